@@ -23,8 +23,8 @@ def rows_of(ids: np.ndarray, value: float = 0.0) -> np.ndarray:
 def fetch(cache: Cache, ids: np.ndarray | list[int], until: int = 0, value: float = 0.0) -> None:
     """Let a cache have rows of its own asking, as far as it has room."""
     ids = np.array(ids, np.int64)
-    reservation, _ = cache.reserve(ids, until)
-    cache.fill(reservation, rows_of(ids, value))
+    reservation, _ = cache.reserve(ids)
+    cache.fill(reservation, rows_of(ids, value), until)
 
 
 def there(cache: Cache, ids: range | list[int], clock: int = 0) -> set[int]:
@@ -42,7 +42,7 @@ class Against(RuleBasedStateMachine):
         self.cache = Cache(ROOM, DIM, keeps=True)
         self.clock = 0
         self.values: dict[int, tuple[np.ndarray, int]] = {}  # and the last clock
-        self.kept: dict[int, tuple[np.ndarray, int]] = {}  # and the clock of the first
+        self.kept: dict[int, tuple[np.ndarray, int]] = {}  # and the last clock for which it is
         self.asked: list[tuple[np.ndarray, Reservation]] = []
         self.awaited: dict[int, int] = {}  # by id the number of the reservation
 
@@ -76,10 +76,10 @@ class Against(RuleBasedStateMachine):
             assert np.array_equal(out[number], self.values[int(ids[number])][0])
         assert np.isnan(out[lacking]).all()
 
-    @rule(ids=some_ids, ahead=st.integers(0, 4))
-    def reserve(self, ids, ahead):
+    @rule(ids=some_ids)
+    def reserve(self, ids):
         before = self.look()
-        reservation, left = self.cache.reserve(ids, self.clock + ahead)
+        reservation, left = self.cache.reserve(ids)
         self.leave(left)
         got = {id_ for id_, place in zip(ids.tolist(), reservation.places.tolist(), strict=True) if place >= 0}
         assert got <= self.look()
@@ -90,16 +90,16 @@ class Against(RuleBasedStateMachine):
         self.asked.append((ids, reservation))
 
     @precondition(lambda self: self.asked)
-    @rule(data=st.data(), value=st.integers(-50, 50))
-    def fill(self, data, value):
+    @rule(data=st.data(), value=st.integers(-50, 50), ahead=st.integers(0, 4))
+    def fill(self, data, value, ahead):
         """Answers come in any order."""
         ids, reservation = self.asked.pop(data.draw(st.integers(0, len(self.asked) - 1)))
         rows = rows_of(ids, value)
-        self.cache.fill(reservation, rows)
+        self.cache.fill(reservation, rows, self.clock + ahead)
         for id_, row in zip(ids.tolist(), rows, strict=True):
             if self.awaited.get(id_) == reservation.number:
                 del self.awaited[id_]
-                self.values[id_] = row.copy(), reservation.until
+                self.values[id_] = row.copy(), self.clock + ahead
 
     @rule(ids=some_ids)
     def drop(self, ids):
@@ -125,25 +125,27 @@ class Against(RuleBasedStateMachine):
         for id_, change in zip(ids[has].tolist(), rows_of(ids[has], value), strict=True):
             self.values[id_] = self.values[id_][0] + change, self.values[id_][1]
 
-    @rule(ids=some_ids, value=st.integers(-9, 9))
-    def keep(self, ids, value):
+    @rule(ids=some_ids, value=st.integers(-9, 9), most=st.integers(1, 4))
+    def keep(self, ids, value, most):
         places = self.cache.places(ids)
         ids, places = ids[places >= 0], places[places >= 0]
-        self.cache.keep(places, rows_of(ids, value), self.clock)
+        self.cache.keep(places, rows_of(ids, value), self.clock, most)
         for id_, change in zip(ids.tolist(), rows_of(ids, value), strict=True):
-            sums, since = self.kept.get(id_, (np.zeros(DIM, np.float32), self.clock))
-            self.kept[id_] = sums + change, since
+            until = self.values[id_][1] if id_ in self.values else -1
+            last = until if until >= self.clock else self.clock + most - 1
+            sums, last = self.kept.get(id_, (np.zeros(DIM, np.float32), last))
+            self.kept[id_] = sums + change, last
 
-    @rule(age=st.integers(0, 4))
-    def send_what_is_due(self, age):
-        self.taken(self.cache.take(self.cache.due(self.clock - age)), self.clock - age)
+    @rule()
+    def send_what_is_due(self):
+        self.taken(self.cache.take(self.cache.due(self.clock)), self.clock)
 
     @rule()
     def send_all(self):
-        self.taken(self.cache.take(self.cache.kept()), self.clock)
+        self.taken(self.cache.take(self.cache.kept()), 1 << 60)
 
-    def taken(self, kept, until):
-        expected = {id_: sums for id_, (sums, since) in self.kept.items() if since <= until}
+    def taken(self, kept, clock):
+        expected = {id_: sums for id_, (sums, last) in self.kept.items() if last < clock}
         assert set(kept.ids.tolist()) == set(expected)
         for id_, sums in zip(kept.ids.tolist(), kept.sums, strict=True):
             assert np.array_equal(sums, expected[id_])
@@ -185,11 +187,11 @@ def test_what_was_hot_once_goes_in_the_end() -> None:
 def test_a_call_larger_than_the_cache_keeps_a_part_of_it() -> None:
     cache = Cache(4, DIM, keeps=True)
     fetch(cache, [1, 2])
-    cache.keep(cache.places(np.array([2])), np.ones((1, DIM), np.float32), 0)
-    reservation, left = cache.reserve(np.arange(10, 30), 0)
+    cache.keep(cache.places(np.array([2])), np.ones((1, DIM), np.float32), 0, 8)
+    reservation, left = cache.reserve(np.arange(10, 30))
     assert (reservation.places >= 0).sum() == len(cache) == 4
     assert left.ids.tolist() == [2]
-    cache.fill(reservation, rows_of(np.arange(10, 30)))
+    cache.fill(reservation, rows_of(np.arange(10, 30)), 0)
     out = np.zeros((20, DIM), np.float32)
     lacking = cache.read(np.arange(10, 30), 0, out)
     assert lacking.size == 16
@@ -201,19 +203,19 @@ def test_a_call_larger_than_the_cache_keeps_a_part_of_it() -> None:
 def test_what_was_asked_for_before_a_change_does_not_come_to_be_read(between: str) -> None:
     cache = Cache(2, DIM)
     ids = np.array([7])
-    first, _ = cache.reserve(ids, 5)
+    first, _ = cache.reserve(ids)
     if between == "drop":
         cache.drop(cache.places(ids))
     elif between == "again":
-        second, _ = cache.reserve(ids, 5)
+        second, _ = cache.reserve(ids)
     else:
         fetch(cache, [8, 9], 5)
-        second, _ = cache.reserve(ids, 5)
-    cache.fill(first, rows_of(ids, 100.0))
+        second, _ = cache.reserve(ids)
+    cache.fill(first, rows_of(ids, 100.0), 5)
     out = np.zeros((1, DIM), np.float32)
     assert cache.read(ids, 0, out).tolist() == [0]
     if between != "drop":
-        cache.fill(second, rows_of(ids, 1.0))
+        cache.fill(second, rows_of(ids, 1.0), 5)
         assert cache.read(ids, 0, out).size == 0
         assert np.array_equal(out, rows_of(ids, 1.0))
 
@@ -223,7 +225,7 @@ def test_when_something_was_due_is_forgotten_with_it() -> None:
     fetch(cache, [1, 2, 3, 4])
     places = cache.places(np.arange(1, 5))
     for clock in range(1000):  # each time all is kept, and taken before it is due
-        cache.keep(places, np.ones((4, DIM), np.float32), clock)
+        cache.keep(places, np.ones((4, DIM), np.float32), clock, 8)
         assert cache.take(cache.kept()).ids.size == 4
     assert cache._num_due <= cache_module.MOST_DUE * 4
     assert cache.due(2000).size == 0
@@ -233,7 +235,8 @@ def test_it_takes_no_more_memory_than_its_rows() -> None:
     cache = Cache(1000, 16)
     rng = np.random.default_rng(0)
     for _ in range(200):
-        fetch(cache, np.unique(rng.integers(0, 1 << 40, 300)))
+        ids = np.unique(rng.integers(0, 1 << 40, 300))
+        cache.fill(cache.reserve(ids)[0], np.ones((ids.size, 16), np.float32), 0)
     cache.validate()
     assert len(cache) == 1000
     assert cache.nbytes < 1000 * (16 * 4 + 60)

@@ -178,9 +178,9 @@ class Puller(Connection):
             self._caches.choose(name, cache, job.job, call, has_steps=self._role == "worker")
         return Table(self, name)
 
-    def _horizon(self) -> tuple[int, int]:
-        """Return `Pace.horizon`, with all that was submitted."""
-        return self._thread.ask(lambda: self._thread.machine.transfers.pace.horizon)
+    def _reads_at(self) -> int:
+        """Return the clock of a read that is asked for now, after all that was submitted."""
+        return self._thread.ask(lambda: self._thread.machine.transfers.pace.reads_at)
 
     def _send_kept(self, timeout: float | None = None) -> list[Future[Any]]:
         """Begin to send the gradients that caches keep."""

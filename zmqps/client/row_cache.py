@@ -25,7 +25,7 @@ from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import RAW
 from zmqps.core.worker.operations import Exchange
 from zmqps.core.worker.rows import RowCargo, RowSource
-from zmqps.core.worker.transfer import Push
+from zmqps.core.worker.transfer import Pull, Push
 from zmqps.errors import ClosedError, PSError
 from zmqps.rows.cache import Cache, Kept, Reservation
 from zmqps.rows.hashing import seed_of
@@ -51,8 +51,8 @@ class Member(Protocol):
     ) -> Future[Any]:
         """Begin an operation."""
 
-    def _horizon(self) -> tuple[int, int]:
-        """Return what `zmqps.core.worker.pace.Pace.horizon` is."""
+    def _reads_at(self) -> int:
+        """Return the clock of a read that is asked for now."""
 
 
 class Call(NamedTuple):
@@ -82,17 +82,10 @@ class Write(NamedTuple):
 
 
 class Read(NamedTuple):
-    """Which rows are to be asked for, and what makes the result of a pull of them."""
+    """Which rows are to be asked for, and what makes the result of a pull of them, and of its transfer."""
 
     missing: Array
-    result: Callable[[Array | None], Any]
-
-
-class Times(NamedTuple):
-    """The clock of a read, and the last one at which what it asks for may be read again."""
-
-    now: int
-    until: int
+    result: Callable[[Array | None, Pull | None], Any]
 
 
 class RowCache:
@@ -123,7 +116,7 @@ class RowCache:
         self._by_steps = has_steps and job.mode == "ssp"
         self._bound = job.staleness or 0
         self._lock = threading.Lock()
-        self._arrived: deque[tuple[Reservation, Array]] = deque()
+        self._arrived: deque[tuple[Reservation, Array, int]] = deque()
         self._is_stale = False  # the job has gone back, or lies elsewhere
         self._applied: list[tuple[Future[Any], Array]] = []  # pushes under way whose effect is in copies, and their ids
         self._sending: list[Future[Any]] = []  # pushes of what was kept, which no caller waits for
@@ -147,19 +140,19 @@ class RowCache:
                 self._send(call, self._cache.take(self._cache.kept()))
                 return call.submit(Exchange(pull=pull), result)
         wanted = call.requests.look(ids, out)
-        horizon = call.member._horizon() if self._by_steps else None
+        step = call.member._reads_at() if self._by_steps else None
         with self._lock:
             self._absorb()
-            times = self._times(horizon, pulls=True)
-            self._send(call, self._cache.take(self._cache.due(times.now - self._staleness)))
-            return self._exchange(call, None, self._read(call, wanted, times))
+            now = self._clock(step, pulls=True)
+            self._send(call, self._cache.take(self._cache.due(now)))
+            return self._exchange(call, None, self._read(call, wanted, now))
 
     def push(self, call: Call, ids: Any, grads: Any) -> Future[Any]:
         """Begin `zmqps.Table.push`."""
         push = call.requests.push(ids, grads, call.examples, call.codec, call.step)
         with self._lock:
             self._absorb()
-            return self._exchange(call, self._write(call, push, self._times(None, pushes=True)), None)
+            return self._exchange(call, self._write(call, push, self._clock(pushes=True)), None)
 
     def push_pull(self, call: Call, ids: Any, grads: Any, next_ids: Any, out: Any, pull_codec: AnyCodec) -> Future[Any]:
         """Begin `zmqps.Table.push_pull`: what is to be sent and asked for goes in one round trip."""
@@ -168,22 +161,22 @@ class RowCache:
             pull, result = call.requests.pull(next_ids, out, pull_codec)
             with self._lock:
                 self._absorb()
-                sent = self._exchange(call, self._write(call, push, self._times(None, pushes=True)), None)
+                sent = self._exchange(call, self._write(call, push, self._clock(pushes=True)), None)
                 self._send(call, self._cache.take(self._cache.kept()))
                 return Joint([call.submit(Exchange(pull=pull), result), sent])
         wanted = call.requests.look(next_ids, out)
-        horizon = call.member._horizon() if self._by_steps else None
+        step = call.member._reads_at() + push.whole if self._by_steps else None
         with self._lock:
             self._absorb()
-            times = self._times(horizon, pulls=True, pushes=True, ends=push.whole)
-            return self._exchange(call, self._write(call, push, times), self._read(call, wanted, times))
+            now = self._clock(step, pulls=True, pushes=True)
+            return self._exchange(call, self._write(call, push, now), self._read(call, wanted, now))
 
     def load(self, call: Call, ids: Any, values: Any) -> Future[Any]:
         """Begin `zmqps.Table.load`, after what is kept: this was pushed before."""
         push = call.requests.load(ids, values, bool(call.step))
         with self._lock:
             self._absorb()
-            self._times(None, pushes=True)
+            self._clock(pushes=True)
             self._send(call, self._cache.take(self._cache.kept()))
             places = self._cache.places(pushed_ids(push))
             self._cache.drop(places[places >= 0])
@@ -244,17 +237,14 @@ class RowCache:
         """Whether all rows come from the servers; in a callback nobody can ask for the clock of a step."""
         return codec is not None or (self._by_steps and in_callback())
 
-    def _times(
-        self, horizon: tuple[int, int] | None, *, pulls: bool = False, pushes: bool = False, ends: bool = False
-    ) -> Times:
+    def _clock(self, step: int | None = None, *, pulls: bool = False, pushes: bool = False) -> int:
         """Return the clock of a call; without steps it goes on with pushes, and pulls but the first after one."""
-        if horizon is not None:
-            now, slowest = horizon[0] + ends, horizon[1]
-            return Times(now, min(now + self._staleness, slowest + self._bound))
+        if step is not None:
+            return step
         if pushes or self._has_pulled:
             self._now += 1
         self._has_pulled = pulls
-        return Times(self._now, self._now + self._staleness)
+        return self._now
 
     def _absorb(self) -> None:
         """Take note of what has happened since the last call."""
@@ -273,32 +263,33 @@ class RowCache:
         self._applied = under_way
         self._sending = [future for future in self._sending if not future.done() or future.exception() is not None]
 
-    def _read(self, call: Call, wanted: tuple[Grouped, Array, Callable[[], Any]], times: Times) -> Read:
+    def _read(self, call: Call, wanted: tuple[Grouped, Array, Callable[[], Any]], now: int) -> Read:
         """Look for rows; those that lack get a place, before which goes what was kept of what makes way for them."""
         grouped, array, deliver = wanted
         values = np.empty((grouped.size, self._spec.dim), np.float32)
-        lacking = self._cache.read(grouped.ids, times.now, values)
+        lacking = self._cache.read(grouped.ids, now, values)
         missing, reservation, arrived = grouped.ids[lacking], None, self._arrived
         self._counts["hits"] += grouped.size - missing.size
         self._counts["misses"] += missing.size
         if missing.size:
             places = self._cache.places(missing)
             self._send(call, self._cache.take(places[places >= 0]))
-            if times.until >= times.now:
-                reservation, left = self._cache.reserve(missing, times.until)
-                self._send(call, left)
+            reservation, left = self._cache.reserve(missing)
+            self._send(call, left)
+        latest, bound = now + self._staleness, self._bound if self._by_steps else None
 
-        def result(rows: Array | None) -> Any:
-            if rows is not None:
+        def result(rows: Array | None, pull: Pull | None) -> Any:
+            if rows is not None and pull is not None and reservation is not None:
                 values[lacking] = rows
-                if reservation is not None:
-                    arrived.append((reservation, rows))
+                # a worker may be further ahead than these rows are sure to have been
+                until = latest if bound is None else min(latest, pull.slowest + bound)
+                arrived.append((reservation, rows, until))
             spread(values, 0, grouped.inverse, array)
             return deliver()
 
         return Read(missing, result)
 
-    def _write(self, call: Call, push: Push, times: Times) -> Write:
+    def _write(self, call: Call, push: Push, now: int) -> Write:
         """Let copies have what is pushed, or be read no more; keep what is deferred, and take what is due."""
         assert isinstance(push.source, RowSource)
         sent = Kept(pushed_ids(push), push.source.rows)
@@ -312,12 +303,12 @@ class RowCache:
         has_value = cache.has_value(own) & is_known
         if options.defer and call.codec is None:
             held = at[cache.is_hot(own) & (has_value | (not options.read_own))]
-            cache.keep(places[held], sent.sums[held], times.now)
+            cache.keep(places[held], sent.sums[held], now, self._staleness)
         if options.read_own:
             if is_known:
                 cache.add(own[has_value], np.float32(-(self._rate or 0.0)) * sent.sums[at[has_value]])
             cache.drop(own[~has_value])
-        due = cache.take(cache.due(times.now - self._staleness))
+        due = cache.take(cache.due(now))
         if call.codec is not None:
             self._send(call, due)
         elif held.size or due.ids.size:
@@ -334,26 +325,24 @@ class RowCache:
     def _exchange(self, call: Call, write: Write | None, read: Read | None) -> Future[Any]:
         """Begin what cannot be answered here."""
         sends = write is not None and (write.push is not None or write.sent.ids.size > 0)
-        push = pull = result = None
-        if write is not None and sends:
-            push = call.push(write.sent) if write.push is None else write.push
+        push, pull, receive = None if write is None or not sends else write.push, None, None
+        if write is not None and sends and push is None:
+            push = call.push(write.sent)
         if read is not None and read.missing.size:
-            finish = read.result
             if write is not None and sends:
-                sent = write.sent
                 push, pull, receive = call.requests.push_pull(
-                    sent.ids, sent.sums, read.missing, None, call.examples, call.codec, None, call.step
+                    *write.sent, read.missing, None, call.examples, call.codec, None, call.step
                 )
             else:
                 pull, receive = call.requests.pull(read.missing, None, None)
-            result = lambda value: finish(receive(value))  # noqa: E731
-        elif read is not None:
-            finish = read.result
-            result = lambda _: finish(None)  # noqa: E731
+
+        def result(value: Any) -> Any:
+            return None if read is None else read.result(None if receive is None else receive(value), pull)
+
         if push is None and pull is None:
             if self._is_closed:
                 raise ClosedError("the worker is closed")
-            return done(None if result is None else result(None))
+            return done(result(None))
         future = call.submit(Exchange(push=push, pull=pull), result)
         if write is not None:
             self._watch(future, write.sent.ids)

@@ -172,8 +172,8 @@ class Member(Protocol):
     def _caches(self) -> Mapping[str, RowCache]:
         """Return those of its tables that have one, by name."""
 
-    def _horizon(self) -> tuple[int, int]:
-        """Return what `zmqps.core.worker.pace.Pace.horizon` is."""
+    def _reads_at(self) -> int:
+        """Return the clock of a read that is asked for now."""
 
     def _job(self, timeout: float | None) -> Requests:
         """Return the job."""

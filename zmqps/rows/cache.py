@@ -7,7 +7,6 @@ count of each row that was read again, and stops at those that have none left. A
 
 from __future__ import annotations
 
-from collections import deque
 from typing import NamedTuple
 
 import numpy as np
@@ -38,7 +37,6 @@ class Reservation(NamedTuple):
 
     places: Array
     number: int
-    until: int
 
 
 class Cache:
@@ -70,12 +68,12 @@ class Cache:
         self._store = RowStore(dim, begin, slots=(0.0,) * keeps, seed=seed, reserve_rows=num_rows)
         self._until = arena.reserve(num_rows, dtype=np.int64)  # the last clock a row may be read at; or `NEVER`
         self._awaits = arena.reserve(num_rows, dtype=np.int64)  # the number of the reservation that fills it; 0: none
-        self._since = arena.reserve(num_rows, dtype=np.int64)  # the clock of the first of what is kept; or `NEVER`
+        self._last = arena.reserve(num_rows, dtype=np.int64)  # the last clock for which something is kept; or `NEVER`
         self._uses = arena.reserve(num_rows, dtype=np.uint8)
         self._hand = 0
         self._number = 0
-        self._due: deque[tuple[int, Array]] = deque()  # by clock, places where the first of what is kept is from then
-        self._num_due = 0
+        self._due: dict[int, list[Array]] = {}  # by last clock, places where something was kept for it
+        self._num_due = 0  # of all of them
         self._nothing = Kept(NO_IDS, np.empty((0, dim), np.float32))
 
     def __len__(self) -> int:
@@ -108,15 +106,13 @@ class Cache:
         kernel(loops.copy)(places, self._store.values, out)
         return np.flatnonzero(places < 0)
 
-    def reserve(self, ids: Array, until: int) -> tuple[Reservation, Kept]:
+    def reserve(self, ids: Array) -> tuple[Reservation, Kept]:
         """Find room for rows that are asked for now, as far as there is; what makes way may have something to add.
 
         Parameters
         ----------
         ids
             int64 ``(n,)``: those that `read` has not found.
-        until
-            The last clock at which they may be read.
         """
         places = self._store.find(ids)
         new = np.flatnonzero(places < 0)[: self.num_rows]
@@ -127,15 +123,25 @@ class Cache:
         if new.size:
             fresh = self._store.insert(ids[new])
             places[new] = fresh
-            self._until[fresh] = self._since[fresh] = NEVER
+            self._until[fresh] = self._last[fresh] = NEVER
             self._uses[fresh] = 0
         self._number += 1
         self._awaits[places[places >= 0]] = self._number
-        return Reservation(places, self._number, until), left
+        return Reservation(places, self._number), left
 
-    def fill(self, reservation: Reservation, rows: Array) -> None:
-        """Keep rows that have come, but for those that have changed, made way, or were asked for again meanwhile."""
-        places, number, until = reservation
+    def fill(self, reservation: Reservation, rows: Array, until: int) -> None:
+        """Keep rows that have come, but for those that have changed, made way, or were asked for again meanwhile.
+
+        Parameters
+        ----------
+        reservation
+            Of the ids that they are of.
+        rows
+            float32 ``(n, dim)``.
+        until
+            The last clock at which they may be read.
+        """
+        places, number = reservation
         which = np.flatnonzero(places >= 0)
         which = which[self._awaits[places[which]] == number]
         places = places[which]
@@ -181,44 +187,61 @@ class Cache:
         """Change rows that have a value."""
         self._store.values[places] += rows
 
-    def keep(self, places: Array, rows: Array, clock: int) -> None:
-        """Keep what is to be added to rows elsewhere."""
+    def keep(self, places: Array, rows: Array, clock: int, most: int) -> None:
+        """Keep what is to be added to rows elsewhere: as long as they may be read, for fewer than ``most`` clocks else.
+
+        Parameters
+        ----------
+        places
+            Of some rows.
+        rows
+            What is to be added to each.
+        clock
+            Of the writer.
+        most
+            After so many clocks nothing of it is kept.
+        """
         [sums] = self._store.slots
-        first = self._since[places] == NEVER
+        first = self._last[places] == NEVER
         sums[places[first]] = rows[first]
         sums[places[~first]] += rows[~first]
-        if (fresh := places[first]).size:
-            self._since[fresh] = clock
-            self._due.append((clock, fresh))
-            self._num_due += fresh.size
-            if self._num_due > MOST_DUE * self.num_rows:
-                self._forget_taken()
+        fresh = places[first]
+        if not fresh.size:
+            return
+        until = self._until[fresh]
+        self._last[fresh] = last = np.where(until >= clock, until, clock + most - 1)
+        for number in np.unique(last).tolist():
+            self._due.setdefault(number, []).append(fresh[last == number])
+        self._num_due += fresh.size
+        if self._num_due > MOST_DUE * self.num_rows:
+            self._forget_taken()
 
     def due(self, clock: int) -> Array:
-        """Return the places where something is kept since a clock, or longer; they are returned once."""
+        """Return the places of what is to be kept no more at a clock; they are returned once."""
         found = [NO_IDS]
-        while self._due and self._due[0][0] <= clock:
-            since, places = self._due.popleft()
-            self._num_due -= places.size
-            found.append(places[self._since[places] == since])
+        for last in [last for last in self._due if last < clock]:
+            for places in self._due.pop(last):
+                self._num_due -= places.size
+                found.append(places[self._last[places] == last])
         return np.unique(np.concatenate(found))
 
     def _forget_taken(self) -> None:
         """Forget when what is not kept any more was due."""
-        left = [(since, np.unique(places[self._since[places] == since])) for since, places in self._due]
-        self._due = deque([(since, places) for since, places in left if places.size])
-        self._num_due = sum(places.size for _, places in self._due)
+        waiting = {last: np.unique(np.concatenate(some)) for last, some in self._due.items()}
+        left = {last: places[self._last[places] == last] for last, places in waiting.items()}
+        self._due = {last: [places] for last, places in left.items() if places.size}
+        self._num_due = sum(places.size for places in left.values())
 
     def kept(self) -> Array:
         """Return all places where something is kept."""
-        return np.flatnonzero((self._since[: self._store.end] != NEVER) & (self._store.live[: self._store.end] != 0))
+        return np.flatnonzero((self._last[: self._store.end] != NEVER) & (self._store.live[: self._store.end] != 0))
 
     def take(self, places: Array) -> Kept:
         """Return what is kept of some places, and keep it no more."""
-        places = places[self._since[places] != NEVER]
+        places = places[self._last[places] != NEVER]
         if not places.size:
             return self._nothing
-        self._since[places] = NEVER
+        self._last[places] = NEVER
         return Kept(self._store.ids[places], self._store.slots[0][places])
 
     def validate(self) -> None:
@@ -228,6 +251,7 @@ class Cache:
         end = self._store.end
         there = self._store.live[:end] != 0
         assert not self._awaits[:end][~there].any()
-        assert (self._since[:end][~there] == NEVER).all()
-        waiting = np.concatenate([NO_IDS, *(places for _, places in self._due)])
+        assert (self._last[:end][~there] == NEVER).all()
+        waiting = np.concatenate([NO_IDS, *(places for some in self._due.values() for places in some)])
+        assert waiting.size == self._num_due
         assert np.isin(self.kept(), waiting).all()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from zmqps.core.protocol.messages import Proceed, Waiting
-from zmqps.core.worker.operations import Advance
+from zmqps.core.worker.operations import Advance, Exchange
 from zmqps.core.worker.pace import Pace
 from zmqps.core.worker.transfer import Pull, Push, Source, Target
 
@@ -193,3 +193,21 @@ def test_an_advance_that_was_given_up_opens_the_gate() -> None:
     assert p.closed
     p.forget(advance)
     assert not p.closed
+
+
+def test_a_bounded_read_knows_the_slowest_clock_and_its_own() -> None:
+    p = pace("ssp", clock=3)
+    assert p.reads_at == 3
+    step(p, version=2)
+    pull = Pull(target=Target())
+    p.start(pull)
+    assert (p.reads_at, pull.slowest) == (4, 2)
+    step(p, version=1)  # a coordinator that has come back may know less
+    assert p.slowest == 2
+    pushed(p, push(p))
+    assert p.reads_at == 6  # the step is over for this worker
+    p.arriving(7)
+    held = Exchange(0.0, push=Push(source=Source(), whole=True))
+    for operation in (held, Exchange(0.0, pull=pull), Advance(0.0), Exchange(0.0, push=Push(source=Source()))):
+        p.held[operation] = None
+    assert p.reads_at == 8

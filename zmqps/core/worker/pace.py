@@ -79,13 +79,10 @@ class Pace:
         return self.clock + (self.closing is not None or self.arrive is not None)
 
     @property
-    def horizon(self) -> tuple[int, int]:
-        """Bounded: the clock of a read that is asked for now, and the one that the slowest is known to have reached.
-
-        What is held begins before that read: the steps that end with it count.
-        """
+    def reads_at(self) -> int:
+        """The clock of a read that is asked for now, after all that is held: the steps that end with that count."""
         ends = [isinstance(held, Advance) or (held.push is not None and held.push.whole) for held in self.held]
-        return self.next_step + sum(ends), self.slowest
+        return self.next_step + sum(ends)
 
     def start(self, transfer: Push | Pull | Load, terms: Sequence[float] = ()) -> None:
         """A transfer leaves; say which step it belongs to, and on which ``terms`` it is applied if it has no step."""
@@ -107,6 +104,7 @@ class Pace:
             if self.stale_values:
                 self.stale_values = False
                 transfer.version = transfer.version if transfer.exact else 0  # what it asked for, it knew from before
+            transfer.slowest = self.slowest
             if not transfer.exact:  # else an older version was asked for
                 transfer.version = max(transfer.version, self.version)
 

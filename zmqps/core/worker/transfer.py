@@ -227,10 +227,17 @@ class Push(Transfer):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Pull(Transfer):
-    """Fetch values, of at least a version or exactly that one."""
+    """Fetch values, of at least a version or exactly that one.
+
+    Parameters
+    ----------
+    slowest
+        Bounded: what was pushed before this clock, by whomever, is in them; set when it leaves.
+    """
 
     target: Target
     version: int = 0
     exact: bool = False
+    slowest: int = 0
 
     kind: ClassVar[str] = "pull"

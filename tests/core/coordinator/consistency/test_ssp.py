@@ -32,6 +32,18 @@ def test_a_worker_waits_when_it_would_be_too_far_ahead() -> None:
     assert granted(policy) == {A, B}
 
 
+def test_who_goes_on_is_told_the_slowest_clock() -> None:
+    policy = Bounded(2)
+    for worker in (A, B):
+        policy.join(worker)
+    for clock in range(3):
+        policy.arrive(A, clock, (1,), 0.0)
+        told = policy.decide(0, 0.0).granted
+        assert [entry.version for entry in told] == [0] * (clock < 2)
+    policy.arrive(B, 0, (1,), 0.0)
+    assert {entry.worker: entry.version for entry in policy.decide(0, 0.0).granted} == {A: 1, B: 1}
+
+
 def test_the_clock_of_one_that_skips_its_step_goes_on() -> None:
     policy = Bounded(1)
     for worker in (A, B):
