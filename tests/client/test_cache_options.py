@@ -14,7 +14,6 @@ from zmqps.core.job.spec import JobSpec
 from zmqps.core.job.tables import TableSpec
 from zmqps.errors import ConfigurationError
 
-
 SGD = optim.sgd(0.5)
 
 

@@ -288,3 +288,34 @@ def test_weights_need_a_sum_and_modules_a_worker_and_one_description() -> None:
     with pytest.raises(ConfigurationError, match="differently"):
         zmqps.torch.tables(both, None)  # type: ignore[arg-type]
     assert repr(zmqps.torch.EmbeddingBag("words", TABLE)) == "EmbeddingBag('words', 5, mode='sum')"
+
+
+def test_an_embedding_has_a_cache_by_one_argument(worker: Any) -> None:
+    cache = zmqps.row_cache(30, staleness=4, defer=True)
+    expected, model = (
+        plain(),
+        Model(
+            zmqps.torch.Embedding("items", TABLE, cache=cache), zmqps.torch.EmbeddingBag("words", TABLE, cache=cache)
+        ),
+    )
+    optimizer = zmqps.torch.Optimizer(model, worker, sgd(model), staleness=None)
+    theirs = sgd(expected)
+    for step in range(STEPS):
+        ids, bags, offsets, wanted = batch(step)
+        for trained, other in ((model, optimizer), (expected, theirs)):
+            other.zero_grad()
+            torch.nn.functional.mse_loss(trained(ids, bags, offsets), wanted).backward()
+            other.step()
+    figures = worker.table("items").cache_statistics()
+    assert figures.hits > 0
+    assert figures.deferred > figures.sent > 0
+    check(worker, model, expected)  # which reads all rows, with what was kept
+
+
+def test_two_embeddings_of_a_table_have_one_cache(worker: Any) -> None:
+    first = zmqps.torch.Embedding("items", TABLE, cache=zmqps.row_cache(30))
+    second = zmqps.torch.EmbeddingBag("items", TABLE, cache=zmqps.row_cache(40))
+    with pytest.raises(ConfigurationError, match="different caches"):
+        zmqps.torch.tables(torch.nn.ModuleList([first, second]), worker)
+    third = zmqps.torch.EmbeddingBag("items", TABLE)
+    assert list(zmqps.torch.tables(torch.nn.ModuleList([first, third]), worker)) == ["items"]

@@ -13,6 +13,7 @@ from zmqps.errors import ConfigurationError
 from zmqps.worker import Worker
 
 if TYPE_CHECKING:
+    from zmqps.client.cache_options import CacheOptions
     from zmqps.client.tables import TableOptions
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -23,14 +24,17 @@ MODES = ("sum", "mean")
 class _Rows(torch.nn.Module):  # type: ignore[misc,unused-ignore]
     """What the modules have in common: rows for a forward pass, and what becomes of their gradients."""
 
-    def __init__(self, name: str, table: TableOptions, *, padding_idx: int | None = None) -> None:
+    def __init__(
+        self, name: str, table: TableOptions, *, padding_idx: int | None = None, cache: CacheOptions | None = None
+    ) -> None:
         super().__init__()
         checks.name("a table's name", name)
-        self.name, self.table = name, table
+        self.name, self.table, self.cache = name, table, cache
         self.dim = table.named(name).dim
         self.padding_idx = padding_idx
         self._worker: Worker | None = None
         self._deferred = False
+        self._has_cache = False  # the worker has been told of it
         self._used = False  # by a forward pass since the last step
         self._pending: list[tuple[Array, Array]] = []
         self._sent: list[Future[None]] = []
@@ -47,7 +51,7 @@ class _Rows(torch.nn.Module):  # type: ignore[misc,unused-ignore]
         deferred : bool
             Keep gradients until `take`, instead of pushing them in ``backward``.
         """
-        self._worker, self._deferred = worker, deferred
+        self._worker, self._deferred, self._has_cache = worker, deferred, False
 
     def _table(self) -> Any:
         if self._worker is None:
@@ -55,7 +59,9 @@ class _Rows(torch.nn.Module):  # type: ignore[misc,unused-ignore]
                 f"the embedding {self.name!r} has no worker: pass tables=zmqps.torch.tables(model, worker) to "
                 "worker.init, or give the model to zmqps.torch.Optimizer"
             )
-        return self._worker.table(self.name)
+        found = self._worker.table(self.name, cache=None if self._has_cache else self.cache)
+        self._has_cache = True
+        return found
 
     def extra_repr(self) -> str:
         """Say what stands in the module's ``repr``."""
@@ -158,6 +164,8 @@ class Embedding(_Rows):
         From `zmqps.table`: dim, optimizer, initial values.
     padding_idx : int, optional
         An id whose row is zeros, and is not trained.
+    cache : CacheOptions, optional
+        From `zmqps.row_cache`: hot rows that this worker keeps, as `zmqps.Worker.table` says.
 
     Examples
     --------
@@ -201,6 +209,8 @@ class EmbeddingBag(_Rows):
         An id that counts for nothing in a bag, and is not trained.
     include_last_offset : bool
         Whether ``offsets`` end with the number of ids, as those of TorchRec's jagged tensors do.
+    cache
+        As for `Embedding`.
     """
 
     def __init__(
@@ -211,8 +221,9 @@ class EmbeddingBag(_Rows):
         mode: str = "sum",
         padding_idx: int | None = None,
         include_last_offset: bool = False,
+        cache: CacheOptions | None = None,
     ) -> None:
-        super().__init__(name, table, padding_idx=padding_idx)
+        super().__init__(name, table, padding_idx=padding_idx, cache=cache)
         self.mode = checks.one_of("mode", mode, MODES)
         self.include_last_offset = checks.flag("include_last_offset", include_last_offset)
 
@@ -310,9 +321,12 @@ def tables(model: torch.nn.Module, worker: Worker, *, deferred: bool = False) ->
     >>> worker.init({}, tables=zmqps.torch.tables(model, worker))  # doctest: +SKIP
     """
     found: dict[str, TableOptions] = {}
+    caches: dict[str, CacheOptions] = {}
     for module in embeddings_of(model):
         if found.setdefault(module.name, module.table).options != module.table.options:
             raise ConfigurationError(f"two embeddings describe the table {module.name!r} differently")
+        if module.cache is not None and caches.setdefault(module.name, module.cache) != module.cache:
+            raise ConfigurationError(f"two embeddings want different caches of the table {module.name!r}")
         module.attach(worker, deferred=deferred)
     return found
 
