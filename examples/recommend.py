@@ -180,7 +180,10 @@ def train(worker, model, args):
     tables = {name: zmqps.table(dim, **options) for name, dim in model.fields.items()}
     staleness = {**MODES, "ssp": args.staleness}[args.mode]
     worker.init(model.params(), optimizer=model.optimizer, tables=tables, staleness=staleness)
-    tables = {name: worker.table(name) for name in tables}
+    cache = None
+    if args.cache:  # hot rows that this worker has, and gradients of them that it keeps for some steps
+        cache = zmqps.row_cache(args.cache, staleness=args.cache_staleness, defer=args.mode == "async", read_own=False)
+    tables = {name: worker.table(name, cache=cache) for name in tables}
     steps, curve = batches(model, args, worker.rank, args.share), []
     params, ids = worker.pull(), model.ids(steps[0])
     rows = {name: table.pull(ids[name]) for name, table in tables.items()}
@@ -199,6 +202,8 @@ def train(worker, model, args):
             for future in sent:
                 future.result()
         rows = {name: future.result() for name, future in coming.items()}
+    for table in tables.values():
+        table.flush()
     return curve
 
 
@@ -249,6 +254,8 @@ def parser():
     found.add_argument("--mode", choices=MODES, default="async", help="how workers keep step")
     found.add_argument("--staleness", type=int, default=MODES["ssp"], help="ssp: how many steps a worker may be ahead")
     found.add_argument("--share", type=int, default=1, help="how many workers share the batches")
+    found.add_argument("--cache", type=int, default=0, help="rows of each table that a worker keeps (default: 0)")
+    found.add_argument("--cache-staleness", type=int, help="for how many steps (default: what the mode allows, or 8)")
     found.add_argument("--examples", type=int, default=200_000, help="clicks: examples to train with")
     found.add_argument("--data", metavar="FILE", help="movies: ratings in the form of ml-100k.inter")
     found.add_argument("--folder", default=".zmqps/data", help="where ratings are downloaded to (default: .zmqps/data)")

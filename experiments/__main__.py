@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 #: In the order of docs/experiments.md.
-EXPERIMENTS = ("past_the_minimum", "modes", "backup_workers", "treatments", "local_steps", "restore")
+EXPERIMENTS = ("past_the_minimum", "modes", "backup_workers", "treatments", "local_steps", "restore", "row_cache")
 
 
 def main() -> None:

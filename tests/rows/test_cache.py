@@ -23,7 +23,7 @@ def rows_of(ids: np.ndarray, value: float = 0.0) -> np.ndarray:
 def fetch(cache: Cache, ids: np.ndarray | list[int], until: int = 0, value: float = 0.0) -> None:
     """Let a cache have rows of its own asking, as far as it has room."""
     ids = np.array(ids, np.int64)
-    reservation, _ = cache.reserve(ids)
+    reservation, _ = cache.reserve(ids, cache.places(ids))
     cache.fill(reservation, rows_of(ids, value), until)
 
 
@@ -69,7 +69,8 @@ class Against(RuleBasedStateMachine):
     @rule(ids=some_ids)
     def read(self, ids):
         out = np.full((ids.size, DIM), np.nan, np.float32)
-        lacking = self.cache.read(ids, self.clock, out)
+        lacking, places = self.cache.read(ids, self.clock, out)
+        assert np.array_equal(places, self.cache.places(ids[lacking]))
         good = {id_ for id_, (_, until) in self.values.items() if until >= self.clock}
         assert set(ids[lacking].tolist()) == set(ids.tolist()) - good
         for number in set(range(ids.size)) - set(lacking.tolist()):
@@ -79,7 +80,7 @@ class Against(RuleBasedStateMachine):
     @rule(ids=some_ids)
     def reserve(self, ids):
         before = self.look()
-        reservation, left = self.cache.reserve(ids)
+        reservation, left = self.cache.reserve(ids, self.cache.places(ids))
         self.leave(left)
         got = {id_ for id_, place in zip(ids.tolist(), reservation.places.tolist(), strict=True) if place >= 0}
         assert got <= self.look()
@@ -121,7 +122,7 @@ class Against(RuleBasedStateMachine):
         ids, places = ids[places >= 0], places[places >= 0]
         has = self.cache.has_value(places)
         assert set(ids[has].tolist()) == {id_ for id_ in ids.tolist() if id_ in self.values and id_ not in self.awaited}
-        self.cache.add(places[has], rows_of(ids[has], value))
+        self.cache.add(places[has], np.flatnonzero(has), rows_of(ids, value) / 2, 2.0)
         for id_, change in zip(ids[has].tolist(), rows_of(ids[has], value), strict=True):
             self.values[id_] = self.values[id_][0] + change, self.values[id_][1]
 
@@ -129,7 +130,7 @@ class Against(RuleBasedStateMachine):
     def keep(self, ids, value, most):
         places = self.cache.places(ids)
         ids, places = ids[places >= 0], places[places >= 0]
-        self.cache.keep(places, rows_of(ids, value), self.clock, most)
+        self.cache.keep(places, np.arange(ids.size), rows_of(ids, value), self.clock, most)
         for id_, change in zip(ids.tolist(), rows_of(ids, value), strict=True):
             until = self.values[id_][1] if id_ in self.values else -1
             last = until if until >= self.clock else self.clock + most - 1
@@ -138,11 +139,12 @@ class Against(RuleBasedStateMachine):
 
     @rule()
     def send_what_is_due(self):
-        self.taken(self.cache.take(self.cache.due(self.clock)), self.clock)
+        self.taken(self.cache.take_due(self.clock), self.clock)
 
     @rule()
     def send_all(self):
-        self.taken(self.cache.take(self.cache.kept()), 1 << 60)
+        assert self.cache.num_kept == len(self.kept)
+        self.taken(self.cache.take_all(), 1 << 60)
 
     def taken(self, kept, clock):
         expected = {id_: sums for id_, (sums, last) in self.kept.items() if last < clock}
@@ -187,13 +189,13 @@ def test_what_was_hot_once_goes_in_the_end() -> None:
 def test_a_call_larger_than_the_cache_keeps_a_part_of_it() -> None:
     cache = Cache(4, DIM, keeps=True)
     fetch(cache, [1, 2])
-    cache.keep(cache.places(np.array([2])), np.ones((1, DIM), np.float32), 0, 8)
-    reservation, left = cache.reserve(np.arange(10, 30))
+    cache.keep(cache.places(np.array([2])), np.array([0]), np.ones((1, DIM), np.float32), 0, 8)
+    reservation, left = cache.reserve(np.arange(10, 30), np.full(20, -1))
     assert (reservation.places >= 0).sum() == len(cache) == 4
     assert left.ids.tolist() == [2]
     cache.fill(reservation, rows_of(np.arange(10, 30)), 0)
     out = np.zeros((20, DIM), np.float32)
-    lacking = cache.read(np.arange(10, 30), 0, out)
+    lacking, _ = cache.read(np.arange(10, 30), 0, out)
     assert lacking.size == 16
     have = np.setdiff1d(np.arange(20), lacking)
     assert np.array_equal(out[have], rows_of(have + 10))
@@ -203,21 +205,32 @@ def test_a_call_larger_than_the_cache_keeps_a_part_of_it() -> None:
 def test_what_was_asked_for_before_a_change_does_not_come_to_be_read(between: str) -> None:
     cache = Cache(2, DIM)
     ids = np.array([7])
-    first, _ = cache.reserve(ids)
+    first, _ = cache.reserve(ids, cache.places(ids))
     if between == "drop":
         cache.drop(cache.places(ids))
     elif between == "again":
-        second, _ = cache.reserve(ids)
+        second, _ = cache.reserve(ids, cache.places(ids))
     else:
         fetch(cache, [8, 9], 5)
-        second, _ = cache.reserve(ids)
+        second, _ = cache.reserve(ids, cache.places(ids))
     cache.fill(first, rows_of(ids, 100.0), 5)
     out = np.zeros((1, DIM), np.float32)
-    assert cache.read(ids, 0, out).tolist() == [0]
+    assert cache.read(ids, 0, out)[0].tolist() == [0]
     if between != "drop":
         cache.fill(second, rows_of(ids, 1.0), 5)
-        assert cache.read(ids, 0, out).size == 0
+        assert cache.read(ids, 0, out)[0].size == 0
         assert np.array_equal(out, rows_of(ids, 1.0))
+
+
+def test_what_is_kept_again_after_it_was_taken_is_taken_once() -> None:
+    cache = Cache(4, DIM, keeps=True)
+    fetch(cache, [1], until=9)
+    for clock in range(3):  # each time it is due with the row
+        cache.keep(cache.places(np.array([1])), np.array([0]), np.ones((1, DIM), np.float32), clock, 20)
+        if clock < 2:
+            cache.take_all()
+    ids, sums = cache.take_due(10)
+    assert (ids.tolist(), sums.tolist()) == ([1], [[1.0, 1.0]])
 
 
 def test_when_something_was_due_is_forgotten_with_it() -> None:
@@ -225,10 +238,10 @@ def test_when_something_was_due_is_forgotten_with_it() -> None:
     fetch(cache, [1, 2, 3, 4])
     places = cache.places(np.arange(1, 5))
     for clock in range(1000):  # each time all is kept, and taken before it is due
-        cache.keep(places, np.ones((4, DIM), np.float32), clock, 8)
-        assert cache.take(cache.kept()).ids.size == 4
+        cache.keep(places, np.arange(4), np.ones((4, DIM), np.float32), clock, 8)
+        assert cache.take_all().ids.size == 4
     assert cache._num_due <= cache_module.MOST_DUE * 4
-    assert cache.due(2000).size == 0
+    assert cache.take_due(2000).ids.size == 0
 
 
 def test_it_takes_no_more_memory_than_its_rows() -> None:
@@ -236,7 +249,7 @@ def test_it_takes_no_more_memory_than_its_rows() -> None:
     rng = np.random.default_rng(0)
     for _ in range(200):
         ids = np.unique(rng.integers(0, 1 << 40, 300))
-        cache.fill(cache.reserve(ids)[0], np.ones((ids.size, 16), np.float32), 0)
+        cache.fill(cache.reserve(ids, cache.places(ids))[0], np.ones((ids.size, 16), np.float32), 0)
     cache.validate()
     assert len(cache) == 1000
     assert cache.nbytes < 1000 * (16 * 4 + 60)

@@ -137,14 +137,14 @@ class RowCache:
             pull, result = call.requests.pull(ids, out, call.codec)
             with self._lock:
                 self._absorb()
-                self._send(call, self._cache.take(self._cache.kept()))
+                self._send(call, self._cache.take_all())
                 return call.submit(Exchange(pull=pull), result)
         wanted = call.requests.look(ids, out)
         step = call.member._reads_at() if self._by_steps else None
         with self._lock:
             self._absorb()
             now = self._clock(step, pulls=True)
-            self._send(call, self._cache.take(self._cache.due(now)))
+            self._send(call, self._cache.take_due(now))
             return self._exchange(call, None, self._read(call, wanted, now))
 
     def push(self, call: Call, ids: Any, grads: Any) -> Future[Any]:
@@ -162,7 +162,7 @@ class RowCache:
             with self._lock:
                 self._absorb()
                 sent = self._exchange(call, self._write(call, push, self._clock(pushes=True)), None)
-                self._send(call, self._cache.take(self._cache.kept()))
+                self._send(call, self._cache.take_all())
                 return Joint([call.submit(Exchange(pull=pull), result), sent])
         wanted = call.requests.look(next_ids, out)
         step = call.member._reads_at() + push.whole if self._by_steps else None
@@ -177,7 +177,7 @@ class RowCache:
         with self._lock:
             self._absorb()
             self._clock(pushes=True)
-            self._send(call, self._cache.take(self._cache.kept()))
+            self._send(call, self._cache.take_all())
             places = self._cache.places(pushed_ids(push))
             self._cache.drop(places[places >= 0])
             return call.submit(Exchange(push=push))
@@ -186,7 +186,7 @@ class RowCache:
         """Send what is kept; the future fails if any of it, or of what was sent since the last flush, has failed."""
         with self._lock:
             self._absorb()
-            self._send(call, self._cache.take(self._cache.kept()))
+            self._send(call, self._cache.take_all())
             sending, self._sending = self._sending, []
         return Joint(sending) if sending else done()
 
@@ -194,7 +194,7 @@ class RowCache:
         """Return what it holds and has saved."""
         with self._lock:
             counts, cache = self._counts, self._cache
-            saved = counts["hits"] + counts["deferred"] - counts["sent"] - cache.kept().size
+            saved = counts["hits"] + counts["deferred"] - counts["sent"] - cache.num_kept
             return CacheStatistics(
                 rows=len(cache),
                 bytes=cache.nbytes,
@@ -212,7 +212,7 @@ class RowCache:
     def forget(self) -> int:
         """Forget all, as a worker does that begins a new life; return of how many rows it has lost gradients."""
         with self._lock:
-            lost = int(self._cache.kept().size)
+            lost = self._cache.num_kept
             self._cache = self._new()
             self._arrived.clear()
             self._applied.clear()
@@ -224,7 +224,7 @@ class RowCache:
         if not self._lock.acquire(timeout=FAREWELL_S):  # a signal handler, say, that has interrupted a call
             log.warning("the cache of %r is in use: what it keeps is lost", self._spec.name)
             return
-        lost = self._cache.kept().size
+        lost = self._cache.num_kept
         self._lock.release()
         try:
             if call is not None and (lost or self._sending):
@@ -267,14 +267,13 @@ class RowCache:
         """Look for rows; those that lack get a place, before which goes what was kept of what makes way for them."""
         grouped, array, deliver = wanted
         values = np.empty((grouped.size, self._spec.dim), np.float32)
-        lacking = self._cache.read(grouped.ids, now, values)
+        lacking, places = self._cache.read(grouped.ids, now, values)
         missing, reservation, arrived = grouped.ids[lacking], None, self._arrived
         self._counts["hits"] += grouped.size - missing.size
         self._counts["misses"] += missing.size
         if missing.size:
-            places = self._cache.places(missing)
             self._send(call, self._cache.take(places[places >= 0]))
-            reservation, left = self._cache.reserve(missing)
+            reservation, left = self._cache.reserve(missing, places)
             self._send(call, left)
         latest, bound = now + self._staleness, self._bound if self._by_steps else None
 
@@ -303,12 +302,12 @@ class RowCache:
         has_value = cache.has_value(own) & is_known
         if options.defer and call.codec is None:
             held = at[cache.is_hot(own) & (has_value | (not options.read_own))]
-            cache.keep(places[held], sent.sums[held], now, self._staleness)
+            cache.keep(places[held], held, sent.sums, now, self._staleness)
         if options.read_own:
             if is_known:
-                cache.add(own[has_value], np.float32(-(self._rate or 0.0)) * sent.sums[at[has_value]])
+                cache.add(own[has_value], at[has_value], sent.sums, -(self._rate or 0.0))
             cache.drop(own[~has_value])
-        due = cache.take(cache.due(now))
+        due = cache.take_due(now)
         if call.codec is not None:
             self._send(call, due)
         elif held.size or due.ids.size:

@@ -19,7 +19,7 @@ from zmqps.rows.store import RowStore
 
 #: A row is passed over by the hand so often at most: what was hot once and is not any more goes in the end.
 MOST_USES = 7
-NEVER = -1
+NEVER, TAKEN = -1, -2
 #: So many times the rows that there are may wait to be due, with what was taken before: then that is forgotten.
 MOST_DUE = 4
 NO_IDS = np.empty(0, np.int64)
@@ -86,8 +86,8 @@ class Cache:
 
     # --- reading -------------------------------------------------------------------------------
 
-    def read(self, ids: Array, clock: int, out: Array) -> Array:
-        """Write the rows that may be read at a clock to where their ids are; return which ids lack theirs, by number.
+    def read(self, ids: Array, clock: int, out: Array) -> tuple[Array, Array]:
+        """Write the rows that may be read at a clock to where their ids are.
 
         Parameters
         ----------
@@ -97,32 +97,42 @@ class Cache:
             Of the reader.
         out
             float32 ``(n, dim)``, contiguous.
+
+        Returns
+        -------
+        lacking : int64 array
+            The numbers of the ids that lack theirs.
+        places : int64 array
+            The places of these, -1 where there is none.
         """
         places = self._store.find(ids)
         there = np.flatnonzero(places >= 0)
         own = places[there]
         self._uses[own] = np.minimum(self._uses[own] + 1, MOST_USES)
-        places[there[self._until[own] < clock]] = -1
-        kernel(loops.copy)(places, self._store.values, out)
-        return np.flatnonzero(places < 0)
+        good = places.copy()
+        good[there[self._until[own] < clock]] = -1
+        kernel(loops.copy)(good, self._store.values, out)
+        lacking = np.flatnonzero(good < 0)
+        return lacking, places[lacking]
 
-    def reserve(self, ids: Array) -> tuple[Reservation, Kept]:
+    def reserve(self, ids: Array, places: Array) -> tuple[Reservation, Kept]:
         """Find room for rows that are asked for now, as far as there is; what makes way may have something to add.
 
         Parameters
         ----------
         ids
             int64 ``(n,)``: those that `read` has not found.
+        places
+            Theirs, as it has returned them; those of new ones are written there.
         """
-        places = self._store.find(ids)
         new = np.flatnonzero(places < 0)[: self.num_rows]
         left = self._nothing
         if (excess := len(self) + new.size - self.num_rows) > 0:
             left = self._evict(excess)
-            places = self._store.find(ids)  # one of these may have made way for another one
+            own = np.flatnonzero(places >= 0)
+            places[own[self._store.live[places[own]] == 0]] = -1  # one of these has made way for another one
         if new.size:
-            fresh = self._store.insert(ids[new])
-            places[new] = fresh
+            places[new] = fresh = self._store.insert(ids[new])
             self._until[fresh] = self._last[fresh] = NEVER
             self._uses[fresh] = 0
         self._number += 1
@@ -137,7 +147,7 @@ class Cache:
         reservation
             Of the ids that they are of.
         rows
-            float32 ``(n, dim)``.
+            float32 ``(n, dim)``, contiguous.
         until
             The last clock at which they may be read.
         """
@@ -145,7 +155,7 @@ class Cache:
         which = np.flatnonzero(places >= 0)
         which = which[self._awaits[places[which]] == number]
         places = places[which]
-        self._store.values[places] = rows[which]
+        kernel(loops.put)(places, which, rows, self._store.values)
         self._until[places], self._awaits[places] = until, 0
 
     def _evict(self, number: int) -> Kept:
@@ -183,29 +193,36 @@ class Cache:
         found: Array = self._uses[places] > 0
         return found
 
-    def add(self, places: Array, rows: Array) -> None:
-        """Change rows that have a value."""
-        self._store.values[places] += rows
-
-    def keep(self, places: Array, rows: Array, clock: int, most: int) -> None:
-        """Keep what is to be added to rows elsewhere: as long as they may be read, for fewer than ``most`` clocks else.
+    def add(self, places: Array, which: Array, rows: Array, factor: float) -> None:
+        """Change rows that have a value: add to those at some places a multiple of some others.
 
         Parameters
         ----------
         places
-            Of some rows.
+            int64 ``(n,)``.
+        which
+            int64 ``(n,)``: which row is for each place.
         rows
-            What is to be added to each.
+            float32, contiguous.
+        factor
+            Rounded to float32.
+        """
+        kernel(loops.mend)(places, which, rows, np.float32(factor), self._store.values)
+
+    def keep(self, places: Array, which: Array, rows: Array, clock: int, most: int) -> None:
+        """Keep what is to be added to rows elsewhere: as long as they may be read, for fewer than ``most`` clocks else.
+
+        Parameters
+        ----------
+        places, which, rows
+            As for `add`.
         clock
             Of the writer.
         most
             After so many clocks nothing of it is kept.
         """
-        [sums] = self._store.slots
-        first = self._last[places] == NEVER
-        sums[places[first]] = rows[first]
-        sums[places[~first]] += rows[~first]
-        fresh = places[first]
+        kernel(loops.mend)(places, which, rows, np.float32(1.0), self._store.slots[0])
+        fresh = places[self._last[places] == NEVER]
         if not fresh.size:
             return
         until = self._until[fresh]
@@ -216,15 +233,6 @@ class Cache:
         if self._num_due > MOST_DUE * self.num_rows:
             self._forget_taken()
 
-    def due(self, clock: int) -> Array:
-        """Return the places of what is to be kept no more at a clock; they are returned once."""
-        found = [NO_IDS]
-        for last in [last for last in self._due if last < clock]:
-            for places in self._due.pop(last):
-                self._num_due -= places.size
-                found.append(places[self._last[places] == last])
-        return np.unique(np.concatenate(found))
-
     def _forget_taken(self) -> None:
         """Forget when what is not kept any more was due."""
         waiting = {last: np.unique(np.concatenate(some)) for last, some in self._due.items()}
@@ -232,17 +240,42 @@ class Cache:
         self._due = {last: [places] for last, places in left.items() if places.size}
         self._num_due = sum(places.size for places in left.values())
 
-    def kept(self) -> Array:
-        """Return all places where something is kept."""
-        return np.flatnonzero((self._last[: self._store.end] != NEVER) & (self._store.live[: self._store.end] != 0))
+    def take_due(self, clock: int) -> Kept:
+        """Return what is to be kept no more at a clock."""
+        found = []
+        for last in [last for last in self._due if last < clock]:
+            for places in self._due.pop(last):
+                self._num_due -= places.size
+                kept = places[self._last[places] == last]
+                self._last[kept] = TAKEN  # it may be there twice
+                found.append(kept)
+        return self.take(np.concatenate(found)) if found else self._nothing
+
+    def take_all(self) -> Kept:
+        """Return all that is kept, and keep it no more."""
+        return self.take(self._kept())
 
     def take(self, places: Array) -> Kept:
-        """Return what is kept of some places, and keep it no more."""
+        """Return what is kept of some places, which are different, and keep it no more."""
+        if not self._store.slots:
+            return self._nothing
         places = places[self._last[places] != NEVER]
         if not places.size:
             return self._nothing
+        [own] = self._store.slots
+        kept = Kept(self._store.ids[places], own[places])
+        own[places] = 0.0
         self._last[places] = NEVER
-        return Kept(self._store.ids[places], self._store.slots[0][places])
+        return kept
+
+    @property
+    def num_kept(self) -> int:
+        """Of how many rows something is kept."""
+        return int(self._kept().size)
+
+    def _kept(self) -> Array:
+        end = self._store.end
+        return np.flatnonzero((self._last[:end] != NEVER) & (self._store.live[:end] != 0))
 
     def validate(self) -> None:
         """Assert the invariants."""
@@ -254,4 +287,4 @@ class Cache:
         assert (self._last[:end][~there] == NEVER).all()
         waiting = np.concatenate([NO_IDS, *(places for some in self._due.values() for places in some)])
         assert waiting.size == self._num_due
-        assert np.isin(self.kept(), waiting).all()
+        assert np.isin(self._kept(), waiting).all()

@@ -11,7 +11,8 @@ from zmqps.rows import loops
 
 #: Of each loop its arguments, and what it returns. Arrays: i of int64, h of uint64, x of uint32, b of uint8, f of
 #: float32 and d of float64, of two dimensions; B the same of uint8; r and s of float32 that was received, read-only and
-#: maybe unaligned, the latter with rows that may lie apart. Numbers: n, u, w, e of int64, uint32, uint64, float64.
+#: maybe unaligned, the latter with rows that may lie apart. Numbers: n, u, w, g, e of int64, uint32, uint64, float32,
+#: float64.
 SIGNATURES: dict[Callable[..., Any], tuple[str, str]] = {
     loops.mix: ("iwh", ""),
     loops.find: ("ihxii", "n"),
@@ -25,6 +26,8 @@ SIGNATURES: dict[Callable[..., Any], tuple[str, str]] = {
     loops.add: ("sibf", ""),
     loops.spread: ("rnif", ""),
     loops.accumulate: ("ried", ""),
+    loops.put: ("iiff", ""),
+    loops.mend: ("iifgf", ""),
     loops.touch: ("hBb", ""),
     loops.sweep: ("bbni", "n"),
 }
@@ -58,6 +61,7 @@ def kernel(loop: Callable[..., Any]) -> Callable[..., Any]:
         "n": numba.int64,
         "u": numba.uint32,
         "w": numba.uint64,
+        "g": numba.float32,
         "e": numba.float64,
         "?": numba.boolean,
         "": numba.void,

@@ -276,6 +276,20 @@ def accumulate(rows: Any, inverse: Any, weight: float, out: Any) -> None:
             out[inverse[i], j] += weight * float(rows[i, j])
 
 
+def put(places: Any, which: Any, rows: Any, out: Any) -> None:
+    """Write some rows, each to its place."""
+    for i in range(places.size):
+        for j in range(out.shape[1]):
+            out[places[i], j] = rows[which[i], j]
+
+
+def mend(places: Any, which: Any, rows: Any, factor: Any, out: Any) -> None:
+    """Add a multiple of some rows to those at their places, rounded as an optimizer's update is."""
+    for i in range(places.size):
+        for j in range(out.shape[1]):
+            out[places[i], j] += np.float32(factor * rows[which[i], j])
+
+
 def touch(hashes: Any, counters: Any, out: Any) -> None:
     """Count touches in a count-min sketch, with conservative update; write the estimates after them."""
     width, low = np.uint64(counters.shape[1]), np.uint64(0xFFFFFFFF)
