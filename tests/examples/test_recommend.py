@@ -10,7 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import zmqps
 from examples import recommend
+from tests.inprocess import InProcessCluster
+from tests.team import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -96,3 +99,19 @@ def test_data_that_cannot_be_had_is_said_with_what_to_do(tmp_path: Path, monkeyp
     (tmp_path / "ml-100k.inter").write_text("mine")
     with pytest.raises(SystemExit, match="other ratings"):
         recommend.ratings(tmp_path)
+
+
+def test_a_cache_takes_bytes_away_and_learns_as_well() -> None:
+    def train(*more: str) -> tuple[float, int]:
+        args = recommend.parser().parse_args(["--model", "clicks", "--examples", "6000", "--batch", "64", *more])
+        model = recommend.Clicks(args)
+        with InProcessCluster() as cluster, zmqps.connect(cluster.address, timeout=PATIENCE) as worker:
+            recommend.train(worker, model, args)
+            figures = worker.statistics()
+            tables = {name: worker.table(name) for name in model.fields}
+            measured = model.measure(worker.pull(timeout=PATIENCE), lambda name, ids: tables[name].rows(ids))
+            return measured, figures.bytes_sent + figures.bytes_received
+
+    (before, all_bytes), (after, fewer) = train(), train("--cache", "2000", "--cache-staleness", "4")
+    assert fewer < 0.9 * all_bytes
+    assert after > before - 0.02 > 0.6

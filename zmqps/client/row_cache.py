@@ -224,13 +224,16 @@ class RowCache:
         if not self._lock.acquire(timeout=FAREWELL_S):  # a signal handler, say, that has interrupted a call
             log.warning("the cache of %r is in use: what it keeps is lost", self._spec.name)
             return
-        lost = self._cache.num_kept
+        has_some = self._cache.num_kept > 0 or bool(self._sending)
         self._lock.release()
-        try:
-            if call is not None and (lost or self._sending):
+        if has_some and not self._is_closed:
+            try:
+                if call is None:
+                    raise ClosedError("the worker has no job any more")
                 self.flush(call).result(FAREWELL_S)
-        except (PSError, TimeoutError) as error:
-            log.warning("gradients that the cache of %r kept may be lost: %s", self._spec.name, error)
+            except (PSError, TimeoutError) as error:
+                why = str(error) or "they were not applied in time"
+                log.warning("gradients that the cache of %r kept may be lost: %s", self._spec.name, why)
         self._is_closed = True
 
     def _asks_for_all(self, codec: AnyCodec) -> bool:
