@@ -264,7 +264,8 @@ class RowCache:
                 places = self._cache.places(ids)
                 self._cache.drop(places[places >= 0])
         self._applied = under_way
-        self._sending = [future for future in self._sending if not future.done() or future.exception() is not None]
+        failed = [future for future in self._sending if future.done() and future.exception() is not None]
+        self._sending = [*failed[:1], *(future for future in self._sending if not future.done())]
 
     def _read(self, call: Call, wanted: tuple[Grouped, Array, Callable[[], Any]], now: int) -> Read:
         """Look for rows; those that lack get a place, before which goes what was kept of what makes way for them."""

@@ -19,6 +19,9 @@ from zmqps.rows.store import RowStore
 
 #: A row is passed over by the hand so often at most: what was hot once and is not any more goes in the end.
 MOST_USES = 7
+#: One part of so many makes way for what one call asks for, so no scan of a table takes all: of calls as large as the
+#: cache, by Zipf's law, it finds more rows than with a half.
+MOST_EVICTED = 8
 NEVER, TAKEN = -1, -2
 #: So many times the rows that there are may wait to be due, with what was taken before: then that is forgotten.
 MOST_DUE = 4
@@ -125,10 +128,12 @@ class Cache:
         places
             Theirs, as it has returned them; those of new ones are written there.
         """
-        new = np.flatnonzero(places < 0)[: self.num_rows]
+        room = self.num_rows - len(self)
+        most = min(room + max(1, self.num_rows // MOST_EVICTED), self.num_rows)
+        new = np.flatnonzero(places < 0)[:most]
         left = self._nothing
-        if (excess := len(self) + new.size - self.num_rows) > 0:
-            left = self._evict(excess)
+        if new.size > room:
+            left = self._evict(new.size - room)
             own = np.flatnonzero(places >= 0)
             places[own[self._store.live[places[own]] == 0]] = -1  # one of these has made way for another one
         if new.size:
