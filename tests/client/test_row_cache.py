@@ -65,7 +65,7 @@ class Slow(Member):
 
     def items(self, rows: int = 100, **options: Any) -> Table:
         """Return the table, with a cache of this worker's."""
-        cache = RowCache(row_cache(rows, **options), self.job, self.job.tables[0], has_steps=True)
+        cache = RowCache(row_cache(rows, **options), self.job, self.job.tables[0])
         self._caches["items"] = cache
         return Table(self, "items")
 

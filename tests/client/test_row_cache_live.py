@@ -255,6 +255,22 @@ def test_an_observer_reads_again_for_so_many_pulls(address: str) -> None:
         assert [items.pull([7], timeout=PATIENCE)[0, 0] for _ in range(3)] == [0.0, 0.0, 1.0]
 
 
+def test_a_worker_that_has_not_called_init_has_no_steps_until_it_does(address: str) -> None:
+    with (
+        zmqps.connect(address, job="unnamed", timeout=PATIENCE) as worker,
+        zmqps.connect(address, job="unnamed", timeout=PATIENCE) as reader,
+    ):
+        worker.init({}, tables=TABLES, staleness=2, timeout=PATIENCE)
+        items = reader.table("t", cache=row_cache(10), timeout=PATIENCE)
+        assert items.pull([7], timeout=PATIENCE)[0, 0] == 0.0
+        worker.table("t").push([7], -np.ones((1, DIM)), timeout=PATIENCE)
+        assert [items.pull([7], timeout=PATIENCE)[0, 0] for _ in range(3)] == [0.0, 0.0, 1.0]
+        worker.table("t").push([7], -np.ones((1, DIM)), timeout=PATIENCE)
+        reader.init({}, tables=TABLES, staleness=2, timeout=PATIENCE)
+        assert [items.pull([7], timeout=PATIENCE)[0, 0] for _ in range(5)] == [2.0] * 5
+        assert items.cache_statistics().misses == 3
+
+
 @pytest.mark.parametrize("staleness", [None, 2])
 def test_futures_go_on_in_callbacks(address: str, staleness: int | None) -> None:
     with zmqps.connect(address, job=f"callback-{staleness}", timeout=PATIENCE) as worker:

@@ -152,7 +152,7 @@ class Member:
         self.timeouts: set[float | None] = set()
         self._caches: dict[str, RowCache] = {}
 
-    def _reads_at(self) -> int:
+    def _reads_at(self) -> int | None:
         raise AssertionError("there is no cache that goes by steps")
 
     def _job(self, timeout: float | None) -> Requests:

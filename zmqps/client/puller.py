@@ -175,11 +175,13 @@ class Puller(Connection):
             if not isinstance(cache, CacheOptions):
                 raise ConfigurationError(f"cache comes from zmqps.row_cache, not {checks.shown(cache):.60}")
             call = Call(self, requests, timeout)
-            self._caches.choose(name, cache, job.job, call, has_steps=self._role == "worker")
+            self._caches.choose(name, cache, job.job, call)
         return Table(self, name)
 
-    def _reads_at(self) -> int:
-        """Return the clock of a read that is asked for now, after all that was submitted."""
+    def _reads_at(self) -> int | None:
+        """Return the clock of a read that is asked for now, after all that was submitted; None: it ends no steps."""
+        if not self._named:
+            return None
         return self._thread.ask(lambda: self._thread.machine.transfers.pace.reads_at)
 
     def _send_kept(self, timeout: float | None = None) -> list[Future[Any]]:

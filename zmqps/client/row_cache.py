@@ -51,8 +51,8 @@ class Member(Protocol):
     ) -> Future[Any]:
         """Begin an operation."""
 
-    def _reads_at(self) -> int:
-        """Return the clock of a read that is asked for now."""
+    def _reads_at(self) -> int | None:
+        """Return the clock of a read that is asked for now; None: it ends no steps."""
 
 
 class Call(NamedTuple):
@@ -99,8 +99,6 @@ class RowCache:
         What the user wants.
     job, spec
         The job, and the table.
-    has_steps
-        Whether this member ends steps, as an observer does not.
 
     Raises
     ------
@@ -108,13 +106,13 @@ class RowCache:
         The options do not go with the job.
     """
 
-    def __init__(self, options: CacheOptions, job: JobSpec, spec: TableSpec, *, has_steps: bool) -> None:
+    def __init__(self, options: CacheOptions, job: JobSpec, spec: TableSpec) -> None:
         self.options = options
         self._spec = spec
         self._staleness = options.bound(job, spec)
         self._rate = rate_of(job, spec)
-        self._by_steps = has_steps and job.mode == "ssp"
-        self._bound = job.staleness or 0
+        self._is_bounded, self._bound = job.mode == "ssp", job.staleness or 0
+        self._by_steps = False  # its clock is that of steps
         self._lock = threading.Lock()
         self._arrived: deque[tuple[Reservation, Array, int]] = deque()
         self._is_stale = False  # the job has gone back, or lies elsewhere
@@ -140,7 +138,7 @@ class RowCache:
                 self._send(call, self._cache.take_all())
                 return call.submit(Exchange(pull=pull), result)
         wanted = call.requests.look(ids, out)
-        step = call.member._reads_at() if self._by_steps else None
+        step = call.member._reads_at() if self._is_bounded else None
         with self._lock:
             self._absorb()
             now = self._clock(step, pulls=True)
@@ -165,10 +163,10 @@ class RowCache:
                 self._send(call, self._cache.take_all())
                 return Joint([call.submit(Exchange(pull=pull), result), sent])
         wanted = call.requests.look(next_ids, out)
-        step = call.member._reads_at() + push.whole if self._by_steps else None
+        step = call.member._reads_at() if self._is_bounded else None
         with self._lock:
             self._absorb()
-            now = self._clock(step, pulls=True, pushes=True)
+            now = self._clock(step if step is None else step + push.whole, pulls=True, pushes=True)
             return self._exchange(call, self._write(call, push, now), self._read(call, wanted, now))
 
     def load(self, call: Call, ids: Any, values: Any) -> Future[Any]:
@@ -238,10 +236,13 @@ class RowCache:
 
     def _asks_for_all(self, codec: AnyCodec) -> bool:
         """Whether all rows come from the servers; in a callback nobody can ask for the clock of a step."""
-        return codec is not None or (self._by_steps and in_callback())
+        return codec is not None or (self._is_bounded and in_callback())
 
     def _clock(self, step: int | None = None, *, pulls: bool = False, pushes: bool = False) -> int:
         """Return the clock of a call; without steps it goes on with pushes, and pulls but the first after one."""
+        if pulls and self._by_steps != (step is not None):  # it has become one that ends steps
+            self._by_steps = step is not None
+            self._cache.drop_all()
         if step is not None:
             return step
         if pushes or self._has_pulled:
@@ -385,7 +386,7 @@ def pushed_ids(push: Push) -> Array:
 class RowCaches(dict[str, RowCache]):
     """The caches of one member, by the name of the table."""
 
-    def choose(self, name: str, options: CacheOptions, job: JobSpec, call: Call, *, has_steps: bool) -> None:
+    def choose(self, name: str, options: CacheOptions, job: JobSpec, call: Call) -> None:
         """Have a cache of a table, or none any more.
 
         Raises
@@ -396,7 +397,7 @@ class RowCaches(dict[str, RowCache]):
         old = self.get(name)
         if old is not None and old.options == options:
             return
-        new = RowCache(options, job, call.requests.spec, has_steps=has_steps) if options.rows else None
+        new = RowCache(options, job, call.requests.spec) if options.rows else None
         if old is not None:
             old.flush(call).result()
             del self[name]

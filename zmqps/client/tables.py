@@ -172,8 +172,8 @@ class Member(Protocol):
     def _caches(self) -> Mapping[str, RowCache]:
         """Return those of its tables that have one, by name."""
 
-    def _reads_at(self) -> int:
-        """Return the clock of a read that is asked for now."""
+    def _reads_at(self) -> int | None:
+        """Return the clock of a read that is asked for now; None: it ends no steps."""
 
     def _job(self, timeout: float | None) -> Requests:
         """Return the job."""
