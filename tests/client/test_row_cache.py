@@ -19,13 +19,13 @@ from tests.inprocess import InProcessCluster
 from tests.team import PATIENCE
 from zmqps import optim, row_cache
 from zmqps.client.requests import Requests
-from zmqps.client.row_cache import RowCache, RowCaches
+from zmqps.client.row_cache import Call, RowCache, RowCaches
 from zmqps.client.tables import Table, table
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.worker.operations import Attached, Exchange, Operation
-from zmqps.errors import ConfigurationError, DeadlineError, NonFiniteGradientError, PSError
+from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, NonFiniteGradientError, PSError
 from zmqps.gpu.handover import Handover
 
 SGD = optim.sgd(1.0)
@@ -385,6 +385,26 @@ def test_a_push_of_which_something_is_kept_cannot_be_withdrawn() -> None:
     assert future.result() is None
     items.flush_async()
     assert {number: row.tolist() for number, row in member.rows.items()} == {5: [-1, -1], 6: [-1, -1]}
+
+
+def test_a_close_does_not_wait_for_a_call_that_it_has_interrupted(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("zmqps.client.row_cache.FAREWELL_S", 0.01)
+    member = Slow()
+    items = member.items(defer=True)
+    cache = member._caches["items"]
+    with cache._lock:  # as a signal handler would find it
+        cache.leave(Call(member, member.requests.table("items"), None))
+    assert "in use" in caplog.text
+    items.pull([5])
+    items.pull([5])
+    items.push([5], ones(1))
+    member.is_slow = True
+    cache.leave(Call(member, member.requests.table("items"), None))
+    assert "were not applied in time" in caplog.text
+    with pytest.raises(ClosedError):
+        items.pull([5])
 
 
 class Exact(RuleBasedStateMachine):

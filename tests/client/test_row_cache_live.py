@@ -168,10 +168,17 @@ def keep_something(worker: zmqps.Worker) -> None:
     assert items.cache_statistics().sent == 0
 
 
+def checkpoint(worker: zmqps.Worker) -> None:
+    """Ask for a checkpoint, for which this cluster has no place: what it is to have is sent before."""
+    with pytest.raises(ConfigurationError):
+        worker.checkpoint(timeout=PATIENCE)
+
+
 ENDS: dict[str, Callable[[zmqps.Worker], Any]] = {
     "flush": lambda worker: worker.table("t").flush(timeout=PATIENCE),
     "advance": lambda worker: worker.advance(timeout=PATIENCE),
     "skip": lambda worker: worker.skip(timeout=PATIENCE),
+    "checkpoint": checkpoint,
     "finish": lambda worker: worker.finish(timeout=PATIENCE),
     "finish_async": lambda worker: worker.finish_async(timeout=PATIENCE).result(PATIENCE),
     "drain": lambda worker: worker.drain_async(timeout=PATIENCE).result(PATIENCE),

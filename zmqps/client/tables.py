@@ -189,7 +189,7 @@ class Table:
 
     Ids are signed 64-bit integers in any shape; unsigned ones are taken by their bits. Methods that end in ``_async``
     return a future at once. Arrays that were handed over are read, or written, until that is done. For what happens on
-    a timeout or a loss see `zmqps.Worker`.
+    a timeout or a loss see `zmqps.Worker`; for rows that a worker keeps, `zmqps.row_cache`.
     """
 
     def __init__(self, member: Member, name: str) -> None:
