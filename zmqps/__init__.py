@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from zmqps import aio, checkpoint, codecs, data, errors, initial, keys, local, optim, pipeline, stale
     from zmqps.checkpoint.load import load
     from zmqps.client.cache_options import CacheOptions, CacheStatistics, row_cache
+    from zmqps.client.feed import Changes, Feed
     from zmqps.client.requests import Params
     from zmqps.client.tables import Table, TableOptions, TableStatistics, table
     from zmqps.core.worker.rollbacks import Rollback
@@ -22,6 +23,8 @@ __version__ = "0.1.0"
 __all__ = [
     "CacheOptions",
     "CacheStatistics",
+    "Changes",
+    "Feed",
     "LocalCluster",
     "PSError",
     "Params",
@@ -54,6 +57,8 @@ __all__ = [
 _HOMES = {
     "CacheOptions": "zmqps.client.cache_options",
     "CacheStatistics": "zmqps.client.cache_options",
+    "Changes": "zmqps.client.feed",
+    "Feed": "zmqps.client.feed",
     "LocalCluster": "zmqps.launch.cluster",
     "PSError": "zmqps.errors",
     "Params": "zmqps.client.requests",

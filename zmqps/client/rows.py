@@ -121,9 +121,9 @@ class RowRequests:
         """On how many shards a part of the table lies."""
         return len(self.parts.slices)
 
-    def scan(self, shard: int, start: int, most: int) -> tuple[Pull, ScanTarget]:
+    def scan(self, shard: int, start: int, most: int, since: tuple[int, ...] = ()) -> tuple[Pull, ScanTarget]:
         """Return the transfer that asks one shard, by its number among those parts, for rows as they lie."""
-        target = ScanTarget(start=start, most=most, dim=self.spec.dim)
+        target = ScanTarget(start=start, most=most, dim=self.spec.dim, since=since)
         return Pull(cargoes=self.parts.whole(self.parts.slices[shard]), target=target), target
 
     def _push(

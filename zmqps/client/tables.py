@@ -14,6 +14,7 @@ from zmqps.client.cache_options import CacheStatistics
 from zmqps.client.joint import done
 from zmqps.client.row_cache import Call, RowCache
 from zmqps.client.thread import refuse_in_callback
+from zmqps.client.whole import CHUNK_ROWS, WholeTable
 from zmqps.codecs import Codec
 from zmqps.core.job.tables import TableSpec
 from zmqps.core.protocol.rows import COUNTED
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
     from zmqps.core.worker.operations import Operation
 
 Array = np.ndarray[Any, np.dtype[Any]]
-
-#: Rows that `Table.chunks` asks for at a time, by default.
-CHUNK_ROWS = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +182,7 @@ class Member(Protocol):
         """Begin an operation."""
 
 
-class Table:
+class Table(WholeTable):
     """A sparse table of the job; made by `zmqps.Worker.table`.
 
     Ids are signed 64-bit integers in any shape; unsigned ones are taken by their bits. Methods that end in ``_async``
@@ -484,6 +482,9 @@ class Table:
 
     def _requests(self, timeout: float | None) -> RowRequests:
         return self._member._job(timeout).table(self.name)
+
+    def _exchange(self, exchange: Exchange, timeout: float | None) -> Future[Any]:
+        return self._member._submit(exchange, timeout)
 
     def __repr__(self) -> str:
         return f"<zmqps.Table {self.name!r}>"

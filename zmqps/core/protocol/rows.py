@@ -9,7 +9,7 @@ from zmqps.core.protocol.message import Message
 
 if TYPE_CHECKING:
     from zmqps.core.protocol.fields import Part
-    from zmqps.core.protocol.message import U8, U32, U64, Payload, Terms, Text
+    from zmqps.core.protocol.message import U8, U32, U64, Payload, Terms, Text, Versions
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,10 @@ class ScanRows(Message):
 
     The answer is `Values`. Its payload has little-endian 64-bit integers (`SCANNED`), then the ids of some rows, then
     their values as 32-bit floats. Rows that come or go meanwhile may be missed.
+
+    With a cursor (`CURSOR`) in ``since``, rows that have not changed since are left out, and the payload ends with ids
+    of rows that are gone. Who has none yet says zeros. An answer with ``reset`` begins with the first of all rows: what
+    has changed since that cursor is not known any more.
     """
 
     kind: ClassVar[int] = 39
@@ -85,6 +89,7 @@ class ScanRows(Message):
     index: U32
     start: U64
     most: U64
+    since: Versions = ()
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -110,5 +115,9 @@ class ScanRows(Message):
 #: What a shard counts of its part of a table. Rows, and the bytes they take; ids looked up that had a row, and that had
 #: none; rows made, refused for want of room, expired, made way for others; touches of rows that are not admitted yet.
 COUNTED = ("rows", "nbytes", "hits", "misses", "new", "refused", "expired", "evicted", "waiting")
-#: What the answer to a `ScanRows` begins with: how many rows it has, where to go on (0: at the end), and the counters.
-SCANNED = ("count", "next", *COUNTED)
+#: How far somebody who follows a table is: the copy of the shard, and of the table there the messages or steps applied,
+#: updates, after how many of these a row expires, and rows that have gone.
+CURSOR = ("epoch", "version", "steps", "lifetime", "num_gone")
+#: What the answer to a `ScanRows` begins with: how many rows it has, where to go on (0: at the end), how many ids of
+#: rows that are gone, whether it begins anew, the cursor to follow with from where this scan has begun, the counters.
+SCANNED = ("count", "next", "gone", "reset", *CURSOR, *COUNTED)

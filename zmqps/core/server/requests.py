@@ -46,7 +46,7 @@ def find_rows(shard: Shard, message: PushRows | PullRows | ScanRows, now: float)
     rows = rows_of(shard)
     rows.tick(now)
     if isinstance(message, ScanRows):
-        return rows.scan(message)
+        return rows.scan(message, now)
     return rows.pull(message.index, rows.wanted(message))
 
 

@@ -17,9 +17,10 @@ from zmqps.core.protocol.encoding import CODING, RAW, Coding, named
 from zmqps.core.protocol.events import Reader
 from zmqps.core.protocol.fields import Contributor
 from zmqps.core.protocol.messages import PullRows, PushRows, ScanRows
-from zmqps.core.protocol.rows import SCANNED
+from zmqps.core.protocol.rows import CURSOR, SCANNED
 from zmqps.core.protocol.terms import SET, are_values
 from zmqps.core.server.aggregate import PushId
+from zmqps.core.server.feed import Told, changes
 from zmqps.core.server.ledger import Result
 from zmqps.core.server.slices import Note
 from zmqps.core.server.table import RowTable, RowUpdate
@@ -124,6 +125,7 @@ class Rows:
     def tick(self, now: float) -> None:
         """Take note of the time, by which rows expire."""
         for table in self.tables:
+            table.gone.tick(now)
             if table.spec.expire_s is not None:
                 table.tick(now)
 
@@ -159,19 +161,35 @@ class Rows:
         size = message.count * self.table(message.index).spec.dim
         return read_arrays(message.payload, [*_ids_of(message), (size, ROW_DTYPE)])[1]
 
-    def scan(self, message: ScanRows) -> Found:
-        """Return what tells of rows as they lie (`SCANNED`), their ids and values; and the table's version."""
+    def scan(self, message: ScanRows, now: float) -> Found:
+        """Return what tells of rows as they lie (`SCANNED`), ids and values, ids that are gone; and the version.
+
+        Raises
+        ------
+        SliceRangeError, ProtocolError
+            There is no such table, or that is no cursor.
+        """
         table = self.table(message.index)
         store = table.store
         most = min(message.most, MAX_ANSWER_NBYTES // (table.spec.nbytes + ID_DTYPE.itemsize))
-        stop = min(store.end, message.start + most)
-        rows = np.arange(min(message.start, stop), stop)
-        rows = rows[table.is_there(rows)]
-        figures = table.figures()
-        figures |= {"count": rows.size, "next": stop if stop < store.end else 0}
+        if message.since:
+            told = changes(table, message.epoch, message.start, most, message.since, now)
+        else:
+            stop = min(store.end, message.start + most)
+            rows = np.arange(min(message.start, stop), stop)
+            told = Told(rows[table.is_there(rows)], rows[:0], stop if stop < store.end else 0)
+        rows, gone = told.places, told.gone
+        figures = {
+            **table.figures(),
+            "count": rows.size,
+            "next": told.next,
+            "gone": gone.size,
+            "reset": int(told.reset),
+        }
+        figures |= zip(CURSOR, told.cursor, strict=True)
         counters = np.array([figures[name] for name in SCANNED], "<u8")
-        parts = [counters.view(np.uint8), store.ids[rows].view(np.uint8), store.read(rows).reshape(-1).view(np.uint8)]
-        return [[part for part in parts if part.size]], (table.version,), [[]]
+        parts = [counters, store.ids[rows], store.read(rows).reshape(-1), gone]
+        return [[part.view(np.uint8) for part in parts if part.size]], (table.version,), [[]]
 
     # --- writing -------------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from zmqps.core.job.keyspace import Slice
 from zmqps.core.job.tables import NUM_BUCKETS, TableSpec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.rows import COUNTED
+from zmqps.core.server.gone import GoneLog
 from zmqps.errors import NonFiniteGradientError, TableFullError, listed
 from zmqps.rows.kept import Kept
 from zmqps.rows.sketch import Sketch
@@ -110,6 +111,7 @@ class RowTable:
         self.removed: list[Callable[[Array], None]] = []
         #: Are told which rows are about to change, or to go.
         self.watchers: list[Callable[[Array], None]] = []
+        self.gone = GoneLog()
         self._kernel = kernel
         self._more = more
         self._granted = 0
@@ -151,6 +153,12 @@ class RowTable:
             by_time = now - self.expired_before  # -1: all that there are
             oldest = by_time if oldest is None else min(oldest, by_time)
         return oldest
+
+    @property
+    def lifetime(self) -> int:
+        """After how many updates without one of its own a row has expired; 2**32: never."""
+        oldest = self._oldest(self.steps)
+        return _STAMPS if oldest is None else oldest + 1
 
     # --- updating ------------------------------------------------------------------------------
 
@@ -245,8 +253,11 @@ class RowTable:
     def remove(self, ids: Array) -> None:
         """Some rows are not here any more, if they were."""
         rows = self.store.find(ids)
-        rows = rows[rows >= 0]
+        self._free(rows[rows >= 0])
+
+    def _free(self, rows: Array) -> None:
         self._before(rows)
+        self.gone.add(self.store.ids[rows])
         self.store.remove(rows)
 
     def update(self, ids: Array, grads: Array, *, begins: bool = True) -> None:
@@ -339,8 +350,7 @@ class RowTable:
         self._hand = int((self._hand + size) % store.end)
         gone = window[(store.live[window] != 0) & (store.ages(window, self.steps) > oldest)]
         if gone.size:
-            self._before(gone)
-            store.remove(gone)
+            self._free(gone)
             self.counters["expired"] += gone.size
 
     # --- time ----------------------------------------------------------------------------------

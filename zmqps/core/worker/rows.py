@@ -13,7 +13,7 @@ from zmqps.core.job.tables import NUM_BUCKETS
 from zmqps.core.protocol.arrays import Array, gather, scatter
 from zmqps.core.protocol.encoding import RAW
 from zmqps.core.protocol.messages import PullRows, PushRows, ScanRows
-from zmqps.core.protocol.rows import SCANNED
+from zmqps.core.protocol.rows import CURSOR, SCANNED
 from zmqps.core.worker.outbox import Request
 from zmqps.core.worker.plan import Cargo
 from zmqps.core.worker.transfer import Pull, Push, Source, Target
@@ -227,16 +227,25 @@ class ScanTarget(Target):
         From which place on, and of how many places.
     dim
         Elements of a row.
-    counters, ids, rows
-        What has come: numbers by their names (`SCANNED`), and rows.
+    since
+        A cursor: what has changed since; none: all.
+    counters, ids, rows, gone
+        What has come: numbers by their names (`SCANNED`), rows, and ids of rows that are gone.
     """
 
     start: int = 0
     most: int = 0
     dim: int = 1
+    since: tuple[int, ...] = ()
     counters: dict[str, int] = field(default_factory=dict)
     ids: Array = field(default_factory=lambda: NO_IDS)
     rows: Array = field(default_factory=lambda: np.empty((0, 0), np.float32))
+    gone: Array = field(default_factory=lambda: NO_IDS)
+
+    @property
+    def cursor(self) -> tuple[int, ...]:
+        """Where the scan has begun, if this was its first answer."""
+        return tuple([self.counters[name] for name in CURSOR])
 
     @property
     def next_start(self) -> int:
@@ -261,12 +270,14 @@ class ScanTarget(Target):
         if head.size < 8 * len(SCANNED):
             raise ProtocolError("an answer to a scan begins with counters")
         counters = dict(zip(SCANNED, head.view("<u8").tolist(), strict=True))
-        number, rest = counters["count"], whole[head.size :]
-        if rest.size != number * (8 + ROW_DTYPE.itemsize * self.dim):
+        number, num_gone, rest = counters["count"], counters["gone"], whole[head.size :]
+        end = number * (8 + ROW_DTYPE.itemsize * self.dim)
+        if rest.size != end + 8 * num_gone:
             raise ProtocolError("an answer to a scan has other bytes than the rows that it tells of")
         self.counters = counters
         self.ids = rest[: 8 * number].view("<i8").astype(np.int64)
-        self.rows = rest[8 * number :].view(ROW_DTYPE).astype(np.float32).reshape(number, self.dim)
+        self.rows = rest[8 * number : end].view(ROW_DTYPE).astype(np.float32).reshape(number, self.dim)
+        self.gone = rest[end:].view("<i8").astype(np.int64)
         self.landed(cargo, versions[0])
 
 
@@ -291,7 +302,7 @@ def row_message(
     transfer, index = request.transfer, cargo.slice.index
     target = transfer.target
     if isinstance(target, ScanTarget):
-        return ScanRows(request.number, epoch, index, target.start, target.most)
+        return ScanRows(request.number, epoch, index, target.start, target.most, target.since)
     wanted = [target.ids_of(cargo)] if isinstance(target, RowTarget) else []
     num_wanted = sum(ids.size for ids in wanted)
     if isinstance(transfer, Pull):
