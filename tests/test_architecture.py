@@ -45,7 +45,9 @@ ROOMS: dict[str, dict[str, str]] = {
         "checkpoint": "errors checks rows core/protocol core/job",
     },
     "Processes: what runs a machine": {
-        "client": "errors checks codecs optim rows core/protocol core/job core/worker net net/lane gpu trace",
+        # checkpoint: a table is written into the same files as one of a checkpoint
+        "client": "errors checks checkpoint codecs optim rows core/protocol core/job core/worker net net/lane gpu "
+        "trace",
         "nodes": "errors checks checkpoint codecs optim rows core/protocol core/treatments core/job core/node "
         "core/server core/coordinator net net/lane gpu trace",
         "keys": "errors checks core/protocol net nodes",
@@ -156,6 +158,7 @@ ONLY_IN = {
     "optax": {"zmqps/jax.py"},
     "xxhash": {"zmqps/checkpoint/checksums.py"},
     "fsspec": {"zmqps/checkpoint/remote.py"},
+    "pyarrow": {"zmqps/checkpoint/table_arrow.py"},
     # workers take tensors as arrays; what knows of modules and optimizers is an extra
     "torch": {"zmqps/checkpoint/torch_state.py", *(f"zmqps/torch/{name}.py" for name in OF_TORCH)},
     "psutil": {
@@ -172,7 +175,7 @@ SAID_ONLY_IN = {
     "__cuda_array_interface__": {"zmqps/gpu/foreign.py", "zmqps/testing/device.py"},
 }
 #: Slow to import or not installed everywhere: imported inside the function that needs it.
-LAZY = {"numba", "cupy", "psutil", "ray", "fsspec", "torch", "tensorflow"}
+LAZY = {"numba", "cupy", "psutil", "ray", "fsspec", "pyarrow", "torch", "tensorflow"}
 
 #: Programs of their own: what two of them share belongs below them.
 SHELLS = {"zmqps/nodes/server.py", "zmqps/nodes/coordinator.py", "zmqps/worker.py"}

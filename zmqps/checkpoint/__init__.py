@@ -9,7 +9,7 @@
 """
 
 from zmqps.checkpoint.compact import compact
-from zmqps.checkpoint.export import export
+from zmqps.checkpoint.export import export, export_table
 from zmqps.checkpoint.find import find_job, good_ones, latest, look, open_checkpoint, with_advice
 from zmqps.checkpoint.layout import ShardLayout
 from zmqps.checkpoint.load import load
@@ -18,6 +18,7 @@ from zmqps.checkpoint.publish import Entry, Save, clean, entries, job_directory,
 from zmqps.checkpoint.reader import Checkpoint, Restored, Restorer, ShardState
 from zmqps.checkpoint.remote import storage_of
 from zmqps.checkpoint.storage import LocalStorage, Storage
+from zmqps.checkpoint.table_file import read_table
 from zmqps.checkpoint.torch_state import from_torch, torch_state
 from zmqps.checkpoint.writer import ShardWriter
 
@@ -40,6 +41,7 @@ __all__ = [
     "compact",
     "entries",
     "export",
+    "export_table",
     "find_job",
     "from_torch",
     "good_ones",
@@ -49,6 +51,7 @@ __all__ = [
     "look",
     "open_checkpoint",
     "prune",
+    "read_table",
     "storage_of",
     "torch_state",
     "with_advice",

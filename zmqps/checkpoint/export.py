@@ -1,4 +1,4 @@
-"""One plain safetensors file of a checkpoint, for whoever wants the model and nothing else."""
+"""One plain file of a checkpoint, for whoever wants the model, or a table of it, and nothing else."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from contextlib import suppress
 import numpy as np
 
 from zmqps.checkpoint.layout import ShardLayout
+from zmqps.checkpoint.manifest import installed_version
 from zmqps.checkpoint.reader import Checkpoint
 from zmqps.checkpoint.rows import VALUES
 from zmqps.checkpoint.storage import LocalStorage, naming_the_disk
+from zmqps.checkpoint.table_file import TableFacts, TableFile
 from zmqps.core.job.keyspace import Placement
-from zmqps.errors import ConfigurationError
+from zmqps.errors import ConfigurationError, listed
 
 
 def export(checkpoint: Checkpoint, path: str, *, optimizer: bool = False, replace: bool = False) -> int:
@@ -79,3 +81,45 @@ def export(checkpoint: Checkpoint, path: str, *, optimizer: bool = False, replac
         with suppress(OSError):
             storage.remove(unfinished)
     return plan.nbytes
+
+
+def export_table(
+    checkpoint: Checkpoint, path: str, table: str | None = None, *, format: str | None = None, replace: bool = False
+) -> int:
+    """Write the rows of a sparse table, each once, into one file as `zmqps.Table.export` does; return their number.
+
+    Parameters
+    ----------
+    checkpoint
+        What to read; all of the table is checked.
+    path
+        Of the new file.
+    table
+        Which; None: the only one.
+    format
+        As the name ends, or one of ``parquet``, ``arrow`` and ``safetensors``.
+    replace
+        Whether there may be such a file already.
+
+    Raises
+    ------
+    UnknownParameterError, ConfigurationError
+        There is no such table, or several; there is such a file already; or pyarrow is not installed.
+    CheckpointCorruptError, CheckpointStorageError
+        As `export`.
+    """
+    manifest = checkpoint.manifest
+    if table is None:
+        tables = [spec.name for spec in manifest.job.tables]
+        if len(tables) != 1:
+            has = f"has {listed(tables, 5)}: say which one with --table" if tables else "has none"
+            raise ConfigurationError(f"a file of a table has one, and {checkpoint.path} {has}")
+        [table] = tables
+    files = checkpoint.table(table, VALUES)
+    with TableFile(path, format=format, replace=replace) as file:
+        file.begin(TableFacts(table, files.spec.dim, manifest.job_name, checkpoint.version, installed_version()))
+        for shard in files.shards:
+            for kept in files.read(shard):
+                file.write(kept.ids, kept.values)
+        file.publish()
+    return file.rows

@@ -235,9 +235,10 @@ def _append(extents: list[Extent], extent: Extent, itemsize: int) -> None:
     extents.append(extent)
 
 
-def header_of(entries: dict[str, Any], sharding: dict[str, Any]) -> bytes:
-    """Return how a file with these arrays begins: the length of its header, and that."""
+def header_of(entries: dict[str, Any], sharding: dict[str, Any], facts: Mapping[str, str] | None = None) -> bytes:
+    """Return how a file with these arrays begins: the length of its header, and that; ``facts`` are more metadata."""
     metadata = {"DCP_VERSION": "1.0", SHARDING_KEY: json.dumps(sharding, separators=(",", ":")), "format": "pt"}
+    metadata |= facts or {}
     text = json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":")).encode()
     text += b" " * (-(len(text) + 8) % HEADER_ALIGNMENT_NBYTES)
     if len(text) > MAX_HEADER_NBYTES:

@@ -95,8 +95,10 @@ def remove_tree(storage: Storage, path: str, first: str = "") -> None:
 class LocalFile:
     """A file of this host, or of a file system mounted here."""
 
+    _fd: int | None = None  # also of one that could not be opened
+
     def __init__(self, path: str) -> None:
-        self._fd: int | None = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
 
     def write_at(self, data: Bytes, offset: int) -> None:
         assert self._fd is not None, "the file is closed"

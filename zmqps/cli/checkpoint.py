@@ -115,18 +115,33 @@ def verify(path: str, job: str | None) -> int:
 @click.argument("file", metavar="FILE", type=click.Path(dir_okay=False))
 @job_option
 @click.option("--optimizer", is_flag=True, help="Also the optimizer's slots, as optimizer.<slot>.<name>.")
+@click.option("--table", help="Only the rows of this sparse table.")
+@click.option("--format", type=click.Choice(["safetensors", "parquet", "arrow"]), help="By default as FILE ends.")
 @click.option("--force", is_flag=True, help="Replace FILE if it is there.")
-def export(path: str, file: str, job: str | None, optimizer: bool, force: bool) -> int:
-    """Write the values of a checkpoint into one safetensors file, say model.safetensors."""
-    from zmqps.checkpoint import export, open_checkpoint, with_advice
-    from zmqps.errors import CheckpointCorruptError, num_bytes
+def export(
+    path: str, file: str, job: str | None, optimizer: bool, table: str | None, format: str | None, force: bool
+) -> int:
+    """Write the values of a checkpoint into one safetensors file, say model.safetensors.
 
+    Or the rows of a sparse table into a Parquet or Arrow file, say items.parquet; with --table also into a safetensors
+    file.
+    """
+    from zmqps.checkpoint import export, export_table, open_checkpoint, with_advice
+    from zmqps.checkpoint.table_file import is_for_tables
+    from zmqps.errors import CheckpointCorruptError, ConfigurationError, counted, num_bytes
+
+    of_table = table is not None or is_for_tables(file, format)
     one = open_checkpoint(path, job)
     try:
-        nbytes = export(one, file, optimizer=optimizer, replace=force)
+        if of_table:
+            if optimizer:
+                raise ConfigurationError("the optimizer's slots of a sparse table stay in the checkpoint")
+            written = counted(export_table(one, file, table, format=format, replace=force), "row")
+        else:
+            written = num_bytes(export(one, file, optimizer=optimizer, replace=force))
     except CheckpointCorruptError as error:
         raise with_advice(one.storage, one.path, error) from error
-    click.echo(f"wrote {file}: version {one.version} of {one.path}, {num_bytes(nbytes)}")
+    click.echo(f"wrote {file}: version {one.version} of {one.path}, {written}")
     return exits.OK
 
 

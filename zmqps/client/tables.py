@@ -167,6 +167,10 @@ class Member(Protocol):
     """What a table needs of the member of the cluster that it belongs to."""
 
     @property
+    def job(self) -> str:
+        """The name of its job."""
+
+    @property
     def _caches(self) -> Mapping[str, RowCache]:
         """Return those of its tables that have one, by name."""
 
@@ -482,6 +486,10 @@ class Table(WholeTable):
 
     def _requests(self, timeout: float | None) -> RowRequests:
         return self._member._job(timeout).table(self.name)
+
+    @property
+    def _job_name(self) -> str:
+        return self._member.job
 
     def _exchange(self, exchange: Exchange, timeout: float | None) -> Future[Any]:
         return self._member._submit(exchange, timeout)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from zmqps import checks
+from zmqps.checkpoint.manifest import installed_version
+from zmqps.checkpoint.table_file import TableFacts, TableFile, read_table
 from zmqps.client.feed import Feed
+from zmqps.client.thread import refuse_in_callback
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -22,6 +26,13 @@ class WholeTable:
     """What is done with all rows of a `zmqps.Table`."""
 
     name: str
+
+    @property
+    def _job_name(self) -> str:
+        raise NotImplementedError
+
+    def load(self, ids: Any, values: Any, *, step: bool = False, timeout: float | None = None) -> None:
+        raise NotImplementedError
 
     def _requests(self, timeout: float | None) -> RowRequests:
         raise NotImplementedError
@@ -66,3 +77,112 @@ class WholeTable:
         if not checks.flag("initial", initial):
             feed.skip(timeout=timeout)
         return feed
+
+    def export(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        format: str | None = None,
+        replace: bool = False,
+        most: int = CHUNK_ROWS,
+        timeout: float | None = None,
+    ) -> int:
+        """Write all rows into one file, as they come: there is never more than one chunk of them here.
+
+        A Parquet or Arrow file has columns ``id``, int64, and ``values``, a fixed-size list of float32, with a row
+        group or record batch for each chunk; they need pyarrow (``pip install 'zmqps[arrow]'``). A safetensors file has
+        ``<table>.ids`` and ``<table>.values``. In the metadata are table, dim, job, version and the version of zmqps.
+
+        The table may be trained meanwhile. Every update up to the version is in the file, and perhaps later ones. Each
+        row that was there at the beginning and stays is there once. One that makes way for others or expires, and is
+        made again before the end, may be there twice: the later one last, which `load_file` takes. For a file of one
+        moment export a checkpoint (``zmqps checkpoint export``).
+
+        Parameters
+        ----------
+        path : str or path
+            Of the new file. Nobody sees it before it is whole, and nothing is left of one that was not completed.
+        format : str, optional
+            ``"parquet"``, ``"arrow"`` or ``"safetensors"``; by default as the name ends: .parquet, .arrow, .feather or
+            .safetensors.
+        replace : bool
+            Whether there may be such a file already.
+        most : int
+            Rows of a chunk, at most; fewer where they would take more than 64 MiB.
+        timeout : float, optional
+            Seconds, for each chunk; by default as `connect` says, at least 60.
+
+        Returns
+        -------
+        int
+            How many rows were written.
+
+        Raises
+        ------
+        ConfigurationError
+            There is such a file already, the format is not known, or pyarrow is not installed.
+        CheckpointStorageError
+            The disk is full or read-only, or fails.
+        DeadlineError, PeerLostError
+            As for `chunks`.
+        """
+        refuse_in_callback()
+        with TableFile(path, format=format, replace=replace) as file:
+            for part in self.changes(most=most).poll(timeout=timeout):
+                if part.reset:  # at the beginning, and where a shard has gone back to a checkpoint meanwhile
+                    version = self.changes(initial=False, timeout=timeout).version
+                    dim = self._requests(timeout).spec.dim
+                    file.begin(TableFacts(self.name, dim, self._job_name, version, installed_version()))
+                file.write(part.ids, part.rows)
+            file.publish()
+        return file.rows
+
+    def load_file(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        format: str | None = None,
+        most: int = CHUNK_ROWS,
+        step: bool = False,
+        timeout: float | None = None,
+    ) -> int:
+        """Set rows to those of a file, some at a time, as `zmqps.Table.load` does.
+
+        Parameters
+        ----------
+        path : str or path
+            Of a file as `export` writes, or one like it: ids may be of any integer type, values also lists without a
+            fixed size. In a safetensors file the table may have another name if it is the only one.
+        format : str, optional
+            As for `export`.
+        most : int
+            How many rows are read and sent at a time.
+        step : bool
+            Not asynchronous: whether each of these ends a step of this worker. What one worker brings to a step of the
+            synchronous mode is limited to 1 GiB on each server.
+        timeout : float, optional
+            Seconds, for each time; by default as `connect` says, at least 60.
+
+        Returns
+        -------
+        int
+            How many rows there were.
+
+        Raises
+        ------
+        ConfigurationError
+            There is no such file, or it has no such columns or arrays; or pyarrow is not installed.
+        DtypeError, ShapeError
+            They are not those of this table.
+        CheckpointCorruptError
+            It is not of that format, or cut short; rows before that may have been set.
+        TableFullError, DeadlineError, PeerLostError
+            As for `zmqps.Table.push`; the rows before that have been set.
+        """
+        refuse_in_callback()
+        most = checks.whole("most", most, 1, 1 << 32)
+        dim, rows = self._requests(timeout).spec.dim, 0
+        for ids, values in read_table(path, self.name, dim, format=format, most=most):
+            self.load(ids, values, step=step, timeout=timeout)
+            rows += ids.size
+        return rows
