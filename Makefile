@@ -99,7 +99,7 @@ test-lan: $(INSTALLED) ## clusters over hosts of network namespaces, with cuts, 
 test-engines: $(INSTALLED) ## the engines people already run: Slurm, Ray, Kubernetes manifests; each skips where it is not installed
 	$(PY) -m pytest -m engines -rs
 
-test-frameworks: $(FRAMEWORKS)/.installed ## the tests with PyTorch, JAX and Keras, which are installed into a virtualenv of their own
+test-frameworks: $(FRAMEWORKS)/.installed ## the tests with PyTorch, JAX, Keras and pyarrow, which are installed into a virtualenv of their own
 	$(FRAMEWORKS)/bin/python -m pytest --numprocesses 2 --dist loadfile -rs $(WITH_FRAMEWORKS)
 
 simulate: $(INSTALLED) ## whole clusters on a simulated clock and network, with faults: SEEDS=100000
@@ -202,8 +202,8 @@ $(PEERS)/.installed: bench/peers/requirements.txt
 	$(PEERS)/bin/python -m pip install --quiet --requirement bench/peers/requirements.txt
 	@touch $@
 
-# The tests that skip where PyTorch, JAX or Keras is missing.
-WITH_FRAMEWORKS = tests/torch tests/test_jax.py tests/test_keras.py tests/examples/test_jax_digits.py tests/examples/test_torch_digits.py tests/examples/test_lightning_digits.py tests/examples/test_keras_digits.py tests/checkpoint tests/client/test_tensors_torch.py
+# The tests that skip where PyTorch, JAX, Keras or pyarrow is missing.
+WITH_FRAMEWORKS = tests/torch tests/test_jax.py tests/test_keras.py tests/examples/test_jax_digits.py tests/examples/test_torch_digits.py tests/examples/test_lightning_digits.py tests/examples/test_keras_digits.py tests/checkpoint tests/client/test_tensors_torch.py tests/client/test_whole.py
 
 $(FRAMEWORKS)/.installed: pyproject.toml constraints.txt tests/frameworks.txt
 	@echo 'Installing zmqps with PyTorch, JAX and Keras into $(FRAMEWORKS): a few minutes.'

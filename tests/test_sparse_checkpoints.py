@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import zmqps
+from tests.client.test_feed import followed
 from tests.team import PATIENCE, Team
 from tests.test_checkpoints import cluster
 from tests.test_fallback import kill, server
@@ -114,6 +115,36 @@ def test_after_the_loss_of_a_server_a_job_goes_on_from_its_checkpoint(tmp_path: 
                     assert not old.all()
                     assert not new.all()
                 train(team, mode, range(4, 6))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_copy_of_a_table_goes_back_with_it(tmp_path: Path, mode: str) -> None:
+    with (
+        cluster(tmp_path) as nodes,
+        joined(nodes.address, mode, 2) as team,
+        zmqps.connect(nodes.address, observer=True, timeout=PATIENCE) as observer,
+    ):
+        copy: dict[int, list[float]] = {}
+        feed = observer.table("items").changes()
+        train(team, mode, range(2))
+        team.workers[0].checkpoint(consistent=True, timeout=PATIENCE)
+        followed(feed, copy)
+        train(team, mode, range(2, 4))
+        assert not any(part.reset for part in followed(feed, copy))
+        before = dict(copy)
+        back = threading.Event()
+        observer.on_rollback(lambda rollback: back.set())
+        kill(nodes, "server-1")
+        with server(nodes.address):
+            assert any(part.reset for part in followed(feed, copy))  # it waits for the shard that goes back
+            assert back.wait(PATIENCE)
+            assert copy != before
+            train(team, mode, range(4, 6))
+            followed(feed, copy)
+            rows: dict[int, list[float]] = {}
+            for ids, values in team.workers[0].table("items").chunks(timeout=PATIENCE):
+                rows |= dict(zip(ids.tolist(), values.tolist(), strict=True))
+            assert copy == rows
 
 
 def test_a_job_of_tables_alone_is_saved_and_restored(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import zmqps
 from tests.checkpoint.saved import NOW
 from zmqps import optim
-from zmqps.checkpoint import Manifest, Save, compact, export, open_checkpoint, storage_of
+from zmqps.checkpoint import Manifest, Save, compact, export, export_table, open_checkpoint, read_table, storage_of
 from zmqps.checkpoint.manifest import CONSISTENT, FileFact
 from zmqps.checkpoint.rows import encoded
 from zmqps.core.job.keyspace import KeySpace, Placement
@@ -265,6 +265,42 @@ def test_all_rows_of_a_checkpoint_are_loaded_and_exported(tmp_path: Path) -> Non
         for found in (loaded, exported):
             rows = zip(found[f"{name}.ids"].tolist(), found[f"{name}.values"], strict=True)
             assert {row: values.tobytes() for row, values in rows} == expected
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".parquet"])
+def test_one_table_of_a_chain_is_exported_each_row_once(tmp_path: Path, suffix: str) -> None:
+    if suffix == ".parquet":
+        pytest.importorskip("pyarrow")
+    storage, directory = storage_of(str(tmp_path / "run"))
+    servers = Servers(job_of(spec_of("items"), spec_of("words", dim=2)), 2)
+    servers.push(range(50), 1.0)
+    first = open_checkpoint(servers.save(storage, directory=directory))
+    servers.push(range(40, 60), 1.0)
+    path = servers.save(storage, first.manifest, first.path.rpartition("/")[2], number=2, directory=directory)
+    one, file = open_checkpoint(path), tmp_path / f"words{suffix}"
+    assert one.base is not None
+    with pytest.raises(ConfigurationError, match="has items, words: say which one with --table"):
+        export_table(one, str(file))
+    with pytest.raises(UnknownParameterError, match="its sparse tables are items, words"):
+        export_table(one, str(file), "w")
+    assert list(tmp_path.iterdir()) == [tmp_path / "run"]
+    assert export_table(one, str(file), "words") == 60
+    expected = {row: state[0][0] for row, state in servers.everything(1).items()}
+    found = [
+        pair for ids, rows in read_table(file, "words", 2, most=7) for pair in zip(ids.tolist(), rows, strict=True)
+    ]
+    assert len(found) == 60
+    assert {row: values.tobytes() for row, values in found} == expected
+
+
+def test_the_only_table_of_a_job_needs_no_name(tmp_path: Path) -> None:
+    storage, directory = storage_of(str(tmp_path / "run"))
+    servers = Servers(job_of(spec_of("items")), 1)
+    servers.push(range(5), 1.0)
+    one = open_checkpoint(servers.save(storage, directory=directory))
+    assert export_table(one, str(tmp_path / "items.safetensors")) == 5  # the only one
+    with pytest.raises(ConfigurationError, match="is there already"):
+        export_table(one, str(tmp_path / "items.safetensors"))
 
 
 def test_a_parameter_is_not_named_as_the_rows_of_a_table() -> None:

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from zmqps.checkpoint import table_safetensors
 from zmqps.checkpoint.storage import LocalFile
-from zmqps.checkpoint.table_file import TableFacts, TableFile, format_of, is_for_tables, read_table
+from zmqps.checkpoint.table_facts import TableFacts
+from zmqps.checkpoint.table_file import TableFile, format_of, is_for_tables, read_table
 from zmqps.core.protocol.arrays import Array
 from zmqps.errors import (
     CheckpointCorruptError,

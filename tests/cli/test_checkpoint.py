@@ -79,6 +79,33 @@ def chain(tmp_path: Path) -> list[str]:
     return paths
 
 
+def test_a_file_of_a_table_is_exported(paths, tmp_path, monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
+    """The checkpoint here has no table: see tests/checkpoint/test_rows.py for those that have."""
+    asked = []
+    monkeypatch.setattr(
+        zmqps.checkpoint, "export_table", lambda *args, **options: asked.append((args[1:], options)) or 7
+    )
+    for file, *options in (
+        ("items.parquet",),
+        ("items.FEATHER", "--force"),
+        ("items", "--format=arrow"),
+        ("items.safetensors", "--table=items"),
+    ):
+        assert run(["checkpoint", "export", str(tmp_path), file, *options]) == exits.OK
+        assert f"wrote {file}: version 3 of {paths[2]}, 7 rows" in capsys.readouterr().out
+    assert asked == [
+        (("items.parquet", None), {"format": None, "replace": False}),
+        (("items.FEATHER", None), {"format": None, "replace": True}),
+        (("items", None), {"format": "arrow", "replace": False}),
+        (("items.safetensors", "items"), {"format": None, "replace": False}),
+    ]
+    assert run(["checkpoint", "export", paths[0], "items.parquet", "--optimizer"]) == exits.USAGE
+    assert "slots of a sparse table stay in the checkpoint" in capsys.readouterr().err
+    monkeypatch.undo()
+    assert run(["checkpoint", "export", paths[0], str(tmp_path / "items.safetensors"), "--table=items"]) != exits.OK
+    assert "its sparse tables are none" in capsys.readouterr().err
+
+
 def test_a_chain_is_shown_verified_exported_and_compacted(tmp_path, monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setenv("COLUMNS", "240")
     paths = chain(tmp_path)

@@ -12,7 +12,8 @@ from zmqps.checkpoint.manifest import installed_version
 from zmqps.checkpoint.reader import Checkpoint
 from zmqps.checkpoint.rows import VALUES
 from zmqps.checkpoint.storage import LocalStorage, naming_the_disk
-from zmqps.checkpoint.table_file import TableFacts, TableFile
+from zmqps.checkpoint.table_facts import TableFacts
+from zmqps.checkpoint.table_file import TableFile
 from zmqps.core.job.keyspace import Placement
 from zmqps.errors import ConfigurationError, listed
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from zmqps.checkpoint.storage import naming_the_disk
-from zmqps.checkpoint.table_file import TableFacts
+from zmqps.checkpoint.table_facts import TableFacts
 from zmqps.core.protocol.arrays import Array
 from zmqps.errors import CheckpointCorruptError, ConfigurationError, DtypeError, ShapeError
 

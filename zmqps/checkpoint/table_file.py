@@ -12,10 +12,13 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from types import TracebackType
-from typing import NamedTuple, Protocol, Self
+from typing import Protocol, Self
 
 from zmqps import checks
 from zmqps.checkpoint.storage import LocalStorage, naming_the_disk
+from zmqps.checkpoint.table_arrow import read_arrow, writer_of
+from zmqps.checkpoint.table_facts import TableFacts
+from zmqps.checkpoint.table_safetensors import SafetensorsWriter, read_safetensors
 from zmqps.core.protocol.arrays import Array
 from zmqps.errors import ConfigurationError
 
@@ -25,20 +28,6 @@ SUFFIXES: Mapping[str, tuple[str, ...]] = {
     "arrow": (".arrow", ".feather"),
     "safetensors": (".safetensors",),
 }
-
-
-class TableFacts(NamedTuple):
-    """What a file says of its table."""
-
-    table: str
-    dim: int
-    job: str
-    version: int  # every update up to it is in the rows
-    package: str  # the version of zmqps that has written it
-
-    def texts(self) -> dict[str, str]:
-        """Return them as metadata."""
-        return {f"zmqps.{name}": str(value) for name, value in self._asdict().items()}
 
 
 class RowWriter(Protocol):
@@ -79,13 +68,7 @@ def is_for_tables(path: str, name: str | None = None) -> bool:
 
 
 def _writer(format: str) -> Callable[[str, TableFacts], RowWriter]:
-    if format == "safetensors":
-        from zmqps.checkpoint.table_safetensors import SafetensorsWriter
-
-        return SafetensorsWriter
-    from zmqps.checkpoint.table_arrow import writer_of
-
-    return writer_of(format)
+    return SafetensorsWriter if format == "safetensors" else writer_of(format)
 
 
 class TableFile:
@@ -196,10 +179,6 @@ def read_table(
     if not os.path.isfile(path):
         raise ConfigurationError(f"there is no file {path}")
     if chosen == "safetensors":
-        from zmqps.checkpoint.table_safetensors import read_safetensors
-
         yield from read_safetensors(path, table, dim, most)
     else:
-        from zmqps.checkpoint.table_arrow import read_arrow
-
         yield from read_arrow(path, chosen, dim, most)

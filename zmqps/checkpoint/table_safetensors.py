@@ -18,7 +18,7 @@ import numpy as np
 from zmqps.checkpoint.layout import MAX_HEADER_NBYTES, OFFSETS_KEY, header_of
 from zmqps.checkpoint.rows import entries_of
 from zmqps.checkpoint.storage import LocalStorage, naming_the_disk
-from zmqps.checkpoint.table_file import TableFacts
+from zmqps.checkpoint.table_facts import TableFacts
 from zmqps.core.protocol.arrays import Array
 from zmqps.errors import CheckpointCorruptError, ConfigurationError, DtypeError, ShapeError, listed
 

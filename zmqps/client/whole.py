@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from zmqps import checks
 from zmqps.checkpoint.manifest import installed_version
-from zmqps.checkpoint.table_file import TableFacts, TableFile, read_table
+from zmqps.checkpoint.table_facts import TableFacts
+from zmqps.checkpoint.table_file import TableFile, read_table
 from zmqps.client.feed import Feed
 from zmqps.client.thread import refuse_in_callback
 
