@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import zmqps
-from tests.client.test_feed import followed
+from tests.core.server.followed import followed
 from tests.team import PATIENCE, Team
 from tests.test_checkpoints import cluster
 from tests.test_fallback import kill, server

@@ -17,7 +17,7 @@ import safetensors
 import safetensors.numpy
 
 import zmqps
-from tests.client.test_feed import followed
+from tests.core.server.followed import followed
 from tests.inprocess import InProcessCluster
 from tests.team import PATIENCE
 from zmqps import initial, optim

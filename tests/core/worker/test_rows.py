@@ -295,7 +295,10 @@ def scanned(ids: Array, dim: int = DIM, after: int = 0, **counters: int) -> byte
     """Return what a server answers to a scan."""
     told = {"count": ids.size, "next": after, **counters}
     head = np.array([told.get(name, 0) for name in SCANNED], "<u8")
-    return head.tobytes() + ids.astype("<i8").tobytes() + values_of(ids)[:, :dim].astype("<f4").tobytes()
+    gone = np.arange(told.get("gone", 0), dtype="<i8") - 1
+    return b"".join(
+        [head.tobytes(), ids.astype("<i8").tobytes(), values_of(ids)[:, :dim].astype("<f4").tobytes(), gone.tobytes()]
+    )
 
 
 @given(ids=IDS, data=st.data())
@@ -303,8 +306,13 @@ def test_a_scan_keeps_counters_ids_and_rows(ids: Array, data: st.DataObject) -> 
     parts = parts_of(1)
     [cargo] = flat(parts.whole(parts.slices[0]))
     target = ScanTarget(start=5, most=100, dim=DIM)
-    whole = np.frombuffer(scanned(ids, after=7, rows=3, hits=1 << 60), np.uint8)
+    num_gone = data.draw(st.integers(0, 3))
+    cursor = {"epoch": 4, "version": 9, "steps": 8, "lifetime": 1 << 32, "num_gone": 1 << 63}
+    whole = np.frombuffer(scanned(ids, after=7, rows=3, hits=1 << 60, gone=num_gone, reset=1, **cursor), np.uint8)
     target.land([cargo], cut(data, whole), [9])
+    assert target.gone.tolist() == [-1, 0, 1][:num_gone]
+    assert target.cursor == tuple(cursor.values())
+    assert target.counters["reset"] == 1
     assert np.array_equal(target.ids, ids)
     assert np.array_equal(target.rows, values_of(ids))
     assert (target.ids.dtype.name, target.rows.dtype.name) == ("int64", "float32")
@@ -420,12 +428,20 @@ def test_a_scan_says_where_to_go_on_and_how_far() -> None:
     cargoes = connection.parts.whole(connection.parts.slices[0])
     scan = Pull(cargoes=cargoes, target=ScanTarget(start=70, most=30, dim=DIM))
     [message] = sent(connection.begin(scan), ScanRows)
-    assert (message.index, message.start, message.most) == (connection.index, 70, 30)
+    assert (message.index, message.start, message.most, message.since) == (connection.index, 70, 30, ())
     answer = Values(message.request, "raw", (3,), (), (scanned(np.array([4, 2]), after=100),))
     assert connection.link.on_answer(answer, 0.0) is scan
     assert isinstance(scan.target, ScanTarget)
     assert scan.target.ids.tolist() == [4, 2]
     assert scan.target.next_start == 100
+
+
+def test_who_follows_says_since_when() -> None:
+    connection = Connection()
+    cargoes = connection.parts.whole(connection.parts.slices[0])
+    scan = Pull(cargoes=cargoes, target=ScanTarget(most=30, dim=DIM, since=(4, 9, 8, 1 << 32, 0)))
+    [message] = sent(connection.begin(scan), ScanRows)
+    assert (message.start, message.since) == (0, (4, 9, 8, 1 << 32, 0))
 
 
 def test_gradients_travel_in_a_codec_where_there_are_many_and_ids_never() -> None:

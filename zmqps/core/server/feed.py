@@ -87,6 +87,7 @@ def changes(table: RowTable, epoch: int, start: int, most: int, since: Sequence[
         return Told(_NOTHING, _NOTHING, 0, cursor=cursor)
     if not most:
         return Told(_NOTHING, gone, 0, reset, cursor)
+    start = min(start, store.end)
     stop = min(store.end, start + LOOKED_AT)
     ages = np.uint32(table.steps % (1 << 32)) - store.stamps[start:stop]
     live = store.live[start:stop] != 0
@@ -100,5 +101,5 @@ def changes(table: RowTable, epoch: int, start: int, most: int, since: Sequence[
         stop = int(places[-1]) + 1
     if not everything and has_expired.any():  # gone, although nobody has needed their memory yet; but not for long
         late = live & has_expired & (ages < lifetime + table.steps - steps)
-        gone = np.concatenate([gone, store.ids[start + np.flatnonzero(late[: max(0, stop - start)])]])
+        gone = np.concatenate([gone, store.ids[start + np.flatnonzero(late[: stop - start])]])
     return Told(places, gone, stop if stop < store.end else 0, reset, cursor)
