@@ -262,3 +262,34 @@ def test_rows_that_expired_are_gone_once_and_those_that_had_before_are_not_told_
     assert found <= {100, 101, 102, 103}
     servers.push(some(100, 101, 102, 103), 1.0)
     assert not server_feed.changes(items, epoch, 0, 1000, told.cursor, 0.0).gone.size
+
+
+def test_what_was_loaded_before_the_first_update_is_gone_when_it_has_expired() -> None:
+    servers = Servers(expire_steps=4)
+    servers.load(np.arange(40), 1.0)
+    epoch, rows = servers.shards[0]
+    [items] = rows.tables
+    loaded = items.store.ids[1 : items.store.end].tolist()
+    cursor = server_feed.changes(items, epoch, 0, 0, (0,) * 5, 0.0).cursor
+    assert cursor[2] == 0
+    items._sweep = lambda touched: None  # type: ignore[method-assign]
+    for _ in range(5):
+        servers.push(np.arange(100, 110), 1.0)
+    told, gone = server_feed.changes(items, epoch, 1, 1000, cursor, 0.0), list[int]()
+    gone += told.gone.tolist()
+    while told.next:
+        told = server_feed.changes(items, epoch, told.next, 1000, cursor, 0.0)
+        gone += told.gone.tolist()
+    assert gone == loaded
+
+
+def test_a_cursor_from_when_all_rows_had_expired_is_one_like_others() -> None:
+    servers = Servers()
+    for _ in range(3):
+        servers.push(np.arange(10), 1.0)
+    servers.push(np.arange(10, 30), 1.0)
+    epoch, rows = servers.shards[0]
+    [items] = rows.tables
+    told = server_feed.changes(items, epoch, 1, 1000, (epoch, 3, 4, 0, 0), 0.0)
+    assert set(items.store.ids[told.places].tolist()) <= set(range(10, 30))
+    assert told.places.size
