@@ -140,6 +140,7 @@ def test_a_copy_of_a_table_goes_back_with_it(tmp_path: Path, mode: str) -> None:
             assert back.wait(PATIENCE)
             assert copy != before
             train(team, mode, range(4, 6))
+            team.workers[0].pull(timeout=PATIENCE)  # synchronous: the last step is committed then
             followed(feed, copy)
             rows: dict[int, list[float]] = {}
             for ids, values in team.workers[0].table("items").chunks(timeout=PATIENCE):
