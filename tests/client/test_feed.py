@@ -90,3 +90,15 @@ def test_a_job_that_lies_in_other_shards_is_read_anew() -> None:
 def test_what_is_no_cursor_is_said(since: Any) -> None:
     with pytest.raises(ConfigurationError, match="since is what the cursor of an earlier feed was"):
         Servers().feed(since)
+
+
+def test_a_cursor_of_another_cluster_is_none_of_this_one() -> None:
+    """Which counts its shards' copies from 1 as well."""
+    before, now = Servers(secret=1), Servers(secret=2)
+    feed, copy = before.feed(), dict[int, list[float]]()
+    for servers in (before, now):
+        servers.push(np.arange(50), 1.0)
+    followed(feed, copy)
+    now.push(np.arange(50), 1.0)
+    assert followed(now.feed(feed.cursor), copy)[0].reset
+    assert copy == now.rows()

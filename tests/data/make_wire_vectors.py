@@ -215,7 +215,7 @@ MESSAGES: dict[str, Message] = {
     ),
     "pull of rows": PullRows(11, 1, 41, "raw", 2, 5, (IDS,)),
     "scan of rows": ScanRows(12, 1, 2, 4096, 65536),
-    "scan of rows that have changed": ScanRows(13, 1, 2, 0, 65536, (1, 41, 40, 1 << 32, 7)),
+    "scan of rows that have changed": ScanRows(13, 1, 2, 0, 65536, ((1 << 64) - 1, 41, 40, 1 << 32, 7)),
     "load": Load(1, 1, ((0, 0, ()),), (W,)),
     "push of a slice": Push(2, 1, 1, 0, 0, 1, 0, 1, "raw", "raw", (), ((0, 0, ()),), (W,)),
     "push of ranges in two slices with a reply": Push(

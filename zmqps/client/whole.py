@@ -102,7 +102,8 @@ class WholeTable:
         Parameters
         ----------
         path : str or path
-            Of the new file. Nobody sees it before it is whole, and nothing is left of one that was not completed.
+            Of the new file. Nobody sees it before it is whole, and nothing is left of one that was not completed; but
+            a process that is killed leaves a file whose name ends with ``.tmp``.
         format : str, optional
             ``"parquet"``, ``"arrow"`` or ``"safetensors"``; by default as the name ends: .parquet, .arrow, .feather or
             .safetensors.

@@ -40,7 +40,7 @@ KINDS: dict[str, dict[str, Any]] = {
 class Servers:
     """A table on its shards, and the way there; answers are given at once."""
 
-    def __init__(self, most_gone: int = 1 << 10, staleness: int | None = None, **options: Any) -> None:
+    def __init__(self, most_gone: int = 1 << 10, staleness: int | None = None, secret: int = 0, **options: Any) -> None:
         spec = table(DIM, optimizer=optim.sgd(1.0), initial=initial.constant(1.0), **options).named("items")
         self.job = JobSpec(parameters=(), optimizer=optim.sgd(1.0).to_wire(), tables=(spec,), staleness=staleness)
         self.placement = Placement.balance(KeySpace.of(self.job), SHARDS)
@@ -49,7 +49,7 @@ class Servers:
         self.asked = 0  # scans
         self.fails = 0  # so many of the next ones
         self.epoch = 0
-        self.most_gone = most_gone
+        self.most_gone, self.secret = most_gone, secret
         self.shards: list[tuple[int, Rows]] = []
         for shard in range(SHARDS):
             self.shards.append(self.build(shard))
@@ -57,7 +57,7 @@ class Servers:
     def build(self, shard: int) -> tuple[int, Rows]:
         """Return a new copy of a shard, which is empty."""
         kernel = lambda spec: kernel_of_table(spec.optimizer, spec.name, spec.dim, "numpy")  # noqa: E731
-        rows = make_rows(self.job, self.placement, shard, kernel, available_nbytes=1 << 16)
+        rows = make_rows(self.job, self.placement, shard, kernel, available_nbytes=1 << 16, secret=self.secret)
         assert rows is not None
         rows.tables[0].gone = GoneLog(self.most_gone)
         self.epoch += 1

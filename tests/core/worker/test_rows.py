@@ -307,7 +307,7 @@ def test_a_scan_keeps_counters_ids_and_rows(ids: Array, data: st.DataObject) -> 
     [cargo] = flat(parts.whole(parts.slices[0]))
     target = ScanTarget(start=5, most=100, dim=DIM)
     num_gone = data.draw(st.integers(0, 3))
-    cursor = {"epoch": 4, "version": 9, "steps": 8, "lifetime": 1 << 32, "num_gone": 1 << 63}
+    cursor = {"copy": 4, "version": 9, "steps": 8, "lifetime": 1 << 32, "num_gone": 1 << 63}
     whole = np.frombuffer(scanned(ids, after=7, rows=3, hits=1 << 60, gone=num_gone, reset=1, **cursor), np.uint8)
     target.land([cargo], cut(data, whole), [9])
     assert target.gone.tolist() == [-1, 0, 1][:num_gone]

@@ -115,9 +115,9 @@ class ScanRows(Message):
 #: What a shard counts of its part of a table. Rows, and the bytes they take; ids looked up that had a row, and that had
 #: none; rows made, refused for want of room, expired, made way for others; touches of rows that are not admitted yet.
 COUNTED = ("rows", "nbytes", "hits", "misses", "new", "refused", "expired", "evicted", "waiting")
-#: How far somebody who follows a table is: the copy of the shard, and of the table there the messages or steps applied,
-#: updates, after how many of these a row expires, and rows that have gone.
-CURSOR = ("epoch", "version", "steps", "lifetime", "num_gone")
+#: How far somebody who follows a table is: a number that no other copy of a shard has, in no cluster; then of the table
+#: there the messages or steps applied, the updates, after how many of these a row expires, and the rows that have gone.
+CURSOR = ("copy", "version", "steps", "lifetime", "num_gone")
 #: What the answer to a `ScanRows` begins with: how many rows it has, where to go on (0: at the end), how many ids of
 #: rows that are gone, whether it begins anew, the cursor to follow with from where this scan has begun, the counters.
 SCANNED = ("count", "next", "gone", "reset", *CURSOR, *COUNTED)

@@ -48,12 +48,12 @@ class Told(NamedTuple):
     cursor: tuple[int, ...] = (0,) * len(CURSOR)
 
 
-def changes(table: RowTable, epoch: int, start: int, most: int, since: Sequence[int], now: float) -> Told:
+def changes(table: RowTable, copy: int, start: int, most: int, since: Sequence[int], now: float) -> Told:
     """Return rows, from a place on, that may have changed since a cursor, and ids that have gone since.
 
     Parameters
     ----------
-    table, epoch
+    table, copy
         The table, and the number of the shard's copy.
     start
         The place; at 0 a scan begins.
@@ -74,9 +74,9 @@ def changes(table: RowTable, epoch: int, start: int, most: int, since: Sequence[
         raise ProtocolError(f"a cursor has {len(CURSOR)} numbers, not {len(since)}")
     store, log = table.store, table.gone
     log.follow(now)
-    cursor = (epoch, table.version, table.steps, table.lifetime, log.end)
+    cursor = (copy, table.version, table.steps, table.lifetime, log.end)
     of, version, steps, lifetime, number = since
-    reset, gone = of != epoch, _NOTHING
+    reset, gone = of != copy, _NOTHING
     if not reset and not start:
         known = log.since(number)
         reset, gone = known is None, _NOTHING if known is None else known

@@ -78,15 +78,24 @@ class Rows:
         Whether gradients with NaN or infinity are refused.
     coding
         The door to the codecs.
+    secret
+        A number that nobody else knows, and no other copy of the shard has.
     """
 
     def __init__(
-        self, tables: Sequence[RowTable], first: int, *, reject_nonfinite: bool = True, coding: Coding = CODING
+        self,
+        tables: Sequence[RowTable],
+        first: int,
+        *,
+        reject_nonfinite: bool = True,
+        coding: Coding = CODING,
+        secret: int = 0,
     ) -> None:
         self.tables = tuple(tables)
         self._first = first
         self._reject_nonfinite = reject_nonfinite
         self._coding = coding
+        self._secret = secret
         self._staged: dict[int, dict[PushId, dict[int, list[Staged]]]] = {}  # by step, push and table
         self._used: dict[int, Counter[bytes]] = {}  # bytes, by step and worker
         self._reserved: dict[int, Counter[int]] = {}  # rows that may be made, by step and table
@@ -173,7 +182,8 @@ class Rows:
         store = table.store
         most = min(message.most, MAX_ANSWER_NBYTES // (table.spec.nbytes + ID_DTYPE.itemsize))
         if message.since:
-            told = changes(table, message.epoch, message.start, most, message.since, now)
+            copy = seed_of("copy", self._secret, message.epoch)  # also unlike those of clusters that were before
+            told = changes(table, copy, message.start, most, message.since, now)
         else:
             stop = min(store.end, message.start + most)
             rows = np.arange(min(message.start, stop), stop)
@@ -406,7 +416,7 @@ def make_rows(
         if capacity is not None:
             store.have_room(table.limit)
         tables.append(table)
-    return Rows(tables, slices[0].index, reject_nonfinite=job.nonfinite == "reject", coding=coding)
+    return Rows(tables, slices[0].index, reject_nonfinite=job.nonfinite == "reject", coding=coding, secret=secret)
 
 
 def capacity_nbytes(placement: Placement, index: int) -> int:
