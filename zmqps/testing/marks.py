@@ -95,6 +95,7 @@ class MarkedRows:
         # by life, epoch and table: of each id the pushes that came before its row was admitted
         self._waits: dict[tuple[Life, int, int], Counter[int]] = defaultdict(Counter)
         self._floors: dict[str, Any] = {}  # by path of a checkpoint: what was acknowledged before it was begun
+        self._left_before: dict[str, Any] = {}  # … and what had made way before
         self._marks_of: dict[int, tuple[Push, int, Array, int]] = {}  # by id: a push, its table, ids and mark
         self._seen: dict[Copy, _Seen] = {}
         self._named: dict[str, Array] = {}  # by server: which rows it was asked to change last
@@ -219,6 +220,7 @@ class MarkedRows:
 
     @staticmethod
     def _marks(differences: Any, who: str) -> Any:
+        assert np.isfinite(differences).all(), f"{who} has no values: {differences}"
         found = differences.astype(np.int64)
         assert np.array_equal(found, differences), f"{who} is not made of whole pushes: {differences}"
         return found
@@ -247,14 +249,25 @@ class MarkedRows:
             follows = isinstance(server.machine, ServerMachine) and server.machine.tenants[epoch].backup is not None
             gone = self._check_gone(simulation.now, server, table, marks, rows, self._seen.get(key), follows=follows)
             if live:
-                self._left[life][number] |= gone
-                if key not in self._seen and table.spec.when_full == "evict" and len(table) + MOST_IDS > table.limit:
-                    self._left[life][number][mine] |= ~marks[mine]  # what was loaded has no room in fewer servers
+                self._leave(life, number, table, mine, marks, gone, is_new=key not in self._seen)
             self._note(simulation.now, key, table, marks, rows)
             if live:
                 due = self._due(life, number)
                 due[~mine] = 0
                 assert (marks & due == due).all(), f"an acknowledged push of rows of {text} is missing: {marks}, {due}"
+
+    def _leave(
+        self, life: Life, number: int, table: RowTable, mine: Array, marks: Any, gone: Any, *, is_new: bool
+    ) -> None:
+        """Expect nothing any more of what has gone; assert that what had gone before does not come back."""
+        left, is_evicting = self._left[life][number], table.spec.when_full == "evict"
+        if is_new:  # it was loaded, perhaps from a time when they were there
+            left[mine] &= ~marks[mine]
+            if is_evicting and len(table) + MOST_IDS > table.limit:  # and may have no room for all
+                left[mine] |= self._attempted[life][number][mine] & ~marks[mine]
+        back = left & marks if is_evicting else np.zeros_like(left)
+        assert not back.any(), f"rows of {table.spec.name} that had made way have come back: {back}"
+        left |= gone
 
     def _due(self, life: Life, number: int) -> Any:
         return self._applied[life][number] & ~self._lost[life][number] & ~self._left[life][number]
@@ -315,8 +328,9 @@ class MarkedRows:
     # --- checkpoints ---------------------------------------------------------------------------
 
     def saving(self, path: str, life: Life) -> None:
-        """Note what a checkpoint must have at least."""
+        """Note what a checkpoint must have at least, and what it may not have."""
         self._floors[path] = self._due_of_all(life)
+        self._left_before[path] = self._left[life].copy()
 
     def _due_of_all(self, life: Life) -> Any:
         return self._applied[life] & ~self._lost[life] & ~self._left[life]
@@ -337,6 +351,8 @@ class MarkedRows:
         found = self._saved(saved)
         for number, spec in enumerate(self.specs):
             self._check_marks(found[number], self._attempted[life][number], spec)
+            back = found[number] & self._left_before[saved.path][number] & self._left[life][number]
+            assert spec.when_full != "evict" or not back.any(), f"{saved.path} has rows that had made way: {back}"
         due = self._floors[saved.path] & ~self._lost[life] & ~self._left[life]
         assert (found & due == due).all(), f"{saved.path} lacks rows that were acknowledged"
 

@@ -221,6 +221,7 @@ class SyncTraining(Training):
         for number, which, pull, target in self.trained.reads(attached.placement, simulation.rng):
             yield Exchange(pull=pull), self.timeout
             version = self._version_of(worker, pull)
+            assert version >= pull.version, f"{worker.name} asked for version {pull.version} of rows, and has {version}"
             if self.witness is not None:
                 rows = self.witness.read_by(worker).rows
                 rows.compare(version, f"what {worker.name} reads", number, which, target.out)
