@@ -48,7 +48,7 @@ def ticketed(role: str, incarnation: bytes, key: bytes = KEY, *, loads: bool = F
     return replace(hello(role, incarnation), secret=ticket, epoch=EPOCH)
 
 
-def ready_server() -> ServerMachine:
+def ready_server(assign: Assign = ASSIGN, placement: Placement = PLACEMENT) -> ServerMachine:
     """Return a server that has joined, built its shard and been loaded with ones."""
     identity = new_identity("server", endpoint="tcp://127.0.0.1:2")
     machine = ServerMachine(
@@ -58,12 +58,12 @@ def ready_server() -> ServerMachine:
     )
     machine.start(0.0)
     machine.handle(Received(COORDINATOR, Welcome(1, b"c" * 16, "c", 0, 1.0, 10.0, 1, 1)), 0.0)
-    for action in machine.handle(Received(COORDINATOR, ASSIGN), 0.0):
+    for action in machine.handle(Received(COORDINATOR, assign), 0.0):
         if isinstance(action, Run):
             machine.handle(Returned(action.tag, action.work()), 0.0)
     machine.handle(Received(b"@loader", ticketed("worker", b"l" * 16, loads=True)), 0.0)
-    for slice_ in PLACEMENT.slices[0]:
-        values = np.ones(slice_.size, PLACEMENT.keyspace.tables[slice_.table].dtype)
+    for slice_ in placement.slices[0]:
+        values = np.ones(slice_.size, placement.keyspace.tables[slice_.table].dtype)
         machine.handle(Received(b"@loader", Load(1, EPOCH, ((slice_.index, 0, ()),), (values,))), 0.0)
     assert machine.tenants[EPOCH].loaded
     return machine
