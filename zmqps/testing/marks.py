@@ -57,7 +57,7 @@ def table_spec(name: str, dim: int) -> TableSpec:
     return TableSpec(name=name, dim=dim, optimizer=sgd(1.0).to_wire(), **options)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class _Seen:
     """A copy of a table when it was looked at last."""
 
@@ -323,7 +323,7 @@ class MarkedRows:
             steps, at = seen.steps, seen.at
             changed = (marks != seen.marks).any(axis=1) | (rows & ~seen.rows)
             steps[changed], at[changed] = table.steps, now
-        self._seen[key] = _Seen(table.version, marks, rows, steps, at)
+        self._seen[key] = _Seen(version=table.version, marks=marks, rows=rows, steps=steps, at=at)
 
     # --- checkpoints ---------------------------------------------------------------------------
 

@@ -315,11 +315,11 @@ class Rows:
             parts = [(s.ids, s.grads, s.examples) for messages in grads for s in messages if s.ids.size]
             if any(grads):
                 ids, means = merged(parts, total, table.spec.dim)
-                table.update(ids, means)
+                table.update(ids, means, promised=True)
             taken = np.empty(0, np.int64)
             for staged in [s for messages in brought for s in messages if s.is_set]:  # the first has its way
                 fresh = ~np.isin(staged.ids, taken)
-                table.put(staged.ids[fresh], staged.grads[fresh])
+                table.put(staged.ids[fresh], staged.grads[fresh], promised=True)
                 taken = np.concatenate([taken, staged.ids[fresh]])
             table.version = step + 1
 

@@ -169,8 +169,10 @@ class RowTable:
             names = list(map(repr, self.spec.nonfinite(ids, grads)))
             raise NonFiniteGradientError(worker=worker, parameters=listed(names, 5))
 
-    def make_room(self, ids: Array, reserved: int = 0) -> int:
+    def make_room(self, ids: Array, reserved: int = 0, *, promised: bool = False) -> int:
         """Return at most how many of some different ids are new, once there is room for them beside others to come.
+
+        Where it was ``promised``, nobody is asked for memory any more: the index may have grown since.
 
         Raises
         ------
@@ -178,14 +180,15 @@ class RowTable:
             There is none, and nothing makes way for them.
         """
         store = self.store
-        if store.num_rows + ids.size + reserved <= self.limit and self._has_memory(ids.size + reserved):
+        room = store.num_rows + ids.size + reserved <= self.limit
+        if room and (promised or self._has_memory(ids.size + reserved)):
             return int(ids.size)
         new = store.count_absent(ids)
         lacking = store.num_rows + new + reserved - self.limit
         if self.spec.when_full == "evict" and lacking > 0:
             self._evict(lacking, ids)
             lacking = store.num_rows + new + reserved - self.limit
-        if new and (lacking > 0 or not self._has_memory(new + reserved)):
+        if new and (lacking > 0 or not (promised or self._has_memory(new + reserved))):
             self.counters["refused"] += new
             raise TableFullError(table=self.spec.name, num_rows=store.num_rows, new=new, nbytes=store.nbytes)
         return new
@@ -260,7 +263,7 @@ class RowTable:
         self.gone.add(self.store.ids[rows])
         self.store.remove(rows)
 
-    def update(self, ids: Array, grads: Array, *, begins: bool = True) -> None:
+    def update(self, ids: Array, grads: Array, *, begins: bool = True, promised: bool = False) -> None:
         """Apply gradients to rows; what fails changes nothing but that rows may be there, as they begin, or made way.
 
         Parameters
@@ -271,8 +274,10 @@ class RowTable:
             ``(len(ids), dim)``.
         begins
             Whether this is one more update of the table, or a part of the one before.
+        promised
+            As of `make_room`.
         """
-        self.make_room(ids)
+        self.make_room(ids, promised=promised)
         steps = self._number(begins=begins)
         rows, places = self._rows(ids, self.steps)
         if rows.size < ids.size:
@@ -286,9 +291,9 @@ class RowTable:
         self.steps = steps
         self._sweep(ids.size)
 
-    def put(self, ids: Array, values: Array) -> None:
+    def put(self, ids: Array, values: Array, *, promised: bool = False) -> None:
         """Let rows have some values, past the rule; their slots stay as they are. It is no update of the table."""
-        self.make_room(ids)
+        self.make_room(ids, promised=promised)
         steps, before = self._number(begins=False), self.store.num_rows
         found = self.store.insert(ids, steps % _STAMPS)
         new = self.store.num_rows - before

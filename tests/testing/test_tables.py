@@ -198,11 +198,11 @@ def test_rows_whose_seconds_are_those_of_an_update_before(monkeypatch: Patch) ->
 
 
 def test_rows_that_expire_by_a_second_message_of_an_update(monkeypatch: Patch) -> None:
-    def update(original: Any, table: RowTable, ids: Any, grads: Any, *, begins: bool = True) -> None:
+    def update(original: Any, table: RowTable, ids: Any, grads: Any, *, begins: bool = True, **more: Any) -> None:
         with monkeypatch.context() as patch:
             back = 0 if begins else 1
             wrap(patch, RowTable, "_rows", lambda rows, own, ids, now: rows(own, ids, now - back))
-            original(table, ids, grads, begins=begins)
+            original(table, ids, grads, begins=begins, **more)
 
     wrap(monkeypatch, RowTable, "update", update)
     caught("async-rows-expires", "have expired after")
