@@ -72,6 +72,7 @@ class Trained:
     decay: float = 0.0  # added to the gradient
     limit: float = np.inf  # of a row's gradient
     by_table: bool = False  # the number of an update is that of the table
+    lazy: float = 1.0  # what a row is multiplied by for each update of the table that it has missed
 
 
 SPECS: dict[Rule, Callable[..., optim.OptimizerSpec]] = {
@@ -102,6 +103,8 @@ def all_trained() -> dict[str, Trained]:
     found["adam that counts the table's updates"] = Trained(
         rule=adam, options=options, decay=DECAY, limit=LIMIT, by_table=True
     )
+    lazy = zmqps.table(DIM, optimizer=SPECS[adamw](), initial=normal(0.5), lazy_decay=True)
+    found["adamw that makes up for decay"] = Trained(rule=adamw, options=lazy, lazy=1 - 0.02 * DECAY)
     return found
 
 
@@ -113,6 +116,7 @@ class Alone:
         self.rows = {number: row.astype(np.float64) for number, row in zip(ids.tolist(), begin, strict=True)}
         self._slots: dict[int, list[Any]] = {number: [0.0, 0.0] for number in self.rows}
         self._counts = dict.fromkeys(self.rows, 0)
+        self._updated: dict[int, int] = {}  # by which update of the table last
         self._steps = 0
 
     def step(self, pushes: list[tuple[Array, Array, int]]) -> set[int]:
@@ -130,7 +134,9 @@ class Alone:
         return set(sums)
 
     def _update(self, number: int, g: Array) -> None:
-        trained, w = self._trained, self.rows[number]
+        trained, missed = self._trained, self._steps - 1 - self._updated.get(number, self._steps - 1)
+        w = self.rows[number] * trained.lazy**missed
+        self._updated[number] = self._steps
         self._counts[number] += 1
         g = g * min(1.0, trained.limit / max(float(np.linalg.norm(g)), 1e-300)) + trained.decay * w
         step = self._steps if trained.by_table else self._counts[number]
