@@ -299,3 +299,20 @@ def test_without_a_place_for_checkpoints_none_is_made() -> None:
         worker.init({}, tables=tables, timeout=PATIENCE)
         with pytest.raises(PSError):
             worker.checkpoint(timeout=PATIENCE)
+
+
+def test_who_goes_through_all_rows_begins_again_where_shards_are_cut_anew() -> None:
+    with InProcessCluster(servers=2) as cluster, zmqps.connect(cluster.address) as worker:
+        worker.init({}, tables={"t": zmqps.table(2, optimizer=optim.sgd(1.0))}, timeout=PATIENCE)
+        table, ids = worker.table("t"), np.arange(400)
+        table.load(ids, np.ones((400, 2)), timeout=PATIENCE)
+        seen, times = Counter[int](), 0
+        for some, _ in table.chunks(50, timeout=PATIENCE):
+            seen.update(some.tolist())
+            times += 1
+            if times == 3:
+                assert worker._requests is not None
+                worker._requests.lie(worker._requests._planned[0])  # as when the job lies in other shards
+        assert seen.keys() == set(ids.tolist())
+        assert seen.total() == 400 + 3 * 50
+        assert table.statistics(timeout=PATIENCE).rows == 400

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from zmqps.client.cache_options import CacheOptions, CacheStatistics, row_cache
     from zmqps.client.feed import Changes, Feed
     from zmqps.client.requests import Params
-    from zmqps.client.tables import Table, TableOptions, TableStatistics, table
+    from zmqps.client.tables import Table, TableOptions, table
+    from zmqps.client.whole import TableStatistics
     from zmqps.core.worker.rollbacks import Rollback
     from zmqps.core.worker.statistics import Statistics
     from zmqps.errors import PSError
@@ -66,7 +67,7 @@ _HOMES = {
     "Statistics": "zmqps.core.worker.statistics",
     "Table": "zmqps.client.tables",
     "TableOptions": "zmqps.client.tables",
-    "TableStatistics": "zmqps.client.tables",
+    "TableStatistics": "zmqps.client.whole",
     "Worker": "zmqps.worker",
     "connect": "zmqps.worker",
     "drain_on": "zmqps.worker",

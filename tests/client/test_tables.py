@@ -17,7 +17,8 @@ from tests.team import PATIENCE
 from zmqps import optim
 from zmqps.client.requests import Requests
 from zmqps.client.row_cache import RowCache
-from zmqps.client.tables import CHUNK_ROWS, Table, TableOptions, TableStatistics, specs_of, table
+from zmqps.client.tables import Table, TableOptions, specs_of, table
+from zmqps.client.whole import CHUNK_ROWS, TableStatistics
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.job.tables import MAX_DIM, TableSpec

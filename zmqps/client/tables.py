@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -14,10 +14,9 @@ from zmqps.client.cache_options import CacheStatistics
 from zmqps.client.joint import done
 from zmqps.client.row_cache import Call, RowCache
 from zmqps.client.thread import refuse_in_callback
-from zmqps.client.whole import CHUNK_ROWS, WholeTable
+from zmqps.client.whole import WholeTable
 from zmqps.codecs import Codec
 from zmqps.core.job.tables import TableSpec
-from zmqps.core.protocol.rows import COUNTED
 from zmqps.core.worker.operations import Exchange
 from zmqps.errors import ConfigurationError
 from zmqps.optim import OptimizerSpec
@@ -45,41 +44,6 @@ class TableOptions:
         counts: Any = spec.step_counts
         kernel_of_table(spec.optimizer, name, spec.dim, "numpy", counts)  # is there such a rule?
         return spec
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TableStatistics:
-    """What a table holds, and what became of its ids, over all servers since each of them has it.
-
-    Attributes
-    ----------
-    rows : int
-        That there are.
-    bytes : int
-        That they take, with slots and index.
-    hits, misses : int
-        Ids read that had a row, and that had none.
-    new : int
-        Rows made.
-    refused : int
-        Rows that were not made because there was no room for them.
-    expired : int
-        Rows that were not touched for so long that they were removed.
-    evicted : int
-        Rows that made way for others.
-    waiting : int
-        Touches of rows that were not admitted then.
-    """
-
-    rows: int = 0
-    bytes: int = 0
-    hits: int = 0
-    misses: int = 0
-    new: int = 0
-    refused: int = 0
-    expired: int = 0
-    evicted: int = 0
-    waiting: int = 0
 
 
 def table(
@@ -426,58 +390,6 @@ class Table(WholeTable):
         """Return what this worker's cache of the table holds, and what it has saved; without one, zeros."""
         cache = self._member._caches.get(self.name)
         return CacheStatistics() if cache is None else cache.statistics()
-
-    def statistics(self, *, timeout: float | None = None) -> TableStatistics:
-        """Ask the servers what the table holds, and what became of its ids."""
-        self.flush(timeout=timeout)
-        requests, total = self._requests(timeout), dict.fromkeys((f.name for f in fields(TableStatistics)), 0)
-        asked = [requests.scan(number, 0, 0) for number in range(requests.num_parts)]
-        futures = [self._member._submit(Exchange(pull=pull), timeout) for pull, _ in asked]
-        for future, (_, target) in zip(futures, asked, strict=True):
-            future.result()
-            for name in COUNTED:
-                total["bytes" if name == "nbytes" else name] += target.counters[name]
-        return TableStatistics(**total)
-
-    def __len__(self) -> int:
-        """Return how many rows there are on the servers."""
-        return self.statistics().rows
-
-    def chunks(self, most: int = CHUNK_ROWS, *, timeout: float | None = None) -> Iterator[tuple[Array, Array]]:
-        """Go through all rows, one shard after the other.
-
-        Parameters
-        ----------
-        most : int
-            How many rows come at a time, at most; fewer where they would take more than 64 MiB.
-        timeout : float, optional
-            Seconds, for each chunk.
-
-        Yields
-        ------
-        ids : int64 array ``(n,)``
-        rows : float32 array ``(n, dim)``
-            As they are when the chunk is read. While the table is trained, each row that was there at the beginning and
-            stays comes at least once; rows that come or go meanwhile may be missed.
-        """
-        most = checks.whole("most", most, 1, 1 << 32)
-        self.flush(timeout=timeout)
-        requests = self._requests(timeout)
-        for number in range(requests.num_parts):
-            start = 0
-            while True:
-                refuse_in_callback()
-                pull, target = requests.scan(number, start, most)
-                self._member._submit(Exchange(pull=pull), timeout).result()
-                if target.ids.size:
-                    yield target.ids, target.rows
-                start = target.next_start
-                if not start:
-                    break
-
-    def __iter__(self) -> Iterator[tuple[Array, Array]]:
-        """Go through all rows by `chunks`."""
-        return self.chunks()
 
     def _call(
         self, timeout: float | None, examples: int = 1, codec: str | Codec | None = None, step: bool | None = None

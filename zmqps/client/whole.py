@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from zmqps import checks
@@ -12,15 +13,52 @@ from zmqps.checkpoint.table_facts import TableFacts
 from zmqps.checkpoint.table_file import TableFile, read_table
 from zmqps.client.feed import Feed
 from zmqps.client.thread import refuse_in_callback
+from zmqps.core.protocol.arrays import Array
+from zmqps.core.protocol.rows import COUNTED
+from zmqps.core.worker.operations import Exchange
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from zmqps.client.rows import RowRequests
-    from zmqps.core.worker.operations import Exchange
 
 #: Rows that are asked for at a time, by default.
 CHUNK_ROWS = 65536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableStatistics:
+    """What a table holds, and what became of its ids, over all servers since each of them has it.
+
+    Attributes
+    ----------
+    rows : int
+        That there are.
+    bytes : int
+        That they take, with slots and index.
+    hits, misses : int
+        Ids read that had a row, and that had none.
+    new : int
+        Rows made.
+    refused : int
+        Rows that were not made because there was no room for them.
+    expired : int
+        Rows that were not touched for so long that they were removed.
+    evicted : int
+        Rows that made way for others.
+    waiting : int
+        Touches of rows that were not admitted then.
+    """
+
+    rows: int = 0
+    bytes: int = 0
+    hits: int = 0
+    misses: int = 0
+    new: int = 0
+    refused: int = 0
+    expired: int = 0
+    evicted: int = 0
+    waiting: int = 0
 
 
 class WholeTable:
@@ -35,11 +73,76 @@ class WholeTable:
     def load(self, ids: Any, values: Any, *, step: bool = False, timeout: float | None = None) -> None:
         raise NotImplementedError
 
+    def flush(self, *, timeout: float | None = None) -> None:
+        raise NotImplementedError
+
     def _requests(self, timeout: float | None) -> RowRequests:
         raise NotImplementedError
 
     def _exchange(self, exchange: Exchange, timeout: float | None) -> Future[Any]:
         raise NotImplementedError
+
+    def statistics(self, *, timeout: float | None = None) -> TableStatistics:
+        """Ask the servers what the table holds, and what became of its ids."""
+        self.flush(timeout=timeout)
+        while True:
+            requests = self._requests(timeout)
+            asked = [requests.scan(number, 0, 0) for number in range(requests.num_parts)]
+            for future in [self._exchange(Exchange(pull=pull), timeout) for pull, _ in asked]:
+                future.result()
+            if self._requests(timeout) is requests:  # else shards were cut anew meanwhile
+                break
+        found = {"bytes" if name == "nbytes" else name: name for name in COUNTED}
+        return TableStatistics(**{name: sum(target.counters[of] for _, target in asked) for name, of in found.items()})
+
+    def __len__(self) -> int:
+        """Return how many rows there are on the servers."""
+        return self.statistics().rows
+
+    def chunks(self, most: int = CHUNK_ROWS, *, timeout: float | None = None) -> Iterator[tuple[Array, Array]]:
+        """Go through all rows, one shard after the other.
+
+        Parameters
+        ----------
+        most : int
+            How many rows come at a time, at most; fewer where they would take more than 64 MiB.
+        timeout : float, optional
+            Seconds, for each chunk.
+
+        Yields
+        ------
+        ids : int64 array ``(n,)``
+        rows : float32 array ``(n, dim)``
+            As they are when the chunk is read. While the table is trained, each row that was there at the beginning and
+            stays comes at least once; rows that come or go meanwhile may be missed. Where servers come or go meanwhile
+            (`zmqps scale`), all come again.
+        """
+        most = checks.whole("most", most, 1, 1 << 32)
+        self.flush(timeout=timeout)
+        while not (yield from self._pieces(most, timeout)):
+            pass
+
+    def _pieces(self, most: int, timeout: float | None) -> Generator[tuple[Array, Array], None, bool]:
+        """Go through all shards; return whether they were the same from the first to the last."""
+        requests = self._requests(timeout)
+        for number in range(requests.num_parts):
+            start = 0
+            while True:
+                refuse_in_callback()
+                pull, target = requests.scan(number, start, most)
+                self._exchange(Exchange(pull=pull), timeout).result()
+                if self._requests(timeout) is not requests:
+                    return False
+                if target.ids.size:
+                    yield target.ids, target.rows
+                start = target.next_start
+                if not start:
+                    break
+        return True
+
+    def __iter__(self) -> Iterator[tuple[Array, Array]]:
+        """Go through all rows by `chunks`."""
+        return self.chunks()
 
     def changes(
         self,
