@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import threading
@@ -76,9 +77,17 @@ def scale(cluster: zmqps.LocalCluster) -> None:
         cluster.scale(servers, timeout=PATIENCE)
 
 
-@pytest.mark.parametrize("params", [{}, {"w": np.zeros(30_000, np.float32)}], ids=["alone", "beside parameters"])
-@pytest.mark.parametrize("staleness", [None, 2, 0])
-@pytest.mark.parametrize(("trouble", "replicas"), [(lose, 1), (drain, 0), (drain, 1), (scale, 0), (scale, 1)])
+TROUBLES = [(lose, 1), (drain, 0), (drain, 1), (scale, 0), (scale, 1)]
+ALONE, BESIDE = {}, {"w": np.zeros(30_000, np.float32)}  # parameters
+#: Each kind in each mode, with parameters every other time.
+CASES = [
+    pytest.param(trouble, replicas, staleness, params, id=f"{trouble.__name__}-{replicas}-{staleness}-{len(params)}")
+    for (trouble, replicas), turn in zip(TROUBLES, itertools.cycle([0, 1]), strict=False)
+    for staleness, params in zip([None, 2, 0], [ALONE, BESIDE, ALONE, BESIDE][turn:], strict=False)
+]
+
+
+@pytest.mark.parametrize(("trouble", "replicas", "staleness", "params"), CASES)
 def test_no_row_is_lost_and_no_gradient_counts_twice(
     trouble: Callable[[zmqps.LocalCluster], None],
     replicas: int,

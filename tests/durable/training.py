@@ -2,7 +2,8 @@
 
 Worker ``i`` pushes whole numbers to a parameter of its own and to a shared one, with plain descent and a rate of 1. In
 asynchronous mode its own parameter is minus what was acknowledged of its pushes, after each of them. In synchronous
-mode the shared parameter is minus three times the version: all take part, and the mean of what they push is 3.
+mode the shared parameter is minus three times the version: all take part, and the mean of what they push is 3. The same
+numbers go to rows of a sparse table: some that are its own, and some that all share.
 """
 
 from __future__ import annotations
@@ -20,12 +21,20 @@ import zmqps
 #: Elements of each parameter: together some slices for each server.
 SIZE = 20_000
 SLICE_NBYTES = 16 << 10
+#: Rows of each worker in the sparse table, and shared ones, by worker; their ids are all over the buckets.
+ROWS, DIM = 500, 4
+SPREAD = 1_000_000_007
 #: What workers push to the shared parameter, and to their own; the mean is 3 for four and for two of them.
 SHARED, OWN = (2, 4, 3, 3), 6
 MEAN = 3
 #: Seconds that any step may take before the training counts as broken.
 PATIENCE = 60.0
 STALENESS: Mapping[str, int | None] = {"async": None, "ssp": 3, "sync": 0}
+
+
+def row_ids(number: int) -> np.ndarray:
+    """Return the ids of a worker's rows, or of the shared ones behind those of all workers."""
+    return np.arange(number * ROWS, (number + 1) * ROWS) * SPREAD
 
 
 class Training:
@@ -71,18 +80,25 @@ class Training:
         names = ["shared", *(f"own{i}" for i in range(workers))]
         worker.init(
             {name: np.zeros(SIZE, np.float32) for name in names}, optimizer=zmqps.optim.sgd(1.0),
+            tables={"rows": zmqps.table(DIM, optimizer=zmqps.optim.sgd(1.0))},
             staleness=STALENESS[self._mode], workers=workers, timeout=PATIENCE, **self._options,
         )  # fmt: skip
+        table, own, shared = worker.table("rows"), row_ids(index), row_ids(workers)
+        ids = np.concatenate([own, shared])
+        rows = np.repeat([[OWN], [SHARED[index]]], ROWS, axis=0).repeat(DIM, axis=1).astype(np.float32)
         amounts = {"shared": SHARED[index], f"own{index}": OWN}
         pushed = names if self._mode == "sync" else list(amounts)
         gradient = {name: np.full(SIZE, amounts.get(name, 0), np.float32) for name in pushed}
         done = 0
         while not (self._stop.is_set() and (self._mode != "sync" or done >= self._stop_at)):
             began = time.monotonic()
+            table.push(ids, rows, step=False, timeout=PATIENCE)  # the next one ends the step
             worker.push(gradient, timeout=PATIENCE)
             done += 1
             pulled = worker.pull(["shared", f"own{index}"], timeout=PATIENCE)
             self._check(index, done, pulled)
+            if self._mode != "sync" and not (table.pull(own, timeout=PATIENCE) == -OWN * done).all():
+                self.wrong.append(f"rows of worker {index} are not {-OWN * done} after push {done}")
             with self._news:
                 self._longest_s = max(self._longest_s, time.monotonic() - began)
                 self.acknowledged[index] = done
@@ -91,6 +107,9 @@ class Training:
         worker.barrier("all have pushed", timeout=PATIENCE)
         if index == 0:
             self.final = {name: np.array(value) for name, value in worker.pull(timeout=PATIENCE).items()}
+            for number in range(workers + 1):
+                name = f"rows of own{number}" if number < workers else "rows of shared"
+                self.final[name] = table.rows(row_ids(number), timeout=PATIENCE)
         worker.barrier("all is read", timeout=PATIENCE)
         worker.finish(timeout=PATIENCE)
 
@@ -143,6 +162,7 @@ class Training:
         else:
             shared = -sum(n * SHARED[i] for i, n in enumerate(self.acknowledged))
             expected = {"shared": shared, **{f"own{i}": -OWN * n for i, n in enumerate(self.acknowledged)}}
+        expected |= {f"rows of {name}": value for name, value in expected.items()}
         for name, value in expected.items():
             if not (self.final[name] == value).all():
                 wrong.append(f"{name} is {np.unique(self.final[name])[:5]} in the end, not {value}")
