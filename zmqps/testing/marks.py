@@ -85,7 +85,7 @@ class MarkedRows:
     def __init__(self, lives: int, names: Sequence[str]) -> None:
         self.specs = tuple(table_spec(name, lives) for name in names)
         self._begin = [beginnings(spec) for spec in self.specs]
-        shape = (len(names), IDS.size, lives)
+        self._shape = shape = (len(names), IDS.size, lives)
         # of each life of the job, by table, id and worker, as sums of marks
         self._attempted: dict[Life, Any] = defaultdict(lambda: np.zeros(shape, np.int64))
         self._applied: dict[Life, Any] = defaultdict(lambda: np.zeros(shape, np.int64))  # at least: acknowledged
@@ -337,7 +337,7 @@ class MarkedRows:
 
     def _saved(self, saved: SavedJob, *, late: bool = True) -> Any:
         """Return the marks of all rows in a checkpoint, by table, id and worker; ``late``: of expired ones as well."""
-        found = np.zeros((len(self.specs), IDS.size, self.specs[0].dim), np.int64)
+        found = np.zeros(self._shape, np.int64)
         for number, spec in enumerate(self.specs):
             which, arrays = saved.rows_of(spec.name, number)
             for values in arrays:  # there are no slots

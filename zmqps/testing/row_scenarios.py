@@ -13,6 +13,12 @@ from zmqps.testing.several import SeveralJobs
 from zmqps.testing.synchronous import SyncTraining
 from zmqps.testing.training import Training
 
+#: Kinds in which shards move, and all that take longer.
+MOVES = "replicas", "drains", "scales"
+LASTING = *MOVES, "departures", "returned"
+#: Who waits for so long does not give up and try again what was lost: it has to come by itself.
+PATIENT_S = 200.0
+
 #: `zmqps.testing.scenarios.Scenario`.
 S = TypeVar("S")
 #: Kinds of faults, with parameters and tables in one job. A kind that a mode does not have is left out.
@@ -67,11 +73,12 @@ def _training(mode: str, kind: str, **others: Any) -> Callable[[], Training]:
     """Return what trains tables, and perhaps parameters, where such a kind of faults is."""
     options: dict[str, Any] = {"steps": 6, "parameters": 2, "compute_s": 0.4}
     if kind in ("drops", "breaks"):
-        options |= {"timeout": 200.0}  # nobody gives up and tries again what was lost: it has to come by itself
+        options |= {"timeout": PATIENT_S}
     elif kind == "slow":
         options |= {"steps": 3, "size": 1024, "slice_nbytes": 8 << 10, "timeout": 2000.0}
-    elif kind == "departures" or kind.startswith("returned"):
+    elif kind.startswith(LASTING):
         options |= {"compute_s": 1.0, "steps": 8}
+        options |= {"timeout": PATIENT_S} if kind.startswith(MOVES) else {}
     if mode == "sync":
         special: dict[str, dict[str, Any]] = {"backup": {"aggregate": 2}, "skips": {"skips": 0.4}}
         options |= {"tables": ("items", "users"), **special.get(kind, {}), **others}
