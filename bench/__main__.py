@@ -22,6 +22,7 @@ from bench.cases import (
     refill,
     resizing,
     saving,
+    sparse,
     sync_step,
     walk,
 )
@@ -39,7 +40,7 @@ def main() -> None:
 
 cases = (
     *(push, pull, push_pull, sync_step, latency, fairness, apply, codecs, core, walk, memory, members),
-    *(checkpoint, saving, changes, copies, refill),
+    *(checkpoint, saving, changes, copies, refill, sparse),
 )
 for command in (*(module.command for module in (*cases, suite, compare, peers)), resizing.drain, resizing.scale):
     main.add_command(command)

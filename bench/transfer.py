@@ -214,7 +214,7 @@ def record(operation: str, setup: Setup) -> merge.Trace:
     """Run some steps once more, every process recording what it does; return that."""
     with tempfile.TemporaryDirectory(prefix="zmqps-trace-") as directory:
         with ExitStack() as stack:
-            stack.enter_context(_recording(directory))
+            stack.enter_context(recording(directory))
             cluster = _cluster(stack, setup)
             workers = start_workers(stack, cluster.address, setup, operation)
             call_all(workers, "steps", "recorded", WARM_UP + min(setup.steps, RECORDED_STEPS))
@@ -223,7 +223,7 @@ def record(operation: str, setup: Setup) -> merge.Trace:
 
 
 @contextmanager
-def _recording(directory: str) -> Iterator[None]:
+def recording(directory: str) -> Iterator[None]:
     """Let processes that are started now record into a directory; this one does not."""
     os.environ[VARIABLE] = directory
     try:
