@@ -10,7 +10,7 @@ import numpy as np
 Array = np.ndarray[Any, np.dtype[Any]]
 
 KINDS = ("zipf", "uniform")
-#: Of Zipf's law: the n-th row is touched n**-1.05 times as often as the first, about what clicks on advertisements show.
+#: Of Zipf's law: the n-th row is touched n**-1.05 times as often as the first, about as clicks on advertisements are.
 EXPONENT = 1.05
 #: Different batches of a worker, which take turns: what they touch together is far more than a cache holds.
 NUM_BATCHES = 8

@@ -216,8 +216,9 @@ def print_beside(rows: Sequence[Row]) -> None:
     console.print(table)
     extra = rows[0].extra
     console.print(
-        f"{extra['different']:,} different ids a batch; {extra['table_rows']:,} rows in {extra['table_nbytes'] / 1e6:,.0f} MB, "
-        f"{extra['to_raw']:.2f} times their values; loaded at {extra['loaded_rows_per_s'] / 1e6:.2f} million rows/s",
+        f"{extra['different']:,} different ids a batch; {extra['table_rows']:,} rows in "
+        f"{extra['table_nbytes'] / 1e6:,.0f} MB, {extra['to_raw']:.2f} times their values; "
+        f"loaded at {extra['loaded_rows_per_s'] / 1e6:.2f} million rows/s",
         style="dim",
         highlight=False,
     )
@@ -251,7 +252,7 @@ def _ratio(value: float | None) -> str:
     "python",
     type=click.Path(exists=True, path_type=Path),
     metavar="PYTHON",
-    help="Let TensorFlow and PyTorch do a step, too: the interpreter of their environment (`make bench-peers` makes it).",
+    help="Let TensorFlow and PyTorch do a step, too: the interpreter of their environment (see `peers`).",
 )
 @click.option("--peer", "names", type=click.Choice(tuple(PEERS)), multiple=True, help="Only this; may be repeated.")
 @click.option("--phases", is_flag=True, help="Record some more push_pulls, and show what they consist of.")
@@ -281,8 +282,8 @@ def command(
 
     Beside it, in turns: plain sockets that move the same bytes (the limit); one process in which numpy gathers the
     rows and writes as many as were pushed (moved), or sums gradients and applies the optimizer as well (numpy), each
-    knowing where rows are; a table of zmqps' in one process, without messages (own table). With one worker some rows are
-    compared with what numpy makes of all pushes; a wrong one fails the case.
+    knowing where rows are; a table of zmqps' in one process, without messages (own table). With one worker some rows
+    are compared with what numpy makes of all pushes; a wrong one fails the case.
     """
     sparse = Sparse(RowWork(**fields), transport, steps)
     rows = measure(sparse, operations or OPERATIONS, python, names or tuple(PEERS))
