@@ -1,13 +1,26 @@
 """The one way zmqps compiles a loop: for one signature, without the interpreter lock, kept on disk.
 
 Only modules named ``kernels`` use it, and `zmqps.optim.rows`. Numba is imported on the first call, so that
-importing zmqps stays quick and a process that never computes never pays for it.
+importing zmqps stays quick and a process that never computes never pays for it. What loops may ask the processor for
+beyond Python is here as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
+
+#: How many rows before it is needed a loop over scattered rows asks for one: at 10 ns to compute a row, memory that
+#: answers in 100 ns has done so by then.
+AHEAD = 8
+#: Of a row that is longer the processor loads the rest by itself once the first elements are read.
+MOST_ELEMENTS = 128
+_LINE_ELEMENTS = 16  # of float32, which a cache line has
+
+
+def prefetch(array: Any, row: Any) -> None:
+    """Ask for a row of an array, or for an element, that is needed soon; does nothing where nothing is compiled."""
 
 
 def compiled(loop: Callable[..., Any], signature: Any) -> Callable[..., Any]:
@@ -26,6 +39,7 @@ def compiled(loop: Callable[..., Any], signature: Any) -> Callable[..., Any]:
     """
     import numba
 
+    _teach_prefetch()
     try:
         return numba.njit([signature], nogil=True, error_model="numpy", cache=True)(loop)
     except (RuntimeError, OSError):  # no cache directory; one that is full or was made read-only
@@ -47,3 +61,43 @@ def inner(function: Callable[..., Any]) -> Callable[..., Any]:
     unwrapped: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}  # which its types leave out
     made: Callable[..., Any] = numba.njit(error_model="numpy", **unwrapped)(function)
     return made
+
+
+@cache
+def _teach_prefetch() -> None:
+    """Let numba know what `prefetch` is in compiled code: the processor's instruction for it."""
+    from numba import types
+    from numba.core import cgutils
+    from numba.extending import intrinsic, overload
+
+    ir = cgutils.ir  # type: ignore[attr-defined]
+    number, pointer = ir.IntType(32), ir.IntType(8).as_pointer()
+
+    def line(context: Any, array: Any, row: Any, element: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            found = context.make_array(signature.args[0])(context, builder, arguments[0])
+            strides = cgutils.unpack_tuple(builder, found.strides)  # type: ignore[no-untyped-call]
+            offset = builder.mul(arguments[1], strides[0])
+            if len(strides) == 2:
+                offset = builder.add(offset, builder.mul(arguments[2], strides[1]))
+            kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
+            name = "llvm.prefetch.p0"
+            instruction = cgutils.get_or_insert_function(builder.module, kind, name)  # type: ignore[no-untyped-call]
+            place = builder.gep(builder.bitcast(found.data, pointer), [offset])
+            builder.call(instruction, [place, number(0), number(3), number(1)])  # to read, into all caches, data
+            return context.get_dummy_value()
+
+        return types.void(array, types.int64, types.int64), generate
+
+    load_line: Any = intrinsic(line)
+
+    @overload(prefetch)
+    def compile_prefetch(array: Any, row: Any) -> Any:
+        def of_rows(array: Any, row: Any) -> None:
+            for element in range(0, min(array.shape[1], MOST_ELEMENTS), _LINE_ELEMENTS):
+                load_line(array, row, element)
+
+        def of_elements(array: Any, row: Any) -> None:
+            load_line(array, row, 0)
+
+        return of_rows if array.ndim == 2 else of_elements

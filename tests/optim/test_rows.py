@@ -53,6 +53,18 @@ def start(rows: int = 20, dim: int = 5) -> np.ndarray:
     return np.random.default_rng(9).standard_normal((rows, dim))
 
 
+@pytest.mark.parametrize("dim", [1, 8, 12, 64, 200])
+@pytest.mark.parametrize("name", ["rowwise_adagrad", "rowwise_adagrad with options"])
+def test_the_mean_of_a_rows_squares_is_right_at_any_length(name, dim):
+    kernels = [make_row_kernel(rule_of(ROW_SPECS[name]), dim, backend) for backend in BACKENDS]
+    one, other = (Table(kernel, start(dim=dim)) for kernel in kernels)
+    for rows, grads in batches(dim=dim):
+        for table in (one, other):
+            table.update(rows, grads)
+    assert np.allclose(one.row_slots[0], other.row_slots[0], rtol=1e-6, atol=0.0)
+    assert np.allclose(one.values, other.values, rtol=2e-6, atol=2e-6)
+
+
 @pytest.mark.parametrize("step_counts", ["rows", "table"])
 @pytest.mark.parametrize("name", ROW_SPECS)
 def test_the_compiled_loop_does_what_numpy_does(name, step_counts):

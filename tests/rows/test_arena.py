@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from psutil import Process
 
 from zmqps.rows import arena
 
@@ -14,6 +15,14 @@ def test_memory_comes_when_it_is_written_to_and_goes_when_it_is_released():
     flat = many.reshape(-1)
     arena.release(flat, 1 << 33, (1 << 33) + 4096)
     assert not many[1 << 29].any()
+
+
+def test_a_little_takes_little_where_much_is_reserved():
+    before = Process().memory_info().rss
+    arrays = [arena.reserve(1 << 24, 16) for _ in range(32)]
+    for array in arrays:
+        array[0] = 1.0
+    assert Process().memory_info().rss - before < len(arrays) * arena.HUGE_FROM_NBYTES // 64
 
 
 def test_parts_of_pages_are_kept():

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..jit import AHEAD, prefetch
 from .loops import gradient, update
 
 
@@ -44,6 +45,7 @@ def shrink(values: Any, rows: Any, keep: Any) -> None:
 
 def loop_0(values: Any, rows: Any, grads: Any, p: Any, scales: Any, numbers: Any, which: Any) -> None:
     for i in range(rows.size):
+        prefetch(values, rows[min(i + AHEAD, rows.size - 1)])
         r, s, q = rows[i], limits(p, scales, i), pick(numbers, which[i])
         for j in range(values.shape[1]):
             w = values[r, j]
@@ -52,6 +54,9 @@ def loop_0(values: Any, rows: Any, grads: Any, p: Any, scales: Any, numbers: Any
 
 def loop_1(values: Any, rows: Any, grads: Any, a: Any, p: Any, scales: Any, numbers: Any, which: Any) -> None:
     for i in range(rows.size):
+        ahead = rows[min(i + AHEAD, rows.size - 1)]
+        prefetch(values, ahead)
+        prefetch(a, ahead)
         r, s, q = rows[i], limits(p, scales, i), pick(numbers, which[i])
         for j in range(values.shape[1]):
             w = values[r, j]
@@ -60,6 +65,10 @@ def loop_1(values: Any, rows: Any, grads: Any, a: Any, p: Any, scales: Any, numb
 
 def loop_2(values: Any, rows: Any, grads: Any, a: Any, b: Any, p: Any, scales: Any, numbers: Any, which: Any) -> None:
     for i in range(rows.size):
+        ahead = rows[min(i + AHEAD, rows.size - 1)]
+        prefetch(values, ahead)
+        prefetch(a, ahead)
+        prefetch(b, ahead)
         r, s, q = rows[i], limits(p, scales, i), pick(numbers, which[i])
         for j in range(values.shape[1]):
             w = values[r, j]
@@ -70,6 +79,11 @@ def loop_3(
     values: Any, rows: Any, grads: Any, a: Any, b: Any, c: Any, p: Any, scales: Any, numbers: Any, which: Any
 ) -> None:
     for i in range(rows.size):
+        ahead = rows[min(i + AHEAD, rows.size - 1)]
+        prefetch(values, ahead)
+        prefetch(a, ahead)
+        prefetch(b, ahead)
+        prefetch(c, ahead)
         r, s, q = rows[i], limits(p, scales, i), pick(numbers, which[i])
         for j in range(values.shape[1]):
             w, d = values[r, j], gradient(values[r, j], grads[i, j], *s)
@@ -77,16 +91,31 @@ def loop_3(
 
 
 def loop_row(values: Any, rows: Any, grads: Any, a: Any, p: Any, scales: Any, numbers: Any, which: Any) -> None:
+    dim = values.shape[1]
+    squares = np.empty(8, np.float32)
     for i in range(rows.size):
+        ahead = rows[min(i + AHEAD, rows.size - 1)]
+        prefetch(values, ahead)
+        prefetch(a, ahead)
         r, s, q = rows[i], limits(p, scales, i), pick(numbers, which[i])
-        total = np.float32(0.0)
-        for j in range(values.shape[1]):
+        # eight sums side by side, as numpy adds: they need not wait for each other, and every processor has the same
+        for k in range(8):
+            squares[k] = 0.0
+        for block in range(dim // 8):
+            for k in range(8):
+                d = gradient(values[r, 8 * block + k], grads[i, 8 * block + k], *s)
+                squares[k] += d * d
+        total = ((squares[0] + squares[1]) + (squares[2] + squares[3])) + (
+            (squares[4] + squares[5]) + (squares[6] + squares[7])
+        )
+        for j in range(dim // 8 * 8, dim):
             d = gradient(values[r, j], grads[i, j], *s)
             total += d * d
-        a[r] = row_update(total / np.float32(values.shape[1]), a[r], *q)
-        for j in range(values.shape[1]):
+        slot = row_update(total / np.float32(dim), a[r], *q)
+        a[r] = slot  # kept aside: what is read back from an array would be computed anew for each element
+        for j in range(dim):
             w = values[r, j]
-            (values[r, j],) = update(w, gradient(w, grads[i, j], *s), a[r], *q)
+            (values[r, j],) = update(w, gradient(w, grads[i, j], *s), slot, *q)
 
 
 BY_SLOTS = (loop_0, loop_1, loop_2, loop_3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import sys
 from typing import Any
@@ -14,6 +15,9 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _NORESERVE = 0x4000 if sys.platform == "linux" else 0
 _FLAGS = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", _NORESERVE)
 PAGE_NBYTES = mmap.PAGESIZE
+#: From here on an array may take pages of 2 MiB: rows lie anywhere, and with small pages to find them in memory takes
+#: longer than to read them. What begins earlier takes no more than it needs.
+HUGE_FROM_NBYTES = 8 << 20
 
 
 def reserve(num_rows: int, *shape: int, dtype: Any = np.float32) -> Array:
@@ -34,6 +38,9 @@ def reserve(num_rows: int, *shape: int, dtype: Any = np.float32) -> Array:
         memory = mmap.mmap(-1, size * kind.itemsize, flags=_FLAGS, prot=mmap.PROT_READ | mmap.PROT_WRITE)
     except (OSError, OverflowError, ValueError) as error:
         raise MemoryError(f"no address space for {size * kind.itemsize:,} bytes of rows: {error}") from None
+    if len(memory) > HUGE_FROM_NBYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a system without them
+            memory.madvise(mmap.MADV_HUGEPAGE, HUGE_FROM_NBYTES)
     return np.frombuffer(memory, kind, size).reshape(num_rows, *shape)
 
 

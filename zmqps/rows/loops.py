@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from zmqps.jit import AHEAD, prefetch
+
 EMPTY = 0
 TOMBSTONE = 0xFFFFFFFF
 #: With a good hash and an index that is three quarters full nothing is looked for this long.
@@ -32,9 +34,12 @@ def mix(ids: Any, seed: Any, out: Any) -> None:
 
 def find(ids: Any, hashes: Any, index: Any, own: Any, rows: Any) -> int:
     """Write the rows of ids that are in an index, where ``rows`` has none (-1) yet; return how many these are."""
-    mask = np.uint64(index.size - 1)
+    mask, last = np.uint64(index.size - 1), ids.size - 1
     found = 0
     for i in range(ids.size):
+        prefetch(index, np.int64(hashes[min(i + 2 * AHEAD, last)] & mask))
+        likely = np.int64(index[hashes[min(i + AHEAD, last)] & mask])
+        prefetch(own, likely - 1 if likely != TOMBSTONE and likely != EMPTY else 0)
         if rows[i] >= 0:
             continue
         place = hashes[i] & mask
@@ -60,8 +65,9 @@ def insert(
     then how many places of the index are taken that were empty. ``fresh`` is 1 for the ids whose row is new. Done
     again, it goes on where it has ended.
     """
-    mask = np.uint64(index.size - 1)
+    mask, last = np.uint64(index.size - 1), ids.size - 1
     for i in range(ids.size):
+        prefetch(index, np.int64(hashes[min(i + AHEAD, last)] & mask))
         if rows[i] >= 0:
             continue
         place = hashes[i] & mask
@@ -106,6 +112,7 @@ def place(entries: Any, hashes: Any, index: Any) -> int:
     """Put rows that it does not have into an index; return how many could be."""
     mask = np.uint64(index.size - 1)
     for i in range(entries.size):
+        prefetch(index, np.int64(hashes[min(i + AHEAD, entries.size - 1)] & mask))
         at = hashes[i] & mask
         done = False
         for _ in range(MOST_PROBES):
@@ -137,6 +144,7 @@ def erase(ids: Any, hashes: Any, index: Any, own: Any) -> None:
 def copy(rows: Any, values: Any, out: Any) -> None:
     """Write the values of rows that there are (not -1)."""
     for i in range(rows.size):
+        prefetch(values, max(0, rows[min(i + AHEAD, rows.size - 1)]))
         row = rows[i]
         if row >= 0:
             for j in range(out.shape[1]):
