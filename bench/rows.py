@@ -20,7 +20,7 @@ from zmqps.optim.rows import RowKernel, kernel_of_table
 from zmqps.rows import arena
 from zmqps.rows.initial import Initial, filler
 from zmqps.rows.store import RowStore
-from zmqps.rows.unique import group, spread, summed
+from zmqps.rows.unique import different, spread, summed
 
 ROW_OPTIMIZERS: dict[str, Callable[[], zmqps.optim.OptimizerSpec]] = {
     **OPTIMIZERS,
@@ -218,7 +218,6 @@ class OwnTable:
         self._ids = [ids_of(numbers) for numbers in work.batches()]
         self._grads = [gradients(work, batch) for batch in range(len(self._ids))]
         self._out = np.empty((work.batch, work.dim), np.float32)
-        self._parts = np.zeros(NUM_BUCKETS, np.int64)
         self._at = 0
         if fill:
             fill_table(self.table, work.rows)
@@ -240,12 +239,12 @@ class OwnTable:
         return seconds
 
     def _pull(self, batch: int) -> None:
-        grouped = group(self._ids[batch], self._parts, 1, 0)
-        spread(self.table.read(grouped.ids), 0, grouped.inverse, self._out)
+        found = different(self._ids[batch], 0)
+        spread(self.table.read(found.ids), 0, found.inverse, self._out)
 
     def _push(self, batch: int) -> None:
-        grouped = group(self._ids[batch], self._parts, 1, 0)
-        self.table.update(grouped.ids, summed(self._grads[batch], grouped.inverse, grouped.size))
+        found = different(self._ids[batch], 0)
+        self.table.update(found.ids, summed(self._grads[batch], found.inverse, found.size))
 
 
 def make_table(rows: int, dim: int, optimizer: str) -> RowTable:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zmqps.rows.hashing import NUM_BUCKETS, buckets_of
-from zmqps.rows.unique import group, merged, spread, summed
+from zmqps.rows.unique import different, group, merged, spread, summed
 
 IDS = st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 3), max_size=60).map(lambda x: np.array(x, np.int64))
 
@@ -16,7 +16,7 @@ IDS = st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-3, 3), max_size=6
 @given(ids=IDS, parts=st.integers(1, 5), seed=st.integers(0, 2**64 - 1))
 def test_each_id_comes_once_in_its_part_in_the_order_of_first_occurrence(ids, parts, seed):
     part_of = np.arange(NUM_BUCKETS, dtype=np.int64) * parts // NUM_BUCKETS
-    found = group(ids, part_of, parts, seed)
+    found = group(different(ids, seed), part_of, parts)
     assert np.array_equal(found.ids[found.inverse], ids)
     expected = [[] for _ in range(parts)]
     for number, bucket in zip(ids.tolist(), buckets_of(ids, seed).tolist(), strict=True):
@@ -30,7 +30,7 @@ def test_each_id_comes_once_in_its_part_in_the_order_of_first_occurrence(ids, pa
 def test_gradients_of_an_id_are_added_and_rows_go_to_all_who_asked(ids, seed):
     rng = np.random.default_rng(seed)
     grads = rng.integers(-9, 9, (ids.size, 3)).astype(np.float32)
-    found = group(ids, np.zeros(NUM_BUCKETS, np.int64), 1, 1)
+    found = different(ids, 1)
     total = summed(grads, found.inverse, found.size)
     for number, row in zip(found.ids, total, strict=True):
         assert np.array_equal(row, grads[ids == number].sum(axis=0))
@@ -43,7 +43,7 @@ def test_gradients_of_an_id_are_added_and_rows_go_to_all_who_asked(ids, seed):
 
 def test_an_id_may_be_repeated_a_million_times():
     ids = np.full(1_000_000, 7, np.int64)
-    found = group(ids, np.zeros(NUM_BUCKETS, np.int64), 1, 0)
+    found = different(ids, 0)
     assert found.ids.tolist() == [7]
     assert summed(np.ones((ids.size, 1), np.float32), found.inverse, 1).tolist() == [[1_000_000.0]]
 

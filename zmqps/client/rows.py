@@ -20,7 +20,7 @@ from zmqps.core.worker.rows import RowParts, RowSource, RowTarget, ScanTarget
 from zmqps.core.worker.transfer import Pull, Push
 from zmqps.errors import ConfigurationError, DtypeError, ShapeError
 from zmqps.gpu.handover import Handover
-from zmqps.rows.unique import Grouped, summed
+from zmqps.rows.unique import Different, Grouped, summed
 
 #: What ids may be of; those of unsigned 64 bits are taken as the signed ones of the same bits.
 ID_DTYPES = {name: "int64" for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")}
@@ -54,8 +54,9 @@ class RowRequests:
     def pull(self, ids: Any, out: Any, codec: str | Codec | None) -> tuple[Pull, Callable[[Any], Any]]:
         """Return the transfer of `zmqps.Table.pull`, and what makes its result."""
         flat, shape = self._ids(ids)
-        parts = self.parts.part_of_bucket(flat.size)
-        wanted = self.parts.group(flat, parts)
+        asked = self.parts.different(flat)
+        parts = self.parts.part_of_bucket(asked.size)
+        wanted = self.parts.group(asked, parts)
         target, result = self._receive(wanted, shape, out, codec)
         return Pull(cargoes=self.parts.cargoes(parts, None, wanted), target=target), result
 
@@ -72,8 +73,9 @@ class RowRequests:
     def push(self, ids: Any, grads: Any, examples: int, codec: str | Codec | None, step: bool | None) -> Push:
         """Return the transfer of `zmqps.Table.push`."""
         flat, _, rows = self._rows(ids, grads, "gradients")
-        parts = self.parts.part_of_bucket(flat.size)
-        push, pushed = self._push(flat, rows, parts, examples, codec, step)
+        brought = self.parts.different(flat)
+        parts = self.parts.part_of_bucket(brought.size)
+        push, pushed = self._push(brought, rows, parts, examples, codec, step)
         push.cargoes = self.parts.cargoes(parts, pushed, None, everywhere=self._job.mode == "sync")
         return push
 
@@ -91,9 +93,10 @@ class RowRequests:
         """Return the transfers of `zmqps.Table.push_pull`, and what makes its result."""
         flat, _, rows = self._rows(ids, grads, "gradients")
         others, shape = self._ids(next_ids)
-        parts = self.parts.part_of_bucket(flat.size + others.size)
-        push, pushed = self._push(flat, rows, parts, examples, codec, step)
-        wanted = self.parts.group(others, parts)
+        brought, asked = self.parts.different(flat), self.parts.different(others)
+        parts = self.parts.part_of_bucket(brought.size + asked.size)
+        push, pushed = self._push(brought, rows, parts, examples, codec, step)
+        wanted = self.parts.group(asked, parts)
         target, result = self._receive(wanted, shape, out, pull_codec)
         if self._job.mode == "async":  # one round trip: each message brings gradients, and asks for rows after them
             push.cargoes = self.parts.cargoes(parts, pushed, wanted)
@@ -105,8 +108,9 @@ class RowRequests:
         """Return the transfer of `zmqps.Table.load`."""
         checks.flag("step", step)
         flat, _, rows = self._rows(ids, values, "values")
-        parts = self.parts.part_of_bucket(flat.size)
-        grouped = self.parts.group(flat, parts)
+        brought = self.parts.different(flat)
+        parts = self.parts.part_of_bucket(brought.size)
+        grouped = self.parts.group(brought, parts)
         own = np.empty((grouped.size, self.spec.dim), np.float32)
         own[grouped.inverse] = rows  # of an id that is named twice the last one
         if self._job.nonfinite == "reject" and not are_finite([own.reshape(-1)]):
@@ -128,7 +132,7 @@ class RowRequests:
 
     def _push(
         self,
-        flat: Array,
+        brought: Different,
         rows: Array,
         parts: Any,
         examples: int,
@@ -146,7 +150,7 @@ class RowRequests:
                     "never come; rows travel in raw, bf16, fp16 or int8"
                 )
             text = RAW
-        grouped = self.parts.group(flat, parts)
+        grouped = self.parts.group(brought, parts)
         sums = summed(rows, grouped.inverse, grouped.size)
         source = RowSource(rows=sums, codec=text, checked=True)
         if self._job.nonfinite == "reject" and not are_finite([sums.reshape(-1)]):

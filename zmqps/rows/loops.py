@@ -214,20 +214,18 @@ def fill(ids: Any, rows: Any, out: Any, seed: Any, kind: int, a: float, b: float
             out[rows[i], j] = np.float32(a + b * t)
 
 
-def group(
-    hashes: Any, ids: Any, part_of_bucket: Any, shift: Any, table: Any, firsts: Any, parts: Any, inverse: Any
-) -> int:
-    """Number different ids in the order in which they come; return how many there are, and write the part of each."""
+def group(hashes: Any, ids: Any, shift: Any, table: Any, firsts: Any, buckets: Any, inverse: Any) -> int:
+    """Number different ids in the order in which they come; return how many there are, and write the bucket of each."""
     mask = np.uint64(table.size - 1)
     num = 0
     for i in range(ids.size):
         at = hashes[i] & mask
         while True:
-            entry = table[at]
+            entry = np.int64(table[at])
             if entry == 0:
-                table[at] = num + 1
+                table[at] = np.uint32(num + 1)
                 firsts[num] = ids[i]
-                parts[num] = part_of_bucket[np.int64(hashes[i] >> shift)]
+                buckets[num] = np.int64(hashes[i] >> shift)
                 inverse[i] = num
                 num += 1
                 break
@@ -238,21 +236,24 @@ def group(
     return num
 
 
-def order(firsts: Any, parts: Any, inverse: Any, offsets: Any, numbers: Any, ids: Any) -> None:
-    """Write different ids part by part, and renumber ``inverse``; ``offsets`` begins as zeros."""
-    for u in range(parts.size):
-        offsets[parts[u] + 1] += 1
+def order(
+    firsts: Any, buckets: Any, part_of_bucket: Any, inverse: Any, offsets: Any, numbers: Any, ids: Any, ordered: Any
+) -> None:
+    """Write different ids part by part, and ``inverse`` with their new numbers; ``offsets`` begins as zeros."""
+    for u in range(buckets.size):
+        offsets[part_of_bucket[buckets[u]] + 1] += 1
     for part in range(offsets.size - 1):
         offsets[part + 1] += offsets[part]
-    for u in range(parts.size):
-        numbers[u] = offsets[parts[u]]
-        offsets[parts[u]] += 1
+    for u in range(buckets.size):
+        part = part_of_bucket[buckets[u]]
+        numbers[u] = offsets[part]
+        offsets[part] += 1
         ids[numbers[u]] = firsts[u]
     for part in range(offsets.size - 1, 0, -1):
         offsets[part] = offsets[part - 1]
     offsets[0] = 0
     for i in range(inverse.size):
-        inverse[i] = numbers[inverse[i]]
+        ordered[i] = numbers[inverse[i]]
 
 
 def add(grads: Any, inverse: Any, seen: Any, out: Any) -> None:

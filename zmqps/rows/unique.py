@@ -12,6 +12,29 @@ from zmqps.rows.hashing import BUCKET_BITS, Array, mixed
 from zmqps.rows.kernels import kernel
 
 
+class Different(NamedTuple):
+    """Different ids of some, in the order in which they came.
+
+    Attributes
+    ----------
+    ids
+        int64, each once.
+    buckets
+        int64: the bucket of each.
+    inverse
+        int64: which of them each id was.
+    """
+
+    ids: Array
+    buckets: Array
+    inverse: Array
+
+    @property
+    def size(self) -> int:
+        """How many there are."""
+        return int(self.ids.size)
+
+
 class Grouped(NamedTuple):
     """Different ids, part by part.
 
@@ -35,30 +58,46 @@ class Grouped(NamedTuple):
         return int(self.ids.size)
 
 
-def group(ids: Array, part_of_bucket: Array, num_parts: int, seed: int) -> Grouped:
-    """Return the different ids of some, grouped by part.
+def different(ids: Array, seed: int) -> Different:
+    """Return the different ids of some.
 
     Parameters
     ----------
     ids
         int64, of one dimension.
-    part_of_bucket
-        int64: the part that each bucket belongs to.
-    num_parts
-        How many there are.
     seed
         Of the buckets.
     """
     num = ids.size
     hashes = mixed(ids, seed)
-    table = np.zeros(1 << max(4, (2 * num - 1).bit_length()), np.int64)
-    firsts, parts, inverse = np.empty(num, np.int64), np.empty(num, np.int64), np.empty(num, np.int64)
-    different = kernel(loops.group)(
-        hashes, ids, part_of_bucket, np.uint64(64 - BUCKET_BITS), table, firsts, parts, inverse
+    table = np.zeros(1 << max(4, (2 * num - 1).bit_length()), np.uint32)
+    firsts, buckets, inverse = np.empty(num, np.int64), np.empty(num, np.int64), np.empty(num, np.int64)
+    found = kernel(loops.group)(hashes, ids, np.uint64(64 - BUCKET_BITS), table, firsts, buckets, inverse)
+    return Different(firsts[:found], buckets[:found], inverse)
+
+
+def group(found: Different, part_of_bucket: Array, num_parts: int) -> Grouped:
+    """Return different ids grouped by part.
+
+    Parameters
+    ----------
+    found
+        The ids.
+    part_of_bucket
+        int64: the part that each bucket belongs to.
+    num_parts
+        How many there are.
+    """
+    if num_parts == 1:
+        return Grouped(found.ids, np.array([0, found.size]), found.inverse)
+    ids, offsets, numbers = (
+        np.empty(found.size, np.int64),
+        np.zeros(num_parts + 1, np.int64),
+        np.empty(found.size, np.int64),
     )
-    found, offsets, numbers = np.empty(different, np.int64), np.zeros(num_parts + 1, np.int64), table[:different]
-    kernel(loops.order)(firsts[:different], parts[:different], inverse, offsets, numbers, found)
-    return Grouped(found, offsets, inverse)
+    ordered = np.empty(found.inverse.size, np.int64)
+    kernel(loops.order)(found.ids, found.buckets, part_of_bucket, found.inverse, offsets, numbers, ids, ordered)
+    return Grouped(ids, offsets, ordered)
 
 
 def summed(grads: Array, inverse: Array, size: int) -> Array:

@@ -113,7 +113,7 @@ def test_messages_of_a_large_batch_are_of_the_size_of_a_chunk(shards: int, monke
     monkeypatch.setattr(rows, "CHUNK_NBYTES", 1 << 12)
     parts, ids = parts_of(shards), some_ids(10_000)
     where = parts.part_of_bucket(ids.size)
-    found = flat(parts.cargoes(where, parts.group(ids, where), None))
+    found = flat(parts.cargoes(where, parts.group(parts.different(ids), where), None))
     assert all(cargo.nbytes == cargo.pushed.size * (TABLE.nbytes + 8) for cargo in found)
     assert sum(cargo.nbytes for cargo in found) == ids.size * (TABLE.nbytes + 8)
     assert max(cargo.nbytes for cargo in found) < 1.5 * rows.CHUNK_NBYTES
@@ -130,7 +130,7 @@ def test_a_shard_that_has_no_bucket_gets_no_message() -> None:
     parts = RowParts(Placement.balance(keyspace, NUM_BUCKETS + 2, 64), 0)
     assert len(parts.slices) == NUM_BUCKETS
     where = parts.part_of_bucket(1)
-    found = parts.cargoes(where, parts.group(some_ids(9), where), None, everywhere=True)
+    found = parts.cargoes(where, parts.group(parts.different(some_ids(9)), where), None, everywhere=True)
     assert sorted(map(len, found)) == [0] * 2 + [1] * NUM_BUCKETS
 
 
@@ -160,7 +160,7 @@ def test_pushed_and_wanted_ids_go_once_each_with_the_message_of_their_bucket(
 ) -> None:
     parts = parts_of(shards)
     where = parts.part_of_bucket(num_rows)
-    mine, theirs = parts.group(pushed, where), parts.group(wanted, where)
+    mine, theirs = parts.group(parts.different(pushed), where), parts.group(parts.different(wanted), where)
     found = parts.cargoes(where, mine, theirs)
     check(parts, where, found, pushed, wanted=False)
     check(parts, where, found, wanted, wanted=True)
@@ -179,7 +179,7 @@ def test_a_push_begins_once_on_each_shard_and_everywhere_if_all_are_told_of_it(
 ) -> None:
     parts = parts_of(shards)
     where = parts.part_of_bucket(num_rows)
-    pushed = parts.group(ids, where)
+    pushed = parts.group(parts.different(ids), where)
     told, everywhere = parts.cargoes(where, pushed, None), parts.cargoes(where, pushed, None, everywhere=True)
     for some, all_ in zip(told, everywhere, strict=True):
         assert [cargo.begins for cargo in some] == [True, *[False] * len(some)][: len(some)]
@@ -193,7 +193,7 @@ def test_a_push_begins_once_on_each_shard_and_everywhere_if_all_are_told_of_it(
 def test_nothing_is_no_message_unless_everybody_is_to_know() -> None:
     parts = parts_of(3)
     where = parts.part_of_bucket(0)
-    nothing = parts.group(np.empty(0, np.int64), where)
+    nothing = parts.group(parts.different(np.empty(0, np.int64)), where)
     assert parts.cargoes(where, nothing, nothing) == ((), (), ())
     assert parts.cargoes(where, None, None) == ((), (), ())
     assert [len(row) for row in parts.cargoes(where, nothing, None, everywhere=True)] == [1, 1, 1]
@@ -215,7 +215,7 @@ def test_the_whole_part_of_a_shard_is_asked_of_that_shard(shards: int) -> None:
 def test_each_message_brings_the_rows_of_its_ids(ids: Array, shards: int, num_rows: int) -> None:
     parts = parts_of(shards)
     where = parts.part_of_bucket(num_rows)
-    pushed = parts.group(ids, where)
+    pushed = parts.group(parts.different(ids), where)
     source = RowSource(rows=values_of(pushed.ids))
     for cargo in flat(parts.cargoes(where, pushed, None, everywhere=True)):
         expected = values_of(cargo.pushed).reshape(-1)
@@ -226,7 +226,7 @@ def test_each_message_brings_the_rows_of_its_ids(ids: Array, shards: int, num_ro
 def test_rows_are_sent_where_they_lie() -> None:
     parts = parts_of(1)
     where = parts.part_of_bucket(0)
-    pushed = parts.group(some_ids(30_000), where)
+    pushed = parts.group(parts.different(some_ids(30_000)), where)
     source = RowSource(rows=values_of(pushed.ids))
     [cargo] = flat(parts.cargoes(where, pushed, None))
     [payload] = source.payload([cargo])
@@ -246,7 +246,7 @@ def test_each_row_lands_at_every_position_that_asked_for_it(
 ) -> None:
     parts = parts_of(shards)
     where = parts.part_of_bucket(num_rows)
-    wanted = parts.group(ids, where)
+    wanted = parts.group(parts.different(ids), where)
     target, landed = target_of(wanted), np.zeros(ids.size, bool)
     for version, cargo in enumerate(data.draw(st.permutations(flat(parts.cargoes(where, None, wanted))))):
         assert target.size_of(cargo) == cargo.wanted.size * DIM
@@ -269,7 +269,7 @@ def cut(data: st.DataObject, array: Array) -> list[Array]:
 def test_an_answer_of_another_size_is_refused_and_nothing_is_written(wrong: int) -> None:
     parts = parts_of(2)
     where = parts.part_of_bucket(0)
-    wanted = parts.group(some_ids(50), where)
+    wanted = parts.group(parts.different(some_ids(50)), where)
     target = target_of(wanted)
     cargo = flat(parts.cargoes(where, None, wanted))[0]
     with pytest.raises(ProtocolError):
@@ -281,7 +281,7 @@ def test_an_answer_of_another_size_is_refused_and_nothing_is_written(wrong: int)
 def test_what_was_read_of_an_older_version_is_told_and_can_be_forgotten() -> None:
     parts = parts_of(3)
     where = parts.part_of_bucket(0)
-    wanted = parts.group(some_ids(50), where)
+    wanted = parts.group(parts.different(some_ids(50)), where)
     target = target_of(wanted)
     found = flat(parts.cargoes(where, None, wanted))
     for version, cargo in zip((4, 5, 5), found, strict=True):
@@ -358,8 +358,8 @@ class Connection:
 
     def push(self, ids: Array, num_rows: int = 0, *, wanted: Array | None = None, **options: Any) -> Push:
         where = self.parts.part_of_bucket(num_rows)
-        pushed = self.parts.group(ids, where)
-        asked = None if wanted is None else self.parts.group(wanted, where)
+        pushed = self.parts.group(self.parts.different(ids), where)
+        asked = None if wanted is None else self.parts.group(self.parts.different(wanted), where)
         codec = options.pop("codec", "raw")
         source = RowSource(rows=values_of(pushed.ids), codec=codec, checked=True)
         target = None if asked is None else target_of(asked, codec=options.pop("reply_codec", "raw"))
@@ -367,7 +367,7 @@ class Connection:
 
     def pull(self, ids: Array, num_rows: int = 0, codec: str = "raw") -> Pull:
         where = self.parts.part_of_bucket(num_rows)
-        wanted = self.parts.group(ids, where)
+        wanted = self.parts.group(self.parts.different(ids), where)
         return Pull(cargoes=self.parts.cargoes(where, None, wanted), target=target_of(wanted, codec=codec), version=6)
 
 
@@ -484,7 +484,7 @@ def test_a_pull_leaves_behind_the_pushes_to_its_table_and_before_those_to_others
     push, pull = connection.push(ids), connection.pull(ids)
     users = RowParts(Placement.balance(KeySpace((W,), (OTHER, TABLE)), 1, 64), 1)
     where = users.part_of_bucket(1)
-    wanted = users.group(ids, where)
+    wanted = users.group(users.different(ids), where)
     target = RowTarget(inverse=wanted.inverse, out=np.zeros((1, MAX_DIM), np.float32))
     elsewhere = Pull(cargoes=users.cargoes(where, None, wanted), target=target)
     assert connection.begin(push) + connection.begin(pull) + connection.begin(elsewhere) == []

@@ -18,7 +18,7 @@ from zmqps.core.worker.outbox import Request
 from zmqps.core.worker.plan import Cargo
 from zmqps.core.worker.transfer import Pull, Push, Source, Target
 from zmqps.errors import ProtocolError
-from zmqps.rows.unique import Grouped, group, spread
+from zmqps.rows.unique import Different, Grouped, different, group, spread
 
 if TYPE_CHECKING:
     from zmqps.core.protocol.messages import Buffer
@@ -73,8 +73,12 @@ class RowParts:
         """The shards' parts of the table."""
         return self._slices
 
+    def different(self, ids: Array) -> Different:
+        """Return the different ids of some."""
+        return different(ids, self.spec.bucket_seed)
+
     def part_of_bucket(self, num_rows: int) -> tuple[Array, list[Slice]]:
-        """Return, for so many rows, the part each bucket belongs to, and the slice of each part."""
+        """Return, for so many different rows, the part each bucket belongs to, and the slice of each part."""
         nbytes = num_rows * (self.spec.nbytes + 8)
         pieces = max(1, -(-nbytes // (CHUNK_NBYTES * len(self._slices))))
         pieces = 1 << (min(pieces, NUM_BUCKETS) - 1).bit_length()  # few different maps
@@ -88,9 +92,9 @@ class RowParts:
             self._maps[pieces] = parts, of_part
         return self._maps[pieces]
 
-    def group(self, ids: Array, parts: tuple[Array, list[Slice]]) -> Grouped:
-        """Return the different ids of some, by part."""
-        return group(ids, parts[0], len(parts[1]), self.spec.bucket_seed)
+    def group(self, found: Different, parts: tuple[Array, list[Slice]]) -> Grouped:
+        """Return different ids by part."""
+        return group(found, parts[0], len(parts[1]))
 
     def cargoes(
         self,
