@@ -13,7 +13,9 @@ from bench.cases import (
     copies,
     core,
     fairness,
+    growing,
     latency,
+    lookups,
     members,
     memory,
     pull,
@@ -40,7 +42,7 @@ def main() -> None:
 
 cases = (
     *(push, pull, push_pull, sync_step, latency, fairness, apply, codecs, core, walk, memory, members),
-    *(checkpoint, saving, changes, copies, refill, sparse),
+    *(checkpoint, saving, changes, copies, refill, sparse, lookups, growing),
 )
 for command in (*(module.command for module in (*cases, suite, compare, peers)), resizing.drain, resizing.scale):
     main.add_command(command)

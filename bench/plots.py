@@ -12,7 +12,7 @@ OPERATIONS = ("push", "pull", "push_pull")
 
 
 def write_plots(rows: Sequence[Row], directory: Path) -> list[Path]:
-    """Draw times beside their limits, goodput over size, and phases; return the files written."""
+    """Draw times beside their limits, goodput over size, phases, and tables of rows; return the files written."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -20,7 +20,13 @@ def write_plots(rows: Sequence[Row], directory: Path) -> list[Path]:
 
     directory.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, draw in (("times", _draw_times), ("goodput", _draw_goodput), ("phases", _draw_phases)):
+    for name, draw in (
+        ("times", _draw_times),
+        ("goodput", _draw_goodput),
+        ("phases", _draw_phases),
+        ("sparse", _draw_sparse),
+        ("lookups", _draw_lookups),
+    ):
         figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
         if draw(axes, rows):
             for kind in ("png", "svg"):
@@ -31,7 +37,7 @@ def write_plots(rows: Sequence[Row], directory: Path) -> list[Path]:
 
 
 def _draw_times(axes, rows: Sequence[Row]) -> bool:  # type: ignore[no-untyped-def]
-    timed = [row for row in rows if row.median_s and row.limit_s]
+    timed = [row for row in rows if row.median_s and row.limit_s and row.case != "lookups"]
     places = range(len(timed))
     axes.barh(places, [1e3 * row.median_s for row in timed], 0.6, label="zmqps, median")
     axes.plot([1e3 * row.limit_s for row in timed], places, "k|", markersize=14, label="limit in the same run")
@@ -73,3 +79,31 @@ def _draw_phases(axes, rows: Sequence[Row]) -> bool:  # type: ignore[no-untyped-
     if recorded:
         axes.legend(fontsize=8)
     return bool(recorded)
+
+
+def _draw_sparse(axes, rows: Sequence[Row]) -> bool:  # type: ignore[no-untyped-def]
+    sparse = [row for row in rows if row.case.startswith("sparse ")]
+    names = list(dict.fromkeys(name for row in sparse for name in row.extra if f"ratio_to_{name[:-2]}" in row.extra))
+    height = 0.8 / (len(names) + 1)
+    for number, name in enumerate(["median_s", *names]):
+        times = [1e3 * (row.median_s if name == "median_s" else row.extra.get(name, 0.0)) for row in sparse]
+        places = [place + number * height for place in range(len(sparse))]
+        axes.barh(places, times, height, label="zmqps" if name == "median_s" else name[:-2])
+    axes.set_yticks(range(len(sparse)), [row.title for row in sparse], fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xlabel("milliseconds an operation")
+    axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=4, frameon=False)
+    return bool(sparse)
+
+
+def _draw_lookups(axes, rows: Sequence[Row]) -> bool:  # type: ignore[no-untyped-def]
+    found = sorted((row.extra["table_rows"], row) for row in rows if row.case == "lookups")
+    for name, label in (("update", "update"), ("read", "read"), ("find", "find"), ("take", "numpy.take")):
+        style = "--" if name == "take" else "o-"
+        axes.plot([size for size, _ in found], [row.extra[f"{name}_ns"] for _, row in found], style, label=label)
+    axes.set_xscale("log")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("rows of the table")
+    axes.set_ylabel("nanoseconds a row")
+    axes.legend()
+    return bool(found)
