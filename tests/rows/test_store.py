@@ -127,6 +127,27 @@ def test_an_index_grows_little_by_little_and_loses_nothing():
     assert store.find(np.array(list(known))).tolist() == list(known.values())
 
 
+def test_an_index_doubles_and_has_its_memory_before_it_is_needed():
+    store, sizes = make(1, 1 << 17), list[int]()
+    for start in range(0, 60_000, 50):
+        coming, prepared = store._next, store._prepared
+        store.insert(np.arange(start, start + 50))
+        if not sizes or store._index.size != sizes[-1]:
+            sizes.append(store._index.size)
+            if len(sizes) > 1:
+                assert store._index is coming
+                assert prepared == coming.size
+    assert sizes == [1 << power for power in range(10, 18)]
+
+
+def test_an_index_full_of_what_is_gone_is_replaced_by_one_of_its_size():
+    store = make(1, 1 << 12)
+    for start in range(0, 6000, 100):
+        store.remove(store.insert(np.arange(start, start + 100)))
+        store.validate()
+    assert store._index.size == 1 << 10
+
+
 def test_a_call_that_inserts_moves_a_bounded_part_of_an_old_index(monkeypatch):
     monkeypatch.setattr(store_module, "MOVED_PLACES", 64)
     store = make(1)

@@ -22,9 +22,15 @@ from zmqps.rows.kernels import kernel
 #: An index is replaced when this part of its places is taken; the next one has twice as many, or as many where that was
 #: mostly tombstones.
 MOST_TAKEN = 0.7
+#: So much of it at most is taken by rows that are there, so that all of them have been moved before it is replaced.
+MOST_MOVED = 0.45
 SMALLEST_INDEX = 1 << 10
 #: Places of an old index that are moved with each call that inserts: so many, or so many times the ids of the call.
 MOVED_PLACES, MOVED_PER_ID = 1 << 14, 4
+#: From this part of an index on, the memory of the next one is taken, so many places with each call that inserts, or so
+#: many for each of its ids: all is there when the first call needs it, which puts ids all over it.
+PREPARED_FROM = 0.5
+PREPARED_PLACES, PREPARED_PER_ID = 1 << 14, 16
 #: Rows that a scan looks at in one go.
 SCANNED_ROWS = 1 << 16
 MAX_ROWS = (1 << 32) - 3
@@ -96,6 +102,8 @@ class RowStore:
         self._taken = 0  # places of the index that are not empty
         self._old: Array | None = None  # the one before, while it is moved
         self._moved = 0  # its places that were
+        self._next: Array | None = None  # the one to come
+        self._prepared = 0  # its places that take memory
         self._free = np.empty(16, np.int64)
         #: Rows to be taken first; the first that was never taken; places of the index that were taken in a call.
         self._state = np.zeros(3, np.int64)
@@ -125,7 +133,8 @@ class RowStore:
     def nbytes(self) -> int:
         """Bytes of memory that are in use."""
         old = 0 if self._old is None else (self._old.size - self._moved) * self._old.itemsize
-        return self.end * self.row_nbytes + self._index.nbytes + old
+        coming = 0 if self._next is None else self._prepared * self._next.itemsize
+        return self.end * self.row_nbytes + self._index.nbytes + old + coming
 
     # --- finding -------------------------------------------------------------------------------
 
@@ -222,6 +231,8 @@ class RowStore:
         self._begin(made)
         if self._old is not None:
             self._move(max(MOVED_PLACES, MOVED_PER_ID * ids.size))
+        elif self._taken > PREPARED_FROM * self._index.size:
+            self._prepare(max(PREPARED_PLACES, PREPARED_PER_ID * ids.size))
         return rows
 
     def _begin(self, rows: Array) -> None:
@@ -370,11 +381,22 @@ class RowStore:
             if self._old is not None:
                 self._move(self._old.size)
             size = self._index.size
-            while self.num_rows + new > MOST_TAKEN / 2 * size:
+            while self.num_rows + new > MOST_MOVED * size:
                 size *= 2
             self._old, self._moved = self._index, 0
-            self._index, self._taken = arena.reserve(size, dtype=np.uint32), 0
+            prepared, self._next = self._next, None
+            if prepared is None or prepared.size != size:
+                prepared = arena.reserve(size, dtype=np.uint32)
+            self._index, self._taken = prepared, 0
             waits = self.num_rows
+
+    def _prepare(self, num_places: int) -> None:
+        """Take the memory of some places of the index that will come next, if rows go on to come."""
+        if self._next is None or self._next.size < 2 * self._index.size:
+            self._next, self._prepared = arena.reserve(2 * self._index.size, dtype=np.uint32), 0
+        stop = min(self._next.size, self._prepared + num_places)
+        self._next[self._prepared : stop] = loops.EMPTY
+        self._prepared = stop
 
     def _move(self, num_places: int) -> None:
         """Move some places of the old index to the new one."""
