@@ -15,7 +15,7 @@ EXPONENT = 1.05
 #: Different batches of a worker, which take turns: what they touch together is far more than a cache holds.
 NUM_BATCHES = 8
 #: A prime: multiplied by it, modulo the number of rows, those that are touched often do not lie together.
-_SPREAD = 1_000_000_007
+_SPREAD = 2_654_435_761
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

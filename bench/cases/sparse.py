@@ -255,7 +255,11 @@ def _ratio(value: float | None) -> str:
     help="Let TensorFlow and PyTorch do a step, too: the interpreter of their environment (see `peers`).",
 )
 @click.option("--peer", "names", type=click.Choice(tuple(PEERS)), multiple=True, help="Only this; may be repeated.")
-@click.option("--phases", is_flag=True, help="Record some more push_pulls, and show what they consist of.")
+@click.option(
+    "--phases",
+    is_flag=True,
+    help="Record some more push_pulls, and show what they consist of once gradients are summed.",
+)
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),

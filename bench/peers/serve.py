@@ -11,9 +11,10 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from bench import models
+from bench.ids import KINDS, RowWork
 
 LEARNING_RATE = 1e-3
 GRADIENT_SCALE = 1e-2
@@ -53,7 +54,23 @@ def serve(start: Callable[[Work], Peer]) -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--optimizer", default="sgd", choices=("sgd", "adam"))
     parser.add_argument("--variant", default="")
-    work = Work(**vars(parser.parse_args()))
+    _serve(start, Work(**vars(parser.parse_args())))
+
+
+def serve_rows(start: Callable[[RowWork, str], Peer]) -> None:
+    """The same for rows of a table; ``start`` takes the work, and the variant."""
+    parser, usual = argparse.ArgumentParser(), RowWork()
+    for name in ("rows", "dim", "batch", "servers", "workers"):
+        parser.add_argument(f"--{name}", type=int, default=getattr(usual, name))
+    parser.add_argument("--ids", default=usual.ids, choices=KINDS)
+    parser.add_argument("--optimizer", default="adagrad")
+    parser.add_argument("--variant", default="")
+    fields = vars(parser.parse_args())
+    variant = fields.pop("variant")
+    _serve(lambda work: start(work, variant), RowWork(**fields))
+
+
+def _serve(start: Callable[[Any], Peer], work: Any) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the system itself prints must not be taken for an answer
     peer = start(work)

@@ -51,7 +51,7 @@ from zmqps.optim.device_rows import DeviceRowKernel
 from zmqps.optim.rows import RowKernel, kernel_of_table, rule_of_table
 from zmqps.rows.kernels import warm_up as warm_up_rows
 from zmqps.rows.store import RowStore
-from zmqps.trace.record import watch, watch_rules, watched_coding
+from zmqps.trace.record import watch, watch_row_kernel, watch_rules, watched_coding
 
 #: One connection full of large messages keeps a thread of ZeroMQ busy for milliseconds at a time. With a second one a
 #: small message of another job does not wait for that: its step takes 1.3 times as long beside a flood, not 7 times.
@@ -273,7 +273,8 @@ def row_kernel(config: ServerConfig, job: JobSpec, spec: TableSpec, there: Devic
         kernel = DeviceRowKernel(rule, spec.dim, counts, device.xp, elementwise)
         warm_up_device_rows(there, kernel, spec.dim, lazy=spec.lazy_decay)
         return kernel
-    return kernel_of_table(spec.optimizer, spec.name, spec.dim, kernels, counts, job.num_updating)
+    kernel = kernel_of_table(spec.optimizer, spec.name, spec.dim, kernels, counts, job.num_updating)
+    return watch_row_kernel(kernel)
 
 
 def may_grow(config: ServerConfig, reserved_nbytes: int, nbytes: int, device: Device | None = None) -> bool:

@@ -178,6 +178,12 @@ def watch_rules(rules: R) -> R:
     return rules if found is None else cast(R, WatchedRules(rules, found))
 
 
+def watch_row_kernel(kernel: R) -> R:
+    """Return the rule of a sparse table as it is, or, where this process records, such that its work is noted."""
+    found = recorder()
+    return kernel if found is None else cast(R, WatchedRowKernel(kernel, found))
+
+
 class _Labels:
     """What names a request at both ends: its number and the worker's incarnation, which its `Hello` has said."""
 
@@ -307,3 +313,18 @@ class WatchedRules:
         """Return them, and the index of each parameter's."""
         kernels, kernel_of = self._rules.kernels(names)
         return [kernel and self._recorder.around("apply", "server", kernel) for kernel in kernels], kernel_of
+
+
+class WatchedRowKernel:
+    """A rule for rows whose work is noted."""
+
+    def __init__(self, kernel: Any, recorder: Recorder) -> None:
+        self._kernel = kernel
+        self._apply = recorder.around("apply", "server", kernel.__call__)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._kernel, name)
+
+    def __call__(self, *arguments: Any) -> None:
+        """Update rows."""
+        self._apply(*arguments)
