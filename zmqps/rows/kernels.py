@@ -10,9 +10,8 @@ from zmqps.jit import compiled
 from zmqps.rows import loops
 
 #: Of each loop its arguments, and what it returns. Arrays: i of int64, h of uint64, x of uint32, b of uint8, f of
-#: float32 and d of float64, of two dimensions; B the same of uint8; r and s of float32 that was received, read-only and
-#: maybe unaligned, the latter with rows that may lie apart. Numbers: n, u, w, g, e of int64, uint32, uint64, float32,
-#: float64.
+#: float32 and d of float64, of two dimensions; B the same of uint8; r of float32 that was received, read-only and maybe
+#: unaligned. Numbers: n, u, w, g, e of int64, uint32, uint64, float32, float64.
 SIGNATURES: dict[Callable[..., Any], tuple[str, str]] = {
     loops.mix: ("iwh", ""),
     loops.find: ("ihxii", "n"),
@@ -23,7 +22,7 @@ SIGNATURES: dict[Callable[..., Any], tuple[str, str]] = {
     loops.fill: ("iifwneeee", ""),
     loops.group: ("hiwxiii", "n"),
     loops.order: ("iiiiiiii", ""),
-    loops.add: ("sibf", ""),
+    loops.add: ("ribf", ""),
     loops.spread: ("rnif", ""),
     loops.accumulate: ("ried", ""),
     loops.put: ("iiff", ""),
@@ -45,9 +44,6 @@ def kernel(loop: Callable[..., Any]) -> Callable[..., Any]:
     import numba
     from numba import types
 
-    def received(layout: str) -> Any:
-        return types.Array(numba.float32, 2, layout, readonly=True, aligned=False)  # type: ignore[call-overload]
-
     kinds = {
         "i": numba.int64[::1],
         "h": numba.uint64[::1],
@@ -56,8 +52,7 @@ def kernel(loop: Callable[..., Any]) -> Callable[..., Any]:
         "B": numba.uint8[:, ::1],
         "f": numba.float32[:, ::1],
         "d": numba.float64[:, ::1],
-        "r": received("C"),
-        "s": received("A"),
+        "r": types.Array(numba.float32, 2, "C", readonly=True, aligned=False),
         "n": numba.int64,
         "u": numba.uint32,
         "w": numba.uint64,

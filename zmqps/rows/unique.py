@@ -113,7 +113,7 @@ def summed(grads: Array, inverse: Array, size: int) -> Array:
         How many numbers there are.
     """
     out = np.empty((size, grads.shape[1]), np.float32)
-    kernel(loops.add)(grads, inverse, np.zeros(size, np.uint8), out)
+    kernel(loops.add)(np.ascontiguousarray(grads), inverse, np.zeros(size, np.uint8), out)
     return out
 
 
