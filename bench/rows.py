@@ -16,6 +16,7 @@ from bench.setup import GRADIENT_SCALE, LEARNING_RATE, OPTIMIZERS
 from zmqps.core.job.keyspace import Slice
 from zmqps.core.job.tables import NUM_BUCKETS, TableSpec
 from zmqps.core.server.table import RowTable
+from zmqps.net.memory import keep_freed_memory
 from zmqps.optim.rows import RowKernel, kernel_of_table
 from zmqps.rows import arena
 from zmqps.rows.initial import Initial, filler
@@ -160,6 +161,7 @@ class OneProcess:
     """
 
     def __init__(self, work: RowWork, rule: bool) -> None:
+        keep_freed_memory()  # as zmqps's own processes do
         self._work, self._rule = work, rule
         self._numbers = work.batches()
         self._grads = [gradients(work, batch) for batch in range(len(self._numbers))]
@@ -212,15 +214,15 @@ class OneProcess:
 class OwnTable:
     """The same operations in one process on a table of zmqps', with its compiled loops, but without messages."""
 
-    def __init__(self, work: RowWork, *, fill: bool = True) -> None:
+    def __init__(self, work: RowWork) -> None:
+        keep_freed_memory()
         self._work = work
         self.table = make_table(2 * work.rows + work.batch, work.dim, work.optimizer)
         self._ids = [ids_of(numbers) for numbers in work.batches()]
         self._grads = [gradients(work, batch) for batch in range(len(self._ids))]
         self._out = np.empty((work.batch, work.dim), np.float32)
         self._at = 0
-        if fill:
-            fill_table(self.table, work.rows)
+        fill_table(self.table, work.rows)
 
     def steps(self, operation: str, count: int) -> list[float]:
         """Return the seconds of each of so many operations."""
