@@ -66,7 +66,8 @@ class RowRequests:
         For who has some of them without asking.
         """
         flat, shape = self._ids(ids)
-        wanted = self.parts.group(flat, self.parts.part_of_bucket(flat.size))
+        asked = self.parts.different(flat)
+        wanted = self.parts.group(asked, self.parts.part_of_bucket(asked.size))
         target, result = self._receive(wanted, shape, out, None)
         return wanted, target.out, lambda: result(None)
 

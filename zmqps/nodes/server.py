@@ -270,9 +270,9 @@ def row_kernel(config: ServerConfig, job: JobSpec, spec: TableSpec, there: Devic
         device = there.device
         rule = rule_of_table(spec.optimizer, spec.name, job.num_updating)
         elementwise = device.elementwise if device.compiles else None
-        kernel = DeviceRowKernel(rule, spec.dim, counts, device.xp, elementwise)
-        warm_up_device_rows(there, kernel, spec.dim, lazy=spec.lazy_decay)
-        return kernel
+        on_device = DeviceRowKernel(rule, spec.dim, counts, device.xp, elementwise)
+        warm_up_device_rows(there, on_device, spec.dim, lazy=spec.lazy_decay)
+        return on_device
     kernel = kernel_of_table(spec.optimizer, spec.name, spec.dim, kernels, counts, job.num_updating)
     return watch_row_kernel(kernel)
 

@@ -74,12 +74,12 @@ class TableTransfers:
         return self._parts.part_of_bucket(self._rng.choice((1, 1, 6 * small)))
 
     def _brought(self, parts: Any, ids: Array, rows: Array) -> tuple[Grouped, RowSource]:
-        grouped = self._parts.group(ids, parts)
+        grouped = self._parts.group(self._parts.different(ids), parts)
         sums = summed(np.ascontiguousarray(rows, np.float32), grouped.inverse, grouped.size)
         return grouped, RowSource(rows=sums, checked=True)
 
     def _wanted(self, parts: Any, ids: Array) -> tuple[Grouped, RowTarget]:
-        wanted = self._parts.group(ids, parts)
+        wanted = self._parts.group(self._parts.different(ids), parts)
         out = np.full((ids.size, self.spec.dim), np.nan, np.float32)
         return wanted, RowTarget(inverse=wanted.inverse, out=out)
 

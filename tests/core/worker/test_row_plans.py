@@ -28,7 +28,7 @@ def lies(shards: int) -> Placement:
 def test_each_id_has_what_it_had(pushed: Any, wanted: Any, few: int, many: int, everywhere: bool) -> None:
     before, after = RowParts(lies(few), NUMBER), lies(many)
     by_bucket = before.part_of_bucket(pushed.size + wanted.size)
-    going, coming = before.group(pushed, by_bucket), before.group(wanted, by_bucket)
+    going, coming = (before.group(before.different(ids), by_bucket) for ids in (pushed, wanted))
     grads = np.arange(pushed.size * DIM, dtype=np.float32).reshape(-1, DIM)
     source = RowSource(rows=summed(grads, going.inverse, going.size))
     target = RowTarget(inverse=coming.inverse, out=np.zeros((wanted.size, DIM), np.float32))

@@ -34,7 +34,7 @@ def plan_rows_again(transfer: Push | Pull | Load, placement: Placement, *, every
     pushed = _in_order((cargo.first, cargo.pushed) for cargo in cargoes)
     wanted = _in_order((cargo.wanted_first, cargo.wanted) for cargo in cargoes)
     by_bucket = parts.part_of_bucket(pushed.size + wanted.size)
-    going, coming = parts.group(pushed, by_bucket), parts.group(wanted, by_bucket)
+    going, coming = (parts.group(parts.different(ids), by_bucket) for ids in (pushed, wanted))
     if isinstance(source, RowSource):
         rows = np.empty_like(source.rows)
         rows[going.inverse] = source.rows
