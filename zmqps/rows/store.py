@@ -392,6 +392,8 @@ class RowStore:
 
     def _prepare(self, num_places: int) -> None:
         """Take the memory of some places of the index that will come next, if rows go on to come."""
+        if self._reserved <= MOST_MOVED * self._index.size:
+            return  # there will never be so many that a larger one is needed
         if self._next is None or self._next.size < 2 * self._index.size:
             self._next, self._prepared = arena.reserve(2 * self._index.size, dtype=np.uint32), 0
         stop = min(self._next.size, self._prepared + num_places)

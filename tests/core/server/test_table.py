@@ -224,16 +224,16 @@ def test_what_was_promised_is_kept_although_the_index_has_grown(monkeypatch: pyt
     monkeypatch.setattr("zmqps.core.server.table.GRANT_NBYTES", 1)
     granting = [True]
     items = table(lambda nbytes: granting[0])
-    touch(items, *range(710))
-    assert items.reserve(ids(*range(710, 721)), 0) == 11
+    touch(items, *range(505))
+    assert items.reserve(ids(*range(505, 516)), 0) == 11
     granting[0] = False  # now nobody has any memory to give
     before = items.store.nbytes
-    items.update(ids(*range(710, 720)), np.ones((10, DIM), np.float32), promised=True)
-    assert items.store.nbytes > before + 10 * items.store.row_nbytes  # the index is a larger one
+    items.update(ids(*range(505, 515)), np.ones((10, DIM), np.float32), promised=True)
+    assert items.store.nbytes > before + 10 * items.store.row_nbytes  # there is a larger index
     with pytest.raises(TableFullError):
-        items.put(ids(720), np.ones((1, DIM), np.float32))
-    items.put(ids(720), np.ones((1, DIM), np.float32), promised=True)
-    assert len(items) == 721
+        items.put(ids(515), np.ones((1, DIM), np.float32))
+    items.put(ids(515), np.ones((1, DIM), np.float32), promised=True)
+    assert len(items) == 516
 
 
 def test_gradients_that_are_not_finite_are_named() -> None:
