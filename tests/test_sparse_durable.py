@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 
 import zmqps
+from tests.core.server.followed import followed
 from zmqps import optim
 from zmqps.nodes.inquiry import drain_server
 
@@ -108,6 +110,7 @@ def test_no_row_is_lost_and_no_gradient_counts_twice(
             **({"heartbeat_interval": 0.5, "heartbeat_timeout": 3.0} if trouble is lose else {}),
         ) as cluster,
         ThreadPoolExecutor(WORKERS) as pool,
+        ExitStack() as stack,
     ):  # fmt: skip
         results = [pool.submit(train, cluster.address, staleness, params, going, some) for _ in range(WORKERS)]
         for result in results:
@@ -115,11 +118,18 @@ def test_no_row_is_lost_and_no_gradient_counts_twice(
         try:
             for _ in results:
                 assert some.acquire(timeout=PATIENCE)
+            observer = stack.enter_context(zmqps.connect(cluster.address, observer=True, timeout=PATIENCE))
+            feed, copy = observer.table("one").changes(most=50), dict[int, list[float]]()
+            followed(feed, copy)
             trouble(cluster)
+            followed(feed, copy)
         finally:
             over.set()
         found = [result.result(PATIENCE) for result in results]
+        followed(feed, copy)
     for name in TABLES:
         expected = sum(sums[name] for _, sums in found) / (WORKERS if staleness == 0 else 1)
         for rows, _ in found:
             np.testing.assert_array_equal(rows[name], expected)
+        if name == "one":  # who has followed it meanwhile has a copy that is equal
+            np.testing.assert_array_equal([copy.get(number, [0.0] * DIM) for number in POOL.tolist()], expected)

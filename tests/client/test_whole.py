@@ -130,6 +130,20 @@ def test_a_file_says_of_which_table_it_is(address: str, tmp_path: Path) -> None:
     assert dict(zip(found["items.ids"].tolist(), found["items.values"].tolist(), strict=True)) == rows
 
 
+def test_what_a_cache_of_rows_keeps_is_in_the_file(address: str, tmp_path: Path) -> None:
+    path = tmp_path / "items.safetensors"
+    with Job(address, "cached") as job:
+        items = job.worker.table("items", cache=zmqps.row_cache(100, staleness=50, defer=True), timeout=PATIENCE)
+        ids = np.arange(20)
+        job.push(ids)
+        before = [items.pull(ids, timeout=PATIENCE) for _ in range(2)][1]  # read again, so gradients are kept
+        items.push(ids, np.ones((20, DIM), np.float32), timeout=PATIENCE)
+        assert items.export(path, timeout=PATIENCE) == 20
+    found = safetensors.numpy.load_file(path)
+    rows = dict(zip(found["items.ids"].tolist(), found["items.values"].tolist(), strict=True))
+    assert [rows[number] for number in range(20)] == (before - 1).tolist()
+
+
 def test_an_export_that_fails_leaves_nothing(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Job(address, "failed") as job:
         job.push(np.arange(1000))

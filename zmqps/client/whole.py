@@ -233,6 +233,7 @@ class WholeTable:
         """
         refuse_in_callback()
         with TableFile(path, format=format, replace=replace) as file:
+            self.flush(timeout=timeout)  # what this worker's cache keeps
             for part in self.changes(most=most).poll(timeout=timeout):
                 if part.reset:  # at the beginning, and where a shard has gone back to a checkpoint meanwhile
                     version = self.changes(initial=False, timeout=timeout).version
