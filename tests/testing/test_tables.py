@@ -65,6 +65,15 @@ def test_a_server_that_reads_the_row_beside(monkeypatch: Patch) -> None:
     caught("async-rows-twisted", "gradients that nobody pushed")
 
 
+def test_a_scan_that_leaves_out_a_row(monkeypatch: Patch) -> None:
+    def is_there(original: Any, table: RowTable, rows: Any) -> Any:
+        found = original(table, rows)
+        return found & (np.arange(found.size) > 0)
+
+    wrap(monkeypatch, RowTable, "is_there", is_there)
+    caught("async-rows-twisted", "a scan does not find rows")
+
+
 def test_a_push_that_changes_rows_which_it_does_not_name(monkeypatch: Patch) -> None:
     def update(original: Any, table: RowTable, ids: Any, grads: Any, **options: Any) -> None:
         original(table, ids, grads, **options)

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 #: Parts of a gradient that are pushed for an id which a batch has so often: their sum is the gradient, exactly.
 SHARES = {1: (1.0,), 2: (0.5, 0.5), 3: (0.25, 0.25, 0.5)}
+#: How often a worker reads all rows of a shard.
+SCANS = 0.08
 #: Rows that a table with a capacity has room for, of one shard in two.
 CAPACITY_ROWS = 14
 #: Of a table: server, life of the job, epoch, its number.
@@ -127,6 +129,8 @@ class MarkedRows:
             if rng.random() < 0.2:
                 continue
             transfers = TableTransfers(attached.placement, number, rng)
+            if rng.random() < SCANS:
+                yield from self._scan(worker, number, transfers, timeout, behind)
             one_trip = rng.random() < 0.3
             wanted = some_ids(rng)
             seen = self._applied[life_of(worker)].copy()
@@ -150,6 +154,24 @@ class MarkedRows:
             except TableFullError:
                 continue  # on some servers perhaps
             self._acknowledge(simulation, worker, number, touched, 4**push)
+
+    def _scan(
+        self, worker: Node, number: int, transfers: TableTransfers, timeout: float, behind: set[Place]
+    ) -> Program:
+        """Read all rows of a shard as they lie."""
+        seen = self._applied[life_of(worker)].copy()
+        behind.clear()
+        pull, target, shard = transfers.scan()
+        yield Exchange(pull=pull), timeout
+        which, due = numbers_of(target.ids.tolist()), self._visible(worker, seen, behind)
+        self._check_read(worker, number, which, target.rows, due)
+        shards = shards_of_ids(_placement(worker), number)
+        assert (shards[which] == shard).all(), f"a scan of shard {shard} finds rows of others: {IDS[which].tolist()}"
+        if not _forgets(self.specs[number]):
+            life = life_of(worker)
+            lacking = (due & ~self._lost[life] & ~self._left[life])[number].any(axis=1) & (shards == shard)
+            lacking[which] = False
+            assert not lacking.any(), f"a scan does not find rows {IDS[lacking].tolist()}, which were pushed before"
 
     def _gradients(self, rng: Any, who: int, push: int) -> tuple[Array, Array, Array]:
         """Return which ids a batch has, their gradients, and the different ones."""
@@ -214,7 +236,7 @@ class MarkedRows:
         life, spec = life_of(worker), self.specs[number]
         marks = self._marks(rows - self._begin[number][which], f"what {worker.name} reads of {spec.name}")
         self._check_marks(marks, self._attempted[life][number][which], spec)
-        if spec.expire_s is None and spec.expire_steps is None and spec.when_full != "evict":
+        if not _forgets(spec):
             due = (due & ~self._lost[life] & ~self._left[life])[number][which]
             assert (marks & due == due).all(), f"a worker does not see rows of {spec.name} that were pushed before"
 
@@ -395,6 +417,11 @@ class MarkedRows:
             _, number, touched, mark = self._marks_of[id(push)]
             mine = touched[shards_of_ids(_placement(worker), number)[touched] == shard]
             where[number, mine, worker.number] |= mark
+
+
+def _forgets(spec: TableSpec) -> bool:
+    """Whether rows go that were pushed."""
+    return spec.expire_s is not None or spec.expire_steps is not None or spec.when_full == "evict"
 
 
 def _live(simulation: SimulatedCluster, server: Node, job: str) -> list[tuple[Life, int, Shard]]:

@@ -13,7 +13,7 @@ from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.tables import TableSpec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.server.table import RowTable
-from zmqps.core.worker.rows import CHUNK_NBYTES, RowParts, RowSource, RowTarget
+from zmqps.core.worker.rows import CHUNK_NBYTES, RowParts, RowSource, RowTarget, ScanTarget
 from zmqps.core.worker.transfer import Pull, Push
 from zmqps.rows.hashing import buckets_of
 from zmqps.rows.initial import Initial, filler
@@ -67,6 +67,12 @@ class TableTransfers:
         wanted, target = self._wanted(parts, others)
         cargoes = self._parts.cargoes(parts, grouped, wanted)
         return Push(cargoes=cargoes, source=source), Pull(cargoes=cargoes, target=target), target
+
+    def scan(self) -> tuple[Pull, ScanTarget, int]:
+        """Return what reads all rows of some shard as they lie, where they come to, and which shard that is."""
+        slice_ = self._rng.choice(self._parts.slices)
+        target = ScanTarget(most=2 * IDS.size, dim=self.spec.dim)
+        return Pull(cargoes=self._parts.whole(slice_), target=target), target, slice_.shard
 
     def _divided(self) -> Any:
         """Return parts of the buckets: as for a small batch, or as for one that is too large for a message."""
