@@ -221,6 +221,7 @@ MIRROR_NOTHING = {
     "tests/test_sparse.py": "end to end: sparse tables on live nodes",
     "tests/test_sparse_copies.py": "end to end: copies of sparse tables on live nodes",
     "tests/test_sparse_durable.py": "end to end: servers with sparse tables that are killed, drained and added",
+    "tests/test_sparse_kills.py": "end to end: workers that are killed while they push rows, in processes",
     "tests/test_sparse_checkpoints.py": "end to end: sparse tables that are saved and restored, in processes",
     "tests/test_terms.py": "end to end: norms that are clipped and learning rates that are set, on live nodes",
     "tests/torch/test_others.py": "end to end: loops of Lightning, Accelerate and DistributedDataParallel, unchanged",
