@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -130,7 +131,7 @@ class MarkedRows:
                 continue
             transfers = TableTransfers(attached.placement, number, rng)
             if rng.random() < SCANS:
-                yield from self._scan(worker, number, transfers, timeout, behind)
+                yield from self._scan(rng, worker, number, timeout, behind)
             one_trip = rng.random() < 0.3
             wanted = some_ids(rng)
             seen = self._applied[life_of(worker)].copy()
@@ -155,17 +156,17 @@ class MarkedRows:
                 continue  # on some servers perhaps
             self._acknowledge(simulation, worker, number, touched, 4**push)
 
-    def _scan(
-        self, worker: Node, number: int, transfers: TableTransfers, timeout: float, behind: set[Place]
-    ) -> Program:
-        """Read all rows of a shard as they lie."""
-        seen = self._applied[life_of(worker)].copy()
+    def _scan(self, rng: Random, worker: Node, number: int, timeout: float, behind: set[Place]) -> Program:
+        """Read all rows of a shard as they lie; where shards are cut anew meanwhile, who does so has to begin anew."""
+        placement, seen = _placement(worker), self._applied[life_of(worker)].copy()
         behind.clear()
-        pull, target, shard = transfers.scan()
+        pull, target, shard = TableTransfers(placement, number, rng).scan()
         yield Exchange(pull=pull), timeout
+        if _placement(worker) is not placement:
+            return
         which, due = numbers_of(target.ids.tolist()), self._visible(worker, seen, behind)
         self._check_read(worker, number, which, target.rows, due)
-        shards = shards_of_ids(_placement(worker), number)
+        shards = shards_of_ids(placement, number)
         assert (shards[which] == shard).all(), f"a scan of shard {shard} finds rows of others: {IDS[which].tolist()}"
         if not _forgets(self.specs[number]):
             life = life_of(worker)
