@@ -32,5 +32,6 @@ def test_elements_of_one_dimension_may_be_asked_for():
         prefetch(array, array.size - 1)
         return array[0]
 
+    compiled(total, numba.float64(numba.float32[:, ::1], numba.int64[::1]))  # numba knows of it from here on
     assert numba.njit(first)(np.array([3.0, 4.0])) == 3.0
     assert first(np.array([3.0, 4.0])) == 3.0

@@ -38,8 +38,10 @@ def compiled(loop: Callable[..., Any], signature: Any) -> Callable[..., Any]:
         The loop cannot be compiled.
     """
     import numba
+    from numba.core.compiler_lock import global_compiler_lock
 
-    _teach_prefetch()
+    with global_compiler_lock:  # a server's shards are made in several threads
+        _teach_prefetch()
     try:
         return numba.njit([signature], nogil=True, error_model="numpy", cache=True)(loop)
     except (RuntimeError, OSError):  # no cache directory; one that is full or was made read-only
@@ -81,8 +83,7 @@ def _teach_prefetch() -> None:
             if len(strides) == 2:
                 offset = builder.add(offset, builder.mul(arguments[2], strides[1]))
             kind = ir.FunctionType(ir.VoidType(), [pointer, number, number, number])
-            name = "llvm.prefetch.p0"
-            instruction = cgutils.get_or_insert_function(builder.module, kind, name)  # type: ignore[no-untyped-call]
+            instruction = builder.module.declare_intrinsic("llvm.prefetch", [pointer], kind)
             place = builder.gep(builder.bitcast(found.data, pointer), [offset])
             builder.call(instruction, [place, number(0), number(3), number(1)])  # to read, into all caches, data
             return context.get_dummy_value()

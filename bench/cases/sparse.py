@@ -202,18 +202,10 @@ def record(sparse: Sparse, operation: str) -> merge.Trace:
 
 def print_beside(rows: Sequence[Row]) -> None:
     """Print how fast rows were, and what the same took elsewhere."""
-    names = [name for name in BESIDE if any(f"{name}_s" in row.extra for row in rows)]
-    columns = [text for name in names for text in (BESIDE[name], "ratio")]
-    table = new_table("operation", "million rows/s", "best", "processor", *columns)
-    for row in rows:
-        found = [
-            text
-            for name in names
-            for text in (seconds(row.extra.get(f"{name}_s")), _ratio(row.extra.get(f"ratio_to_{name}")))
-        ]
-        speeds = [f"{row.extra[name] / 1e6:.2f}" for name in ("rows_per_s", "best_rows_per_s")]
-        table.add_row(row.case.removeprefix("sparse "), *speeds, seconds(row.extra["cpu_s"]), *found)
-    console.print(table)
+    _print_table(rows, [name for name in BESIDE if name not in PEERS], ("million rows/s", "best", "processor"))
+    stepped = [row for row in rows if any(f"{name}_s" in row.extra for name in PEERS)]
+    if stepped:
+        _print_table(stepped, list(PEERS))
     extra = rows[0].extra
     console.print(
         f"{extra['different']:,} different ids a batch; {extra['table_rows']:,} rows in "
@@ -222,6 +214,21 @@ def print_beside(rows: Sequence[Row]) -> None:
         style="dim",
         highlight=False,
     )
+
+
+def _print_table(rows: Sequence[Row], names: Sequence[str], speeds: Sequence[str] = ()) -> None:
+    """Print the time of others, and zmqps' over theirs; before these how fast zmqps was, where that is wanted."""
+    names = [name for name in names if any(f"{name}_s" in row.extra for row in rows)]
+    table = new_table("operation", *speeds, *[text for name in names for text in (BESIDE[name], "ratio")])
+    for row in rows:
+        found = []
+        if speeds:
+            found = [f"{row.extra[name] / 1e6:.2f}" for name in ("rows_per_s", "best_rows_per_s")]
+            found.append(seconds(row.extra["cpu_s"]))
+        for name in names:
+            found += [seconds(row.extra.get(f"{name}_s")), _ratio(row.extra.get(f"ratio_to_{name}"))]
+        table.add_row(row.case.removeprefix("sparse "), *found)
+    console.print(table)
 
 
 def _ratio(value: float | None) -> str:
