@@ -95,6 +95,7 @@ class MarkedRows:
         self._lost: dict[Life, Any] = defaultdict(lambda: np.zeros(shape, np.int64))  # what may be missing
         self._left: dict[Life, Any] = defaultdict(lambda: np.zeros(shape, np.int64))  # what rows need not have any more
         self._gone: dict[Life, Any] = defaultdict(lambda: np.zeros(shape, np.int64))  # … is, by what is said
+        self._copied: set[Life] = set()  # of which there were copies that follow
         # by life, epoch and table: of each id the pushes that came before its row was admitted
         self._waits: dict[tuple[Life, int, int], Counter[int]] = defaultdict(Counter)
         self._floors: dict[str, Any] = {}  # by path of a checkpoint: what was acknowledged before it was begun
@@ -270,6 +271,7 @@ class MarkedRows:
             marks[mine] = self._marks((_values(table, np.flatnonzero(mine)) - self._begin[number][mine]), text)
             self._check_marks(marks, self._attempted[life][number], table.spec)
             follows = isinstance(server.machine, ServerMachine) and server.machine.tenants[epoch].backup is not None
+            self._copied |= {life} if follows else set()
             gone = self._check_gone(simulation.now, server, table, marks, rows, self._seen.get(key), follows=follows)
             if live:
                 self._leave(life, number, table, mine, marks, gone, is_new=key not in self._seen)
@@ -288,7 +290,8 @@ class MarkedRows:
             left[mine] &= ~marks[mine]
             if is_evicting and len(table) + MOST_IDS > table.limit:  # and may have no room for all
                 left[mine] |= self._attempted[life][number][mine] & ~marks[mine]
-        back = left & marks if is_evicting else np.zeros_like(left)
+        # a copy that follows lets rows go later, or never, where it takes over before it has heard of it
+        back = left & marks if is_evicting and life not in self._copied else np.zeros_like(left)
         assert not back.any(), f"rows of {table.spec.name} that had made way have come back: {back}"
         left |= gone
 

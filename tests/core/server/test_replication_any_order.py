@@ -373,7 +373,7 @@ class Synchronous(Links):
             return
         self._look()
         for node, epoch in self.whole if not self.promoted else ():
-            version, slices = node.state(epoch)
+            version, slices, _ = node.state(epoch)
             assert version >= self.step, "what was reported all backups have"
             for index, state in enumerate(slices):
                 assert state in [self.states[v][1][index] for v in range(version, min(version + 2, len(self.states)))]

@@ -115,9 +115,14 @@ class Rows:
         """Bytes of the gradients that wait for a commit."""
         return sum(sum(used.values()) for used in self._used.values())
 
+    @property
+    def numbers(self) -> range:
+        """Those that messages have for the tables."""
+        return range(self._first, self._first + len(self.tables))
+
     def has(self, index: int) -> bool:
         """Whether a part of this number is one of these."""
-        return self._first <= index < self._first + len(self.tables)
+        return index in self.numbers
 
     def table(self, index: int) -> RowTable:
         """Return a table by the number that messages have.

@@ -11,6 +11,7 @@ asked for again, and what is done is done once.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -30,7 +31,7 @@ from zmqps.core.server.ledger import Result
 from zmqps.core.server.memory import HostMemory, Memory
 from zmqps.core.server.rows import Rows
 from zmqps.core.server.rules import Rules, kernels_of
-from zmqps.core.server.slices import Note, SliceState, Updates, check_sort, present, resolve
+from zmqps.core.server.slices import Note, SliceState, Updates, check_sort, present
 from zmqps.core.server.slots import Slots
 from zmqps.core.server.stale import treat
 from zmqps.core.server.steps import Steps
@@ -124,8 +125,7 @@ class Shard:
     @property
     def has_open_step(self) -> bool:
         """Whether gradients, of parameters or of rows, wait for a commit."""
-        of_rows = self.rows is not None and self.rows.stage_nbytes > 0
-        return of_rows or (self.steps is not None and self.steps.is_open)
+        return bool(self.rows and self.rows.stage_nbytes) or bool(self.steps and self.steps.is_open)
 
     def load(self, parts: Sequence[Part], payload: Sequence[Buffer]) -> None:
         """Take initial values of whole slices; ignored once the shard is loaded."""
@@ -154,12 +154,7 @@ class Shard:
         version
             Of the slice; in the synchronous mode that which `begin_at` is told.
         """
-        state = self.slices[index]
-        state.value[:] = self.memory.take(value)
-        for slot, saved in zip(state.slots, slots, strict=False):
-            slot[:] = self.memory.take(saved)
-        state.steps[:] = steps
-        state.version = version
+        self.slices[index].restore(value, slots, steps, version, self.memory)
         self._missing.discard(index)
         self.loaded = not self._missing
 
@@ -315,7 +310,7 @@ class Shard:
 
     def follow(self) -> None:
         """Become a copy that gets all it has from others, if that is only a step."""
-        self._missing |= {table.slice.index for table in self.rows.tables} if self.rows is not None else set()
+        self._missing.update(self.rows.numbers if self.rows is not None else ())
         self.filling, self.loaded = True, False
 
     def adopted(self) -> None:
@@ -332,12 +327,7 @@ class Shard:
             There is no such slice, or it is not what was sent.
         """
         [state] = self._resolve(((index, version, ()),))
-        arrays = [state.value, *state.slots]
-        if len(steps) != len(state.steps):
-            raise ProtocolError(f"slice {index} has {len(state.steps)} parameters, not {len(steps)}")
-        for array, offset, piece in self.memory.scatter(payload, [(array.size, array.dtype) for array in arrays]):
-            arrays[array][offset : offset + piece.size] = self.memory.take(piece)
-        state.version, state.steps = version, np.array(steps, np.int64)
+        state.adopt(version, steps, payload, self.memory)
         self._missing.discard(index)
         self.adopted()
 
@@ -359,7 +349,7 @@ class Shard:
     @property
     def num_present(self) -> int:
         """How many slices need not come any more."""
-        return sum(state.slice.index not in self._missing for state in self.slices)
+        return sum(not self.lacks(state.slice.index) for state in self.slices)
 
     def replay(
         self, parts: Sequence[Part], payload: Sequence[Buffer], terms: Sequence[float] = (), values: Sequence[int] = ()
@@ -380,7 +370,7 @@ class Shard:
     def close(self, step: int) -> None:
         """End a step that another copy has committed: slices that nobody pushed get its version, too."""
         assert self.steps is not None
-        present = [state for state in self.slices if state.slice.index not in self._missing]
+        present = [state for state in self.slices if not self.lacks(state.slice.index)]
         if not present:  # of what came before it this copy knows nothing yet
             self.steps.version = step
         if step != self.version:
@@ -464,7 +454,22 @@ class Shard:
 
     def _resolve(self, parts: Sequence[Part]) -> list[SliceState]:
         """Return the slice of each part; every range falls on parameter boundaries."""
-        return resolve(self.index, self.slices, parts)
+        states: list[SliceState] = []
+        if len(parts) > len(self.slices):
+            raise SliceRangeError(f"shard {self.index} has {len(self.slices)} slices, a message names {len(parts)}")
+        for index, _, ranges in parts:
+            if index >= len(self.slices):
+                raise SliceRangeError(f"shard {self.index} has {len(self.slices)} slices, none is number {index}")
+            state = self.slices[index]
+            size = state.size
+            for bound in ranges:
+                i = bisect_left(state.positions, bound)
+                if bound != size and (i == len(state.positions) or state.positions[i] != bound):
+                    raise SliceRangeError(f"element {bound} of slice {index} is not a parameter's boundary")
+            states.append(state)
+        if len({id(state) for state in states}) != len(states):
+            raise SliceRangeError("a message names a slice twice")
+        return states
 
     def _walk(
         self, states: Sequence[SliceState], parts: Sequence[Part], payload: Sequence[Buffer]
@@ -482,9 +487,7 @@ class Shard:
         """Assert that slices cover the shard and that steps add up."""
         for state, slice_ in zip(self.slices, self.placement.slices[self.index], strict=True):
             assert state.slice is slice_ or state.slice == slice_
-            assert {array.size for array in (state.value, *state.slots)} == {slice_.size}
-            for steps in state.steps.tolist():
-                assert 0 <= steps <= state.version
+            state.validate()
             assert self.steps is not None or not state.history
         if self.steps is not None:
             self.steps.validate(self._missing)

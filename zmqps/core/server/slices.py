@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
-from typing import Any, NoReturn, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias
 
 import numpy as np
 
@@ -18,7 +18,10 @@ from zmqps.core.protocol.terms import SET_TO_MEAN, UNCHANGED, are_values
 from zmqps.core.server.memory import Memory
 from zmqps.core.server.rules import UpdateKernel
 from zmqps.core.server.undo import Undo
-from zmqps.errors import InternalError, ProtocolError, PSError, ShardBrokenError, SliceRangeError, VersionError
+from zmqps.errors import InternalError, ProtocolError, PSError, ShardBrokenError, VersionError
+
+if TYPE_CHECKING:
+    from zmqps.core.protocol.messages import Buffer
 
 #: A buffer, and who reads it.
 Room = tuple[Array, list[Reader]]
@@ -74,6 +77,35 @@ class SliceState:
         # updates each parameter has had: a push of some parameters is not a step of the others
         self.steps = np.zeros(len(slice_.segments), np.int64)
 
+    def adopt(self, version: int, steps: Sequence[int], payload: Sequence[Buffer], memory: Memory) -> None:
+        """Be as another copy is: the payload has its value and slots, one after the other.
+
+        Raises
+        ------
+        ProtocolError
+            It is not of this slice.
+        """
+        arrays = [self.value, *self.slots]
+        if len(steps) != len(self.steps):
+            raise ProtocolError(f"slice {self.slice.index} has {len(self.steps)} parameters, not {len(steps)}")
+        for array, offset, piece in memory.scatter(payload, [(array.size, array.dtype) for array in arrays]):
+            arrays[array][offset : offset + piece.size] = memory.take(piece)
+        self.version, self.steps = version, np.array(steps, np.int64)
+
+    def restore(self, value: Array, slots: Sequence[Array], steps: Sequence[int], version: int, memory: Memory) -> None:
+        """Be as it was saved, by arrays of this host; slots that are left out stay as they are."""
+        self.value[:] = memory.take(value)
+        for slot, saved in zip(self.slots, slots, strict=False):
+            slot[:] = memory.take(saved)
+        self.steps[:] = steps
+        self.version = version
+
+    def validate(self) -> None:
+        """Assert that arrays are of one size, and steps add up."""
+        assert {array.size for array in (self.value, *self.slots)} == {self.size}
+        for steps in self.steps.tolist():
+            assert 0 <= steps <= self.version
+
     def segments(self, start: int, stop: int) -> tuple[int, int]:
         """Return first and one-past-last number of the segments that ``[start, stop)`` touches."""
         return bisect_right(self.positions, start) - 1, bisect_left(self.positions, stop)
@@ -112,26 +144,6 @@ def check_sort(states: Sequence[SliceState], worker: str, terms: Sequence[float]
         raise ProtocolError(f"{worker} pushes a gradient of a buffer, which has none")
     if terms and terms[0] == SET_TO_MEAN and any(state.value.dtype.kind != "f" for state in states):
         raise ProtocolError(f"{worker} asks for the mean of whole numbers, or of flags")
-
-
-def resolve(shard: int, slices: Sequence[SliceState], parts: Sequence[Part]) -> list[SliceState]:
-    """Return the slice of each part; raise `SliceRangeError` unless every range falls on parameter boundaries."""
-    states: list[SliceState] = []
-    if len(parts) > len(slices):
-        raise SliceRangeError(f"shard {shard} has {len(slices)} slices, a message names {len(parts)}")
-    for index, _, ranges in parts:
-        if index >= len(slices):
-            raise SliceRangeError(f"shard {shard} has {len(slices)} slices, none is number {index}")
-        state = slices[index]
-        size = state.size
-        for bound in ranges:
-            i = bisect_left(state.positions, bound)
-            if bound != size and (i == len(state.positions) or state.positions[i] != bound):
-                raise SliceRangeError(f"element {bound} of slice {index} is not a parameter's boundary")
-        states.append(state)
-    if len({id(state) for state in states}) != len(states):
-        raise SliceRangeError("a message names a slice twice")
-    return states
 
 
 def present(
