@@ -217,7 +217,7 @@ def test_a_synchronous_server_does(messages: list[Message]) -> None:
 
 @pytest.mark.slow
 @given(SAID)
-@settings(max_examples=3000)
+@settings(max_examples=1000)
 def test_a_server_answers_for_long(messages: list[Message]) -> None:
     machine, first = server_of(None)
     check(None, first, machine, messages)
@@ -225,7 +225,7 @@ def test_a_server_answers_for_long(messages: list[Message]) -> None:
 
 @pytest.mark.slow
 @given(STEPS)
-@settings(max_examples=3000)
+@settings(max_examples=1000)
 def test_a_synchronous_server_does_for_long(messages: list[Message]) -> None:
     machine, first = server_of(0)
     check(0, first, machine, messages)

@@ -102,6 +102,7 @@ class MarkedRows:
         self._left_before: dict[str, Any] = {}  # … and what had made way before
         self._marks_of: dict[int, tuple[Push, int, Array, int]] = {}  # by id: a push, its table, ids and mark
         self._seen: dict[Copy, _Seen] = {}
+        self._counting: set[Copy] = set()  # those that have counted: what others dropped unseen they may still have
         self._named: dict[str, Array] = {}  # by server: which rows it was asked to change last
         self._before: dict[Place, Any] = {}  # what was acknowledged when another copy of a shard became primary
         self._acknowledged = 0
@@ -274,7 +275,8 @@ class MarkedRows:
             self._copied |= {life} if follows else set()
             gone = self._check_gone(simulation.now, server, table, marks, rows, self._seen.get(key), follows=follows)
             if live:
-                self._leave(life, number, table, mine, marks, gone, is_new=key not in self._seen)
+                self._leave(life, number, table, mine, marks, gone, is_new=key not in self._counting)
+                self._counting.add(key)
             self._note(simulation.now, key, table, marks, rows)
             if live:
                 due = self._due(life, number)
