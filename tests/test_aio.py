@@ -168,3 +168,34 @@ def test_names_and_arguments_are_those_of_the_worker(name) -> None:
     ours, theirs = getattr(zmqps.aio.AsyncWorker, name), getattr(zmqps.Worker, name)
     assert inspect.iscoroutinefunction(ours)
     assert inspect.signature(ours) == inspect.signature(theirs)
+
+
+def test_tables_can_be_awaited() -> None:
+    async def main(address: str) -> None:
+        async with zmqps.aio.connect(address) as worker:
+            await worker.init({}, tables={"t": zmqps.table(2, optimizer=zmqps.optim.sgd(1.0))})
+            table = await worker.table("t", cache=zmqps.row_cache(10))
+            assert repr(table) == "<zmqps.aio.AsyncTable 't'>"
+            await table.push([1, 2], np.ones((2, 2)))
+            rows = await table.push_pull([1], np.ones((1, 2)), [[1], [2]])
+            np.testing.assert_array_equal(rows[:, 0, 0], [-2.0, -1.0])
+            first, second = await asyncio.gather(table.pull([1]), table.pull([2]))
+            assert (first[0, 0], second[0, 0]) == (-2.0, -1.0)
+            await table.load([7], np.full((1, 2), 3.0))
+            await table.flush()
+            assert (await table.rows([7]))[0, 0] == 3.0
+            assert (await table.statistics()).rows == 3
+            assert sorted([id_ async for ids, _ in table.chunks(2) for id_ in ids.tolist()]) == [1, 2, 7]
+            assert table.cache_statistics().hits
+            with pytest.raises(UnknownParameterError):
+                await worker.table("other")
+
+    with InProcessCluster() as cluster:
+        asyncio.run(main(cluster.address))
+
+
+@pytest.mark.parametrize("name", ["pull", "push", "push_pull", "load", "flush", "rows", "statistics", "chunks"])
+def test_names_and_arguments_of_tables_are_those_of_the_table(name: str) -> None:
+    ours, theirs = (inspect.signature(getattr(kind, name)) for kind in (zmqps.aio.AsyncTable, zmqps.Table))
+    assert ours.parameters.keys() == theirs.parameters.keys()
+    assert [p.default for p in ours.parameters.values()] == [p.default for p in theirs.parameters.values()]

@@ -60,7 +60,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "stale": "core/treatments",
         "pipeline": "errors checks codecs core/protocol net",
         "worker": "errors checks codecs optim core/protocol core/treatments core/job core/worker client",
-        "aio": "errors codecs core/job core/worker worker",
+        "aio": "errors client codecs core/job core/worker worker",
         "local": "errors checks core/protocol worker",
         "ray": "errors checks core/protocol core/coordinator keys launch",
         "jax": "errors optim client worker",

@@ -24,8 +24,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Itera
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial, wraps
 from types import TracebackType
-from typing import Any, Concatenate, NoReturn, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar
 
+from zmqps.client.cache_options import CacheOptions, CacheStatistics
+from zmqps.client.tables import Table
+from zmqps.client.whole import CHUNK_ROWS, TableStatistics
 from zmqps.codecs import Codec
 from zmqps.core.job.data import DataRange, DataSpec
 from zmqps.core.job.spec import Parameter
@@ -37,19 +40,41 @@ from zmqps.worker import connect as connect_blocking
 
 P = ParamSpec("P")
 T = TypeVar("T")
+#: What blocks: `Worker`, `Table`.
+B = TypeVar("B", covariant=True)
 
-__all__ = ["AsyncWorker", "connect"]
+__all__ = ["AsyncTable", "AsyncWorker", "connect"]
+
+
+class _Awaitable(Generic[B]):
+    """Something that blocks, whose methods are asked for in their turn.
+
+    Parameters
+    ----------
+    blocking
+        It.
+    hand_over
+        Lets the helper thread call something: ``hand_over(call)``, a future.
+    """
+
+    def __init__(self, blocking: B, hand_over: Callable[[Callable[[], Any]], Future[Any]]) -> None:
+        self._blocking = blocking
+        self._hand_over = hand_over
+
+    async def _ask(self, call: Callable[[], T]) -> T:
+        """Return what a call returns, in its turn."""
+        return await asyncio.wrap_future(self._hand_over(call))
 
 
 def _awaiting(
-    blocking: Callable[Concatenate[Worker, P], T], begin: Callable[Concatenate[Worker, P], Future[T]]
-) -> Callable[Concatenate[AsyncWorker, P], Coroutine[Any, Any, T]]:
-    """Return a blocking method of `Worker` as one to await, made from the method that returns its future."""
+    blocking: Callable[Concatenate[B, P], T], begin: Callable[Concatenate[B, P], Future[T]]
+) -> Callable[Concatenate[_Awaitable[B], P], Coroutine[Any, Any, T]]:
+    """Return a blocking method as one to await, made from the method that returns its future."""
 
     @wraps(blocking)
-    async def method(self: AsyncWorker, /, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def method(self: _Awaitable[B], /, *args: P.args, **kwargs: P.kwargs) -> T:
         # even to begin may take long: to convert a large model's arrays, or to ask for the job
-        asked = self._hand_over(partial(begin, self._worker, *args, **kwargs))
+        asked = self._hand_over(partial(begin, self._blocking, *args, **kwargs))
         try:
             begun = await asyncio.wrap_future(asked)
         except asyncio.CancelledError:
@@ -60,10 +85,42 @@ def _awaiting(
     return method
 
 
-class AsyncWorker:
+class AsyncTable(_Awaitable[Table]):
+    """A sparse table; made by `AsyncWorker.table`. Arguments, results and errors are those of `zmqps.Table`."""
+
+    pull = _awaiting(Table.pull, Table.pull_async)
+    push = _awaiting(Table.push, Table.push_async)
+    push_pull = _awaiting(Table.push_pull, Table.push_pull_async)
+    load = _awaiting(Table.load, Table.load_async)
+    flush = _awaiting(Table.flush, Table.flush_async)
+
+    async def rows(self, ids: Any, *, timeout: float | None = None) -> Any:
+        """Return rows as they are on the servers, as `zmqps.Table.rows` does."""
+        return await self._ask(partial(self._blocking.rows, ids, timeout=timeout))
+
+    async def statistics(self, *, timeout: float | None = None) -> TableStatistics:
+        """Ask the servers what the table holds."""
+        return await self._ask(partial(self._blocking.statistics, timeout=timeout))
+
+    async def chunks(self, most: int = CHUNK_ROWS, *, timeout: float | None = None) -> AsyncIterator[tuple[Any, Any]]:
+        """Go through all rows, as `zmqps.Table.chunks` does, for ``async for``."""
+        chunks = self._blocking.chunks(most, timeout=timeout)
+        while (chunk := await self._ask(partial(next, chunks, None))) is not None:
+            yield chunk
+
+    def cache_statistics(self) -> CacheStatistics:
+        """Return what this worker's cache of the table holds, and what it has saved; without one, zeros."""
+        return self._blocking.cache_statistics()
+
+    def __repr__(self) -> str:
+        return repr(self._blocking).replace("zmqps.Table", "zmqps.aio.AsyncTable")
+
+
+class AsyncWorker(_Awaitable[Worker]):
     """A connection to a cluster; made by `connect`. Arguments, results and errors are those of `zmqps.Worker`."""
 
     def __init__(self, worker: Worker, helper: ThreadPoolExecutor) -> None:
+        super().__init__(worker, self._to_helper)
         self._worker = worker
         self._helper = helper
 
@@ -139,11 +196,12 @@ class AsyncWorker:
         else:
             self._worker.on_rollback(callback)  # which refuses it
 
-    async def _ask(self, call: Callable[[], T]) -> T:
-        """Return what a call of the worker returns, in its turn."""
-        return await asyncio.wrap_future(self._hand_over(call))
+    async def table(self, name: str, *, cache: CacheOptions | None = None, timeout: float | None = None) -> AsyncTable:
+        """Return a sparse table of the job, as `zmqps.Worker.table` does."""
+        table = await self._ask(partial(self._worker.table, name, cache=cache, timeout=timeout))
+        return AsyncTable(table, self._hand_over)
 
-    def _hand_over(self, call: Callable[[], T]) -> Future[T]:
+    def _to_helper(self, call: Callable[[], T]) -> Future[T]:
         self._worker.refuse_in_fork()  # in which the helper does not run
         try:
             return self._helper.submit(call)
