@@ -275,7 +275,8 @@ class MarkedRows:
             self._copied |= {life} if follows else set()
             gone = self._check_gone(simulation.now, server, table, marks, rows, self._seen.get(key), follows=follows)
             if live:
-                self._leave(life, number, table, mine, marks, gone, is_new=key not in self._counting)
+                is_new = key not in self._counting and life not in self._copied
+                self._leave(life, number, table, mine, marks, gone, is_new=is_new)
                 self._counting.add(key)
             self._note(simulation.now, key, table, marks, rows)
             if live:
@@ -292,7 +293,7 @@ class MarkedRows:
             left[mine] &= ~marks[mine]
             if is_evicting and len(table) + MOST_IDS > table.limit:  # and may have no room for all
                 left[mine] |= self._attempted[life][number][mine] & ~marks[mine]
-        # a copy that follows lets rows go later, or never, where it takes over before it has heard of it
+        # a copy that follows lets rows go at other times, or never, where it takes over before it has heard of it
         back = left & marks if is_evicting and life not in self._copied else np.zeros_like(left)
         assert not back.any(), f"rows of {table.spec.name} that had made way have come back: {back}"
         left |= gone
