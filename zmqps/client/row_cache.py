@@ -120,7 +120,7 @@ class RowCache:
         self._sending: list[Future[Any]] = []  # pushes of what was kept, which no caller waits for
         self._counts = Counter[str]()
         self._now, self._has_pulled = 0, False
-        self._is_closed = False
+        self._is_closed = self._ended = False
         self._cache = self._new()
 
     def _new(self) -> Cache:
@@ -179,6 +179,11 @@ class RowCache:
             places = self._cache.places(pushed_ids(push))
             self._cache.drop(places[places >= 0])
             return call.submit(Exchange(push=push))
+
+    def end(self) -> None:
+        """Defer nothing more: another cache, or none, takes its place."""
+        with self._lock:
+            self._ended = True
 
     def flush(self, call: Call) -> Future[Any]:
         """Send what is kept; the future fails if any of it, or of what was sent since the last flush, has failed."""
@@ -305,7 +310,7 @@ class RowCache:
         own, held = places[at], at[:0]
         is_known = self._rate is not None and call.codec in (None, RAW)
         has_value = cache.has_value(own) & is_known
-        if options.defer and call.codec is None:
+        if options.defer and call.codec is None and not self._ended:
             held = at[cache.is_hot(own) & (has_value | (not options.read_own))]
             cache.keep(places[held], held, sent.sums, now, self._staleness)
         if options.read_own:
@@ -399,6 +404,7 @@ class RowCaches(dict[str, RowCache]):
             return
         new = RowCache(options, job, call.requests.spec) if options.rows else None
         if old is not None:
+            old.end()
             old.flush(call).result()
             del self[name]
         if new is not None:

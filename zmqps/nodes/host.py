@@ -29,6 +29,17 @@ def available_nbytes() -> int:
         return available
 
 
+def total_nbytes() -> int:
+    """Return the bytes of memory that this host has, or this container may use."""
+    import psutil
+
+    total = int(psutil.virtual_memory().total)
+    try:
+        return min(total, int(CGROUP_LIMIT.read_text()))
+    except (OSError, ValueError):
+        return total
+
+
 #: Work that can wait rests while fewer processors than this are idle; but no longer than this at once, in seconds.
 IDLE, LONGEST_REST_S = 0.5, 2.0
 

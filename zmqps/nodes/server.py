@@ -43,7 +43,7 @@ from zmqps.net.zeromq import ZmqTransport
 from zmqps.nodes.apply import MAX_APPLY_THREADS, ApplyThreads
 from zmqps.nodes.checkpoints import ShardFiles
 from zmqps.nodes.endkey import server_key
-from zmqps.nodes.host import Rests, available_nbytes
+from zmqps.nodes.host import Rests, available_nbytes, total_nbytes
 from zmqps.nodes.listening import Place, resolved
 from zmqps.nodes.relay import RelayStorage
 from zmqps.optim import Kernel, OptimizerSpec, Rule, all_finite, make_kernel, warm_up
@@ -241,7 +241,8 @@ def make_shard(
     there = memory if isinstance(memory, DeviceMemory) else None
     rows = make_rows(
         job, placement, index, partial(row_kernel, config, job, there=there), coding=watched_coding(), more=more,
-        available_nbytes=room.available_nbytes if device is None else device.memory().free_nbytes,
+        # address space: how much is free may change, and memory is asked for as rows come
+        available_nbytes=total_nbytes() if device is None else device.memory().free_nbytes,
         secret=secrets.randbits(64), store_of=RowStore if memory is None else memory.rows,
     )  # fmt: skip
     if rows is not None:

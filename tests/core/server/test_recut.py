@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -85,11 +86,10 @@ def with_tables(placement: Placement) -> list[Shard]:
 
 
 def rows_of(made: Sequence[Shard], name: str) -> dict[int, list[Any]]:
-    """Return all rows of a table that have not expired by their ids: what is kept of them, and how old they are."""
+    """Return all rows of a table by their ids: what is kept of them, and how old they are."""
     found: dict[int, list[Any]] = {}
     for table in (t for shard in made for t in (shard.rows.tables if shard.rows else ()) if t.spec.name == name):
         rows = np.flatnonzero(table.store.live[: table.store.end])
-        rows = rows[table.is_there(rows)]
         kept = table.kept(rows)
         ages = table.store.ages(rows, table.steps)
         buckets = buckets_of(kept.ids, table.spec.bucket_seed)
@@ -117,7 +117,6 @@ def test_rows_go_with_their_buckets_and_are_as_old_as_they_were(few: int, many: 
                 table.update(mine, np.ones((mine.size, 2), np.float32))
             table.expired_before = 20
     wanted = {spec.name: rows_of(there, spec.name) for spec in SPECS}
-    assert len(wanted["items"]) < sum(len(shard.rows.tables[0]) for shard in there if shard.rows), "some have expired"
     for following in (pieces_of(before, after), after):
         made = with_tables(following)
         for shard in made:
@@ -131,6 +130,38 @@ def test_rows_go_with_their_buckets_and_are_as_old_as_they_were(few: int, many: 
         assert rows_of(there, name) == rows
     tables = [table for shard in there if shard.rows for table in shard.rows.tables]
     assert {table.version for table in tables} <= set(range(70, 70 + few))
+
+
+def test_a_full_table_is_cut_although_buckets_have_not_as_many_rows_each() -> None:
+    capacity = 200 * 2 * (4 * 2 * 3 + 17)
+    spec = replace(SPECS[0], capacity_nbytes=capacity, when_full="evict", expire_steps=None)
+    full = replace(TABLES, tables=(spec,))
+    one, four = (Placement.balance(KeySpace.of(full), number, 1 << 14) for number in (1, 4))
+
+    def made(where: Placement, index: int) -> Shard:
+        shard = Shard(where, index, ReferenceRules(adam(0.1)))
+        shard.rows = make_rows(full, where, index, lambda one: row_rule(full, one), available_nbytes=1 << 22)
+        return shard
+
+    parent = made(one, 0)
+    assert parent.rows is not None
+    [table] = parent.rows.tables
+    table.update(np.arange(table.limit), np.ones((table.limit, 2), np.float32))
+    children = [made(four, index) for index in range(4)]
+    for child in children:
+        child.follow()
+        fill(child, [parent])
+        child.validate()
+    found = [child.rows.tables[0] for child in children if child.rows]
+    assert sum(len(one) for one in found) == len(table)
+    assert rows_of(children, "items") == rows_of([parent], "items")
+    fullest = max(found, key=len)
+    assert len(fullest) > table.limit // 4, "more than its share"
+    before = len(fullest)
+    buckets = buckets_of(ids := np.arange(10_000, 10_200), spec.bucket_seed)
+    new = ids[(fullest.slice.start <= buckets) & (buckets < fullest.slice.stop)]
+    fullest.update(new, np.ones((new.size, 2), np.float32))
+    assert len(fullest) == before, "others have made way"
 
 
 def test_buckets_that_are_missing_are_named() -> None:

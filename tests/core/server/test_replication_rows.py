@@ -29,6 +29,7 @@ from zmqps.core.protocol.messages import (
     Yielded,
 )
 from zmqps.core.protocol.replication import ROWS
+from zmqps.core.protocol.terms import SET
 from zmqps.core.server import row_records
 from zmqps.core.server.rows import make_rows
 from zmqps.core.server.shard import Shard
@@ -253,3 +254,49 @@ def test_a_pull_of_rows_waits_for_the_answers_to_its_own_pushes() -> None:
     assert copies.answered("w") == []
     copies.settle()
     assert copies.answered("w") == [101, 500]
+
+
+def test_a_backup_without_places_for_rows_is_given_up() -> None:
+    copies = trained()
+    behind = table_of(copies, "b", BACKUP)
+    behind.store.ids = behind.store.ids[:50]  # its host had less to spare
+    for seq in range(1, 4):
+        copies.push("w", push_rows(seq, *range(30 * seq, 30 * seq + 30)))
+    copies.settle()
+    assert len(behind) == 30
+    assert [m.request for m in copies.told("b", Error) if isinstance(m, Error)] == [BACKUP]
+
+
+def test_gradients_of_a_step_are_not_applied_again_where_what_is_set_in_it_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    copies = trained(staleness=0)
+    copies.push("w", push_rows(1, 5, step=0, attempt=1))
+    copies.push("w", push_rows(2, 6, by=9.0, step=0, attempt=2, terms=(SET,)))
+    table = table_of(copies)
+
+    def fails(*args: Any, **options: Any) -> None:
+        monkeypatch.undo()
+        raise MemoryError
+
+    monkeypatch.setattr(RowTable, "put", fails)
+    copies.order("p", Commit(PRIMARY, 0, ((WHO, (1, 2)),)))
+    assert copies.committed == []
+    copies.order("p", Commit(PRIMARY, 0, ((WHO, (1, 2)),)))
+    copies.settle()
+    assert copies.committed == [0]
+    assert table.read(np.array([5, 6]))[:, 0].tolist() == [-1.0, 9.0]
+    assert same(copies)
+
+
+def test_an_update_that_is_done_has_not_failed_because_rows_cannot_be_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    copies = trained(table(expire_steps=2))
+
+    def fails(*args: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(RowTable, "_sweep", fails)
+    copies.push("w", push_rows(1, 5))
+    copies.settle()
+    assert copies.answered("w") == [101]
+    assert table_of(copies).read(np.array([5]))[0, 0] == -1.0

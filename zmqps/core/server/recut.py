@@ -80,8 +80,8 @@ def _fill_table(table: RowTable, over: Sequence[tuple[RowTable, slice, slice]]) 
         start = 0
         while start < other.store.end:
             rows, start = other.store.in_buckets(lo, hi, table.spec.bucket_seed, start, SCANNED_ROWS)
-            kept = other.kept(rows[other.is_there(rows)])  # those that have expired stay behind
-            table.restore(kept._replace(stamps=rebased(kept.stamps, table.steps, other.steps)))
+            kept = other.kept(rows)
+            table.take(kept._replace(stamps=rebased(kept.stamps, table.steps, other.steps)))
 
 
 def _fill_slice(state: SliceState, over: Sequence[tuple[SliceState, slice, slice]], memory: Memory) -> None:

@@ -44,6 +44,8 @@ MAX_SHOWN = 8
 SHOWN = {"rows": "rows", "nbytes": "row_nbytes", "refused": "rows_refused", "expired": "rows_expired"}
 #: What keeping one message's gradients takes beside them.
 STAGED_NBYTES = 512
+#: Beside its share of the capacity a table has this part of it, and so many places, for the rows of a cut.
+SPARE_SHARE, SPARE_PLACES = 4, 1024
 #: Rows have at most so many places: address space, of which a table uses what it needs.
 MAX_RESERVED_NBYTES = 1 << 36
 
@@ -98,6 +100,7 @@ class Rows:
         self._secret = secret
         self._staged: dict[int, dict[PushId, dict[int, list[Staged]]]] = {}  # by step, push and table
         self._used: dict[int, Counter[bytes]] = {}  # bytes, by step and worker
+        self._updated: set[int] = set()  # tables whose gradients of the step that is committed are applied
         self._reserved: dict[int, Counter[int]] = {}  # rows that may be made, by step and table
 
     @property
@@ -318,9 +321,10 @@ class Rows:
             grads = [[staged for staged in messages if not staged.is_set] for messages in brought]
             total = sum(messages[0].examples for messages in grads if messages)
             parts = [(s.ids, s.grads, s.examples) for messages in grads for s in messages if s.ids.size]
-            if any(grads):
+            if any(grads) and number not in self._updated:
                 ids, means = merged(parts, total, table.spec.dim)
                 table.update(ids, means, promised=True)
+                self._updated.add(number)  # what is set may yet fail, and all be asked for again
             taken = np.empty(0, np.int64)
             for staged in [s for messages in brought for s in messages if s.is_set]:  # the first has its way
                 fresh = ~np.isin(staged.ids, taken)
@@ -340,6 +344,7 @@ class Rows:
 
     def close(self, step: int) -> None:
         """Forget what was brought to a step, and to those before."""
+        self._updated.clear()
         for old in [number for number in self._used if number <= step]:
             for kept in (self._staged, self._used, self._reserved):
                 kept.pop(old, None)
@@ -408,6 +413,9 @@ def make_rows(
         capacity = share_nbytes(spec, slice_.stop - slice_.start)
         row_nbytes = spec.nbytes * (1 + len(kernel.slot_fill)) + 16
         most = min(available_nbytes, MAX_RESERVED_NBYTES) if capacity is None else capacity
+        places = most // row_nbytes
+        if capacity is not None:  # shards that are cut may get more than their share
+            places += places // SPARE_SHARE + SPARE_PLACES
         store = store_of(
             spec.dim,
             filler(Initial.from_wire(spec.initial), spec.name),
@@ -415,7 +423,7 @@ def make_rows(
             row_slots=kernel.row_slot_fill,
             counts=kernel.counts,
             seed=seed_of("index", spec.name, index) ^ secret,
-            reserve_rows=max(1, min(most // row_nbytes, (1 << 32) - 3)),
+            reserve_rows=max(1, min(places, (1 << 32) - 3)),
         )
         table = RowTable(slice_, spec, kernel, store, more=more)
         if capacity is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -215,6 +216,10 @@ class RowTable:
         oldest = self._oldest(self.steps)
         return there if oldest is None else there & (self.store.ages(rows, self.steps) <= oldest)
 
+    def _has_places(self, new: int) -> bool:
+        """Whether there is room for so many more rows, whatever the capacity says."""
+        return self.store.num_rows + new <= len(self.store.ids) and self._has_memory(new)
+
     def _has_memory(self, new: int) -> bool:
         """Whether so many more rows fit into what was granted, or more is."""
         if self.spec.capacity_nbytes is not None:  # which was admitted
@@ -289,7 +294,8 @@ class RowTable:
         self.store.update(self._kernel, rows, grads, max(1, steps), lag)
         self.store.stamps[rows] = steps % _STAMPS
         self.steps = steps
-        self._sweep(ids.size)
+        with suppress(MemoryError):  # the update is done, and must not be taken for one that has failed
+            self._sweep(ids.size)
 
     def put(self, ids: Array, values: Array, *, promised: bool = False) -> None:
         """Let rows have some values, past the rule; their slots stay as they are. It is no update of the table."""
@@ -393,8 +399,21 @@ class RowTable:
         self.store.stamps[rows] = kept.stamps
 
     def take(self, kept: Kept) -> None:
-        """Have rows as they are elsewhere."""
-        self.store.upsert(*kept)
+        """Have rows as another copy has them, though there be more of them than a share of the capacity.
+
+        Raises
+        ------
+        TableFullError
+            There is no memory for them here, or no place.
+        """
+        store = self.store
+        new = kept.ids.size
+        if not self._has_places(new):
+            new = store.count_absent(kept.ids)
+            if not self._has_places(new):
+                raise TableFullError(table=self.spec.name, num_rows=store.num_rows, new=new, nbytes=store.nbytes)
+        store.upsert(*kept)
+        self.limit = max(self.limit, store.num_rows)
 
     def follow(self, kept: Kept, gone: Array, version: int, steps: int, expired_before: int) -> None:
         """Have rows as the primary of this copy has them, and none of some ids.
@@ -402,13 +421,10 @@ class RowTable:
         Raises
         ------
         TableFullError
-            There is no memory for them here.
+            As for `take`.
         """
         self.remove(gone)
-        new = kept.ids.size
-        if not self._has_memory(new) and not self._has_memory(self.store.count_absent(kept.ids)):
-            raise TableFullError(table=self.spec.name, num_rows=self.store.num_rows, new=new, nbytes=self.store.nbytes)
-        self.store.upsert(*kept)
+        self.take(kept)
         self.version, self.steps, self.expired_before = version, steps, expired_before
 
     @property
