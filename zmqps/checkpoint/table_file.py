@@ -141,7 +141,7 @@ class TableFile:
 
 
 def read_table(
-    path: str | os.PathLike[str], table: str, dim: int, *, format: str | None = None, most: int
+    path: str | os.PathLike[str], table: str, dim: int, *, format: str | None = None, most: int = 65536
 ) -> Iterator[tuple[Array, Array]]:
     """Yield the rows of a file, some at a time.
 

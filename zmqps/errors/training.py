@@ -50,9 +50,9 @@ class TableFullError(PSError):
 
     code = 52
     text = (
-        "table {table!r} has no room for {new:,} new rows on this server: {num_rows:,} take {nbytes:,} bytes; allow "
-        "more (capacity_nbytes, or memory on the servers' hosts), start more servers, or let rows expire or make way "
-        "(expire_steps, when_full='evict')"
+        "table {table!r} has no room for {new:,} new rows on this server, where {num_rows:,} rows take {nbytes:,} "
+        "bytes; allow more (capacity_nbytes, or memory on the servers' hosts), start more servers, or let rows expire "
+        "or make way (expire_steps, when_full='evict')"
     )
     table: str
     num_rows: int

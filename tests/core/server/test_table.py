@@ -102,10 +102,10 @@ def test_a_row_without_a_push_for_some_seconds_is_as_if_it_had_never_been() -> N
     touch(items, 2)
     items.tick(109.0)
     assert values(items, 1, 2) == [0.0, 0.0]
-    for now in np.arange(110.0, 116.0, 0.1):
+    for now in np.arange(110.0, 114.9, 0.1):
         items.tick(now)
     assert values(items, 1, 2) == [1.0, 0.0]
-    for now in np.arange(116.0, 121.0, 0.1):
+    for now in np.arange(115.0, 115.3, 0.1):
         items.tick(now)
     assert values(items, 1, 2) == [1.0, 1.0]
     touch(items, 2)
@@ -251,3 +251,18 @@ def test_rows_are_set_past_the_rule() -> None:
     assert values(items, 1, 5) == [3.0, 4.0]
     touch(items, 1)
     assert values(items, 1) == [2.0]
+
+
+def test_rows_expire_by_seconds_also_while_nobody_asks_for_anything() -> None:
+    items = table(expire_s=1.0)
+    items.tick(10.0)
+    touch(items, 5)
+    assert values(items, 5) == [0.0]
+    assert items.tick(18.0), "the first thing that happens since"
+    assert values(items, 5) == [1.0]
+    touch(items, 5)
+    assert values(items, 5) == [0.0], "it has begun anew"
+    items.tick(18.9)
+    assert values(items, 5) == [0.0]
+    assert items.tick(19.1)
+    assert values(items, 5) == [1.0]

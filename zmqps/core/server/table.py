@@ -117,6 +117,7 @@ class RowTable:
         self._more = more
         self._granted = 0
         self._hand = 0  # the next row to be looked at
+        self._ticked: float | None = None  # when it was told the time last
         self._marks: deque[tuple[float, int]] = deque()  # at which time the table had had how many updates
         limit = len(store.ids)
         if spec.capacity_nbytes is not None:
@@ -371,8 +372,12 @@ class RowTable:
         expire_s = self.spec.expire_s
         if expire_s is None:
             return False
-        if not self._marks or now >= self._marks[-1][0] + expire_s / EXPIRY_PARTS:
-            self._marks.append((now, self.steps))
+        # whoever updates rows ticks first: what there is by now has come by the tick before, also if that is long ago
+        then = now if self._ticked is None else self._ticked
+        self._ticked = now
+        part = expire_s / EXPIRY_PARTS
+        if not self._marks or max(then - self._marks[-1][0], now - then) >= part:
+            self._marks.append((then, self.steps))
         before = self.expired_before
         while self._marks and self._marks[0][0] <= now - expire_s:
             # what was updated up to then has not been since for as long; updates are numbered from 1
