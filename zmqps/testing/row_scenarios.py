@@ -51,8 +51,9 @@ def row_scenarios(found: Mapping[str, S]) -> Mapping[str, S]:
     for name in LIMITED:
         rows[f"async-rows-{name}"] = _with(found["async-everything"], _limited((name, "plain")))
     rows["async-rows-limits-memory"] = _with(found["async-memory"], _limited(LIMITED))
-    for kind in ("saves-chained", "falls-chained"):  # other numbers of servers may have no room for a full table
-        rows[f"async-rows-limits-{kind}"] = _with(found[f"async-{kind}"], _limited(LIMITED[1:]))
+    rows["async-rows-limits-saves-chained"] = _with(found["async-saves-chained"], _limited(LIMITED[1:]))
+    # other numbers of servers may have no room for a full table
+    rows["async-rows-limits-falls-chained"] = _with(found["async-falls-chained"], _limited(LIMITED[2:]))
     for kind in ("replicas", "drains-replicas", "scales"):  # copies do not know how often ids were touched
         rows[f"async-rows-limits-{kind}"] = _with(found[f"async-{kind}"], _limited(("evicts", "expires", "lapses")))
     for kind in ("everything", "memory"):
