@@ -116,6 +116,7 @@ PURE_MAY_IMPORT = {
 EXCEPTIONS = {
     "zmqps/core/protocol/wire.py": {"msgpack", "gc"},  # paused while a large header is decoded
     "zmqps/core/protocol/plain.py": {"msgpack"},
+    "zmqps/core/protocol/typed.py": {"msgspec"},
     "zmqps/optim/kernels.py": {"numba"},
     "zmqps/codecs/kernels.py": {"numba"},
     "zmqps/jit.py": {"numba"},
@@ -134,6 +135,7 @@ OF_TORCH = ("data", "embedding", "model", "observer", "optimizer", "overlap", "t
 #: One door per library: it -> the only files that import it.
 ONLY_IN = {
     "msgpack": {"zmqps/core/protocol/wire.py", "zmqps/core/protocol/plain.py"},  # what travels, and what is kept
+    "msgspec": {"zmqps/core/protocol/typed.py"},  # what travels all the time
     # messages; what the monitors tell; where sockets are bound, and connected; what a connection carries; keys
     "zmq": {
         "zmqps/net/zeromq.py",

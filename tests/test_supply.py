@@ -26,7 +26,7 @@ FILES = ("constraints.txt", "constraints-tools.txt")
 INSTALLED = ("demo", "bench", "dev")
 SUPPORTED = ("3.11", "3.12", "3.13")
 #: Where the API is known to move; pyproject.toml says how.
-BOUNDED = {"click", "msgpack", "numba", "numpy", "psutil", "pyzmq", "hatchling", "xxhash"}
+BOUNDED = {"click", "msgpack", "msgspec", "numba", "numpy", "psutil", "pyzmq", "hatchling", "xxhash"}
 
 
 @cache

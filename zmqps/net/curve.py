@@ -27,6 +27,10 @@ from zmqps.net.keyring import Entry, Keys, Pair, read_entries, version_of
 WATCH_S = 0.5
 #: After so long a list that could not be read is tried again, changed or not: descriptors may have been short.
 AGAIN_S = 5.0
+#: A connection whose key was revoked lasts so much longer, for its end to be told.
+LAST_WORD_S = 0.1
+#: After so long somebody who has taken the name of another connection has been shut.
+CONTESTED_S, TAKEN = 1.0, "somebody else has taken its name"
 #: By this ZeroMQ knows that a socket wants its handler asked, and refuses everybody where there is none.
 DOMAIN = b"zmqps"
 _ZAP = "inproc://zeromq.zap.01"

@@ -247,7 +247,10 @@ class Dealers:
         """Take what a monitor tells; one that was refused for good tries again with newer keys, or is closed."""
         if self._dealers.get(dealer.peer) is not dealer:
             return
+        was_up = dealer.is_up
         dealer.settle(self._noticed)
+        if dealer.is_up is not was_up:
+            self._touched()
         error, keys = dealer.refusals.take(partial(self._settle, dealer)), dealer.refusals.keys
         if error is None:
             return

@@ -208,13 +208,16 @@ class Driver:
             self._execute(Exit(exits.FAILED, str(error)))
 
     def _execute(self, action: Action) -> None:
-        match action:
-            case Send() if action.after is not None:
+        if type(action) is Send:  # before all others: what is done all the time
+            if action.after is not None:
                 self._spawn(self._send_after(action.after, replace(action, after=None)))
-            case Send(peer, message, readers):
-                if isinstance(message, COMPLETED):
-                    message = self._complete(peer, message)
-                self.transport.send(peer, encode(message), readers)
+                return
+            peer, message = action.peer, action.message
+            if isinstance(message, COMPLETED):
+                message = self._complete(peer, message)
+            self.transport.send(peer, encode(message), action.readers)
+            return
+        match action:
             case Resolve(operation, value):
                 assert self._resolve is not None
                 self._resolve(operation, value)

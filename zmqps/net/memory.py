@@ -17,6 +17,8 @@ TRIM_THRESHOLD_LOW = 1 << 20
 #: Of what a server can address so much is kept for when there is no more: ZeroMQ ends a process that has no memory for
 #: its queues, and what it takes to say so, and to be heard by the coordinator, is little.
 RESERVE_NBYTES = 8 << 20
+#: After so long it is set aside again.
+RESERVE_S = 1.0
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 

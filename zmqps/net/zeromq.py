@@ -17,25 +17,20 @@ from zmqps.core.protocol.roles import KeyHolder, shut_out
 from zmqps.core.protocol.wire import MAX_FRAME_NBYTES, MAX_FRAMES, MAX_STRANGE_HEADER_NBYTES
 from zmqps.net.backlog import LOOK_NBYTES, MARK_NBYTES, STUCK_S, Backlog, Backlogs, discard_frames, most_waits_for
 from zmqps.net.connections import origin_of
-from zmqps.net.curve import Gate
+from zmqps.net.curve import CONTESTED_S, LAST_WORD_S, TAKEN, Gate
 from zmqps.net.dealer import Dealers
 from zmqps.net.door import MAX_RETURNING, MAX_UNREAD_NBYTES, PATIENCE_S, TOO_MUCH, Door
 from zmqps.net.keyring import Keys
-from zmqps.net.memory import Reserve, keep_freed_memory
+from zmqps.net.memory import RESERVE_S, Reserve, keep_freed_memory
 from zmqps.net.putoff import PutOff
 from zmqps.net.sockets import SideDoor, bind_socket, descriptor_of, new_router
 from zmqps.net.transport import INBOUND, Deliver, Noticed
 
 #: Messages delivered before timers and other callbacks of the loop get their turn.
 BATCH = 256
+
 #: Frames below this are copied into the message: cheaper than telling when they are free again.
 COPY_NBYTES = 64 << 10
-#: After so long the reserve of memory is set aside again.
-RESERVE_S = 1.0
-#: A connection whose key was revoked lasts so much longer, for its end to be told.
-LAST_WORD_S = 0.1
-#: After so long somebody who has taken the name of another connection has been shut.
-CONTESTED_S, TAKEN = 1.0, "somebody else has taken its name"
 
 # plain integers: to combine the members of an enumeration costs more than the call that they are for
 _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
@@ -58,7 +53,7 @@ def send_frames(
     last, total, mark = len(frames) - 1, 0, False  # the last frame leaves last, and so tells for all
     for i, frame in enumerate(frames):
         flags = _MORE if i < last else _DONTWAIT
-        nbytes = memoryview(frame).nbytes
+        nbytes = len(frame) if type(frame) is bytes else memoryview(frame).nbytes
         total += nbytes
         if i == last:
             mark = backlog is not None and backlog.fresh + total > MARK_NBYTES
@@ -135,16 +130,16 @@ class ZmqTransport:
         self._delivered: Callable[[], None] = lambda: None
         self._tell: Noticed = lambda event: None
         self._scheduled = False
+        self._to_drain: dict[zmq.Socket[bytes], Peer] = {}  # where a message may be
         self._drained: zmq.Socket[bytes] | None = None  # the one that is being drained
-        self._unsure = False  # something was done to another meanwhile that may have swallowed an edge
 
     def start(self, deliver: Deliver, delivered: Callable[[], None], noticed: Noticed) -> None:
         """Begin to deliver in the running loop."""
         self._loop = asyncio.get_running_loop()
         self._deliver, self._delivered, self._tell = deliver, delivered, noticed
         self._dealers.start(self._loop, noticed, self._schedule)
-        for _, socket in self._sockets:
-            self._watch(socket)
+        for peer, socket in self._sockets:
+            self._watch(peer, socket)
 
     def bind(self, endpoint: str) -> str:
         """Accept connections on an endpoint such as ``tcp://127.0.0.1:0``; may be called for several.
@@ -197,19 +192,19 @@ class ZmqTransport:
 
     def _add(self, peer: Peer, socket: zmq.Socket[bytes]) -> None:
         self._sockets.append((peer, socket))
-        self._unsure = True
         if self._loop is not None:
-            self._watch(socket)
+            self._watch(peer, socket)
 
     def _remove(self, peer: Peer, socket: zmq.Socket[bytes]) -> None:
         self._sockets.remove((peer, socket))
+        self._to_drain.pop(socket, None)
         self._overlong.discard(socket)
         if self._loop is not None:
             self._loop.remove_reader(socket.FD)
 
-    def _watch(self, socket: zmq.Socket[bytes]) -> None:
+    def _watch(self, peer: Peer, socket: zmq.Socket[bytes]) -> None:
         assert self._loop is not None
-        self._loop.add_reader(socket.FD, self._drain)
+        self._loop.add_reader(socket.FD, self._drain, peer, socket)
         self._schedule()
 
     def send(self, peer: Peer, frames: Sequence[Any], readers: Sequence[list[Reader]]) -> bool:
@@ -229,10 +224,9 @@ class ZmqTransport:
             self.counters["undeliverable"] += 1
             return False
         finally:  # the send may have swallowed the edge that announced a message
-            if self._drained is not None:
-                self._unsure = self._unsure or socket is not self._drained
-            elif readable(socket):
-                self._schedule()
+            if socket is not self._drained and (self._drained is not None or readable(socket)):
+                self._to_drain[socket] = b"" if socket is self._router else peer
+                self._drain_soon()
         if self._backlogs.queued_nbytes > LOOK_NBYTES and self._door is not None and self._loop is not None:
             self._backlogs.relieve(self._door, self._loop.time())
         if tracked and readers:
@@ -265,69 +259,75 @@ class ZmqTransport:
                 self._door.expel(peer, "memory is short here, and it has not read what it has asked for")
 
     def _schedule(self) -> None:
-        """Drain soon, whether an edge announces it or not."""
+        """Drain all soon, whether an edge announces it or not."""
+        self._to_drain.update((socket, peer) for peer, socket in self._sockets)
+        self._drain_soon()
+
+    def _drain_soon(self) -> None:
         if not self._scheduled and self._drained is None and self._loop is not None:
-            self._loop.call_soon(self._drain, True)
+            self._loop.call_soon(self._drain)
             self._scheduled = True  # not before: without memory nothing was scheduled
 
-    def _drain(self, scheduled: bool = False) -> None:
-        if self._scheduled and not scheduled:
-            return  # or each edge in a flood would begin another chain of drains that schedule themselves
+    def _drain(self, announced_of: Peer = b"", announced: zmq.Socket[bytes] | None = None) -> None:
+        """Deliver what is there, of each socket a few messages before the others get their turn."""
+        if announced is not None:
+            self._to_drain[announced] = announced_of
+            if self._scheduled:
+                return  # or each edge in a flood would begin another chain of drains that schedule themselves
         self._scheduled = False
-        budget, again = BATCH, True
+        budget, waiting = BATCH, self._to_drain
         try:
-            while budget > 0 and again:
-                again = self._unsure = False
-                for peer, socket in list(self._sockets):
-                    self._drained = socket
-                    for _ in range(16):
-                        if socket.closed:
-                            break
-                        if not readable(socket):  # cheaper than the exception of a vain receive
-                            break
-                        budget -= 1
-                        if self._overlong and socket in self._overlong:
-                            if not discard_frames(socket):
-                                budget, again = 0, True
-                                break
-                            self._catch_up(socket)
-                            continue
-                        sender, name = peer, None
-                        try:
-                            if not peer:
-                                name = socket.recv(_DONTWAIT, copy=False)
-                                sender = INBOUND + name.bytes
-                                if self._gate is not None and not self._gate.passes(sender, name):
-                                    self._turn_away(sender, name, socket)
-                                    continue
-                                if sender not in self._known and not self._let_in(sender, name, socket):
-                                    continue
-                            frames = receive_frames(socket)
-                            if frames is None:
-                                self._refuse(sender, socket)
-                            elif frames[0].nbytes:
-                                self._deliver(sender, frames)
-                            elif name is not None:  # an empty message: a connection that is new
-                                self._know(sender, descriptor_of(name))
-                        except MemoryError:  # then it is lost on the way
-                            self.counters["out_of_memory"] += 1
-                            self.make_room()
-                            if socket.getsockopt(zmq.RCVMORE):
-                                self._fall_behind(socket)
-                    else:
-                        again = True  # the others get their turn first
-                again = again or self._unsure
+            while budget > 0 and waiting:
+                socket, peer = next(iter(waiting.items()))
+                self._drained = socket
+                for _ in range(16):
+                    if socket.closed or not readable(socket):  # cheaper than the exception of a vain receive
+                        waiting.pop(socket, None)  # not before: no edge announces what is there already
+                        break
+                    budget -= 1
+                    if not self._take(peer, socket):
+                        budget = 0
+                        break
+                if len(waiting) > 1 and waiting.pop(socket, None) is not None:
+                    waiting[socket] = peer  # the others get their turn first
             self._delivered()
             if self._put_off.due and self._loop is not None:
-                for peer in self._put_off.take(self._loop.time(), all_taken=not again):
+                for peer in self._put_off.take(self._loop.time(), all_taken=not waiting):
                     self._see_to(peer)
-        except BaseException:
-            again = True  # no edge announces what is there already
-            raise
         finally:
             self._drained = None
-            if again:
-                self._schedule()
+            if waiting:
+                self._drain_soon()
+
+    def _take(self, peer: Peer, socket: zmq.Socket[bytes]) -> bool:
+        """Deliver a message; return False where the rest of one that is being thrown away has not ended yet."""
+        if self._overlong and socket in self._overlong:
+            if done := discard_frames(socket):
+                self._catch_up(socket)
+            return done
+        name = None
+        try:
+            if not peer:
+                name = socket.recv(_DONTWAIT, copy=False)
+                peer = INBOUND + name.bytes
+                if self._gate is not None and not self._gate.passes(peer, name):
+                    self._turn_away(peer, name, socket)
+                    return True
+                if peer not in self._known and not self._let_in(peer, name, socket):
+                    return True
+            frames = receive_frames(socket)
+            if frames is None:
+                self._refuse(peer, socket)
+            elif frames[0].nbytes:
+                self._deliver(peer, frames)
+            elif name is not None:  # an empty message: a connection that is new
+                self._know(peer, descriptor_of(name))
+        except MemoryError:  # then it is lost on the way
+            self.counters["out_of_memory"] += 1
+            self.make_room()
+            if socket.getsockopt(zmq.RCVMORE):
+                self._fall_behind(socket)
+        return True
 
     # --- who is known --------------------------------------------------------------------------
 

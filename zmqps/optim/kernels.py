@@ -63,6 +63,8 @@ class Kernel(ABC):
         self._told = rule  # with the learning rate that was told last
         steady = rule.steady and not isinstance(rule.learning_rate, Schedule)
         self._scalars = rule.scalars(1) if steady else None  # where they are the same at every step
+        self._is_steady = steady and rule.clip_norm is None and not rule.frozen
+        self._cast: dict[np.dtype[Any], tuple[tuple[Any, ...], tuple[Any, ...]]] = {}  # of all, by dtype, where steady
 
     def __call__(
         self,
@@ -90,18 +92,24 @@ class Kernel(ABC):
         learning_rate : float, optional
             Instead of the rule's own.
         """
+        if self._is_steady and learning_rate is None and (numbers := self._cast.get(w.dtype)) is not None:
+            self._run(w, g, out, slots, *numbers)
+            return
         rule = self.rule
         if rule.frozen:
             out[...] = w
             return
         cast = w.dtype.type
-        with np.errstate(all="ignore"):  # whether infinity is an error is decided by `all_finite`, before
+        with np.errstate(all="ignore"):  # what is too large for the dtype
             if learning_rate is None:
                 scalars = rule.scalars(step) if self._scalars is None else self._scalars
             else:
                 scalars = self._at(learning_rate).scalars(step)
             limits = self._gradient_scalars if rule.clip_norm is None else rule.gradient_scalars(scale)
-            self._run(w, g, out, slots, tuple(map(cast, limits)), tuple(map(cast, scalars)))
+            numbers = tuple(map(cast, limits)), tuple(map(cast, scalars))
+        if self._is_steady and learning_rate is None:
+            self._cast[w.dtype] = numbers
+        self._run(w, g, out, slots, *numbers)
 
     def _at(self, learning_rate: float) -> Rule:
         """Return the rule with another learning rate."""
@@ -139,15 +147,16 @@ class ArrayKernel(Kernel):
         self, w: Any, g: Any, out: Any, slots: tuple[Any, ...], gradient_scalars: tuple[Any, ...], scalars: Any
     ) -> None:
         block = max(w.size, 1) if self._block_nbytes is None else self._block_nbytes // w.itemsize
-        for start in range(0, w.size, block):
-            part = slice(start, start + block)
-            x, *state = read = [array[part] for array in (w, *slots)]
-            d = self._gradient(x, g[part], *gradient_scalars)
-            updated = self._update(x, d, *state, *scalars)
-            # what is passed on as it is might be overwritten before it is stored
-            results = [result.copy() if any(result is old for old in read) else result for result in updated]
-            for target, result in zip((out, *slots), results, strict=True):
-                target[part] = result
+        with np.errstate(all="ignore"):  # whether infinity is an error is decided by `all_finite`, before
+            for start in range(0, w.size, block):
+                part = slice(start, start + block)
+                x, *state = read = [array[part] for array in (w, *slots)]
+                d = self._gradient(x, g[part], *gradient_scalars)
+                updated = self._update(x, d, *state, *scalars)
+                # what is passed on as it is might be overwritten before it is stored
+                results = [result.copy() if any(result is old for old in read) else result for result in updated]
+                for target, result in zip((out, *slots), results, strict=True):
+                    target[part] = result
 
 
 class NumbaKernel(Kernel):
@@ -189,7 +198,8 @@ class FusedKernel(Kernel):
         if kernel is None:
             kernel = self._compiled[w.dtype] = self._elementwise(*fused.source(self.rule, w.dtype), fused.PREAMBLE)
         # in place: one and the same object, not two views, or a device copies first what it reads
-        kernel(w, g, *gradient_scalars, *scalars, out, *slots)
+        with np.errstate(all="ignore"):  # of arrays that stand in for a device's
+            kernel(w, g, *gradient_scalars, *scalars, out, *slots)
 
 
 def make_kernel(rule: Rule, backend: Backend = "numpy", xp: Any = np, elementwise: Elementwise | None = None) -> Kernel:

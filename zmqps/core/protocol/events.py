@@ -2,6 +2,8 @@
 
 A *peer* is named by the transport: ``COORDINATOR`` or ``server_peer(rank)`` for a connection this
 node opened, the routing id for one that was opened to it.
+
+What there is one of for every message is not frozen, as `Message` says; nobody changes one.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ class Pending(Protocol):
 # --- into a machine ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Received:
     """A message came; the transport says more of a `Hello`, and of who asks unknown for the end of a job.
 
@@ -119,7 +121,7 @@ NetworkEvent = Received | Undecodable | Unreachable | Connected | Disconnected |
 # --- out of a machine -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Send:
     """Send a message.
 
@@ -197,7 +199,7 @@ class Run:
     work: Callable[[], Any]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Resolve:
     """An operation of the user is done; ``value`` is its result or the exception to raise."""
 
@@ -205,7 +207,7 @@ class Resolve:
     value: Any
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Landed:
     """Some parameters of a pull, by number, are where they belong while others are still awaited."""
 

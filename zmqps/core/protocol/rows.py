@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from zmqps.core.protocol.message import U8, U32, U64, Payload, Terms, Text, Versions
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class PushRows(Message):
     """Gradients of some rows of a table; all of one message are applied, or kept, together.
 
@@ -47,7 +47,7 @@ class PushRows(Message):
         return ((self.index, self.version, ()),)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class PullRows(Message):
     """Ask for ``count`` rows of a table, of version ``version`` or a later one; the payload has their ids."""
 

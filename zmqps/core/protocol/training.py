@@ -22,7 +22,7 @@ class Load(Message):
     payload: Payload = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Push(Message):
     """Gradients; all parts of one message are applied, or kept, together.
 
@@ -51,7 +51,7 @@ class Push(Message):
     payload: Payload = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Pull(Message):
     """Ask for values of version ``version`` or a later one; with ``exact`` 1, of that one."""
 
@@ -64,7 +64,7 @@ class Pull(Message):
     parts: Parts
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Ack(Message):
     """Loaded or applied; a version and, for a push, a staleness for each part."""
 
@@ -74,7 +74,7 @@ class Ack(Message):
     staleness: Versions
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, unsafe_hash=True)
 class Values(Message):
     """Answer to `Pull`, and to a `Push` with ``reply``; payload in the order of the parts asked."""
 

@@ -16,13 +16,14 @@ import gc
 import math
 import reprlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 from zmqps.core.protocol.keys import KEY_NBYTES
-from zmqps.core.protocol.limits import MAX_FACT_CHARS, MAX_FACTS
+from zmqps.core.protocol.limits import MAX_FACT_CHARS, MAX_FACTS, MAX_TEXT_CHARS
 from zmqps.core.protocol.messages import (
     BY_KIND,
     Ack,
@@ -40,7 +41,9 @@ from zmqps.core.protocol.messages import (
     Message,
     Promoted,
     Pull,
+    PullRows,
     Push,
+    PushRows,
     Recut,
     Replicate,
     Saved,
@@ -50,6 +53,7 @@ from zmqps.core.protocol.messages import (
     Values,
 )
 from zmqps.core.protocol.terms import MOST_RATES, SET, SET_TO_MEAN, UNCHANGED
+from zmqps.core.protocol.typed import are_ordered, pack, reader
 from zmqps.errors import LimitError, ProtocolError
 
 if TYPE_CHECKING:
@@ -75,7 +79,6 @@ MAX_FRAME_NBYTES = 64 << 20
 MAX_FRAMES = 4096
 #: Up to here a payload travels inside the header: one frame less is worth more than one copy.
 INLINE_NBYTES = 4096
-MAX_TEXT_CHARS = 4096
 #: Fields of a `Hello` of the first version of the protocol, which all later ones begin with.
 HELLO_FIELDS = 9
 MAX_DEPTH = 8
@@ -234,16 +237,46 @@ CHECKS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def _schema(cls: type[Message]) -> tuple[tuple[str, ...], tuple[Callable[[Any], Any], ...], bool]:
+class Schema(NamedTuple):
+    """What a message of one kind is made of."""
+
+    cls: type[Message]
+    names: tuple[str, ...]  # of its fields, but for the payload
+    checks: tuple[Callable[[Any], Any], ...]
+    has_payload: bool
+    values: Callable[[Message], tuple[Any, ...]]  # of these fields
+
+
+def _schema(cls: type[Message]) -> Schema:
     fields = {n: str(t) for n, t in cls.__annotations__.items() if "ClassVar" not in str(t)}
     has_payload = "payload" in fields
     if has_payload:
         assert list(fields)[-1] == "payload", f"{cls.__name__}: the payload comes last"
         del fields["payload"]
-    return tuple(fields), tuple(CHECKS[t] for t in fields.values()), has_payload
+    checks = tuple(CHECKS[t] for t in fields.values())
+    return Schema(cls, tuple(fields), checks, has_payload, _getter(tuple(fields)))
 
 
+def _getter(names: tuple[str, ...]) -> Callable[[Message], tuple[Any, ...]]:
+    if len(names) > 1 and "text" not in names:
+        return attrgetter(*names)
+    return lambda message: tuple([_cut(getattr(message, n)) if n == "text" else getattr(message, n) for n in names])
+
+
+#: What workers and servers say to each other all the time.
+IN_EVERY_STEP = (Ack, Load, Pull, PullRows, Push, PushRows, Values)
 SCHEMAS = {cls: _schema(cls) for cls in BY_KIND.values()}
+
+#: Of those: kind -> class, what reads its header, where its parts are in it (0: it has none), whether it has a payload.
+_OFTEN: dict[int, tuple[Callable[..., Message], Callable[[memoryview], tuple[Any, ...]], int, bool]] = {
+    cls.kind: (
+        cls,
+        reader([str(cls.__annotations__[name]) for name in SCHEMAS[cls].names], SCHEMAS[cls].has_payload),
+        1 + SCHEMAS[cls].names.index("parts") if "parts" in SCHEMAS[cls].names else 0,
+        SCHEMAS[cls].has_payload,
+    )
+    for cls in IN_EVERY_STEP
+}
 
 #: Kind -> bytes that its header has at most, if they are not `MAX_SHORT_HEADER_NBYTES`.
 HEADER_NBYTES: dict[int, int] = {
@@ -270,16 +303,18 @@ def encode(message: Message) -> list[Buffer]:
     Payload buffers are C-contiguous and are not copied, so they must not be written to before
     the transport has let go of them; a payload of up to `INLINE_NBYTES` is copied into the header.
     """
-    names, _, has_payload = SCHEMAS[type(message)]
-    values = [getattr(message, name) if name != "text" else _cut(message.text) for name in names]  # type: ignore[attr-defined]
-    header: list[Any] = [message.kind, *values]
-    if not has_payload:
+    schema = SCHEMAS[type(message)]
+    header: list[Any] = [message.kind, *schema.values(message)]
+    if not schema.has_payload:
         return [_pack(header)]
-    payload: Sequence[Buffer] = message.payload  # type: ignore[attr-defined]
-    views = [memoryview(buffer).cast("B") for buffer in payload if memoryview(buffer).nbytes]
-    sizes = [view.nbytes for view in views]
+    views, sizes = [], []
+    for buffer in message.payload:  # type: ignore[attr-defined]
+        view = memoryview(buffer)
+        if nbytes := view.nbytes:
+            views.append(view.cast("B"))
+            sizes.append(nbytes)
     if sum(sizes) <= INLINE_NBYTES:
-        header.append(b"".join(views))
+        header.append(bytes(views[0]) if len(views) == 1 else b"".join(views))
         return [_pack(header)]
     if len(views) > MAX_FRAMES:
         raise LimitError(what="number of array frames", got=len(views), limit=MAX_FRAMES)
@@ -295,10 +330,10 @@ def _cut(text: str) -> str:
 
 
 def _pack(header: list[Any]) -> bytes:
-    # a small buffer, which grows where it must: by default it is a megabyte, which may not be had
-    packed: bytes = msgpack.packb(header, buf_size=INLINE_NBYTES)
-    limit = HEADER_NBYTES.get(header[0], MAX_SHORT_HEADER_NBYTES)
-    if len(packed) > limit:
+    packed = pack(header)
+    if len(packed) > MAX_STRANGE_HEADER_NBYTES and len(packed) > (
+        limit := HEADER_NBYTES.get(header[0], MAX_SHORT_HEADER_NBYTES)
+    ):
         raise LimitError(what="size of the header", got=len(packed), limit=limit)
     return packed
 
@@ -324,12 +359,24 @@ def _check_size(header: memoryview, data_nbytes: int) -> None:
             raise LimitError(what="memory of the decoded header", got=nbytes, limit=MAX_GROWTH * header.nbytes)
 
 
+def _kind_of(header: memoryview) -> int:
+    """Return the kind of a message, if this is one."""
+    if header.nbytes < 4:
+        return 0
+    return header[3] if header[0] == 0xDC else header[1]  # behind a list's length, which is in the first byte up to 15
+
+
 def _unpack(header: memoryview) -> Any:
+    return msgpack.unpackb(header, max_ext_len=0)
+
+
+def _apart(read: Callable[[memoryview], Any], header: memoryview) -> Any:
+    """Read a header that may be large."""
     if header.nbytes <= MAX_SHORT_HEADER_NBYTES or not gc.isenabled():
-        return msgpack.unpackb(header, max_ext_len=0)
+        return read(header)
     gc.disable()  # else it walks all the new lists again and again: five times the time, and no circle among them
     try:
-        return msgpack.unpackb(header, max_ext_len=0)
+        return read(header)
     finally:
         gc.enable()
 
@@ -338,7 +385,7 @@ def peek(frames: Sequence[Buffer]) -> tuple[str, int]:
     """Return the name of a message that `encode` made and its request (0: none), without decoding the rest."""
     values = msgpack.unpackb(frames[0])
     cls = BY_KIND[values[0]]
-    return cls.__name__, values[1] if SCHEMAS[cls][0][:1] == ("request",) else 0
+    return cls.__name__, values[1] if SCHEMAS[cls].names[:1] == ("request",) else 0
 
 
 def decode(frames: Sequence[Buffer], data_nbytes: Callable[[], int] = lambda: MAX_DATA_HEADER_NBYTES) -> Message:
@@ -366,8 +413,20 @@ def decode(frames: Sequence[Buffer], data_nbytes: Callable[[], int] = lambda: MA
     is_small = header.nbytes <= MAX_STRANGE_HEADER_NBYTES  # headers of every kind may be as large
     if not is_small:
         _check_size(header, data_nbytes())
+    if (often := _OFTEN.get(_kind_of(header))) is not None:
+        make, read, parts_at, with_payload = often
+        try:
+            found = read(header) if is_small else _apart(read, header)
+        except (ValueError, RecursionError):
+            pass  # the checks below say what is wrong with it
+        else:
+            if not parts_at or not any([ranges for _, _, ranges in found[parts_at]]) or are_ordered(found[parts_at]):
+                if with_payload:
+                    return make(*found[1:-1], _payload(found[-1], frames[1:]))
+                if len(frames) == 1:
+                    return make(*found[1:])
     try:
-        values = msgpack.unpackb(header, max_ext_len=0) if is_small else _unpack(header)
+        values = _unpack(header) if is_small else _apart(_unpack, header)
     except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
         raise ProtocolError(f"the header is not msgpack: {_show(error)}") from error
     if type(values) is not list or not values or type(values[0]) is not int:
@@ -375,7 +434,7 @@ def decode(frames: Sequence[Buffer], data_nbytes: Callable[[], int] = lambda: MA
     cls = BY_KIND.get(values[0])
     if cls is None:
         raise ProtocolError(f"no message is of kind {values[0]}")
-    names, checks, has_payload = SCHEMAS[cls]
+    names, checks, has_payload = (schema := SCHEMAS[cls]).names, schema.checks, schema.has_payload
     if cls is Hello and len(values) > HELLO_FIELDS:
         # what a later version appends is not for us, its number says enough; an earlier one lacks what this one appends
         values[len(names) + 1 :] = []

@@ -146,6 +146,14 @@ class ServerMachine:
     def handle(self, event: NetworkEvent | Stop | Returned | FileRequest, now: float) -> list[Action]:
         """Take an event; every failure becomes an `Error` to its sender, never an exception."""
         self._now = now
+        if type(event) is Received:
+            message = event.message
+            try:
+                if event.peer == COORDINATOR:
+                    return self._orders.handle(message, now)
+                return self._from_client(event, message)
+            except (MemoryError, PSError) as error:
+                return self._failed(event.peer, message, error)
         if isinstance(event, Stop):
             return self.leaving.stop(event, now)
         if isinstance(event, Undecodable):
@@ -173,13 +181,7 @@ class ServerMachine:
             if self.replication.takes(event.peer):
                 return self.replication.looked(event, now)
             return self.member.looked(event.why, now) if event.peer == COORDINATOR else []
-        message = event.message
-        try:
-            if event.peer == COORDINATOR:
-                return self._orders.handle(message, now)
-            return self._from_client(event, message)
-        except (MemoryError, PSError) as error:
-            return self._failed(event.peer, message, error)
+        raise AssertionError(f"a server does not know {event!r:.200}")
 
     def _failed(self, peer: Peer, message: Message, error: Exception) -> list[Action]:
         """Answer a request that has failed, and changed nothing."""
@@ -359,8 +361,7 @@ class ServerMachine:
                         name, message.terms, checked=checked, note=note,
                     )  # fmt: skip
             tenant.counts["pushes"] += 1
-            for buffer in message.payload:
-                tenant.counts["pushed_nbytes"] += memoryview(buffer).nbytes
+            tenant.counts["pushed_nbytes"] += sum([memoryview(buffer).nbytes for buffer in message.payload])
         elif not held:
             tenant.counts["duplicates"] += 1
         answer: list[Action] = []
@@ -462,17 +463,15 @@ class ServerMachine:
     ) -> Send:
         """Answer with values."""
         parts, versions, readers = found
-        nbytes = sum([array.nbytes for pieces in parts for array in pieces])
-        dense = isinstance(message, (Push, Pull))
-        as_it_is = codec_text == RAW or (dense and shard.names_buffers(message.parts))
-        codec = None if as_it_is else choose(codec_text, nbytes)
+        dense, codec = isinstance(message, (Push, Pull)), None
+        if codec_text != RAW and not (dense and shard.names_buffers(message.parts)):
+            codec = choose(codec_text, sum([array.nbytes for pieces in parts for array in pieces]))
         # the same of a version for everybody, however often and in whatever order they ask
         seed = versions[0] << 32 | message.parts[0][0] if versions else 0
         out = shard.memory.send(codec, parts, seed, readers)
         if dense and shard.copies is not None:  # not before: what cannot be sent has not been read
             shard.note_read(message.parts, client.puller)
-        for array in out.payload:
-            tenant.counts["pulled_nbytes"] += array.nbytes
+        tenant.counts["pulled_nbytes"] += sum([array.nbytes for array in out.payload])
         text = RAW if codec is None else codec.spec
         return Send(
             client.peer, Values(message.request, text, versions, staleness, out.payload), out.readers, out.after

@@ -11,7 +11,6 @@ asked for again, and what is done is done once.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -31,7 +30,7 @@ from zmqps.core.server.ledger import Result
 from zmqps.core.server.memory import HostMemory, Memory
 from zmqps.core.server.rows import Rows
 from zmqps.core.server.rules import Rules, kernels_of
-from zmqps.core.server.slices import Note, SliceState, Updates, check_sort, present
+from zmqps.core.server.slices import Note, SliceState, Updates, bounds_of, check_sort, present, resolve, walk
 from zmqps.core.server.slots import Slots
 from zmqps.core.server.stale import treat
 from zmqps.core.server.steps import Steps
@@ -251,7 +250,10 @@ class Shard:
         after = []
         values = bool(terms) and are_values(terms)
         for state, (_, _, ranges) in zip(states, parts, strict=True):
-            steps = state.steps.copy() if ranges or values else state.steps + 1
+            if not ranges and not values:
+                after.append((state, state.version + 1, state.steps + 1, state.num_set))
+                continue
+            steps = state.steps.copy()
             for start, stop in zip(ranges[::2], ranges[1::2], strict=True):
                 first, last = state.segments(start, stop)
                 steps[first:last] += not values
@@ -294,7 +296,7 @@ class Shard:
         if self.rejects_nonfinite and not checked and not values:
             self._finiteness.check(pieces, worker)
         result = (self.version,) * len(parts), (staleness,) * len(parts)
-        brought = [(state, _bounds_of(state, ranges)) for state, (_, _, ranges) in zip(states, parts, strict=True)]
+        brought = [(state, bounds_of(state, ranges)) for state, (_, _, ranges) in zip(states, parts, strict=True)]
         noted = partial(note, result) if note else None
         self.steps.collect(brought, pieces, push, step, examples, noted, terms[0] if values else GRADIENT)
         return result
@@ -326,7 +328,7 @@ class Shard:
         SliceRangeError, ProtocolError
             There is no such slice, or it is not what was sent.
         """
-        [state] = self._resolve(((index, version, ()),))
+        [state] = resolve(self.slices, self.index, ((index, version, ()),))
         state.adopt(version, steps, payload, self.memory)
         self._missing.discard(index)
         self.adopted()
@@ -365,7 +367,7 @@ class Shard:
             if index not in self._missing:
                 if version != state.version or version != self.version:
                     raise ProtocolError(f"slice {index} is at {state.version}, the mean is for {version}")
-                self.steps.replay(state, _bounds_of(state, ranges), found, terms, values)
+                self.steps.replay(state, bounds_of(state, ranges), found, terms, values)
 
     def close(self, step: int) -> None:
         """End a step that another copy has committed: slices that nobody pushed get its version, too."""
@@ -382,7 +384,7 @@ class Shard:
     def sizes(self, parts: Sequence[Part]) -> list[tuple[int, np.dtype[Any]]]:
         """Return elements and dtype of each part; raise `SliceRangeError` if a slice does not exist."""
         states = self._resolve(parts)
-        bounds = [_bounds_of(state, ranges) for state, (_, _, ranges) in zip(states, parts, strict=True)]
+        bounds = [bounds_of(state, ranges) for state, (_, _, ranges) in zip(states, parts, strict=True)]
         totals = (sum(stop - start for start, stop in pairs) for pairs in bounds)
         return [(total, state.value.dtype) for total, state in zip(totals, states, strict=True)]
 
@@ -435,8 +437,11 @@ class Shard:
             found = [state.at(exact) for state in states]
         if self.copies is not None and puller:
             self.copies.prepare(puller, [(state.slice.index, state.value) for state in states])
+        if len(parts) == 1 and not parts[0][2]:  # as in most messages
+            [(version, value, readers)] = found
+            return [[value]], (version,), [readers]
         pieces = [
-            [value[start:stop] for start, stop in _bounds_of(state, ranges)]
+            [value[start:stop] for start, stop in bounds_of(state, ranges)]
             for state, (_, value, _), (_, _, ranges) in zip(states, found, parts, strict=True)
         ]
         return pieces, tuple([version for version, _, _ in found]), [readers for _, _, readers in found]
@@ -453,35 +458,20 @@ class Shard:
                 self.copies.note(puller, index, state.version, state.value)
 
     def _resolve(self, parts: Sequence[Part]) -> list[SliceState]:
-        """Return the slice of each part; every range falls on parameter boundaries."""
-        states: list[SliceState] = []
-        if len(parts) > len(self.slices):
-            raise SliceRangeError(f"shard {self.index} has {len(self.slices)} slices, a message names {len(parts)}")
-        for index, _, ranges in parts:
-            if index >= len(self.slices):
-                raise SliceRangeError(f"shard {self.index} has {len(self.slices)} slices, none is number {index}")
-            state = self.slices[index]
-            size = state.size
-            for bound in ranges:
-                i = bisect_left(state.positions, bound)
-                if bound != size and (i == len(state.positions) or state.positions[i] != bound):
-                    raise SliceRangeError(f"element {bound} of slice {index} is not a parameter's boundary")
-            states.append(state)
-        if len({id(state) for state in states}) != len(states):
-            raise SliceRangeError("a message names a slice twice")
-        return states
+        """Return the slice of each part."""
+        if len(parts) == 1 and not parts[0][2] and parts[0][0] < len(self.slices):  # as in most messages
+            return [self.slices[parts[0][0]]]
+        return resolve(self.slices, self.index, parts)
 
     def _walk(
         self, states: Sequence[SliceState], parts: Sequence[Part], payload: Sequence[Buffer]
     ) -> list[tuple[SliceState, int, Any]]:
-        runs = [
-            (state, start, stop)
-            for state, (_, _, ranges) in zip(states, parts, strict=True)
-            for start, stop in _bounds_of(state, ranges)
-        ]
-        sizes = [(stop - start, state.value.dtype) for state, start, stop in runs]
-        pieces = self.memory.scatter(payload, sizes)
-        return [(runs[run][0], runs[run][1] + offset, piece) for run, offset, piece in pieces]
+        """Return the pieces of a payload, each with its slice and its first element there."""
+        if len(parts) == 1 and not parts[0][2]:
+            [state] = states
+            pieces = self.memory.scatter(payload, [(state.size, state.value.dtype)])
+            return [(state, offset, piece) for _, offset, piece in pieces]
+        return walk(self.memory, states, parts, payload)
 
     def validate(self) -> None:
         """Assert that slices cover the shard and that steps add up."""
@@ -493,8 +483,3 @@ class Shard:
             self.steps.validate(self._missing)
         if self.rows is not None:
             self.rows.validate(None if self.steps is None else self.version, self._missing)
-
-
-def _bounds_of(state: SliceState, ranges: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Return the ranges of a part as pairs; none means the whole slice."""
-    return list(zip(ranges[::2], ranges[1::2], strict=True)) if ranges else [(0, state.size)]

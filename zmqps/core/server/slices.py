@@ -18,7 +18,7 @@ from zmqps.core.protocol.terms import SET_TO_MEAN, UNCHANGED, are_values
 from zmqps.core.server.memory import Memory
 from zmqps.core.server.rules import UpdateKernel
 from zmqps.core.server.undo import Undo
-from zmqps.errors import InternalError, ProtocolError, PSError, ShardBrokenError, VersionError
+from zmqps.errors import InternalError, ProtocolError, PSError, ShardBrokenError, SliceRangeError, VersionError
 
 if TYPE_CHECKING:
     from zmqps.core.protocol.messages import Buffer
@@ -125,6 +125,8 @@ class SliceState:
 
     def runs(self, start: int, stop: int) -> list[Stretch]:
         """Return the stretches between two elements that one kernel call can take."""
+        if len(self.positions) == 1:
+            return [(start, stop, int(self.groups[0]), int(self.steps[0]))]
         first, last = self.segments(start, stop)
         keys = list(zip(self.groups[first:last].tolist(), self.steps[first:last].tolist(), strict=True))
         runs: list[Stretch] = []
@@ -136,6 +138,57 @@ class SliceState:
                 runs[-1] = runs[-1][0], begin, *runs[-1][2:]
             runs.append((begin, stop, kernel, steps))
         return runs
+
+
+def resolve(slices: Sequence[SliceState], shard: int, parts: Sequence[Part]) -> list[SliceState]:
+    """Return the slice of each part; every range falls on parameter boundaries.
+
+    Raises
+    ------
+    SliceRangeError
+        The parts do not exist.
+    """
+    states: list[SliceState] = []
+    if len(parts) > len(slices):
+        raise SliceRangeError(f"shard {shard} has {len(slices)} slices, a message names {len(parts)}")
+    for index, _, ranges in parts:
+        if index >= len(slices):
+            raise SliceRangeError(f"shard {shard} has {len(slices)} slices, none is number {index}")
+        state = slices[index]
+        size = state.size
+        for bound in ranges:
+            i = bisect_left(state.positions, bound)
+            if bound != size and (i == len(state.positions) or state.positions[i] != bound):
+                raise SliceRangeError(f"element {bound} of slice {index} is not a parameter's boundary")
+        states.append(state)
+    if len({id(state) for state in states}) != len(states):
+        raise SliceRangeError("a message names a slice twice")
+    return states
+
+
+def walk(
+    memory: Memory, states: Sequence[SliceState], parts: Sequence[Part], payload: Sequence[Buffer]
+) -> list[tuple[SliceState, int, Any]]:
+    """Return the pieces of a payload, each with its slice and its first element there.
+
+    Raises
+    ------
+    ProtocolError
+        The payload does not fit the parts.
+    """
+    runs = [
+        (state, start, stop)
+        for state, (_, _, ranges) in zip(states, parts, strict=True)
+        for start, stop in bounds_of(state, ranges)
+    ]
+    sizes = [(stop - start, state.value.dtype) for state, start, stop in runs]
+    pieces = memory.scatter(payload, sizes)
+    return [(runs[run][0], runs[run][1] + offset, piece) for run, offset, piece in pieces]
+
+
+def bounds_of(state: SliceState, ranges: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Return the ranges of a part as pairs; none means the whole slice."""
+    return list(zip(ranges[::2], ranges[1::2], strict=True)) if ranges else [(0, state.size)]
 
 
 def check_sort(states: Sequence[SliceState], worker: str, terms: Sequence[float]) -> None:
@@ -321,9 +374,12 @@ class Updates:
         for lo, hi, kernel_index, step in runs:
             kernel = self._kernels[kernel_index]
             if kernel is not None:
-                slots, new = tuple([slot[lo:hi] for slot in state.slots]), out[lo:hi]
-                w = new if source is out else source[lo:hi]
-                g = gradient[lo - start : hi - start]
+                if lo == 0 and hi == out.size:  # the whole slice: start is 0 as well
+                    slots, new, w, g = state.slots, out, source, gradient
+                else:
+                    slots, new = tuple([slot[lo:hi] for slot in state.slots]), out[lo:hi]
+                    w = new if source is out else source[lo:hi]
+                    g = gradient[lo - start : hi - start]
                 self._num_calls += 1
                 try:
                     if terms:

@@ -63,6 +63,9 @@ class Tenant:
 
     def ready(self) -> Shard:
         """Return the shard once it has its values, or raise `JobError`."""
+        shard = self.shard
+        if shard is not None and shard.loaded and shard.updates.broken is None:
+            return shard
         shard = self.built()
         if shard.updates.broken is not None:
             raise shard.updates.broken.again()

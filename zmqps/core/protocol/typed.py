@@ -1,0 +1,64 @@
+"""Headers of the messages that travel in every step, decoded and checked by one call of compiled code.
+
+The annotations of a message are its schema, here as in `zmqps.core.protocol.wire`. The checks there are the reference:
+what is refused here they look at once more, and say what is wrong with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any, TypeAlias
+
+from msgspec import Meta
+from msgspec.msgpack import Decoder, Encoder
+
+from zmqps.core.protocol.fields import Part
+from zmqps.core.protocol.limits import MAX_TEXT_CHARS
+
+_U8: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 8) - 1)]
+_U32: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
+_U64: TypeAlias = Annotated[int, Meta(ge=0)]  # msgpack has none that are larger
+
+#: Annotation -> what is read in its place. Of terms only that there are none, as in most jobs.
+TYPES: dict[str, Any] = {
+    "U8": _U8,
+    "U32": _U32,
+    "U64": _U64,
+    "Text": Annotated[str, Meta(max_length=MAX_TEXT_CHARS)],
+    "Versions": tuple[_U64, ...],
+    "Parts": tuple[tuple[_U32, _U64, tuple[_U32, ...]], ...],
+    "Terms": tuple[()],
+}
+#: The bytes of a payload, or the sizes of the frames that it comes in.
+PAYLOAD: Any = bytes | list[_U64]
+
+#: Returns the bytes of plain data.
+pack = Encoder().encode
+
+
+def reader(annotations: Iterable[str], has_payload: bool) -> Callable[[memoryview], tuple[Any, ...]]:
+    """Return what reads the headers of one kind of message: kind and fields.
+
+    It raises `ValueError` for all else, and leaves to `are_ordered` whether ranges ascend.
+
+    Parameters
+    ----------
+    annotations
+        Of its fields, in their order, without the payload.
+    has_payload
+        Whether there is one.
+    """
+    types = [int, *(TYPES[name] for name in annotations), *((PAYLOAD,) if has_payload else ())]
+    read: Callable[[memoryview], tuple[Any, ...]] = Decoder(tuple[tuple(types)]).decode  # type: ignore[misc]
+    return read
+
+
+def are_ordered(parts: Sequence[Part]) -> bool:
+    """Whether in each part every stop lies behind its start, and no start before the stop ahead of it."""
+    return all(_ascend(ranges) for _, _, ranges in parts)
+
+
+def _ascend(ranges: tuple[int, ...]) -> bool:
+    if len(ranges) % 2 or not all(start < stop for start, stop in zip(ranges[::2], ranges[1::2], strict=True)):
+        return False
+    return all(stop <= start for stop, start in zip(ranges[1::2], ranges[2::2], strict=False))
