@@ -12,6 +12,7 @@ from bench.cases import (
     codecs,
     copies,
     core,
+    crowd,
     fairness,
     growing,
     latency,
@@ -41,10 +42,10 @@ def main() -> None:
 
 
 cases = (
-    *(push, pull, push_pull, sync_step, latency, fairness, apply, codecs, core, walk, memory, members),
+    *(push, pull, push_pull, sync_step, latency, fairness, apply, codecs, core, walk, memory, members, crowd),
     *(checkpoint, saving, changes, copies, refill, sparse, lookups, growing),
 )
-for command in (*(module.command for module in (*cases, suite, compare, peers)), resizing.drain, resizing.scale):
+for command in (*(module.command for module in (*cases, suite, compare, peers)), resizing.drain, resizing.rescale):
     main.add_command(command)
 
 if __name__ == "__main__":

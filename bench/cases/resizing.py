@@ -1,4 +1,4 @@
-"""drain, scale: how long workers wait while a server hands over what it has, or shards are cut for others."""
+"""drain, rescale: how long workers wait while a server hands over what it has, or shards are cut for others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bench.stats import Times, percentile
 from zmqps.nodes.inquiry import drain_server
 
 #: Servers at first, by case.
-SERVERS = {"drain": 3, "scale": 2}
+SERVERS = {"drain": 3, "rescale": 2}
 #: To how many jobs are scaled, one after the other.
 SCALES = (4, 2)
 WARM_UP = 10
@@ -47,7 +47,7 @@ def measure(case: str, model: str, optimizer: str, transport: str, staleness: in
     Parameters
     ----------
     case
-        What is done meanwhile: ``drain`` or ``scale``.
+        What is done meanwhile: ``drain`` or ``rescale``.
     model, optimizer, transport, staleness
         What is trained, over what, and in which mode.
     turns
@@ -131,4 +131,4 @@ longest_step_s_a_gb is how much longer than the steps before the longest step
 took, for each gigabyte of values that moved; pause_s_a_gb how long the
 coordinator had workers begin no push, once shards were cut."""
 drain = _command("drain", f"Steps while a server hands over its shard and goes, beside those before.\n\n{PAUSE}")
-scale = _command("scale", f"Steps while jobs come to lie on 4 servers, then on 2, beside those before.\n\n{PAUSE}")
+rescale = _command("rescale", f"Steps while jobs come to lie on 4 servers, then on 2, beside those before.\n\n{PAUSE}")
