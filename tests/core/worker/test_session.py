@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.core.machines import errors, exits_of, identity, job, logged, placement, resolved, sent, zeros
 from zmqps.core.job.spec import JobSpec
@@ -615,6 +617,26 @@ def test_a_coordinator_that_is_heard_is_not_called_silent() -> None:
     ((_, value),) = resolved(session.wait(8.0, hear=True))
     assert isinstance(value, DeadlineError)
     assert "silent" not in value.waiting_for
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.tuples(st.floats(0.1, 3.0), st.booleans()), min_size=1, max_size=12))
+def test_each_of_many_operations_ends_at_its_own_deadline_unless_it_was_given_up_before(
+    asked: list[tuple[float, bool]],
+) -> None:
+    session = Session()
+    session.attach()
+    deadlines: dict[Operation, float] = {}
+    for timeout, given_up in asked:
+        session.ask(pull := session.transfer("pull"), timeout)
+        if given_up:
+            session.handle(Cancelled(pull))
+        else:
+            deadlines[pull] = session.now + timeout
+    ended: dict[Operation, float] = {}
+    while (due := session.machine.next_deadline()) is not None and due < 5.0:
+        ended |= {operation: due for operation, _ in resolved(session.wait(due))}
+    assert ended == deadlines
 
 
 # --- the end ------------------------------------------------------------------------------------

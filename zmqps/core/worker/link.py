@@ -19,6 +19,7 @@ from zmqps.core.protocol.messages import Ack, Message, Values, Welcome, Withdraw
 from zmqps.core.protocol.messages import Load as LoadMessage
 from zmqps.core.protocol.messages import Pull as PullMessage
 from zmqps.core.protocol.messages import Push as PushMessage
+from zmqps.core.worker.alarm import Alarm
 from zmqps.core.worker.outbox import Outbox, Request
 from zmqps.core.worker.plan import Cargo, batches
 from zmqps.core.worker.probe import PROBE_S, Probe
@@ -63,10 +64,8 @@ class Link:
         Of the requests: never one twice on a connection, even if the job on it is another one now.
     coding
         The door to the codecs.
-    rank
-        The server's.
-    shard
-        Which.
+    rank, shard
+        The server's, and which of its job's.
     """
 
     def __init__(
@@ -106,6 +105,7 @@ class Link:
         self._put_off: list[Request] = []  # to be sent again a little later
         self.retry_due: float | None = None  # the first of them
         self.probe = Probe()
+        self.alarm = Alarm()  # shared by all links of a session
         self._broken = False  # the connection, since the last Welcome
 
     def enqueue(self, transfer: Push | Pull | Load, cargoes: tuple[Cargo, ...]) -> None:
@@ -233,11 +233,10 @@ class Link:
 
     def withdraw(self, pull: Transfer, now: float) -> list[Action]:
         """Nobody waits for a pull any more: its requests make room, and the server, if it can be told, forgets them."""
-        numbers = [number for number, request in self.in_flight.items() if request.transfer is pull]
+        if not (numbers := [number for number, request in self.in_flight.items() if request.transfer is pull]):
+            return []
         for number in numbers:
             self.in_flight_nbytes -= self.in_flight.pop(number).nbytes
-        if not numbers:
-            return []
         if not self.in_flight:
             self.probe.due = None
         told = self.handshake.welcome is not None and not self._broken and self.lost is None
@@ -384,6 +383,7 @@ class Link:
         self._put_off.append(request)
         request.retry_at = at
         self.retry_due = at if self.retry_due is None else min(self.retry_due, at)
+        self.alarm.by(at)
 
     def _send_put_off(self, now: float) -> list[Action]:
         """Send again what was put off until now; what was given up meanwhile makes room."""
@@ -468,11 +468,12 @@ class Link:
         """Something was answered, or is awaited from now on."""
         self.probe.wait_s = PROBE_S
         self.probe.due = now + PROBE_S if self.in_flight and not self._broken else None
+        self.alarm.by(self.probe.due)
 
     def next_deadline(self) -> float | None:
         """Return when something is due."""
         dues = (self.probe.due, self.handshake.due, self.retry_due)
-        return min([due for due in dues if due is not None], default=None)
+        return min((due for due in dues if due is not None), default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
         """Say hello again, or what was put off; or ask a server that is silent."""

@@ -15,6 +15,7 @@ from zmqps.core.protocol.encoding import Coding
 from zmqps.core.protocol.events import Action, Log, Looked, Peer, Send
 from zmqps.core.protocol.keys import key_of, same
 from zmqps.core.protocol.messages import Leave
+from zmqps.core.worker.alarm import Alarm
 from zmqps.core.worker.link import Link
 from zmqps.errors import ConfigurationError, PeerLostError, ProtocolError, PSError, listed, printable
 
@@ -38,11 +39,14 @@ class Links:
         The links, in the order of the shards.
     by_peer
         The same, by connection.
+    alarm
+        When something is due of any of them.
     """
 
     def __init__(self, member: Member, coding: Coding) -> None:
         self.by_shard: list[Link] = []
         self.by_peer: dict[Peer, list[Link]] = {}
+        self.alarm = Alarm()
         self._member = member
         self._coding = coding
         self._connections = Connections()
@@ -61,10 +65,12 @@ class Links:
     def on_deadline(self, now: float) -> list[Action]:
         """Hellos and resends."""
         actions: list[Action] = []
-        for link in self.by_shard:
-            due = link.next_deadline()
-            if due is not None and now >= due:
-                actions += link.on_deadline(now)
+        if self.alarm.rings(now):
+            for link in self.by_shard:
+                due = link.next_deadline()
+                if due is not None and now >= due:
+                    actions += link.on_deadline(now)
+            self.alarm.reset(link.next_deadline() for link in self.by_shard)
         return actions
 
     def title_of(self, peer: Peer) -> str:
@@ -102,6 +108,7 @@ class Links:
             link = Link(
                 _title(server), handshake, proof, epoch, num_slices, self._numbers, self._coding, rank=rank, shard=shard
             )
+            link.alarm = self.alarm
             self.by_shard.append(link)
             actions += first
         return [*actions, *self._sort()]
@@ -129,6 +136,7 @@ class Links:
         self.by_peer = {}
         for link in self.by_shard:
             self.by_peer.setdefault(link.peer, []).append(link)
+            self.alarm.by(link.next_deadline())
         return self._connections.close_others(self.by_peer)
 
     @property
@@ -139,12 +147,17 @@ class Links:
 
     def connected(self, peer: Peer, now: float) -> list[Action]:
         """The connection to a server is there, perhaps again."""
-        return [action for link in self.by_peer.get(peer, ()) for action in link.on_connected(now)]
+        links = self.by_peer.get(peer, ())
+        actions = [action for link in links for action in link.on_connected(now)]
+        for link in links:
+            self.alarm.by(link.next_deadline())
+        return actions
 
     def disconnected(self, peer: Peer, now: float) -> list[Action]:
         """The connection to a server has ended; it comes back by itself."""
         for link in self.by_peer.get(peer, ()):
             link.on_disconnected(now)
+            self.alarm.by(link.next_deadline())
         return []
 
     def part(self, reason: str) -> list[Action]:
@@ -175,8 +188,9 @@ class Links:
         return {"unreached": listed(texts, MOST_UNREACHED)} if texts else {}
 
     def validate(self) -> None:
-        """Assert that there are no connections but those of links."""
+        """Assert that there are no connections but those of links, and that nothing of these is forgotten."""
         self._connections.validate(self.by_peer)
+        self.alarm.validate(link.next_deadline() for link in self.by_shard)
         for link in self.by_shard:
             link.validate()
 

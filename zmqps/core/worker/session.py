@@ -40,6 +40,7 @@ from zmqps.core.protocol.messages import (
     Waiting,
     Welcome,
 )
+from zmqps.core.worker.alarm import Alarm
 from zmqps.core.worker.asked import Asked
 from zmqps.core.worker.links import Links
 from zmqps.core.worker.moves import Bring
@@ -105,6 +106,7 @@ class SessionMachine:
         self.epoch = 0
         self.tally = Tally()
         self.operations: dict[Operation, None] = {}  # in the order they came
+        self._timeouts = Alarm()  # of operations
         self.links = Links(self.member, coding)
         self.transfers = Transfers(self, self.links, all_finite)
         self.now = 0.0  # of the event being handled
@@ -199,11 +201,9 @@ class SessionMachine:
     def next_deadline(self) -> float | None:
         """Return when something is due."""
         dues = [self.member.due, self._waits.due, self.questions.due, self._farewell_due, self._orphaned.due]
+        dues += (self.links.alarm.due, self._timeouts.due)
         if self.transfers.pace.paused is not None:
             dues.append(self.transfers.pause_due)
-        for link in self.links.by_shard:
-            dues += (link.handshake.due, link.probe.due, link.retry_due)
-        dues += [operation.deadline for operation in self.operations]
         return min([due for due in dues if due is not None], default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
@@ -231,8 +231,10 @@ class SessionMachine:
         if self._orphaned.due is not None and now >= self._orphaned.due:
             for operation in self._orphaned.look(self.operations, now):
                 actions += self.resolve(operation, self._orphaned.error(now))
-        for operation in [operation for operation in self.operations if now >= operation.deadline]:
-            actions += self._give_up(operation, now)
+        if self._timeouts.rings(now):
+            for operation in [operation for operation in self.operations if now >= operation.deadline]:
+                actions += self._give_up(operation, now)
+            self._timeouts.reset(operation.deadline for operation in self.operations)
         return [*actions, *self._go_on(now)]
 
     def _go_on(self, now: float) -> list[Action]:
@@ -247,6 +249,7 @@ class SessionMachine:
         """Assert the invariants."""
         for operation in self.operations:
             assert not operation.done
+        self._timeouts.validate(o.deadline for o in self.operations if not isinstance(o, Bring))  # these have none
         self._asked.validate()
         self.transfers.validate()
 
@@ -263,6 +266,7 @@ class SessionMachine:
                 return self.resolve(operation, self._orphaned.error(now))
             self._orphaned.add(now)
         self.operations[operation] = None
+        self._timeouts.by(operation.deadline)
         if self._waits.due is None:
             self._waits.due = now + REMINDER_INTERVAL_S
         if isinstance(operation, (Exchange, Advance)):
