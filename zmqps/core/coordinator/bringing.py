@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, KeysView, Mapping
 
 from zmqps.core.coordinator.commits import Commits
 from zmqps.core.coordinator.journal import Plain
@@ -93,11 +93,11 @@ class Bringing:
         self.torn = self._commits.copies[epoch].shard
         self._commits.lose(epoch)  # said again, it would make another step of it than the others have
 
-    def blocks(self, arrived: Iterable[bytes]) -> bool:
+    def blocks(self, arrived: KeysView[bytes]) -> bool:
         """Whether a shard has moved that may lack gradients of those who have arrived, or is about to."""
         if not self.behind:
             return False
-        return bool(self.moving) or any(who in behind for behind in self.behind.values() for who in arrived)
+        return bool(self.moving) or not all(arrived.isdisjoint(behind) for behind in self.behind.values())
 
     def sendable(self, shard: int | None = None) -> Iterator[tuple[MemberInfo, Commit]]:
         """Yield the commits that servers have not confirmed and can have the gradients of; ``shard``: of that only."""

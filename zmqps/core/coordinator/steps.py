@@ -352,7 +352,7 @@ class Steps:
     def _proceed(self) -> list[Action]:
         """Tell those who may go on, unless servers could not take gradients of the next step yet."""
         actions: list[Action] = []
-        if self.pauses.holding or not self._commits.may_go_on(replicated=self._replicated):
+        if not self._granted or self.pauses.holding or not self._commits.may_go_on(replicated=self._replicated):
             return actions
         for grant in self._granted:
             member, request = self._members.get(grant.worker), self._requests.pop(grant.worker, None)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, KeysView, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+NOBODY: KeysView[bytes] = dict[bytes, None]().keys()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,6 @@ class Arrival:
     """What a worker has brought to the current step."""
 
     attempts: tuple[int, ...] = ()  # none: it has skipped it
-    waiting: bool = False
     count: int = 0  # gradients
 
 
@@ -84,9 +85,9 @@ class Policy(ABC):
     def decide(self, missing: int, now: float) -> Decision:
         """Return who may go on now; called after every event, and when the deadline is due."""
 
-    def arrived(self) -> Iterable[bytes]:
-        """Return whose gradients are brought to a step that is not committed."""
-        return ()
+    def arrived(self) -> KeysView[bytes]:
+        """Return whose gradients are brought to a step that is not committed: a look at them, and no copy."""
+        return NOBODY
 
     def retract(self, worker: bytes) -> None:  # noqa: B027 (there is nothing to do where no step is committed)
         """What a worker has brought to the step is lost, and it cannot bring it again."""

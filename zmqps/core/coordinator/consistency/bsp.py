@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, KeysView, Sequence
+from itertools import islice
 from typing import Any
 
 from zmqps.core.coordinator.consistency.base import Arrival, Commitment, Decision, Grant, Policy
@@ -44,6 +45,8 @@ class Synchronous(Policy):
         self._paused: set[bytes] = set()
         self._absent: dict[bytes, None] = {}  # live workers that have brought nothing to this step
         self._arrivals: dict[bytes, Arrival] = {}
+        self._waiting: dict[bytes, None] = {}  # those of them who wait for their answer
+        self._ready: dict[bytes, None] = {}  # and of these the live ones, the one that has waited longest first
         self._count = 0  # gradients brought to this step
         self._late: list[Grant] = []
         self._first_at: float | None = None
@@ -56,17 +59,16 @@ class Synchronous(Policy):
     def go_back(self, clock: int) -> None:
         """The next step is this one, and nobody has brought anything to it."""
         self.step = clock
-        self._arrivals.clear()
         self._late.clear()
-        self._absent = dict(self._live)
-        self._count = 0
-        self._first_at = None
+        self._begin_step()
 
     def join(self, worker: bytes) -> int:
         """A worker begins to train, at the current step."""
         self._live[worker] = None
         if worker not in self._arrivals:
             self._absent[worker] = None
+        elif worker in self._waiting:
+            self._ready[worker] = None
         self._paused.discard(worker)
         return self.step
 
@@ -79,6 +81,7 @@ class Synchronous(Policy):
         """A worker brings nothing for a while; what it has brought stays, and its answer is still due."""
         self._live.pop(worker, None)
         self._absent.pop(worker, None)
+        self._ready.pop(worker, None)
         self._paused.add(worker)
 
     def leave(self, worker: bytes) -> None:
@@ -86,10 +89,9 @@ class Synchronous(Policy):
         self._live.pop(worker, None)
         self._absent.pop(worker, None)
         self._paused.discard(worker)
-        if worker in self._arrivals:
-            self._arrivals[worker].waiting = False
-            if not self._arrivals[worker].count:  # it has skipped the step
-                self.retract(worker)
+        self._stop_waiting(worker)
+        if worker in self._arrivals and not self._arrivals[worker].count:  # it has skipped the step
+            self.retract(worker)
 
     def arrive(self, worker: bytes, step: int, attempts: tuple[int, ...], now: float) -> None:
         """A worker brings a gradient, or none; of a step that is over it is dropped, and the worker told."""
@@ -108,7 +110,9 @@ class Synchronous(Policy):
             arrival.attempts += attempts
         else:
             self._patient_from = now  # or its wait would fail again at once
-        arrival.waiting = True
+        self._waiting[worker] = None
+        if worker in self._live:
+            self._ready[worker] = None
 
     def dump(self) -> list[Any]:
         """Return the step, how many it has dropped so far, and what workers have brought to it."""
@@ -133,21 +137,30 @@ class Synchronous(Policy):
         overdue = due is not None and now >= due
         if not self._complete(missing) and not (overdue and self.on_straggler == "continue" and self._count):
             if overdue and self.on_straggler == "fail":
-                failed = tuple(worker for worker, a in self._arrivals.items() if a.waiting)
-                for worker in failed:
-                    self._arrivals[worker].waiting = False
+                failed = tuple(worker for worker in self._arrivals if worker in self._waiting)
+                self._waiting.clear()
+                self._ready.clear()
                 return Decision(tuple(granted), failed=failed)
             return Decision((*granted, *self._go_on()))
         contributors = tuple((worker, a.attempts) for worker, a in self._arrivals.items() if a.attempts)
         commitment = Commitment(self.step, contributors)
         self.clock.observe(now - (self._first_at if self._first_at is not None else now), late=overdue)
         self.step += 1
-        granted += [Grant(worker, self.step, True) for worker, a in self._arrivals.items() if a.waiting]
-        self._arrivals.clear()
+        granted += [Grant(worker, self.step, True) for worker in self._arrivals if worker in self._waiting]
+        self._begin_step()
+        return Decision(tuple(granted), commitment)
+
+    def _begin_step(self) -> None:
+        """Nobody has brought anything yet."""
+        for known in (self._arrivals, self._waiting, self._ready):
+            known.clear()
         self._absent = dict(self._live)
         self._count = 0
         self._first_at = None
-        return Decision(tuple(granted), commitment)
+
+    def _stop_waiting(self, worker: bytes) -> None:
+        self._waiting.pop(worker, None)
+        self._ready.pop(worker, None)
 
     def _complete(self, missing: int) -> bool:
         if self.aggregate is not None:
@@ -159,21 +172,21 @@ class Synchronous(Policy):
         """Let arrived workers bring another gradient to this step while too few are on their way."""
         if self.aggregate is None:
             return []
-        waiting = [worker for worker, a in self._arrivals.items() if a.waiting and worker in self._live]
-        needed = self.aggregate - self._count - (len(self._live) - len(waiting))
-        granted = waiting[: max(0, needed)]
+        needed = self.aggregate - self._count - (len(self._live) - len(self._ready))
+        granted = list(islice(self._ready, max(0, needed)))
         for worker in granted:
-            self._arrivals[worker].waiting = False
+            self._stop_waiting(worker)
         return [Grant(worker, self.step, True) for worker in granted]
 
-    def arrived(self) -> Iterable[bytes]:
+    def arrived(self) -> KeysView[bytes]:
         """Return who has brought something to the step."""
-        return tuple(self._arrivals)
+        return self._arrivals.keys()
 
     def retract(self, worker: bytes) -> None:
         """What a worker has brought counts no more."""
         if (arrival := self._arrivals.pop(worker, None)) is None:
             return
+        self._stop_waiting(worker)
         self._count -= arrival.count
         if worker in self._live:
             self._absent[worker] = None
@@ -182,9 +195,7 @@ class Synchronous(Policy):
 
     def awaited(self) -> Iterable[bytes]:
         """Return the live workers that have not arrived, once somebody waits."""
-        if not any(arrival.waiting for arrival in self._arrivals.values()):
-            return ()
-        return [w for w in self._live if w not in self._arrivals or not self._arrivals[w].waiting]
+        return [worker for worker in self._live if worker not in self._waiting] if self._waiting else ()
 
     def why(self, missing: int) -> str:
         """Say what is needed."""
@@ -203,7 +214,7 @@ class Synchronous(Policy):
             return None
         if self.on_straggler == "continue" and not self._count:
             return None  # there is nothing to go on with
-        if not any(arrival.waiting for arrival in self._arrivals.values()):
+        if not self._waiting:
             return None
         return self._patient_from + patience
 
@@ -222,6 +233,7 @@ class Synchronous(Policy):
         """Assert that whoever waits is alive and has arrived, and whoever is absent lives and has not."""
         assert set(self._absent) == set(self._live) - set(self._arrivals)
         assert not self._paused & set(self._live)
-        assert all(worker in {*self._live, *self._paused} for worker, a in self._arrivals.items() if a.waiting)
+        assert set(self._waiting) <= set(self._arrivals) & {*self._live, *self._paused}
+        assert set(self._ready) == set(self._waiting) & set(self._live)
         assert (self._first_at is None) == (not self._arrivals)
         assert self._count == sum(arrival.count for arrival in self._arrivals.values())
