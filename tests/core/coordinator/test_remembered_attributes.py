@@ -105,7 +105,7 @@ NOT_KEPT = {
     "LearningRates": "_changed",
     "Bringing": "torn _commits _members",
     "Pauses": "suspended holding closed",
-    "Synchronous": "aggregate on_straggler clock _live _paused _absent _late _first_at _patient_from",
+    "Synchronous": "aggregate on_straggler clock _live _paused _absent _waiting _ready _late _first_at _patient_from",
     "DataSets": "_changed _of _members _counts _pause _resume",
     "DataSet": "waiting",
     "Barriers": "by_name _members _awaited _of _pause _resume",

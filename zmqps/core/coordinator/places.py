@@ -131,7 +131,9 @@ class Places:
 
         While some have yet to come for the first time, it can only be that with rank 0.
         """
-        first = min(self.attendance, key=lambda member: member.rank, default=None)
+        first = next(iter(self._workers), None)  # by rank; nobody looks at all for each that comes, if it counts
+        if first is None or first.incarnation not in self.attendance:
+            first = min(self.attendance, key=lambda member: member.rank, default=None)
         return None if first is None or (first.rank and self.num_missing) else first
 
     def name_chief(self) -> list[Action]:
