@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -165,36 +164,6 @@ def wait_for_the_last_range_and_are_lost(number: int) -> None:
     crowded.lose(names[0])
 
 
-def _train(number: int, aggregate: int | None = None) -> None:
-    """Let so many take two steps, the last arrival of which lets all go on."""
-    crowded = Crowded()
-    names = [f"c{i}" for i in range(number)]
-    for name in names:
-        crowded.take(name, hello("worker", name, "crowd"))
-        crowded.take(name, Init(1, job(staleness=0, aggregate=aggregate).to_wire()))
-    [copy] = crowded.machine.runs["crowd"].startup.copies
-    crowded.take("s0", Ready(copy.epoch, 1))
-    asked = itertools.count(2)
-    for step in range(2):
-        for _ in range(1 if aggregate is None else 2):
-            granted = 0
-            for name in names:
-                actions = crowded.take(name, Arrive(next(asked), step, (next(asked),)))
-                granted += len(receivers(actions, Proceed))
-                crowded.machine.next_deadline()
-            assert granted == number
-        crowded.take("s0", Committed(copy.epoch, step))
-    assert crowded.machine.runs["crowd"].steps.clock == 2
-
-
-def train_one_step_after_the_other(number: int) -> None:
-    _train(number)
-
-
-def bring_two_gradients_each_to_a_step(number: int) -> None:
-    _train(number, aggregate=2 * number)
-
-
 @pytest.mark.parametrize(
     "events",
     [
@@ -204,8 +173,6 @@ def bring_two_gradients_each_to_a_step(number: int) -> None:
         enter_a_barrier_one_after_the_other,
         wait_at_barriers_of_their_own_while_others_come_and_go,
         wait_for_the_last_range_and_are_lost,
-        train_one_step_after_the_other,
-        bring_two_gradients_each_to_a_step,
     ],
 )
 def test_the_cost_of_a_member_does_not_grow_with_the_number_of_others(events: Callable[[int], None]) -> None:
@@ -214,6 +181,31 @@ def test_the_cost_of_a_member_does_not_grow_with_the_number_of_others(events: Ca
         counts = [0]
         with counted(counts):
             events(number)
+        costs.append(counts[0] / number)
+    assert costs[1] <= MOST * costs[0], costs
+
+
+@pytest.mark.parametrize("gradients", [1, 2])
+def test_the_cost_of_an_arrival_does_not_grow_with_the_number_of_workers(gradients: int) -> None:
+    """``gradients``: how many each worker brings to a step."""
+    costs = []
+    for number in (SMALL, LARGE):
+        spec = job(staleness=0, aggregate=None if gradients == 1 else gradients * number)
+        crowded = Crowded()
+        names = [f"c{i}" for i in range(number)]
+        for name in names:
+            crowded.take(name, hello("worker", name, "crowd"))
+            crowded.take(name, Init(1, spec.to_wire()))
+        [copy] = crowded.machine.runs["crowd"].startup.copies
+        crowded.take("s0", Ready(copy.epoch, 1))
+        counts, granted = [0], 0
+        with counted(counts):
+            for attempt in range(1, gradients + 1):
+                for name in names:
+                    granted += len(receivers(crowded.take(name, Arrive(1 + attempt, 0, (attempt,))), Proceed))
+                    crowded.machine.next_deadline()
+        assert granted == gradients * number
+        assert crowded.machine.runs["crowd"].steps.clock == 1
         costs.append(counts[0] / number)
     assert costs[1] <= MOST * costs[0], costs
 
