@@ -96,6 +96,13 @@ def _check_device(context: click.Context, parameter: click.Parameter, value: str
         raise click.BadParameter(str(error)) from None
 
 
+in_place_option = click.option(
+    "--in-place",
+    is_flag=True,
+    help="Push worker.gradient_buffers() and pull with copy=False, as a program can that computes in place.",
+)
+
+
 def device_option(text: str) -> Decorator:
     """Return the option that says where arrays are."""
     return click.option("--device", callback=_check_device, metavar="cpu|cuda|cuda:N|auto", help=text)
@@ -127,11 +134,7 @@ def transfer_command(operation: str, description: str) -> click.Command:
     """Return the command that measures one operation on a whole model."""
 
     @transfer_options
-    @click.option(
-        "--in-place",
-        is_flag=True,
-        help="Push worker.gradient_buffers() and pull with copy=False, as a program can that computes in place.",
-    )
+    @in_place_option
     @click.option("--phases", is_flag=True, help="Record some more steps, and show what they consist of.")
     @click.option(
         "--trace",

@@ -16,7 +16,7 @@ import click
 import zmqps
 from bench.children import Child, call_all
 from bench.limits import PlainSockets
-from bench.options import report, transfer_options
+from bench.options import in_place_option, report, transfer_options
 from bench.peers.process import PeerProcess
 from bench.results import Row, timed
 from bench.setup import WARM_UP, Setup
@@ -100,7 +100,8 @@ def measure(setup: Setup, python: Path | None = None) -> Row:
     barriers: list[float] = []
     with ExitStack() as stack:
         workers = _start(stack, setup, SLICE_NBYTES)
-        small = _start(stack, replace(setup, model=f"{num_slices * SMALL_SLICE_KB}KB"), SMALL_SLICE_KB << 10)
+        short = replace(setup, model=f"{num_slices * SMALL_SLICE_KB}KB", in_place=False)
+        small = _start(stack, short, SMALL_SLICE_KB << 10)
         limit = stack.enter_context(PlainSockets(setup.transport, setup.servers, setup.workers, nbytes, nbytes))
         link = stack.enter_context(PlainSockets(setup.transport, 1, 1, nbytes, nbytes))
         gloo = _start_gloo(stack, setup, python or _peers_python())
@@ -118,7 +119,7 @@ def measure(setup: Setup, python: Path | None = None) -> Row:
                 barriers += waits
         checked = check_values(replace(setup, workers=1), workers[0])
     return Row(
-        case="sync_step",
+        case="sync_step in place" if setup.in_place else "sync_step",
         **setup.labels,
         **timed(Times(tuple(ours)), Times(tuple(limits)), 2 * nbytes),
         bound_s=network_bound(nbytes, setup.workers, setup.servers, nbytes / Times(tuple(links)).median),
@@ -145,6 +146,7 @@ def _versus(ours: Sequence[float], reduced: Sequence[float]) -> dict[str, float 
 
 @click.command("sync_step")
 @transfer_options
+@in_place_option
 def command(json_path: Path | None, **fields: Any) -> None:
     """One synchronous step: every worker pushes, the mean is applied once, every worker pulls.
 

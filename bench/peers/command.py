@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +13,7 @@ import click
 import zmqps
 from bench.children import ChildError
 from bench.peers.process import PeerError
-from bench.peers.works import TARGETS, Pair, Result, pairs
+from bench.peers.works import TARGETS, Pair, Result, combine, pairs
 from bench.results import check_environment, environment
 from bench.tables import console, new_table, seconds
 
@@ -50,11 +51,20 @@ def _quartiles(result: Result) -> str:
     return f"{result.ratio_low:.2f}–{result.ratio_high:.2f}"
 
 
+def combined(results: Sequence[Result]) -> list[Result]:
+    """Return one result for each pair, whatever number of runs there was of it."""
+    runs: dict[tuple[str, str], list[Result]] = {}
+    for result in results:
+        runs.setdefault((result.work, result.peer), []).append(result)
+    return [combine(found) for found in runs.values()]
+
+
 def write_results(path: Path, results: Sequence[Result]) -> None:
-    """Write them with machine, versions and commit, each with its target and verdict."""
+    """Write them with machine, versions and commit: each pair with its target and verdict, and each run of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    rows = [{**asdict(result), "target": result.target, "verdict": result.verdict} for result in results]
-    path.write_text(json.dumps({**environment(), "rows": rows}, indent=1) + "\n")
+    rows = [{**asdict(result), "target": result.target, "verdict": result.verdict} for result in combined(results)]
+    content = {**environment(), "rows": rows, "runs": [asdict(result) for result in results]}
+    path.write_text(json.dumps(content, indent=1) + "\n")
 
 
 def read_results(path: Path) -> list[Result]:
@@ -63,7 +73,7 @@ def read_results(path: Path) -> list[Result]:
         return []
     content = json.loads(path.read_text())
     check_environment(path, content)
-    return [Result(**{name: row[name] for name in Result.__dataclass_fields__}) for row in content["rows"]]
+    return [Result(**run) for run in content["runs"]]
 
 
 def run_pair(pair: Pair, steps: int) -> list[Result]:
@@ -94,6 +104,13 @@ def run_pair(pair: Pair, steps: int) -> list[Result]:
 @click.option("--targets", is_flag=True, help="Only pairs for which a target is set.")
 @click.option("--list", "listing", is_flag=True, help="Only list the titles.")
 @click.option("--steps", type=click.IntRange(1), default=20, show_default=True, help="Turns, after three to warm up.")
+@click.option(
+    "--runs",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="Do all that often, with fresh processes, and print the medians and quartiles of the runs.",
+)
 @click.option("--resume", is_flag=True, help="Keep what an interrupted run of this commit has written, do the rest.")
 @click.option(
     "--json",
@@ -104,12 +121,13 @@ def run_pair(pair: Pair, steps: int) -> list[Result]:
     help="Results, written after each pair.",
 )
 def command(
-    python: Path, only: tuple[str, ...], targets: bool, listing: bool, steps: int, resume: bool, path: Path
+    python: Path, only: tuple[str, ...], targets: bool, listing: bool, steps: int, runs: int, resume: bool, path: Path
 ) -> None:
     """Let zmqps and other systems do the same work in turns; print zmqps' time over theirs.
 
     How each peer is set up: bench/peers/README.md. What fails twice is reported, the others go on;
-    then the exit code is 1. A target that is missed is no failure.
+    then the exit code is 1. A target that is missed is no failure. A machine is as it is for minutes: several
+    runs, one after the other over all pairs, say more than as many steps at once.
     """
     chosen = [
         pair
@@ -121,19 +139,21 @@ def command(
             click.echo(pair.title)
         return
     results = read_results(path) if resume else []
-    done = {(result.work, result.peer) for result in results}
-    failed = []
-    for number, pair in enumerate(chosen, start=1):
-        if (pair.work, pair.peer) in done:
-            continue
-        console.print(f"{number}/{len(chosen)} {pair.title}", style="dim", highlight=False)
-        found = run_pair(pair, steps)
-        results += found
-        if found:
-            write_results(path, results)  # now: an interrupted run is worth something
-        else:
-            failed.append(pair.title)
-    print_results(results)
-    print_targets(results)
+    done = Counter((result.work, result.peer) for result in results)
+    failed = list[str]()
+    for run in range(runs):
+        for number, pair in enumerate(chosen, start=1):
+            if done[pair.work, pair.peer] > run or pair.title in failed:
+                continue
+            of_runs = f"run {run + 1}/{runs}, " if runs > 1 else ""
+            console.print(f"{of_runs}{number}/{len(chosen)} {pair.title}", style="dim", highlight=False)
+            found = run_pair(pair, steps)
+            results += found
+            if found:
+                write_results(path, results)  # now: an interrupted run is worth something
+            else:
+                failed.append(pair.title)
+    print_results(combined(results))
+    print_targets(combined(results))
     if failed:
         raise click.ClickException(f"these could not be compared: {', '.join(failed)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import socket
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import torch
@@ -18,18 +19,23 @@ from bench.peers.serve import GRADIENT_SCALE, LEARNING_RATE, Work, serve
 BUCKET_NBYTES = 25 << 20
 
 
+def join(rank: int, work: Work, port: int) -> None:
+    """Become one of as many ranks as a parameter server would have servers and workers."""
+    distributed.init_process_group(
+        "gloo",
+        init_method=f"tcp://127.0.0.1:{port}",
+        rank=rank,
+        world_size=work.servers + work.workers,
+        timeout=datetime.timedelta(seconds=120),
+    )
+
+
 class Rank:
     """A process with a copy of the model."""
 
     def __init__(self, rank: int, work: Work, port: int) -> None:
+        join(rank, work, port)
         size = models.num_elements(work.shapes)
-        distributed.init_process_group(
-            "gloo",
-            init_method=f"tcp://127.0.0.1:{port}",
-            rank=rank,
-            world_size=work.servers + work.workers,
-            timeout=datetime.timedelta(seconds=120),
-        )
         flat = torch.ones(size)
         gradient = torch.full((size,), GRADIENT_SCALE)
         self._buckets = gradient.split(BUCKET_NBYTES // 4)
@@ -52,16 +58,24 @@ class Rank:
         return seconds
 
 
-class Gloo:
-    """As many ranks as a parameter server would have servers and workers."""
+class Ranks:
+    """Processes that train together.
 
-    def __init__(self, work: Work) -> None:
+    Parameters
+    ----------
+    work
+        What they do.
+    kind
+        What each of them holds; made with its rank, the work and a port that is free.
+    """
+
+    def __init__(self, work: Work, kind: Callable[[int, Work, int], object]) -> None:
         self._stack = ExitStack()
         self._workers = work.workers
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
         self._ranks = [
-            self._stack.enter_context(Child(Rank, rank, work, port)) for rank in range(work.servers + work.workers)
+            self._stack.enter_context(Child(kind, rank, work, port)) for rank in range(work.servers + work.workers)
         ]
         for rank in self._ranks:
             rank.result()
@@ -77,4 +91,4 @@ class Gloo:
 
 
 if __name__ == "__main__":
-    serve(Gloo)
+    serve(lambda work: Ranks(work, Rank))

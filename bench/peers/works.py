@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,10 +11,11 @@ from pathlib import Path
 import zmqps
 from bench.cases import apply, sync_step
 from bench.children import call_all
+from bench.echo import ZmqEcho
 from bench.limits import PlainSockets
 from bench.peers.process import PeerProcess
 from bench.setup import WARM_UP, Setup
-from bench.stats import Times, ratio_spread
+from bench.stats import Times, percentile, ratio_spread
 from bench.transfer import start_workers
 
 #: Name -> (script, variant).
@@ -25,8 +26,16 @@ PEERS = {
     "torch-rpc": ("torch_rpc", ""),
     "ray": ("ray_ps", ""),
     "gloo": ("gloo", ""),
+    "ddp": ("ddp", ""),
+    "hivemind": ("hivemind_average", ""),
     "sockets": ("", ""),
+    "zmq-echo": ("", ""),
 }
+#: Those that have neither servers nor steps of a single worker: they are measured beside synchronous steps, with as
+#: many ranks as zmqps has workers.
+ALL_REDUCE = ("ddp", "hivemind")
+#: Of those that take seconds for a step no more turns are taken.
+SLOW = {"hivemind": 4}
 WORKS = {
     "sgd-1x1-tcp": Setup(transport="tcp"),
     "sgd-1x1": Setup(transport="auto"),
@@ -34,15 +43,25 @@ WORKS = {
     "sgd-2x2": Setup(transport="auto", servers=2, workers=2),
     "latency-tcp": Setup(model="1KB"),
 }
+#: Beside plain sockets only.
+OVER_SOCKETS = {
+    "adam-1x1-tcp": Setup(optimizer="adam"),
+    "sgd-2x2-tcp": Setup(servers=2, workers=2),
+    "tiny-10000-tcp": Setup(model="tiny-10000"),
+}
 #: The same where gradients are computed in the servers' sight and values are looked at where they lie. The peers
 #: have no such thing: each is measured only beside the one whose target it shares.
 IN_PLACE = {f"{work}-in-place": replace(WORKS[work], in_place=True) for work in ("sgd-1x1", "adam-1x1", "sgd-2x2")}
-#: Synchronous training, as an all-reduce does it.
-SYNC = "sync-2x4"
+#: Synchronous training, as an all-reduce does it; gradients lie where servers see them, or are copied.
+SYNC, SYNC_IN_PLACE = "sync-2x4", "sync-2x4-in-place"
+SYNC_WORKS = {
+    SYNC: Setup(transport="auto", servers=2, workers=4),
+    SYNC_IN_PLACE: Setup(transport="auto", servers=2, workers=4, in_place=True),
+}
 #: The optimizers' kernels beside a memory copy.
 KERNELS = {"kernel-sgd": "sgd", "kernel-adam": "adam"}
 #: What the barrier may add to a synchronous step.
-BARRIER_S = 3e-3
+BARRIER_S = 1e-3
 #: (work, beside) -> zmqps' time over the other's, at most.
 TARGETS = {
     ("sgd-1x1-tcp", "sockets"): 1.25,
@@ -54,12 +73,17 @@ TARGETS = {
     ("sgd-1x1-in-place", "torch-rpc"): 0.50,
     ("adam-1x1-in-place", "torch-rpc"): 0.60,
     ("sgd-2x2-in-place", "tensorflow"): 0.25,
-    ("latency-tcp", "torch-rpc-uv"): 0.50,
+    ("adam-1x1-tcp", "sockets"): 1.40,
+    ("sgd-2x2-tcp", "sockets"): 1.50,
+    ("tiny-10000-tcp", "sockets"): 4.0,
+    ("latency-tcp", "torch-rpc-uv"): 0.55,
     ("latency-tcp", "tensorflow"): 0.25,
+    ("latency-tcp", "zmq-echo"): 2.0,
     ("kernel-sgd", "copy"): 1.3,
     ("kernel-adam", "copy"): 1.5,
-    (SYNC, "gloo"): 0.8,
-    (f"{SYNC}-barrier", "3 ms"): 1.0,
+    (SYNC, "gloo"): 0.75,
+    (SYNC_IN_PLACE, "gloo"): 0.45,
+    (f"{SYNC}-barrier", "1 ms"): 1.0,
 }
 #: Steps in a turn where a step is short.
 BATCH = 50
@@ -67,7 +91,11 @@ BATCH = 50
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """One work, done by zmqps and by a peer in turns; seconds of a worker's step."""
+    """One work, done by zmqps and by a peer in turns; seconds of a worker's step.
+
+    The quartiles of ``ratio`` are those of neighbours in the run; of several ``runs`` they are those of the runs, and all
+    else is the median of theirs.
+    """
 
     work: str
     peer: str
@@ -79,6 +107,7 @@ class Result:
     ratio_low: float
     ratio_high: float
     steps: int
+    runs: int = 1
 
     @property
     def target(self) -> float | None:
@@ -91,6 +120,22 @@ class Result:
         if self.target is None:
             return ""
         return "reached" if self.ratio <= self.target else f"missed by {self.ratio / self.target - 1:.0%}"
+
+
+def combine(runs: Sequence[Result]) -> Result:
+    """Return what several runs of the same pair found together."""
+    if len(runs) == 1:
+        return runs[0]
+
+    def middle(name: str) -> float | None:
+        values = [getattr(run, name) for run in runs]
+        return None if None in values else percentile(values, 50)
+
+    ratios = [run.ratio for run in runs]
+    medians = {name: middle(name) for name in ("zmqps_s", "peer_s", "zmqps_min_s", "peer_min_s", "ratio")}
+    low, high = percentile(ratios, 25), percentile(ratios, 75)
+    steps, number = sum(run.steps for run in runs), sum(run.runs for run in runs)
+    return replace(runs[0], **medians, ratio_low=low, ratio_high=high, steps=steps, runs=number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +154,11 @@ class Pair:
 
 def pairs(python: Path) -> list[Pair]:
     """Return all there are; ``python`` is the interpreter of the peers' environment."""
-    found = [Pair(work, peer, partial(compare, work, peer, python)) for work in WORKS for peer in PEERS]
-    found += [Pair(work, peer, partial(compare, work, peer, python)) for work, peer in TARGETS if work in IN_PLACE]
+    names = [(work, peer) for work in WORKS for peer in PEERS if peer not in ALL_REDUCE]
+    names = [(work, peer) for work, peer in names if peer != "zmq-echo" or work == "latency-tcp"]
+    names += [(work, peer) for work, peer in TARGETS if work in IN_PLACE or work in OVER_SOCKETS]
+    names += [(SYNC_IN_PLACE, "gloo"), *((work, peer) for work in SYNC_WORKS for peer in ALL_REDUCE)]
+    found = [Pair(work, peer, partial(compare, work, peer, python)) for work, peer in names]
     found.append(Pair(SYNC, "gloo", partial(_synchronous, python)))
     return found + [Pair(work, "copy", partial(_kernel, work)) for work in KERNELS]
 
@@ -123,16 +171,18 @@ def compare(work: str, peer: str, python: Path, steps: int) -> list[Result]:
     PeerError, ChildError, PSError
         One of them did not do it.
     """
-    setup = (WORKS | IN_PLACE)[work]
+    setup = (WORKS | IN_PLACE | OVER_SOCKETS | SYNC_WORKS)[work]
+    staleness = 0 if work in SYNC_WORKS else None
     batch = BATCH if setup.nbytes < 1 << 16 else 1
+    turns = min(steps, SLOW.get(peer, steps))
     ours: list[float] = []
     theirs: list[float] = []
     with ExitStack() as stack:
         # a machine on which a peer takes all cores for seconds has no dead workers
         cluster = zmqps.LocalCluster(servers=setup.servers, workers=setup.workers, heartbeat_timeout=60.0)
-        children = start_workers(stack, stack.enter_context(cluster).address, setup)
-        other = stack.enter_context(_start(peer, setup, python))
-        for turn in range(WARM_UP + steps):
+        children = start_workers(stack, stack.enter_context(cluster).address, setup, staleness=staleness)
+        other = stack.enter_context(_start(peer, replace(setup, servers=0) if work in SYNC_WORKS else setup, python))
+        for turn in range(WARM_UP + turns):
             measured = [s for times in call_all(children, "steps", f"turn {turn}", batch) for s in times]
             answered = other.steps(batch)
             if turn >= WARM_UP:
@@ -156,8 +206,10 @@ def compare(work: str, peer: str, python: Path, steps: int) -> list[Result]:
     ]
 
 
-def _start(peer: str, setup: Setup, python: Path) -> PeerProcess | PlainSockets:
+def _start(peer: str, setup: Setup, python: Path) -> PeerProcess | PlainSockets | ZmqEcho:
     script, variant = PEERS[peer]
+    if peer == "zmq-echo":
+        return ZmqEcho(setup.nbytes)
     if not script:
         return PlainSockets(setup.transport, setup.servers, setup.workers, setup.nbytes, setup.nbytes)
     names = ("model", "optimizer", "servers", "workers")
@@ -165,7 +217,7 @@ def _start(peer: str, setup: Setup, python: Path) -> PeerProcess | PlainSockets:
 
 
 def _synchronous(python: Path, steps: int) -> list[Result]:
-    row = sync_step.measure(Setup(servers=2, workers=4, transport="auto", steps=steps), python)
+    row = sync_step.measure(replace(SYNC_WORKS[SYNC], steps=steps), python)
     extra, barrier_s = row.extra, row.extra["barrier_s"]
     ratio, low, high = (extra[f"ratio_to_gloo{end}"] for end in ("", "_low", "_high"))
     assert row.median_s is not None
@@ -183,7 +235,7 @@ def _synchronous(python: Path, steps: int) -> list[Result]:
     )
     barrier = Result(
         work=f"{SYNC}-barrier",
-        peer="3 ms",
+        peer="1 ms",
         zmqps_s=barrier_s,
         peer_s=BARRIER_S,
         zmqps_min_s=None,

@@ -86,13 +86,37 @@ def test_a_resumed_comparison_does_what_is_missing(tmp_path: Path, runs: dict[st
     assert [row["work"] for row in json.loads(path.read_text())["rows"]] == ["sgd-1x1-tcp", "sgd-2x2"]
 
 
+def test_several_runs_are_told_by_their_median_and_quartiles(tmp_path: Path, runs: dict[str, int]) -> None:
+    path = tmp_path / "peers.json"
+    assert compare(path, "--only", "2x2", "--runs", "2").exit_code == 0
+    assert compare(path, "--only", "2x2", "--only", "sockets", "--runs", "3", "--resume").exit_code == 0
+    assert runs == {"sgd-1x1-tcp": 4, "sgd-2x2": 3}
+    content = json.loads(path.read_text())
+    assert [(row["work"], row["runs"], row["steps"]) for row in content["rows"]] == [
+        ("sgd-2x2", 3, 60),
+        ("sgd-1x1-tcp", 3, 60),
+    ]
+    assert len(content["runs"]) == 6
+
+
+def test_the_quartiles_of_runs_are_those_of_their_ratios() -> None:
+    found = works.combine([outcome("sgd-2x2", "ray", ratio) for ratio in (0.5, 1.5, 0.9, 0.6, 0.7)])
+    assert (found.ratio_low, found.ratio, found.ratio_high, found.runs) == (0.6, 0.7, 0.9, 5)
+    assert found.zmqps_s == 0.7
+
+
+def test_a_single_run_keeps_the_quartiles_of_its_neighbours() -> None:
+    assert works.combine([outcome("sgd-2x2", "ray", 1.0)]).ratio_low == 0.9
+
+
 def test_every_target_belongs_to_a_pair() -> None:
-    measured = {(pair.work, pair.peer) for pair in works.pairs(Path())} | {(f"{works.SYNC}-barrier", "3 ms")}
+    measured = {(pair.work, pair.peer) for pair in works.pairs(Path())} | {(f"{works.SYNC}-barrier", "1 ms")}
     assert measured >= set(works.TARGETS)
 
 
 @pytest.mark.processes
-def test_plain_sockets_are_a_peer() -> None:
-    [result] = works.compare("latency-tcp", "sockets", Path(), 1)
-    assert (result.work, result.peer, result.steps) == ("latency-tcp", "sockets", works.BATCH)
+@pytest.mark.parametrize("peer", ["sockets", "zmq-echo"])
+def test_what_bounds_us_is_a_peer(peer: str) -> None:
+    [result] = works.compare("latency-tcp", peer, Path(), 1)
+    assert (result.work, result.peer, result.steps) == ("latency-tcp", peer, works.BATCH)
     assert result.ratio == result.zmqps_s / result.peer_s

@@ -23,3 +23,12 @@ def test_it_writes_what_the_barrier_adds_beside_the_fields_of_a_transfer(tmp_pat
     assert written["ratio_to_limit"] == pytest.approx(written["median_s"] / written["limit_s"])
     assert written["barrier_s"] < written["barrier_p90_s"] < 1.0
     assert {"bound_s", "gloo_s", "ratio_to_gloo", "machine", "versions", "commit"} <= set(written)
+
+
+def test_gradients_may_lie_where_servers_see_them(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    flags = ["--model", "256KB", "--workers", "2", "--transport", "shm", "--steps", "1", "--in-place"]
+    result = CliRunner().invoke(main, ["sync_step", *flags, "--json", str(path)])
+    assert result.exit_code == 0, result.output
+    written = json.loads(path.read_text())
+    assert (written["case"], written["checked"]) == ("sync_step in place", True)
