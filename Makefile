@@ -22,6 +22,7 @@ STALENESS   ?= 3
 DEVICE      ?= cuda
 SEEDS       ?= 1000
 ATTACK      ?=
+BASE        ?=
 MINUTES     ?= 0
 ARGS        ?=
 LAUNCH      ?=
@@ -45,7 +46,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-python test-slow test-processes test-lan test-engines test-frameworks attack soak simulate mutate test-gpu bench bench-full bench-gpu bench-peers bench-frameworks experiments picture constraints audit sbom demo demo-sparse up down scale status logs launch doctor coordinator server worker clean
+.PHONY: help install check format test test-python test-slow test-processes test-lan test-engines test-frameworks attack soak simulate mutate test-gpu bench bench-full bench-gpu bench-gate bench-peers bench-frameworks experiments picture constraints audit sbom demo demo-sparse up down scale status logs launch doctor coordinator server worker clean
 
 ##@ Development
 
@@ -57,8 +58,8 @@ help: ## show this list
 	  '$(PYTHON)' '$(VENV)' '$(SERVERS)' '$(WORKERS)' '$(PORT)' '$(COORDINATOR)'
 	@printf '           MODE=%s STALENESS=%s DEVICE=%s SEEDS=%s NAMES=%s SCRIPT=%s ARGS=%s\n' \
 	  '$(MODE)' '$(STALENESS)' '$(DEVICE)' '$(SEEDS)' '$(NAMES)' '$(SCRIPT)' '$(ARGS)'
-	@printf '           HOSTS=%s LAUNCH=%s MUTANTS=%s SEED=%s UNDER=%s MINUTES=%s ATTACK=%s\n' \
-	  '$(HOSTS)' '$(LAUNCH)' '$(MUTANTS)' '$(SEED)' '$(UNDER)' '$(MINUTES)' '$(ATTACK)'
+	@printf '           HOSTS=%s LAUNCH=%s MUTANTS=%s SEED=%s UNDER=%s MINUTES=%s ATTACK=%s BASE=%s\n' \
+	  '$(HOSTS)' '$(LAUNCH)' '$(MUTANTS)' '$(SEED)' '$(UNDER)' '$(MINUTES)' '$(ATTACK)' '$(BASE)'
 
 install: $(INSTALLED) ## create .venv with the tested versions (every target does so when needed)
 
@@ -122,8 +123,11 @@ bench-gpu: $(INSTALLED) ## kernels and whole steps on a GPU, beside its memory a
 	$(PY) -m bench apply --device $(DEVICE) --optimizer adam
 	$(PY) -m bench push_pull --device $(DEVICE) --transport shm
 
-bench-peers: $(INSTALLED) $(PEERS)/.installed ## zmqps beside TensorFlow, PyTorch RPC, Ray and gloo in the same run
-	$(PY) -m bench peers --python $(PEERS)/bin/python
+bench-gate: $(INSTALLED) ## fail if a case is slower than at the last tag, or at BASE=commit, both measured in turns: about eight minutes
+	$(PY) -m bench gate $(if $(BASE),--base '$(BASE)') $(ARGS)
+
+bench-peers: $(INSTALLED) $(PEERS)/.installed ## zmqps beside TensorFlow, PyTorch RPC, DDP, Ray, hivemind and gloo in the same run: ARGS="--targets --runs 5"
+	$(PY) -m bench peers --python $(PEERS)/bin/python $(ARGS)
 
 bench-frameworks: $(FRAMEWORKS)/.installed ## PyTorch alone, DDP and zmqps: the same script three times, as docs/frameworks.md shows
 	$(FRAMEWORKS)/bin/python -m bench.frameworks
@@ -197,7 +201,7 @@ clean: ## remove .venv, builds and caches; runs/ stays
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(PEERS)/.installed: bench/peers/requirements.txt
-	@echo 'Installing TensorFlow, PyTorch and Ray into $(PEERS): about 2 GB, several minutes.'
+	@echo 'Installing TensorFlow, PyTorch, Ray and hivemind into $(PEERS): about 2 GB, several minutes.'
 	@test -x '$(PEERS)/bin/pip' || '$(PYTHON)' -m venv '$(PEERS)'
 	$(PEERS)/bin/python -m pip install --quiet --requirement bench/peers/requirements.txt
 	@touch $@

@@ -29,6 +29,7 @@ from bench.cases import (
     sync_step,
     walk,
 )
+from bench.gate import command as gate
 from bench.peers import command as peers
 
 
@@ -45,7 +46,11 @@ cases = (
     *(push, pull, push_pull, sync_step, latency, fairness, apply, codecs, core, walk, memory, members, crowd),
     *(checkpoint, saving, changes, copies, refill, sparse, lookups, growing),
 )
-for command in (*(module.command for module in (*cases, suite, compare, peers)), resizing.drain, resizing.rescale):
+for command in (
+    *(module.command for module in (*cases, suite, compare, peers, gate)),
+    resizing.drain,
+    resizing.rescale,
+):
     main.add_command(command)
 
 if __name__ == "__main__":

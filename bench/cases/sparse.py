@@ -157,7 +157,9 @@ def _peer(name: str, work: RowWork, python: Path | None) -> PeerProcess:
     assert python is not None
     script, variant = PEERS[name]
     names = ("rows", "dim", "batch", "ids", "optimizer", "servers", "workers")
-    return PeerProcess(python, script, [*(f"--{n}={getattr(work, n)}" for n in names), f"--variant={variant}"])
+    return PeerProcess(
+        python, f"bench.peers.{script}", [*(f"--{n}={getattr(work, n)}" for n in names), f"--variant={variant}"]
+    )
 
 
 def _row(sparse: Sparse, operation: str, times: dict[str, list[float]], extra: dict[str, Any]) -> Row:

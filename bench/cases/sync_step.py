@@ -73,7 +73,7 @@ def _start_gloo(stack: ExitStack, setup: Setup, python: Path | None) -> PeerProc
         return None
     optimizer = setup.optimizer if setup.optimizer in ("sgd", "adam") else "sgd"
     flags = [f"--model={setup.model}", f"--optimizer={optimizer}", "--servers=0", f"--workers={setup.workers}"]
-    return stack.enter_context(PeerProcess(python.absolute(), "gloo", flags))
+    return stack.enter_context(PeerProcess(python.absolute(), "bench.peers.gloo", flags))
 
 
 def measure(setup: Setup, python: Path | None = None) -> Row:

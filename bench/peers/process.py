@@ -1,4 +1,4 @@
-"""A peer's process, as the benchmark sees it: started, asked for steps, ended with everything it started."""
+"""A process that is compared, as the benchmark sees it: started, asked for steps, ended with all that it started."""
 
 from __future__ import annotations
 
@@ -30,29 +30,31 @@ class PeerError(RuntimeError):
 
 
 class PeerProcess:
-    """A script of this folder, running in the peers' environment.
+    """A script of the benchmark, running in an environment of its own.
 
     Parameters
     ----------
     python
         The interpreter of that environment.
-    script
-        A module of ``bench.peers``.
+    module
+        The script, as ``bench.peers.gloo``.
     arguments
         Its command line.
+    root
+        Where it runs, and looks for packages before it does so in this checkout.
     """
 
-    def __init__(self, python: Path, script: str, arguments: Sequence[str]) -> None:
+    def __init__(self, python: Path, module: str, arguments: Sequence[str], root: Path = REPOSITORY) -> None:
         self._tag = uuid.uuid4().hex
-        self._script = script
+        self._module = module
         self._log = tempfile.TemporaryFile()
-        environment = {**os.environ, TAG: self._tag, "PYTHONPATH": str(REPOSITORY)}
+        environment = {**os.environ, TAG: self._tag, "PYTHONPATH": f"{root}{os.pathsep}{REPOSITORY}"}
         self._popen = subprocess.Popen(
-            [python, "-m", f"bench.peers.{script}", *arguments],
+            [python, "-m", module, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            cwd=REPOSITORY,
+            cwd=root,
             env=environment,
         )
         try:
@@ -78,7 +80,7 @@ class PeerProcess:
         if not line:
             self._log.seek(0)
             words = self._log.read().decode(errors="replace").strip().splitlines()
-            raise PeerError(f"{self._script} did not answer within {TIMEOUT:.0f} s, or died:\n" + "\n".join(words[-8:]))
+            raise PeerError(f"{self._module} did not answer within {TIMEOUT:.0f} s, or died:\n" + "\n".join(words[-8:]))
         return json.loads(line)
 
     def close(self) -> None:

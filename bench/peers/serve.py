@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from bench import models
 from bench.ids import KINDS, RowWork
@@ -54,7 +54,8 @@ def serve(start: Callable[[Work], Peer]) -> None:
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--optimizer", default="sgd", choices=("sgd", "adam"))
     parser.add_argument("--variant", default="")
-    _serve(start, Work(**vars(parser.parse_args())))
+    work = Work(**vars(parser.parse_args()))
+    answer(lambda: start(work))
 
 
 def serve_rows(start: Callable[[RowWork, str], Peer]) -> None:
@@ -67,13 +68,14 @@ def serve_rows(start: Callable[[RowWork, str], Peer]) -> None:
     parser.add_argument("--variant", default="")
     fields = vars(parser.parse_args())
     variant = fields.pop("variant")
-    _serve(lambda work: start(work, variant), RowWork(**fields))
+    answer(lambda: start(RowWork(**fields), variant))
 
 
-def _serve(start: Callable[[Any], Peer], work: Any) -> None:
+def answer(start: Callable[[], Peer]) -> None:
+    """Start it, say so, then do as many steps as each line says."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the system itself prints must not be taken for an answer
-    peer = start(work)
+    peer = start()
     try:
         print(json.dumps("ready"), file=answers, flush=True)
         for line in sys.stdin:

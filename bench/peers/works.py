@@ -93,8 +93,8 @@ BATCH = 50
 class Result:
     """One work, done by zmqps and by a peer in turns; seconds of a worker's step.
 
-    The quartiles of ``ratio`` are those of neighbours in the run; of several ``runs`` they are those of the runs, and all
-    else is the median of theirs.
+    The quartiles of ``ratio`` are those of neighbours in the run; of several ``runs`` they are those of the runs, and
+    all else is the median of theirs.
     """
 
     work: str
@@ -213,7 +213,9 @@ def _start(peer: str, setup: Setup, python: Path) -> PeerProcess | PlainSockets 
     if not script:
         return PlainSockets(setup.transport, setup.servers, setup.workers, setup.nbytes, setup.nbytes)
     names = ("model", "optimizer", "servers", "workers")
-    return PeerProcess(python, script, [*(f"--{n}={getattr(setup, n)}" for n in names), f"--variant={variant}"])
+    return PeerProcess(
+        python, f"bench.peers.{script}", [*(f"--{n}={getattr(setup, n)}" for n in names), f"--variant={variant}"]
+    )
 
 
 def _synchronous(python: Path, steps: int) -> list[Result]:

@@ -1,0 +1,84 @@
+"""The regression gate's command: what it compares, and what its exit code says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from bench.__main__ import main
+from bench.gate import command
+
+PACE = {"latency-tcp": 1.5, "sgd-1x1": 1.0, "adam-1x1": 0.5}
+
+
+@pytest.fixture
+def roots(monkeypatch: pytest.MonkeyPatch) -> list[Sequence[Path]]:
+    """Measure nothing: `PACE` is the new version's time over the old one's; return what would have been measured."""
+    measured: list[Sequence[Path]] = []
+
+    def measure_round(case: str, roots: Sequence[Path], turns: int, number: int) -> list[float]:
+        measured.append(roots)
+        for root in roots:
+            assert (root / "zmqps" / "__init__.py").exists()
+            assert not (root / "bench").exists(), "what measures is the same for both"
+        return [2.0 + number, (2.0 + number) * PACE[case]]
+
+    monkeypatch.setattr(command, "measure_round", measure_round)
+    monkeypatch.setattr(command, "CASES", dict.fromkeys(PACE))
+    return measured
+
+
+def gate(path: Path, *flags: str) -> Result:
+    return CliRunner().invoke(main, ["gate", "--json", str(path), *flags])
+
+
+def test_it_fails_and_says_which_case_is_slower_and_by_how_much(tmp_path: Path, roots: list[Sequence[Path]]) -> None:
+    path = tmp_path / "gate.json"
+    result = gate(path, "--base", "HEAD", "--rounds", "4")
+    assert result.exit_code == 1
+    assert "slower than HEAD: latency-tcp by 50%" in result.output
+    assert len(roots) == 4 * len(PACE)
+    content = json.loads(path.read_text())
+    assert content["base"] == "HEAD"
+    assert [(row["case"], row["verdict"]) for row in content["rows"]] == [
+        ("latency-tcp", "slower"),
+        ("sgd-1x1", "same"),
+        ("adam-1x1", "faster"),
+    ]
+
+
+def test_it_passes_where_nothing_is_slower(tmp_path: Path, roots: list[Sequence[Path]]) -> None:
+    assert gate(tmp_path / "gate.json", "--base", "HEAD", "--only", "1x1").exit_code == 0
+    assert not any(root.exists() for both in roots for root in both), "nothing is left behind"
+
+
+def test_what_is_to_be_compared_with_has_to_be_there(
+    tmp_path: Path, roots: list[Sequence[Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = gate(tmp_path / "gate.json", "--base", "no-such-commit")
+    assert (result.exit_code, roots) == (1, [])
+    assert "no package in 'no-such-commit'" in result.output
+    monkeypatch.setattr(command, "_git", no_tags)
+    assert "BASE=" in gate(tmp_path / "gate.json").output
+
+
+def no_tags(*arguments: str) -> bytes:
+    raise command.subprocess.CalledProcessError(128, ["git", *arguments])
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("case", ["pipelined-tcp", "sync-2x2"])
+def test_a_version_measures_the_package_of_the_directory_it_is_started_in(case: str) -> None:
+    root = command.REPOSITORY
+    old, new = command.measure_round(case, [root, root], 1, 0)
+    assert min(old, new) > 0
+
+
+@pytest.mark.processes
+def test_a_version_refuses_to_measure_another_package(tmp_path: Path) -> None:
+    with pytest.raises(command.PeerError, match="this would measure"):
+        command.measure_round("latency-tcp", [tmp_path, tmp_path], 1, 0)
