@@ -419,6 +419,12 @@ class Connection:
             raise ClosedError("the worker is closed")
         return self._thread.submit(operation, self._seconds(timeout), result)
 
+    def _complete(self, operation: Operation, timeout: float | None, result: Callable[[Any], Any] | None = None) -> Any:
+        """Submit an operation and return its result."""
+        if self._closed:
+            raise ClosedError("the worker is closed")
+        return self._thread.complete(operation, self._seconds(timeout), result)
+
     def _submit_each(self, pull: Exchange, timeout: float | None, values: dict[int, Any]) -> dict[int, Future[Any]]:
         if self._closed:
             raise ClosedError("the worker is closed")

@@ -269,9 +269,9 @@ class Puller(Connection):
             ``out`` may hold some new values and some old ones.
         """
         refuse_in_callback()
-        return self.pull_async(
-            names, out=out, at_least=at_least, exact=exact, codec=codec, copy=copy, timeout=timeout
-        ).result()
+        pull, result = self._job(timeout).pull(names, out, at_least, exact, codec, copy)
+        params: Params = self._complete(Exchange(pull=pull), timeout, result)
+        return params
 
     def pull_async(
         self,

@@ -65,7 +65,8 @@ class Pusher(Puller):
             still be on its way: leave the arrays as they are, or what arrives may be neither.
         """
         refuse_in_callback()
-        self.push_async(grads, timeout=timeout, atomic=atomic, examples=examples, codec=codec, step=step).result()
+        push, _ = (self._requests or self._job(timeout)).push(grads, examples, codec, atomic=atomic, step=step)
+        self._complete(Exchange(push=push), timeout)
 
     def push_async(
         self,
@@ -99,9 +100,10 @@ class Pusher(Puller):
         while later slices still arrive. ``step`` as in `push`, ``copy`` as in `pull`.
         """
         refuse_in_callback()
-        return self.push_pull_async(
-            grads, out=out, timeout=timeout, examples=examples, codec=codec, pull_codec=pull_codec, copy=copy, step=step
-        ).result()
+        requests = self._requests or self._job(timeout)
+        push, pull, result = requests.push_pull(grads, out, examples, codec, pull_codec, copy, step)
+        params: Params = self._complete(Exchange(push=push, pull=pull), timeout, result)
+        return params
 
     def push_pull_async(
         self,

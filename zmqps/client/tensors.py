@@ -339,6 +339,8 @@ def are_finite(arrays: Sequence[Array]) -> bool:
     arrays
         Flat, contiguous, float32 or float64.
     """
+    if len(arrays) == 1 and arrays[0].nbytes < SMALL_NBYTES:
+        return all_finite(arrays[0], "numba")
     arrays = _joined(arrays)
     if NUM_THREADS == 1 or sum(array.nbytes for array in arrays) < SMALL_NBYTES:
         return _look(arrays)

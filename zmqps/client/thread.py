@@ -15,6 +15,7 @@ from threading import get_ident
 from typing import Any, TypeVar
 
 from zmqps import checks
+from zmqps.client.turns import Turns, running
 from zmqps.core.protocol.events import Stop
 from zmqps.core.worker.operations import Cancelled, Finish, Operation
 from zmqps.core.worker.session import FAREWELL_S, SessionMachine
@@ -33,14 +34,12 @@ HELD_UP = "the worker's background thread; does a callback of a future not retur
 
 log = logging.getLogger("zmqps.worker")
 
-#: The background threads of this process, by their numbers.
-_background: set[int] = set()
 _threads: weakref.WeakSet[SessionThread] = weakref.WeakSet()
 
 
 def in_callback() -> bool:
-    """Return whether this is the background thread of a worker, which runs callbacks of futures."""
-    return get_ident() in _background
+    """Return whether this thread runs callbacks of a worker's futures, as its background thread does."""
+    return get_ident() in running
 
 
 def refuse_in_callback() -> None:
@@ -51,18 +50,45 @@ def refuse_in_callback() -> None:
     ConfigurationError
         This is the background thread of a worker, be it another one.
     """
-    if get_ident() in _background:
+    if get_ident() in running:
         raise ConfigurationError(
             "a callback of a future runs on the background thread of its worker, which must not wait there: no answer "
             "and no heartbeat would pass meanwhile; use the methods in _async there, or hand over to another thread"
         )
 
 
+class Outcome:
+    """What becomes of an operation whose caller runs the loop until it is there: a future that nobody else sees."""
+
+    __slots__ = ("_error", "_value", "done")
+
+    def __init__(self) -> None:
+        self.done = False
+        self._value: Any = None
+        self._error: BaseException | None = None
+
+    def set_result(self, value: Any) -> None:
+        """It is done."""
+        self._value, self.done = value, True
+
+    def set_exception(self, error: BaseException) -> None:
+        """It has failed."""
+        self._error, self.done = error, True
+
+    def result(self) -> Any:
+        """Return the result, or raise the error; once."""
+        assert self.done
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+        return self._value
+
+
 @dataclass(slots=True, eq=False)
 class Submitted:
     """What an operation's future is resolved with; runs on the background thread."""
 
-    future: Future[Any]
+    future: Future[Any] | Outcome
     operation: Operation | None = None  # None: a question
     result: Callable[[Any], Any] = lambda value: value
     landed: Callable[[tuple[int, ...]], None] = lambda parameters: None
@@ -84,6 +110,7 @@ class Answer(Future[Any]):
 
     def __init__(self, session: SessionThread, withdraw: Callable[[Answer], None]) -> None:
         super().__init__()
+        self.blocks = False  # its caller does nothing but wait for it
         self._session = session
         self._withdraw = withdraw
 
@@ -116,7 +143,7 @@ class Answer(Future[Any]):
 
     def _refuse_to_wait(self) -> None:
         self._session.refuse_in_fork()
-        if get_ident() in _background and not self.done():
+        if get_ident() in running and not self.done():
             refuse_in_callback()
 
 
@@ -144,9 +171,10 @@ class SessionThread:
         self._make_transport = make_transport
         self._listeners = listeners
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._turns: Turns | None = None
         self._driver: Driver | None = None
         self._ready = threading.Event()
-        self._pending: dict[Future[Any], Submitted] = {}
+        self._pending: dict[Future[Any] | Outcome, Submitted] = {}
         self._ended = False
         self._defect: InternalError | None = None
         self._pid = os.getpid()
@@ -157,16 +185,22 @@ class SessionThread:
         self._ready.wait()
 
     def _main(self) -> None:
-        _background.add(get_ident())
+        running.add(get_ident())
         try:
-            asyncio.run(self._run())
+            with asyncio.Runner() as runner:
+                loop = runner.get_loop()
+                self._turns = Turns(loop)
+                session = loop.create_task(self._run())
+                session.add_done_callback(lambda _: loop.stop())
+                self._turns.serve(session.done)
+                session.result()
         except Exception:
             log.exception("the background thread failed; please report it")
         finally:
             self._ended = True
             self._fail_pending(lambda: ClosedError("the worker was closed"))
             self._ready.set()
-            _background.discard(get_ident())
+            running.discard(get_ident())
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -182,6 +216,26 @@ class SessionThread:
         """Hand an operation to the session; its future fails at the timeout at the latest."""
         entry = Submitted(Answer(self, self._withdraw), operation, result or (lambda value: value))
         return self._submit(operation, timeout, entry)
+
+    def complete(self, operation: Operation, timeout: float, result: Callable[[Any], Any] | None = None) -> Any:
+        """Hand an operation to the session, and return its result; this thread may run the loop meanwhile."""
+        outcome = Outcome()
+        entry = Submitted(outcome, operation, result or (lambda value: value))
+        begin = self._beginning(operation, timeout, entry)
+        if self._turns is not None and self._turns.resting and not (self._ended or self.forked or self._defect):
+
+            def enter() -> None:
+                self._pending[outcome] = entry
+                begin()
+
+            if self._turns.take(enter, lambda: outcome.done, lambda: bool(self._pending)):
+                if not outcome.done:  # the session has ended, and says so to all that wait
+                    self._thread.join()
+                return outcome.result()
+        entry.future = answer = Answer(self, self._withdraw)
+        answer.blocks = True
+        self._register(entry, begin)
+        return answer.result()
 
     def submit_each(self, operation: Operation, timeout: float, values: Mapping[int, Any]) -> dict[int, Future[Any]]:
         """Hand over a pull whose parameters are waited for one by one: return for each a future of its value."""
@@ -222,7 +276,7 @@ class SessionThread:
                 self._driver.submit(Cancelled(entry.operation))
             handled.set()
 
-        if threading.current_thread() is self._thread:
+        if self._turns is not None and self._turns.holder == get_ident() in running:  # in a callback
             withdraw()
             return
         with suppress(ClosedError):
@@ -230,6 +284,12 @@ class SessionThread:
             handled.wait(CANCEL_S)
 
     def _submit(self, operation: Operation, timeout: float, entry: Submitted) -> Future[Any]:
+        self._register(entry, self._beginning(operation, timeout, entry))
+        assert isinstance(entry.future, Future)
+        return entry.future
+
+    def _beginning(self, operation: Operation, timeout: float, entry: Submitted) -> Callable[[], None]:
+        """Return what begins an operation in the loop."""
         if type(timeout) is not float or not timeout > 0.0:  # else there is nothing to say, in each step
             timeout = checks.seconds("a timeout", timeout)
         operation.future = entry
@@ -240,8 +300,7 @@ class SessionThread:
             operation.deadline = self._loop.time() + timeout
             self._driver.submit(operation)
 
-        self._register(entry, begin)
-        return entry.future
+        return begin
 
     def _register(self, entry: Submitted, call: Callable[[], None]) -> None:
         """Note whose future is to be resolved, and run something on the background thread to that end.
@@ -265,10 +324,11 @@ class SessionThread:
         if self._ended:
             self._thread.join()
             return question()
-        entry = Submitted(Future())
+        answer: Future[T] = Future()
+        entry = Submitted(answer)
         try:
             self._register(entry, lambda: self._settle(entry, question()))
-            value: T = entry.future.result(ASK_S)
+            value = answer.result(ASK_S)
         except ClosedError:  # it has ended meanwhile
             self._thread.join()
             return question()
@@ -284,6 +344,8 @@ class SessionThread:
             if self._ended:
                 raise ClosedError("the worker is closed")
             self._loop.call_soon_threadsafe(call)
+            if self._turns is not None and self._turns.resting:
+                self._turns.wake()
         except RuntimeError:  # the loop is closed, and the thread about to end
             raise ClosedError("the worker is closed") from None
 
@@ -308,6 +370,11 @@ class SessionThread:
     def _settle(self, entry: Submitted, value: Any) -> None:
         if self._pending.pop(entry.future, None) is None:
             return
+        assert self._turns is not None
+        if type(entry.future) is Outcome:
+            self._turns.stop()
+        elif type(entry.future) is Answer and entry.future.blocks and not self._pending:
+            self._turns.pause()
         if isinstance(value, Cancelled):
             assert isinstance(entry.future, Answer)
             entry.future.withdrawn()
@@ -385,7 +452,7 @@ class SessionThread:
 
 
 def _disown_all() -> None:
-    _background.clear()
+    running.clear()
     for thread in list(_threads):
         thread.disown()
 

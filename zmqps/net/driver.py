@@ -111,7 +111,8 @@ class Driver:
         self._landed = landed
         self._failed = failed
         self._exit: asyncio.Future[Exit] | None = None
-        self._time: Callable[[], float] = time.monotonic  # the loop's, once it runs
+        self._loop: asyncio.AbstractEventLoop | None = None  # once it runs
+        self._time: Callable[[], float] = time.monotonic  # the loop's, then
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
         self._tasks: set[asyncio.Task[None]] = set()
@@ -120,7 +121,7 @@ class Driver:
 
     async def run(self) -> Exit:
         """Start the machine and run it until it exits."""
-        loop = asyncio.get_running_loop()
+        self._loop = loop = asyncio.get_running_loop()
         self._exit, self._time = loop.create_future(), loop.time
         try:
             self.transport.start(self._deliver, self._arm, self.submit)
@@ -238,7 +239,7 @@ class Driver:
                 self.transport.disconnect(peer)
             case Look(peer, endpoint):
                 # nobody waits for this thread: the system's resolver may take a minute
-                Thread(target=self._look, args=(asyncio.get_running_loop(), peer, endpoint), daemon=True).start()
+                Thread(target=self._look, args=(self._loop, peer, endpoint), daemon=True).start()
             case Run(tag, work):
                 self._spawn(self._run(tag, work))
             case Exit():
@@ -282,7 +283,8 @@ class Driver:
         self._do(self.machine.handle, Unreachable(peer, error))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
+        assert self._loop is not None
+        task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -319,7 +321,8 @@ class Driver:
             self._timer = None
         self._timer_at = due
         if due is not None:
-            self._timer = asyncio.get_running_loop().call_at(due, self._ring)
+            assert self._loop is not None
+            self._timer = self._loop.call_at(due, self._ring)
 
     def _ring(self) -> None:
         self._timer = self._timer_at = None

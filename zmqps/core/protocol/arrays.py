@@ -24,9 +24,6 @@ def gather(pieces: Iterable[Array]) -> list[Array]:
     Large pieces are passed on as they are (aliased, not copied); runs of small ones are copied
     into one buffer. Pieces are 1-D and C-contiguous.
     """
-    pieces = list(pieces)
-    if len(pieces) == 1:
-        return pieces if pieces[0].nbytes else []
     buffers: list[Array] = []
     small: list[Array] = []
 
@@ -59,12 +56,6 @@ def scatter(payload: Sequence[Buffer], runs: Iterable[tuple[int, np.dtype[Any]]]
     ProtocolError
         The payload is shorter or longer than the runs, or a frame ends inside an element.
     """
-    runs = list(runs)
-    if len(payload) == 1 and len(runs) == 1:  # as of most messages
-        [(size, dtype)], view = runs, memoryview(payload[0])
-        if size and view.nbytes == size * dtype.itemsize:
-            whole = np.frombuffer(view, dtype)
-            return [(0, 0, whole if whole.flags.aligned else whole.copy())]
     frames = iter([view for buffer in payload if (view := memoryview(buffer)).nbytes])
     frame, at, end = memoryview(b""), 0, 0  # the frame in hand, and which bytes of it are left
     pieces: list[tuple[int, int, Array]] = []

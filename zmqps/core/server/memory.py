@@ -155,7 +155,14 @@ class HostMemory:
         """Return the decoded arrays."""
         return self._coding.decompress(codec, payload, sizes)
 
-    scatter = staticmethod(scatter)  # pieces alias the payload
+    def scatter(self, payload: Sequence[Any], runs: Iterable[Size]) -> Iterable[tuple[int, int, Any]]:
+        """Return pieces that alias the payload."""
+        runs = list(runs)
+        if len(payload) == 1 and len(runs) == 1:  # as of most messages
+            [(size, dtype)], nbytes = runs, memoryview(payload[0]).nbytes
+            if nbytes == size * dtype.itemsize and (piece := np.frombuffer(payload[0], dtype)).flags.aligned:
+                return [(0, 0, piece)]
+        return scatter(payload, runs)
 
     def secure(self, pieces: Sequence[Located]) -> Sequence[Located]:
         """Return the pieces: they need no memory."""

@@ -112,11 +112,11 @@ class Link:
         """Queue the requests of one transfer."""
         ends = [end for end in (transfer.source, transfer.target) if end is not None]
         # encoded they would travel; and whether something small goes raw must not depend on its neighbours
-        in_place = min(end.in_place if end.codec == RAW else 0 for end in ends)
+        in_place = min([end.in_place if end.codec == RAW else 0 for end in ends])
         head = True
         for group in [cargoes] if transfer.atomic or len(cargoes) == 1 else batches(cargoes, in_place):
             if group:
-                nbytes = 0 if in_place else sum(cargo.nbytes for cargo in group)
+                nbytes = 0 if in_place else sum([cargo.nbytes for cargo in group])
                 self.queue.add(Request(transfer=transfer, cargoes=group, nbytes=nbytes, head=head))
                 transfer.remaining += 1
                 head = False
@@ -163,8 +163,8 @@ class Link:
         self._num_sent += 1
         request.sent_as = self._num_sent
         message = self._message(request)
-        for buffer in getattr(message, "payload", ()):
-            self.counts["bytes_sent"] += buffer.nbytes
+        if payload := getattr(message, "payload", ()):
+            self.counts["bytes_sent"] += sum([buffer.nbytes for buffer in payload])
         return Send(self.peer, message)
 
     def _message(self, request: Request) -> Message:
@@ -425,8 +425,7 @@ class Link:
 
     def _land(self, request: Request, target: Target, message: Values) -> None:
         payload: Sequence[Buffer] = message.payload
-        for buffer in payload:
-            self.counts["bytes_received"] += memoryview(buffer).nbytes
+        self.counts["bytes_received"] += sum([memoryview(buffer).nbytes for buffer in payload])
         codec = None if message.codec == RAW else named(message.codec)
         if codec is not None:
             sizes = ((target.size_of(cargo), cargo.dtype) for cargo in request.cargoes)
@@ -468,7 +467,8 @@ class Link:
         """Something was answered, or is awaited from now on."""
         self.probe.wait_s = PROBE_S
         self.probe.due = now + PROBE_S if self.in_flight and not self._broken else None
-        self.alarm.by(self.probe.due)
+        if (due := self.probe.due) is not None and (self.alarm.due is None or due < self.alarm.due):
+            self.alarm.due = due  # as `Alarm.by`, but for a call for every message
 
     def next_deadline(self) -> float | None:
         """Return when something is due."""

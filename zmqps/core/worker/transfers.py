@@ -295,9 +295,14 @@ class Transfers:
         if source.nonfinite:
             names = [repr(name) for name in source.nonfinite]
             return NonFiniteGradientError(worker=self._host.title, parameters=listed(names, 5))
-        pairs = list(zip(source.arrays, attached.dtypes, strict=True))
-        as_sent = [array for array, dtype in pairs if array is not None and array.dtype == dtype]
-        others = [(array, dtype) for array, dtype in pairs if array is not None and array.dtype != dtype]
+        as_sent, others = [], []
+        for array, dtype in zip(source.arrays, attached.dtypes, strict=True):
+            if array is None:
+                continue
+            if array.dtype == dtype:
+                as_sent.append(array)
+            else:
+                others.append((array, dtype))
         if source.tables is not None:  # the same, in fewer pieces
             as_sent = [table for table in source.tables if table.size]
         if self._all_finite(as_sent) and (not others or all(self._all_finite([_converted(*pair)]) for pair in others)):
