@@ -11,6 +11,7 @@ from zmqps import checks
 from zmqps.client.inplace import GradientBuffers
 from zmqps.client.naming import check_names
 from zmqps.client.rows import RowRequests
+from zmqps.client.small import SmallTensors, are_writeable
 from zmqps.client.tensors import Destination, Tables, flatten, look, plain_ones
 from zmqps.codecs import Codec
 from zmqps.core.job.keyspace import Placement
@@ -87,6 +88,7 @@ class Requests:
         self._tables = Tables()
         tables = attached.placement.keyspace.dense
         self._shapes = tuple((table.size, table.dtype) for table in tables)
+        self._small = SmallTensors.of(self.job.parameters, tables)
         places = {
             number: (table, start, start + self.job.parameters[number].size)
             for table, members in enumerate(tables)
@@ -140,6 +142,8 @@ class Requests:
         exact: int | None,
         codec: str | Codec | None,
         copy: bool = True,
+        *,
+        each: bool = False,
     ) -> tuple[Pull, Result]:
         """Return the transfer of `zmqps.Worker.pull`, and what makes its result."""
         if at_least is not None and exact is not None:
@@ -159,7 +163,7 @@ class Requests:
             out = {name: out[name] for name in wanted}
         everything = wanted is None and out is None
         numbers = None if everything else check_names(out or wanted or (), self._index)
-        target, result = self._receive(numbers, out, codec, copy)
+        target, result = self._receive(numbers, out, codec, copy, each=each)
         if not copy and self._in_place():
             target.in_place = NOTHING_COPIED_NBYTES
         cargoes = self._plan(numbers, ordered=True)
@@ -177,7 +181,7 @@ class Requests:
         if out is None:
             numbers = range(len(parameters)) if wanted is None else check_names(wanted, self._index)
             out = {parameters[n].name: np.empty(parameters[n].shape, parameters[n].storage_dtype) for n in numbers}
-        pull, _ = self.pull(wanted, out, at_least, None, codec)
+        pull, _ = self.pull(wanted, out, at_least, None, codec, each=True)
         for name, array in out.items():
             if not isinstance(array, np.ndarray) or not array.flags.c_contiguous:
                 raise ConfigurationError(
@@ -203,9 +207,12 @@ class Requests:
             checks.flag("atomic", atomic)
         if type(examples) is not int or not 1 <= examples <= MAX_COUNT:  # else there is nothing to say, in each step
             examples = checks.whole("examples", examples, 1, MAX_COUNT)
+        small: list[Array] | None = None
         own = self.buffers is not None and isinstance(grads, Mapping) and self.buffers.are(grads)
         if self.buffers is not None and own:
             plain: Mapping[int, Array] | None = self.buffers.flat
+        elif self._small is not None and self._clip_norm is None and (small := self._small.plain(grads)) is not None:
+            plain = dict(enumerate(small))
         else:
             plain = plain_ones(grads, self.job.parameters, self._index)
         arrays: Mapping[int, Array | Remote]
@@ -230,6 +237,9 @@ class Requests:
         port = self._encoder.port_for(source.codec, arrays) if plain is None and self._clip_norm is None else None
         if port is not None:
             source.nonfinite, source.encoded = self._encoder.encode(port, source.codec, arrays, cargoes, atomic=atomic)
+            return push, complete
+        if small is not None and self._small is not None:
+            source.arrays, source.tables = small, self._small.join(small)
             return push, complete
         for number, array in (flatten(arrays, self._handover) if plain is None else plain).items():
             flat[number] = np.ascontiguousarray(array).reshape(-1)
@@ -288,14 +298,29 @@ class Requests:
         return push, Pull(cargoes=push.cargoes if complete else self._plan(numbers), target=target), result
 
     def _receive(
-        self, numbers: list[int] | None, out: Mapping[str, Any] | None, codec: str | Codec | None, copy: bool
+        self,
+        numbers: list[int] | None,
+        out: Mapping[str, Any] | None,
+        codec: str | Codec | None,
+        copy: bool,
+        *,
+        each: bool = False,
     ) -> tuple[Target, Result]:
-        """Return where values go, and what makes the caller's dict of them."""
+        """Return where values go, and what makes the caller's dict of them; ``each``: they are there as they come."""
         if copy is not True and not checks.flag("copy", copy) and out is not None:
             raise ConfigurationError("copy=False returns values where they lie; with out= they are copied there")
         parameters = self.job.parameters
         target = Target(codec=self.job.pull_codec if codec is None else check_codec(codec, pulls=True))
         if out is not None:
+            if self._small is not None and not each and (small := self._small.plain(out)) and are_writeable(small):
+                landing, kept = self._small.landing(), self._small
+                target.tables = landing.tables
+
+                def hand_out(_: Any) -> Params:
+                    kept.deliver(landing, small)
+                    return Params(out, min(target.versions.values(), default=0))
+
+                return target, hand_out
             destination = Destination(out, parameters, self._index, self._handover)
             target.arrays = destination.flat
             return target, lambda _: Params(destination.deliver(), min(target.versions.values(), default=0))

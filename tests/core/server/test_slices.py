@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
 from zmqps.core.job.keyspace import Segment, Slice
-from zmqps.core.server.slices import Pin, SliceState
+from zmqps.core.server.slices import MANY_SEGMENTS, Pin, SliceState
 
 #: Four parameters side by side; the third is updated by another kernel.
 SIZES, KERNELS = [2, 3, 1, 4], [0, 0, 1, 0]
@@ -44,6 +46,22 @@ def test_runs_cover_a_stretch_without_gaps_and_each_element_by_its_kernel(start:
     of_element = [(k, s) for size, k, s in zip(SIZES, KERNELS, one.steps.tolist(), strict=True) for _ in range(size)]
     assert [(k, s) for lo, hi, k, s in runs for _ in range(lo, hi)] == of_element[start:stop]
     assert [lo for lo, *_ in runs] == [start, *(hi for _, hi, _, _ in runs[:-1])]
+
+
+def test_of_many_parameters_runs_are_the_same_as_of_few() -> None:
+    noise = np.random.default_rng(8)
+    count = 3 * MANY_SEGMENTS
+    segments = tuple(Segment(i, 0, 2 * i, 2) for i in range(count))
+    piece = Slice(shard=0, index=0, table=0, start=0, stop=2 * count, segments=segments)
+    kernels = noise.integers(0, 2, count).tolist()
+    one = SliceState(piece, np.zeros(2 * count, np.float32), (), kernels)
+    for changes in (0, 1, count):
+        one.steps[:] = noise.integers(0, 1 + (changes > 1), count) + (np.arange(count) < count // 2) * changes
+        of_element = [(k, s) for k, s in zip(kernels, one.steps.tolist(), strict=True) for _ in range(2)]
+        for start, stop in [(0, 2 * count), (1, 2 * count - 1), (7, 8 + 2 * MANY_SEGMENTS)]:
+            runs = one.runs(start, stop)
+            assert [(k, s) for lo, hi, k, s in runs for _ in range(lo, hi)] == of_element[start:stop]
+            assert all(a[2:] != b[2:] and a[1] == b[0] for a, b in pairwise(runs))
 
 
 def test_a_version_that_is_kept_is_found_and_any_other_is_the_current_one() -> None:

@@ -31,6 +31,10 @@ Stretch = tuple[int, int, int, int]
 Note = Callable[[], None]
 
 
+#: From so many segments on numpy finds the stretches faster than a loop does.
+MANY_SEGMENTS = 64
+
+
 class Pin:
     """Keeps a buffer as it is until ``done``: a version that may still be asked for."""
 
@@ -128,6 +132,8 @@ class SliceState:
         if len(self.positions) == 1:
             return [(start, stop, int(self.groups[0]), int(self.steps[0]))]
         first, last = self.segments(start, stop)
+        if last - first > MANY_SEGMENTS:
+            return self._runs_of_many(first, last, start, stop)
         keys = list(zip(self.groups[first:last].tolist(), self.steps[first:last].tolist(), strict=True))
         runs: list[Stretch] = []
         for number, (kernel, steps) in enumerate(keys):
@@ -138,6 +144,17 @@ class SliceState:
                 runs[-1] = runs[-1][0], begin, *runs[-1][2:]
             runs.append((begin, stop, kernel, steps))
         return runs
+
+    def _runs_of_many(self, first: int, last: int, start: int, stop: int) -> list[Stretch]:
+        groups, steps = self.groups[first:last], self.steps[first:last]
+        changes = np.flatnonzero((groups[1:] != groups[:-1]) | (steps[1:] != steps[:-1])) + 1
+        begins = [start, *(self.positions[first + number] for number in changes.tolist())]
+        numbers = [0, *changes.tolist()]
+        ends = [*begins[1:], stop]
+        return [
+            (begin, end, int(groups[number]), int(steps[number]))
+            for begin, end, number in zip(begins, ends, numbers, strict=True)
+        ]
 
 
 def resolve(slices: Sequence[SliceState], shard: int, parts: Sequence[Part]) -> list[SliceState]:

@@ -295,16 +295,13 @@ class Transfers:
         if source.nonfinite:
             names = [repr(name) for name in source.nonfinite]
             return NonFiniteGradientError(worker=self._host.title, parameters=listed(names, 5))
-        as_sent, others = [], []
-        for array, dtype in zip(source.arrays, attached.dtypes, strict=True):
-            if array is None:
-                continue
-            if array.dtype == dtype:
+        # tables are the same as the arrays, in fewer pieces, and converted
+        as_sent, others = [table for table in source.tables or () if table.size], []
+        for array, dtype in zip(source.arrays, attached.dtypes, strict=True) if source.tables is None else ():
+            if array is not None and array.dtype == dtype:
                 as_sent.append(array)
-            else:
+            elif array is not None:
                 others.append((array, dtype))
-        if source.tables is not None:  # the same, in fewer pieces
-            as_sent = [table for table in source.tables if table.size]
         if self._all_finite(as_sent) and (not others or all(self._all_finite([_converted(*pair)]) for pair in others)):
             source.checked = True
             return None
