@@ -333,10 +333,10 @@ class Requests:
             target.arrays = Destination(ordered, parameters, self._index, self._handover).flat
         if copy:
             return target, lambda _: Params(ordered, min(target.versions.values(), default=0))
-        views = target.views = Views()
+        views = target.views = Views([array.reshape(-1) for array in ordered.values()])
 
         def look(_: Any) -> Params:
-            arrays = views.arrays([array.reshape(-1) for array in ordered.values()])
+            arrays = views.arrays()
             shaped = {
                 name: array.reshape(space.shape) for (name, space), array in zip(ordered.items(), arrays, strict=True)
             }

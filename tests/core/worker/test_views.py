@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from zmqps.core.protocol.arrays import scatter
 from zmqps.core.protocol.loans import borrow, lender_of
-from zmqps.core.worker.views import Views
+from zmqps.core.worker.views import MOST_KEPT, Views
 
 
 class Hold:
@@ -51,9 +51,10 @@ def test_whatever_is_made_of_a_borrowed_frame_keeps_its_hold() -> None:
 def test_an_array_over_frames_of_one_memory_is_a_view_that_keeps_all_their_holds() -> None:
     values, holds = np.arange(8, dtype=np.float32), [Hold(), Hold()]
     gone = [weakref.ref(hold) for hold in holds]
-    memory, buffer, views = memory_of(values), np.zeros(8, np.float32), Views()
+    memory, buffer = memory_of(values), np.zeros(8, np.float32)
+    views = Views([buffer[:3], buffer[3:6], buffer[6:]])
     landed(views, buffer, [borrow(memory, 0, 16, holds[0]), borrow(memory, 16, 32, holds[1])])
-    first, both, last = views.arrays([buffer[:3], buffer[3:6], buffer[6:]])
+    first, both, last = views.arrays()
     assert [a.tolist() for a in (first, both, last)] == [[0, 1, 2], [3, 4, 5], [6, 7]]
     assert all(np.shares_memory(a, values) and not a.flags.writeable for a in (first, both, last))
     assert not buffer.any()
@@ -67,10 +68,11 @@ def test_an_array_over_frames_of_one_memory_is_a_view_that_keeps_all_their_holds
 
 
 def test_an_array_that_ends_where_its_last_frame_does_is_a_view_too() -> None:
-    values, buffer, views = np.arange(8, dtype=np.float32), np.zeros(8, np.float32), Views()
+    values, buffer = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
+    views = Views([buffer])
     memory = memory_of(values)
     landed(views, buffer, [borrow(memory, 0, 16, Hold()), borrow(memory, 16, 32, Hold())])
-    (array,) = views.arrays([buffer])
+    (array,) = views.arrays()
     assert array.tolist() == values.tolist()
     assert np.shares_memory(array, values)
 
@@ -82,30 +84,76 @@ def test_what_was_copied_or_lies_elsewhere_is_put_together_read_only() -> None:
         [one.tobytes(), borrow(memory_of(two), 0, 16, Hold())],
         [borrow(memory_of(one), 0, 16, Hold()), borrow(memory_of(two), 0, 16, Hold())],
     ):
-        buffer, views = np.zeros(8, np.float32), Views()
+        buffer = np.zeros(8, np.float32)
+        views = Views([buffer])
         landed(views, buffer, frames)
-        (array,) = views.arrays([buffer])
+        (array,) = views.arrays()
         assert array.tolist() == list(range(8))
         assert np.shares_memory(array, buffer)
         assert not array.flags.writeable
 
 
 def test_frames_of_one_memory_in_another_order_are_no_view() -> None:
-    values, buffer, views = np.arange(8, dtype=np.float32), np.zeros(8, np.float32), Views()
+    values, buffer = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
+    views = Views([buffer])
     memory = memory_of(values)
     landed(views, buffer, [borrow(memory, 16, 32, Hold()), borrow(memory, 0, 16, Hold())])
-    (array,) = views.arrays([buffer])
+    (array,) = views.arrays()
     assert array.tolist() == [4, 5, 6, 7, 0, 1, 2, 3]
 
 
 def test_what_is_read_again_takes_the_place_of_what_was_read_before() -> None:
     old, new = np.zeros(4, np.float32), np.ones(4, np.float32)
-    buffer, views = np.full(4, 9, np.float32), Views()
+    buffer = np.full(4, 9, np.float32)
+    views = Views([buffer])
     landed(views, buffer, [borrow(memory_of(old), 0, 16, Hold())])
     views.forget(buffer)
     landed(views, buffer, [new.tobytes()])
-    (array,) = views.arrays([buffer])
+    (array,) = views.arrays()
     assert array.tolist() == [1, 1, 1, 1]
+
+
+def test_what_lies_in_one_received_frame_is_a_view_of_it_and_what_is_over_two_is_copied() -> None:
+    values = np.arange(12, dtype=np.float32)
+    frames = [values[:5].tobytes(), values[5:].tobytes()]
+    buffer = np.zeros(12, np.float32)
+    bounds = [(0, 4), (4, 7), (7, 7), (7, 12)]
+    views = Views([buffer[lo:hi] for lo, hi in bounds])
+    landed(views, buffer, frames)
+    arrays = views.arrays()
+    assert [array.tolist() for array in arrays] == [values[lo:hi].tolist() for lo, hi in bounds]
+    assert [np.shares_memory(array, buffer) for array in arrays] == [False, True, False, False]
+    assert not any(array.flags.writeable for array in arrays)
+    for number, frame in ((0, frames[0]), (3, frames[1])):
+        assert np.shares_memory(arrays[number], np.frombuffer(frame, np.uint8))
+
+
+def test_a_small_part_of_a_received_frame_is_copied_and_keeps_none_of_it() -> None:
+    values = np.arange(8 * MOST_KEPT, dtype=np.float32)
+    buffer = np.zeros(values.size, np.float32)
+    views = Views([buffer[:7], buffer[7:16], buffer[16:23], buffer[23:]])
+    landed(views, buffer, [values.tobytes()])
+    arrays = views.arrays()
+    assert [np.shares_memory(array, buffer) for array in arrays] == [True, False, True, False]
+    np.testing.assert_array_equal(np.concatenate(arrays), values)
+
+
+def test_frames_in_memory_that_is_needed_again_are_copied() -> None:
+    values, buffer = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
+    views = Views([buffer])
+    landed(views, buffer, [memoryview(values)])
+    values[:] = -1
+    (array,) = views.arrays()
+    assert array.tolist() == list(range(8))
+
+
+def test_a_received_array_that_is_read_again_is_the_later_one() -> None:
+    buffer = np.zeros(8, np.float32)
+    views = Views([buffer[:4], buffer[4:]])
+    landed(views, buffer, [np.zeros(8, np.float32).tobytes()])
+    views.forget(buffer)
+    landed(views, buffer, [np.ones(3, np.float32).tobytes(), np.ones(5, np.float32).tobytes()])
+    assert np.concatenate(views.arrays()).tolist() == [1.0] * 8
 
 
 @given(
@@ -121,12 +169,13 @@ def test_views_and_copies_hold_what_a_copy_of_everything_holds(
     values = np.arange(total, dtype=np.float64)
     memories = [memory_of(values), memory_of(values.copy())]
     bounds = sorted({0, total, *(cut for cut in cuts if cut < total)})
-    buffer, views = np.full(total, -1.0), Views()
+    ends = np.cumsum([0, *sizes]).tolist()
+    buffer = np.full(total, -1.0)
+    views = Views([buffer[lo:hi] for lo, hi in pairwise(ends)])
     for i, (start, stop) in enumerate(pairwise(bounds)):
         memory = memories[twice >> i & 1]
         frame: Any = borrow(memory, 8 * start, 8 * stop, Hold())
         landed(views, buffer[start:stop], [frame if lent >> i & 1 else bytes(frame)], "float64")
-    ends = np.cumsum([0, *sizes]).tolist()
-    arrays = views.arrays([buffer[lo:hi] for lo, hi in pairwise(ends)])
+    arrays = views.arrays()
     assert [array.tolist() for array in arrays] == [values[lo:hi].tolist() for lo, hi in pairwise(ends)]
     assert all(not array.flags.writeable for array in arrays)

@@ -44,8 +44,22 @@ def borrow(memory: Bytes, start: int, stop: int, hold: Any) -> memoryview:
 
 def lender_of(array: Array) -> Borrowed | None:
     """Return the borrowed bytes that an array made of a frame lies in; None if there are none."""
+    frame = _frame_of(array)
+    owner = None if frame is None else frame.obj
+    return owner if isinstance(owner, Borrowed) else None
+
+
+def received(array: Array) -> memoryview | None:
+    """Return the frame that an array lies in if its memory was allocated for it; None if somebody else needs it back.
+
+    Frames in memory that is shared, lent or used in turns are arrays of that memory (`borrow` says why).
+    """
+    frame = _frame_of(array)
+    return None if frame is None or isinstance(frame.obj, np.ndarray) else frame
+
+
+def _frame_of(array: Array) -> memoryview | None:
     base = array.base
     while isinstance(base, np.ndarray):
         base = base.base
-    owner = base.obj if isinstance(base, memoryview) else None
-    return owner if isinstance(owner, Borrowed) else None
+    return base if isinstance(base, memoryview) else None

@@ -1,29 +1,36 @@
 """Values read in place, as arrays.
 
-One that lies in consecutive frames of the same borrowed memory is a view of it; any other is put
-together in a buffer.
+One that lies in consecutive frames of the same borrowed memory is a view of it, and so is one that lies in one
+received frame and is no small part of that; any other is put together in a buffer.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.protocol.loans import Borrowed, borrow, lender_of
+from zmqps.core.protocol.loans import Borrowed, borrow, lender_of, received
+
+
+#: Who keeps one value keeps the frame that it is a view of: at most so many times its own size.
+MOST_KEPT = 16
 
 
 class _Piece(NamedTuple):
-    """Bytes ``[start, stop)`` of a buffer, by their addresses, that lie at ``start + shift`` of a memory."""
+    """Bytes ``[start, stop)`` of a buffer, by their addresses, that lie at ``start + shift`` of a borrowed memory.
+
+    Without an owner they were received, are a whole buffer, and lie nowhere else.
+    """
 
     start: int
     stop: int
     shift: int
     array: Array
-    owner: Borrowed
+    owner: Borrowed | None
 
 
 class Views:
@@ -31,20 +38,54 @@ class Views:
 
     Each array has a buffer, flat and of the dtype of the wire, which says by its place in memory what
     belongs together and holds what has to be copied.
+
+    Parameters
+    ----------
+    buffers
+        All of them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, buffers: Sequence[Array]) -> None:
+        self._buffers = buffers
+        self._bounds: list[tuple[int, int]] | None = None  # their addresses, ascending, once they are asked for
         self._pieces: dict[int, _Piece] = {}  # by start
 
     def land(self, target: Array, array: Array) -> None:
-        """Take values for a part of a buffer: by reference if they are borrowed, else as a copy."""
+        """Take values for a part of a buffer, or of several side by side: by reference what may stay, else as a copy.
+
+        What is borrowed may stay, and of what was received a whole array that is no small part of its frame.
+        """
         owner = lender_of(array)
         if owner is None:
-            np.copyto(target, array)
+            frame = received(array)
+            np.copyto(target, array) if frame is None else self._receive(target, array, frame.nbytes)
         else:
             start = _address(target)
             shift = _address(array) - _address(owner) + owner.start - start
             self._pieces[start] = _Piece(start, start + target.nbytes, shift, array, owner)
+
+    def _receive(self, target: Array, array: Array, frame_nbytes: int) -> None:
+        start, itemsize, done = _address(target), target.itemsize, 0
+        for lo, hi in self._whole(start, start + target.nbytes):
+            if (hi - lo) * MOST_KEPT >= frame_nbytes:
+                first, last = (lo - start) // itemsize, (hi - start) // itemsize
+                np.copyto(target[done:first], array[done:first])
+                view = array[first:last]
+                view.flags.writeable = False
+                self._pieces[lo] = _Piece(lo, hi, 0, view, None)
+                done = last
+        np.copyto(target[done:], array[done:])
+
+    def _whole(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Yield the bounds of buffers that lie between two addresses."""
+        if self._bounds is None:
+            starts = [(_address(buffer), buffer.nbytes) for buffer in self._buffers if buffer.size]
+            self._bounds = sorted((lo, lo + nbytes) for lo, nbytes in starts)
+        for number in range(bisect_left(self._bounds, (start, 0)), len(self._bounds)):
+            lo, hi = self._bounds[number]
+            if hi > stop:
+                return
+            yield lo, hi
 
     def forget(self, target: Array) -> None:
         """What came for a part of a buffer is out of date."""
@@ -52,12 +93,12 @@ class Views:
         for known in [known for known in self._pieces if start <= known < stop]:
             del self._pieces[known]
 
-    def arrays(self, buffers: Sequence[Array]) -> list[Array]:
-        """Return a read-only array for each buffer: of the borrowed memory if it lies there in one piece."""
+    def arrays(self) -> list[Array]:
+        """Return a read-only array for each buffer: of the memory where it came, if it lies there in one piece."""
         pieces = sorted(self._pieces.values())
         starts = [piece.start for piece in pieces]
         results = []
-        for buffer in buffers:
+        for buffer in self._buffers:
             start = _address(buffer)
             stop = start + buffer.nbytes
             first = max(0, bisect_right(starts, start) - 1)
@@ -86,16 +127,17 @@ def _joined(buffer: Array, start: int, pieces: Sequence[_Piece]) -> Array:
 
 def _view(dtype: np.dtype[Any], start: int, stop: int, pieces: Sequence[_Piece]) -> Array | None:
     """Return the borrowed memory that holds a whole buffer's values in one piece."""
-    if not pieces:
+    owners = [piece.owner for piece in pieces if piece.owner is not None]
+    if not pieces or len(owners) < len(pieces):
         return None
-    memory, shift, at = pieces[0].owner.memory, pieces[0].shift, start
-    for piece in pieces:
-        if piece.start > at or piece.owner.memory is not memory or piece.shift != shift:
+    memory, shift, at = owners[0].memory, pieces[0].shift, start
+    for piece, owner in zip(pieces, owners, strict=True):
+        if piece.start > at or owner.memory is not memory or piece.shift != shift:
             return None
         at = piece.stop
     if at < stop:
         return None
-    hold = tuple(piece.owner.hold for piece in pieces)
+    hold = tuple(owner.hold for owner in owners)
     view: Array = np.frombuffer(borrow(memory, start + shift, stop + shift, hold), dtype)
     return view if view.flags.aligned else None
 
