@@ -79,7 +79,7 @@ def find(name: str) -> Shapes:
         return NAMED[name]
     size = re.fullmatch(r"(\d+)(KB|MB|GB)", name)
     if size is None or not int(size[1]):
-        raise ValueError(f"no model {name!r}; choose {', '.join(NAMED)}, or a size from 1KB to 1GB, say 64KB")
+        raise ValueError(f"no model {name!r}; choose {', '.join(NAMED)}, or a size from 1KB to 8GB, say 64KB")
     return {"w": (int(size[1]) * UNITS[size[2]] // 4,)}
 
 

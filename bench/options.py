@@ -57,7 +57,7 @@ def model_option(default: str) -> Decorator:
         show_default=True,
         callback=_check_model,
         metavar="NAME|SIZE",
-        help=f"{', '.join(models.NAMED)}, or one vector of a size from 1KB to 1GB.",
+        help=f"{', '.join(models.NAMED)}, or one vector of a size from 1KB to 8GB.",
     )
 
 

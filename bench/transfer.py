@@ -15,7 +15,7 @@ from bench import models, reference
 from bench.children import TIMEOUT, Child, call_all
 from bench.device import placed
 from bench.limits import PlainSockets
-from bench.processes import BusyTime
+from bench.processes import BusyTime, resident_nbytes
 from bench.results import Row, timed
 from bench.setup import GRADIENT_SCALE, OPTIMIZERS, WARM_UP, Setup
 from bench.stats import Times, network_bound
@@ -23,6 +23,8 @@ from zmqps.trace import VARIABLE, merge
 
 #: Steps of a recorded run: enough for a median, few enough to look at.
 RECORDED_STEPS = 10
+#: Of the values that training begins with.
+START_SCALE = 1.0
 
 
 class TransferWorker:
@@ -52,9 +54,9 @@ class TransferWorker:
         self._worker = zmqps.connect(
             address, job=job, timeout=TIMEOUT, transport=setup.transport, io_threads=io_threads
         )
-        self._start = models.arrays(shapes, 1.0)
+        self._empty_nbytes = resident_nbytes(os.getpid())
         self._worker.init(
-            placed(self._start, setup.device),
+            placed(models.arrays(shapes, START_SCALE), setup.device),
             optimizer=OPTIMIZERS[setup.optimizer](),
             staleness=staleness,
             push_codec=setup.codec,
@@ -63,7 +65,8 @@ class TransferWorker:
         )
         self._gradients = models.arrays(shapes, GRADIENT_SCALE, seed=1)
         self._sent = placed(self._gradients, setup.device)
-        self._out: Mapping[str, Any] = placed(models.arrays(shapes, 0.0), setup.device)
+        pulls = "pull" in operation  # else a large model has no place for what nobody asks for
+        self._out: Mapping[str, Any] = placed(models.arrays(shapes, 0.0), setup.device) if pulls else {}
         self._pushes = 0
         self._adds = int("push" in operation)
         self._work: Callable[[], Any] = {
@@ -107,11 +110,16 @@ class TransferWorker:
         self._pushes += count
         return time.perf_counter() - started
 
+    def empty_nbytes(self) -> int:
+        """Return how much memory this process held before there was a model."""
+        return self._empty_nbytes
+
     def deviation(self) -> float:
         """Return how far the servers' values are from what every worker's pushes make of them (`bench.reference`)."""
         values = self._worker.pull(codec="raw", timeout=TIMEOUT)
         pushed_by = self._setup.workers if self._staleness is None else 1
-        return reference.deviation(self._setup, self._start, self._gradients, values, self._pushes, pushed_by)
+        start = models.arrays(models.find(self._setup.model), START_SCALE)  # not kept: memory is measured, too
+        return reference.deviation(self._setup, start, self._gradients, values, self._pushes, pushed_by)
 
     def close(self) -> None:
         """Disconnect; what was recorded is written."""

@@ -15,7 +15,6 @@ import numpy as np
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.loans import Borrowed, borrow, lender_of, received
 
-
 #: Who keeps one value keeps the frame that it is a view of: at most so many times its own size.
 MOST_KEPT = 16
 
