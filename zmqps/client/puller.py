@@ -245,11 +245,13 @@ class Puller(Connection):
             How the values travel: ``raw``, ``bf16``, ``fp16`` or ``int8``; by default the job's.
         copy : bool
             False: return read-only arrays, which are views of a server's own memory where that is on this
-            host, in reach (``docs/lane.md``), and holds the parameter in one piece; copies otherwise. A
+            host, in reach (``docs/lane.md``), and holds the parameter in one piece. A
             view stays as it is until garbage-collected: the server puts later updates elsewhere, for which
             it keeps up to two more copies of its values. So let go of the last values
             before, or soon after, the next ones come. It stays valid memory after `close`, and when the server
-            ends. Not together with ``out``.
+            ends. From a server elsewhere a parameter that came whole in one message, and is at least a sixteenth of
+            it, is a view of that message, which it keeps in this process's memory. Others are copies. Not together
+            with ``out``.
         timeout : float, optional
             Seconds; by default as `connect` says, at least 60.
 
