@@ -341,7 +341,7 @@ def test_what_is_read_again_replaces_values_that_were_looked_at_in_the_servers_m
     pull = training.whole("pull")
     assert pull.pull is not None
     target = pull.pull.target
-    target.views = Views()
+    target.views = Views([array for array in target.arrays if array is not None])
     actions = training.ask(pull)
     for request in sent(actions, Pull, S0):
         memory = np.full(8, 1, np.float32).view(np.uint8)
@@ -349,7 +349,7 @@ def test_what_is_read_again_replaces_values_that_were_looked_at_in_the_servers_m
         training.get(Values(request.request, "raw", [1], [], [borrow(memory, 0, 32, object())]), S0)
     again = training.read(actions, {S1: 2})
     assert outcome(training.read(again, {S0: 2}), pull) is None  # this time copied: the server had no memory to lend
-    arrays = target.views.arrays([array for array in target.arrays if array is not None])
+    arrays = target.views.arrays()
     assert [array.tolist() for array in arrays] == [[2.0] * 8] * 4
 
 

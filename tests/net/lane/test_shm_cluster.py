@@ -19,6 +19,7 @@ import pytest
 
 import zmqps
 from tests.net.cluster import PATIENCE, Cluster, running
+from zmqps.core.protocol.loans import lender_of, received
 from zmqps.net.lane.segment import DIRECTORY
 from zmqps.net.lane.shm import LaneTransport
 from zmqps.net.routes import TRANSPORTS, Route, choose, new_local_endpoint
@@ -168,13 +169,6 @@ def test_shared_memory_that_must_be_and_cannot_fails_the_first_operation(
 # --- in place -----------------------------------------------------------------------------------
 
 
-def is_borrowed(array: np.ndarray[Any, Any]) -> bool:
-    """Whether an array is a view of somebody else's memory."""
-    while isinstance(array.base, np.ndarray):
-        array = array.base
-    return isinstance(array.base, memoryview)
-
-
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("optimizer", [zmqps.optim.sgd(0.1), zmqps.optim.adam(0.1)], ids=["sgd", "adam"])
 def test_in_place_and_by_copies_are_the_same_bit_for_bit(
@@ -203,7 +197,8 @@ def test_in_place_and_by_copies_are_the_same_bit_for_bit(
             some = ["p4", "p7", "p1"]
             assert same(here.pull(some, copy=False), {name: expected[name] for name in some})
         shared = transport in ("auto", "shm")
-        assert any(map(is_borrowed, got.values())) == shared
+        assert any(lender_of(array) is not None for array in got.values()) == shared
+        assert any(received(array) is not None for array in got.values()) == (not shared)  # a message of its own
         assert here.statistics().retries == 0
         assert (here.statistics().borrowed_bytes > 0) == shared
         del got
@@ -225,7 +220,7 @@ def test_what_is_looked_at_stays_as_it_is_while_others_train(cluster: Cluster) -
             for name, gradient in gradients(seed).items():
                 expected[name] -= gradient
         assert all(same(values, copy) for values, copy in zip(kept, copies, strict=True))
-        assert any(map(is_borrowed, kept[0].values()))
+        assert any(lender_of(array) is not None for array in kept[0].values())
         assert same(workers[0].pull(), expected)
         nbytes = sum(value.nbytes for value in expected.values())
         spare = [shard.counters["spare_nbytes"] for shard in cluster.shards()]
