@@ -103,6 +103,14 @@ def test_a_step_of_small_tensors_is_that_of_each() -> None:
             expected = value - value.dtype.type(0.5) * gradients[name]
             np.testing.assert_array_equal(out[name], expected)
             assert got[name] is out[name]
+        buffers = worker.gradient_buffers()  # from now on gradients may lie where they are read, and are not joined
+        for name, gradient in gradients.items():
+            buffers[name][...] = gradient
+        for given in (buffers, {name: buffer[...] for name, buffer in buffers.items()}, gradients):
+            before = {name: value.copy() for name, value in out.items()}
+            worker.push_pull(given, out=out, timeout=PATIENCE)
+            for name, value in before.items():
+                np.testing.assert_array_equal(out[name], value - value.dtype.type(0.5) * gradients[name])
         each = dict(worker.pull_each(out={name: np.zeros_like(value) for name, value in start.items()}))
         for name, value in out.items():
             np.testing.assert_array_equal(each[name], value)

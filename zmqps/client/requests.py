@@ -128,6 +128,11 @@ class Requests:
             self._tables_of_rows[name] = requests
         return self._tables_of_rows[name]
 
+    @property
+    def _joins(self) -> bool:
+        """Whether small gradients may be joined: each is not measured alone, and none may lie where servers read it."""
+        return self._clip_norm is None and self.buffers is None
+
     def gradient_buffers(self) -> GradientBuffers:
         """Return the arrays of `zmqps.Worker.gradient_buffers`."""
         if self.buffers is None:
@@ -211,7 +216,7 @@ class Requests:
         own = self.buffers is not None and isinstance(grads, Mapping) and self.buffers.are(grads)
         if self.buffers is not None and own:
             plain: Mapping[int, Array] | None = self.buffers.flat
-        elif self._small is not None and self._clip_norm is None and (small := self._small.plain(grads)) is not None:
+        elif self._small is not None and self._joins and (small := self._small.plain(grads)) is not None:
             plain = dict(enumerate(small))
         else:
             plain = plain_ones(grads, self.job.parameters, self._index)
