@@ -31,6 +31,7 @@ from bench.cases import (
 )
 from bench.gate import command as gate
 from bench.peers import command as peers
+from bench.scale import command as scale
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -47,7 +48,7 @@ cases = (
     *(checkpoint, saving, changes, copies, refill, sparse, lookups, growing),
 )
 for command in (
-    *(module.command for module in (*cases, suite, compare, peers, gate)),
+    *(module.command for module in (*cases, suite, compare, peers, gate, scale)),
     resizing.drain,
     resizing.rescale,
 ):

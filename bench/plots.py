@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bench import models
 from bench.results import Row
+from bench.scale import plots as scale
 
 OPERATIONS = ("push", "pull", "push_pull")
 
@@ -26,6 +27,9 @@ def write_plots(rows: Sequence[Row], directory: Path) -> list[Path]:
         ("phases", _draw_phases),
         ("sparse", _draw_sparse),
         ("lookups", _draw_lookups),
+        ("scale-steps", scale.draw_steps),
+        ("scale-coordinator", scale.draw_coordinator),
+        ("scale-waiting", scale.draw_idle),
     ):
         figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
         if draw(axes, rows):

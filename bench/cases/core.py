@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from zmqps.core.protocol.events import (
     Send,
     server_peer,
 )
+from zmqps.core.protocol.messages import Message
 from zmqps.core.protocol.wire import decode, encode
 from zmqps.core.server.admission import Room
 from zmqps.core.server.machine import ServerMachine
@@ -65,51 +66,52 @@ class NoRules:
 
 
 class Wires:
-    """A coordinator, a server and a worker in one thread; messages between them are encoded and decoded."""
+    """A coordinator, a server and workers in one thread; messages between them are encoded and decoded.
 
-    def __init__(self) -> None:
-        names = {"coordinator": "inproc://c", "server": "inproc://s", "worker": ""}
-        identities = {
-            role: Identity(
-                role=role,
-                incarnation=role.encode().ljust(16),
-                name=role,
-                host="here",
-                pid=1,
-                endpoint=endpoint,
-                job="default",
-                secret=role.encode().ljust(16),
-            )
-            for role, endpoint in names.items()
-        }
+    Parameters
+    ----------
+    workers
+        How many, named ``worker0`` and so on.
+    make_shard
+        Builds the server's shard, as `ServerMachine` takes it; by default one whose optimizer does nothing.
+    """
+
+    def __init__(self, workers: int = 1, make_shard: Callable[..., Shard] | None = None) -> None:
         self.messages = 0
-        self._server = ServerMachine(identities["server"], "inproc://c", self._shard)
-        self._session = SessionMachine(identities["worker"], "inproc://c", lambda array: True)
-        self._coordinator = CoordinatorMachine(identities["coordinator"], CoordinatorOptions(servers=1, workers=1))
         self._machines: dict[str, Any] = {
-            "coordinator": self._coordinator,
-            "server": self._server,
-            "worker": self._session,
+            "coordinator": CoordinatorMachine(
+                _identity("coordinator", "coordinator", "inproc://c"), CoordinatorOptions(servers=1, workers=workers)
+            ),
+            "server": ServerMachine(_identity("server", "server", "inproc://s"), "inproc://c", make_shard or _shard),
         }
+        for name in (f"worker{index}" for index in range(workers)):
+            self._machines[name] = SessionMachine(_identity("worker", name, ""), "inproc://c", lambda array: True)
         self._frames: deque[tuple[str, Peer, list[Any]]] = deque()
         self._resolved: dict[Operation, Any] = {}
         for name, machine in self._machines.items():
             self._execute(name, machine.start(0.0))
 
-    @staticmethod
-    def _shard(job: JobSpec, placement: Placement, index: int, room: Room) -> Shard:
-        return Shard(placement, index, NoRules())
-
-    def run(self, operation: Operation) -> Any:
-        """Let the worker do something; return its result once no message is under way any more."""
-        self._execute("worker", self._session.handle(operation, 0.0))
+    def run(self, *operations: Operation) -> list[Any]:
+        """Let the first workers do one of these each; return the results once no message is under way any more."""
+        for index, operation in enumerate(operations):
+            self._begin(f"worker{index}", operation)
         while self._frames:
-            name, peer, frames = self._frames.popleft()
-            self._execute(name, self._machines[name].handle(Received(peer, decode(frames)), 0.0))
-        value = self._resolved.pop(operation)
-        if isinstance(value, Exception):
-            raise value
-        return value
+            self._take(*self._frames.popleft())
+        values = [self._resolved.pop(operation) for operation in operations]
+        for value in values:
+            if isinstance(value, Exception):
+                raise value
+        return values
+
+    def _begin(self, name: str, operation: Operation) -> None:
+        """Let a worker begin something."""
+        self._execute(name, self._machines[name].handle(operation, 0.0))
+
+    def _take(self, name: str, peer: Peer, frames: list[Any]) -> Message:
+        """Let a node take a message; return it."""
+        message = decode(frames)
+        self._execute(name, self._machines[name].handle(Received(peer, message), 0.0))
+        return message
 
     def _execute(self, name: str, actions: list[Action]) -> None:
         for action in actions:
@@ -130,13 +132,25 @@ class Wires:
                     pass
 
 
+def _identity(role: str, name: str, endpoint: str) -> Identity:
+    secret = name.encode().ljust(16)
+    return Identity(
+        role=role, incarnation=secret, name=name, host="here", pid=1, endpoint=endpoint, job="default", secret=secret
+    )
+
+
+def _shard(job: JobSpec, placement: Placement, index: int, room: Room) -> Shard:
+    return Shard(placement, index, NoRules())
+
+
 def measure(model: str, steps: int) -> Row:
     """Time push_pulls of a model whose arrays nobody copies over a wire."""
     values = models.arrays(models.find(model), 1.0)
     parameters, flat = describe(values, Handover())
     job = JobSpec(parameters=parameters, optimizer=zmqps.optim.sgd().to_wire())
     wires = Wires()
-    attached: Attached = wires.run(Init(FOREVER, job=job, values=flat))
+    attached: Attached
+    [attached] = wires.run(Init(FOREVER, job=job, values=flat))
     gradients = [np.full_like(array, GRADIENT_SCALE) for array in flat]
     cargoes = plan(attached.placement)
     seconds = []

@@ -1,0 +1,60 @@
+"""How far zmqps goes, as pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bench.results import Row
+from bench.scale.idle import THEIRS
+
+CASES = ("scale async", "scale sync")
+
+
+def draw_steps(axes, rows: Sequence[Row]) -> bool:  # type: ignore[no-untyped-def]
+    """Draw the time of a step over the number of workers."""
+    found = _lines(axes, rows, lambda row: 1e3 * (row.median_s or 0.0))
+    axes.set_ylabel("milliseconds a step")
+    axes.set_yscale("log")
+    return found
+
+
+def draw_coordinator(axes, rows: Sequence[Row]) -> bool:  # type: ignore[no-untyped-def]
+    """Draw how much of its one processor the coordinator uses, over the number of workers."""
+    found = _lines(axes, rows, lambda row: 100 * row.extra["coordinator_share"])
+    axes.axhline(100, color="black", linewidth=0.8)
+    axes.set_ylabel("per cent of a processor that the coordinator uses")
+    axes.set_yscale("log")
+    return found
+
+
+def _lines(axes, rows: Sequence[Row], value) -> bool:  # type: ignore[no-untyped-def]
+    simulated = [row for row in rows if row.case in CASES]
+    for case, style in zip(CASES, ("o--", "o-"), strict=True):
+        servers = sorted({row.servers for row in simulated if row.case == case})
+        for index, number in enumerate(servers):
+            points = sorted((row.workers, value(row)) for row in simulated if (row.case, row.servers) == (case, number))
+            label = f"{case.removeprefix('scale ')}, {number} server{'s' * (number > 1)}"
+            axes.plot(*zip(*points, strict=True), style, color=f"C{index}", label=label, markersize=4)
+    axes.set_xscale("log")
+    axes.set_xlabel("workers")
+    if simulated:
+        axes.legend(fontsize=8)
+    return bool(simulated)
+
+
+def draw_idle(axes, rows: Sequence[Row]) -> bool:  # type: ignore[no-untyped-def]
+    """Draw waiting and total time over the bound of staleness, beside what Li et al. have seen."""
+    found = [row for row in rows if "tau" in row.extra]
+    places = range(len(found))
+    axes.bar(places, [100 * row.extra["idle"] for row in found], 0.6, label="waiting for others")
+    theirs = [(place, 100 * THEIRS[row.extra["tau"]]) for place, row in enumerate(found) if row.extra["tau"] in THEIRS]
+    axes.plot(*zip(*theirs, strict=True), "k_", markersize=30, label="Li et al. 2014") if theirs else None
+    axes.set_xticks(places, [str(row.extra["tau"]) for row in found])
+    axes.set_xlabel("bound of staleness τ; 0: synchronous")
+    axes.set_ylabel("per cent of a worker's time")
+    total = axes.twinx()
+    total.plot(places, [row.extra["total_s"] for row in found], "C1o-", label="until the loss is near its least")
+    total.set_ylabel("simulated seconds")
+    total.set_ylim(bottom=0)
+    axes.figure.legend(loc="outside upper center", ncols=3, frameon=False)
+    return bool(found)
