@@ -14,7 +14,7 @@ THRESHOLD = 0.05
 FEWEST_ROUNDS = 3
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """How a case has changed.
 
@@ -60,4 +60,5 @@ def judge(case: str, old: Sequence[float], new: Sequence[float], threshold: floa
         raise ValueError(f"{case}: {len(old)} rounds; quartiles need {FEWEST_ROUNDS} or more")
     ratios = [b / a for a, b in zip(old, new, strict=True)]
     low, ratio, high = (percentile(ratios, percent) for percent in (25, 50, 75))
-    return Verdict(case, percentile(old, 50), percentile(new, 50), ratio, low, high, threshold)
+    medians = {"old_s": percentile(old, 50), "new_s": percentile(new, 50)}
+    return Verdict(case=case, **medians, ratio=ratio, low=low, high=high, threshold=threshold)

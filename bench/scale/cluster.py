@@ -82,7 +82,7 @@ class Size:
     steps: int = 4
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Outcome:
     """What happened.
 

@@ -32,7 +32,7 @@ RATES = (2.0, 2.8, 4.0, 5.6, 8.0, 11.0, 16.0)
 NEAR = 0.05
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
     """One bound of staleness.
 
@@ -149,5 +149,6 @@ def sweep(costs: Costs, workers: int, steps: int) -> tuple[list[Waiting], float]
         ends = [(*problem.train(outcome.events, rate, lockstep=tau == 0), rate) for rate in RATES]
         total_s, passes, rate = min(ends)
         idle = outcome.idle_s / (outcome.idle_s + outcome.compute_s)
-        found.append(Waiting(tau, idle, sum(outcome.step_s) / len(outcome.step_s), passes, total_s, rate))
+        step_s = sum(outcome.step_s) / len(outcome.step_s)
+        found.append(Waiting(tau=tau, idle=idle, step_s=step_s, passes=passes, total_s=total_s, rate=rate))
     return found, sigma

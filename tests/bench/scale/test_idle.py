@@ -33,7 +33,7 @@ def test_workers_wait_less_the_further_apart_they_may_be() -> None:
 
 
 def test_training_follows_what_happened() -> None:
-    problem = Regression(4)
+    problem = Regression(4, batch=256)
     passes = [(float(step), kind, worker) for step in range(200) for kind in ("push", "pull") for worker in range(4)]
     at, brought = problem.train(passes, 4.0, lockstep=True)
     assert at == brought - 1 < 100
