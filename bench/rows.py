@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
 
@@ -148,36 +149,22 @@ def _sums_of(known: Array, ids: Array, grads: Array) -> tuple[Array, Array]:
     return rows, summed(grads[there], which.astype(np.int64), rows.size)
 
 
-class OneProcess:
-    """The same operations in one process, as numpy does them where numbers of rows are known.
+class InProcess(ABC):
+    """What does the operations of a worker in this process, without servers.
 
     Parameters
     ----------
     work
         The table, and the batches.
-    rule
-        Whether gradients of a row are summed and its optimizer is applied; otherwise rows are only gathered, and as
-        many different ones written as have been pushed: the bytes that have to be moved.
     """
 
-    def __init__(self, work: RowWork, rule: bool) -> None:
+    def __init__(self, work: RowWork) -> None:
         keep_freed_memory()  # as zmqps's own processes do
-        self._work, self._rule = work, rule
+        self._work = work
         self._numbers = work.batches()
         self._grads = [gradients(work, batch) for batch in range(len(self._numbers))]
-        self._different = [np.unique(numbers) for numbers in self._numbers]
-        self._values = arena.reserve(work.rows, work.dim)
-        spec = ROW_OPTIMIZERS[work.optimizer]()
-        self._kernel = kernel_of_table(spec.to_wire(), NAME, work.dim)
-        self._slots = [arena.reserve(work.rows, work.dim) for _ in self._kernel.slot_fill]
-        self._row_slots = [arena.reserve(work.rows) for _ in self._kernel.row_slot_fill]
-        self._counts = arena.reserve(work.rows, dtype=np.uint32) if self._kernel.counts else None
-        for rows in self._different:  # a page that nobody has written to costs no miss
-            self._values[rows] = START
-            for slot, fill in zip(self._slots, self._kernel.slot_fill, strict=True):
-                slot[rows] = fill
         self._out = np.empty((work.batch, work.dim), np.float32)
-        self._at = self._step = 0
+        self._at = 0
 
     def steps(self, operation: str, count: int) -> list[float]:
         """Return the seconds of each of so many operations."""
@@ -195,6 +182,42 @@ class OneProcess:
             self._at += 1
         return seconds
 
+    @abstractmethod
+    def _pull(self, batch: int) -> None:
+        """Gather the rows of a batch."""
+
+    @abstractmethod
+    def _push(self, batch: int) -> None:
+        """Apply the gradients of a batch to its rows."""
+
+
+class OneProcess(InProcess):
+    """The same operations in one process, as numpy does them where numbers of rows are known.
+
+    Parameters
+    ----------
+    work
+        The table, and the batches.
+    rule
+        Whether gradients of a row are summed and its optimizer is applied; otherwise rows are only gathered, and as
+        many different ones written as have been pushed: the bytes that have to be moved.
+    """
+
+    def __init__(self, work: RowWork, rule: bool) -> None:
+        super().__init__(work)
+        self._rule, self._step = rule, 0
+        self._different = [np.unique(numbers) for numbers in self._numbers]
+        self._values = arena.reserve(work.rows, work.dim)
+        spec = ROW_OPTIMIZERS[work.optimizer]()
+        self._kernel = kernel_of_table(spec.to_wire(), NAME, work.dim)
+        self._slots = [arena.reserve(work.rows, work.dim) for _ in self._kernel.slot_fill]
+        self._row_slots = [arena.reserve(work.rows) for _ in self._kernel.row_slot_fill]
+        self._counts = arena.reserve(work.rows, dtype=np.uint32) if self._kernel.counts else None
+        for rows in self._different:  # a page that nobody has written to costs no miss
+            self._values[rows] = START
+            for slot, fill in zip(self._slots, self._kernel.slot_fill, strict=True):
+                slot[rows] = fill
+
     def _pull(self, batch: int) -> None:
         np.take(self._values, self._numbers[batch], axis=0, out=self._out, mode="clip")
 
@@ -211,34 +234,14 @@ class OneProcess:
         self._kernel(self._values, ordered[first], sums, self._slots, self._row_slots, self._counts, self._step)
 
 
-class OwnTable:
+class OwnTable(InProcess):
     """The same operations in one process on a table of zmqps', with its compiled loops, but without messages."""
 
     def __init__(self, work: RowWork) -> None:
-        keep_freed_memory()
-        self._work = work
+        super().__init__(work)
         self.table = make_table(2 * work.rows + work.batch, work.dim, work.optimizer)
-        self._ids = [ids_of(numbers) for numbers in work.batches()]
-        self._grads = [gradients(work, batch) for batch in range(len(self._ids))]
-        self._out = np.empty((work.batch, work.dim), np.float32)
-        self._at = 0
+        self._ids = [ids_of(numbers) for numbers in self._numbers]
         fill_table(self.table, work.rows)
-
-    def steps(self, operation: str, count: int) -> list[float]:
-        """Return the seconds of each of so many operations."""
-        seconds = []
-        for _ in range(count):
-            batch, following = self._at % len(self._ids), (self._at + 1) % len(self._ids)
-            started = time.perf_counter()
-            if operation in ("pull", "step"):
-                self._pull(batch)
-            if operation != "pull":
-                self._push(batch)
-            if operation == "push_pull":
-                self._pull(following)
-            seconds.append(time.perf_counter() - started)
-            self._at += 1
-        return seconds
 
     def _pull(self, batch: int) -> None:
         found = different(self._ids[batch], 0)
