@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -12,7 +12,9 @@ import click
 from bench import models
 from bench.device import open_or_stand_in, print_step_phases, step_phases
 from bench.phases import phases_of, print_phases
-from bench.results import Row, write_row
+from bench.plots import write_plots
+from bench.results import Row, write_row, write_rows
+from bench.rows import ROW_OPTIMIZERS
 from bench.setup import OPTIMIZERS, TRANSPORTS, Setup
 from bench.tables import console, print_rows
 from bench.transfer import measure, record
@@ -83,6 +85,19 @@ transport_option = click.option(
 )
 optimizer_option = click.option(
     "--optimizer", type=click.Choice(sorted(OPTIMIZERS)), default="sgd", show_default=True, help="What servers apply."
+)
+output_option = click.option(
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Write results.json and plots here (matplotlib).",
+)
+row_optimizer_option = click.option(
+    "--optimizer",
+    type=click.Choice(sorted(ROW_OPTIMIZERS)),
+    default="rowwise_adagrad",
+    show_default=True,
+    help="Of the table.",
 )
 steps_option = click.option(
     "--steps", type=click.IntRange(1), default=20, show_default=True, help="Steps to measure, after three to warm up."
@@ -171,6 +186,16 @@ def transfer_command(operation: str, description: str) -> click.Command:
     compared with what numpy makes of as many pushes; a wrong one fails the case.
     """
     return click.command(operation)(run)
+
+
+def keep(rows: Sequence[Row], json_path: Path | None = None, output: Path | None = None, *, plots: bool = True) -> None:
+    """Write rows where that was asked for: into a file, or with plots of them into a directory."""
+    if json_path is not None:
+        write_rows(json_path, rows)
+    if output is not None:
+        write_rows(output / "results.json", rows)
+        for written in (output / "results.json", *(write_plots(rows, output) if plots else ())):
+            console.print(f"written: {written}", highlight=False)
 
 
 def report(row: Row, json_path: Path | None) -> None:

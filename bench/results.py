@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -170,7 +171,7 @@ def write_row(path: Path, row: Row) -> None:
     _write(path, {**row.flat(), **environment()})
 
 
-def write_rows(path: Path, rows: list[Row]) -> None:
+def write_rows(path: Path, rows: Sequence[Row]) -> None:
     """Write the results of a suite: the environment, and ``rows``."""
     _write(path, {**environment(), "rows": [row.flat() for row in rows]})
 

@@ -16,8 +16,8 @@ import psutil
 import zmqps
 from bench import models, reference
 from bench.children import TIMEOUT, Child
-from bench.options import json_option, model_option, optimizer_option, transport_option
-from bench.results import Row, write_rows
+from bench.options import json_option, keep, model_option, optimizer_option, transport_option
+from bench.results import Row
 from bench.setup import GRADIENT_SCALE, OPTIMIZERS, Setup
 from bench.stats import Times, percentile
 from bench.tables import console, new_table, seconds
@@ -235,5 +235,4 @@ def command(
     setup = Setup(model=model, transport=transport, optimizer=optimizer)
     rows = measure(setup, numbers or WORKERS, operations, turns)
     print_crowd(rows)
-    if json_path is not None:
-        write_rows(json_path, rows)
+    keep(rows, json_path)

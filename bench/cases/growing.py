@@ -12,10 +12,10 @@ import numpy as np
 
 from bench.children import Child
 from bench.ids import RowWork, shortened
-from bench.options import json_option, report
+from bench.options import json_option, report, row_optimizer_option
 from bench.processes import resident_nbytes
 from bench.results import Row
-from bench.rows import ROW_OPTIMIZERS, ids_of, make_table
+from bench.rows import ids_of, make_table
 from bench.setup import GRADIENT_SCALE
 from bench.stats import percentile
 
@@ -96,13 +96,7 @@ def measure(work: RowWork) -> Row:
 @click.option("--rows", type=click.IntRange(1), default=50_000_000, show_default=True, help="That there are at last.")
 @click.option("--dim", type=click.IntRange(1, 4096), default=16, show_default=True, help="Elements of a row.")
 @click.option("--batch", type=click.IntRange(1), default=4096, show_default=True, help="New rows of a push.")
-@click.option(
-    "--optimizer",
-    type=click.Choice(sorted(ROW_OPTIMIZERS)),
-    default="rowwise_adagrad",
-    show_default=True,
-    help="Of the table.",
-)
+@row_optimizer_option
 @json_option
 def command(json_path: Path | None, **fields: Any) -> None:
     """A table that gets new rows with every push, in one process: the longest push, and how much memory rows take.

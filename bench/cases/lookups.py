@@ -12,10 +12,9 @@ import numpy as np
 
 from bench.children import Child
 from bench.ids import shortened
-from bench.options import json_option
-from bench.plots import write_plots
-from bench.results import Row, timed, write_rows
-from bench.rows import ROW_OPTIMIZERS, fill_table, ids_of, make_table
+from bench.options import json_option, keep, output_option, row_optimizer_option
+from bench.results import Row, timed
+from bench.rows import fill_table, ids_of, make_table
 from bench.setup import GRADIENT_SCALE, WARM_UP
 from bench.stats import Times
 from bench.tables import console, new_table
@@ -119,20 +118,9 @@ def print_lookups(rows: list[Row]) -> None:
 )
 @click.option("--dim", type=click.IntRange(1, 4096), default=8, show_default=True, help="Elements of a row.")
 @click.option("--batch", type=click.IntRange(1), default=65_536, show_default=True, help="Ids looked for at a time.")
-@click.option(
-    "--optimizer",
-    type=click.Choice(sorted(ROW_OPTIMIZERS)),
-    default="rowwise_adagrad",
-    show_default=True,
-    help="Of the table.",
-)
+@row_optimizer_option
 @click.option("--steps", type=click.IntRange(1), default=20, show_default=True, help="Batches, after three to warm up.")
-@click.option(
-    "--output",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Write results.json and the plot here (matplotlib).",
-)
+@output_option
 @json_option
 def command(
     largest: int, dim: int, batch: int, optimizer: str, steps: int, output: Path | None, json_path: Path | None
@@ -147,9 +135,4 @@ def command(
         sizes.append(sizes[-1] * 10)
     rows = measure(sizes, dim, batch, optimizer, steps)
     print_lookups(rows)
-    if json_path is not None:
-        write_rows(json_path, rows)
-    if output is not None:
-        write_rows(output / "results.json", rows)
-        for drawn in write_plots(rows, output):
-            console.print(f"written: {drawn}", highlight=False)
+    keep(rows, json_path, output)

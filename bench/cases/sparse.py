@@ -16,13 +16,12 @@ import zmqps
 from bench.children import Child, call_all
 from bench.ids import KINDS, RowWork
 from bench.limits import PlainSockets
-from bench.options import json_option, steps_option, transport_option
+from bench.options import json_option, keep, output_option, row_optimizer_option, steps_option, transport_option
 from bench.peers.process import PeerProcess
 from bench.phases import phases_of, print_phases
-from bench.plots import write_plots
 from bench.processes import BusyTime
-from bench.results import Row, timed, write_rows
-from bench.rows import OPERATIONS, ROW_OPTIMIZERS, OneProcess, OwnTable, RowWorker
+from bench.results import Row, timed
+from bench.rows import OPERATIONS, OneProcess, OwnTable, RowWorker
 from bench.setup import WARM_UP
 from bench.stats import Times, percentile, ratio_spread
 from bench.tables import console, new_table, print_rows, seconds
@@ -242,13 +241,7 @@ def _ratio(value: float | None) -> str:
 @click.option("--dim", type=click.IntRange(1, 4096), default=64, show_default=True, help="Elements of a row.")
 @click.option("--batch", type=click.IntRange(1), default=65_536, show_default=True, help="Ids of an operation.")
 @click.option("--ids", type=click.Choice(KINDS), default="zipf", show_default=True, help="Which of the rows.")
-@click.option(
-    "--optimizer",
-    type=click.Choice(sorted(ROW_OPTIMIZERS)),
-    default="rowwise_adagrad",
-    show_default=True,
-    help="Of the table.",
-)
+@row_optimizer_option
 @click.option("--servers", type=click.IntRange(1), default=1, show_default=True, help="Server processes.")
 @click.option("--workers", type=click.IntRange(1), default=1, show_default=True, help="Worker processes.")
 @transport_option
@@ -269,12 +262,7 @@ def _ratio(value: float | None) -> str:
     is_flag=True,
     help="Record some more push_pulls, and show what they consist of once gradients are summed.",
 )
-@click.option(
-    "--output",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Write results.json and plots here (matplotlib).",
-)
+@output_option
 @json_option
 def command(
     operations: tuple[str, ...],
@@ -306,12 +294,7 @@ def command(
     print_beside(rows)
     if phases:
         print_phases(rows[-1])
-    if json_path is not None:
-        write_rows(json_path, rows)
-    if output is not None:
-        write_rows(output / "results.json", rows)
-        for drawn in write_plots(rows, output):
-            console.print(f"written: {drawn}", highlight=False)
+    keep(rows, json_path, output)
 
 
 def _with_phases(row: Row, sparse: Sparse) -> Row:

@@ -10,13 +10,13 @@ import click
 
 from bench import models
 from bench.cases import crowd
-from bench.options import model_option
-from bench.plots import write_plots
-from bench.results import Row, write_rows
+from bench.options import keep, model_option
+from bench.results import Row
 from bench.scale import costs as measured
+from bench.scale import published
 from bench.scale.cluster import Cluster, Network, Outcome, Size
 from bench.scale.costs import Costs
-from bench.scale.idle import COMPUTE_S, THEIR_BEST, THEIRS, Waiting, lognormal, sweep
+from bench.scale.idle import COMPUTE_S, Waiting, lognormal, sweep
 from bench.setup import Setup
 from bench.stats import Times
 from bench.tables import console, new_table, seconds
@@ -32,8 +32,8 @@ WAITING, MORE_WAITING = (100, 50), (800, 80)
 SIGMA = 0.1
 #: What members tell the coordinator again and again, and when they come.
 CARRIED = ("Arrive", "Committed", "Heartbeat", "Hello", "Init")
-#: Li et al.: from 1,000 to 6,000 machines four times as fast.
-SIX_TIMES, THEIR_SPEED_UP = ((166, 11), (1000, 64)), 4.0
+#: Workers and servers, and six times as many.
+SIX_TIMES = ((166, 11), (1000, 64))
 
 
 def simulate(mode: str, servers: int, workers: int, model: str, costs: Costs, network: Network, compute_s: float,
@@ -97,10 +97,10 @@ def print_waiting(found: Sequence[Waiting], workers: int, sigma: float) -> None:
         f"{workers} workers compute for {COMPUTE_S:g} s on average: lognormal with σ = {sigma:.3f}, drawn anew for each"
     )
     words += " step, so that in lockstep they wait for half of their time, as in Li et al. 2014"
-    console.print(f"{words} (best there: τ = {THEIR_BEST})", highlight=False)
+    console.print(f"{words} (best there: τ = {published.BEST_TAU})", highlight=False)
     table = new_table("τ", "waiting", "theirs", "step", "steps to a near loss", "seconds to it", "rate")
     for w in found:
-        theirs = f"{THEIRS[w.tau]:.1%}" if w.tau in THEIRS else ""
+        theirs = f"{published.WAITING[w.tau]:.1%}" if w.tau in published.WAITING else ""
         cells = (f"{w.idle:.1%}", theirs, seconds(w.step_s), f"{w.passes:.0f}", f"{w.total_s:.1f}", f"{w.rate:g}")
         table.add_row(f"{w.tau}", *cells)
     console.print(table)
@@ -116,9 +116,9 @@ def speed_up(model: str, costs: Costs, network: Network, compute_s: float, steps
         ]
         factor = many.extra["steps_per_s"] / few.extra["steps_per_s"]
         rows.append(
-            Row(case=f"scale six times {mode}", model=model, extra={"speed_up": factor, "theirs": THEIR_SPEED_UP})
+            Row(case=f"scale six times {mode}", model=model, extra={"speed_up": factor, "theirs": published.SPEED_UP})
         )
-        text = f"{mode}: {factor:.2f} times the steps with 6 times the machines (Li et al.: {THEIR_SPEED_UP:g})"
+        text = f"{mode}: {factor:.2f} times the steps with 6 times the machines (Li et al.: {published.SPEED_UP:g})"
         console.print(text, highlight=False)
     return rows
 
@@ -174,7 +174,4 @@ def command(
     if crowded:
         rows += (of_crowd := crowd.measure(Setup(model="1KB")))
         crowd.print_crowd(of_crowd)
-    write_rows(output / "results.json", rows)
-    console.print(f"written: {output / 'results.json'}", highlight=False)
-    for drawn in write_plots(rows, output) if plots else []:
-        console.print(f"written: {drawn}", highlight=False)
+    keep(rows, output=output, plots=plots)

@@ -15,15 +15,14 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from bench.scale import published
 from bench.scale.cluster import Cluster, Network, Outcome, Size
 from bench.scale.costs import Costs
 
 Vector: TypeAlias = np.ndarray[Any, np.dtype[np.float64]]
 
-#: Of Li et al., Scaling Distributed Machine Learning with the Parameter Server, 2014: what 0 stands for is sequential.
+#: The bounds that are looked at; 0: synchronous.
 TAUS = (0, 1, 2, 4, 8, 16)
-THEIRS = {0: 0.50, 16: 0.017}
-THEIR_BEST = 8
 #: Mean seconds of a step's computing: next to it wires and servers count for nothing here.
 COMPUTE_S = 1.0
 #: Learning rates that are tried for each bound; the best counts, as one would choose it.
@@ -142,7 +141,7 @@ class Regression:
 
 def sweep(costs: Costs, workers: int, steps: int) -> tuple[list[Waiting], float]:
     """Return what each bound does, and the σ of the times that workers compute."""
-    sigma = spread_for(workers, THEIRS[0])
+    sigma = spread_for(workers, published.WAITING[0])
     problem, found = Regression(workers), []
     for tau in TAUS:
         outcome = simulate(tau, workers, steps, costs, sigma)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.results import Row
-from bench.scale.idle import THEIRS
+from bench.scale.published import WAITING
 
 CASES = ("scale async", "scale sync")
 
@@ -47,9 +47,11 @@ def draw_idle(axes, rows: Sequence[Row]) -> bool:  # type: ignore[no-untyped-def
     found = [row for row in rows if "tau" in row.extra]
     places = range(len(found))
     axes.bar(places, [100 * row.extra["idle"] for row in found], 0.6, label="waiting for others")
-    theirs = [(place, 100 * THEIRS[row.extra["tau"]]) for place, row in enumerate(found) if row.extra["tau"] in THEIRS]
+    theirs = [
+        (place, 100 * WAITING[row.extra["tau"]]) for place, row in enumerate(found) if row.extra["tau"] in WAITING
+    ]
     axes.plot(*zip(*theirs, strict=True), "k_", markersize=30, label="Li et al. 2014") if theirs else None
-    axes.set_xticks(places, [str(row.extra["tau"]) for row in found])
+    axes.set_xticks(places, [str(tau) for tau in taus])
     axes.set_xlabel("bound of staleness τ; 0: synchronous")
     axes.set_ylabel("per cent of a worker's time")
     total = axes.twinx()
