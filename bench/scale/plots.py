@@ -45,11 +45,9 @@ def _lines(axes, rows: Sequence[Row], value) -> bool:  # type: ignore[no-untyped
 def draw_idle(axes, rows: Sequence[Row]) -> bool:  # type: ignore[no-untyped-def]
     """Draw waiting and total time over the bound of staleness, beside what Li et al. have seen."""
     found = [row for row in rows if "tau" in row.extra]
-    places = range(len(found))
+    places, taus = range(len(found)), [row.extra["tau"] for row in found]
     axes.bar(places, [100 * row.extra["idle"] for row in found], 0.6, label="waiting for others")
-    theirs = [
-        (place, 100 * WAITING[row.extra["tau"]]) for place, row in enumerate(found) if row.extra["tau"] in WAITING
-    ]
+    theirs = [(place, 100 * WAITING[tau]) for place, tau in enumerate(taus) if tau in WAITING]
     axes.plot(*zip(*theirs, strict=True), "k_", markersize=30, label="Li et al. 2014") if theirs else None
     axes.set_xticks(places, [str(tau) for tau in taus])
     axes.set_xlabel("bound of staleness τ; 0: synchronous")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -41,7 +43,7 @@ class BesideASimpleOne(RuleBasedStateMachine):
     def time_passes(self, after: float) -> None:
         until = self.now + after
         looks = 0
-        while self.alarm.due is not None and self.alarm.due <= until:
+        while self.alarm.due <= until:
             self.now = max(self.now, self.alarm.due)
             assert self.alarm.rings(self.now)
             looks += 1
@@ -67,4 +69,4 @@ def test_once_all_were_looked_at_it_is_exact(dues: list[float | None]) -> None:
     alarm = Alarm()
     alarm.by(-1.0)
     alarm.reset(dues)
-    assert alarm.due == min([due for due in dues if due is not None], default=None)
+    assert alarm.due == min([due for due in dues if due is not None], default=inf)

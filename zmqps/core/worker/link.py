@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import count
+from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -383,7 +384,7 @@ class Link:
         self._put_off.append(request)
         request.retry_at = at
         self.retry_due = at if self.retry_due is None else min(self.retry_due, at)
-        self.alarm.by(at)
+        self.alarm.due = min(self.alarm.due, at)
 
     def _send_put_off(self, now: float) -> list[Action]:
         """Send again what was put off until now; what was given up meanwhile makes room."""
@@ -467,8 +468,7 @@ class Link:
         """Something was answered, or is awaited from now on."""
         self.probe.wait_s = PROBE_S
         self.probe.due = now + PROBE_S if self.in_flight and not self._broken else None
-        if (due := self.probe.due) is not None and (self.alarm.due is None or due < self.alarm.due):
-            self.alarm.due = due  # as `Alarm.by`, but for a call for every message
+        self.alarm.due = min(self.alarm.due, self.probe.due or inf)
 
     def next_deadline(self) -> float | None:
         """Return when something is due."""
@@ -477,8 +477,7 @@ class Link:
 
     def on_deadline(self, now: float) -> list[Action]:
         """Say hello again, or what was put off; or ask a server that is silent."""
-        due = self.handshake.due
-        if due is not None and now >= due:
+        if self.handshake.due is not None and now >= self.handshake.due:
             return self.handshake.on_deadline(now)
         if self.retry_due is not None and now >= self.retry_due:
             return [*self._send_put_off(now), *self.pump(now)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from math import inf
 from typing import Any
 
 from zmqps.core.node.member import REMINDER_INTERVAL_S, Identity, Member
@@ -201,10 +202,10 @@ class SessionMachine:
     def next_deadline(self) -> float | None:
         """Return when something is due."""
         dues = [self.member.due, self._waits.due, self.questions.due, self._farewell_due, self._orphaned.due]
-        dues += (self.links.alarm.due, self._timeouts.due)
         if self.transfers.pace.paused is not None:
             dues.append(self.transfers.pause_due)
-        return min([due for due in dues if due is not None], default=None)
+        first = min(self.links.alarm.due, self._timeouts.due, *[due for due in dues if due is not None])
+        return None if first == inf else first
 
     def on_deadline(self, now: float) -> list[Action]:
         """Heartbeats, resends, timeouts."""
@@ -266,7 +267,7 @@ class SessionMachine:
                 return self.resolve(operation, self._orphaned.error(now))
             self._orphaned.add(now)
         self.operations[operation] = None
-        self._timeouts.by(operation.deadline)
+        self._timeouts.due = min(self._timeouts.due, operation.deadline)
         if self._waits.due is None:
             self._waits.due = now + REMINDER_INTERVAL_S
         if isinstance(operation, (Exchange, Advance)):
