@@ -123,6 +123,14 @@ def device_option(text: str) -> Decorator:
     return click.option("--device", callback=_check_device, metavar="cpu|cuda|cuda:N|auto", help=text)
 
 
+in_place_option = click.option(
+    "--in-place",
+    is_flag=True,
+    help="Push worker.gradient_buffers() and pull with copy=False, as a program can that computes in place.",
+)
+phases_option = click.option("--phases", is_flag=True, help="Record some more steps, and show what they consist of.")
+
+
 def transfer_options(function: Command) -> Command:
     """Add the options that make a `Setup`, and ``--json``."""
     for option in (
@@ -150,7 +158,7 @@ def transfer_command(operation: str, description: str) -> click.Command:
 
     @transfer_options
     @in_place_option
-    @click.option("--phases", is_flag=True, help="Record some more steps, and show what they consist of.")
+    @phases_option
     @click.option(
         "--trace",
         "trace_path",

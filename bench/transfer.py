@@ -218,13 +218,13 @@ def measure(operation: str, setup: Setup) -> Row:
     )
 
 
-def record(operation: str, setup: Setup) -> merge.Trace:
+def record(operation: str, setup: Setup, staleness: int | None = None) -> merge.Trace:
     """Run some steps once more, every process recording what it does; return that."""
     with tempfile.TemporaryDirectory(prefix="zmqps-trace-") as directory:
         with ExitStack() as stack:
             stack.enter_context(recording(directory))
             cluster = _cluster(stack, setup)
-            workers = start_workers(stack, cluster.address, setup, operation)
+            workers = start_workers(stack, cluster.address, setup, operation, staleness)
             call_all(workers, "steps", "recorded", WARM_UP + min(setup.steps, RECORDED_STEPS))
             call_all(workers, "close")
         return merge.read(Path(directory))

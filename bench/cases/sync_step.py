@@ -16,12 +16,13 @@ import click
 import zmqps
 from bench.children import Child, call_all
 from bench.limits import PlainSockets
-from bench.options import in_place_option, report, transfer_options
+from bench.options import in_place_option, phases_option, report, transfer_options
+from bench.phases import phases_of, print_phases
 from bench.peers.process import PeerProcess
 from bench.results import Row, timed
 from bench.setup import WARM_UP, Setup
 from bench.stats import Times, network_bound, percentile, ratio_spread
-from bench.transfer import TIMEOUT, TransferWorker, check_values
+from bench.transfer import TIMEOUT, TransferWorker, check_values, record
 from zmqps.core.job.keyspace import SLICE_NBYTES
 
 #: The smallest slices there are, in KB: what takes its time in them is not the bytes.
@@ -147,7 +148,8 @@ def _versus(ours: Sequence[float], reduced: Sequence[float]) -> dict[str, float 
 @click.command("sync_step")
 @transfer_options
 @in_place_option
-def command(json_path: Path | None, **fields: Any) -> None:
+@phases_option
+def command(json_path: Path | None, phases: bool, **fields: Any) -> None:
     """One synchronous step: every worker pushes, the mean is applied once, every worker pulls.
 
     Steps take turns with plain sockets that move the same bytes, and, where torch is to be had (.venv-peers, or this
@@ -160,4 +162,10 @@ def command(json_path: Path | None, **fields: Any) -> None:
     cluster, whose model has as many slices, each of 4 KiB: so it holds the work that is done for each
     slice, but next to none for each byte.
     """
-    report(measure(Setup(**fields)), json_path)
+    setup = Setup(**fields)
+    row = measure(setup)
+    if phases:
+        row = replace(row, extra={**row.extra, "phases": phases_of(record("push_pull", setup, staleness=0), "push_pull")})
+    report(row, json_path)
+    if phases:
+        print_phases(row)
