@@ -17,8 +17,8 @@ import zmqps
 from bench.children import Child, call_all
 from bench.limits import PlainSockets
 from bench.options import in_place_option, phases_option, report, transfer_options
-from bench.phases import phases_of, print_phases
 from bench.peers.process import PeerProcess
+from bench.phases import phases_of, print_phases
 from bench.results import Row, timed
 from bench.setup import WARM_UP, Setup
 from bench.stats import Times, network_bound, percentile, ratio_spread
@@ -165,7 +165,9 @@ def command(json_path: Path | None, phases: bool, **fields: Any) -> None:
     setup = Setup(**fields)
     row = measure(setup)
     if phases:
-        row = replace(row, extra={**row.extra, "phases": phases_of(record("push_pull", setup, staleness=0), "push_pull")})
+        row = replace(
+            row, extra={**row.extra, "phases": phases_of(record("push_pull", setup, staleness=0), "push_pull")}
+        )
     report(row, json_path)
     if phases:
         print_phases(row)

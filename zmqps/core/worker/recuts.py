@@ -15,6 +15,7 @@ from zmqps.core.protocol.encoding import RAW, decompress, named
 from zmqps.core.protocol.events import COORDINATOR, Action, Log, Notify, Send
 from zmqps.core.protocol.messages import Followed, Recut
 from zmqps.core.protocol.terms import are_values
+from zmqps.core.worker.early import Early
 from zmqps.core.worker.link import Link
 from zmqps.core.worker.links import Links
 from zmqps.core.worker.moves import Moves
@@ -40,6 +41,7 @@ class Host(Protocol):
 class UnderWay(Protocol):
     """What is needed of the session's transfers."""
 
+    early: Early
     moves: Moves
     rollbacks: Rollbacks
 
@@ -92,6 +94,7 @@ class Recuts:
             return [confirmed]
         placement = Placement.from_wire(KeySpace.of(attached.job), message.placement)
         before = self._links.by_shard
+        recalled = self._transfers.early.recall(now)
         actions = self._links.connect(placement, message.placement, now)
         self._number, self.any = message.number, True
         self._plans.clear()
@@ -104,7 +107,7 @@ class Recuts:
         for link in self._links.by_shard:
             actions += link.pump(now)
         text = f"the job has {placement.num_shards} shards now, instead of {len(before)}"
-        return [Log("info", text), Notify(host.attached), confirmed, *actions, *self._transfers.unpause(now)]
+        return [Log("info", text), Notify(host.attached), confirmed, *recalled, *actions, *self._transfers.unpause(now)]
 
     def _begin_anew(self, transfer: Push | Pull | Load) -> None:
         transfer.remaining = 0

@@ -27,6 +27,7 @@ from zmqps.core.protocol.messages import (
     Welcome,
 )
 from zmqps.core.protocol.wire import MAX_FRAMES
+from zmqps.core.worker.early import Early
 from zmqps.core.worker.link import SHORT_S, Link
 from zmqps.core.worker.links import Links
 from zmqps.core.worker.moves import Bring, Moves
@@ -35,21 +36,18 @@ from zmqps.core.worker.pace import Pace
 from zmqps.core.worker.plan import Cargo
 from zmqps.core.worker.questions import Questions
 from zmqps.core.worker.recuts import Recuts
+from zmqps.core.worker.refusals import is_stranger, may_move
 from zmqps.core.worker.rollbacks import Rollbacks
 from zmqps.core.worker.statistics import Tally
 from zmqps.core.worker.transfer import Load, Pull, Push, Source
 from zmqps.errors import (
     DeposedError,
-    IdentityError,
-    JobEndedError,
-    JobError,
     LimitError,
     NonFiniteGradientError,
     PeerLostError,
     ProtocolError,
     PSError,
     ServerMemoryError,
-    StaleEpochError,
     WrongPeerError,
     from_wire,
     listed,
@@ -107,6 +105,7 @@ class Transfers:
         self.moves = Moves(host, links, self.pace)
         self.rollbacks = Rollbacks(host, self, links, self.pace)
         self.recuts = Recuts(host, self, links)
+        self.early = Early(self, links, self.pace)
 
     def waiting_for(self, transfer: Push | Pull | Load, now: float) -> str:
         """Say what a transfer waits for."""
@@ -127,6 +126,8 @@ class Transfers:
         actions, transfer = list[Action](), operation.transfer
         if transfer is not None:
             self.drop(transfer)
+            if transfer is self.early.pull:
+                self.early.forget()
             if isinstance(transfer, Pull) and transfer.remaining:
                 for link in self._links.by_shard:
                     actions += link.withdraw(transfer, self._host.now)
@@ -148,7 +149,7 @@ class Transfers:
             elif pace.held and (not pace.closed or self._host.coordinator_lost(now) is not None):
                 actions += self.begin(pace.held.popitem(last=False)[0], now)
             else:
-                return actions + self._say_paused(now)
+                return [*actions, *self.early.begin(now), *self._say_paused(now)]
 
     def pause(self, message: Hold, now: float) -> list[Action]:
         """A checkpoint is to be a cut between pushes: begin none, and say so once none is under way."""
@@ -185,6 +186,7 @@ class Transfers:
     def validate(self) -> None:
         """Assert the invariants."""
         self.pace.validate()
+        self.early.validate()
         self._links.validate()
         transfers = []  # of all requests that are not answered
         for link in self._links.by_shard:
@@ -215,6 +217,10 @@ class Transfers:
         push, pull = operation.push, operation.pull
         if push is None or push.done:
             assert pull is not None
+            if (early := self.early.pull) is not None and early is operation.transfer:
+                if self.early.is_due():
+                    return actions if early.remaining else actions + self._complete(early)
+                actions += self.early.recall(now)
             if pace.closing is None and pace.brought and (warning := pace.unfinished.warning(self._host.attached)):
                 actions.append(Log("warning", warning))
             return actions + self.start(operation, pull, now)
@@ -316,6 +322,8 @@ class Transfers:
         """All of a transfer is answered: resolve its operation, or go on with the pull behind a push."""
         if isinstance(transfer, Pull) and self.pace.mode == "sync" and (outdated := transfer.target.outdated()):
             return self._read_again(transfer, outdated)
+        if transfer is self.early.pull:
+            return []  # until its turn has come
         operation = self._asked[transfer]
         if isinstance(operation, Bring):
             self.drop(transfer)
@@ -458,9 +466,9 @@ class Transfers:
             if deposed is not None:
                 deposed.wait_for_move(message.request, now)
             return []
-        if self.moves.follows and message.request == 0 and _may_move(error):
+        if self.moves.follows and message.request == 0 and may_move(error):
             return []  # the coordinator says where the shard is, or that it is gone
-        if message.request == 0 and _is_stranger(error):
+        if message.request == 0 and is_stranger(error):
             return self._mistaken(links, f"it says: {error}"[:MAX_FACT_CHARS])
         if message.request == 0:
             return self._fail_links(links, error)
@@ -477,23 +485,11 @@ class Transfers:
         actions = link.pump(now)
         if request is not None and request.seq:
             link.sent.void(request.seq)
-        if request is not None and not request.transfer.done:
+        if request is not None and request.transfer is self.early.pull:
+            actions += self.early.refused(now)
+        elif request is not None and not request.transfer.done:
             actions += self._host.resolve(self._asked[request.transfer], error)
         return actions
-
-
-def _is_stranger(error: PSError) -> bool:
-    """Whether an error that answers a `Hello` shows that the ticket was for another server, which this one is not.
-
-    The server that the coordinator means knows ticket, job and epoch, for it is told before its workers are.
-    """
-    return isinstance(error, IdentityError | StaleEpochError) or type(error) in (JobError, ProtocolError)
-
-
-def _may_move(error: PSError) -> bool:
-    """Whether what a server says of no request in particular is what one says that has lost its shard, or its place."""
-    lost = isinstance(error, PeerLostError) and error.role == "coordinator"
-    return lost or isinstance(error, StaleEpochError | JobEndedError) or type(error) is JobError
 
 
 def _converted(array: Array, dtype: np.dtype[Any]) -> Array:
