@@ -406,6 +406,11 @@ def _scenarios() -> Mapping[str, Scenario]:
     found["jobs-alike"] = Scenario(faults=EVERYTHING, training=_alike, workers=4)
     found["jobs-ended"] = Scenario(faults=LOSS, training=lambda: _several(end_s=(1.5, 2.5, 3.5)), workers=6)
     found["sync-eager"] = Scenario(faults=BREAKS, training=_synchronous(aggregate=1, eager=0.5))
+    # pulls that are under way while the step goes on without their worker, or needs another gradient of it
+    early: dict[str, object] = {"together": 0.7, "hiccup": 0.2, "steps": 8, "retain": 1}
+    for kind, policy in {"": {}, "-backup": {"aggregate": 1}, "-several": {"aggregate": 4}}.items():
+        found[f"sync-early{kind}"] = Scenario(faults=EVERYTHING, training=_synchronous(**early, **policy))
+    found["sync-early-falls"] = replace(found["sync-falls-everything"], training=_synchronous(**early))
     skipping = _synchronous(skips=0.4, steps=6, retain=1)
     found["sync-skips"] = Scenario(faults=EVERYTHING, training=skipping)
     found["sync-skips-backup"] = Scenario(faults=EVERYTHING, training=_synchronous(skips=0.4, aggregate=2))

@@ -70,6 +70,8 @@ class SyncTraining(Training):
         Probability that a worker sets the learning rate in a step, whether it is the chief or not.
     eager
         Probability that a worker asks for the next values too, before it pushes what makes them.
+    together
+        Probability that a worker pushes and pulls in one call, beside the ways that it chooses otherwise.
     tables
         Names of its sparse tables.
     compute_s, hiccup
@@ -95,6 +97,7 @@ class SyncTraining(Training):
     values: float = 0.0
     sets: float = 0.0
     eager: float = 0.0
+    together: float = 0.0
     tables: Sequence[str] = ()
     compute_s: float = 0.02
     hiccup: float = 0.0
@@ -192,6 +195,7 @@ class SyncTraining(Training):
         pull = Pull(cargoes=plan(attached.placement), target=Target(arrays=out))
         yield Exchange(pull=pull), self.timeout
         version = self._check_read(worker, pull, out)
+        self._check_clock(worker, version)
         if self.eager and simulation.rng.random() < self.eager:
             following = Pull(cargoes=pull.cargoes, target=Target(arrays=out), version=version + 1)
             try:
@@ -245,6 +249,8 @@ class SyncTraining(Training):
         if self.values:
             pushed = plan(attached.placement, frozenset(range(self.parameters)))
             yield from self._set_values(simulation, attached, len(out))
+        if self.together and rng.random() < self.together:
+            way = 0.6
         if self.partly:
             assert isinstance(worker.machine, SessionMachine)
             first = worker.machine.transfers.pace.clock % 3
@@ -269,7 +275,9 @@ class SyncTraining(Training):
         elif way < 0.5:
             yield Exchange(push=push(pushed, whole=True)), t
         elif way < 0.7:
-            yield Exchange(push=push(pushed, whole=True), pull=Pull(cargoes=cargoes, target=Target(arrays=out))), t
+            pull = Pull(cargoes=cargoes, target=Target(arrays=out))
+            yield Exchange(push=push(pushed, whole=True), pull=pull), t
+            self._check_clock(worker, self._check_read(worker, pull, out))
         else:
             for first in range(2):
                 half = frozenset(range(first, self.parameters, 2))
@@ -304,6 +312,13 @@ class SyncTraining(Training):
             reference = self.witness.read_by(worker)
             reference.compare(version, f"what {worker.name} reads", enumerate(out))
         return version
+
+    @staticmethod
+    def _check_clock(worker: Node, version: int) -> None:
+        """Assert that a worker has read no version before the step that it is at, whenever it has asked for it."""
+        assert isinstance(worker.machine, SessionMachine)
+        clock = worker.machine.transfers.pace.version
+        assert version >= clock, f"{worker.name} is at step {clock}, and has read version {version}"
 
     @staticmethod
     def _version_of(worker: Node, pull: Pull) -> int:
