@@ -23,12 +23,24 @@ class GradientBuffers:
         Of the job.
     empty
         Allocates a table: ``empty(size, dtype)``.
+    part
+        Leaves to servers what such a table holds: what is written to it later they do not see.
+
+    Attributes
+    ----------
+    shared
+        Whether servers may read the tables.
     """
 
     def __init__(
-        self, parameters: tuple[Parameter, ...], empty: Callable[[int, np.dtype[Any]], Array] = np.empty
+        self,
+        parameters: tuple[Parameter, ...],
+        empty: Callable[[int, np.dtype[Any]], Array] = np.empty,
+        part: Callable[[Array], None] = lambda table: None,
     ) -> None:
         self.parameters = parameters
+        self.shared = True
+        self._part = part
         keyspace = KeySpace(parameters)
         self.tables = [empty(0 if table.buffers else table.size, table.dtype) for table in keyspace.tables]
         flat: dict[int, Array] = {}
@@ -38,6 +50,12 @@ class GradientBuffers:
                 flat[number] = values[start : start + parameters[number].size]
         self.flat = {number: flat[number] for number in sorted(flat)}
         self.arrays = {parameters[n].name: array.reshape(parameters[n].shape) for n, array in self.flat.items()}
+
+    def part(self) -> None:
+        """Leave what the tables hold to servers that read it; from now on the arrays are this process's own."""
+        self.shared = False
+        for table in self.tables:
+            self._part(table)
 
     def are(self, grads: Mapping[str, Any]) -> bool:
         """Whether these arrays are what is pushed: all of them, and the same objects."""

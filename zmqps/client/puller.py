@@ -129,7 +129,9 @@ class Puller(Connection):
             if init.job is not None or self._trained is None:
                 self._trained = value.job
             if self._requests is None:
-                self._requests = Requests(value, self._handover, self._arenas.empty, reads_in_place, self._buffers)
+                self._requests = Requests(
+                    value, self._handover, self._arenas.empty, reads_in_place, self._buffers, self._arenas.part
+                )
 
         return self._submit(init, timeout, attach)
 

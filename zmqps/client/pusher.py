@@ -102,8 +102,17 @@ class Pusher(Puller):
         refuse_in_callback()
         requests = self._requests or self._job(timeout)
         push, pull, result = requests.push_pull(grads, out, examples, codec, pull_codec, copy, step)
-        params: Params = self._complete(Exchange(push=push, pull=pull), timeout, result)
-        return params
+        lent = requests.lend(push, pull)
+        try:
+            params: Params = self._complete(Exchange(push=push, pull=pull), timeout, result)
+            return params
+        except BaseException as error:
+            if lent is not None:  # servers may be yet to read them, and the caller may write there from now on
+                try:
+                    lent.part()
+                except OSError as why:
+                    error.add_note(f"servers may still read gradient_buffers: leave them alone ({why})")
+            raise
 
     def push_pull_async(
         self,

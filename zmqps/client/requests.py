@@ -72,6 +72,8 @@ class Requests:
         Whether servers and this process read each other's memory.
     buffers
         Those of the job before, which go on if it is the same.
+    part
+        Leaves to servers what an array holds, which was made by ``empty``: what is written to it later they do not see.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Requests:
         empty: Callable[[int, np.dtype[Any]], Array] = np.empty,
         in_place: Callable[[], bool] = lambda: False,
         buffers: GradientBuffers | None = None,
+        part: Callable[[Array], None] = lambda table: None,
     ) -> None:
         self.job = attached.job
         self._index = {parameter.name: i for i, parameter in enumerate(self.job.parameters)}
@@ -103,7 +106,7 @@ class Requests:
         self._set_only = self.job.buffers
         self._trained -= self._set_only
         self._encoder = Encoder(self.job, handover, watched_coding())
-        self._empty = empty
+        self._empty, self._part = empty, part
         self._in_place = in_place
         self.buffers = buffers if buffers is not None and buffers.parameters == self.job.parameters else None
 
@@ -136,7 +139,7 @@ class Requests:
     def gradient_buffers(self) -> GradientBuffers:
         """Return the arrays of `zmqps.Worker.gradient_buffers`."""
         if self.buffers is None:
-            self.buffers = GradientBuffers(self.job.parameters, self._empty)
+            self.buffers = GradientBuffers(self.job.parameters, self._empty, self._part)
         return self.buffers
 
     def pull(
@@ -253,7 +256,7 @@ class Requests:
             push.terms = terms_of(scale_to(self._clip_norm, total), ())
         if self.buffers is not None and (own or self.buffers.hold(flat)):
             source.tables = self.buffers.tables
-            source.in_place = NOTHING_COPIED_NBYTES if self._in_place() else 0
+            source.in_place = NOTHING_COPIED_NBYTES if self.buffers.shared and self._in_place() else 0
         return push, complete
 
     def put(self, values: Mapping[str, Any], sort: float, examples: int, *, step: bool) -> Push:
@@ -301,6 +304,16 @@ class Requests:
         if push.source.in_place:
             push.source.in_place = target.in_place = VALUES_COPIED_NBYTES if copy else NOTHING_COPIED_NBYTES
         return push, Pull(cargoes=push.cargoes if complete else self._plan(numbers), target=target), result
+
+    def lend(self, push: Push, pull: Pull) -> GradientBuffers | None:
+        """Let servers read the gradients of a push_pull where they lie until its step is over, if it waits for that.
+
+        Return the buffers that they lie in, which are to be parted with if it fails (`GradientBuffers.part`); or None.
+        Where a step needs more gradients than there are workers, values may come before it is over.
+        """
+        waits = push.whole and pull.cargoes is push.cargoes and self.job.mode == "sync" and self.job.aggregate is None
+        push.source.stays = bool(push.source.in_place) and waits
+        return self.buffers if push.source.stays else None
 
     def _receive(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zmqps.core.job.keyspace import Segment, Slice
+from zmqps.core.protocol.loans import borrow
 from zmqps.core.protocol.terms import SET, SET_TO_MEAN
 from zmqps.core.server.aggregate import (
     GRADIENT,
@@ -49,6 +51,15 @@ def add(
     values = np.broadcast_to(value, SIZE).astype(dtype)
     stage.add(step, push, [Contribution(SLICE, bounds, [values[lo:hi] for lo, hi in bounds], sort)], examples)
     stage.validate()
+
+
+def lend(stage: Stage, push: PushId, value: float, *, stays: bool = True) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Bring a gradient that lies in another process's memory; return that memory."""
+    memory = np.full(SIZE, value).view(np.uint8)
+    piece = np.frombuffer(borrow(memory, 0, memory.size, None), "f8")
+    stage.add(0, push, [Contribution(SLICE, ((0, SIZE),), [piece], GRADIENT, stays)], 1)
+    stage.validate()
+    return memory
 
 
 def mean(stage: Stage, *pushes: PushId, step: int = 0) -> list[float | None]:
@@ -257,3 +268,32 @@ def test_an_element_is_set_by_the_first_who_sets_it_else_to_the_mean_else_it_is_
             assert got[place] is None
     assert stage.close(0) == set(pushes)
     assert not stage._setting
+
+
+def test_what_stays_in_a_workers_memory_is_read_there() -> None:
+    stage = make()
+    memory = lend(stage, A, 1.0)
+    assert stage.nbytes == 0
+    memory.view("f8")[:] = 3.0  # nobody writes there really: it shows where the mean is read
+    assert mean(stage, A) == [3.0] * SIZE
+    add(stage, B, 5.0)
+    assert mean(stage, A, B) == [4.0] * SIZE
+
+
+def test_what_does_not_stay_there_is_copied() -> None:
+    stage = make()
+    lend(stage, A, 1.0, stays=False)[:] = 0
+    stage.add(0, B, [Contribution(SLICE, ((0, SIZE),), [np.full(SIZE, 2.0)], GRADIENT, True)], 1)  # it came by wire
+    assert stage.nbytes == 2 * 8 * SIZE
+    assert mean(stage, A, B) == [1.5] * SIZE
+
+
+def test_a_workers_memory_is_let_go_with_the_step_and_never_written_to() -> None:
+    stage = make()
+    memory = lend(stage, A, 1.0)
+    kept = weakref.ref(memory)
+    assert stage.close(0) == {A}
+    add(stage, B, 2.0, step=1)
+    assert (memory.view("f8") == 1.0).all()
+    del memory
+    assert kept() is None

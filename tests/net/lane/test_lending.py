@@ -80,6 +80,34 @@ def test_an_arena_ends_with_its_last_array_and_leaves_no_descriptor() -> None:
     assert psutil.Process().num_fds() <= before
 
 
+def test_an_arena_that_is_parted_with_is_left_to_others_as_it_is() -> None:
+    arenas = Arenas()
+    values = new_values(arenas)
+    seen = attach(description_of(arenas, values)).view(np.float32)
+    values[0] = 5.0
+    assert seen[0] == 5.0
+    arenas.part(values[1:])  # wherever in it
+    values[:] = -1.0
+    assert (seen[0], *seen[1:]) == (5.0, *range(1, SIZE))
+    assert (values == -1.0).all()
+    assert arenas.find(values) is None
+    assert arenas.nbytes == 0
+    arenas.part(values)  # again, and of memory that is no arena
+    arenas.part(np.zeros(SIZE))
+
+
+def test_memory_that_cannot_be_parted_with_stays_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    arenas = Arenas()
+    values = new_values(arenas)
+    found = arenas.find(values)
+    assert found is not None
+    monkeypatch.setattr(found[0], "description", found[0].description._replace(fd=-1))
+    with pytest.raises(OSError, match="cannot part"):
+        arenas.part(values)
+    assert arenas.find(values) is not None
+    assert (values == np.arange(SIZE)).all()
+
+
 def test_small_arrays_and_systems_that_share_no_memory_get_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     arenas = Arenas()
     assert arenas.find(arenas.empty(3, np.dtype(np.float32))) is None

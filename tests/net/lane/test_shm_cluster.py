@@ -297,6 +297,43 @@ def test_buffers_and_views_outlive_a_life_in_the_cluster(cluster: Cluster) -> No
         assert same(views, initial())
 
 
+def test_gradients_of_a_step_that_fails_for_its_worker_are_what_they_were_when_it_was_pushed(cluster: Cluster) -> None:
+    with ExitStack() as stack:
+        one, other = (stack.enter_context(zmqps.connect(cluster.address)) for _ in range(2))
+        pool = stack.enter_context(ThreadPoolExecutor(2))
+        list(pool.map(lambda w: w.init(initial(), optimizer=zmqps.optim.sgd(1.0), staleness=0), (one, other)))
+        mine, theirs = one.gradient_buffers(), other.gradient_buffers()
+
+        def fill(buffers: dict[str, Any], seed: int) -> None:
+            for name, gradient in gradients(seed).items():
+                buffers[name][...] = 2 * gradient  # of which the mean of two is a whole number
+
+        def step(worker: zmqps.Worker, buffers: dict[str, Any], seed: int) -> Any:
+            fill(buffers, seed)
+            return worker.push_pull(buffers, copy=False)
+
+        for seed in range(3):  # the first introduce the memory
+            list(pool.map(step, (one, other), (mine, theirs), (seed, 10 + seed)))
+        assert one.statistics().shared_bytes > 0
+        fill(mine, 3)
+        with pytest.raises(zmqps.errors.DeadlineError):
+            one.push_pull(mine, copy=False, timeout=1.0)  # its gradients are there, and the other one's are not
+        stages = [shard.steps.stage for shard in cluster.shards() if shard.steps is not None]
+        lent = [b.lent for stage in stages for push in stage._steps[3].values() for b in push.values()]
+        assert any(lent), "servers are to read some of them later"
+        for buffer in mine.values():
+            buffer[...] = np.nan
+        assert one.statistics().shared_bytes == 0
+        expected = initial()
+        for seed in (*range(4), *range(10, 14)):
+            for name, gradient in gradients(seed).items():
+                expected[name] -= gradient
+        assert same(step(other, theirs, 13), expected)
+        assert same(one.pull(), expected)
+        again = pool.submit(step, one, mine, 4)  # the same arrays go on to work
+        assert same(step(other, theirs, 14), again.result(PATIENCE))
+
+
 def test_synchronous_steps_in_place_keep_every_version_that_is_looked_at(cluster: Cluster) -> None:
     with ExitStack() as stack:
         workers = [stack.enter_context(zmqps.connect(cluster.address)) for _ in range(2)]

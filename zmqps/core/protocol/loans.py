@@ -14,6 +14,10 @@ from zmqps.core.protocol.arrays import Array
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
+#: `zmqps.core.protocol.messages.Push.checked` of gradients that have been looked at, and that their sender leaves alone
+#: where they lie until their step is over. Anything else but 0 says the first only.
+STAYS = 2
+
 
 class Loan:
     """A `zmqps.core.protocol.events.Reader` that may read for longer than it takes to write a message."""

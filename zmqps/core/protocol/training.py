@@ -32,7 +32,8 @@ class Push(Message):
     ``reply`` is 1 when the values after the update are wanted (`Values` instead of `Ack`), in ``reply_codec``.
     ``terms`` are those of the update; synchronous ones come with the `Commit`.
     ``checked`` is 1 when the sender has made sure that all of its push is finite: what guards
-    against accidents need not be done twice; 0 lets the server check.
+    against accidents need not be done twice; 0 lets the server check. With `zmqps.core.protocol.loans.STAYS` gradients
+    that the server reads in the sender's memory stay there as they are until the step is over.
     """
 
     kind: ClassVar[int] = 33

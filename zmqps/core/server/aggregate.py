@@ -3,6 +3,9 @@
 They are not added up on arrival: who contributes is known only at the commit (a worker may die
 between two slices, or be one too many), and a sum of floats cannot be taken back. Kept apart they
 are also added in the order the coordinator names, so the result does not depend on the order of arrival.
+
+What lies in the memory of a worker on this host that leaves it alone until the step is over is not even copied, but
+read there when the step is committed. So a step reads each gradient once, and writes nothing but the new values.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import numpy as np
 from zmqps.core.job.keyspace import Slice
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.limits import OPEN_STEPS
+from zmqps.core.protocol.loans import lender_of
 from zmqps.core.protocol.terms import SET, SET_TO_MEAN
 from zmqps.core.server.memory import GIVE_BACK_NBYTES, HostMemory, Memory
 from zmqps.core.server.slices import Note
@@ -53,6 +57,7 @@ class Contribution(NamedTuple):
     bounds: Sequence[tuple[int, int]]  # ascending, disjoint
     pieces: Sequence[Any]
     sort: float = GRADIENT  # or `SET`, or `SET_TO_MEAN`
+    stays: bool = False  # what is another process's is left alone there until the step is over
 
     @property
     def size(self) -> int:
@@ -63,9 +68,10 @@ class Contribution(NamedTuple):
 class Brought:
     """What one push brought to one slice: gradients of its elements within some bounds, or values, packed."""
 
-    __slots__ = ("_origins", "_starts", "bounds", "buffer", "examples", "sort", "whole")
+    __slots__ = ("_origins", "_starts", "bounds", "buffer", "examples", "lent", "sort", "whole")
 
-    def __init__(self, part: Contribution, buffer: Array, examples: int) -> None:
+    def __init__(self, part: Contribution, buffer: Array, examples: int, *, lent: bool = False) -> None:
+        self.lent = lent  # the buffer is the worker's
         self.bounds = part.bounds
         self.buffer = buffer
         self.examples = examples
@@ -151,6 +157,9 @@ class Stage:
         brought: dict[int, Brought] = {}
         try:
             for part in parts:
+                if (lent := _lent(part)) is not None:
+                    brought[part.slice.index] = Brought(part, lent, examples, lent=True)
+                    continue
                 key = part.size, part.pieces[0].dtype
                 if part.size == part.slice.size and self._spares.get(key):
                     taken.append((key, self._spares[key].pop()))
@@ -236,7 +245,7 @@ class Stage:
         for old in [number for number in self._steps if number <= step]:
             for push, slices in self._steps.pop(old).items():
                 pushes.add(push)
-                for buffer in (brought.buffer for brought in slices.values() if brought.whole):
+                for buffer in (brought.buffer for brought in slices.values() if brought.whole and not brought.lent):
                     self._spares.setdefault((buffer.size, buffer.dtype), []).append((buffer, step))
         given_back = 0
         for spares in self._spares.values():  # taken from the end: those nobody needs stay at the front
@@ -255,8 +264,9 @@ class Stage:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all buffers, spare ones included."""
-        used = (b.buffer for step in self._steps.values() for slices in step.values() for b in slices.values())
+        """Bytes of all buffers, spare ones included, without what is read in workers' memory."""
+        kept = (b for step in self._steps.values() for slices in step.values() for b in slices.values())
+        used = (brought.buffer for brought in kept if not brought.lent)
         spare = (buffer for spares in self._spares.values() for buffer, _ in spares)
         means = (*self._totals.values(), *self._averages.values(), *self._scratch.values())
         return sum(buffer.nbytes for buffers in (used, spare, means) for buffer in buffers)
@@ -273,6 +283,13 @@ class Stage:
                 assert last <= start <= stop
                 size, last = size + stop - start, stop
             assert brought.buffer.size == size
+
+
+def _lent(part: Contribution) -> Array | None:
+    """Return what a part brings as it lies in the worker's memory, if it stays there and is in one piece."""
+    if not part.stays or len(part.pieces) != 1 or not isinstance(part.pieces[0], np.ndarray):
+        return None
+    return part.pieces[0] if lender_of(part.pieces[0]) is not None else None
 
 
 def _all_of(brought: Brought) -> Stretches:

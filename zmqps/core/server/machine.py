@@ -347,13 +347,13 @@ class ServerMachine:
             if isinstance(message, PushRows):
                 result = push_rows(shard, client, message, note, self._now)
             else:
-                checked, parts, name = bool(message.checked), message.parts, client.name
+                checked, parts, name = message.checked, message.parts, client.name
                 if (codec := None if message.codec == RAW else named(message.codec)) is not None:
                     unchecked = not checked and shard.rejects_nonfinite
                     payload = shard.memory.decode(codec, payload, shard.sizes(parts), checked=not unchecked)
                 if shard.steps is None:
                     result = shard.push(
-                        parts, payload, name, message.terms, checked=checked, puller=client.puller, note=note
+                        parts, payload, name, message.terms, checked=bool(checked), puller=client.puller, note=note
                     )
                 else:
                     result = shard.collect(

@@ -22,6 +22,7 @@ from zmqps.core.job.keyspace import Placement
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.events import Reader
 from zmqps.core.protocol.fields import Contributor, Part
+from zmqps.core.protocol.loans import STAYS
 from zmqps.core.protocol.terms import are_values
 from zmqps.core.server.aggregate import GRADIENT, PushId, Stage
 from zmqps.core.server.buffers import Buffers
@@ -270,7 +271,7 @@ class Shard:
         worker: str,
         terms: Sequence[float] = (),
         *,
-        checked: bool = False,
+        checked: int = 0,
         note: Callable[[Result], None] | None = None,
     ) -> Result:
         """Keep gradients, or values, for a step of the synchronous mode; as `push`, but nothing is applied yet.
@@ -278,7 +279,7 @@ class Shard:
         Parameters
         ----------
         parts, payload, worker, terms, checked, note, push, step, examples
-            As in `push`, and in `Steps.collect`.
+            As in `push`, and in `Steps.collect`; ``checked`` as in the message.
 
         Raises
         ------
@@ -290,15 +291,14 @@ class Shard:
         assert self.steps is not None
         states = self._resolve(parts)
         pieces = self._walk(states, parts, payload)
-        staleness = self.steps.staleness(step)
+        result = (self.version,) * len(parts), (self.steps.staleness(step),) * len(parts)
         if (values := bool(terms) and are_values(terms)) or self._has_buffers:
             check_sort(states, worker, terms)
         if self.rejects_nonfinite and not checked and not values:
             self._finiteness.check(pieces, worker)
-        result = (self.version,) * len(parts), (staleness,) * len(parts)
         brought = [(state, bounds_of(state, ranges)) for state, (_, _, ranges) in zip(states, parts, strict=True)]
-        noted = partial(note, result) if note else None
-        self.steps.collect(brought, pieces, push, step, examples, noted, terms[0] if values else GRADIENT)
+        noted, sort = partial(note, result) if note else None, terms[0] if values else GRADIENT
+        self.steps.collect(brought, pieces, push, step, examples, noted, sort, stays=checked == STAYS)
         return result
 
     def commit(self, step: int, contributors: Sequence[Contributor], terms: Sequence[float] = ()) -> None:

@@ -60,6 +60,8 @@ class Steps:
         examples: int,
         note: Note | None = None,
         sort: float = GRADIENT,
+        *,
+        stays: bool = False,
     ) -> None:
         """Keep gradients for a step, or values that are to be set in it.
 
@@ -83,6 +85,8 @@ class Steps:
             Remembers that it is done, as soon as it is.
         sort
             What they are: gradients, or values (`SET`, `SET_TO_MEAN`).
+        stays
+            What lies in another process's memory is left alone there until the step is over.
 
         Raises
         ------
@@ -97,7 +101,9 @@ class Steps:
         gradients: dict[int, list[Any]] = {state.slice.index: [] for state, _ in brought}
         for state, _, piece in pieces:
             gradients[state.slice.index].append(piece)
-        parts = [Contribution(state.slice, bounds, gradients[state.slice.index], sort) for state, bounds in brought]
+        parts = [
+            Contribution(state.slice, bounds, gradients[state.slice.index], sort, stays) for state, bounds in brought
+        ]
         self.stage.add(step, push, parts, examples, noted)
 
     def measure(self, step: int, contributors: Sequence[Contributor]) -> float:

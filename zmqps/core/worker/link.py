@@ -183,7 +183,7 @@ class Link:
         reply, reply_codec = (0, RAW) if target is None else (1, target.codec)
         return PushMessage(
             request.number, request.seq, epoch, transfer.step, transfer.attempt, transfer.examples,
-            reply, int(source.checked), codec, reply_codec, transfer.terms, parts, payload,
+            reply, source.looked_at, codec, reply_codec, transfer.terms, parts, payload,
         )  # fmt: skip
 
     def _encoded(self, request: Request, source: Source) -> tuple[str, list[Array]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from zmqps.core.protocol.arrays import Array, gather, scatter
+from zmqps.core.protocol.loans import STAYS
 from zmqps.core.worker.plan import Cargo
 from zmqps.core.worker.views import Views
 
@@ -37,6 +38,9 @@ class Source:
         Where servers read the tables in place: the bytes of a message. They do not count as in flight.
     checked
         They are known to be finite.
+    stays
+        Whether what servers read in place is left alone until the step is over, which the caller waits for: a push_pull
+        of everything in a step that needs one gradient of each worker.
     encoded, nonfinite
         Gradients that are encoded already, in place of arrays: for each cargo the codec and the blob. Or
         the names of those that were found not to be finite; then nothing is sent.
@@ -47,8 +51,14 @@ class Source:
     codec: str = "raw"
     in_place: int = 0
     checked: bool = False
+    stays: bool = False
     encoded: Mapping[Cargo, tuple[str, Array]] | None = None
     nonfinite: Sequence[str] = ()
+
+    @property
+    def looked_at(self) -> int:
+        """What a message says of whether they are finite, and stay."""
+        return STAYS if self.stays and self.checked else int(self.checked)
 
     def payload(self, cargoes: Sequence[Cargo]) -> list[Array]:
         """Return buffers that hold what to send of some cargoes."""

@@ -271,7 +271,7 @@ class Transfers:
         if self.pace.mode != "async" or self._host.member.terms:
             self.pace.start(transfer, self._host.member.terms)
         if self.pace.mode != "async" and self.moves.replicas and isinstance(transfer, Push):
-            transfer.blobs = {}
+            transfer.blobs, transfer.source.stays = {}, False
         if isinstance(transfer, Pull) and transfer.target.missing is not None and self.pace.mode == "sync":
             transfer.exact = True  # what was told to be there cannot be read again if a step is committed meanwhile
         for link, cargoes in zip(self._links.by_shard, transfer.cargoes, strict=True):

@@ -8,6 +8,7 @@ and files are used again.
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import math
 import mmap
@@ -27,6 +28,7 @@ from zmqps.core.protocol.loans import Bytes
 KEY_NBYTES = 16
 PAGE_NBYTES = mmap.PAGESIZE
 _OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")  # psutil reads no settings of the kernel
+_MAP_FIXED = 0x10  # on Linux, which alone has memfd_create; `mmap` lacks it
 #: Less is not worth a file.
 MIN_NBYTES = 64 << 10
 
@@ -50,12 +52,35 @@ class Arena:
     def __init__(self, root: Bytes, description: Description) -> None:
         self.description = description
         self.address = int(root.__array_interface__["data"][0])
+        self.parted = False  # what is written to the array is not seen by others any more
         self._root = weakref.ref(root)
 
     @property
     def alive(self) -> bool:
         """Whether anybody here still refers to the memory."""
         return self._root() is not None
+
+    def part(self) -> None:
+        """Leave what is there to others: from now on pages that are written to are this process's own.
+
+        Others see the memory as it is, for as long as they map it.
+
+        Raises
+        ------
+        OSError
+            The system has no memory to promise for that; nothing has changed.
+        """
+        if self.parted:
+            return
+        total, writable = _total(self.description.nbytes), mmap.PROT_READ | mmap.PROT_WRITE
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, *(ctypes.c_int,) * 3, ctypes.c_long)
+        # in the place of the mapping that is there, which the array goes on to own
+        how = mmap.MAP_PRIVATE | _MAP_FIXED
+        if libc.mmap(self.address, total, writable, how, self.description.fd, 0) != self.address:
+            raise OSError(ctypes.get_errno(), "cannot part with shared memory")
+        self.parted = True
 
     def holds(self, address: int, nbytes: int) -> bool:
         """Whether a piece of memory lies in here."""
@@ -72,7 +97,7 @@ class Arenas:
     @property
     def nbytes(self) -> int:
         """Bytes in all arenas that are in use."""
-        return sum(arena.description.nbytes for arena in self._arenas if arena.alive)
+        return sum(arena.description.nbytes for arena in self._arenas if arena.alive and not arena.parted)
 
     def empty(self, size: int, dtype: np.dtype[Any]) -> Array:
         """Return a new 1-D array that others can map; one of this process's own where that cannot be."""
@@ -94,9 +119,15 @@ class Arenas:
         array = np.frombuffer(frame, np.uint8)
         address = int(array.__array_interface__["data"][0])
         for arena in self._arenas:
-            if arena.holds(address, array.size) and arena.alive:
+            if arena.holds(address, array.size) and arena.alive and not arena.parted:
                 return arena, address - arena.address
         return None
+
+    def part(self, array: Array) -> None:
+        """Leave to others what an array of `empty` holds (`Arena.part`)."""
+        found = self.find(array) if array.nbytes else None
+        if found is not None:
+            found[0].part()
 
 
 def _create(nbytes: int) -> tuple[Bytes, Arena]:
