@@ -64,6 +64,7 @@ from zmqps.testing import Simulation, SimulationError
 from zmqps.testing.departures import Departures
 from zmqps.testing.restores import Restored
 from zmqps.testing.scenarios import SCENARIOS
+from zmqps.testing.synchronous import SyncTraining, overwrite
 
 Patch = pytest.MonkeyPatch
 #: A seed in which the broken place is not passed does not notice; in so many, one does.
@@ -447,6 +448,11 @@ def test_a_worker_that_goes_on_with_an_early_pull_before_the_step_is_over(monkey
 
     wrap(monkeypatch, Early, "begin", begin)
     caught("sync-early-several", "waits although all is well")
+
+
+def test_a_worker_that_writes_where_servers_are_yet_to_read_its_gradients(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(SyncTraining, "part", lambda self, source: overwrite(source))
+    caught("sync-lent", "is not the sequential reference")
 
 
 def test_a_chief_that_has_gone_and_has_no_successor(monkeypatch: Patch) -> None:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import heapq
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from random import Random
 from typing import Any, TypeAlias
 from zlib import crc32
+
+import numpy as np
 
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.node.member import Identity
@@ -34,7 +36,8 @@ from zmqps.core.protocol.events import (
     Send,
     Stop,
 )
-from zmqps.core.protocol.messages import Message
+from zmqps.core.protocol.loans import STAYS, borrow
+from zmqps.core.protocol.messages import Message, Push
 from zmqps.core.protocol.plain import pack
 from zmqps.core.protocol.roles import KeyHolder
 from zmqps.core.protocol.wire import decode, encode
@@ -338,6 +341,8 @@ class Engine:
             self.network.lost += 1
             return
         packet = Packet.of(encode(message), readers)
+        if isinstance(message, Push) and message.checked == STAYS:
+            packet.lent = message.payload
         nbytes = packet.nbytes
         self.counters["messages"] += 1
         self.counters["coordinator messages"] += connection.control
@@ -415,6 +420,9 @@ class Engine:
             self.note(node.name, f"{peer.decode() if receiver == 0 else peer[1:5].hex()} is disconnected")
             return self.event(node, Disconnected(peer))
         message = decode(packet.copies)
+        if isinstance(message, Push) and packet.lent:
+            frames = [np.frombuffer(frame, np.uint8) for frame in packet.lent]
+            message = replace(message, payload=[borrow(frame, 0, frame.size, None) for frame in frames])
         self.note(node.name, (peer, message))
         for hook in self.on_receive:
             hook(node, connection.ends[1 - receiver], message)

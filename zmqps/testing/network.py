@@ -125,6 +125,7 @@ class Packet:
     frames: Sequence[Any]
     copies: list[bytes]
     reading: Reading | None
+    lent: Sequence[Any] = ()  # frames that the receiver reads in the sender's memory
 
     @classmethod
     def of(cls, frames: Sequence[Any], readers: Sequence[list[Reader]]) -> Packet:

@@ -411,6 +411,11 @@ def _scenarios() -> Mapping[str, Scenario]:
     for kind, policy in {"": {}, "-backup": {"aggregate": 1}, "-several": {"aggregate": 4}}.items():
         found[f"sync-early{kind}"] = Scenario(faults=EVERYTHING, training=_synchronous(**early, **policy))
     found["sync-early-falls"] = replace(found["sync-falls-everything"], training=_synchronous(**early))
+    lent: dict[str, object] = {**early, "lends": True, "timeout": 6.0}
+    found["sync-lent"] = Scenario(faults=EVERYTHING, training=_synchronous(**lent))
+    found["sync-lent-drops"] = Scenario(faults=DROPS, training=_synchronous(**lent, clip_norm=5.0))
+    found["sync-lent-falls"] = replace(found["sync-falls-everything"], training=_synchronous(**lent))
+    found["sync-lent-drains"] = replace(found["sync-drains-everything"], training=_synchronous(**lent))
     skipping = _synchronous(skips=0.4, steps=6, retain=1)
     found["sync-skips"] = Scenario(faults=EVERYTHING, training=skipping)
     found["sync-skips-backup"] = Scenario(faults=EVERYTHING, training=_synchronous(skips=0.4, aggregate=2))

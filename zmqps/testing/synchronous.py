@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zmqps.core.job.data import DataSpec
+from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.messages import Range
@@ -17,7 +18,7 @@ from zmqps.core.worker.operations import Advance, Attached, Exchange, Finish, In
 from zmqps.core.worker.plan import Cargo, plan
 from zmqps.core.worker.session import SessionMachine
 from zmqps.core.worker.transfer import Pull, Push, Source, Target
-from zmqps.errors import DeadlineError, ServerMemoryError, TableFullError, VersionError
+from zmqps.errors import DeadlineError, PSError, ServerMemoryError, TableFullError, VersionError
 from zmqps.optim import momentum
 from zmqps.testing.asynchronous import RETRIES
 from zmqps.testing.engine import Node, Program
@@ -72,6 +73,8 @@ class SyncTraining(Training):
         Probability that a worker asks for the next values too, before it pushes what makes them.
     together
         Probability that a worker pushes and pulls in one call, beside the ways that it chooses otherwise.
+    lends
+        Whether a worker that pushes and pulls at once lets servers read its gradients in its own memory.
     tables
         Names of its sparse tables.
     compute_s, hiccup
@@ -98,6 +101,7 @@ class SyncTraining(Training):
     sets: float = 0.0
     eager: float = 0.0
     together: float = 0.0
+    lends: bool = False
     tables: Sequence[str] = ()
     compute_s: float = 0.02
     hiccup: float = 0.0
@@ -275,8 +279,15 @@ class SyncTraining(Training):
         elif way < 0.5:
             yield Exchange(push=push(pushed, whole=True)), t
         elif way < 0.7:
-            pull = Pull(cargoes=cargoes, target=Target(arrays=out))
-            yield Exchange(push=push(pushed, whole=True), pull=pull), t
+            pull, both = Pull(cargoes=cargoes, target=Target(arrays=out)), push(pushed, whole=True)
+            if self.lends:
+                both.source = lent_source(attached.placement, source)
+            try:
+                yield Exchange(push=both, pull=pull), t
+            except PSError:
+                self.part(both.source)
+                raise
+            overwrite(both.source)
             self._check_clock(worker, self._check_read(worker, pull, out))
         else:
             for first in range(2):
@@ -284,6 +295,9 @@ class SyncTraining(Training):
                 yield Exchange(push=push(plan(attached.placement, half), whole=False)), t
                 yield self.compute_s * rng.random()
             yield Advance(0.0), t
+
+    def part(self, source: Source) -> None:
+        """Do what a worker does with gradients that it has lent where it fails: servers go on to see what they were."""
 
     def _set_values(self, simulation: SimulatedCluster, attached: Attached, number: int) -> Program:
         """Sometimes set some parameters and buffers, or average what is no whole number."""
@@ -392,6 +406,22 @@ class SyncTraining(Training):
         if worker.finished or simulation.num_workers >= self.lives:
             return False
         return simulation.coordinator_alive and not simulation.job_failed
+
+
+def lent_source(placement: Placement, gradients: Sequence[Array | None]) -> Source:
+    """Return a source of the same gradients in tables that servers read in place."""
+    tables = [np.zeros(0 if table.buffers else table.size, table.dtype) for table in placement.keyspace.dense]
+    for values, table in zip(tables, placement.keyspace.dense, strict=True):
+        for number, start in zip(table.parameters, table.offsets, strict=False):
+            if (gradient := gradients[number]) is not None:
+                values[start : start + gradient.size] = gradient
+    return Source(arrays=gradients, tables=tables, in_place=1, stays=True)
+
+
+def overwrite(source: Source) -> None:
+    """Write something else where gradients were that servers could read in place."""
+    for table in source.tables or ():
+        table.fill(1e30)
 
 
 #: How long a worker waits where a server was short of memory.
