@@ -102,7 +102,7 @@ class Pusher(Puller):
         refuse_in_callback()
         requests = self._requests or self._job(timeout)
         push, pull, result = requests.push_pull(grads, out, examples, codec, pull_codec, copy, step)
-        lent = requests.lend(push, pull)
+        lent = requests.lend(push, pull) if push.source.in_place else None
         try:
             params: Params = self._complete(Exchange(push=push, pull=pull), timeout, result)
             return params

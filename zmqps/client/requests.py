@@ -311,8 +311,9 @@ class Requests:
         Return the buffers that they lie in, which are to be parted with if it fails (`GradientBuffers.part`); or None.
         Where a step needs more gradients than there are workers, values may come before it is over.
         """
-        waits = push.whole and pull.cargoes is push.cargoes and self.job.mode == "sync" and self.job.aggregate is None
-        push.source.stays = bool(push.source.in_place) and waits
+        job = self.job
+        waits = push.whole and pull.cargoes is push.cargoes and job.mode == "sync" and job.aggregate is None
+        push.source.stays = bool(push.source.in_place) and waits and job.nonfinite == "reject"
         return self.buffers if push.source.stays else None
 
     def _receive(

@@ -16,6 +16,7 @@ from zmqps.core.protocol.encoding import CODING, RAW, Coding, choose, named
 from zmqps.core.protocol.events import Action, Send
 from zmqps.core.protocol.fields import Part
 from zmqps.core.protocol.limits import PUSH_WINDOW, WINDOW_NBYTES
+from zmqps.core.protocol.loans import STAYS
 from zmqps.core.protocol.messages import Ack, Message, Values, Welcome, Withdraw
 from zmqps.core.protocol.messages import Load as LoadMessage
 from zmqps.core.protocol.messages import Pull as PullMessage
@@ -183,7 +184,7 @@ class Link:
         reply, reply_codec = (0, RAW) if target is None else (1, target.codec)
         return PushMessage(
             request.number, request.seq, epoch, transfer.step, transfer.attempt, transfer.examples,
-            reply, source.looked_at, codec, reply_codec, transfer.terms, parts, payload,
+            reply, STAYS if source.stays else int(source.checked), codec, reply_codec, transfer.terms, parts, payload,
         )  # fmt: skip
 
     def _encoded(self, request: Request, source: Source) -> tuple[str, list[Array]]:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from zmqps.core.protocol.arrays import Array, gather, scatter
-from zmqps.core.protocol.loans import STAYS
 from zmqps.core.worker.plan import Cargo
 from zmqps.core.worker.views import Views
 
@@ -40,7 +39,7 @@ class Source:
         They are known to be finite.
     stays
         Whether what servers read in place is left alone until the step is over, which the caller waits for: a push_pull
-        of everything in a step that needs one gradient of each worker.
+        of everything in a step that needs one gradient of each worker. They are finite then.
     encoded, nonfinite
         Gradients that are encoded already, in place of arrays: for each cargo the codec and the blob. Or
         the names of those that were found not to be finite; then nothing is sent.
@@ -54,11 +53,6 @@ class Source:
     stays: bool = False
     encoded: Mapping[Cargo, tuple[str, Array]] | None = None
     nonfinite: Sequence[str] = ()
-
-    @property
-    def looked_at(self) -> int:
-        """What a message says of whether they are finite, and stay."""
-        return STAYS if self.stays and self.checked else int(self.checked)
 
     def payload(self, cargoes: Sequence[Cargo]) -> list[Array]:
         """Return buffers that hold what to send of some cargoes."""
