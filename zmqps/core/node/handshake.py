@@ -33,6 +33,8 @@ class Handshake:
         there is none.
     began_at
         When the first `Hello` was said.
+    open_at
+        When it was said first over a connection that was there; None: not yet.
     why
         Why there is no answer, in words; empty if that is not known.
     is_down
@@ -53,6 +55,7 @@ class Handshake:
         self._retry_s = FIRST_RETRY_S
         self._look_due = 0.0
         self.began_at = 0.0
+        self.open_at: float | None = None
 
     def start(self, now: float) -> list[Action]:
         """Open the connection and say hello."""
@@ -72,6 +75,7 @@ class Handshake:
         if self.is_over:
             return []
         self.is_down = False
+        self.open_at = now
         self._retry_s = FIRST_RETRY_S
         return self.on_deadline(now)
 

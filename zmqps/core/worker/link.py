@@ -28,6 +28,7 @@ from zmqps.core.worker.probe import PROBE_S, Probe
 from zmqps.core.worker.rows import RowCargo, row_message
 from zmqps.core.worker.sent import MAX_HEADS, Sent
 from zmqps.core.worker.transfer import Load, Pull, Push, Source, Target, Transfer
+from zmqps.core.worker.wire import Wire
 from zmqps.errors import ProtocolError, PSError, counted
 
 #: A request that a server lacked the memory for is sent again after this long, then after twice as long each time,
@@ -108,6 +109,7 @@ class Link:
         self.retry_due: float | None = None  # the first of them
         self.probe = Probe()
         self.alarm = Alarm()  # shared by all links of a session
+        self.wire = Wire()
         self._broken = False  # the connection, since the last Welcome
 
     def enqueue(self, transfer: Push | Pull | Load, cargoes: tuple[Cargo, ...]) -> None:
@@ -135,7 +137,7 @@ class Link:
             if request.transfer.done:
                 self.queue.pop()
                 continue
-            if self.in_flight and self.in_flight_nbytes + request.nbytes > WINDOW_NBYTES:
+            if self.in_flight and self.in_flight_nbytes + request.nbytes > self.wire.window(request.nbytes):
                 break
             if isinstance(request.transfer, Push):
                 if self.in_flight:
@@ -150,6 +152,8 @@ class Link:
                         self.sent.fold()
             self.queue.pop()
             request.number = next(self._numbers)
+            if not self.in_flight:
+                self.wire.begins(now)
             self.in_flight[request.number] = request
             self.in_flight_nbytes += request.nbytes
             if self.probe.due is None:
@@ -165,8 +169,8 @@ class Link:
         self._num_sent += 1
         request.sent_as = self._num_sent
         message = self._message(request)
-        if payload := getattr(message, "payload", ()):
-            self.counts["bytes_sent"] += sum([buffer.nbytes for buffer in payload])
+        request.sent_nbytes = sum([buffer.nbytes for buffer in getattr(message, "payload", ())])
+        self.counts["bytes_sent"] += request.sent_nbytes
         return Send(self.peer, message)
 
     def _message(self, request: Request) -> Message:
@@ -241,8 +245,8 @@ class Link:
             self.in_flight_nbytes -= self.in_flight.pop(number).nbytes
         if not self.in_flight:
             self.probe.due = None
-        told = self.handshake.welcome is not None and not self._broken and self.lost is None
-        return [*(Send(self.peer, Withdraw(number)) for number in numbers if told), *self.pump(now)]
+        told = numbers if self.handshake.welcome is not None and not self._broken and self.lost is None else ()
+        return [*(Send(self.peer, Withdraw(number)) for number in told), *self.pump(now)]
 
     def forget(self) -> None:
         """Nothing that was asked for is awaited any more: all has ended, or is asked for anew."""
@@ -256,7 +260,7 @@ class Link:
         self.handshake.stop()
         self._break()
         self.peer, self.title, self.handshake, self.proof = handshake.peer, title, handshake, proof
-        self.epoch, self.rank = epoch, rank
+        self.epoch, self.rank, self.wire = epoch, rank, Wire()
         self._broken = bool(self.in_flight)
         self.sent.mark(self._next_seq, (request.seq for request in self.in_flight.values()))
         self.lost, self.promised = None, ""
@@ -275,6 +279,7 @@ class Link:
         """The server knows us: begin to send, or to send again what a broken connection may have lost."""
         if self.handshake.is_down:  # that came over the one that has ended; the next one is not there
             return []
+        self.wire.greeted(self.handshake, now)
         self.handshake.on_welcome(welcome)
         self.heard_at = now
         if self._broken:
@@ -418,6 +423,7 @@ class Link:
         request = self.in_flight.pop(number, None)
         if request is not None:
             self.in_flight_nbytes -= request.nbytes
+            self.wire.answered(now, request, is_last=not self.in_flight)
         elif num_sent := self.probe.answered(number):
             self._doubt(num_sent)
             if self.in_flight:
@@ -427,7 +433,8 @@ class Link:
 
     def _land(self, request: Request, target: Target, message: Values) -> None:
         payload: Sequence[Buffer] = message.payload
-        self.counts["bytes_received"] += sum([memoryview(buffer).nbytes for buffer in payload])
+        self.counts["bytes_received"] += (nbytes := sum([memoryview(buffer).nbytes for buffer in payload]))
+        request.received_nbytes = nbytes
         codec = None if message.codec == RAW else named(message.codec)
         if codec is not None:
             sizes = ((target.size_of(cargo), cargo.dtype) for cargo in request.cargoes)
@@ -439,12 +446,7 @@ class Link:
         self.lost = error
         self.handshake.stop()
         failed = dict.fromkeys(request.transfer for request in [*self.in_flight.values(), *self.queue])
-        self.queue.clear()
-        self._overtaken.clear()
-        self._clear_put_off()
-        self.in_flight.clear()
-        self.in_flight_nbytes = 0
-        self.probe.due = None
+        self.forget()
         return list(failed)
 
     def waiting_for(self, transfer: Transfer, now: float) -> str:

@@ -17,6 +17,7 @@ from zmqps.core.protocol.keys import key_of, same
 from zmqps.core.protocol.messages import Leave
 from zmqps.core.worker.alarm import Alarm
 from zmqps.core.worker.link import Link
+from zmqps.core.worker.wire import WireSpeed
 from zmqps.errors import ConfigurationError, PeerLostError, ProtocolError, PSError, listed, printable
 
 #: Of the servers that cannot be reached so many are named.
@@ -61,6 +62,24 @@ class Links:
     def in_flight_nbytes(self) -> int:
         """Bytes sent or asked for and not yet answered."""
         return sum(link.in_flight_nbytes for link in self.by_shard)
+
+    @property
+    def wires(self) -> dict[int, WireSpeed]:
+        """What has been seen of the wire to each server, by its rank; to one with several shards the fastest."""
+        found: dict[int, WireSpeed] = {}
+        for link in self.by_shard:
+            speed, known = link.wire.speed, found.get(link.rank)
+            if known is None or known.bytes_per_s < speed.bytes_per_s:
+                found[link.rank] = speed
+        return found
+
+    def _slowest_wire(self) -> Mapping[str, Any]:
+        """Return what is known of the slowest of the wires that something is known of."""
+        known = {rank: wire for rank, wire in self.wires.items() if wire.bytes_per_s}
+        if not known:
+            return {}
+        rank = min(known, key=lambda rank: known[rank].bytes_per_s)
+        return {"slowest_wire": rank, **known[rank].counters()}
 
     def on_deadline(self, now: float) -> list[Action]:
         """Hellos and resends."""
@@ -180,8 +199,12 @@ class Links:
         silent_s, why = news[0].handshake.silence(now), news[0].handshake.why
         return [Log("warning", f"cannot reach {news[0].title} for {silent_s:.0f} s: {why}")]
 
+    def counters(self, now: float) -> Mapping[str, Any]:
+        """Return what the status shows: servers that cannot be reached, the slowest wire."""
+        return {**self.unreached(now), **self._slowest_wire()}
+
     def unreached(self, now: float) -> Mapping[str, str]:
-        """Return the servers that cannot be reached, for how long and why, as a counter for the status."""
+        """Return the servers that cannot be reached, for how long and why."""
         silent = [(link, link.handshake.silence(now), link.handshake.because) for link in self.by_shard]
         texts = [f"{link.title} for {s:.0f} s{because}" for link, s, because in silent if s >= LOOK_S or because]
         texts = list(dict.fromkeys(texts))  # a server with several shards is named once

@@ -23,6 +23,8 @@ class Request:
     number: int = 0
     seq: int = 0
     encoded: tuple[str, list[Array]] | None = None
+    sent_nbytes: int = 0  # of its payload, as it travels
+    received_nbytes: int = 0  # of its answer's
     sent_as: int = 0  # ordinal of the last send among those of the connection
     refused_at: float | None = None  # when the server lacked the memory for it, at first
     retry_at: float | None = None  # while it is put off because of that

@@ -144,14 +144,15 @@ class SessionMachine:
         for name in ("bytes_sent", "bytes_received", "retries"):
             self.tally.counts[name] = counts[name]
         mode = self.attached.job.mode if self.attached else ""
-        return self.tally.statistics(self.links.in_flight_nbytes, mode, self.transfers.pace.clock)
+        links = self.links
+        return self.tally.statistics(links.in_flight_nbytes, mode, self.transfers.pace.clock, links.wires)
 
     def counters(self) -> Mapping[str, Any]:
         """Return the counters shown in the status."""
         s = self.statistics()
         names = ("pushes", "pulls", "bytes_sent", "bytes_received", "retries", "nonfinite", "dropped", "clock")
         staleness = {"staleness_mean": round(s.staleness_mean, 3), "staleness_max": s.staleness_max}
-        return {**{name: getattr(s, name) for name in names}, **staleness, **self.links.unreached(self.now)}
+        return {**{name: getattr(s, name) for name in names}, **staleness, **self.links.counters(self.now)}
 
     def operation_of(self, peer: Peer, request: int) -> Operation | None:
         """Return the operation that a request under way to a server is a part of."""

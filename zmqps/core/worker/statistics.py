@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from zmqps.core.worker.transfer import Pull, Push
+from zmqps.core.worker.wire import WireSpeed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +45,8 @@ class Statistics:
     borrowed_bytes
         Memory of servers on this host that they keep as it is, because arrays of this worker are
         views of it (``copy=False``).
+    wires
+        By the rank of the server: what has been seen of the wire to it (`zmqps.core.worker.wire.WireSpeed`).
     """
 
     pushes: int = 0
@@ -63,6 +66,7 @@ class Statistics:
     pinned_bytes: int = 0
     shared_bytes: int = 0
     borrowed_bytes: int = 0
+    wires: Mapping[int, WireSpeed] = field(default_factory=dict)
 
 
 class Tally:
@@ -90,7 +94,9 @@ class Tally:
         """A push was refused because of NaN or infinity."""
         self.counts["nonfinite"] += 1
 
-    def statistics(self, in_flight_bytes: int, mode: str, clock: int = 0) -> Statistics:
+    def statistics(
+        self, in_flight_bytes: int, mode: str, clock: int = 0, wires: Mapping[int, WireSpeed] | None = None
+    ) -> Statistics:
         """Return a frozen copy."""
         total = sum(staleness * n for staleness, n in self.staleness.items())
         return Statistics(
@@ -102,4 +108,5 @@ class Tally:
             staleness_last=self.staleness_last,
             staleness_histogram=dict(sorted(self.staleness.items())),
             mode=mode,
+            wires=wires or {},
         )
