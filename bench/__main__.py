@@ -15,6 +15,7 @@ from bench.cases import (
     crowd,
     fairness,
     growing,
+    lan,
     latency,
     lookups,
     members,
@@ -45,7 +46,7 @@ def main() -> None:
 
 cases = (
     *(push, pull, push_pull, sync_step, latency, fairness, apply, codecs, core, walk, memory, members, crowd),
-    *(checkpoint, saving, changes, copies, refill, sparse, lookups, growing),
+    *(checkpoint, saving, changes, copies, refill, sparse, lookups, growing, lan),
 )
 for command in (
     *(module.command for module in (*cases, suite, compare, peers, gate, scale)),

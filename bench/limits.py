@@ -22,12 +22,13 @@ RECEIVE_NBYTES = 4 << 20
 #: The server's end receives into the same memory again and again, as one may that applies a gradient
 #: when it has come: a sixth less processor time than a place of its own for every byte.
 REUSED_NBYTES = 1 << 20
+LOOPBACK = "127.0.0.1"
 #: What surely fits into the socket's buffer is sent without a thread.
 SMALL_NBYTES = 64 << 10
 
 
-def _tune(connection: socket.socket) -> None:
-    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+def _tune(connection: socket.socket, *, buffers: bool) -> None:
+    for option in (socket.SO_SNDBUF, socket.SO_RCVBUF) if buffers else ():
         connection.setsockopt(socket.SOL_SOCKET, option, SOCKET_NBYTES)
     if connection.family == socket.AF_INET:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -55,18 +56,28 @@ class SocketServer:
 
     A step on a connection: one byte says go, then ``nbytes_in`` arrive while ``nbytes_out`` leave,
     and one byte says that all have arrived.
+
+    Parameters
+    ----------
+    transport
+        ``tcp``, or Unix sockets.
+    nbytes_in, nbytes_out
+        Of a step.
+    host
+        The address to listen at. Over a wire between hosts buffers are as large as the kernel makes them.
     """
 
-    def __init__(self, transport: str, nbytes_in: int, nbytes_out: int) -> None:
+    def __init__(self, transport: str, nbytes_in: int, nbytes_out: int, host: str = LOOPBACK) -> None:
         self._sizes = nbytes_in, nbytes_out
+        self._buffers = host == LOOPBACK
         if transport == "tcp":
-            self._listener = socket.create_server(("127.0.0.1", 0))
+            self._listener = socket.create_server((host, 0))
         else:
             self._directory = tempfile.TemporaryDirectory(prefix="zmqps-bench-")
             self._listener = socket.socket(socket.AF_UNIX)
             self._listener.bind(str(Path(self._directory.name) / "limit"))
             self._listener.listen()
-        _tune(self._listener)
+        _tune(self._listener, buffers=self._buffers)
         threading.Thread(target=self._accept, daemon=True).start()
 
     def address(self) -> str | tuple[str, int]:
@@ -80,7 +91,7 @@ class SocketServer:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        _tune(connection)
+        _tune(connection, buffers=self._buffers)
         nbytes_in, nbytes_out = self._sizes
         outgoing = memoryview(np.ones(nbytes_out, np.uint8))
         buffer = memoryview(np.ones(REUSED_NBYTES, np.uint8))
@@ -108,7 +119,7 @@ class SocketClient:
         self._connections = []
         for address in addresses:
             connection = socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET)
-            _tune(connection)
+            _tune(connection, buffers=isinstance(address, str) or address[0] == LOOPBACK)
             connection.connect(address)
             self._connections.append(connection)
         self._incoming = [memoryview(np.ones(nbytes_in, np.uint8)) for _ in addresses]
