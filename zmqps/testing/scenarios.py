@@ -9,6 +9,7 @@ from zmqps.core.job.data import DataSpec
 from zmqps.testing.asynchronous import AsyncTraining
 from zmqps.testing.bounded import BoundedTraining
 from zmqps.testing.crowd import CrowdedTraining, OutrankedTraining
+from zmqps.testing.lines import LINE_BANDWIDTH, LineTraining
 from zmqps.testing.network import Faults
 from zmqps.testing.restores import Restored
 from zmqps.testing.row_scenarios import row_scenarios
@@ -219,6 +220,10 @@ def _scenarios() -> Mapping[str, Scenario]:
     }
     for mode, training in starved.items():
         found[f"{mode}-slow"] = Scenario(faults=Faults(), training=training, workers=2, bandwidth=SLOW_BANDWIDTH)
+    for kind, faults in (("line", Faults()), ("line-delays", Faults(delay=0.002))):
+        found[f"async-{kind}"] = Scenario(
+            faults=faults, training=LineTraining, servers=1, workers=1, bandwidth=LINE_BANDWIDTH
+        )
     lasting = {
         "async": lambda: AsyncTraining(steps=8, parameters=4, size=32, lives=8, compute_s=4.0),
         "ssp": lambda: BoundedTraining(1, steps=8, parameters=4, size=32, lives=8, compute_s=4.0),

@@ -72,6 +72,7 @@ class Wire:
     def __init__(self) -> None:
         self.round_trip_s = 0.0
         self.window_nbytes = WINDOW_NBYTES  # for the request that was looked at last
+        self.sample_nbytes = SAMPLE_NBYTES
         self._samples = tuple(deque[float](maxlen=NUM_SAMPLES) for _ in range(3))
         self._fastest = [0.0, 0.0, 0.0]  # bytes a second: out, in, and of requests before they are encoded
         self._carried = [0, 0, 0]
@@ -125,7 +126,7 @@ class Wire:
         if seconds <= 0:  # a clock too coarse for it
             return
         for way, nbytes in enumerate(self._carried):
-            if nbytes >= SAMPLE_NBYTES:
+            if nbytes >= self.sample_nbytes:
                 samples = self._samples[way]
                 samples.append(nbytes / seconds)
                 self._fastest[way] = max(samples)
