@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 
+from tests.core.machines import hello
+from zmqps.core.node.handshake import Handshake
+from zmqps.core.protocol.events import server_peer
 from zmqps.core.protocol.limits import WINDOW_NBYTES
+from zmqps.core.protocol.messages import Welcome
 from zmqps.core.worker.outbox import Request
 from zmqps.core.worker.wire import NUM_REQUESTS, NUM_SAMPLES, SAMPLE_NBYTES, Wire, WireSpeed
 
@@ -137,3 +141,15 @@ def test_a_clock_that_stands_still_tells_nothing() -> None:
     line.step(10, MB)
     assert line.wire.speed.bytes_per_s == 0
     assert line.wire.window(MB) == WINDOW_NBYTES
+
+
+def test_the_first_welcome_tells_of_the_round_trip() -> None:
+    handshake = Handshake(hello("worker"), server_peer(0), "tcp://s0:1")
+    handshake.start(10.0)
+    early, usual, later = Wire(), Wire(), Wire()
+    early.greeted(handshake, 10.5)
+    handshake.again(11.0)
+    usual.greeted(handshake, 11.25)
+    handshake.on_welcome(Welcome(1, b"i" * 16, "s0", 0, 0.0, 0.0, 1, 1))
+    later.greeted(handshake, 60.0)  # said twice
+    assert [wire.round_trip_s for wire in (early, usual, later)] == [0.5, 0.25, 0.0]

@@ -96,8 +96,8 @@ class Wire:
 
     def greeted(self, handshake: Handshake, now: float) -> None:
         """The server welcomes us; before `Handshake.on_welcome`."""
-        if handshake.open_at is not None and handshake.welcome is None:
-            self.answered_within(now - handshake.open_at)
+        if handshake.welcome is None:  # it may have come before we heard that the connection is there
+            self.answered_within(now - (handshake.began_at if handshake.open_at is None else handshake.open_at))
 
     def answered_within(self, seconds: float) -> None:
         """Something was answered after so long, and no sooner for anything that was sent before it."""
