@@ -112,6 +112,17 @@ def test_where_something_is_always_on_its_way_the_speed_is_known_before_the_end(
     assert wire.speed.out_bytes_per_s == pytest.approx(MB / 0.3, rel=0.5)
 
 
+def test_a_burst_of_answers_at_the_end_is_not_taken_for_the_speed() -> None:
+    wire = Wire()
+    wire.begins(0.0)
+    request: Any = Request(transfer=None, cargoes=(), nbytes=MB, sent_nbytes=MB)  # type: ignore[arg-type]
+    for number in range(1, 12):
+        wire.answered(0.1 * number, request, is_last=False)
+    wire.answered(1.101, request, is_last=False)
+    wire.answered(1.102, request, is_last=True)
+    assert wire.speed.out_bytes_per_s == pytest.approx(10 * MB, rel=0.05)
+
+
 def test_a_wire_that_has_become_slower_is_slower_after_a_while() -> None:
     line = Line(1e9, 0.001)
     line.step(40, MB)

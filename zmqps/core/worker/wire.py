@@ -15,6 +15,8 @@ SAMPLE_NBYTES = 256 << 10
 SMALL_NBYTES = 16 << 10
 #: Where something is always on its way, so often its speed is noted.
 PERIOD_S = 1.0
+#: What is left of it when all is answered tells of the wire if it is not too short: some answers come together.
+LEAST_PERIOD_S = 0.25
 #: The fastest of so many last notes counts: they are all less than what the wire can carry, none is more.
 NUM_SAMPLES = 16
 #: Nodes do something else for so long at times; the wire is to be full meanwhile.
@@ -78,6 +80,7 @@ class Wire:
         self._carried = [0, 0, 0]
         self._since: float | None = None  # something is on its way; None: nothing is
         self._is_first = False  # nothing has been answered since then
+        self._was_idle = False  # nothing was on its way before
         self._latency_s = 0.0  # of this time nothing was carried
 
     @property
@@ -90,7 +93,8 @@ class Wire:
 
     def begins(self, now: float) -> None:
         """A request leaves, and no other is unanswered."""
-        self._since, self._is_first = now, True
+        self._since = now
+        self._is_first = self._was_idle = True
         self._carried = [0, 0, 0]
         self._latency_s = 0.0
 
@@ -118,8 +122,9 @@ class Wire:
         carried[1] += request.received_nbytes
         carried[2] += request.nbytes
         if is_last or seconds >= PERIOD_S:
-            self._note(seconds - self._latency_s)
-            self._since = None if is_last else now
+            if self._was_idle or seconds >= LEAST_PERIOD_S:
+                self._note(seconds - self._latency_s)
+            self._since, self._was_idle = None if is_last else now, False
             self._carried, self._latency_s = [0, 0, 0], 0.0
 
     def _note(self, seconds: float) -> None:
