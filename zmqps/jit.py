@@ -66,6 +66,17 @@ def inner(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @cache
+def callable_in_loops(function: Callable[..., Any]) -> None:
+    """Let compiled loops call a function, which is compiled into each; Python may go on to call it as well.
+
+    Numba files a loop by its own source only: whoever changes such a function touches the loops that call it.
+    """
+    from numba.extending import register_jitable
+
+    register_jitable(function)
+
+
+@cache
 def _teach_prefetch() -> None:
     """Let numba know what `prefetch` is in compiled code: the processor's instruction for it."""
     from numba import types

@@ -17,17 +17,20 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn, Self, cast
 
 import numpy as np
 
 from zmqps import checks
+from zmqps.client.beside import TwoThreads
 from zmqps.client.draining import is_draining
 from zmqps.client.lives import find_life
 from zmqps.client.tensors import are_finite
 from zmqps.client.thread import HELD_UP, SessionThread, refuse_in_callback
 from zmqps.core.job.data import DataRange, DataSpec
+from zmqps.core.protocol.encoding import CODING, Coding
 from zmqps.core.protocol.exits import DRAINED
 from zmqps.core.protocol.hello import MAX_JOB_NAME_CHARS
 from zmqps.core.worker.operations import AskStatus, Enter, Exchange, Finish, Join, Operation, Take
@@ -48,6 +51,9 @@ from zmqps.trace.record import around, watched_coding
 DEFAULT_TIMEOUT = 60.0
 LOSSES_PER_TIMEOUT = 2.0
 MAX_IO_THREADS = 64
+
+#: The background thread has nothing else to do that a push waits for, so it has another one encode half of it.
+CODING_IN_TWO = Coding(compress=partial(CODING.compress, spread=TwoThreads()))
 
 log = logging.getLogger("zmqps.worker")
 
@@ -133,7 +139,7 @@ class Connection:
             life=self._life.number,
         )  # fmt: skip
         check = around("check", "worker", are_finite)
-        machine = SessionMachine(identity, self.address, check, watched_coding())
+        machine = SessionMachine(identity, self.address, check, watched_coding(CODING_IN_TWO))
         transport, arenas = self._transport, self._arenas  # nothing of the thread refers to this worker
         keys, role, io_threads = self._keys, self._role, self._io_threads
 

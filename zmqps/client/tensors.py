@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from typing import Any, TypeVar
 
 import numpy as np
 
 from zmqps import checks
+from zmqps.client.beside import NUM_THREADS, helper
 from zmqps.client.naming import check_names
 from zmqps.core.job.spec import BUFFER_DTYPES, MAX_NAME_CHARS, STORAGE_DTYPES, Parameter
 from zmqps.core.protocol.arrays import GATHER_NBYTES, Array
@@ -26,9 +24,8 @@ T = TypeVar("T")
 
 #: What nearly all arrays are of; to ask a dtype for its name takes longer than everything else here.
 NATIVE_DTYPES = frozenset(np.dtype(name) for name in STORAGE_DTYPES if name != "bfloat16")
-#: Whether gradients are finite is asked of a whole push before any of it is sent. More threads do not read faster.
-NUM_THREADS = min(2, os.cpu_count() or 1)
-#: Below this one thread is done sooner than another wakes.
+#: Whether gradients are finite is asked of a whole push before any of it is sent. Below this size one thread is done
+#: sooner than another wakes.
 SMALL_NBYTES = 4 << 20
 BLOCK_NBYTES = 1 << 20
 
@@ -346,7 +343,7 @@ def are_finite(arrays: Sequence[Array]) -> bool:
         return _look(arrays)
     blocks = list(_blocks(arrays))
     middle = len(blocks) // 2
-    other = _helper().submit(_look, blocks[middle:])
+    other = helper().submit(_look, blocks[middle:])
     return _look(blocks[:middle]) and other.result()
 
 
@@ -368,12 +365,3 @@ def _blocks(arrays: Iterable[Array]) -> Iterator[Array]:
     for array in arrays:
         size = BLOCK_NBYTES // array.itemsize
         yield from (array[start : start + size] for start in range(0, array.size, size))
-
-
-@cache
-def _helper() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(1, "zmqps-finite")
-
-
-if hasattr(os, "register_at_fork"):  # a forked child has the executor, but not its thread, and would wait for ever
-    os.register_at_fork(after_in_child=_helper.cache_clear)

@@ -16,7 +16,7 @@ from .base import MIN_NBYTES, Codec
 from .bf16 import bf16
 from .fp16 import fp16
 from .int8 import int8
-from .kernels import Backend
+from .kernels import ALONE, Backend, Spread
 from .onebit import onebit
 from .raw import raw
 from .registry import CODECS, parse
@@ -24,10 +24,12 @@ from .topk import topk
 from .twobit import twobit
 
 __all__ = [
+    "ALONE",
     "CODECS",
     "MIN_NBYTES",
     "Backend",
     "Codec",
+    "Spread",
     "bf16",
     "fp16",
     "int8",

@@ -17,7 +17,7 @@ import numpy as np
 
 from .. import checks
 from ..errors import ConfigurationError, ProtocolError
-from .kernels import Backend
+from .kernels import ALONE, Backend, Spread
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -99,7 +99,13 @@ class Codec(ABC):
         return f"{self.name}:{','.join(shown)}" if shown else self.name
 
     def encode(
-        self, array: Array, residual: Array | None = None, *, seed: int = 0, backend: Backend = "numba"
+        self,
+        array: Array,
+        residual: Array | None = None,
+        *,
+        seed: int = 0,
+        backend: Backend = "numba",
+        spread: Spread = ALONE,
     ) -> Bytes:
         """Return the blob of an array.
 
@@ -117,6 +123,9 @@ class Codec(ABC):
             What random numbers are made from, where a codec uses any. One seed gives one blob, so
             give every message its own, such as its sequence number.
         backend : {"numba", "numpy"}, optional
+        spread : Spread, optional
+            Whose threads encode parts of the array at the same time; the blob has the same bytes. By default the one
+            that calls.
 
         Returns
         -------
@@ -141,7 +150,7 @@ class Codec(ABC):
             raise ConfigurationError(f"codec {self.spec!r} keeps no residual")
         elif residual.shape != array.shape or residual.dtype != array.dtype or not residual.flags.carray:
             raise ConfigurationError("a residual is a writable, contiguous array of the values' shape and dtype")
-        return self._encode(np.ascontiguousarray(array), residual, seed, backend)
+        return self._encode(np.ascontiguousarray(array), residual, seed, backend, spread)
 
     def encode_in(self, xp: ModuleType, array: Any, residual: Any = None, *, seed: int = 0) -> Any:
         """Return the blob of an array of another namespace, as an array of that namespace: the same bytes.
@@ -155,7 +164,7 @@ class Codec(ABC):
         """
         assert self.portable
         with np.errstate(all="ignore"):  # a GPU does not warn either
-            return self._encode(array, residual, seed, xp)
+            return self._encode(array, residual, seed, xp, ALONE)
 
     def decode(self, view: Any, size: int, dtype: DTypeLike, *, backend: Backend = "numba") -> tuple[Array, int]:
         """Return the array a blob stands for, and how many bytes the blob has.
@@ -207,7 +216,9 @@ class Codec(ABC):
         """Return the most bytes a blob of `size` values can have (exact, unless the codec says otherwise)."""
 
     @abstractmethod
-    def _encode(self, array: Array, residual: Array | None, seed: int, backend: Backend | ModuleType) -> Bytes:
+    def _encode(
+        self, array: Array, residual: Array | None, seed: int, backend: Backend | ModuleType, spread: Spread
+    ) -> Bytes:
         """Encode an array that was checked; with error feedback the residual is never None."""
 
     @abstractmethod

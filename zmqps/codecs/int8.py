@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import ProtocolError
 from .base import Array, Bytes, Codec, block_size, num_blocks, padded_blocks
-from .kernels import VALUES, Backend, CodecKernel, namespace
+from .kernels import VALUES, Backend, CodecKernel, Spread, namespace
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -116,11 +116,15 @@ class Int8(Codec):
         """Return the size of a blob: the float32 scales, then a byte a value."""
         return 4 * num_blocks(size, self.block) + size
 
-    def _encode(self, array: Array, residual: Array | None, seed: int, backend: Backend | ModuleType) -> Bytes:
+    def _encode(
+        self, array: Array, residual: Array | None, seed: int, backend: Backend | ModuleType, spread: Spread
+    ) -> Bytes:
         blob: Bytes = namespace(backend).empty(self.encoded_nbytes(array.size, array.dtype), np.uint8)
         scales, codes = self._parts(blob, array.size)
         digest = hashlib.blake2b(b"%d" % seed, digest_size=4).digest() if self.stochastic else bytes(4)
         key = np.uint32(int.from_bytes(digest, "little"))
+
+        # with one thread: it is as fast as memory
         ENCODE(backend, array.dtype, array, scales, codes, self.block, self.stochastic, key)
         return blob
 

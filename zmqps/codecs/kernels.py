@@ -9,18 +9,59 @@ reorder floating-point sums: what the two ways compute is the same, bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from ..jit import compiled
+from ..jit import callable_in_loops, compiled
 
 Backend = Literal["numba", "numpy"]
 
 #: Stands, among a kernel's types, for the dtype of the values: float32 or float64.
 VALUES = "values"
+
+#: Values that a thread gets of an array, at least: fewer are encoded sooner than another thread has woken.
+MIN_SPAN = 1 << 16
+
+
+class Spread(Protocol):
+    """Does several things, each by itself, perhaps at the same time.
+
+    Attributes
+    ----------
+    width
+        How many at once.
+    """
+
+    width: int
+
+    def __call__(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Return what each has returned, in their order, when all have ended; raise what one of them has raised."""
+
+
+class Alone:
+    """One after the other, in the thread that asks."""
+
+    width = 1
+
+    def __call__(self, tasks: Sequence[Callable[[], Any]]) -> list[Any]:
+        """Do all."""
+        return [task() for task in tasks]
+
+
+ALONE = Alone()
+
+
+def spans(size: int, unit: int, spread: Spread, backend: Backend | ModuleType) -> list[slice]:
+    """Return parts of an array for as many threads, each from a multiple of `unit` on; at least one part.
+
+    Compiled loops alone run at the same time: numpy's would only take turns.
+    """
+    number = max(1, min(spread.width, size // max(MIN_SPAN, unit))) if backend == "numba" else 1
+    step = -(-size // (number * unit)) * unit or 1
+    return [slice(start, min(start + step, size)) for start in range(0, max(size, 1), step)]
 
 
 def namespace(backend: Backend | ModuleType) -> Any:
@@ -44,6 +85,8 @@ class CodecKernel:
         Dtypes of its numbers.
     returns : str, optional
         Dtype of its result.
+    calls : tuple of functions, optional
+        What the loop calls.
     """
 
     def __init__(
@@ -55,6 +98,7 @@ class CodecKernel:
         writes: tuple[str, ...],
         scalars: tuple[str, ...] = (),
         returns: str | None = None,
+        calls: tuple[Callable[..., Any], ...] = (),
     ) -> None:
         self.reference = reference
         self._loop = loop
@@ -62,6 +106,7 @@ class CodecKernel:
         self._writes = writes
         self._scalars = scalars
         self._returns = returns
+        self._calls = calls
         self._compiled: dict[np.dtype[Any], Callable[..., Any]] = {}
 
     def __call__(self, backend: Backend | ModuleType, dtype: np.dtype[Any], *arguments: Any) -> Any:
@@ -71,6 +116,8 @@ class CodecKernel:
                 return self.reference(namespace(backend), *arguments)
         loop = self._compiled.get(dtype)
         if loop is None:
+            for function in self._calls:
+                callable_in_loops(function)
             loop = self._compiled[dtype] = compiled(self._loop, self._signature(dtype))
         return loop(*arguments)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from .base import Array, Bytes, Codec
-from .kernels import Backend
+from .kernels import Backend, Spread
 
 if TYPE_CHECKING:
     from numpy.typing import DTypeLike
@@ -25,7 +25,9 @@ class Raw(Codec):
         """Return the size of a blob."""
         return size * np.dtype(dtype).itemsize
 
-    def _encode(self, array: Array, residual: Array | None, seed: int, backend: Backend | ModuleType) -> Bytes:
+    def _encode(
+        self, array: Array, residual: Array | None, seed: int, backend: Backend | ModuleType, spread: Spread
+    ) -> Bytes:
         return array.view(np.uint8)
 
     def _decode(self, blob: Bytes, size: int, dtype: np.dtype[Any], backend: Backend | ModuleType) -> tuple[Array, int]:

@@ -148,9 +148,9 @@ def around(name: str, role: str, function: F) -> F:
     return function if found is None else found.around(name, role, function)
 
 
-def watched_coding() -> Coding:
+def watched_coding(coding: Coding = CODING) -> Coding:
     """Return the door to the codecs, noted where this process records; a codec does not know whose thread it is in."""
-    return Coding(around("encode", "codec", CODING.compress), around("decode", "codec", CODING.decompress))
+    return Coding(around("encode", "codec", coding.compress), around("decode", "codec", coding.decompress))
 
 
 def watch(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from zmqps import checks
-from zmqps.codecs import MIN_NBYTES, Codec, parse
+from zmqps.codecs import ALONE, MIN_NBYTES, Codec, Spread, parse
 from zmqps.core.protocol.arrays import Array
 from zmqps.errors import ConfigurationError, ProtocolError
 
@@ -67,6 +67,7 @@ def compress(
     residuals: Sequence[Sequence[Array]] | None = None,
     seed: int = 0,
     xp: ModuleType | None = None,
+    spread: Spread = ALONE,
 ) -> list[Array]:
     """Return a blob for each part.
 
@@ -83,8 +84,10 @@ def compress(
         For stochastic rounding.
     xp
         The namespace of the arrays, if it is not numpy; then the blobs are of it, too.
+    spread
+        Whose threads encode parts of one array at the same time; not in another namespace.
     """
-    encode = codec.encode if xp is None else partial(codec.encode_in, xp)
+    encode = partial(codec.encode, spread=spread) if xp is None else partial(codec.encode_in, xp)
     blobs = []
     for number, pieces in enumerate(parts):
         array = _joined(pieces, xp)
