@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import click
 import numpy as np
@@ -42,22 +43,20 @@ def measure(model: str, codec: str, kernels: codecs.Backend, steps: int) -> Row:
     decoding: list[float] = []
     limits: list[float] = []
     for step in range(WARM_UP + steps):
-        encode_s = [0.0, 0.0]
-        decode_s = 0.0
-        encoded_nbytes = 0
-        for part in parts:
-            values = gradient[SHIFT * step :][part]
-            for way, spread in enumerate(spreads):
-                rest = residuals[way][part] if chosen.error_feedback else None
-                started = time.perf_counter()
-                blob = chosen.encode(values, rest, seed=step, backend=kernels, spread=spread)
-                encode_s[way] += time.perf_counter() - started
+        values = gradient[SHIFT * step :]
+        blobs: list[np.ndarray[Any, Any]] = []
+        for spread, residual, times in zip(spreads, residuals, encoding, strict=True):
+            blobs.clear()
             started = time.perf_counter()
-            chosen.decode(blob, values.size, values.dtype, backend=kernels)
-            decode_s += time.perf_counter() - started
-            encoded_nbytes += blob.nbytes
-        for way, spent_s in enumerate(encode_s):
-            encoding[way].append(spent_s)
+            for part in parts:
+                rest = residual[part] if chosen.error_feedback else None
+                blobs.append(chosen.encode(values[part], rest, seed=step, backend=kernels, spread=spread))
+            times.append(time.perf_counter() - started)
+        started = time.perf_counter()
+        for part, blob in zip(parts, blobs, strict=True):
+            chosen.decode(blob, part.stop - part.start, np.float32, backend=kernels)
+        decode_s = time.perf_counter() - started
+        encoded_nbytes = sum(blob.nbytes for blob in blobs)
         decoding.append(decode_s)
         limits.append(copy.step())
     alone, encode, decode = (Times(tuple(times[WARM_UP:])) for times in (*encoding, decoding))
