@@ -30,10 +30,10 @@ ROOMS: dict[str, dict[str, str]] = {
         "core": "",
         "core/protocol": "errors checks codecs",
         "core/treatments": "errors checks core/protocol",
-        "core/job": "errors checks rows core/protocol core/treatments",
+        "core/job": "errors checks codecs rows core/protocol core/treatments",
         "core/node": "errors core/protocol",
         "core/server": "errors codecs rows core/protocol core/treatments core/job core/node",
-        "core/worker": "errors rows core/protocol core/treatments core/job core/node",
+        "core/worker": "errors codecs rows core/protocol core/treatments core/job core/node",
         "core/coordinator/consistency": "errors core/job",
         "core/coordinator": "errors core/protocol core/job core/node core/coordinator/consistency",
     },
@@ -72,7 +72,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "__main__": "cli",
     },
     "Test tools": {
-        "testing": "errors optim rows core/protocol core/treatments core/job core/node core/server core/worker "
+        "testing": "errors codecs optim rows core/protocol core/treatments core/job core/node core/server core/worker "
         "core/coordinator gpu checkpoint",
     },
 }
@@ -218,6 +218,7 @@ MIRROR_NOTHING = {
     "tests/mutation/": "the tests of the core: what they notice",
     "tests/simulation/": "end to end: whole clusters on a simulated clock and network",
     "tests/test_coordinator_returns.py": "end to end: a coordinator that is killed and started again, in processes",
+    "tests/test_auto_codec.py": "end to end: workers that choose how gradients travel, on live nodes",
     "tests/test_bounded_memory.py": "end to end: worker, sockets or lane, and server together",
     "tests/test_checkpoints.py": "end to end: clusters of processes that are saved, killed and restored",
     "tests/test_sparse.py": "end to end: sparse tables on live nodes",

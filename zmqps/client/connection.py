@@ -27,10 +27,12 @@ from zmqps import checks
 from zmqps.client.beside import TwoThreads
 from zmqps.client.draining import is_draining
 from zmqps.client.lives import find_life
+from zmqps.client.speeds import Speeds
 from zmqps.client.tensors import are_finite
 from zmqps.client.thread import HELD_UP, SessionThread, refuse_in_callback
 from zmqps.core.job.data import DataRange, DataSpec
 from zmqps.core.protocol.encoding import CODING, Coding
+from zmqps.core.protocol.events import Peer
 from zmqps.core.protocol.exits import DRAINED
 from zmqps.core.protocol.hello import MAX_JOB_NAME_CHARS
 from zmqps.core.worker.operations import AskStatus, Enter, Exchange, Finish, Join, Operation, Take
@@ -51,9 +53,6 @@ from zmqps.trace.record import around, watched_coding
 DEFAULT_TIMEOUT = 60.0
 LOSSES_PER_TIMEOUT = 2.0
 MAX_IO_THREADS = 64
-
-#: The background thread has nothing else to do that a push waits for, so it has another one encode half of it.
-CODING_IN_TWO = Coding(compress=partial(CODING.compress, spread=TwoThreads()))
 
 log = logging.getLogger("zmqps.worker")
 
@@ -108,6 +107,7 @@ class Connection:
         if name is not None:
             self._close_namesakes(timeout)
         self._arenas = Arenas()  # memory that servers on this host may read
+        self._speeds = Speeds()  # of codecs here, for jobs whose workers choose
         self._closed = False
         self._listeners: list[Callable[[Any], object]] = []  # who hears of rollbacks, in all lives
         self._lives = threading.RLock()  # no new life begins once it is closed, maybe by a signal handler
@@ -139,12 +139,20 @@ class Connection:
             life=self._life.number,
         )  # fmt: skip
         check = around("check", "worker", are_finite)
-        machine = SessionMachine(identity, self.address, check, watched_coding(CODING_IN_TWO))
+        # the background thread has nothing else to do that a push waits for, so it has another one encode half of it
+        coding = Coding(compress=partial(CODING.compress, spread=TwoThreads()), cost=self._speeds.cost)
+        lanes: list[LaneTransport] = []  # once it is made
+
+        def in_memory(peer: Peer) -> bool:
+            return any(lane.is_shared(peer) for lane in lanes)
+
+        machine = SessionMachine(identity, self.address, check, watched_coding(coding), in_memory)
         transport, arenas = self._transport, self._arenas  # nothing of the thread refers to this worker
         keys, role, io_threads = self._keys, self._role, self._io_threads
 
         def make_transport() -> LaneTransport:
-            return LaneTransport(ZmqTransport(io_threads, keys=keys, role=role), transport, arenas=arenas)
+            lanes.append(LaneTransport(ZmqTransport(io_threads, keys=keys, role=role), transport, arenas=arenas))
+            return lanes[0]
 
         thread = SessionThread(machine, make_transport, self._listeners)
         # a worker that nobody refers to any more leaves, as a notebook's does when its cell is run again

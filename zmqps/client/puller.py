@@ -130,7 +130,13 @@ class Puller(Connection):
                 self._trained = value.job
             if self._requests is None:
                 self._requests = Requests(
-                    value, self._handover, self._arenas.empty, reads_in_place, self._buffers, self._arenas.part
+                    value,
+                    self._handover,
+                    self._arenas.empty,
+                    reads_in_place,
+                    self._buffers,
+                    self._arenas.part,
+                    self._speeds.measure,
                 )
 
         return self._submit(init, timeout, attach)

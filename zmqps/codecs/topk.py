@@ -59,7 +59,7 @@ def _collect_loop(residual: Any, found: Any, values: Any, keys: Any, floor: Any,
             v = rest[i]
             indices[num] = first + start + i
             copies[num] = v  # each, and counted if it is one: branches would be mispredicted
-            num += np.int64(np.uint32(np.float32(v).view(np.uint32) & np.uint32(0x7FFFFFFF)) >= floor)
+            num += int(np.uint32(np.float32(v).view(np.uint32) & np.uint32(0x7FFFFFFF)) >= floor)
         for i in range(rest.size):
             v = rest[i]
             rest[i] = zero if np.uint32(np.float32(v).view(np.uint32) & np.uint32(0x7FFFFFFF)) >= sure else v
@@ -68,7 +68,7 @@ def _collect_loop(residual: Any, found: Any, values: Any, keys: Any, floor: Any,
         for i in range(num):
             key = np.uint32(np.float32(copies[i]).view(np.uint32) & np.uint32(0x7FFFFFFF))
             unsure[num_here] = key
-            num_here += np.int64(key < sure)
+            num_here += int(key < sure)
         n += num
         num_unsure += num_here
     return n
@@ -89,7 +89,7 @@ def _collect_numpy(
     return n
 
 
-def _least_loop(keys: Any, need: Any) -> int:
+def _least_loop(keys: Any, need: Any) -> Any:
     least = np.uint32(keys[0] >> np.uint32(BIN_BITS))  # the bin of all
     for bits in (BIN_BITS // 2, 0):  # of each half of what is below a bin's bits there is a histogram
         counts = np.zeros(1 << (BIN_BITS // 2), np.uint32)

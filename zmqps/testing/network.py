@@ -199,7 +199,7 @@ class Network:
         self.at: Callable[[float, Callable[[], object]], None] = lambda time, do: None
         self._rng = rng
         self._latency = latency
-        self._bandwidth = bandwidth
+        self.bandwidth = bandwidth
         self._of: dict[str, list[Connection]] = {}
         self._orphans: dict[str, list[Connection]] = {}  # by acceptor that is gone
         self._sent_by: dict[str, float] = {}  # when a node's last byte has left
@@ -226,9 +226,9 @@ class Network:
             self.reset(connection, now)
             return self._none()
         if connection.control:  # which is little, and has its share of a link beside other connections
-            leaves = now + nbytes / self._bandwidth
+            leaves = now + nbytes / self.bandwidth
         else:
-            leaves = self._sent_by[sender] = max(now, self._sent_by.get(sender, 0.0)) + nbytes / self._bandwidth
+            leaves = self._sent_by[sender] = max(now, self._sent_by.get(sender, 0.0)) + nbytes / self.bandwidth
             if self.happens(self.faults.drop):
                 return self._none()
         arrival = max(leaves, blocked_until) + self._latency + self._extra()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from zmqps.core.job.data import DataSpec
 from zmqps.testing.asynchronous import AsyncTraining
 from zmqps.testing.bounded import BoundedTraining
+from zmqps.testing.coded import CodedTraining
 from zmqps.testing.crowd import CrowdedTraining, OutrankedTraining
 from zmqps.testing.lines import LINE_BANDWIDTH, LineTraining
 from zmqps.testing.network import Faults
@@ -472,6 +474,16 @@ def _scenarios() -> Mapping[str, Scenario]:
     found["async-keyed"] = Scenario(faults=TWISTED, training=_asynchronous, attacked=True, keyed=True)
     found["jobs-keyed"] = Scenario(faults=EVERYTHING, training=_several, workers=6, attacked=True, keyed=True)
     found["jobs-attacked"] = Scenario(faults=EVERYTHING, training=_several, workers=6, attacked=True)
+    for kind, faults in {"loss": LOSS, "twisted": TWISTED, "drops": DROPS}.items():
+        found[f"async-auto-{kind}"] = Scenario(faults=faults, training=CodedTraining)
+        found[f"sync-auto-{kind}"] = Scenario(faults=faults, training=lambda: CodedTraining(staleness=0), workers=4)
+    for mode, staleness, workers in (("async", None, 3), ("sync", 0, 4)):
+        coded = partial(CodedTraining, staleness=staleness, compute_s=0.3, timeout=200.0)
+        found[f"{mode}-auto-drains"] = Scenario(faults=DRAINS["drains"], training=coded, servers=3, workers=workers)
+        found[f"{mode}-auto-scales"] = Scenario(faults=SCALES["scales"], training=coded, workers=workers)
+        found[f"{mode}-auto-replicas"] = Scenario(
+            faults=LOST_SERVERS, training=coded, servers=3, workers=workers, replicas=1, calm_s=LONG_CALM_S
+        )
     return {**found, **row_scenarios(found)}
 
 

@@ -368,7 +368,7 @@ class Simulation(SimulatedCluster):
             name=name,
             role="worker",
             identity=identity,
-            machine=SessionMachine(identity, "sim://coordinator"),
+            machine=SessionMachine(identity, "sim://coordinator", coding=self.training.coding(self.num_started)),
             number=self.num_started,
         )
         node.program = program or self.training.program(self, node)

@@ -150,7 +150,9 @@ def around(name: str, role: str, function: F) -> F:
 
 def watched_coding(coding: Coding = CODING) -> Coding:
     """Return the door to the codecs, noted where this process records; a codec does not know whose thread it is in."""
-    return Coding(around("encode", "codec", coding.compress), around("decode", "codec", coding.decompress))
+    return coding._replace(
+        compress=around("encode", "codec", coding.compress), decompress=around("decode", "codec", coding.decompress)
+    )
 
 
 def watch(

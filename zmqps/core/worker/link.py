@@ -8,11 +8,9 @@ from itertools import count
 from math import inf
 from typing import TYPE_CHECKING
 
-import numpy as np
-
+from zmqps.codecs import parse_auto
 from zmqps.core.node.handshake import Handshake
-from zmqps.core.protocol.arrays import Array
-from zmqps.core.protocol.encoding import CODING, RAW, Coding, choose, named
+from zmqps.core.protocol.encoding import CODING, RAW, Coding, named
 from zmqps.core.protocol.events import Action, Send
 from zmqps.core.protocol.fields import Part
 from zmqps.core.protocol.limits import PUSH_WINDOW, WINDOW_NBYTES
@@ -22,12 +20,14 @@ from zmqps.core.protocol.messages import Load as LoadMessage
 from zmqps.core.protocol.messages import Pull as PullMessage
 from zmqps.core.protocol.messages import Push as PushMessage
 from zmqps.core.worker.alarm import Alarm
+from zmqps.core.worker.choice import Timing
 from zmqps.core.worker.outbox import Outbox, Request
+from zmqps.core.worker.packer import Packer
 from zmqps.core.worker.plan import Cargo, batches
 from zmqps.core.worker.probe import PROBE_S, Probe
 from zmqps.core.worker.rows import RowCargo, row_message
 from zmqps.core.worker.sent import MAX_HEADS, Sent
-from zmqps.core.worker.transfer import Load, Pull, Push, Source, Target, Transfer
+from zmqps.core.worker.transfer import Load, Pull, Push, Target, Transfer
 from zmqps.core.worker.wire import Wire
 from zmqps.errors import ProtocolError, PSError, counted
 
@@ -69,6 +69,8 @@ class Link:
         The door to the codecs.
     rank, shard
         The server's, and which of its job's.
+    timing
+        Where the job leaves to its workers how gradients travel.
     """
 
     def __init__(
@@ -82,6 +84,7 @@ class Link:
         coding: Coding = CODING,
         rank: int = 0,
         shard: int = 0,
+        timing: Timing | None = None,
     ) -> None:
         self.peer = handshake.peer
         self.shard = shard
@@ -98,9 +101,10 @@ class Link:
         self.epoch = epoch
         self.promised = ""  # the server was lost: where its shard will be
         self.sent = Sent()
+        self.timing = timing
+        self.packer = Packer(coding)
         self._coding = coding
         self.versions = [0] * num_slices  # of each slice, when last read
-        self.left_out: dict[int, Array] = {}  # by slice: what lossy codecs have not sent yet
         self._numbers = count(1) if numbers is None else numbers
         self._next_seq = 1
         self._num_sent = 0
@@ -114,16 +118,23 @@ class Link:
 
     def enqueue(self, transfer: Push | Pull | Load, cargoes: tuple[Cargo, ...]) -> None:
         """Queue the requests of one transfer."""
-        ends = [end for end in (transfer.source, transfer.target) if end is not None]
+        source, target = transfer.source, transfer.target
+        codec = RAW if source is None else source.codec
+        chosen = codec != RAW and parse_auto(codec) is not None
+        if chosen:
+            codec = RAW if self.timing is None else self.timing.choice.codec
         # encoded they would travel; and whether something small goes raw must not depend on its neighbours
-        in_place = min([end.in_place if end.codec == RAW else 0 for end in ends])
-        head = True
-        for group in [cargoes] if transfer.atomic or len(cargoes) == 1 else batches(cargoes, in_place):
-            if group:
-                nbytes = 0 if in_place else sum([cargo.nbytes for cargo in group])
-                self.queue.add(Request(transfer=transfer, cargoes=group, nbytes=nbytes, head=head))
-                transfer.remaining += 1
-                head = False
+        ends = [(source, codec)] if target is None else [(source, codec), (target, target.codec)]
+        in_place = min([end.in_place if text == RAW else 0 for end, text in ends if end is not None])
+        groups = [cargoes] if transfer.atomic or len(cargoes) == 1 else batches(cargoes, in_place)
+        groups = [group for group in groups if group]
+        if chosen and self.timing is not None:
+            self.timing.expect(transfer, sum(cargo.nbytes for cargo in cargoes), len(groups))
+        for number, group in enumerate(groups):
+            nbytes, head = 0 if in_place else sum([cargo.nbytes for cargo in group]), not number
+            request = Request(transfer=transfer, cargoes=group, nbytes=nbytes, head=head, codec=codec, chosen=chosen)
+            self.queue.add(request)
+            transfer.remaining += 1
 
     def pump(self, now: float) -> list[Action]:
         """Send what the window has room for."""
@@ -159,10 +170,13 @@ class Link:
             if self.probe.due is None:
                 self._rest(now)
             actions.append(self._send(request))
+            if request.chosen and self.timing is not None:
+                self.timing.left(request.transfer, request.sent_nbytes, now)
         return actions
 
     def _again(self, request: Request) -> Action:
         self.counts["retries"] += 1
+        self._spoil()
         return self._send(request)
 
     def _send(self, request: Request) -> Action:
@@ -176,7 +190,7 @@ class Link:
     def _message(self, request: Request) -> Message:
         transfer, epoch = request.transfer, self.epoch
         if isinstance(request.cargoes[0], RowCargo):
-            return row_message(request, epoch, self.versions, self._encoded)
+            return row_message(request, epoch, self.versions, self.packer.pack)
         parts: list[Part] = [(c.slice.index, self.versions[c.slice.index], c.ranges) for c in request.cargoes]
         if isinstance(transfer, Pull):
             codec = transfer.target.codec
@@ -184,38 +198,12 @@ class Link:
         if isinstance(transfer, Load):
             return LoadMessage(request.number, epoch, parts, transfer.source.payload(request.cargoes))
         source, target = transfer.source, transfer.target
-        codec, payload = self._encoded(request, source)
+        codec, payload = self.packer.pack(request, source)
         reply, reply_codec = (0, RAW) if target is None else (1, target.codec)
         return PushMessage(
             request.number, request.seq, epoch, transfer.step, transfer.attempt, transfer.examples,
             reply, STAYS if source.stays else int(source.checked), codec, reply_codec, transfer.terms, parts, payload,
         )  # fmt: skip
-
-    def _encoded(self, request: Request, source: Source) -> tuple[str, list[Array]]:
-        """Return the gradients of a request and the codec they are in.
-
-        Encoding changes the residuals, so it is done once and kept for a resend.
-        """
-        if request.encoded is not None:
-            return request.encoded
-        if source.encoded is not None:
-            found = [source.encoded[cargo] for cargo in request.cargoes]
-            return found[0][0], [blob for _, blob in found]
-        codec = None if source.codec == RAW else choose(source.codec, request.nbytes)
-        if codec is None:
-            return RAW, source.payload(request.cargoes)
-        residuals = [self._residuals(cargo) for cargo in request.cargoes] if codec.error_feedback else None
-        blobs = self._coding.compress(codec, map(source.pieces, request.cargoes), residuals, request.seq)
-        request.encoded = codec.spec, blobs
-        if isinstance(request.transfer, Push) and request.transfer.blobs is not None:
-            request.transfer.blobs |= {c: (codec.spec, blob) for c, blob in zip(request.cargoes, blobs, strict=True)}
-        return request.encoded
-
-    def _residuals(self, cargo: Cargo) -> list[Array]:
-        slice_ = cargo.slice
-        if slice_.index not in self.left_out:
-            self.left_out[slice_.index] = np.zeros(slice_.size, cargo.dtype)
-        return [self.left_out[slice_.index][start:stop] for start, stop in cargo.bounds]
 
     def on_connected(self, now: float) -> list[Action]:
         """The connection is there, perhaps again: say hello, for what was sent before may be lost."""
@@ -264,12 +252,19 @@ class Link:
         self._broken = bool(self.in_flight)
         self.sent.mark(self._next_seq, (request.seq for request in self.in_flight.values()))
         self.lost, self.promised = None, ""
+        if self.timing is not None:
+            self.timing.choice.begin_anew()
 
     def requests_of(self, transfer: Transfer) -> list[Request]:
         """Return what is not answered of a transfer."""
         return [request for request in [*self.queue, *self.in_flight.values()] if request.transfer is transfer]
 
+    def _spoil(self) -> None:
+        if self.timing is not None:
+            self.timing.spoil()
+
     def _break(self) -> None:
+        self._spoil()
         self._broken = self.handshake.welcome is not None or bool(self.in_flight)
         self._overtaken.clear()  # with all the others, then
         self._clear_put_off()
@@ -323,6 +318,8 @@ class Link:
                 self.versions[cargo.slice.index] = version
         elif target is not None:
             raise ProtocolError(f"{self.title} answered a {transfer.kind} without values")
+        if request.chosen and self.timing is not None:
+            self.timing.answered(transfer, now)
         self.answered(message.request, now)  # not before: what cannot be used fails with the rest of the link
         if isinstance(transfer, Push):
             transfer.staleness = max(transfer.staleness, max(message.staleness, default=0))
@@ -387,6 +384,7 @@ class Link:
         self._rest(now)
 
     def _send_later(self, request: Request, at: float) -> None:
+        self._spoil()
         self._put_off.append(request)
         request.retry_at = at
         self.retry_due = at if self.retry_due is None else min(self.retry_due, at)

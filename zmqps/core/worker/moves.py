@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -91,7 +91,7 @@ class Moves:
         if self._pace.mode != "sync" or not self.replicas:
             return
         waits = isinstance(operation, Exchange) and operation.pull is not None
-        source = push.source if waits and not push.blobs else _copied(push)
+        source = _as_sent(push) if waits and not push.blobs else _copied(push)
         self._kept.append(_like(push, push.cargoes, source))
 
     def proceeded(self, clock: int) -> None:
@@ -131,7 +131,7 @@ class Moves:
             if cargoes and push.step >= self._pace.clock - 1:
                 where: list[tuple[Cargo, ...]] = [() for _ in push.cargoes]
                 where[shard] = cargoes
-                source = push.source if not push.blobs else _copied(push)
+                source = _as_sent(push) if not push.blobs else _copied(push)
                 part = _like(push, tuple(where), source)
                 again.append((Bring(deadline=FOREVER_S, shard=shard, generation=generation), part))
         return again
@@ -164,6 +164,11 @@ def _like(push: Push, cargoes: tuple[tuple[Cargo, ...], ...], source: Source) ->
     return Push(
         cargoes=cargoes, source=source, examples=push.examples, step=push.step, attempt=push.attempt, terms=push.terms
     )
+
+
+def _as_sent(push: Push) -> Source:
+    """Return the source of a push that has sent it as it is, to do so again, whatever its worker would choose now."""
+    return push.source if push.source.encoded is not None else replace(push.source, codec=RAW)
 
 
 def _copied(push: Push) -> Source:

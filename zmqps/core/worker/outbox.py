@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from zmqps.core.protocol.arrays import Array
+from zmqps.core.protocol.encoding import RAW
 from zmqps.core.worker.plan import Cargo
 from zmqps.core.worker.transfer import Load, Pull, Push, Transfer
 
@@ -20,6 +21,8 @@ class Request:
     cargoes: tuple[Cargo, ...]
     nbytes: int
     head: bool = False  # the first of its transfer on this link
+    codec: str = RAW  # its gradients are to travel in
+    chosen: bool = False  # by this worker
     number: int = 0
     seq: int = 0
     encoded: tuple[str, list[Array]] | None = None

@@ -180,7 +180,7 @@ def _inherit(before: Sequence[Link], old: Placement, after: Sequence[Link], new:
     """Let links know what those before knew of the same elements: versions, and what lossy codecs have not sent yet."""
     there = Lookup(
         [
-            (slice_, (link.versions[slice_.index], link.left_out.get(slice_.index)))
+            (slice_, (link.versions[slice_.index], link.packer.left_out.get(slice_.index)))
             for link, slices in zip(before, old.slices, strict=True)
             for slice_ in slices
         ]
@@ -190,7 +190,9 @@ def _inherit(before: Sequence[Link], old: Placement, after: Sequence[Link], new:
             for (version, left_out), here, its in there.over(mine):
                 link.versions[mine.index] = max(link.versions[mine.index], version)
                 if left_out is not None:
-                    link.left_out.setdefault(mine.index, np.zeros(mine.size, left_out.dtype))[here] = left_out[its]
+                    link.packer.left_out.setdefault(mine.index, np.zeros(mine.size, left_out.dtype))[here] = left_out[
+                        its
+                    ]
     for other in before:
         after[0].counts.update(other.counts)
         other.handshake.stop()

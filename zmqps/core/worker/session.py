@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -93,6 +94,8 @@ class SessionMachine:
         that a refused push changes nothing anywhere.
     coding
         The door to the codecs.
+    in_memory
+        Whether what is sent to a server goes through memory that both share.
     """
 
     def __init__(
@@ -101,6 +104,7 @@ class SessionMachine:
         coordinator: str,
         all_finite: Callable[[Sequence[Array]], bool] = all_finite,
         coding: Coding = CODING,
+        in_memory: Callable[[Peer], bool] = lambda peer: False,
     ) -> None:
         self.member = Member(identity, coordinator, self.counters)
         self.attached: Attached | None = None
@@ -108,7 +112,7 @@ class SessionMachine:
         self.tally = Tally()
         self.operations: dict[Operation, None] = {}  # in the order they came
         self._timeouts = Alarm()  # of operations
-        self.links = Links(self.member, coding)
+        self.links = Links(self.member, coding, in_memory)
         self.transfers = Transfers(self, self.links, all_finite)
         self.now = 0.0  # of the event being handled
         self.questions = Questions()  # at the coordinator, arrivals included
@@ -145,7 +149,8 @@ class SessionMachine:
             self.tally.counts[name] = counts[name]
         mode = self.attached.job.mode if self.attached else ""
         links = self.links
-        return self.tally.statistics(links.in_flight_nbytes, mode, self.transfers.pace.clock, links.wires)
+        found = self.tally.statistics(links.in_flight_nbytes, mode, self.transfers.pace.clock, links.wires)
+        return found if links.auto is None else replace(found, push_codec=links.push_codec)
 
     def counters(self) -> Mapping[str, Any]:
         """Return the counters shown in the status."""

@@ -38,6 +38,8 @@ class Statistics:
         Staleness -> number of pushes.
     mode
         The mode in force.
+    push_codec
+        What gradients travel in, where the job says ``auto``: for each server the codec in force, and why.
     pinned_bytes
         Memory of this host that is page-locked for arrays on GPUs, in use or kept for the next.
     shared_bytes
@@ -63,6 +65,7 @@ class Statistics:
     staleness_last: int = 0
     staleness_histogram: Mapping[int, int] = field(default_factory=dict)
     mode: str = ""
+    push_codec: str = ""
     pinned_bytes: int = 0
     shared_bytes: int = 0
     borrowed_bytes: int = 0
@@ -100,7 +103,7 @@ class Tally:
         """Return a frozen copy."""
         total = sum(staleness * n for staleness, n in self.staleness.items())
         return Statistics(
-            **self.counts,
+            **self.counts,  # type: ignore[arg-type]  # those that there are, are numbers
             in_flight_bytes=in_flight_bytes,
             clock=clock,
             staleness_mean=total / max(1, self.counts["pushes"]),

@@ -1,0 +1,88 @@
+"""What gradients become on their way to one shard: encoded, with what codecs leave out kept for later."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from zmqps.codecs import Codec
+from zmqps.core.protocol.arrays import Array
+from zmqps.core.protocol.encoding import RAW, Coding, choose
+from zmqps.core.worker.outbox import Request
+from zmqps.core.worker.plan import Cargo
+from zmqps.core.worker.transfer import Push, Source
+
+
+class Packer:
+    """Encodes the gradients for one shard.
+
+    Parameters
+    ----------
+    coding
+        The door to the codecs.
+    """
+
+    def __init__(self, coding: Coding) -> None:
+        self.left_out: dict[int, Array] = {}  # by slice: what lossy codecs have not sent yet
+        self._coding = coding
+
+    def pack(self, request: Request, source: Source) -> tuple[str, list[Array]]:
+        """Return the gradients of a request and the codec they are in.
+
+        Encoding changes the residuals, so it is done once and kept for a resend.
+        """
+        if request.encoded is not None:
+            return request.encoded
+        if source.encoded is not None:
+            found = [source.encoded[cargo] for cargo in request.cargoes]
+            return found[0][0], [blob for _, blob in found]
+        codec = None if request.codec == RAW else choose(request.codec, request.nbytes)
+        if codec is not None and codec.error_feedback:
+            residuals = [self._residuals(cargo) for cargo in request.cargoes]
+            return self._keep(request, codec, self._encode(request, codec, source, residuals))
+        left = request.chosen and any(cargo.slice.index in self.left_out for cargo in request.cargoes)
+        if codec is None and not left:
+            return RAW, source.payload(request.cargoes)
+        return self._keep(request, codec, self._encode(request, codec, source, None, with_left=left))
+
+    def _encode(
+        self,
+        request: Request,
+        codec: Codec | None,
+        source: Source,
+        residuals: list[list[Array]] | None,
+        *,
+        with_left: bool = False,
+    ) -> list[Array]:
+        parts = map(source.pieces, request.cargoes)
+        if with_left:
+            parts = map(self._with_left, request.cargoes, parts)
+        if codec is None:
+            return [np.concatenate(pieces) for pieces in parts]
+        return self._coding.compress(codec, parts, residuals, request.seq)
+
+    def _with_left(self, cargo: Cargo, pieces: Sequence[Array]) -> list[Array]:
+        """Return gradients with what earlier ones were left without: the codec of now would never send it."""
+        if cargo.slice.index not in self.left_out:
+            return list(pieces)
+        residual = np.concatenate(self._residuals(cargo))
+        whole = np.concatenate(pieces) + residual
+        for left in self._residuals(cargo):
+            left[:] = 0.0
+        if not self.left_out[cargo.slice.index].any():
+            del self.left_out[cargo.slice.index]
+        return [whole]
+
+    def _keep(self, request: Request, codec: Codec | None, blobs: list[Array]) -> tuple[str, list[Array]]:
+        text = RAW if codec is None else codec.spec
+        request.encoded = text, blobs
+        if isinstance(request.transfer, Push) and request.transfer.blobs is not None:
+            request.transfer.blobs |= {c: (text, blob) for c, blob in zip(request.cargoes, blobs, strict=True)}
+        return request.encoded
+
+    def _residuals(self, cargo: Cargo) -> list[Array]:
+        slice_ = cargo.slice
+        if slice_.index not in self.left_out:
+            self.left_out[slice_.index] = np.zeros(slice_.size, cargo.dtype)
+        return [self.left_out[slice_.index][start:stop] for start, stop in cargo.bounds]

@@ -1,0 +1,147 @@
+"""Simulated training whose workers choose how gradients travel: nothing is lost when they choose anew."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from zmqps.codecs import auto
+from zmqps.core.job.spec import JobSpec, Parameter
+from zmqps.core.protocol.arrays import Array
+from zmqps.core.protocol.encoding import CODING, RAW, Coding
+from zmqps.core.protocol.messages import Message
+from zmqps.core.protocol.messages import Push as PushMessage
+from zmqps.core.worker.choice import NUM_SAMPLES
+from zmqps.core.worker.operations import Attached, Enter, Exchange, Finish, Init, Join
+from zmqps.core.worker.plan import plan
+from zmqps.core.worker.session import SessionMachine
+from zmqps.core.worker.transfer import Pull, Push, Source, Target
+from zmqps.optim import sgd
+from zmqps.testing.engine import Node, Program
+from zmqps.testing.training import Training
+
+if TYPE_CHECKING:
+    from zmqps.testing.cluster import SimulatedCluster
+
+#: Exact for small whole numbers; the latter leaves most values for later.
+ALLOWED = auto("fp16", "bf16", "topk:fraction=0.05")
+#: Bytes a second that a node sends, by turns.
+BANDWIDTHS = (2e6, 3e7, 1.25e9)
+#: Seconds that encoding takes a byte, on a fast processor and on a slow one: workers have one or the other.
+COSTS = ({"fp16": 1e-10, "bf16": 1e-10, "topk:fraction=0.05": 5e-10}, {"fp16": 2e-8, "bf16": 1e-8})
+#: Whole numbers up to this: sums of what was left out stay exact in each codec.
+LARGEST = 3
+
+
+@dataclass(kw_only=True)
+class CodedTraining(Training):
+    """Each worker pushes whole numbers, again and again, while the wire becomes faster and slower.
+
+    Encoded they are what they were. So at the end the values are the sum of all that was pushed, but for what workers
+    still keep for later; in the synchronous mode, of as many workers as make a mean exact, the sum of the means.
+
+    Parameters
+    ----------
+    staleness
+        As in `zmqps.core.job.spec.JobSpec`.
+    steps
+        Of each worker.
+    size
+        Elements of the parameter: enough that the time of a push is taken.
+    bandwidths
+        What a node may send.
+    compute_s, timeout
+        Seconds that a step computes, and that anything may wait.
+    """
+
+    staleness: int | None = None
+    steps: int = 24
+    size: int = 40_000
+    bandwidths: tuple[float, ...] = BANDWIDTHS
+    compute_s: float = 0.02
+    timeout: float = 60.0
+    slice_nbytes: int = 40_000
+
+    def __post_init__(self) -> None:
+        self.given = np.zeros(self.size)  # by all workers
+        self.sent: set[str] = set()  # the codecs of messages
+
+    def coding(self, number: int) -> Coding:
+        """Return the door to the codecs, as they are on a fast processor or on a slow one."""
+        return CODING._replace(cost=COSTS[number % len(COSTS)].get)
+
+    def job(self) -> tuple[JobSpec, list[Array]]:
+        """A tensor of zeros, plain SGD."""
+        job = JobSpec(
+            parameters=(Parameter("layer.weight", (self.size,), "float32"),),
+            optimizer=sgd(1.0).to_wire(),
+            staleness=self.staleness,
+            push_codec=ALLOWED.spec,
+        )
+        return job, [np.zeros(self.size, np.float32)]
+
+    def watch(self, simulation: SimulatedCluster) -> None:
+        """Note what gradients travel in."""
+        simulation.on_send.append(lambda node, to, message: self._sends(message))
+
+    def _sends(self, message: Message) -> None:
+        if isinstance(message, PushMessage):
+            self.sent.add(message.codec)
+            assert message.codec in (RAW, *ALLOWED.allowed), (
+                f"gradients travel in {message.codec}, which is not allowed"
+            )
+
+    def program(self, simulation: SimulatedCluster, worker: Node) -> Program:
+        """Join, start the job; push; look whether all of it is there; finish."""
+        rng, t = simulation.rng, self.timeout
+        job, values = self.job()
+        yield Join(0.0), t
+        attached: Attached = yield Init(0.0, job=job, values=values), 3 * t
+        cargoes = plan(attached.placement)
+        for _ in range(self.steps):
+            if rng.random() < 0.1:
+                simulation.network.bandwidth = rng.choice(self.bandwidths)
+            yield self.compute_s * rng.choice((0.5, 1.0, 1.5))
+            gradient = _gradient(self.size, rng.randrange(1 << 16))
+            self.given += gradient
+            source = Source(arrays=[gradient], codec=job.push_codec)
+            yield Exchange(push=Push(cargoes=cargoes, source=source, whole=True)), t
+            simulation.counters["steps"] += 1
+            self._check_changes(worker)
+        yield Enter(0.0, barrier="pushed"), t
+        out = [np.empty(self.size, np.float32)]
+        yield Exchange(pull=Pull(cargoes=cargoes, target=Target(arrays=out))), t
+        self._check_sum(simulation, out[0])
+        yield Enter(0.0, barrier="read"), t  # until then nobody lets go of what it has kept
+        yield Finish(0.0), t
+
+    def _check_changes(self, worker: Node) -> None:
+        """Assert that no codec was given up before it was known."""
+        assert isinstance(worker.machine, SessionMachine)
+        for link in worker.machine.links.by_shard:
+            assert link.timing is not None
+            changes, most = link.timing.choice.changes, self.steps / NUM_SAMPLES
+            assert changes <= most, f"{worker.name} has changed its codec {changes} times in {self.steps} steps"
+
+    def _check_sum(self, simulation: SimulatedCluster, values: Array) -> None:
+        """Assert that all that was pushed has come, or is kept for later."""
+        kept = np.zeros(self.size)
+        workers = [node.machine for node in simulation.workers if isinstance(node.machine, SessionMachine)]
+        for machine in workers:
+            assert machine.attached is not None
+            for link, slices in zip(machine.links.by_shard, machine.attached.placement.slices, strict=True):
+                for slice_ in slices:
+                    if (left := link.packer.left_out.get(slice_.index)) is not None:
+                        kept[slice_.start : slice_.stop] += left
+        parts = 1 if self.staleness is None else len(workers)
+        missing = self.given - kept + parts * values.astype(np.float64)
+        wrong = np.flatnonzero(missing)
+        assert not wrong.size, f"of element {wrong[0]} {missing[wrong[0]]} is missing of what was pushed"
+
+
+def _gradient(size: int, seed: int) -> Array:
+    """Return small whole numbers; many are zero."""
+    values: Array = np.random.default_rng(seed).integers(-LARGEST, LARGEST + 1, size).astype(np.float32)
+    return values
