@@ -36,6 +36,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "core/worker": "errors codecs rows core/protocol core/treatments core/job core/node",
         "core/coordinator/consistency": "errors core/job",
         "core/coordinator": "errors core/protocol core/job core/node core/coordinator/consistency",
+        "core/host": "errors core/protocol",
     },
     "Doors: sockets, shared memory, GPUs, recording, files": {
         "net": "errors checks core/protocol core/node",
@@ -48,6 +49,7 @@ ROOMS: dict[str, dict[str, str]] = {
         # checkpoint: a table is written into the same files as one of a checkpoint
         "client": "errors checks checkpoint codecs optim rows core/protocol core/job core/worker net net/lane gpu "
         "trace",
+        "client/host": "errors checks codecs client core/protocol core/job core/host core/worker net net/lane",
         "nodes": "errors checks checkpoint codecs optim rows core/protocol core/treatments core/job core/node "
         "core/server core/coordinator net net/lane gpu trace",
         "keys": "errors checks core/protocol net nodes",
@@ -59,7 +61,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "initial": "rows",
         "stale": "core/treatments",
         "pipeline": "errors checks codecs core/protocol net",
-        "worker": "errors checks codecs optim core/protocol core/treatments core/job core/worker client",
+        "worker": "errors checks codecs optim core/protocol core/treatments core/job core/worker client client/host",
         "aio": "errors client codecs core/job core/worker worker",
         "local": "errors checks core/protocol worker",
         "ray": "errors checks core/protocol core/coordinator keys launch",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,8 @@ from zmqps.optim import OptimizerSpec, rates_of, sgd
 TRANSPORT_VARIABLE = "ZMQPS_TRANSPORT"
 JOB_VARIABLE = "ZMQPS_JOB"
 JOB_SECRET_VARIABLE = "ZMQPS_JOB_SECRET"
+COMBINE_VARIABLE = "ZMQPS_COMBINE"
+COMBINES = ("none", "host")
 DEFAULT_JOB = "default"
 
 
@@ -360,6 +363,7 @@ def connect(
     keys: str | os.PathLike[str] | None = None,
     token: str | None = None,
     io_threads: int = 1,
+    combine: str | None = None,
 ) -> Worker:
     """Join a cluster as a worker of one of its jobs.
 
@@ -395,6 +399,9 @@ def connect(
     io_threads : int
         How many threads read and write sockets, and encrypt what goes through them; more than one pays with keys
         and several servers.
+    combine : {"none", "host"}, optional
+        ``host``: the workers of this job on this host add their gradients in shared memory, push them once, and read
+        values once (``docs/combine.md``); by default what ``ZMQPS_COMBINE`` says, or ``none``.
 
     Returns
     -------
@@ -417,7 +424,10 @@ def connect(
     job = os.environ.get(JOB_VARIABLE) or DEFAULT_JOB if job is None else job
     transport = os.environ.get(TRANSPORT_VARIABLE) or "auto" if transport is None else transport
     secret = os.environ.get(JOB_SECRET_VARIABLE) or None if job_secret is None else job_secret
-    return Worker(
+    if combine is None:  # what the environment says is meant for those who train
+        combine = "none" if observer else os.environ.get(COMBINE_VARIABLE) or "none"
+    kind = Worker if checks.one_of("combine", combine, COMBINES) == "none" else _host_worker()
+    return kind(
         address,
         job=job,
         timeout=timeout,
@@ -429,3 +439,13 @@ def connect(
         token=token,
         io_threads=io_threads,
     )
+
+
+@cache
+def _host_worker() -> type[Worker]:
+    from zmqps.client.host.pusher import HostPusher  # which nobody else pays for
+
+    class HostWorker(HostPusher, Worker):
+        """A worker that combines its gradients with those of its host (``combine="host"``)."""
+
+    return HostWorker

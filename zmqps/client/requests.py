@@ -236,9 +236,8 @@ class Requests:
             named = {*arrays, *check_names(nothing, self._index)}
         else:
             arrays = named = plain
-        if self._set_only and (wrong := sorted(self._set_only.intersection(named))):
-            name = self.job.parameters[wrong[0]].name
-            raise ConfigurationError(f"{name!r} is a buffer, which has no gradient: worker.set or worker.average it")
+        if self._set_only:
+            self._refuse_buffers(named)
         if self._unmeasured is not None and codec is None:
             self._measure(self._unmeasured)  # by the thread that waits for it: the other one sends heartbeats
             self._unmeasured = None
@@ -323,6 +322,42 @@ class Requests:
         waits = push.whole and pull.cargoes is push.cargoes and job.mode == "sync" and job.aggregate is None
         push.source.stays = bool(push.source.in_place) and waits and job.nonfinite == "reject"
         return self.buffers if push.source.stays else None
+
+    def _refuse_buffers(self, named: Collection[int]) -> None:
+        if wrong := sorted(self._set_only.intersection(named)):
+            name = self.job.parameters[wrong[0]].name
+            raise ConfigurationError(f"{name!r} is a buffer, which has no gradient: worker.set or worker.average it")
+
+    def gradients(self, grads: Mapping[str, Any]) -> tuple[dict[int, Array], frozenset[int]]:
+        """Return gradients by parameter number, flat and on this host, and which a step still lacks beside them."""
+        nothing, some = _without_none(grads)
+        arrays = look(some, self.job.parameters, self._index, self._handover)
+        named = {*arrays, *check_names(nothing, self._index)}
+        self._refuse_buffers(named)
+        return flatten(arrays, self._handover), self._trained.difference(named)
+
+    def receive(
+        self, names: str | Iterable[str] | None, out: Mapping[str, Any] | None, copy: bool
+    ) -> tuple[dict[int, Array], Callable[[int], Params]]:
+        """Return where values by parameter number go, flat, and what makes the caller's dict of them, and a version."""
+        pull, result = self.pull(names, out, None, None, None)
+        if not copy and not checks.flag("copy", copy) and out is not None:
+            raise ConfigurationError("copy=False returns values where they lie; with out= they are copied there")
+        target = pull.target
+        if target.tables is not None:
+            tables = target.tables
+            flat = {self._index[name]: tables[t][start:stop] for name, t, start, stop, _ in self._layout}
+        else:
+            flat = {n: array for n, array in enumerate(target.arrays) if array is not None}
+
+        def deliver(version: int) -> Params:
+            params = result(None)
+            params.version = version
+            for array in () if copy else params.values():
+                array.flags.writeable = False
+            return params
+
+        return flat, deliver
 
     def _receive(
         self,

@@ -17,6 +17,7 @@
     │   └── ForkedError                      it belongs to the process that this one was forked from
     ├── PeerLostError (ConnectionError)      a node vanished; names it and its last sign of life
     ├── CoordinatorRestartedError (ConnectionError)  another coordinator answers at the address of the one it had joined
+    ├── HostLeaderLostError (ConnectionError)  the worker that pushes for its host ended while it did
     ├── JournalBehindError (RuntimeError)    servers have steps of which the coordinator's journal knows nothing
     ├── EvictedError (ConnectionError)       the others went on without this node
     ├── ShutdownError (ConnectionError)      the cluster is ending
@@ -91,6 +92,7 @@ from zmqps.errors.nodes import (
     DeadlineError,
     EvictedError,
     ForkedError,
+    HostLeaderLostError,
     IdentityError,
     InternalError,
     KeyRefusedError,
@@ -150,6 +152,7 @@ __all__ = [
     "EvictedError",
     "Fact",
     "ForkedError",
+    "HostLeaderLostError",
     "IdentityError",
     "InternalError",
     "JobEndedError",

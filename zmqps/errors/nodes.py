@@ -45,6 +45,20 @@ class PeerLostError(PSError, ConnectionError):
     advice: str
 
 
+class HostLeaderLostError(PSError, ConnectionError):
+    """The worker that pushes for those of its host (``combine="host"``) ended while it did: the step may count or not.
+
+    Another one does it from the next call on.
+    """
+
+    code = 19
+    text = (
+        "lost {leader}, which pushes for the workers of this host, while it did: the gradients of this step may count "
+        "or not; go on with the next ones (push), or without (skip), and another worker of this host pushes for it"
+    )
+    leader: str
+
+
 class CoordinatorRestartedError(PSError, ConnectionError):
     """The coordinator that this node had joined has ended, and another one answers at its address."""
 

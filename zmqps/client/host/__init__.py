@@ -1,0 +1,1 @@
+"""Workers of one host that combine their gradients: `zmqps.connect(..., combine="host")`."""

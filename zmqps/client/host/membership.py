@@ -1,0 +1,136 @@
+"""A member's connection to the leader of its host group."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import threading
+import time
+
+from zmqps.core.host.messages import (
+    MAX_NBYTES,
+    Alive,
+    HostMessage,
+    Joined,
+    JoinGroup,
+    Pushing,
+    Waiting,
+    decode,
+    encode,
+)
+from zmqps.errors import ProtocolError
+from zmqps.net.meeting import Met
+
+#: Seconds between signs of life until the leader has said how many.
+INTERVAL_S = 1.0
+
+
+class LeaderGoneError(Exception):
+    """The leader is gone, or silent; ``pushing``: it may have pushed what it was brought."""
+
+    def __init__(self, *, pushing: bool) -> None:
+        super().__init__()
+        self.pushing = pushing
+
+
+class Membership:
+    """Asks the leader, one question at a time, and says that this process lives.
+
+    Parameters
+    ----------
+    met
+        With the connection.
+    title
+        Who this is.
+    pid
+        Its process.
+    step
+        Of its next gradients.
+    timeout
+        Seconds of silence after which the leader is taken for lost, until it has said how many.
+    """
+
+    def __init__(self, met: Met, title: str, pid: int, step: int, timeout: float) -> None:
+        self.met = met
+        self.step = step  # asynchronous: the next round
+        self.leader = "the leader of this host's workers"
+        self.waiting = self.leader
+        self._pushing = False
+        self._interval, self._timeout = INTERVAL_S, timeout
+        self._answers: queue.SimpleQueue[HostMessage | None] = queue.SimpleQueue()  # a few for each question
+        self._closed = False
+        met.connection.settimeout(INTERVAL_S)
+        self.tell(JoinGroup(title, pid, step))
+        self._thread = threading.Thread(target=self._main, name="zmqps-host-member", daemon=True)
+        self._thread.start()
+
+    def tell(self, message: HostMessage) -> None:
+        """Say something that is not answered, or not yet."""
+        with contextlib.suppress(OSError):  # the thread notices
+            self.met.connection.send(encode(message))
+
+    def ask(self, message: HostMessage | None, ends_at: float) -> HostMessage | None:
+        """Ask, and return the answer; None: there is none until then.
+
+        Raises
+        ------
+        LeaderGoneError
+            The leader is.
+        """
+        self._pushing = False
+        if message is not None:
+            self.tell(message)
+        while True:
+            try:
+                answer = self._answers.get(timeout=max(0.0, min(ends_at - time.monotonic(), threading.TIMEOUT_MAX)))
+            except queue.Empty:
+                return None
+            if answer is None:
+                self._answers.put(None)  # for the next who asks
+                raise LeaderGoneError(pushing=self._pushing)
+            if isinstance(answer, Waiting):
+                self.waiting = answer.text
+            elif isinstance(answer, Pushing):
+                self._pushing, self.waiting = True, "the servers' acknowledgements of this host's push"
+            else:
+                return answer
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self.met.connection.shutdown(socket.SHUT_RDWR)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def disown(self) -> None:
+        """Close, in a forked child, what is the parent's."""
+        self.met.connection.close()
+
+    def _main(self) -> None:
+        connection = self.met.connection
+        heard_at = beat_at = time.monotonic()
+        while not self._closed:
+            try:
+                data = connection.recv(MAX_NBYTES + 1)
+                if not data:
+                    break
+                heard_at = time.monotonic()
+                message = decode(data)
+                if isinstance(message, Joined):
+                    self._interval, self._timeout, self.step = message.interval, message.timeout, message.step
+                    self.leader = message.name
+                    connection.settimeout(self._interval / 2)
+                if not isinstance(message, Alive):
+                    self._answers.put(message)
+            except TimeoutError:
+                if time.monotonic() - heard_at > self._timeout:
+                    break
+            except (OSError, ProtocolError):
+                break
+            if time.monotonic() - beat_at >= self._interval / 2:
+                beat_at = time.monotonic()
+                self.tell(Alive())
+        connection.close()
+        self._answers.put(None)

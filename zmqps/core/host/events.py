@@ -1,0 +1,96 @@
+"""What happens to the leader of a host group, and what it wants done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from zmqps.core.host.messages import Bring, HostMessage
+from zmqps.errors import PSError
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """A member, by the number of its connection, has said something."""
+
+    member: int
+    message: HostMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A connection has ended, whoever ended it; also where something could not be sent over it."""
+
+    member: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """The round under way is with the servers, or the push has failed; ``alone``: nothing was sent, nor can be."""
+
+    error: PSError | None = None
+    alone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Values have come, and were asked for at a step; or they have not."""
+
+    number: int
+    step: int
+    version: int = 0
+    error: PSError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rewound:
+    """The job has gone back to a checkpoint: what was read before counts no more."""
+
+
+HostEvent = Heard | Gone | Pushed | Fetched | Rewound
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Send a message to a member."""
+
+    member: int
+    message: HostMessage
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Close a connection, once all that was said before has left."""
+
+    member: int
+
+
+@dataclass(frozen=True, slots=True)
+class PushRound:
+    """Add up what members have brought to a step, push it, and end the leader's step; answered by `Pushed`.
+
+    Leave out whom `Pushing`, which was said to each right before, could not be sent to: it does it again elsewhere.
+    """
+
+    step: int
+    brought: Mapping[int, Bring]
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Pull into one of the places for values; answered by `Fetched`, asynchronous: with this step."""
+
+    number: int
+    place: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """Write a line to the log."""
+
+    level: str
+    text: str
+
+
+HostAction = Tell | Drop | PushRound | Fetch | Say

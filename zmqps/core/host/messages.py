@@ -1,0 +1,274 @@
+"""What the members of a host group and its leader say to each other, over a socket of their host.
+
+They run the same version of this package as the same user, so there is no version and no proof in here. What comes is
+checked all the same: it may be damaged, or written by something else of this user.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
+
+from zmqps.core.protocol.plain import pack, unpack
+from zmqps.errors import ProtocolError
+
+#: Of one message; the longest names how often each of many parameters counts.
+MAX_NBYTES = 128 << 10
+#: Whole numbers on the way: none is larger.
+MOST = (1 << 63) - 1
+
+#: An arena as others map it (`zmqps.net.lane.arena.Description`): process, file descriptor, bytes, key.
+Place = tuple[int, int, int, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class HostMessage:
+    """Base of all of them; ``kind`` is its number on the way."""
+
+    kind: ClassVar[int] = 0
+
+
+# --- of a member ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class JoinGroup(HostMessage):
+    """I am ``name``, and my next gradients are of step ``step``; asynchronous: whatever round is next."""
+
+    kind: ClassVar[int] = 1
+    name: str
+    pid: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Bring(HostMessage):
+    """My gradients of a step lie in ``places``, one for each table of the key space.
+
+    ``counts`` says how many examples they are the sum of, as runs of parameters: first, one past the last, count. A
+    parameter that is in none has no gradient. ``codec`` is empty where the job's is meant.
+    """
+
+    kind: ClassVar[int] = 2
+    step: int
+    places: Sequence[Place]
+    counts: Sequence[tuple[int, int, int]]
+    codec: str = ""
+    atomic: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Want(HostMessage):
+    """Values for a read at a step; ``fresh``: read from the servers after this was asked."""
+
+    kind: ClassVar[int] = 3
+    step: int
+    fresh: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Got(HostMessage):
+    """I have read the values of a number, and their memory may be written again."""
+
+    kind: ClassVar[int] = 4
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Away(HostMessage):
+    """I am in a barrier, or ask for examples: no round waits for me."""
+
+    kind: ClassVar[int] = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Here(HostMessage):
+    """I am back, and my next gradients are of a step."""
+
+    kind: ClassVar[int] = 6
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Alive(HostMessage):
+    """A sign of life, both ways."""
+
+    kind: ClassVar[int] = 7
+
+
+# --- of the leader ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Joined(HostMessage):
+    """You are in; ``name`` leads, and ``step`` is the next round. Say that you live every ``interval`` seconds."""
+
+    kind: ClassVar[int] = 16
+    name: str
+    step: int
+    interval: float
+    timeout: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pushing(HostMessage):
+    """Your gradients of a step leave this host now: until the answer nobody knows whether they count."""
+
+    kind: ClassVar[int] = 17
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done(HostMessage):
+    """The gradients of a step are with the servers."""
+
+    kind: ClassVar[int] = 18
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Alone(HostMessage):
+    """Do it yourself: push the gradients of this step, or read; nothing was done with what you brought."""
+
+    kind: ClassVar[int] = 19
+    reads: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Failed(HostMessage):
+    """The push of a round, or a read, has failed, for all alike."""
+
+    kind: ClassVar[int] = 20
+    reads: bool
+    code: int
+    text: str
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Values(HostMessage):
+    """The values you wanted lie in ``places``; say `Got` when you have read them."""
+
+    kind: ClassVar[int] = 21
+    number: int
+    version: int
+    places: Sequence[Place]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting(HostMessage):
+    """Whom your round waits for."""
+
+    kind: ClassVar[int] = 22
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped(HostMessage):
+    """You were silent for too long: the others go on without you."""
+
+    kind: ClassVar[int] = 23
+    silent_s: float
+
+
+KINDS: dict[int, type[HostMessage]] = {
+    cls.kind: cls
+    for cls in (
+        JoinGroup,
+        Bring,
+        Want,
+        Got,
+        Away,
+        Here,
+        Alive,
+        Joined,
+        Pushing,
+        Done,
+        Alone,
+        Failed,
+        Values,
+        Waiting,
+        Dropped,
+    )  # fmt: skip
+}
+
+
+def encode(message: HostMessage) -> bytes:
+    """Return a message in bytes.
+
+    Raises
+    ------
+    ProtocolError
+        It is too long.
+    """
+    data = pack([message.kind, *(getattr(message, field.name) for field in fields(message))])
+    if len(data) > MAX_NBYTES:
+        raise ProtocolError(f"a message of {len(data)} bytes to the workers of this host; {MAX_NBYTES} is the most")
+    return data
+
+
+def decode(data: bytes) -> HostMessage:
+    """Return the message in some bytes.
+
+    Raises
+    ------
+    ProtocolError
+        There is none.
+    """
+    entries = unpack(data)
+    cls = KINDS.get(entries[0]) if type(entries) is list and entries and type(entries[0]) is int else None
+    if cls is None or len(entries) != 1 + len(fields(cls)):
+        raise ProtocolError("that is no message of a host group")
+    for field, value in zip(fields(cls), entries[1:], strict=True):
+        if not _CHECKS[field.name](value):
+            raise ProtocolError(f"a {cls.__name__} with a {field.name} of {value!r:.40}")
+    return cls(*entries[1:])
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is int and 0 <= value <= MOST
+
+
+def _are_places(value: Any) -> bool:
+    return type(value) is list and all(
+        type(entry) is list
+        and len(entry) == 4
+        and all(_is_whole(number) for number in entry[:3])
+        and type(entry[3]) is bytes
+        for entry in value
+    )
+
+
+def _are_counts(value: Any) -> bool:
+    if type(value) is not list:
+        return False
+    end = 0
+    for run in value:
+        if type(run) is not list or len(run) != 3 or not all(_is_whole(number) for number in run):
+            return False
+        if not end <= run[0] < run[1] or not run[2]:
+            return False
+        end = run[1]
+    return True
+
+
+def _is_flag(value: Any) -> bool:
+    return type(value) is bool
+
+
+def _is_text(value: Any) -> bool:
+    return type(value) is str
+
+
+def _is_seconds(value: Any) -> bool:
+    return type(value) is float and value >= 0.0
+
+
+_CHECKS = {
+    "name": _is_text, "pid": _is_whole, "step": _is_whole, "places": _are_places, "counts": _are_counts,
+    "codec": _is_text, "atomic": _is_flag, "fresh": _is_flag, "number": _is_whole, "interval": _is_seconds,
+    "timeout": _is_seconds, "reads": _is_flag, "code": _is_whole, "text": _is_text,
+    "facts": lambda value: type(value) is dict and all(type(name) is str for name in value),
+    "version": _is_whole, "silent_s": _is_seconds,
+}  # fmt: skip

@@ -1,0 +1,143 @@
+"""Values that a host reads once: who wants them, which are there, and whose memory may be written again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from zmqps.core.host.events import Fetch, Fetched, HostAction, Tell
+from zmqps.core.host.messages import Alone, Failed, Place, Values, Want
+from zmqps.errors import PSError
+
+#: Places for values: one that members still read, and one that the next are put into.
+NUM_PLACES = 2
+
+
+@dataclass(slots=True)
+class Copy:
+    """Values in one of the places; ``number`` counts all that were ever fetched."""
+
+    number: int
+    place: int
+    step: int
+    version: int = 0
+    there: bool = False
+    readers: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Reader:
+    """A member that waits; ``last`` is the number of the last fetch that it waits for."""
+
+    want: Want
+    last: int
+    after: int  # asynchronous: it has read this number already
+
+
+class ValueShelf:
+    """The values of a host group.
+
+    Parameters
+    ----------
+    exact
+        Whether values of a step never change: those read at it serve everybody, as often as they like. Otherwise
+        whoever has read them wants newer ones.
+    """
+
+    def __init__(self, *, exact: bool) -> None:
+        self.places: list[list[Place]] = [[] for _ in range(NUM_PLACES)]  # filled in by the shell, before the first
+        self._exact = exact
+        self._copies: dict[int, Copy] = {}  # by place
+        self._number = 0
+        self._fetching: Copy | None = None
+        self._readers: dict[int, Reader] = {}
+        self._seen: dict[int, int] = {}
+
+    def want(self, member: int, want: Want, step: int) -> list[HostAction]:
+        """Answer a member that wants values, or begin to fetch some; a fetch that begins now is of ``step``."""
+        reader = Reader(want, 0, self._number if want.fresh else self._seen.get(member, 0))
+        for copy in sorted(self._copies.values(), key=lambda copy: -copy.number):
+            if copy.there and self._serves(copy, reader):
+                return [self._give(member, copy)]
+        if self._fetching is not None:
+            reader.last = self._number + 1
+            self._readers[member] = reader
+            return []
+        return self._fetch({member: reader}, step)
+
+    def fetched(self, event: Fetched, step: int) -> list[HostAction]:
+        """Hand out what has come."""
+        copy, self._fetching = self._fetching, None
+        assert copy is not None
+        assert copy.number == event.number
+        waiting, self._readers = self._readers, {}
+        if event.error is not None:
+            del self._copies[copy.place]
+            return [Tell(member, failed(event.error, reads=True)) for member in waiting]
+        copy.step, copy.version, copy.there = event.step, event.version, True
+        actions, rest = list[HostAction](), dict[int, Reader]()
+        for member, reader in waiting.items():
+            if self._serves(copy, reader):
+                actions.append(self._give(member, copy))
+            elif reader.last > copy.number:
+                rest[member] = reader
+            else:  # the leader is at another step
+                actions.append(Tell(member, Alone(reads=True)))
+        return actions + (self._fetch(rest, step) if rest else [])
+
+    def got(self, member: int, number: int) -> None:
+        """A member has read what it was given."""
+        for copy in self._copies.values():
+            if copy.number == number:
+                copy.readers.discard(member)
+
+    def forget(self, member: int) -> None:
+        """A member is gone."""
+        self._readers.pop(member, None)
+        self._seen.pop(member, None)
+        for copy in self._copies.values():
+            copy.readers.discard(member)
+
+    def outdate(self) -> None:
+        """What is there serves nobody any more, nor what is on its way."""
+        for copy in self._copies.values():
+            copy.step = -1
+        for member in self._seen:
+            self._seen[member] = self._number
+        for reader in self._readers.values():
+            reader.after, reader.last = self._number, self._number + 1
+
+    def _serves(self, copy: Copy, reader: Reader) -> bool:
+        if copy.step < 0:
+            return False
+        if self._exact:
+            return copy.step == reader.want.step and (not reader.want.fresh or copy.number > reader.after)
+        return copy.step >= reader.want.step and copy.number > reader.after
+
+    def _give(self, member: int, copy: Copy) -> HostAction:
+        copy.readers.add(member)
+        self._seen[member] = copy.number
+        return Tell(member, Values(copy.number, copy.version, self.places[copy.place]))
+
+    def _fetch(self, readers: dict[int, Reader], step: int) -> list[HostAction]:
+        busy = {copy.place for copy in self._copies.values() if copy.readers}
+        free = [place for place in range(NUM_PLACES) if place not in busy]
+        if not free:  # members that are slow still read all there is: nobody waits for them
+            return [Tell(member, Alone(reads=True)) for member in readers]
+        oldest = min(free, key=lambda place: self._copies[place].number if place in self._copies else 0)
+        self._number += 1
+        self._fetching = self._copies[oldest] = Copy(self._number, oldest, step)
+        for member, reader in readers.items():
+            reader.last = self._number
+            self._readers[member] = reader
+        return [Fetch(self._number, oldest, step)]
+
+    def validate(self) -> None:
+        """Assert that nobody waits for nothing, and nothing is written that somebody reads."""
+        assert self._fetching is not None or not self._readers
+        assert self._fetching is None or not self._fetching.readers
+        assert len(self._copies) <= NUM_PLACES
+
+
+def failed(error: PSError, *, reads: bool) -> Failed:
+    """Return the message that says what has failed."""
+    return Failed(reads, error.code, str(error), dict(error.facts()))
