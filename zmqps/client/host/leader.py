@@ -16,7 +16,6 @@ from functools import partial
 from pathlib import Path
 
 from zmqps.client.host.memory import Layout, MappedModels
-
 from zmqps.core.host.events import (
     Drop,
     Fetch,

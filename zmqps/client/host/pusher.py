@@ -19,16 +19,14 @@ import numpy as np
 from zmqps import checks
 from zmqps.client.host.leader import Brought, Leader
 from zmqps.client.host.membership import LeaderGoneError, Membership
-from zmqps.client.host.memory import Layout, MappedModels, SharedModel, average, counts_of, runs
+from zmqps.client.host.memory import runs
+from zmqps.client.host.rounds import HostModels, check_combines, lead, left, push_sums
 from zmqps.client.puller import Puller
 from zmqps.client.pusher import Pusher
-from zmqps.client.requests import Params, Requests
+from zmqps.client.requests import Params
 from zmqps.client.tensors import are_finite
 from zmqps.codecs import Codec
-from zmqps.core.host.events import Fetch, Fetched, Pushed
-from zmqps.core.host.group import GroupMachine
 from zmqps.core.host.messages import Alone, Away, Bring, Done, Dropped, Failed, Got, Here, HostMessage, Values, Want
-from zmqps.core.host.values import NUM_PLACES
 from zmqps.core.job.spec import MAX_COUNT, JobSpec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import check_codec
@@ -70,24 +68,11 @@ class HostGroup:
             leader.stop()
 
     def disown(self) -> None:
-        """Close, in a forked child, what is the parent's: as long as a socket is open, others take this one for alive."""
+        """Close, in a forked child, what is the parent's: while a socket is open, others take that for alive."""
         for one in (self.membership, self.leader):
             if one is not None:
                 one.disown()
         self.membership = self.leader = None
-
-
-class HostModels:
-    """The memory of one job that this worker shares: its gradients, and as a leader sums and values."""
-
-    def __init__(self, worker: HostPusher, requests: Requests) -> None:
-        parameters = requests.job.parameters
-        self.requests = requests
-        self.gradients_layout = Layout(parameters, buffers=False)
-        self.values_layout = Layout(parameters, buffers=True)
-        self.values = MappedModels(self.values_layout, NUM_PLACES)
-        self.gradients = SharedModel(self.gradients_layout, worker._arenas)
-        self.counts: dict[int, int] = {}  # how many examples the gradients are the sum of
 
 
 class HostPusher(Pusher):
@@ -252,7 +237,7 @@ class HostPusher(Pusher):
 
     def _attach(self, init: Init, timeout: float | None) -> Future[None]:
         if init.job is not None:
-            _check(init.job)
+            check_combines(init.job)
         return super()._attach(init, timeout)
 
     def _rejoin(self, timeout: float) -> float:
@@ -305,7 +290,7 @@ class HostPusher(Pusher):
         """Return the memory that is shared, for the job as it is."""
         requests = self._requests or self._job(None)
         if self._models is None or self._models.requests is not requests:
-            self._models = HostModels(self, requests)
+            self._models = HostModels(requests, self._arenas)
         return self._models
 
     def _brings(
@@ -361,7 +346,7 @@ class HostPusher(Pusher):
         while True:
             group = self._member(ends_at, title)
             step = (self._reads_at() or 0) if steps else group.step
-            bring = Bring(step, models.gradients.places, runs(counts), codec, atomic)
+            bring = Bring(step=step, places=models.gradients.places, counts=runs(counts), codec=codec, atomic=atomic)
             try:
                 answer = self._ask(group, bring, ends_at, title)
             except LeaderGoneError as gone:
@@ -374,12 +359,12 @@ class HostPusher(Pusher):
                 raise
             break
         if isinstance(answer, Alone):
-            brought = [Brought(Bring(step, (), runs(counts), codec, atomic), models.gradients.flat)]
-            _push(self, brought, advance if steps else None, ends_at)
+            brought = [Brought(bring, models.gradients.flat)]
+            push_sums(self, brought, advance if steps else None, ends_at)
         elif isinstance(answer, Done):
             group.step = answer.step + 1
             if steps and self._group.leader is None:  # the leader's push has ended its own step
-                self._submit(advance, _left(ends_at)).result()
+                self._submit(advance, left(ends_at)).result()
 
     def _member(self, ends_at: float, title: str) -> Membership:
         """Return the membership in the host's group; find it, or found it."""
@@ -390,10 +375,10 @@ class HostPusher(Pusher):
         while group.membership is None:
             if self._closed:
                 raise ClosedError("the worker was closed")
-            met = meeting.meet(path, _left(ends_at), stale=group.stale)
+            met = meeting.meet(path, left(ends_at), stale=group.stale)
             group.stale = None
             if met.listener is not None:
-                group.leader = self._lead(met, path)
+                group.leader = lead(self, self._shared(), met, path)
             membership = Membership(met, self._title, os.getpid(), self._reads_at() or 0, welcome.heartbeat_timeout)
             try:
                 answer = membership.ask(None, min(ends_at, time.monotonic() + welcome.heartbeat_timeout))
@@ -405,7 +390,7 @@ class HostPusher(Pusher):
                 group.stale = met.file
                 if time.monotonic() >= ends_at:
                     raise DeadlineError(
-                        operation=title, seconds=_left(ends_at), waiting_for="the leader of this host's workers"
+                        operation=title, seconds=left(ends_at), waiting_for="the leader of this host's workers"
                     )
                 continue
             group.membership = membership
@@ -451,7 +436,7 @@ class HostPusher(Pusher):
         flat, deliver = requests.receive(names, out, copy)
 
         def alone() -> Params:
-            return Pusher.pull_async(self, names, out=out, codec=codec, copy=copy, timeout=_left(ends_at)).result()
+            return Pusher.pull_async(self, names, out=out, codec=codec, copy=copy, timeout=left(ends_at)).result()
 
         def read() -> Params:
             models, fresh = self._shared(), self._fresh
@@ -475,127 +460,7 @@ class HostPusher(Pusher):
 
         return read
 
-    # --- the leader ---------------------------------------------------------------------------
-
-    def _lead(self, met: meeting.Met, path: Any) -> Leader:
-        """Begin to lead the group; nothing of it refers to this worker, which may be dropped."""
-        models, me = self._shared(), weakref.ref(self)
-        job, welcome = models.requests.job, self._thread.machine.member.welcome
-        assert welcome is not None
-        places = [SharedModel(models.values_layout, self._arenas) for _ in range(NUM_PLACES)]
-        sums = SharedModel(models.gradients_layout, self._arenas)
-
-        def worker() -> HostPusher:
-            found = me()
-            if found is None or found._closed:
-                raise ClosedError("the leader of this host's workers was closed")
-            return found
-
-        def push(step: int, brought: Sequence[Brought]) -> Pushed:
-            one = worker()
-            if job.mode != "async" and one._reads_at() != step:
-                return Pushed(alone=True)
-            advance = None if job.mode == "async" else Advance(0.0)
-            _push(one, brought, advance, one._ends_at(None), sums.flat)
-            return Pushed()
-
-        def fetch(what: Fetch) -> Fetched:
-            one = worker()
-            step = what.step if job.mode == "async" else one._reads_at() or 0
-            flat = places[what.place].flat
-            out = {p.name: flat[number].reshape(p.shape) for number, p in enumerate(job.parameters)}
-            version = Pusher.pull_async(one, out=out).result().version
-            return Fetched(what.number, version if job.mode == "sync" else step, version)
-
-        machine = GroupMachine(
-            self._title, job.mode, self._reads_at() or 0, welcome.heartbeat_interval, welcome.heartbeat_timeout,
-            time.monotonic(),
-        )  # fmt: skip
-        return Leader(
-            machine, met, path, layout=models.gradients_layout, push=push, fetch=fetch,
-            places=[place.places for place in places],
-        )  # fmt: skip
-
-
-def _push(
-    worker: HostPusher,
-    brought: Sequence[Brought],
-    advance: Advance | None,
-    ends_at: float,
-    sums: Mapping[int, Array] | None = None,
-) -> None:
-    """Push the mean of what was brought, as often as it counts, and end the worker's own step.
-
-    A parameter's mean is over those who brought it. So parameters that count equally often go together, as parts of
-    one step.
-
-    Parameters
-    ----------
-    worker
-        Who pushes.
-    brought
-        Sums over examples.
-    advance
-        How the step ends where nothing was brought; None: there are no steps.
-    ends_at
-        When to give up.
-    sums
-        Memory for the means; None: that of the one who brought something.
-    """
-    requests = worker._requests
-    assert requests is not None
-    parameters = requests.job.parameters
-    codecs = {one.bring.codec for one in brought if one.bring.counts}
-    if len(codecs) > 1:
-        raise ConfigurationError(
-            f"the workers of this host push one step with different codecs ({', '.join(sorted(codecs))}): use one"
-        )
-    counted = [(one.flat, counts_of(one.bring.counts, one.flat)) for one in brought]
-    together: dict[int, dict[str, Array]] = {}
-    for number in sorted({number for _, counts in counted for number in counts}):
-        summands = [flat[number] for flat, counts in counted if number in counts]
-        count = sum(counts.get(number, 0) for _, counts in counted)
-        if sums is None:
-            mean = summands[0] if count == 1 else summands[0] / summands[0].dtype.type(count)
-        else:
-            mean = sums[number]
-            average(mean, summands, count)
-        together.setdefault(count, {})[parameters[number].name] = mean.reshape(parameters[number].shape)
-    atomic = any(one.bring.atomic for one in brought)
-    codec = next(iter(codecs), "") or None
-    for index, (count, grads) in enumerate(together.items()):
-        last = index == len(together) - 1
-        Pusher.push_async(
-            worker, grads, examples=count, codec=codec, atomic=atomic, step=last and advance is not None,
-            timeout=_left(ends_at),
-        ).result()  # fmt: skip
-    if not together and advance is not None:
-        worker._submit(Advance(0.0, skips=advance.skips), _left(ends_at)).result()
-
-
-def _left(ends_at: float) -> float:
-    return max(ends_at - time.monotonic(), 0.001)
-
 
 def _finite(arrays: Sequence[Array]) -> bool:
     fast = [array for array in arrays if array.dtype in CHECKED]
     return are_finite(fast) and all(np.isfinite(array).all() for array in arrays if array.dtype not in CHECKED)
-
-
-def _check(job: JobSpec) -> None:
-    """Raise `ConfigurationError` where a job counts gradients of single workers."""
-    if job.aggregate is not None:
-        raise ConfigurationError(
-            "combine='host' makes one gradient of those of a host, and replicas_to_aggregate counts those of workers: "
-            "leave out one of them"
-        )
-    if job.deterministic:
-        raise ConfigurationError(
-            "combine='host' adds the gradients of a host before those of others, whoever is there: deterministic training "
-            "adds them in the order of ranks; leave out one of them"
-        )
-    if job.counts_steps:
-        raise ConfigurationError(
-            "with combine='host' a schedule with count='steps' would take every host's push for a worker's: use "
-            "count='pushes', of which there is one a host and step"
-        )

@@ -42,7 +42,7 @@ class JoinGroup(HostMessage):
     step: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Bring(HostMessage):
     """My gradients of a step lie in ``places``, one for each table of the key space.
 
@@ -135,7 +135,7 @@ class Alone(HostMessage):
     reads: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Failed(HostMessage):
     """The push of a round, or a read, has failed, for all alike."""
 
@@ -172,26 +172,9 @@ class Dropped(HostMessage):
     silent_s: float
 
 
-KINDS: dict[int, type[HostMessage]] = {
-    cls.kind: cls
-    for cls in (
-        JoinGroup,
-        Bring,
-        Want,
-        Got,
-        Away,
-        Here,
-        Alive,
-        Joined,
-        Pushing,
-        Done,
-        Alone,
-        Failed,
-        Values,
-        Waiting,
-        Dropped,
-    )  # fmt: skip
-}
+_FROM_MEMBERS = (JoinGroup, Bring, Want, Got, Away, Here, Alive)
+_FROM_LEADERS = (Joined, Pushing, Done, Alone, Failed, Values, Waiting, Dropped)
+KINDS: dict[int, type[HostMessage]] = {cls.kind: cls for cls in (*_FROM_MEMBERS, *_FROM_LEADERS)}
 
 
 def encode(message: HostMessage) -> bytes:
@@ -223,7 +206,7 @@ def decode(data: bytes) -> HostMessage:
     for field, value in zip(fields(cls), entries[1:], strict=True):
         if not _CHECKS[field.name](value):
             raise ProtocolError(f"a {cls.__name__} with a {field.name} of {value!r:.40}")
-    return cls(*entries[1:])
+    return cls(**{field.name: value for field, value in zip(fields(cls), entries[1:], strict=True)})
 
 
 def _is_whole(value: Any) -> bool:

@@ -140,4 +140,4 @@ class ValueShelf:
 
 def failed(error: PSError, *, reads: bool) -> Failed:
     """Return the message that says what has failed."""
-    return Failed(reads, error.code, str(error), dict(error.facts()))
+    return Failed(reads=reads, code=error.code, text=str(error), facts=dict(error.facts()))

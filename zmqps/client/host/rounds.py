@@ -1,0 +1,160 @@
+"""The rounds of a host group: what is pushed for its workers, by whoever leads it, or by one of them alone."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zmqps.client.host.leader import Brought, Leader
+from zmqps.client.host.memory import Layout, MappedModels, SharedModel, average, counts_of
+from zmqps.client.pusher import Pusher
+from zmqps.client.requests import Requests
+from zmqps.core.host.events import Fetch, Fetched, Pushed
+from zmqps.core.host.group import GroupMachine
+from zmqps.core.host.values import NUM_PLACES
+from zmqps.core.job.spec import JobSpec
+from zmqps.core.protocol.arrays import Array
+from zmqps.core.worker.operations import Advance
+from zmqps.errors import ClosedError, ConfigurationError
+from zmqps.net import meeting
+from zmqps.net.lane.arena import Arenas
+
+if TYPE_CHECKING:
+    from zmqps.client.host.pusher import HostPusher
+
+
+class HostModels:
+    """The memory of one job that this worker shares: its gradients, and as a leader sums and values."""
+
+    def __init__(self, requests: Requests, arenas: Arenas) -> None:
+        parameters = requests.job.parameters
+        self.requests = requests
+        self.arenas = arenas
+        self.gradients_layout = Layout(parameters, buffers=False)
+        self.values_layout = Layout(parameters, buffers=True)
+        self.values = MappedModels(self.values_layout, NUM_PLACES)
+        self.gradients = SharedModel(self.gradients_layout, arenas)
+        self.counts: dict[int, int] = {}  # how many examples the gradients are the sum of
+
+
+def lead(one: HostPusher, models: HostModels, met: meeting.Met, path: Path) -> Leader:
+    """Begin to lead the group; nothing of it refers to this worker, which may be dropped."""
+    me = weakref.ref(one)
+    job, welcome = models.requests.job, one._thread.machine.member.welcome
+    assert welcome is not None
+    places = [SharedModel(models.values_layout, models.arenas) for _ in range(NUM_PLACES)]
+    sums = SharedModel(models.gradients_layout, models.arenas)
+
+    def worker() -> HostPusher:
+        found = me()
+        if found is None or found._closed:
+            raise ClosedError("the leader of this host's workers was closed")
+        return found
+
+    def push(step: int, brought: Sequence[Brought]) -> Pushed:
+        one = worker()
+        if job.mode != "async" and one._reads_at() != step:
+            return Pushed(alone=True)
+        advance = None if job.mode == "async" else Advance(0.0)
+        push_sums(one, brought, advance, one._ends_at(None), sums.flat)
+        return Pushed()
+
+    def fetch(what: Fetch) -> Fetched:
+        one = worker()
+        step = what.step if job.mode == "async" else one._reads_at() or 0
+        flat = places[what.place].flat
+        out = {p.name: flat[number].reshape(p.shape) for number, p in enumerate(job.parameters)}
+        version = Pusher.pull_async(one, out=out).result().version
+        return Fetched(what.number, version if job.mode == "sync" else step, version)
+
+    machine = GroupMachine(
+        one._title, job.mode, one._reads_at() or 0, welcome.heartbeat_interval, welcome.heartbeat_timeout,
+        time.monotonic(),
+    )  # fmt: skip
+    return Leader(
+        machine, met, path, layout=models.gradients_layout, push=push, fetch=fetch,
+        places=[place.places for place in places],
+    )  # fmt: skip
+
+
+def push_sums(
+    worker: HostPusher,
+    brought: Sequence[Brought],
+    advance: Advance | None,
+    ends_at: float,
+    sums: Mapping[int, Array] | None = None,
+) -> None:
+    """Push the mean of what was brought, as often as it counts, and end the worker's own step.
+
+    A parameter's mean is over those who brought it. So parameters that count equally often go together, as parts of
+    one step.
+
+    Parameters
+    ----------
+    worker
+        Who pushes.
+    brought
+        Sums over examples.
+    advance
+        How the step ends where nothing was brought; None: there are no steps.
+    ends_at
+        When to give up.
+    sums
+        Memory for the means; None: that of the one who brought something.
+    """
+    requests = worker._requests
+    assert requests is not None
+    parameters = requests.job.parameters
+    codecs = {one.bring.codec for one in brought if one.bring.counts}
+    if len(codecs) > 1:
+        raise ConfigurationError(
+            f"the workers of this host push one step with different codecs ({', '.join(sorted(codecs))}): use one"
+        )
+    counted = [(one.flat, counts_of(one.bring.counts, one.flat)) for one in brought]
+    together: dict[int, dict[str, Array]] = {}
+    for number in sorted({number for _, counts in counted for number in counts}):
+        summands = [flat[number] for flat, counts in counted if number in counts]
+        count = sum(counts.get(number, 0) for _, counts in counted)
+        if sums is None:
+            mean = summands[0] if count == 1 else summands[0] / summands[0].dtype.type(count)
+        else:
+            mean = sums[number]
+            average(mean, summands, count)
+        together.setdefault(count, {})[parameters[number].name] = mean.reshape(parameters[number].shape)
+    atomic = any(one.bring.atomic for one in brought)
+    codec = next(iter(codecs), "") or None
+    for index, (count, grads) in enumerate(together.items()):
+        last = index == len(together) - 1
+        Pusher.push_async(
+            worker, grads, examples=count, codec=codec, atomic=atomic, step=last and advance is not None,
+            timeout=left(ends_at),
+        ).result()  # fmt: skip
+    if not together and advance is not None:
+        worker._submit(Advance(0.0, skips=advance.skips), left(ends_at)).result()
+
+
+def left(ends_at: float) -> float:
+    """Return the seconds until then."""
+    return max(ends_at - time.monotonic(), 0.001)
+
+
+def check_combines(job: JobSpec) -> None:
+    """Raise `ConfigurationError` where a job counts gradients of single workers."""
+    if job.aggregate is not None:
+        raise ConfigurationError(
+            "combine='host' makes one gradient of those of a host, and replicas_to_aggregate counts those of workers: "
+            "leave out one of them"
+        )
+    if job.deterministic:
+        raise ConfigurationError(
+            "combine='host' adds the gradients of a host before those of others, whoever is there: deterministic "
+            "training adds them in the order of ranks; leave out one of them"
+        )
+    if job.counts_steps:
+        raise ConfigurationError(
+            "with combine='host' a schedule with count='steps' would take every host's push for a worker's: use "
+            "count='pushes', of which there is one a host and step"
+        )
