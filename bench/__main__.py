@@ -10,6 +10,7 @@ from bench.cases import (
     changes,
     checkpoint,
     codecs,
+    combine,
     copies,
     core,
     crowd,
@@ -46,7 +47,7 @@ def main() -> None:
 
 cases = (
     *(push, pull, push_pull, sync_step, latency, fairness, apply, codecs, core, walk, memory, members, crowd),
-    *(checkpoint, saving, changes, copies, refill, sparse, lookups, growing, lan),
+    *(checkpoint, saving, changes, copies, refill, sparse, lookups, growing, lan, combine),
 )
 for command in (
     *(module.command for module in (*cases, suite, compare, peers, gate, scale)),

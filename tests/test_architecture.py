@@ -75,7 +75,7 @@ ROOMS: dict[str, dict[str, str]] = {
     },
     "Test tools": {
         "testing": "errors codecs optim rows core/protocol core/treatments core/job core/node core/server core/worker "
-        "core/coordinator gpu checkpoint",
+        "core/coordinator core/host gpu checkpoint",
     },
 }
 MAY_IMPORT = {room: set(names.split()) for rooms in ROOMS.values() for room, names in rooms.items()}

@@ -11,6 +11,7 @@ from zmqps.testing.asynchronous import AsyncTraining
 from zmqps.testing.bounded import BoundedTraining
 from zmqps.testing.coded import CodedTraining
 from zmqps.testing.crowd import CrowdedTraining, OutrankedTraining
+from zmqps.testing.hosts import HostGroups
 from zmqps.testing.lines import LINE_BANDWIDTH, LineTraining
 from zmqps.testing.network import Faults
 from zmqps.testing.restores import Restored
@@ -117,6 +118,8 @@ class Scenario:
         Servers beyond those.
     unconfirmed_nbytes
         What may wait for the backups of a server; None: as much as really may.
+    combined
+        The mode of a job whose workers are those of one host, and combine their gradients; nothing else is simulated.
     """
 
     faults: Faults
@@ -136,9 +139,12 @@ class Scenario:
     chained: bool = False
     spares: int = 0
     unconfirmed_nbytes: int | None = None
+    combined: str = ""
 
-    def simulation(self, seed: int) -> Simulation | Restored:
+    def simulation(self, seed: int) -> Simulation | Restored | HostGroups:
         """Return the run of a seed."""
+        if self.combined:
+            return HostGroups(seed, self.combined, self.workers, self.faults)
         if self.saved:
             return Restored(
                 seed, self.servers, self.workers, self.faults, self.training(), calm_s=self.calm_s,
@@ -484,6 +490,9 @@ def _scenarios() -> Mapping[str, Scenario]:
         found[f"{mode}-auto-replicas"] = Scenario(
             faults=LOST_SERVERS, training=coded, servers=3, workers=workers, replicas=1, calm_s=LONG_CALM_S
         )
+    for mode in ("async", "sync"):
+        for kind, faults in {"crashes": CRASHES, "stops": STOPS, "everything": EVERYTHING}.items():
+            found[f"{mode}-combined-{kind}"] = Scenario(faults=faults, training=_asynchronous, workers=4, combined=mode)
     return {**found, **row_scenarios(found)}
 
 

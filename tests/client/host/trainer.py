@@ -1,7 +1,7 @@
 """A worker of a host group as a process: ``trainer.py ADDRESS NAME COMBINE STALENESS STEPS``.
 
-It says ``joined RANK`` when it has read its first values, and waits for a line; then ``step N VALUE`` after each step, and
-``error CLASS TEXT`` where one fails, after which it goes on. ``done VALUES`` ends it.
+It says ``joined RANK`` when it has read its first values, and waits for a line; then ``step N VERSION`` after each
+step, and ``error CLASS TEXT`` where one fails, after which it goes on. ``done VALUES`` ends it.
 """
 
 from __future__ import annotations

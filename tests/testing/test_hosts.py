@@ -1,0 +1,60 @@
+"""The simulated host group notices a leader that forgets, counts twice, or waits for the dead."""
+
+from __future__ import annotations
+
+import pytest
+
+from zmqps.core.host.events import Gone, Heard, HostAction, HostEvent, Tell
+from zmqps.core.host.group import GroupMachine
+from zmqps.core.host.messages import Alone, Done
+from zmqps.testing.hosts import HostGroups
+from zmqps.testing.scenarios import SCENARIOS
+from zmqps.testing.simulation import SimulationError
+
+#: Runs among which a defect is noticed at least once.
+SEEDS = 20
+
+
+class Forgetful(GroupMachine):
+    """Says that gradients are with the servers that came too late for their round."""
+
+    def handle(self, event: HostEvent, now: float) -> list[HostAction]:
+        actions = super().handle(event, now)
+        late = [a for a in actions if isinstance(a, Tell) and a.message == Alone(reads=False)]
+        return [Tell(a.member, Done(self.next)) if a in late else a for a in actions]
+
+
+class Patient(GroupMachine):
+    """Waits for members whose connection has ended."""
+
+    def handle(self, event: HostEvent, now: float) -> list[HostAction]:
+        return [] if isinstance(event, Gone) else super().handle(event, now)
+
+
+class Greedy(GroupMachine):
+    """Keeps what it was brought and pushes it again."""
+
+    def handle(self, event: HostEvent, now: float) -> list[HostAction]:
+        actions = super().handle(event, now)
+        if isinstance(event, Heard) and actions and (again := getattr(self, "_last", None)) is not None:
+            self._last = None
+            return [again, *actions]
+        self._last = next((a for a in actions if type(a).__name__ == "PushRound"), getattr(self, "_last", None))
+        return actions
+
+
+def violated(make: type[GroupMachine], seed: int, mode: str = "sync") -> str:
+    faults = SCENARIOS[f"{mode}-combined-everything"].faults
+    try:
+        HostGroups(seed, mode, 4, faults, make).run()
+    except SimulationError as error:
+        return str(error.__cause__)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("make", "said"), [(Forgetful, "acknowledged, and in no push"), (Greedy, "applied twice"), (Patient, "hang")]
+)
+def test_a_defect_of_the_leader_is_noticed(make: type[GroupMachine], said: str) -> None:
+    assert any(said in violated(make, seed) for seed in range(SEEDS))
+    assert not any(violated(GroupMachine, seed) for seed in range(SEEDS))
