@@ -25,9 +25,10 @@ class Forgetful(GroupMachine):
 
 
 class Patient(GroupMachine):
-    """Waits for members whose connection has ended."""
+    """Waits for members whose connection has ended, or who are silent."""
 
     def handle(self, event: HostEvent, now: float) -> list[HostAction]:
+        self._timeout = float("inf")
         return [] if isinstance(event, Gone) else super().handle(event, now)
 
 

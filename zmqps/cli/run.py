@@ -41,6 +41,7 @@ ASK_S = 1.0
 @settings.cluster_settings
 @setting("--workers-each", type=click.IntRange(1, 4096), default=1, help="How many workers each task runs.")
 @settings.restart_workers
+@settings.combine
 @settings.restart_servers
 @settings.drain_timeout
 @setting("--servers-apart", is_flag=True, help="Tasks that have a server run no workers.")
@@ -150,7 +151,7 @@ def _config(told: dict[str, Any]) -> TaskConfig:
         cluster=cluster, roles=mine, rank=rank, size=size, address=endpoint, own=_bracketed(own),
         host=socket.gethostname(), command=told["command"], env=_thread_limits(told["workers_each"], found.source),
         name=told["name"], directory=told["directory"], timeout=told["timeout"], restarts=told["restart_workers"],
-        drain_timeout=told["drain_timeout"],
+        drain_timeout=told["drain_timeout"], combine=told["combine"],
     )  # fmt: skip
 
 

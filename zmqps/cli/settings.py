@@ -222,6 +222,10 @@ restart_workers = setting(
     "--restart-workers", type=click.IntRange(min=0), default=0, metavar="N",
     help="How often each worker that fails is started again; it rejoins its job under its name and rank.",
 )  # fmt: skip
+combine = setting(
+    "--combine", type=click.Choice(["none", "host"]), default="none",
+    help="host: the workers of a host add their gradients in shared memory, and push once (docs/combine.md).",
+)  # fmt: skip
 restart_servers = setting(
     "--restart-servers", type=click.IntRange(min=0), default=RESTARTS, metavar="N",
     help="How often each server that fails is started again, where jobs go on without it: --replicas, --checkpoint.",

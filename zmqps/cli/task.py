@@ -81,6 +81,8 @@ class TaskConfig:
         How often each worker that fails is started again.
     drain_timeout
         Seconds that workers have to end after SIGTERM.
+    combine
+        Whose gradients are combined, as `zmqps.connect` takes it.
     """
 
     cluster: ClusterConfig
@@ -97,6 +99,7 @@ class TaskConfig:
     timeout: float
     restarts: int = 0
     drain_timeout: float = DRAIN_TIMEOUT_S
+    combine: str = "none"
 
 
 class Task:
@@ -188,7 +191,7 @@ class Task:
     def _spawn_worker(self, index: int, lives: Restarts) -> Process:
         config = self._config
         env = worker_environment(config.address, index, config.cluster.job_secret, lives) | self._shown
-        env = dict(config.env) | env
+        env = dict(config.env) | env | {"ZMQPS_COMBINE": config.combine}
         worker = self._workers[index] = self._spawn(f"worker-{index}", worker_command(config.command), env)
         return worker
 

@@ -10,7 +10,6 @@ import heapq
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from itertools import count
 from random import Random
 
@@ -34,6 +33,7 @@ from zmqps.core.host.messages import (
     Want,
 )
 from zmqps.errors import DeadlineError
+from zmqps.testing.host_processes import Connection, Group, Process
 from zmqps.testing.network import Faults
 from zmqps.testing.simulation import Report, SimulationError
 
@@ -47,47 +47,6 @@ AWAY, FAILS = 0.1, 0.05
 LIMIT_S = 300.0
 
 Token = tuple[int, int]  # a worker and a step of its
-
-
-@dataclass(eq=False, slots=True)
-class Process:
-    """A worker of the host."""
-
-    number: int
-    steps: int = 0  # that it has completed, or given up
-    alive: bool = True
-    stopped_until: float = 0.0
-    connection: Connection | None = None
-    leads: Group | None = None
-    doing: str = ""  # "push" or "pull": what it waits for
-    pushing: bool = False
-    round: int = 0  # asynchronous
-    heard_at: float = 0.0
-    read: int = -1  # the last version
-
-
-@dataclass(eq=False, slots=True)
-class Connection:
-    """Of a process to a group; what was sent comes in order, or not at all once the other end is gone."""
-
-    process: Process
-    group: Group
-    number: int
-    closed: bool = False  # by the process
-    dropped: bool = False  # by the leader
-    up_at: float = 0.0  # when the last message that was sent comes
-    down_at: float = 0.0
-    unread: int = 0  # of the process
-
-
-@dataclass(eq=False, slots=True)
-class Group:
-    """A leader and those who have connected to it."""
-
-    leader: Process
-    machine: GroupMachine
-    connections: dict[int, Connection] = field(default_factory=dict)
-    ticking: float = 0.0
 
 
 class HostGroups:
@@ -115,7 +74,7 @@ class HostGroups:
         self.now = 0.0
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
-        self.processes = [Process(number) for number in range(workers)]
+        self.processes = [Process(number=number) for number in range(workers)]
         self._group: Group | None = None  # that is found by those who look
         self.applied: Counter[Token] = Counter()
         self.acknowledged: set[Token] = set()
@@ -277,7 +236,7 @@ class HostGroups:
             self._note(f"worker {process.number} leads")
             self._tick(self._group)
         group = self._group
-        connection = process.connection = Connection(process, group, len(group.connections) + 1)
+        connection = process.connection = Connection(process=process, group=group, number=len(group.connections) + 1)
         group.connections[connection.number] = connection
         process.heard_at = self.now
         self._up(connection, JoinGroup(f"worker {process.number}", process.number, process.steps))

@@ -38,7 +38,12 @@ def test_what_was_written_is_read(message: HostMessage) -> None:
     assert decode(encode(message)) == message
 
 
-@given(st.one_of(st.binary(max_size=64), st.recursive(st.none() | st.integers() | st.text(), st.lists).map(pack)))
+@given(
+    st.one_of(
+        st.binary(max_size=64),
+        st.recursive(st.none() | st.integers(-(1 << 63), (1 << 64) - 1) | st.text(), st.lists).map(pack),
+    )
+)
 def test_anything_else_is_refused(data: bytes) -> None:
     try:
         assert type(decode(data)) in KINDS.values()
@@ -50,7 +55,9 @@ def test_anything_else_is_refused(data: bytes) -> None:
 def test_a_message_with_another_field_is_refused_or_read(message: HostMessage, data: st.DataObject) -> None:
     entries = [message.kind, *(getattr(message, field.name) for field in fields(message))]
     at = data.draw(st.integers(1, len(entries) - 1))
-    entries[at] = data.draw(st.sampled_from([None, -1, 1 << 64 - 1, [], [[1]], "", b"", {}, [[3, 1, 1]], [[0, 1, 0]]]))
+    entries[at] = data.draw(
+        st.sampled_from([None, -1, (1 << 64) - 1, [], [[1]], "", b"", {}, [[3, 1, 1]], [[0, 1, 0]]])
+    )
     try:
         assert type(decode(pack(entries))) is type(message)
     except ProtocolError:

@@ -6,7 +6,6 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from zmqps.client.host.leader import Brought, Leader
 from zmqps.client.host.memory import Layout, MappedModels, SharedModel, average, counts_of
@@ -21,9 +20,6 @@ from zmqps.core.worker.operations import Advance
 from zmqps.errors import ClosedError, ConfigurationError
 from zmqps.net import meeting
 from zmqps.net.lane.arena import Arenas
-
-if TYPE_CHECKING:
-    from zmqps.client.host.pusher import HostPusher
 
 
 class HostModels:
@@ -40,16 +36,16 @@ class HostModels:
         self.counts: dict[int, int] = {}  # how many examples the gradients are the sum of
 
 
-def lead(one: HostPusher, models: HostModels, met: meeting.Met, path: Path) -> Leader:
+def lead(me: Pusher, models: HostModels, met: meeting.Met, path: Path) -> Leader:
     """Begin to lead the group; nothing of it refers to this worker, which may be dropped."""
-    me = weakref.ref(one)
-    job, welcome = models.requests.job, one._thread.machine.member.welcome
+    reference = weakref.ref(me)
+    job, welcome = models.requests.job, me._thread.machine.member.welcome
     assert welcome is not None
     places = [SharedModel(models.values_layout, models.arenas) for _ in range(NUM_PLACES)]
     sums = SharedModel(models.gradients_layout, models.arenas)
 
-    def worker() -> HostPusher:
-        found = me()
+    def worker() -> Pusher:
+        found = reference()
         if found is None or found._closed:
             raise ClosedError("the leader of this host's workers was closed")
         return found
@@ -59,7 +55,7 @@ def lead(one: HostPusher, models: HostModels, met: meeting.Met, path: Path) -> L
         if job.mode != "async" and one._reads_at() != step:
             return Pushed(alone=True)
         advance = None if job.mode == "async" else Advance(0.0)
-        push_sums(one, brought, advance, one._ends_at(None), sums.flat)
+        push_sums(one, brought, advance, time.monotonic() + one._seconds(None), sums.flat)
         return Pushed()
 
     def fetch(what: Fetch) -> Fetched:
@@ -71,8 +67,8 @@ def lead(one: HostPusher, models: HostModels, met: meeting.Met, path: Path) -> L
         return Fetched(what.number, version if job.mode == "sync" else step, version)
 
     machine = GroupMachine(
-        one._title, job.mode, one._reads_at() or 0, welcome.heartbeat_interval, welcome.heartbeat_timeout,
-        time.monotonic(),
+        me._thread.machine.title, job.mode, me._reads_at() or 0, welcome.heartbeat_interval,
+        welcome.heartbeat_timeout, time.monotonic(),
     )  # fmt: skip
     return Leader(
         machine, met, path, layout=models.gradients_layout, push=push, fetch=fetch,
@@ -81,7 +77,7 @@ def lead(one: HostPusher, models: HostModels, met: meeting.Met, path: Path) -> L
 
 
 def push_sums(
-    worker: HostPusher,
+    worker: Pusher,
     brought: Sequence[Brought],
     advance: Advance | None,
     ends_at: float,

@@ -12,7 +12,7 @@ from zmqps.errors import PSError
 NUM_PLACES = 2
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Copy:
     """Values in one of the places; ``number`` counts all that were ever fetched."""
 
@@ -125,7 +125,7 @@ class ValueShelf:
             return [Tell(member, Alone(reads=True)) for member in readers]
         oldest = min(free, key=lambda place: self._copies[place].number if place in self._copies else 0)
         self._number += 1
-        self._fetching = self._copies[oldest] = Copy(self._number, oldest, step)
+        self._fetching = self._copies[oldest] = Copy(number=self._number, place=oldest, step=step)
         for member, reader in readers.items():
             reader.last = self._number
             self._readers[member] = reader
