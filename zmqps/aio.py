@@ -323,6 +323,7 @@ def connect(
     keys: str | os.PathLike[str] | None = None,
     token: str | None = None,
     io_threads: int = 1,
+    combine: str | None = None,
 ) -> _Connecting:
     """Join a cluster as a worker: ``await connect(…)`` or ``async with connect(…) as worker``.
 
@@ -341,6 +342,7 @@ def connect(
             keys=keys,
             token=token,
             io_threads=io_threads,
+            combine=combine,
         )
     )
 

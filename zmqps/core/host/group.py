@@ -256,7 +256,7 @@ class GroupMachine:
             return []
         brought = self._brought[step]
         self._told = self._awaited(step)
-        names = [self.members[number].title for number in self._told if number in self.members]
+        names = sorted(self.members[number].title for number in self._told if number in self.members)
         text = (
             f"{listed(names, MOST_NAMED)}: step {step} has the gradients of {counted(len(brought), 'worker')} of this "
             f"host, {counted(len(names), 'live worker')} {'is' if len(names) == 1 else 'are'} awaited"
