@@ -162,7 +162,8 @@ def _connect(path: Path) -> socket.socket | None:
 
 def _number(path: Path) -> int | None:
     try:
-        return path.lstat().st_ino
+        facts = path.lstat()
+        return facts.st_ino << 64 | facts.st_ctime_ns  # numbers of files are used again
     except FileNotFoundError:
         return None
 

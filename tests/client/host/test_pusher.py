@@ -181,3 +181,13 @@ def test_what_counts_gradients_of_single_workers_is_refused() -> None:
             zmqps.connect(cluster.address, combine="host", observer=True, timeout=20)
     with pytest.raises(ConfigurationError, match="combine must be"):
         zmqps.connect(cluster.address, combine="rack")
+
+
+def test_who_does_not_combine_imports_nothing_of_it() -> None:
+    program = (
+        "import sys, zmqps\n"
+        "with zmqps.LocalCluster(servers=1) as cluster, zmqps.connect(cluster.address) as worker:\n"
+        "    worker.status()\n"
+        "assert not [name for name in sys.modules if 'zmqps.client.host' in name or 'zmqps.core.host' in name]\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
