@@ -43,7 +43,9 @@ INTERVAL, TIMEOUT = 0.5, 3.0
 STEPS, COMPUTE_S = 12, 0.3
 #: How often a step is followed by a barrier, in which no round waits, and how often a push fails.
 AWAY, FAILS = 0.1, 0.05
-#: After so many seconds without an event that matters somebody hangs.
+#: After so many seconds nobody is stopped any more.
+CALM_S = 60.0
+#: After so many somebody hangs.
 LIMIT_S = 300.0
 
 Token = tuple[int, int]  # a worker and a step of its
@@ -159,6 +161,8 @@ class HostGroups:
         self._in(TIMEOUT, self._commit)
 
     def _stop(self, process: Process) -> None:
+        if self.now > CALM_S:
+            return
         process.stopped_until = self.now + self._rng.expovariate(1 / self._faults.stop_s)
         self._note(f"worker {process.number} is stopped until {process.stopped_until:.2f}")
         if process.stopped_until > self.now + TIMEOUT:
@@ -308,7 +312,10 @@ class HostGroups:
         elif isinstance(message, Dropped):
             self.outcomes["evicted"] += 1
             self._leave(process)
-            self._again(process)  # as after a rejoin
+            if process.doing == "push":  # its user goes on with the next gradients
+                self._end_step(process)
+            else:
+                self._again(process)
 
     def _check_read(self, process: Process, version: int) -> None:
         self.outcomes["pull"] += 1

@@ -135,7 +135,9 @@ def runs(counts: Mapping[int, int]) -> list[tuple[int, int, int]]:
 
 def counts_of(found: Sequence[tuple[int, int, int]], known: Mapping[int, Any]) -> dict[int, int]:
     """Return the counts that runs say, by parameter; raise `ProtocolError` for one that has no gradient."""
-    counts = {number: count for first, stop, count in found for number in range(first, min(stop, first + len(known)))}
+    counts = {
+        number: count for first, stop, count in found for number in range(first, min(stop, first + len(known) + 1))
+    }
     if not counts.keys() <= known.keys():
         raise ProtocolError("a gradient of what has none")
     return counts
