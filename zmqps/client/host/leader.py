@@ -10,12 +10,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from zmqps.client.host.memory import Layout, MappedModels
+from zmqps.client.host.work import Work
 from zmqps.core.host.events import (
     Drop,
     Fetch,
@@ -94,7 +94,7 @@ class Leader:
         self._happened: deque[HostEvent] = deque()
         self._stopping = False
         self._waker, self._wakes = socket.socketpair()
-        self._work = ThreadPoolExecutor(2, "zmqps-host-work")
+        self._work = Work("zmqps-host-work", 2)
         self._thread = threading.Thread(target=self._main, name="zmqps-host", daemon=True)
         self._thread.start()
 
@@ -149,7 +149,7 @@ class Leader:
             for connection in self._connections.values():
                 connection.close()
             selector.close()
-            self._work.shutdown(wait=False, cancel_futures=True)
+            self._work.end()
             self._waker.close()
             self._wakes.close()
 

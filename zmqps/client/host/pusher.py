@@ -11,7 +11,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,6 +21,7 @@ from zmqps.client.host.leader import Brought, Leader
 from zmqps.client.host.membership import LeaderGoneError, Membership
 from zmqps.client.host.memory import runs
 from zmqps.client.host.rounds import HostModels, check_combines, lead, left, push_sums
+from zmqps.client.host.work import Work
 from zmqps.client.puller import Puller
 from zmqps.client.pusher import Pusher
 from zmqps.client.requests import Params
@@ -82,9 +83,9 @@ class HostPusher(Pusher):
         self._group = HostGroup()
         self._models: HostModels | None = None
         self._fresh = False  # values that this worker has set are to be read back
-        self._operations = ThreadPoolExecutor(1, "zmqps-host-step")  # one after the other
+        self._operations = Work("zmqps-host-step")  # one after the other
         weakref.finalize(self, self._group.leave).atexit = False
-        weakref.finalize(self, self._operations.shutdown, wait=False).atexit = False
+        weakref.finalize(self, self._operations.end).atexit = False
         super().__init__(*args, **options)
         if self._role == "observer":
             self.close()
@@ -264,7 +265,7 @@ class HostPusher(Pusher):
         if not self._thread.forked:
             self._group.leave()
         super().close(timeout=timeout)
-        self._operations.shutdown(wait=False, cancel_futures=True)
+        self._operations.end()
 
     def _disown(self) -> None:
         super()._disown()
