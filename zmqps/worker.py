@@ -425,7 +425,7 @@ def connect(
     transport = os.environ.get(TRANSPORT_VARIABLE) or "auto" if transport is None else transport
     secret = os.environ.get(JOB_SECRET_VARIABLE) or None if job_secret is None else job_secret
     if combine is None:  # what the environment says is meant for those who train
-        combine = "none" if observer else os.environ.get(COMBINE_VARIABLE) or "none"
+        combine = (os.environ.get(COMBINE_VARIABLE) or "none") if observer is False else "none"
     kind = Worker if checks.one_of("combine", combine, COMBINES) == "none" else _host_worker()
     return kind(
         address,
