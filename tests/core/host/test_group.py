@@ -173,6 +173,14 @@ def test_who_has_read_values_asks_for_newer_ones_in_the_other_modes() -> None:
     assert group.say(2, Want(0)) == [Fetch(2, 1, 0)]
 
 
+def test_who_joins_reads_nothing_that_may_be_older_than_what_it_knows() -> None:
+    group = Group(1, mode="async")
+    group.say(1, Want(0))
+    group.happen(Fetched(1, 0, 7))
+    group.say(2, JoinGroup("worker 2", 2, 0))
+    assert group.say(2, Want(0)) == [Fetch(2, 1, 0)]
+
+
 def test_memory_that_somebody_reads_is_not_written_to() -> None:
     group = Group(2, mode="async")
     for number in (1, 2):

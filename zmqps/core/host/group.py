@@ -170,6 +170,7 @@ class GroupMachine:
         if number in self.members or len(self.members) >= MAX_MEMBERS:
             return [Drop(number), *self._gone(number)]
         self.members[number] = HostMember(message.name, self._step_of(message.step), self._now)
+        self.values.joined(number)
         self._had_own |= message.name == self._own
         return [Tell(number, Joined(self._own, self.next, self._interval, self._timeout))]
 

@@ -84,6 +84,10 @@ class ValueShelf:
                 actions.append(Tell(member, Alone(reads=True)))
         return actions + (self._fetch(rest, step) if rest else [])
 
+    def joined(self, member: int) -> None:
+        """A member is new: what was read before may be older than what it has read elsewhere."""
+        self._seen[member] = self._number
+
     def got(self, member: int, number: int) -> None:
         """A member has read what it was given."""
         for copy in self._copies.values():
