@@ -198,6 +198,12 @@ def test_values_of_another_step_are_not_given_out() -> None:
     assert told(group.happen(Fetched(1, 2, 2))) == {2: Alone(reads=True)}
 
 
+def test_a_read_of_a_step_that_the_leader_has_left_does_not_wait_for_the_leaders() -> None:
+    group = Group(2, step=4)
+    assert group.say(1, Want(4)) == [Fetch(1, 0, 4)]
+    assert group.say(2, Want(3)) == [Tell(2, Alone(reads=True))]
+
+
 def test_after_the_job_has_gone_back_values_are_read_again() -> None:
     group = Group(1)
     group.say(1, Want(0))

@@ -58,6 +58,8 @@ class ValueShelf:
         for copy in sorted(self._copies.values(), key=lambda copy: -copy.number):
             if copy.there and self._serves(copy, reader):
                 return [self._give(member, copy)]
+        if self._exact and want.step < step:  # the leader reads only later ones, for which this reader may be awaited
+            return [Tell(member, Alone(reads=True))]
         if self._fetching is not None:
             reader.last = self._number + 1
             self._readers[member] = reader
