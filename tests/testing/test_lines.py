@@ -18,7 +18,7 @@ def test_a_worker_that_counts_its_own_pauses(monkeypatch: Patch) -> None:
         original(wire, now, request, is_last=False)
 
     wrap(monkeypatch, Wire, "answered", answered)
-    monkeypatch.setattr(Wire, "begins", lambda wire, now: setattr(wire, "_since", wire._since or now))
+    monkeypatch.setattr(Wire, "begins", lambda wire, now: setattr(wire, "since", wire.since or now))
     caught("async-line", "of a wire that carries")
 
 

@@ -26,6 +26,7 @@ from zmqps.client.puller import Puller
 from zmqps.client.pusher import Pusher
 from zmqps.client.requests import Params
 from zmqps.client.tensors import are_finite
+from zmqps.client.thread import refuse_in_callback
 from zmqps.codecs import Codec
 from zmqps.core.host.messages import Alone, Away, Bring, Done, Dropped, Failed, Got, Here, HostMessage, Values, Want
 from zmqps.core.job.spec import MAX_COUNT, JobSpec
@@ -99,6 +100,21 @@ class HostPusher(Pusher):
         self._listeners.append(outdate)
 
     # --- what is combined ---------------------------------------------------------------------
+
+    def push(self, *args: Any, **options: Any) -> None:
+        """Do as `Pusher.push`, by the group where it can be combined."""
+        refuse_in_callback()
+        self.push_async(*args, **options).result()
+
+    def push_pull(self, *args: Any, **options: Any) -> Params:
+        """Do as `Pusher.push_pull`, by the group where it can be combined."""
+        refuse_in_callback()
+        return self.push_pull_async(*args, **options).result()
+
+    def pull(self, *args: Any, **options: Any) -> Params:
+        """Do as `Puller.pull`, by the group where it can be combined."""
+        refuse_in_callback()
+        return self.pull_async(*args, **options).result()
 
     def push_async(
         self,

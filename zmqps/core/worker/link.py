@@ -28,7 +28,7 @@ from zmqps.core.worker.probe import PROBE_S, Probe
 from zmqps.core.worker.rows import RowCargo, row_message
 from zmqps.core.worker.sent import MAX_HEADS, Sent
 from zmqps.core.worker.transfer import Load, Pull, Push, Target, Transfer
-from zmqps.core.worker.wire import Wire
+from zmqps.core.worker.wire import SMALL_NBYTES, Wire
 from zmqps.errors import ProtocolError, PSError, counted
 
 #: A request that a server lacked the memory for is sent again after this long, then after twice as long each time,
@@ -88,8 +88,7 @@ class Link:
     ) -> None:
         self.peer = handshake.peer
         self.shard = shard
-        self.rank = rank
-        self.title = title
+        self.rank, self.title = rank, title
         self.handshake = handshake
         self.proof = proof
         self.lost: PSError | None = None
@@ -126,8 +125,7 @@ class Link:
         # encoded they would travel; and whether something small goes raw must not depend on its neighbours
         ends = [(source, codec)] if target is None else [(source, codec), (target, target.codec)]
         in_place = min([end.in_place if text == RAW else 0 for end, text in ends if end is not None])
-        groups = [cargoes] if transfer.atomic or len(cargoes) == 1 else batches(cargoes, in_place)
-        groups = [group for group in groups if group]
+        groups = list(filter(None, [cargoes] if transfer.atomic or len(cargoes) == 1 else batches(cargoes, in_place)))
         if chosen and self.timing is not None:
             self.timing.expect(transfer, sum(cargo.nbytes for cargo in cargoes), len(groups))
         for number, group in enumerate(groups):
@@ -163,8 +161,8 @@ class Link:
                         self.sent.fold()
             self.queue.pop()
             request.number = next(self._numbers)
-            if not self.in_flight:
-                self.wire.begins(now)
+            if self.wire.since is None and (request.nbytes > SMALL_NBYTES or not self.wire.round_trip_s):
+                self.wire.begins(now)  # of small ones the first tells enough
             self.in_flight[request.number] = request
             self.in_flight_nbytes += request.nbytes
             if self.probe.due is None:
@@ -195,10 +193,11 @@ class Link:
         if isinstance(transfer, Pull):
             codec = transfer.target.codec
             return PullMessage(request.number, epoch, transfer.version, int(transfer.exact), codec, parts)
-        if isinstance(transfer, Load):
-            return LoadMessage(request.number, epoch, parts, transfer.source.payload(request.cargoes))
         source, target = transfer.source, transfer.target
-        codec, payload = self.packer.pack(request, source)
+        if isinstance(transfer, Load):
+            return LoadMessage(request.number, epoch, parts, source.payload(request.cargoes))
+        raw = request.codec == RAW and not request.chosen and source.encoded is None
+        codec, payload = (RAW, source.payload(request.cargoes)) if raw else self.packer.pack(request, source)
         reply, reply_codec = (0, RAW) if target is None else (1, target.codec)
         return PushMessage(
             request.number, request.seq, epoch, transfer.step, transfer.attempt, transfer.examples,
@@ -421,7 +420,8 @@ class Link:
         request = self.in_flight.pop(number, None)
         if request is not None:
             self.in_flight_nbytes -= request.nbytes
-            self.wire.answered(now, request, is_last=not self.in_flight)
+            if self.wire.since is not None:
+                self.wire.answered(now, request, is_last=not self.in_flight)
         elif num_sent := self.probe.answered(number):
             self._doubt(num_sent)
             if self.in_flight:

@@ -78,7 +78,7 @@ class Wire:
         self._samples = tuple(deque[float](maxlen=NUM_SAMPLES) for _ in range(3))
         self._fastest = [0.0, 0.0, 0.0]  # bytes a second: out, in, and of requests before they are encoded
         self._carried = [0, 0, 0]
-        self._since: float | None = None  # something is on its way; None: nothing is
+        self.since: float | None = None  # something is on its way; None: nothing is
         self._is_first = False  # nothing has been answered since then
         self._was_idle = False  # nothing was on its way before
         self._latency_s = 0.0  # of this time nothing was carried
@@ -92,8 +92,8 @@ class Wire:
         )
 
     def begins(self, now: float) -> None:
-        """A request leaves, and no other is unanswered."""
-        self._since = now
+        """A request leaves, and nothing that counts is unanswered."""
+        self.since = now
         self._is_first = self._was_idle = True
         self._carried = [0, 0, 0]
         self._latency_s = 0.0
@@ -108,10 +108,9 @@ class Wire:
         self.round_trip_s = min(seconds, self.round_trip_s or seconds)
 
     def answered(self, now: float, request: Request, *, is_last: bool) -> None:
-        """A request was answered; ``is_last``: nothing else is unanswered."""
-        if self._since is None:
-            return
-        seconds = now - self._since
+        """A request was answered since it `begins`; ``is_last``: nothing else is unanswered."""
+        assert self.since is not None
+        seconds = now - self.since
         if self._is_first:
             self._is_first = False
             if self.round_trip_s or request.sent_nbytes + request.received_nbytes <= SMALL_NBYTES:
@@ -124,7 +123,7 @@ class Wire:
         if is_last or seconds >= PERIOD_S:
             if self._was_idle or seconds >= LEAST_PERIOD_S:
                 self._note(seconds - self._latency_s)
-            self._since, self._was_idle = None if is_last else now, False
+            self.since, self._was_idle = None if is_last else now, False
             self._carried, self._latency_s = [0, 0, 0], 0.0
 
     def _note(self, seconds: float) -> None:
