@@ -136,7 +136,7 @@ def test_a_server_that_loses_rows_of_a_step(monkeypatch: Patch) -> None:
 
 def test_a_server_that_reads_rows_before_their_step_is_over(monkeypatch: Patch) -> None:
     monkeypatch.setattr("zmqps.core.server.machine.is_available", lambda shard, message: True)
-    caught("sync-rows-twisted", "of rows, and has")
+    caught("sync-rows-twisted", "and has read version")
 
 
 # --- values that are set -------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from zmqps.core.worker.probe import PROBE_S, Probe
 from zmqps.core.worker.rows import RowCargo, row_message
 from zmqps.core.worker.sent import MAX_HEADS, Sent
 from zmqps.core.worker.transfer import Load, Pull, Push, Target, Transfer
-from zmqps.core.worker.wire import SMALL_NBYTES, Wire
+from zmqps.core.worker.wire import Wire
 from zmqps.errors import ProtocolError, PSError, counted
 
 #: A request that a server lacked the memory for is sent again after this long, then after twice as long each time,
@@ -97,8 +97,7 @@ class Link:
         self.queue = Outbox()
         self.counts: Counter[str] = Counter()
         self.heard_at = 0.0
-        self.epoch = epoch
-        self.promised = ""  # the server was lost: where its shard will be
+        self.epoch, self.promised = epoch, ""  # the server was lost: where its shard will be
         self.sent = Sent()
         self.timing = timing
         self.packer = Packer(coding)
@@ -161,8 +160,9 @@ class Link:
                         self.sent.fold()
             self.queue.pop()
             request.number = next(self._numbers)
-            if self.wire.since is None and (request.nbytes > SMALL_NBYTES or not self.wire.round_trip_s):
-                self.wire.begins(now)  # of small ones the first tells enough
+            counts = request.nbytes >= self.wire.sample_nbytes or self.queue.waiting or not self.wire.round_trip_s
+            if counts and self.wire.since is None:  # one that is small and alone tells something once
+                self.wire.begins(now)
             self.in_flight[request.number] = request
             self.in_flight_nbytes += request.nbytes
             if self.probe.due is None:
