@@ -53,7 +53,7 @@ def measure(setup: Setup, operation: str = "push_pull") -> Row:
     type=click.Choice(["push_pull", "push", "pull"]),
     default="push_pull",
     show_default=True,
-    help="push: the worker has gradients and no values, so that a model of 8GB fits into 24.",
+    help="push: the worker has gradients and no values, which leaves room for a larger model.",
 )
 def command(json_path: Path | None, operation: str, **fields: Any) -> None:
     """Peak resident memory of servers and workers over some push_pulls, or pushes, or pulls.

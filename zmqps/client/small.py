@@ -19,8 +19,8 @@ from zmqps.core.job.keyspace import Table
 from zmqps.core.job.spec import Parameter
 from zmqps.core.protocol.arrays import Array
 
-#: Joining copies every byte once more. Up to this mean size that is cheaper than what is saved (measured: the calls for
-#: a tensor take as long as a copy of about 20 KB), and with fewer tensors there is little to save.
+#: Joining copies every byte once more. Up to this mean size that is cheaper than what is saved (by estimate, the calls
+#: for a tensor take as long as a copy of about 20 KB), and with fewer tensors there is little to save.
 SMALL_NBYTES, MANY = 8 << 10, 64
 
 
