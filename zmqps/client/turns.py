@@ -17,6 +17,8 @@ from typing import Any
 
 #: So long the background thread rests: a loop of small calls comes back sooner, and whatever else is due can wait.
 REST_S = 2e-3
+#: And so long at most once a caller is done who has run the loop for long.
+MOST_REST_S = 0.1
 
 #: Whose handlers raise exceptions in programs that interrupt what takes too long, or are asked to end.
 SIGNALS = [
@@ -72,9 +74,14 @@ class Turns:
 
     def _rest(self) -> None:
         """Wait until nobody has come for a while, or what is under way cannot wait."""
-        while not self._wanted.wait(REST_S):
-            if not self._turn.locked() and time.monotonic() >= self._used_at + REST_S:
+        pause = REST_S
+        while not self._wanted.wait(pause):
+            if self._turn.locked():  # somebody waits for what may take long
+                pause = min(2 * pause, max(REST_S, MOST_REST_S))
+            elif time.monotonic() >= self._used_at + REST_S:
                 break
+            else:
+                pause = REST_S
         self.resting = False
         self._wanted.clear()
 
