@@ -19,8 +19,8 @@ def test_steps_with_backups_take_turns_with_steps_without() -> None:
 
 
 def test_steps_are_measured_while_servers_come_and_go() -> None:
-    row = resizing.measure("scale", "64KB", "sgd", "tcp", None, 1)
-    assert row.extra["scale_s"] > 0
+    row = resizing.measure("rescale", "64KB", "sgd", "tcp", None, 1)
+    assert row.extra["rescale_s"] > 0
     assert row.median_s > 0
 
 
