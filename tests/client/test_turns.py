@@ -158,6 +158,29 @@ def test_a_handler_that_raises_nothing_ends_no_wait(monkeypatch: pytest.MonkeyPa
         signal.signal(signal.SIGUSR1, before)
 
 
+def test_a_signal_is_not_lost_where_the_turn_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turns, "REST_S", PATIENCE)
+
+    class Taken:
+        """A lock that somebody else gets just before, while Ctrl-C is pressed."""
+
+        def acquire(self, **options: Any) -> bool:
+            signal.raise_signal(signal.SIGINT)
+            return False
+
+        def locked(self) -> bool:
+            return True
+
+    before = signal.getsignal(signal.SIGINT)
+    with served() as (loop, shared):
+        paused(loop, shared)
+        with monkeypatch.context() as patch:
+            patch.setattr(shared, "_turn", Taken())
+            with pytest.raises(KeyboardInterrupt):
+                shared.take(pytest.fail, lambda: True, lambda: False)
+        assert signal.getsignal(signal.SIGINT) is before
+
+
 @pytest.fixture
 def worker(monkeypatch: pytest.MonkeyPatch) -> Iterator[zmqps.Worker]:
     monkeypatch.setattr(turns, "REST_S", 2.0)

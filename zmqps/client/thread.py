@@ -312,7 +312,7 @@ class SessionThread:
         try:
             if self._defect is not None:
                 raise self._defect.again()
-            self._call_soon(call)
+            self._call_soon(call, entry)
         except PSError:
             if self._pending.pop(entry.future, None) is not None:
                 raise
@@ -336,15 +336,15 @@ class SessionThread:
             raise DeadlineError(operation="statistics", seconds=ASK_S, waiting_for=HELD_UP) from None
         return value
 
-    def _call_soon(self, call: Callable[[], None]) -> None:
-        """Run something on the background thread."""
+    def _call_soon(self, call: Callable[[], None], entry: Submitted | None = None) -> None:
+        """Run something on the background thread, which may have settled an entry, and rest, before this has ended."""
         self.refuse_in_fork()
         assert self._loop is not None
         try:
             if self._ended:
                 raise ClosedError("the worker is closed")
             self._loop.call_soon_threadsafe(call)
-            if self._turns is not None and self._turns.resting:
+            if self._turns is not None and self._turns.resting and (entry is None or entry.future in self._pending):
                 self._turns.wake()
         except RuntimeError:  # the loop is closed, and the thread about to end
             raise ClosedError("the worker is closed") from None

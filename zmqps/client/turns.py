@@ -65,9 +65,9 @@ class Turns:
 
     def serve(self, is_over: Callable[[], bool]) -> None:
         """Run the loop until it is over, but for the turns that others take."""
+        self._is_over = is_over
         while not is_over():
             with self._turn:
-                self._is_over = is_over
                 self._run(is_over)
             if self.resting and not is_over():
                 self._rest()
@@ -116,7 +116,8 @@ class Turns:
         """
         if not self.resting or asyncio._get_running_loop() is not None:
             return False
-        taken, came, before = False, list[int](), list[tuple[int, Any]]()
+        me, taken, has_begun = get_ident(), False, False
+        came, before = list[int](), list[tuple[int, Any]]()
 
         def note(number: int, frame: object) -> None:
             came.append(number)
@@ -130,28 +131,25 @@ class Turns:
                         if callable(handler := handlers.getsignal(number)):
                             before.append((number, handler))
                             handlers.signal(number, note)
-                    if not taken:
-                        # whoever rests is about to let go of it
-                        taken = self._turn.acquire(blocking=False) or self._turn.acquire(timeout=REST_S)
-                        if not taken:
-                            return False
-                        self.holder = get_ident()
+                    # whoever rests is about to let go of it
+                    taken = taken or self._turn.acquire(blocking=False) or self._turn.acquire(timeout=REST_S)
+                    if taken and not has_begun:
+                        has_begun, self.holder = True, me
                         begin()
-                    running.add(get_ident())
-                    try:
+                    if taken:
+                        running.add(me)
                         self._run(is_done)
-                    finally:
-                        running.discard(get_ident())
-                    if is_done() or self._is_over():
+                    if taken and (is_done() or self._is_over()):
                         taken = self._give_back(wake=is_left())
                 finally:
+                    running.discard(me)
                     for number, handler in reversed(before):
                         handlers.signal(number, handler)
                     before.clear()
                 while came:
                     signal.raise_signal(came.pop(0))
                 if not taken:
-                    return True
+                    return has_begun
         finally:
             if taken:
                 self._give_back(wake=True)
