@@ -94,7 +94,18 @@ PURE = (
 
 #: All that sans-IO code may import: data, maths and itself. No clock, no chance, no threads, no files, no log.
 PURE_MAY_IMPORT = {
-    *("__future__", "abc", "bisect", "collections", "contextlib", "dataclasses", "enum", "fnmatch", "functools"),
+    *(
+        "__future__",
+        "abc",
+        "array",
+        "bisect",
+        "collections",
+        "contextlib",
+        "dataclasses",
+        "enum",
+        "fnmatch",
+        "functools",
+    ),
     *(
         "hashlib",
         "heapq",
@@ -286,6 +297,7 @@ MADE_IN_ORDER = {
     "zmqps/core/protocol/resizing.py",
     "zmqps/core/protocol/rows.py",
     "zmqps/core/protocol/saving.py",
+    "zmqps/core/protocol/watching.py",
     "zmqps/core/worker/operations.py",
     "zmqps/core/worker/outbox.py",
 }

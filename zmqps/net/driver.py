@@ -43,6 +43,7 @@ from zmqps.core.protocol.events import (
 from zmqps.core.protocol.messages import EndJob, Error, Farewell, Heartbeat, Hello, Message, Welcome
 from zmqps.core.protocol.wire import MAX_DATA_HEADER_NBYTES, decode, encode
 from zmqps.errors import InternalError, PSError, ServerMemoryError, printable
+from zmqps.net.health import Health
 from zmqps.net.reach import why_silent
 from zmqps.net.transport import INBOUND, Transport
 
@@ -106,6 +107,7 @@ class Driver:
         self.data_header_nbytes: Callable[[], int] = lambda: MAX_DATA_HEADER_NBYTES
         #: Takes what its `Notify` actions tell.
         self.notify: Callable[[Any], None] | None = None
+        self._health = Health()
         self._throttle = Throttle("messages that there was no memory for")
         self._resolve = resolve
         self._landed = landed
@@ -123,12 +125,14 @@ class Driver:
         """Start the machine and run it until it exits."""
         self._loop = loop = asyncio.get_running_loop()
         self._exit, self._time = loop.create_future(), loop.time
+        self._health.start()
         try:
             self.transport.start(self._deliver, self._arm, self.submit)
             self._do(self.machine.start)  # type: ignore[attr-defined]
             self._arm()
             return await self._exit
         finally:
+            self._health.stop()
             if self._timer is not None:
                 self._timer.cancel()
             for task in self._tasks:
@@ -272,12 +276,18 @@ class Driver:
                 self.transport.make_room()
             return message
         if isinstance(message, Heartbeat):
-            return Heartbeat({**message.counters, **self.transport.facts(), **self.counters})
+            told = Heartbeat({**message.counters, **self.facts()})
+            self._health.told()
+            return told
         try:
             return replace(message, capabilities=(*message.capabilities, *self.transport.greeting(peer)))
         except PSError as error:
             self._unreachable(peer, error)
             return message
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a heartbeat tells besides the machine's own counters."""
+        return {**self.transport.facts(), **self.counters, **self._health.facts()}
 
     def _unreachable(self, peer: Peer, error: PSError) -> None:
         self._do(self.machine.handle, Unreachable(peer, error))
@@ -325,6 +335,8 @@ class Driver:
             self._timer = self._loop.call_at(due, self._ring)
 
     def _ring(self) -> None:
+        if self._timer_at is not None:
+            self._health.late(self._time() - self._timer_at)
         self._timer = self._timer_at = None
         try:
             self._do(self.machine.on_deadline)

@@ -16,7 +16,7 @@ from zmqps.core.node.inquiry import Inquiry
 from zmqps.core.protocol.guard import drain_guard, end_guard, save_guard, scale_guard
 from zmqps.core.protocol.hello import MAX_JOB_NAME_CHARS, MAX_NAME_CHARS
 from zmqps.core.protocol.keys import KEY_NBYTES
-from zmqps.core.protocol.messages import Checkpoint, Checkpointed, Drain, EndJob, Scale
+from zmqps.core.protocol.messages import Checkpoint, Checkpointed, Drain, EndJob, Scale, Watch
 from zmqps.errors import DeadlineError
 from zmqps.net.driver import Driver
 from zmqps.net.identity import check_endpoint, read_job_secret
@@ -260,6 +260,41 @@ def ask_status(address: str, *, timeout: float = 5.0, keys: Keys | None = None) 
         ``address`` is not an endpoint.
     """
     return run_blocking(inquire(address, timeout=timeout, keys=keys))
+
+
+def ask_view(
+    address: str,
+    *,
+    span: float = 300.0,
+    points: int = 300,
+    every: float = 0.0,
+    job: str = "",
+    node: str = "",
+    timeout: float = 5.0,
+    keys: Keys | None = None,
+) -> dict[str, Any]:
+    """Return what there is to see of the cluster at an address: its status, figures over time, events, and waits.
+
+    Parameters
+    ----------
+    span
+        Seconds to look back.
+    points
+        Of each series at most so many.
+    every
+        Of series only points that stand for so many seconds each; 0: the finest that reach back so far.
+    job, node
+        Of which; empty: all.
+
+    Raises
+    ------
+    DeadlineError, KeyRefusedError, ConfigurationError
+        As for `ask_status`.
+    """
+    machine = Inquiry(address, question=Watch(1, span, points, every, job, node))
+    run_blocking(_run(machine, "watch", timeout, keys))
+    assert machine.status is not None
+    return dict(machine.status)
 
 
 def run_blocking(work: Coroutine[Any, Any, T]) -> T:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -250,7 +251,7 @@ def make_shard(
     if rows is not None:
         warm_up_rows()  # here, not where heartbeats are sent
     _spare_the_collector()
-    return Shard(
+    shard = Shard(
         placement,
         index,
         watch_rules(rules),
@@ -263,6 +264,8 @@ def make_shard(
         required_nbytes=required,
         rows=rows,
     )
+    shard.time_with(perf_counter)
+    return shard
 
 
 def row_kernel(config: ServerConfig, job: JobSpec, spec: TableSpec, there: DeviceMemory | None = None) -> RowKernel:

@@ -214,7 +214,7 @@ def test_an_end_that_had_begun_goes_on() -> None:
 def test_a_cluster_that_was_ending_ends() -> None:
     kept = training(staleness=0)
     kept.machine.cluster_end.begin(Exit(0, "enough"), kept.now)
-    kept._keep(kept.machine._recorded([]))
+    kept._keep(kept.machine._recorded([], kept.now))
     kept.back()
     assert kept.machine.ending == Exit(0, "enough")
     assert sent(kept.take("w0", Heartbeat({})), Back)

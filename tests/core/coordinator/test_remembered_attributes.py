@@ -54,11 +54,13 @@ KEPT = {
 NOT_KEPT = {
     "CoordinatorMachine": (
         "identity options changes is_back _kept membership servers counts started_at erasures cluster_end jobs runs "
-        "checkpoints ended files drains scales holders _partings _reminder_due _lose_due _inquiries _news _telling"
+        "checkpoints ended files drains scales holders partings _reminder_due _lose_due _inquiries _news _telling "
+        "watching"
     ),
     "Membership": "timeout _changed _nobody_before gone _by_silence _peers _barred_peers",
     "MemberInfo": (
-        "peer roster seen_at unreached counters counters_nbytes num_pushes counters_of told again_at note_answer"
+        "peer roster seen_at unreached counters counters_nbytes num_pushes counters_of told again_at note_answer "
+        "doing awaited_s sample"
     ),
     "Roster": "_free _next _names num_finished",
     "Fleet": "_free _next _names num_finished",
@@ -99,7 +101,7 @@ NOT_KEPT = {
     "_Move": "due",
     "Steps": (
         "_changed kept _kept_clock _returned _clip_norm _rates bringing _replicated _granted _members _attendance "
-        "_training _commits _paused _requests _retry_due _since pauses"
+        "_training _commits _paused _requests _retry_due _since pauses delays counted"
     ),
     "Commits": "copies _squares",
     "LearningRates": "_changed",

@@ -170,7 +170,7 @@ def test_what_a_server_is_to_free_it_is_told_again() -> None:
     kept = training(servers=3)
     kept.take("s1", Leave("closed"))
     job_ends = kept.machine.jobs.end(kept.run(), "enough", kept.now)
-    kept._keep([*kept.machine._recorded([]), *job_ends])
+    kept._keep([*kept.machine._recorded([], kept.now), *job_ends])
     kept.back()
     assert {message.epoch for message in sent(kept.come_back("s0", "s2"), Discard)} == {1, 3, 5, 6}
 

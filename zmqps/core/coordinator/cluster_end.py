@@ -50,7 +50,7 @@ class ClusterEnd:
         self.ending, self._due, self.idle_since = end, now + GOODBYE_S, None
         self._changed()
         shutdowns: list[Action] = [Send(member.peer, Shutdown(end.reason)) for member in self._members.values()]
-        return [Log("info", f"ending: {end.reason}"), *shutdowns, *([] if shutdowns else [end])]
+        return [Log("info", f"ending: {end.reason}", "ending"), *shutdowns, *([] if shutdowns else [end])]
 
     def left(self, now: float) -> list[Action]:
         """A member has gone: a cluster that is ending does so with the last, another one may be idle now."""

@@ -327,7 +327,8 @@ class Handovers:
         self._changed()
         assert handover.asked_at is not None
         where = f"shard {new.shard} is on {new.server.title} now, and no more on {handover.old.server.title}"
-        return handover, [Log("info", f"job {self._name!r}: {where} (after {now - handover.asked_at:.3f} s)")]
+        text = f"job {self._name!r}: {where} (after {now - handover.asked_at:.3f} s)"
+        return handover, [Log("info", text, "moved", self._name)]
 
     def taken(self, shard: int) -> list[Action]:
         """A new copy has taken over: steps go on."""

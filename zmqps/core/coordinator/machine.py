@@ -8,7 +8,6 @@ from types import MappingProxyType
 from typing import Any
 
 from zmqps.core.coordinator import operators
-from zmqps.core.coordinator.admission import check_admission
 from zmqps.core.coordinator.checkpoints import HOLD_S, Checkpoints
 from zmqps.core.coordinator.cluster_end import ClusterEnd
 from zmqps.core.coordinator.drains import Drains
@@ -18,20 +17,29 @@ from zmqps.core.coordinator.files import Files, Serving
 from zmqps.core.coordinator.fleet import Fleet
 from zmqps.core.coordinator.holders import OF_HOLDERS, Holders
 from zmqps.core.coordinator.jobs import Jobs, is_replaceable
+from zmqps.core.coordinator.joining import join
 from zmqps.core.coordinator.journal import Changes, Plain
 from zmqps.core.coordinator.making import Cadence
 from zmqps.core.coordinator.membership import SILENT_BEATS, MemberInfo, Membership
 from zmqps.core.coordinator.news import News
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.partings import Partings
-from zmqps.core.coordinator.reach import check_advertised, check_in_reach, unreached
+from zmqps.core.coordinator.reach import unreached
 from zmqps.core.coordinator.remembered import dump, restore
 from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.scales import Scales
-from zmqps.core.coordinator.status import Inquiries, by_epoch, cluster_status, packed, waiting
+from zmqps.core.coordinator.status import (
+    MAX_COUNTER_NAME_CHARS,
+    Inquiries,
+    by_epoch,
+    cluster_status,
+    packed,
+    waiting,
+)
 from zmqps.core.coordinator.store import Store
 from zmqps.core.coordinator.telling import Telling
+from zmqps.core.coordinator.watching import Watching
 from zmqps.core.node.member import REMINDER_INTERVAL_S, Identity
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import (
@@ -46,10 +54,8 @@ from zmqps.core.protocol.events import (
     Undecodable,
     Unreachable,
 )
-from zmqps.core.protocol.guard import welcome_guard
 from zmqps.core.protocol.keys import alias
 from zmqps.core.protocol.messages import (
-    PROTOCOL_VERSION,
     Arrive,
     Back,
     Checkpoint,
@@ -72,11 +78,11 @@ from zmqps.core.protocol.messages import (
     Retargeted,
     Saved,
     SetRates,
-    Shutdown,
     Status,
     StatusRequest,
     Take,
-    Welcome,
+    Watch,
+    Watched,
     WentBack,
     Withdraw,
 )
@@ -86,6 +92,8 @@ from zmqps.errors import NotJoinedError, ProtocolError, PSError, counted
 #: are taken in between, and save those whose signs of life have come meanwhile.
 MOST_LOST = 32
 PIECE_S = 0.005
+#: What a view costs, beside the status in it, as if there were so many more members.
+WATCHED_AS_MEMBERS = 200
 
 
 class CoordinatorMachine:
@@ -148,13 +156,14 @@ class CoordinatorMachine:
             self.servers, self.runs, self.checkpoints, self.drains, identity.endpoint, options.replicas,
             min(HOLD_S, options.heartbeat_timeout), SILENT_BEATS * options.heartbeat_interval, self.changes.of("scale"),
         )  # fmt: skip
-        self._partings = Partings(
+        self.partings = Partings(
             self.membership, self.jobs, self.erasures, self.cluster_end, self.checkpoints, self.drains,
             once=options.once,
         )  # fmt: skip
         self._reminder_due = 0.0
         self._lose_due = 0.0  # not before, although members are overdue
         self._inquiries = Inquiries()
+        self.watching = Watching()
         self._news = News()
         self._telling = Telling(self.membership.find)
         self.holders = Holders(self.jobs, self.erasures, self.checkpoints, self._telling)
@@ -175,19 +184,21 @@ class CoordinatorMachine:
         self._reminder_due = now + REMINDER_INTERVAL_S
         if not self.is_back:
             self.changes.add("cluster")
-            return self._recorded([Log("info", f"coordinator at {self.identity.endpoint}, {self._waiting()[0]}")])
+            text = f"coordinator at {self.identity.endpoint}, {self._waiting()[0]}"
+            return self._recorded([Log("info", text, "started")], now)
         restore(self, self._kept, now)
         self._kept = {}
         there = f"{counted(len(self.membership.members), 'member')} and {counted(len(self.runs), 'job')}"
         text = f"coordinator at {self.identity.endpoint} is back with {there} from its journal; who is not here again"
-        return self._recorded([Log("info", f"{text} in {self.membership.begin_again(now):.0f} s is lost")])
+        text += f" in {self.membership.begin_again(now):.0f} s is lost"
+        return self._recorded([Log("info", text, "started")], now)
 
     # --- the door ------------------------------------------------------------------------------
 
     def handle(self, event: NetworkEvent | Stop | Returned, now: float) -> list[Action]:
         """Take an event; every failure becomes an `Error` to its sender, never an exception."""
         actions = self._handle(event, now)
-        return self._recorded([*actions, *self._move(now)])
+        return self._recorded([*actions, *self._move(now)], now)
 
     def _move(self, now: float) -> list[Action]:
         """Go on with what is to move from one server to another, or to be cut."""
@@ -200,8 +211,10 @@ class CoordinatorMachine:
         moved = [*ended, *self.scales.look(now), *self.drains.look(now), *self.checkpoints.look(now)]
         return [*moved, *self.jobs.discard_given_up(now)]
 
-    def _recorded(self, actions: list[Action]) -> list[Action]:
+    def _recorded(self, actions: list[Action], now: float) -> list[Action]:
         """Return actions, and before them what is to be kept of what they follow from."""
+        if actions:
+            self.watching.note(actions, now)
         records = self.changes.records(lambda what, whose: dump(self, what, whose))
         return [*records, *actions] if records else actions
 
@@ -217,7 +230,7 @@ class CoordinatorMachine:
             return self._refuse(event, member, 0, event.error, now)
         if isinstance(event, Unreachable):  # its key was revoked
             told = Send(event.peer, Error.of(0, event.error))
-            lost = [] if member is None else [told, *self._partings.lose(member, now, "revoked")]
+            lost = [] if member is None else [told, *self.partings.lose(member, now, "revoked")]
             return [*lost, *self.jobs.discard_given_up(now)]
         if not isinstance(event, Received):
             return []  # who is disconnected may come back; whether a member is lost is for its heartbeats to say
@@ -228,10 +241,13 @@ class CoordinatorMachine:
 
     def _take(self, event: Received, member: MemberInfo | None, message: Message, now: float) -> list[Action]:
         if isinstance(message, Hello):
-            return self._join(event, message, now)
+            return join(self, event, message, now)
         if isinstance(message, StatusRequest):
             self._inquiries.check(len(self.membership.members), now)
             return [Send(event.peer, Status(message.request, self.status(now)))]
+        if isinstance(message, Watch):
+            self._inquiries.check(len(self.membership.members) + WATCHED_AS_MEMBERS, now)
+            return [Send(event.peer, Watched(message.request, self.view(message, now)))]
         if (asked := operators.take(self, event, member, now)) is not None:
             return asked
         if isinstance(message, Farewell):
@@ -259,13 +275,13 @@ class CoordinatorMachine:
 
     def on_deadline(self, now: float) -> list[Action]:
         """Notice lost members, remind of those we wait for, end what nobody uses any more."""
-        return self._recorded(self._on_deadline(now))
+        return self._recorded(self._on_deadline(now), now)
 
     def _on_deadline(self, now: float) -> list[Action]:
         actions: list[Action] = []
         if now >= self._lose_due:
             for member in self.membership.overdue(now, MOST_LOST):
-                actions += self._news.of_member(self._partings.lose(member, now), member, now)
+                actions += self._news.of_member(self.partings.lose(member, now), member, now)
                 actions.append(Send(member.peer, Error.of(0, member.lost(now))))
                 self._lose_due = now + PIECE_S
         for run in list(self.runs.values()):
@@ -290,61 +306,11 @@ class CoordinatorMachine:
         self.checkpoints.validate()
         self.drains.validate()
         self.scales.validate()
+        self.watching.validate()
         here = {who for run in self.runs.values() for who in run.members} | {s.incarnation for s in self.servers}
         assert here == set(self.membership.members)
 
     # --- members -------------------------------------------------------------------------------
-
-    def _join(self, event: Received, hello: Hello, now: float) -> list[Action]:
-        check_admission(self.identity, hello, event.holder)
-        self.membership.check_welcome(hello.incarnation)
-        if self.ending is not None:
-            return [Send(event.peer, Shutdown(self.ending.reason))]
-        known = hello.incarnation in self.membership.members
-        check_advertised(hello, event.origin)
-        if (run := None if hello.role == "server" else self.jobs.named(hello.job)) is not None:
-            check_in_reach(hello.role, event.origin, self.servers)
-            roster, num_workers = run.workers if hello.role == "worker" else run.observers, 0
-        else:
-            roster, num_workers = self.servers, max((run.num_workers for run in self.runs.values()), default=0)
-        was_absent = known and self.membership.members[hello.incarnation].absent
-        before = None if known or run is None else roster.predecessor(hello, event.holder)
-        member = self.membership.join(hello, event.peer, roster, now, event.holder, before)
-        actions: list[Action] = []
-        if was_absent:
-            actions += self._welcome_back(member, now)
-        if not known:
-            member.origin = event.origin
-            as_spare = " as a spare" if len(self.servers) > self.servers.most else ""
-            where = f" job {hello.job!r}" if run else as_spare
-            actions.append(Log("info", f"{member.title} joined{where}"))
-            if before is not None:
-                actions += self._partings.succeed(before, member, now)
-            elif run is not None:
-                self.runs[run.name] = run
-                self.cluster_end.idle_since = None
-                actions += run.join(member, now)
-            else:
-                self.servers.joined()
-                self.changes.add("drains")
-                for other in self.runs.values():
-                    actions += other.move_on(now)
-        welcome = Welcome(
-            PROTOCOL_VERSION, self.identity.incarnation, self.identity.name, member.rank,
-            self.options.heartbeat_interval, self.options.heartbeat_timeout,
-            run.num_workers if run else num_workers, self.servers.wanted,
-            proof=welcome_guard(self.identity.job_secret, hello), patience=self.options.patience,
-        )  # fmt: skip
-        return [Send(event.peer, welcome), *actions]
-
-    def _welcome_back(self, member: MemberInfo, now: float) -> list[Action]:
-        """Go on with a member that was here before this coordinator was away."""
-        actions: list[Action] = [Log("info", f"{member.title} is back")]
-        if member.role == "server":
-            actions += self.erasures.again(member, now)
-            for run in self.runs.values():
-                actions += run.again(member)
-        return actions
 
     def _farewell(self, event: Received, message: Farewell, now: float) -> list[Action]:
         """A member leaves that has not come back; or left before, and the answer was lost."""
@@ -369,7 +335,10 @@ class CoordinatorMachine:
         pushes = message.counters.get("pushes")
         if type(pushes) is int:  # it is not said over a connection that is new
             member.num_pushes = pushes
+        doing = message.counters.get("doing", member.doing)
+        member.doing = doing[:MAX_COUNTER_NAME_CHARS] if type(doing) is str else ""
         run = self.runs.get(member.job)
+        self.watching.heartbeat(member, message.counters, run, now)
         ack = run.places.acknowledge(member) if run else HeartbeatAck(0)
         return [Send(member.peer, ack), *self.checkpoints.look(now)]
 
@@ -385,7 +354,11 @@ class CoordinatorMachine:
     def _leave(self, member: MemberInfo, message: Leave, now: float) -> list[Action]:
         farewell = Send(member.peer, Left())
         how = message.reason if message.reason in ("finished", "drained") else "closed"
-        return [farewell, Log("info", f"{member.title} {how}"), *self._partings.depart(member, how, now)]
+        return [
+            farewell,
+            Log("info", f"{member.title} {how}", "left", member.job),
+            *self.partings.depart(member, how, now),
+        ]
 
     def _server_leaves(self, member: MemberInfo, message: Leave, now: float) -> list[Action]:
         if self.ending is not None:
@@ -394,7 +367,7 @@ class CoordinatorMachine:
             drained, actions = self.drains.left(member, now)
             if drained:
                 return [*actions, *self._leave(member, message, now)]
-        return [Send(member.peer, Left()), *self._partings.lose(member, now, "closed")]  # it takes its shards with it
+        return [Send(member.peer, Left()), *self.partings.lose(member, now, "closed")]  # it takes its shards with it
 
     def _init(self, member: MemberInfo, message: Init, now: float) -> list[Action]:
         run, actions = self.runs[member.job], list[Action]()
@@ -448,6 +421,10 @@ class CoordinatorMachine:
             checkpoint_of=self.checkpoints.status,
             now=now,
         )
+
+    def view(self, asked: Watch, now: float) -> dict[str, Any]:
+        """Return what there is to see for those who watch."""
+        return self.watching.view(asked, self.status(now), self.runs, now)
 
 
 def _of_run(

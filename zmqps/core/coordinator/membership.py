@@ -52,6 +52,9 @@ class MemberInfo:
     counters: str = "{}"  # packed, see `zmqps.core.coordinator.status`
     counters_nbytes: int = 0
     num_pushes: int = 0  # a worker's, by what it says
+    doing: str = ""  # and what it is at
+    awaited_s: float = 0.0  # for how long others have waited for it alone
+    sample: Any = None  # what it had counted, `zmqps.core.coordinator.watching`
     counters_of: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # a server's, by epoch of a job
     answered: OrderedDict[int, Message] = field(default_factory=OrderedDict)
     named: bool = False  # whether it has described the job itself that it trains, and that was accepted

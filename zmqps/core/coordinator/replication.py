@@ -124,12 +124,12 @@ class Replication:
         heir.backup, heir.generation = False, old.generation + 1
         told = self.handovers.lose(heir)
         startup.moved()
-        self._promoting[old.shard] = heir
         self._steps.move(old.epoch, heir, startup.told)
-        self._retry_due = now + RETRY_S
+        self._promoting[old.shard], self._retry_due = heir, now + RETRY_S
         text = f"job {self._name!r}: {heir.server.title} takes over shard {old.shard} of {old.server.title}"
-        told += self.moves.announce(startup.epoch, heir, startup.told)
-        return [Log("warning", text), Send(heir.server.peer, Promote(heir.epoch, heir.generation)), *told]
+        promote = Send(heir.server.peer, Promote(heir.epoch, heir.generation))
+        told = [promote, *told, *self.moves.announce(startup.epoch, heir, startup.told)]
+        return [Log("warning", text, "promoted", self._name), *told]
 
     def _succeed(self, handover: Handover, message: Promoted, now: float) -> list[Action]:
         """A copy has taken over from a primary that has given up its place."""

@@ -417,7 +417,7 @@ class JobRun:
         told: list[Action] = [worker.fail(n, error) for worker, n, _ in self.steps.waiters(self.num_missing)]
         self.steps.stop()
         told += self.spares.fail(error, arrivals_only=True)
-        return [Log("error", f"job {self.name!r}: {error}"), *told, *self.startup.refuse(error)]
+        return [Log("error", f"job {self.name!r}: {error}", "failed", self.name), *told, *self.startup.refuse(error)]
 
     def fall_behind(self, server: MemberInfo, step: int, now: float) -> list[Action]:
         """A server has a step that this coordinator's journal knows nothing of: nobody can tell whose it is."""

@@ -333,7 +333,7 @@ class Scales:
         self._nonces.clear()
         while len(self._ended) > MAX_ASKED:
             self._ended.popitem(last=False)
-        return [*actions, Log("info" if isinstance(how, str) else "warning", str(how))]
+        return [*actions, Log("info" if isinstance(how, str) else "warning", str(how), "scaled")]
 
     def stop(self, now: float) -> list[Action]:
         """The cluster ends: nothing is cut any more."""

@@ -190,7 +190,7 @@ class Startup:
         nbytes = self.placement.keyspace.nbytes
         text = f"job {self.name!r} of {self.owner}: {counted(len(self.job.parameters), 'parameter')}, "
         text += f"{nbytes / 1e6:.3f} MB, {self.job.mode}"
-        return [Log("info", text), *self.assign(self.copies)]
+        return [Log("info", text, "began", self.name), *self.assign(self.copies)]
 
     def begin_again(self) -> bool:
         """Forget where the job was to lie, as a server is lost; False if values are there that are only on servers."""

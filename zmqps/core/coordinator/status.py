@@ -18,6 +18,7 @@ from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.report import job_status, job_waits, only_observed
 from zmqps.core.node.member import Identity
 from zmqps.core.protocol.events import Exit
+from zmqps.core.protocol.figures import is_histogram
 from zmqps.errors import LimitError, counted
 
 if TYPE_CHECKING:
@@ -215,6 +216,8 @@ def presentable(counters: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
         kind = type(value)
         if kind is str:
             value = value[:MAX_COUNTER_TEXT_CHARS]
+        elif kind is list and is_histogram(name, value):
+            pass
         elif kind not in NUMBERS or not math.isfinite(value):
             continue
         name = name[:MAX_COUNTER_NAME_CHARS]

@@ -11,6 +11,7 @@ from zmqps.core.coordinator.bringing import Bringing
 from zmqps.core.coordinator.commits import Commits
 from zmqps.core.coordinator.consistency import Commitment, Decision, Grant, Policy, make_policy
 from zmqps.core.coordinator.copies import Copy
+from zmqps.core.coordinator.delays import Delays
 from zmqps.core.coordinator.journal import Changed, Plain, nothing
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.pauses import Pauses
@@ -79,6 +80,8 @@ class Steps:
         self._retry_due: float | None = None
         self._since: float | None = None  # when the first of those who wait arrived
         self.pauses = Pauses()
+        self.delays = Delays()
+        self.counted = float("-inf"), 0  # when steps were counted last, for those who watch, and how many
 
     def start(self, job: JobSpec, copies: Iterable[Copy], *, waits_for_all: bool = False, clock: int = 0) -> None:
         """A job was placed.
@@ -254,6 +257,8 @@ class Steps:
         if step == before and set(attempts) <= set(counted):
             attempts = ()  # it asks again for an answer that was lost
         self.policy.arrive(member.incarnation, step, attempts, now)
+        if self.policy.mode == "sync":
+            self.delays.arrived(member, now)
 
     def lose(self, epoch: int) -> None:
         """A copy is lost with its server, which confirms nothing any more."""
@@ -333,6 +338,7 @@ class Steps:
         decision = self.policy.decide(self._to_begin(missing), now)
         actions: list[Action] = []
         if decision.commitment is not None:
+            self.delays.closed(now)
             actions += self._commit(decision.commitment, now)
         self._granted += decision.granted
         actions += self._proceed()
@@ -441,6 +447,12 @@ class Steps:
         awaited = [self._members[w] for w in self.policy.awaited() if w in self._members]
         titles = listed([worker.title for worker in awaited[:MOST_NAMED]], MOST_NAMED, len(awaited))
         return f"{titles or 'nobody alive'}: {self.policy.why(self._to_begin(missing))}"
+
+    def awaited(self, now: float) -> tuple[float, list[MemberInfo]]:
+        """Return for how long somebody has waited for the open step, and whom that waits for."""
+        if self.policy is None or self._since is None or not self._requests:
+            return 0.0, []
+        return now - self._since, [self._members[who] for who in self.policy.awaited() if who in self._members]
 
     def next_deadline(self) -> float | None:
         """Return when `on_deadline` wants to be called."""

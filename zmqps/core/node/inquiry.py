@@ -33,6 +33,8 @@ from zmqps.core.protocol.messages import (
     Scale,
     Status,
     StatusRequest,
+    Watch,
+    Watched,
 )
 from zmqps.core.protocol.resizing import GOING
 from zmqps.errors import LimitError, PSError, from_wire, printable
@@ -62,7 +64,7 @@ class Inquiry:
         self,
         endpoint: str,
         until: Callable[[Mapping[str, Any]], bool] = lambda status: True,
-        question: StatusRequest | EndJob | Checkpoint | Drain | Scale = StatusRequest(1),  # noqa: B008  (frozen)
+        question: StatusRequest | Watch | EndJob | Checkpoint | Drain | Scale = StatusRequest(1),  # noqa: B008  (frozen)
         progress: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.endpoint = endpoint
@@ -110,9 +112,9 @@ class Inquiry:
         message = event.message if isinstance(event, Received) else None
         if message is not None:
             self._look_due = None
-        if isinstance(message, Status):
+        if isinstance(message, Status | Watched):
             self.error = None
-            self.status = presented(message.status)
+            self.status = presented(message.status if isinstance(message, Status) else message.view)
             if not self._until(self.status):
                 self._due = now + AGAIN_S
                 return []

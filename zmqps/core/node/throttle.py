@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 from zmqps.core.protocol.events import Action, Log
 from zmqps.errors import counted
@@ -64,7 +65,7 @@ class Throttle:
             if not isinstance(action, Log):
                 spared.append(action)
             elif (line := self.admit(action.text, now, origin, connection)) is not None:
-                spared.append(Log(action.level, line))
+                spared.append(replace(action, text=line))
         return spared
 
     def summary(self, now: float) -> str | None:

@@ -162,10 +162,15 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """Say something; ``level`` is debug, info, warning or error."""
+    """Say something; ``level`` is debug, info, warning or error.
+
+    ``kind`` names what has happened where those who watch the cluster are to see it: joined, left, lost, began, …
+    """
 
     level: str
     text: str
+    kind: str = ""
+    job: str = ""
 
 
 @dataclass(frozen=True, slots=True)

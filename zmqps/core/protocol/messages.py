@@ -58,6 +58,7 @@ from zmqps.core.protocol.steps import (
 )
 from zmqps.core.protocol.terms import Measured, RatesSet, SetRates
 from zmqps.core.protocol.training import Ack, Load, Pull, Push, Tensors, Values
+from zmqps.core.protocol.watching import Watch, Watched
 
 if TYPE_CHECKING:
     from zmqps.core.protocol.message import Buffer as Buffer
@@ -137,6 +138,8 @@ __all__ = [
     "Unsave",
     "Values",
     "Waiting",
+    "Watch",
+    "Watched",
     "Welcome",
     "WentBack",
     "Withdraw",

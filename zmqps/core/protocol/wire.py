@@ -51,6 +51,8 @@ from zmqps.core.protocol.messages import (
     StatusRequest,
     Tensors,
     Values,
+    Watch,
+    Watched,
 )
 from zmqps.core.protocol.terms import MOST_RATES, SET, SET_TO_MEAN, UNCHANGED
 from zmqps.core.protocol.typed import are_ordered, pack, reader
@@ -280,12 +282,12 @@ _OFTEN: dict[int, tuple[Callable[..., Message], Callable[[memoryview], tuple[Any
 
 #: Kind -> bytes that its header has at most, if they are not `MAX_SHORT_HEADER_NBYTES`.
 HEADER_NBYTES: dict[int, int] = {
-    **dict.fromkeys([cls.kind for cls in (Init, Job, Assign, Status, GoBack, Recut)], MAX_HEADER_NBYTES),
+    **dict.fromkeys([cls.kind for cls in (Init, Job, Assign, Status, Watched, GoBack, Recut)], MAX_HEADER_NBYTES),
     **dict.fromkeys([cls.kind for cls in (Load, Push, Pull, Ack, Values, Tensors, Replicate)], MAX_DATA_HEADER_NBYTES),
     **dict.fromkeys(
         [cls.kind for cls in (Heartbeat, Commit, Error, Checkpoint, Saved, Promoted)], MAX_LIST_HEADER_NBYTES
     ),
-    **dict.fromkeys([cls.kind for cls in (Hello, StatusRequest, EndJob)], MAX_STRANGE_HEADER_NBYTES),
+    **dict.fromkeys([cls.kind for cls in (Hello, StatusRequest, Watch, EndJob)], MAX_STRANGE_HEADER_NBYTES),
 }
 
 #: First byte of a msgpack object -> bytes that it takes at most once it is decoded, for those that take much of little.

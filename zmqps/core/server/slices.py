@@ -268,6 +268,9 @@ class Updates:
     """
 
     def __init__(self, kernels: Sequence[UpdateKernel | None], rooms: Rooms, memory: Memory, *, undoes: bool) -> None:
+        self.clock: Callable[[], float] = float  # by which updates are timed: 0, unless the shell says otherwise
+        self.apply_s = 0.0
+        self.applies = 0
         self.broken: PSError | None = None  # an update failed half way, or another copy has taken over
         self._kernels = kernels
         self._rooms = rooms
@@ -387,7 +390,7 @@ class Updates:
         terms: Sequence[float],
     ) -> None:
         """Update elements from ``start`` of a slice, out of its value into ``out``."""
-        source = state.value
+        source, began = state.value, self.clock()
         for lo, hi, kernel_index, step in runs:
             kernel = self._kernels[kernel_index]
             if kernel is not None:
@@ -409,6 +412,8 @@ class Updates:
                     raise
             elif source is not out:
                 out[lo:hi] = source[lo:hi]
+        self.apply_s += self.clock() - began
+        self.applies += 1
 
     def _take_back(
         self, states: Sequence[SliceState], rooms: dict[int, Room], undo: Undo | None, cause: BaseException

@@ -106,6 +106,9 @@ class RowTable:
         self.version = 0  # messages applied; synchronous: steps committed
         self.steps = 0  # updates of the table: those that schedules go by
         self.counters: Counter[str] = Counter()
+        self.clock: Callable[[], float] = float  # by which updates are timed, as in `zmqps.core.server.slices`
+        self.apply_s = 0.0
+        self.applies = 0
         self.sketch = Sketch(sketch_width) if spec.admit > 1 else None
         self.expired_before = 0  # by seconds: rows that were last updated before this one are gone
         #: Are told the ids of rows that make way for others, before anything else is done.
@@ -292,7 +295,10 @@ class RowTable:
         if self.spec.lazy_decay:  # of a row that another message of this update has changed: nothing
             lag = np.maximum(self.store.ages(rows, steps) - 1, 0).astype(np.uint32)
         self._before(rows)
+        began = self.clock()
         self.store.update(self._kernel, rows, grads, max(1, steps), lag)
+        self.apply_s += self.clock() - began
+        self.applies += 1
         self.store.stamps[rows] = steps % _STAMPS
         self.steps = steps
         with suppress(MemoryError):  # the update is done, and must not be taken for one that has failed

@@ -139,7 +139,7 @@ class Tenant:
         shard = self.shard
         return {
             **self.counts,
-            **({**shard.counters, **shard.memory.counters()} if shard else {}),
+            **({**shard.counters, **shard.memory.counters(), **shard.counters_of_updates()} if shard else {}),
             **(shard.rows.counters() if shard and shard.rows else {}),
             "parked": len(self.parked),
             **(self.stream.counters() if self.stream else {}),
@@ -176,5 +176,5 @@ def in_all(of_jobs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             elif name == "loaded":
                 total[name] = total[name] and value
             else:
-                total[name] = total.get(name, 0) + value if type(value) is int else value
+                total[name] = total.get(name, 0) + value if type(value) in (int, float) else value
     return total

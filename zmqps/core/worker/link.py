@@ -431,12 +431,12 @@ class Link:
 
     def _land(self, request: Request, target: Target, message: Values) -> None:
         payload: Sequence[Buffer] = message.payload
-        self.counts["bytes_received"] += (nbytes := sum([memoryview(buffer).nbytes for buffer in payload]))
-        request.received_nbytes = nbytes
+        request.received_nbytes = nbytes = sum([memoryview(buffer).nbytes for buffer in payload])
+        self.counts["bytes_received"] += nbytes
         codec = None if message.codec == RAW else named(message.codec)
         if codec is not None:
-            sizes = ((target.size_of(cargo), cargo.dtype) for cargo in request.cargoes)
-            payload = self._coding.decompress(codec, payload, sizes)
+            payload = self._coding.decompress(codec, payload, ((target.size_of(c), c.dtype) for c in request.cargoes))
+            self.packer.saved_nbytes += request.raw_nbytes - nbytes
         target.land(request.cargoes, payload, message.versions)
 
     def fail(self, error: PSError) -> list[Push | Pull | Load]:

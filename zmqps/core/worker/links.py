@@ -67,6 +67,11 @@ class Links:
         return sum((link.counts for link in self.by_shard), Counter())
 
     @property
+    def saved_nbytes(self) -> int:
+        """By how many bytes codecs have made less of what travelled, both ways."""
+        return sum(link.packer.saved_nbytes for link in self.by_shard)
+
+    @property
     def in_flight_nbytes(self) -> int:
         """Bytes sent or asked for and not yet answered."""
         return sum(link.in_flight_nbytes for link in self.by_shard)

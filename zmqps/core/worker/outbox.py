@@ -36,6 +36,11 @@ class Request:
     behind: int = 0  # a pull's: the place of the last push before it that touches its slices
 
     @property
+    def raw_nbytes(self) -> int:
+        """What it moves each way, as plain arrays."""
+        return sum([cargo.nbytes for cargo in self.cargoes])
+
+    @property
     def slices(self) -> set[int]:
         """The numbers of the slices it is about."""
         return {cargo.slice.index for cargo in self.cargoes}

@@ -25,6 +25,7 @@ class Packer:
 
     def __init__(self, coding: Coding) -> None:
         self.left_out: dict[int, Array] = {}  # by slice: what lossy codecs have not sent yet
+        self.saved_nbytes = 0  # of what was to be sent, by codecs
         self._coding = coding
 
     def pack(self, request: Request, source: Source) -> tuple[str, list[Array]]:
@@ -76,6 +77,8 @@ class Packer:
 
     def _keep(self, request: Request, codec: Codec | None, blobs: list[Array]) -> tuple[str, list[Array]]:
         text = RAW if codec is None else codec.spec
+        if codec is not None:
+            self.saved_nbytes += request.raw_nbytes - sum([blob.nbytes for blob in blobs])
         request.encoded = text, blobs
         if isinstance(request.transfer, Push) and request.transfer.blobs is not None:
             request.transfer.blobs |= {c: (text, blob) for c, blob in zip(request.cargoes, blobs, strict=True)}

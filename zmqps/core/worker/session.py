@@ -111,6 +111,7 @@ class SessionMachine:
         self.epoch = 0
         self.tally = Tally()
         self.operations: dict[Operation, None] = {}  # in the order they came
+        self._busy_s = self._busy_since = 0.0  # for how long there were any before, and since when there are some now
         self._timeouts = Alarm()  # of operations
         self.links = Links(self.member, coding, in_memory)
         self.transfers = Transfers(self, self.links, all_finite)
@@ -156,8 +157,18 @@ class SessionMachine:
         """Return the counters shown in the status."""
         s = self.statistics()
         names = ("pushes", "pulls", "bytes_sent", "bytes_received", "retries", "nonfinite", "dropped", "clock")
-        staleness = {"staleness_mean": round(s.staleness_mean, 3), "staleness_max": s.staleness_max}
-        return {**{name: getattr(s, name) for name in names}, **staleness, **self.links.counters(self.now)}
+        return {
+            **{name: getattr(s, name) for name in names},
+            "staleness_mean": round(s.staleness_mean, 3),
+            "staleness_max": s.staleness_max,
+            "in_flight_nbytes": s.in_flight_bytes,
+            "saved_nbytes": self.links.saved_nbytes,
+            "oldest_request_s": round(self._waits.oldest_s(self.now), 3),
+            "doing": self._waits.doing(),
+            "waiting_seconds": round(self._busy_s + (self.now - self._busy_since if self.operations else 0.0), 6),
+            **self.tally.counters(),
+            **self.links.counters(self.now),
+        }
 
     def operation_of(self, peer: Peer, request: int) -> Operation | None:
         """Return the operation that a request under way to a server is a part of."""
@@ -272,6 +283,8 @@ class SessionMachine:
             if isinstance(operation, Question) or self._orphaned.is_ahead(operation):
                 return self.resolve(operation, self._orphaned.error(now))
             self._orphaned.add(now)
+        if not self.operations:
+            self._busy_since = now
         self.operations[operation] = None
         self._timeouts.due = min(self._timeouts.due, operation.deadline)
         if self._waits.due is None:
@@ -291,6 +304,8 @@ class SessionMachine:
         assert not operation.done
         operation.done = True
         self.operations.pop(operation, None)
+        if not self.operations:
+            self._busy_s += self.now - self._busy_since
         actions = self._asked.end(operation, value) if isinstance(operation, Question) else []
         if isinstance(operation, Bring):
             actions += self.transfers.moves.brought(operation, value)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from zmqps.core.node.histogram import tallied
+from zmqps.core.protocol.figures import BOUNDS
 from zmqps.core.worker.transfer import Pull, Push
 from zmqps.core.worker.wire import WireSpeed
+
+STEP_SECONDS = BOUNDS["step_seconds"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,15 +85,34 @@ class Tally:
         self.counts: Counter[str] = Counter()
         self.staleness: Counter[int] = Counter()
         self.staleness_last = 0
+        self._steps_s = 0.0
+        self._steps = [0] * (len(STEP_SECONDS) + 1)  # how many took how long, as in `zmqps.core.node.histogram`
+        self._stepped_at: float | None = None
 
-    def completed(self, transfer: Push | Pull) -> None:
-        """A transfer was completed."""
+    def completed(self, transfer: Push | Pull, steps_at: float | None) -> None:
+        """A transfer was completed; ``steps_at``: now, where a push is a step."""
         if transfer.target is not None:
             self.counts["pulls"] += 1
         if isinstance(transfer, Push):
             self.counts["pushes"] += 1
             self.staleness[transfer.staleness] += 1
             self.staleness_last = transfer.staleness
+            if steps_at is not None:
+                self.stepped(steps_at)
+
+    def stepped(self, now: float) -> None:
+        """A step is over: a synchronous or bounded one, or asynchronous a push."""
+        if self._stepped_at is not None:
+            self._steps_s += (took := now - self._stepped_at)
+            self._steps[bisect_left(STEP_SECONDS, took)] += 1
+        self._stepped_at = now
+
+    def counters(self) -> dict[str, Any]:
+        """Return the histograms that the status and metrics show."""
+        return {
+            "step_seconds": [round(self._steps_s, 6), *self._steps],
+            "staleness": tallied(self.staleness, BOUNDS["staleness"]),
+        }
 
     def dropped(self) -> None:
         """A step was over before our gradients were complete, or they were too stale."""

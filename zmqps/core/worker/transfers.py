@@ -246,6 +246,7 @@ class Transfers:
                     Log("warning", f"step {pace.clock} was over before our gradients were complete: dropped")
                 )
             pace.proceed(message)
+            self._host.tally.stepped(self._host.now)
             self.moves.proceeded(pace.clock)
         elif isinstance(message, Error):
             pace.failed()
@@ -334,7 +335,7 @@ class Transfers:
         self.drop(transfer)
         if isinstance(transfer, Load):
             return []  # the coordinator answers the init
-        self._host.tally.completed(transfer)
+        self._host.tally.completed(transfer, self._host.now if self.pace.mode == "async" else None)
         if isinstance(transfer, Push):
             attached = self._host.attached
             if attached is not None and attached.treatment is not None:

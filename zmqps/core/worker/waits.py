@@ -58,6 +58,21 @@ class Waits:
             awaited += f"; the coordinator has been silent for {silent_s:.1f} s"
         return DeadlineError(operation=operation.title, seconds=seconds, waiting_for=awaited)
 
+    def doing(self) -> str:
+        """Return in a few words what this worker does at the moment."""
+        operations, pace = self._host.operations, self._host.transfers.pace
+        first = next(iter(operations), None)
+        if first is None:
+            return "computing"
+        if isinstance(first, (Exchange, Advance)) and first in pace.held:
+            return "waiting for the step to end" if pace.arrive is not None else "waiting"
+        return first.title
+
+    def oldest_s(self, now: float) -> float:
+        """Return for how many seconds the first operation has been under way; 0: there is none."""
+        first = next(iter(self._host.operations), None)
+        return 0.0 if first is None else now - first.started_at
+
     def _awaited(self, operation: Operation, now: float) -> str:
         """Say whom an operation waits for."""
         transfers, member = self._host.transfers, self._host.member

@@ -1,0 +1,208 @@
+"""What figures and logged values were over time: the last minutes in full, the last days in coarser and coarser steps.
+
+Each series has a few tiers; one keeps points for a fixed number of spans of time. A point stands for all that fell into
+its span: how often, the sum, the least, the most, and the last step. What is older than a tier goes, so a series never
+takes more than `SERIES_NBYTES`, and there are at most `MAX_SERIES`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, Literal
+
+Kind = Literal["value", "figure"]
+
+#: Seconds that a point stands for, and how many points are kept: five minutes, an hour, a day, a week.
+TIERS = ((1.0, 300), (10.0, 360), (120.0, 720), (1800.0, 336))
+#: Time, how many, their sum, the least, the most, the last step.
+FIELDS = 6
+SERIES_NBYTES = sum(number for _, number in TIERS) * FIELDS * 8
+#: 40 MiB at most, after a week.
+MAX_SERIES = 512
+NO_STEP = -1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """Which series: a job's, or (``node``) one of its members'."""
+
+    job: str
+    node: str
+    name: str
+    kind: Kind = "figure"
+
+
+class _Tier:
+    """Points, the newest of which is still open, in one ring of numbers."""
+
+    __slots__ = ("_first", "_points", "every", "most")
+
+    def __init__(self, every: float, most: int) -> None:
+        self.every, self.most = every, most
+        self._points = array("d")
+        self._first = 0  # where the oldest point is, once the ring is full
+
+    def __len__(self) -> int:
+        return len(self._points) // FIELDS
+
+    def add(self, at: float, value: float, step: float) -> None:
+        """Count a value into the point of its time."""
+        points, number = self._points, len(self)
+        if number:
+            newest = (self._first - FIELDS) % len(points) if number == self.most else len(points) - FIELDS
+            if at // self.every <= points[newest] // self.every:  # also if it comes late
+                points[newest + 1] += 1
+                points[newest + 2] += value
+                points[newest + 3] = min(points[newest + 3], value)
+                points[newest + 4] = max(points[newest + 4], value)
+                points[newest + 5] = max(points[newest + 5], step)
+                return
+        point = array("d", (at, 1.0, value, value, value, step))
+        if number < self.most:
+            points.extend(point)
+            return
+        points[self._first : self._first + FIELDS] = point
+        self._first = (self._first + FIELDS) % len(points)
+
+    def since(self, at: float) -> Iterator[list[float | None]]:
+        """Yield the points from a time on: time, mean, least, most, step."""
+        points, size = self._points, len(self._points)
+        for offset in range(0, size, FIELDS):
+            start = (self._first + offset) % size
+            t, number, total, least, most, step = points[start : start + FIELDS]
+            if t >= at:
+                yield [round(t, 3), total / number, least, most, None if step == NO_STEP else int(step)]
+
+    @property
+    def oldest_at(self) -> float | None:
+        """The time of the oldest point."""
+        return self._points[self._first] if self._points else None
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes."""
+        return len(self._points) * 8
+
+
+class Series:
+    """One figure over time."""
+
+    __slots__ = ("last", "last_at", "num_nonfinite", "step", "tiers")
+
+    def __init__(self) -> None:
+        self.tiers = [_Tier(every, most) for every, most in TIERS]
+        self.last = 0.0
+        self.last_at = 0.0
+        self.step: int | None = None
+        self.num_nonfinite = 0  # NaN and infinity are counted; they would spoil what is summed
+
+    def add(self, at: float, value: float, step: int | None = None) -> None:
+        """Take a value."""
+        self.last, self.last_at = value, at
+        self.step = step if step is not None else self.step
+        if not isfinite(value):
+            self.num_nonfinite += 1
+            return
+        number = NO_STEP if step is None else float(step)
+        for tier in self.tiers:
+            tier.add(at, value, number)
+
+    def points(self, since: float, most: int, every: float = 0.0) -> tuple[float, list[list[float | None]]]:
+        """Return points from a time on, at most so many, and how many seconds each stands for.
+
+        Of the finest tier that reaches back far enough with so few; or of the one whose points stand for ``every``
+        seconds, if it is given.
+        """
+        chosen = self.tiers[-1]
+        for tier in self.tiers:
+            reaches = len(tier) < tier.most or (tier.oldest_at or 0.0) <= since
+            if tier.every == every or (not every and reaches and (self.last_at - since) / tier.every <= most):
+                chosen = tier
+                break
+        return chosen.every, list(chosen.since(since))[-most:]
+
+    @property
+    def nbytes(self) -> int:
+        """What its points take."""
+        return sum(tier.nbytes for tier in self.tiers)
+
+
+class History:
+    """All series of a cluster, the one that was added to last behind the others."""
+
+    def __init__(self) -> None:
+        self.series: OrderedDict[Key, Series] = OrderedDict()
+        self.num_given_up = 0  # for newer ones
+
+    def add(self, key: Key, at: float, value: float, step: int | None = None) -> None:
+        """Take a value; where there are too many series, the one that was added to longest ago makes way."""
+        series = self.series.get(key)
+        if series is None:
+            if len(self.series) >= MAX_SERIES:
+                self.series.popitem(last=False)
+                self.num_given_up += 1
+            series = self.series[key] = Series()
+        else:
+            self.series.move_to_end(key)
+        series.add(at, value, step)
+
+    def note(self, job: str, node: str, name: str, at: float, step: int | None, value: float) -> None:
+        """Take what a training script has logged."""
+        self.add(Key(job, node, name, "value"), at, value, step)
+
+    def forget(self, job: str) -> None:
+        """A job of this name begins anew: what is kept is of the one before."""
+        for key in [key for key in self.series if key.job == job]:
+            del self.series[key]
+
+    @property
+    def nbytes(self) -> int:
+        """What all points take."""
+        return sum(series.nbytes for series in self.series.values())
+
+    def select(self, job: str = "", node: str = "") -> Iterator[tuple[Key, Series]]:
+        """Yield series: of a job and those of nodes without one; of a node alone."""
+        for key, series in sorted(self.series.items(), key=lambda item: (item[0].job, item[0].node, item[0].name)):
+            if (not job or key.job in ("", job)) and (not node or key.node == node):
+                yield key, series
+
+    def view(
+        self, since: float, points: int, *, every: float = 0.0, job: str = "", node: str = "", most: int = 1 << 30
+    ) -> list[dict[str, Any]]:
+        """Return series as plain data.
+
+        Parameters
+        ----------
+        since, points, every
+            As for `Series.points`.
+        job, node
+            Which.
+        most
+            Points in all.
+        """
+        chosen = list(self.select(job, node))
+        share = max(1, min(points, most // max(1, len(chosen))))
+        shown = []
+        for key, series in chosen:
+            stands_for, told = series.points(since, share, every)
+            shown.append(
+                {
+                    "job": key.job, "node": key.node, "name": key.name, "kind": key.kind, "step": series.step,
+                    "last": series.last if isfinite(series.last) else str(series.last), "every": stands_for,
+                    "nonfinite": series.num_nonfinite, "points": told,
+                }
+            )  # fmt: skip
+        return shown
+
+    def validate(self) -> None:
+        """Assert that the bounds hold."""
+        assert len(self.series) <= MAX_SERIES
+        assert all(series.nbytes <= SERIES_NBYTES for series in self.series.values())
+        for series in self.series.values():
+            for tier in series.tiers:
+                times = [point[0] or 0.0 for point in tier.since(float("-inf"))]
+                assert times == sorted(times)

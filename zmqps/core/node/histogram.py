@@ -1,0 +1,64 @@
+"""How often values were how large: whole numbers, counted up where something happens and read when somebody asks."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
+
+
+class Histogram:
+    """Counts values by size.
+
+    Parameters
+    ----------
+    bounds
+        Ascending; a value is counted at the first bound that it does not exceed, or behind the last.
+
+    Attributes
+    ----------
+    counts
+        One for each bound, and one behind the last.
+    total
+        The sum of all values.
+    """
+
+    __slots__ = ("bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = bounds
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count a value."""
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
+
+    @property
+    def count(self) -> int:
+        """How many values were counted."""
+        return sum(self.counts)
+
+    def to_plain(self) -> list[float]:
+        """Return the sum, then the counts, as a heartbeat tells them."""
+        return [round(self.total, 6), *self.counts]
+
+
+def tallied(values: Mapping[int, int], bounds: Sequence[float]) -> list[float]:
+    """Return values that were counted one by one, value -> how often, in the same form."""
+    histogram = Histogram(bounds)
+    for value, number in values.items():
+        histogram.counts[bisect_left(bounds, value)] += number
+        histogram.total += value * number
+    return histogram.to_plain()
+
+
+def quantile(share: float, bounds: Sequence[float], counts: Iterable[int]) -> float:
+    """Return the bound that a share of the values, from 0 to 1, does not exceed; the last one for those behind it."""
+    counts = list(counts)
+    wanted, reached = share * sum(counts), 0
+    for bound, count in zip(bounds, counts, strict=False):
+        reached += count
+        if reached >= wanted and reached:
+            return bound
+    return bounds[-1]

@@ -1,0 +1,75 @@
+"""How a process is: what it uses of its host, how late its loop is, and how long Python's collector stops it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+#: Size and resident pages of this process.
+STATM = Path("/proc/self/statm")
+PAGE_NBYTES = os.sysconf("SC_PAGE_SIZE")
+
+
+class Health:
+    """What a heartbeat tells of its process."""
+
+    def __init__(self) -> None:
+        self._lag_s = 0.0  # the most since it was told last
+        self._lags_s = 0.0
+        self._collections = 0
+        self._collecting_s = 0.0
+        self._longest_s = 0.0  # since it was told last
+        self._began = 0.0
+
+    def start(self) -> None:
+        """Begin to time the collector."""
+        gc.callbacks.append(self._collected)
+
+    def stop(self) -> None:
+        """Time nothing any more."""
+        if self._collected in gc.callbacks:
+            gc.callbacks.remove(self._collected)
+
+    def late(self, seconds: float) -> None:
+        """The loop rang so much later than it was to."""
+        self._lags_s += seconds
+        if seconds > self._lag_s:
+            self._lag_s = seconds
+
+    def _collected(self, phase: str, info: dict[str, Any]) -> None:
+        if phase == "start":
+            self._began = time.perf_counter()
+            return
+        took = time.perf_counter() - self._began
+        self._collections += 1
+        self._collecting_s += took
+        self._longest_s = max(self._longest_s, took)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the counters; the longest of something is since they were told."""
+        return {
+            "cpu_seconds": round(time.process_time(), 3),
+            "rss_nbytes": resident_nbytes(),
+            "loop_lag_seconds": round(self._lags_s, 6),
+            "loop_lag_max_s": round(self._lag_s, 6),
+            "gc_pauses": self._collections,
+            "gc_pause_seconds": round(self._collecting_s, 6),
+            "gc_pause_max_s": round(self._longest_s, 6),
+        }
+
+    def told(self) -> None:
+        """A heartbeat has told them."""
+        self._lag_s = self._longest_s = 0.0
+
+
+def resident_nbytes() -> int:
+    """Return the bytes of memory that this process has in use."""
+    try:
+        return int(STATM.read_bytes().split()[1]) * PAGE_NBYTES
+    except OSError:  # not Linux
+        import resource
+
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
