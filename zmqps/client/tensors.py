@@ -14,7 +14,7 @@ from zmqps import checks
 from zmqps.client.beside import NUM_THREADS, helper
 from zmqps.client.naming import check_names
 from zmqps.core.job.spec import BUFFER_DTYPES, MAX_NAME_CHARS, STORAGE_DTYPES, Parameter
-from zmqps.core.protocol.arrays import GATHER_NBYTES, Array
+from zmqps.core.protocol.arrays import Array
 from zmqps.errors import ConfigurationError, DtypeError, ShapeError
 from zmqps.gpu.handover import Handover, Remote
 from zmqps.optim import all_finite
@@ -28,6 +28,8 @@ NATIVE_DTYPES = frozenset(np.dtype(name) for name in STORAGE_DTYPES if name != "
 #: sooner than another wakes.
 SMALL_NBYTES = 4 << 20
 BLOCK_NBYTES = 1 << 20
+#: Arrays below this are looked at together: a copy is cheaper than a call for each.
+JOIN_NBYTES = 64 << 10
 
 
 def as_array(name: str, value: Any, known: Mapping[str, str] = STORAGE_DTYPES) -> Array:
@@ -349,8 +351,8 @@ def are_finite(arrays: Sequence[Array]) -> bool:
 
 def _joined(arrays: Sequence[Array]) -> list[Array]:
     """Return the same elements with small arrays in one: a copy is cheaper than a call for each."""
-    joined = [array for array in arrays if array.nbytes >= GATHER_NBYTES]
-    small = [array for array in arrays if array.nbytes < GATHER_NBYTES]
+    joined = [array for array in arrays if array.nbytes >= JOIN_NBYTES]
+    small = [array for array in arrays if array.nbytes < JOIN_NBYTES]
     return joined + ([np.concatenate(small)] if len(small) > 1 else small)
 
 
