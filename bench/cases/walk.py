@@ -38,7 +38,7 @@ WARM_UP, LOOKS = 20, 15
 #: A heartbeat is no part of a step.
 NEVER_S = 3600.0
 PATIENCE_S = 60.0
-ENTRIES = ("SessionThread._submit.<locals>.begin", "ZmqTransport._drain")
+ENTRIES = ("SessionThread._make_calls", "ZmqTransport._drain")
 ARRIVES = ("zmqps/net/driver.py", "Driver._deliver")
 
 CallSoon: TypeAlias = Callable[[Callable[[], None]], object]
@@ -184,7 +184,9 @@ def walk(mode: str) -> Walk:
             worker.init(values, optimizer=zmqps.optim.sgd(0.1), staleness=STALENESS[mode])
             for _ in range(WARM_UP):
                 worker.push_pull(values)
-            threads.append(worker._thread._call_soon)
+            loop = worker._thread._loop
+            assert loop is not None
+            threads.append(loop.call_soon_threadsafe)
 
             def settle() -> None:
                 for call_soon in threads:

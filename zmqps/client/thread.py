@@ -7,10 +7,12 @@ import logging
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import count
 from threading import get_ident
 from typing import Any, TypeVar
 
@@ -175,6 +177,9 @@ class SessionThread:
         self._driver: Driver | None = None
         self._ready = threading.Event()
         self._pending: dict[Future[Any] | Outcome, Submitted] = {}
+        self._calls: deque[Callable[[], object]] = deque()  # to be made in the loop, in rounds that each take all
+        self._rounds = count(1)
+        self._round_asked, self._round_begun = 0, 0
         self._ended = False
         self._defect: InternalError | None = None
         self._pid = os.getpid()
@@ -199,6 +204,7 @@ class SessionThread:
         finally:
             self._ended = True
             self._fail_pending(lambda: ClosedError("the worker was closed"))
+            self._calls.clear()  # which hold their operations' arrays
             self._ready.set()
             running.discard(get_ident())
 
@@ -343,11 +349,26 @@ class SessionThread:
         try:
             if self._ended:
                 raise ClosedError("the worker is closed")
-            self._loop.call_soon_threadsafe(call)
+            self._calls.append(call)
+            if self._round_asked <= self._round_begun:  # else one is about to begin, and takes this along
+                number = next(self._rounds)
+                self._loop.call_soon_threadsafe(self._make_calls, number)
+                self._round_asked = (
+                    number  # not before: a handler of signals that comes in between must not count on it
+                )
             if self._turns is not None and self._turns.resting and (entry is None or entry.future in self._pending):
                 self._turns.wake()
         except RuntimeError:  # the loop is closed, and the thread about to end
             raise ClosedError("the worker is closed") from None
+
+    def _make_calls(self, number: int) -> None:
+        self._round_begun = max(self._round_begun, number)  # before any is taken: what comes now asks for another round
+        try:
+            for _ in range(len(self._calls)):
+                self._calls.popleft()()
+        finally:
+            if self._calls and self._loop is not None:
+                self._loop.call_soon(self._make_calls, number)
 
     def _notify(self, event: Any) -> None:
         for listener in tuple(self._listeners):

@@ -224,7 +224,7 @@ class ZmqTransport:
             self.counters["undeliverable"] += 1
             return False
         finally:  # the send may have swallowed the edge that announced a message
-            if socket is not self._drained and (self._drained is not None or readable(socket)):
+            if socket is not self._drained and (self._drained is not None or self._scheduled or readable(socket)):
                 self._to_drain[socket] = b"" if socket is self._router else peer
                 self._drain_soon()
         if self._backlogs.queued_nbytes > LOOK_NBYTES and self._door is not None and self._loop is not None:

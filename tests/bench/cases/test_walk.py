@@ -41,7 +41,7 @@ def test_it_begins_and_ends_with_the_user_and_crosses_three_threads(push_pull: W
     assert (first.file, first.function) == ("zmqps/client/pusher.py", "Pusher.push_pull")
     assert [turn[0].function for turn in push_pull.turns] == [
         "Pusher.push_pull",
-        "SessionThread._beginning.<locals>.begin",
+        "SessionThread._make_calls",
         "ZmqTransport._drain",
         "ZmqTransport._drain",
     ]
