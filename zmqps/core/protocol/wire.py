@@ -309,14 +309,18 @@ def encode(message: Message) -> list[Buffer]:
     header: list[Any] = [message.kind, *schema.values(message)]
     if not schema.has_payload:
         return [_pack(header)]
+    payload: Sequence[Buffer] = message.payload  # type: ignore[attr-defined]
+    if len(payload) == 1 and (only := memoryview(payload[0])).nbytes <= INLINE_NBYTES:  # as of most small ones
+        header.append(only.tobytes())
+        return [_pack(header)]
     views, sizes = [], []
-    for buffer in message.payload:  # type: ignore[attr-defined]
+    for buffer in payload:
         view = memoryview(buffer)
         if nbytes := view.nbytes:
             views.append(view.cast("B"))
             sizes.append(nbytes)
     if sum(sizes) <= INLINE_NBYTES:
-        header.append(bytes(views[0]) if len(views) == 1 else b"".join(views))
+        header.append(b"".join(views))
         return [_pack(header)]
     if len(views) > MAX_FRAMES:
         raise LimitError(what="number of array frames", got=len(views), limit=MAX_FRAMES)
