@@ -108,7 +108,7 @@ def plain_ones(
     That is what a training loop hands over in nearly every step: one check for each array.
     """
     plain: dict[int, Array] = {}
-    if not isinstance(values, Mapping):
+    if type(values) is not dict and not isinstance(values, Mapping):
         return None
     for name, value in values.items():
         number = index.get(name, -1)
