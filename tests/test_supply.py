@@ -26,7 +26,11 @@ FILES = ("constraints.txt", "constraints-tools.txt")
 INSTALLED = ("demo", "bench", "watch", "tensorboard", "dev")
 SUPPORTED = ("3.11", "3.12", "3.13")
 #: Where the API is known to move; pyproject.toml says how.
-BOUNDED = {"click", "msgpack", "msgspec", "numba", "numpy", "psutil", "pyzmq", "hatchling", "xxhash"} | {"starlette", "textual", "uvicorn"}
+BOUNDED = {"click", "msgpack", "msgspec", "numba", "numpy", "psutil", "pyzmq", "hatchling", "xxhash"} | {
+    "starlette",
+    "textual",
+    "uvicorn",
+}
 
 
 @cache
