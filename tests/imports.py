@@ -7,6 +7,7 @@ A *room* is a folder of the package, or a module that stands alone on top of it:
 from __future__ import annotations
 
 import ast
+import gc
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -36,7 +37,11 @@ def parse(path: str, source: str) -> Module:
 
 def modules(*places: str) -> list[Module]:
     """Return the package's modules, all of them or those in the named files and folders (which end in a slash)."""
-    return [_module(path) for path in _paths() if not places or is_in(path, places)]
+    gc.disable()  # the collector would look at the trees that there are already, again and again
+    try:
+        return [_module(path) for path in _paths() if not places or is_in(path, places)]
+    finally:
+        gc.enable()
 
 
 @cache
@@ -47,6 +52,12 @@ def _paths() -> list[str]:
 @cache
 def _module(path: str) -> Module:
     return parse(path, (ROOT / path).read_text())
+
+
+@cache
+def nodes(module: Module) -> Sequence[ast.AST]:
+    """Return all nodes of a module's tree; every rule looks at them, and to walk there takes longer than to look."""
+    return list(ast.walk(module.tree))
 
 
 def is_in(path: str, places: Collection[str]) -> bool:
@@ -65,12 +76,12 @@ def imports(module: Module) -> Sequence[Import]:
 
 def _imports(module: Module) -> Iterator[Import]:
     happens = {}
-    for node in ast.walk(module.tree):
+    for node in nodes(module):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             happens.update(dict.fromkeys(ast.walk(node), "on call"))
-        elif isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+        elif isinstance(node, ast.If) and _says(node.test, "TYPE_CHECKING"):
             happens.update({inside: "never" for statement in node.body for inside in ast.walk(statement)})
-    for node in ast.walk(module.tree):
+    for node in nodes(module):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield Import(node.lineno, (alias.name,), happens.get(node, "on import"))
@@ -79,6 +90,11 @@ def _imports(module: Module) -> Iterator[Import]:
             base = ".".join([*package, *([node.module] if node.module else [])])
             for alias in node.names:
                 yield Import(node.lineno, (base, f"{base}.{alias.name}"), happens.get(node, "on import"))
+
+
+def _says(node: ast.expr, name: str) -> bool:
+    """Whether it is a name, or one of a module's, as ``typing.TYPE_CHECKING``."""
+    return name in (getattr(node, "id", None), getattr(node, "attr", None))
 
 
 # --- modules and rooms --------------------------------------------------------------------------

@@ -12,7 +12,20 @@ from collections.abc import Collection, Iterator
 
 import pytest
 
-from tests.imports import ROOT, Graph, Module, circles, dotted, imports, is_in, module_graph, modules, parse, room_of
+from tests.imports import (
+    ROOT,
+    Graph,
+    Module,
+    circles,
+    dotted,
+    imports,
+    is_in,
+    module_graph,
+    modules,
+    nodes,
+    parse,
+    room_of,
+)
 
 #: The rooms of the package, in layers from the ground up, and for each the rooms it imports: all of them, and only such
 #: as stand above it here, so there is no circle. Imports for type checkers count, too.
@@ -314,7 +327,7 @@ MAX_SUBJECT, SHORT_AFTER = 72, "66e13cf6de8edf3ac0f4f6f21d12d2eb16596927"
 
 
 def calls(module: Module) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(module.tree):
+    for node in nodes(module):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             yield node.lineno, node.func.id
 
@@ -375,7 +388,7 @@ def pure_violations(module: Module) -> Iterator[str]:
     for line, name in calls(module):
         if name in PURE_NEVER_CALLS:
             yield f"{module.path}:{line} calls {name}()"
-    for node in ast.walk(module.tree):
+    for node in nodes(module):
         if isinstance(node, ast.Attribute) and node.attr == "random" and ast.unparse(node.value) in ("np", "numpy"):
             yield f"{module.path}:{node.lineno} uses numpy.random; a seed or generator is the caller's to give"
 
@@ -388,7 +401,7 @@ def door_violations(module: Module) -> Iterator[str]:
         of_extra = is_in(module.path, ("zmqps/torch/",))  # which nothing imports but who asks for it
         if found.happens == "on import" and belongs_to(found.names, LAZY) and not of_extra:
             yield f"{module.path}:{found.line} imports {found.names[0]} outside a function"
-    for node in ast.walk(module.tree):
+    for node in nodes(module):
         said = getattr(node, "attr", None) or getattr(node, "value", None)
         if isinstance(said, str) and module.path not in SAID_ONLY_IN.get(said, {module.path}):
             yield f"{module.path}:{node.lineno} says {said}, which is for {', '.join(SAID_ONLY_IN[said])}"
@@ -408,20 +421,20 @@ def safety_violations(module: Module) -> Iterator[str]:
     for line, name in calls(module):
         if name in UNSAFE_CALLS:
             yield f"{module.path}:{line} calls {name}()"
-    for node in ast.walk(module.tree):
+    for node in nodes(module):
         if isinstance(node, ast.keyword) and node.arg == "allow_pickle" and ast.unparse(node.value) != "False":
             yield f"{module.path}:{node.value.lineno} allows pickle"
 
 
 def raising_violations(module: Module) -> Iterator[str]:
     """An error that is kept must not be raised itself: it would keep whatever was at hand each time."""
-    for node in ast.walk(module.tree):
+    for node in nodes(module):
         if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Attribute | ast.Subscript):
             yield f"{module.path}:{node.lineno} raises {ast.unparse(node.exc)}, which others may hold: add .again()"
 
 
 def naming_violations(module: Module) -> Iterator[str]:
-    for node in ast.walk(module.tree):
+    for node in nodes(module):
         if not isinstance(node, ast.ClassDef) or module.path in MADE_IN_ORDER:
             continue
         made = [ast.unparse(d) for d in node.decorator_list if ast.unparse(d).startswith("dataclass")]

@@ -63,6 +63,7 @@ def missing_names(document: Path, text: str) -> Iterator[str]:
             yield f"{document.name}: {name}"
 
 
+@cache
 def is_importable(name: str) -> bool:
     found, *rest = name.split(".")
     thing = import_module(found)
