@@ -25,17 +25,12 @@ from zmqps.core.worker.outbox import Outbox, Request
 from zmqps.core.worker.packer import Packer
 from zmqps.core.worker.plan import Cargo, batches
 from zmqps.core.worker.probe import PROBE_S, Probe
+from zmqps.core.worker.resends import SLOWEST_RETRY_S, Resends
 from zmqps.core.worker.rows import RowCargo, row_message
 from zmqps.core.worker.sent import MAX_HEADS, Sent
 from zmqps.core.worker.transfer import Load, Pull, Push, Target, Transfer
 from zmqps.core.worker.wire import Wire
 from zmqps.errors import ProtocolError, PSError, counted
-
-#: A request that a server lacked the memory for is sent again after this long, then after twice as long each time,
-RETRY_S = 0.1
-SLOWEST_RETRY_S = 1.0
-#: until it has been refused for so long; then whoever asked is told.
-SHORT_S = 10.0
 
 if TYPE_CHECKING:
     from zmqps.core.protocol.messages import Buffer
@@ -106,9 +101,7 @@ class Link:
         self._numbers = count(1) if numbers is None else numbers
         self._next_seq = 1
         self._num_sent = 0
-        self._overtaken: list[Request] = []  # to be sent again, in this order
-        self._put_off: list[Request] = []  # to be sent again a little later
-        self.retry_due: float | None = None  # the first of them
+        self.resends = Resends()
         self.probe = Probe()
         self.alarm = Alarm()  # shared by all links of a session
         self.wire = Wire()
@@ -138,9 +131,9 @@ class Link:
         actions: list[Action] = []
         if self.handshake.welcome is None or self._broken or self.lost is not None:
             return actions
-        if self._overtaken:
-            actions += [self._again(request) for request in self._overtaken if request.number in self.in_flight]
-            self._overtaken.clear()
+        if again := self.resends.at_once:
+            actions += [self._again(request) for request in again if request.number in self.in_flight]
+            again.clear()
         while self.queue.waiting and (request := self.queue.peek()) is not None:
             if request.transfer.done:
                 self.queue.pop()
@@ -265,8 +258,7 @@ class Link:
     def _break(self) -> None:
         self._spoil()
         self._broken = self.handshake.welcome is not None or bool(self.in_flight)
-        self._overtaken.clear()  # with all the others, then
-        self._clear_put_off()
+        self.resends.clear()  # with all the others, then
         self.probe.due = None
 
     def on_welcome(self, welcome: Welcome, now: float) -> list[Action]:
@@ -297,7 +289,7 @@ class Link:
                 request.doubted = True  # its values may yet be copied, and leave later
             else:
                 request.doubted = False
-                self._overtaken.append(request)
+                self.resends.at_once.append(request)
 
     def on_answer(self, message: Ack | Values, now: float) -> Push | Pull | Load | None:
         """Take an answer; return its transfer if that is still of interest, and may be complete."""
@@ -345,19 +337,19 @@ class Link:
                 continue
             # values leave when they have been copied, acknowledgements at once
             if missed or (isinstance(push, Push) and push.target is None):
-                self._overtaken.append(earlier)
+                self.resends.at_once.append(earlier)
             unseen |= missed
         if late and self.put_off(request.number, now):
             return True
         if unseen:
-            self._overtaken.append(request)
+            self.resends.at_once.append(request)
             self.heard_at = now
         return unseen
 
     @property
     def is_short(self) -> bool:
         """Whether the server lacks the memory for something that was asked of it."""
-        return bool(self._put_off)
+        return bool(self.resends)
 
     def put_off(self, number: int, now: float) -> bool:
         """Send a request again a little later, because the server lacks the memory for it; False if it has for long."""
@@ -365,10 +357,9 @@ class Link:
             return False
         if request.retry_at is not None or self._broken:
             return True  # said twice, or to be sent again with all others as soon as there is a connection
-        since = request.refused_at = now if request.refused_at is None else request.refused_at
-        if now >= since + SHORT_S:
+        if (at := self.resends.refused(request, now)) is None:
             return False
-        self._send_later(request, now + min(RETRY_S + now - since, SLOWEST_RETRY_S))
+        self._send_later(request, at)
         self.heard_at = now
         self._rest(now)
         return True
@@ -384,22 +375,13 @@ class Link:
 
     def _send_later(self, request: Request, at: float) -> None:
         self._spoil()
-        self._put_off.append(request)
-        request.retry_at = at
-        self.retry_due = at if self.retry_due is None else min(self.retry_due, at)
-        self.alarm.due = min(self.alarm.due, at)
+        self.resends.put_off(request, at)
+        self.alarm.by(at)
 
     def _send_put_off(self, now: float) -> list[Action]:
         """Send again what was put off until now; what was given up meanwhile makes room."""
         actions: list[Action] = []
-        before, self._put_off, self.retry_due = self._put_off, [], None
-        for request in before:
-            assert request.retry_at is not None
-            if now < request.retry_at:
-                self._put_off.append(request)
-                self.retry_due = min(request.retry_at, self.retry_due or request.retry_at)
-                continue
-            request.retry_at = None
+        for request in self.resends.take(now):
             if request.number not in self.in_flight:
                 continue
             if request.transfer.done:
@@ -407,12 +389,6 @@ class Link:
             else:
                 actions.append(self._again(request))
         return actions
-
-    def _clear_put_off(self) -> None:
-        for request in self._put_off:
-            request.retry_at = None
-        self._put_off.clear()
-        self.retry_due = None
 
     def answered(self, number: int, now: float) -> Request | None:
         """Take a request out of flight; None if it was answered before."""
@@ -458,7 +434,7 @@ class Link:
             return f"the connection to {self.title} to come back, {heard}{self.handshake.because}"
         if not (missing := sum(request.transfer is transfer for request in [*self.queue, *self.in_flight.values()])):
             return ""
-        put_off = [request.refused_at for request in self._put_off if request.transfer is transfer]
+        put_off = [request.refused_at for request in self.resends.of(transfer)]
         if any(at is not None for at in put_off):
             return f"{self.title} to have the memory for it"
         if put_off:
@@ -473,14 +449,14 @@ class Link:
 
     def next_deadline(self) -> float | None:
         """Return when something is due."""
-        dues = (self.probe.due, self.handshake.due, self.retry_due)
+        dues = (self.probe.due, self.handshake.due, self.resends.due)
         return min((due for due in dues if due is not None), default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
         """Say hello again, or what was put off; or ask a server that is silent."""
         if self.handshake.due is not None and now >= self.handshake.due:
             return self.handshake.on_deadline(now)
-        if self.retry_due is not None and now >= self.retry_due:
+        if self.resends.due is not None and now >= self.resends.due:
             return [*self._send_put_off(now), *self.pump(now)]
         if self.probe.due is None or now < self.probe.due:
             return []
@@ -495,6 +471,6 @@ class Link:
         assert self.in_flight_nbytes <= WINDOW_NBYTES or len(self.in_flight) == 1
         assert [*self.in_flight] == [request.number for request in self.in_flight.values()]
         assert (self.probe.due is not None) == (bool(self.in_flight) and not self._broken)
-        assert self.retry_due == min([request.retry_at or 0.0 for request in self._put_off], default=None)
-        assert not (self._put_off and self._broken)
+        self.resends.validate()
+        assert not (self.resends and self._broken)
         assert self.handshake.is_over or self.handshake.due is not None or not self._broken, "nobody looks why"

@@ -28,7 +28,7 @@ from zmqps.core.protocol.messages import (
 )
 from zmqps.core.protocol.wire import MAX_FRAMES
 from zmqps.core.worker.early import Early
-from zmqps.core.worker.link import SHORT_S, Link
+from zmqps.core.worker.link import Link
 from zmqps.core.worker.links import Links
 from zmqps.core.worker.moves import Bring, Moves
 from zmqps.core.worker.operations import Advance, Attached, Exchange, Operation
@@ -37,6 +37,7 @@ from zmqps.core.worker.plan import Cargo
 from zmqps.core.worker.questions import Questions
 from zmqps.core.worker.recuts import Recuts
 from zmqps.core.worker.refusals import is_stranger, may_move
+from zmqps.core.worker.resends import SHORT_S
 from zmqps.core.worker.rollbacks import Rollbacks
 from zmqps.core.worker.statistics import Tally
 from zmqps.core.worker.transfer import Load, Pull, Push, Source
