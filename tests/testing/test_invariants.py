@@ -287,7 +287,7 @@ def test_a_coordinator_that_lets_workers_go_on_before_the_commit(monkeypatch: Pa
 def test_a_worker_that_reads_two_versions_at_once(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Target, "outdated", lambda self: ())
     monkeypatch.setattr(Pace, "start", lambda self, transfer, terms: _start(self, transfer))
-    caught("sync-backup", "at once")
+    caught("sync-backup", "at once", begin=8)
 
 
 _start_unbroken = Pace.start
@@ -423,7 +423,7 @@ def test_a_worker_that_counts_values_it_has_asked_for_early_though_it_goes_on_at
         return True
 
     wrap(monkeypatch, Early, "is_due", is_due)
-    caught("sync-early-backup", "and has read version")
+    caught("sync-early-backup", "and has read version", begin=6)
 
 
 def test_a_worker_that_takes_an_early_pull_back_and_leaves_it_with_the_servers(monkeypatch: Patch) -> None:
@@ -560,7 +560,7 @@ def test_workers_that_do_not_notice_the_death_of_the_coordinator(mode: str, monk
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_workers_that_wait_for_servers_that_have_ended_with_the_coordinator(mode: str, monkeypatch: Patch) -> None:
     monkeypatch.setattr(Orphaned, "look", lambda self, operations, now: setattr(self, "due", None) or [])
-    caught(f"{mode}-orphaned", "waits for the dead")
+    caught(f"{mode}-orphaned", "waits for the dead", begin=4)
 
 
 def test_a_worker_that_asks_servers_for_what_only_a_coordinator_can_bring(monkeypatch: Patch) -> None:
@@ -807,7 +807,7 @@ def test_a_server_that_takes_a_slice_for_written_that_was_not(monkeypatch: Patch
         return original(saves, tag, None if written else value, now)
 
     wrap(monkeypatch, Saves, "returned", returned)
-    caught("sync-saves", "lacks a part", begin=3)
+    caught("sync-saves", "lacks a part", begin=9)
 
 
 def test_a_restored_shard_without_its_slots(monkeypatch: Patch) -> None:

@@ -39,7 +39,7 @@ def test_a_worker_that_comes_back_to_another_rank(monkeypatch: Patch) -> None:
 
 def test_a_worker_that_comes_back_to_another_rank_than_the_one_that_is_free(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Claims, "rank", lambda self, hello: None)
-    caught("sync-returns", "which is free", begin=4)
+    caught("sync-returns", "which is free", begin=8)
 
 
 def test_a_worker_that_is_there_twice(monkeypatch: Patch) -> None:

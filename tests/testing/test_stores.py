@@ -104,4 +104,4 @@ def test_copies_that_were_loaded_elsewhere_and_go_on_with_the_chain(monkeypatch:
 
     wrap(monkeypatch, Changes, "unchanged", unchanged)
     wrap(monkeypatch, Chains, "base", any_copies)
-    caught("sync-falls-chained", WRONG["sync"], begin=12)
+    caught("sync-falls-chained", WRONG["sync"], begin=43)

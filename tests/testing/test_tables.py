@@ -120,7 +120,7 @@ def test_a_commit_of_rows_that_begins_anew_when_it_is_repeated(monkeypatch: Patc
             raise
 
     wrap(monkeypatch, Rows, "commit", commit)
-    caught("sync-rows-memory", REFERENCE)
+    caught("sync-rows-memory", REFERENCE, begin=5)
 
 
 def test_a_server_that_loses_rows_of_a_step(monkeypatch: Patch) -> None:
@@ -204,7 +204,7 @@ def test_rows_that_expire_an_update_too_soon(monkeypatch: Patch) -> None:
 
 def test_rows_whose_seconds_are_those_of_an_update_before(monkeypatch: Patch) -> None:
     monkeypatch.setattr(RowTable, "_number", lambda table, begins: table.steps + begins)
-    caught("async-rows-lapses", "have expired after")
+    caught("async-rows-lapses", "have expired after", begin=18)
 
 
 def test_rows_that_expire_by_a_second_message_of_an_update(monkeypatch: Patch) -> None:
@@ -215,7 +215,7 @@ def test_rows_that_expire_by_a_second_message_of_an_update(monkeypatch: Patch) -
             original(table, ids, grads, begins=begins, **more)
 
     wrap(monkeypatch, RowTable, "update", update)
-    caught("async-rows-expires", "have expired after")
+    caught("async-rows-expires", "have expired after", begin=6)
 
 
 # --- checkpoints ---------------------------------------------------------------------------------
