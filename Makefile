@@ -46,7 +46,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-python test-slow test-processes test-lan test-engines test-frameworks attack soak simulate mutate test-gpu bench bench-full bench-gpu bench-gate bench-peers bench-frameworks experiments picture constraints audit sbom demo demo-sparse up down scale status logs launch doctor coordinator server worker clean
+.PHONY: help install check format test test-python test-slow test-repeats test-processes test-lan test-engines test-frameworks attack soak simulate mutate test-gpu bench bench-full bench-gpu bench-gate bench-peers bench-frameworks experiments picture constraints audit sbom demo demo-sparse up down scale status logs launch doctor coordinator server worker clean
 
 ##@ Development
 
@@ -90,6 +90,9 @@ attack: $(INSTALLED) ## attackers beside honest training: ATTACK="stolen-server 
 
 soak: $(INSTALLED) ## train while servers are killed, drained and added: MINUTES=10 MODE="async sync" ARGS='--faults "server drain scale"'
 	$(PY) -m tests.durable --minutes $(if $(filter command line environment,$(origin MINUTES)),$(MINUTES),10) $(if $(filter command line environment,$(origin MODE)),--mode '$(MODE)') $(ARGS)
+
+test-repeats: $(INSTALLED) ## what `make test` tries in one mode, in the others: most scenarios of the simulator
+	$(PY) -m pytest -m repeats --numprocesses 2
 
 test-processes: $(INSTALLED) ## the tests with many processes for many seconds, on two cores
 	$(PY) -m pytest -m processes --numprocesses 2 --dist loadfile

@@ -18,6 +18,8 @@ from zmqps.errors import ConfigurationError
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.optim import sgd
 
+pytestmark = pytest.mark.processes
+
 #: 100 Mbit/s.
 SLOW_BYTES_PER_S = 12.5e6
 SIZE = 250_000

@@ -28,6 +28,8 @@ from zmqps.client.requests import Params
 from zmqps.errors import ClosedError
 from zmqps.nodes.inquiry import inquire, run_blocking
 
+pytestmark = pytest.mark.processes
+
 #: Seconds of silence after which a worker is lost; a busy machine makes nobody silent for so long.
 TIMEOUT = 1.5
 SLICE_NBYTES = 4096

@@ -11,6 +11,8 @@ import pytest
 
 from zmqps.core.protocol import exits
 
+pytestmark = pytest.mark.processes
+
 ANYWHERE = "tcp://127.0.0.1:0"
 NODES = {
     "coordinator": ("coordinator", "--address", ANYWHERE),
@@ -60,7 +62,6 @@ def test_a_cluster_without_workers_ends_after_its_lease(start) -> None:
     assert "no worker" in node.output
 
 
-@pytest.mark.processes
 def test_a_server_started_first_says_whom_it_waits_for_and_joins_when_it_can(start) -> None:
     with socket.socket() as reserved:  # bound, not listening: nobody else gets the port meanwhile
         reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

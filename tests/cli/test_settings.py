@@ -7,7 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -230,7 +230,16 @@ STRANGE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("command", "option"), SETTINGS, ids=lambda value: getattr(value, "name", value))
+def by_first_command() -> Iterator[Any]:
+    """Yield every option of every command; those that another command had before need not be tried in every run."""
+    had = set()
+    for command, option in SETTINGS:
+        facts = (option.name, type(option.type), option.type.name, *option.opts, *option.secondary_opts)
+        yield pytest.param(command, option, marks=[pytest.mark.repeats] if facts in had else [])
+        had.add(facts)
+
+
+@pytest.mark.parametrize(("command", "option"), [*by_first_command()], ids=lambda value: getattr(value, "name", value))
 def test_whatever_a_file_says_is_taken_as_it_stands_or_refused_by_name(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str, option: Setting
 ) -> None:

@@ -18,6 +18,8 @@ from zmqps.core.protocol import exits
 from zmqps.errors import UnsafeFileError
 from zmqps.launch.processes import start_of
 
+pytestmark = pytest.mark.processes
+
 UP = ("up", "--address", "tcp://127.0.0.1:0", "--kernels", "numpy", "--", "true")
 
 

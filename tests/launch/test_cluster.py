@@ -24,6 +24,8 @@ from zmqps.launch.handout import FOR_WORKERS, key_files, write_files
 from zmqps.launch.nodes import Nodes
 from zmqps.nodes.inquiry import ask_status
 
+pytestmark = pytest.mark.processes
+
 
 def all_gone(pids) -> bool:
     return not any(psutil.pid_exists(pid) for pid in pids)

@@ -30,6 +30,8 @@ from tests.mutation.mutants import Mutant, mutants
 ROOT = Path(__file__).parents[2]
 #: What survives its room meets whole clusters.
 CLUSTERS = ["tests/testing", "tests/fuzz/test_machines.py", "tests/simulation"]
+#: There all modes are tried, as `make test-repeats` does.
+PURE, ALL_MODES = ("tests/core", "tests/testing"), ["-m", "not slow"]
 #: A mutant may take so many times the unchanged tests' time, and seconds more, before it counts as hanging.
 PATIENCE, SLACK_S = 4.0, 20.0
 #: A loop that no longer ends may not take the whole machine's memory meanwhile.
@@ -117,6 +119,7 @@ def run_tests(where: Path, tests: Sequence[str], timeout: float, *, keep: bool =
     if not keep:
         environment["PYTHONDONTWRITEBYTECODE"] = "1"
     options = ["-x", "-q", "--no-header", "--tb=no", f"--timeout={ONE_TEST_S}", "--noconftest"]
+    options += ALL_MODES if tests[0].startswith(PURE) else []
     plugins = ["-p", "tests.mutation.plugin", "-p", "no:cacheprovider", "-p", "no:xdist"]
     try:
         done = subprocess.run(

@@ -21,8 +21,16 @@ from zmqps.testing.simulation import Simulation
 LOST = (
     ("async-scales", (Hold, Holding, Cut), 0.3),
     ("async-scales-replicas", (Yield, Yielded, Cut), 0.3),
-    ("async-scales", (Recut, Followed, Discard), 0.7),
-    ("async-scales-lost-replicas", (Recut,), 0.8),
+    pytest.param("async-scales", (Recut, Followed, Discard), 0.7, marks=pytest.mark.repeats),
+    pytest.param("async-scales-lost-replicas", (Recut,), 0.8, marks=pytest.mark.repeats),
+)
+#: One mode in every run.
+MODES = (
+    "sync-scales",
+    *(
+        pytest.param(name, marks=pytest.mark.repeats)
+        for name in ("async-scales", "ssp-scales", "async-scales-returned")
+    ),
 )
 
 
@@ -35,7 +43,7 @@ def test_what_is_lost_is_said_again(
         assert violated(SCENARIOS[name].simulation(seed)) == ""
 
 
-@pytest.mark.parametrize("name", ["async-scales", "ssp-scales", "sync-scales", "async-scales-returned"])
+@pytest.mark.parametrize("name", MODES)
 def test_the_number_of_servers_changes_at_all(name: str) -> None:
     runs = [SCENARIOS[name].simulation(seed) for seed in range(5)]
     for run in runs:

@@ -85,6 +85,7 @@ def expected(ranks: list[list[int]]) -> np.ndarray:
     return values
 
 
+@pytest.mark.processes
 def test_a_synchronous_run_gives_the_values_that_it_gives_without() -> None:
     with trainers() as combined:
         for trainer in combined:
@@ -98,6 +99,7 @@ def test_a_synchronous_run_gives_the_values_that_it_gives_without() -> None:
     assert sum(found["pushes"] for _, found in results) <= 6 + WORKERS
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("staleness", ["none", "1"])
 def test_workers_of_a_host_take_their_steps_together_in_the_other_modes(staleness: str) -> None:
     with trainers(staleness=staleness) as combined:
@@ -131,6 +133,7 @@ def leader(pids: list[int]) -> int:
     raise AssertionError("nobody listens")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("who", ["member", "leader"])
 def test_nobody_hangs_when_a_worker_of_the_host_is_killed(who: str) -> None:
     with trainers(steps=8) as combined:
@@ -150,6 +153,7 @@ def test_nobody_hangs_when_a_worker_of_the_host_is_killed(who: str) -> None:
     assert len({tuple(found["w"]) for _, found in results if found["version"] == 8}) <= 1
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("who", ["member", "leader"])
 def test_a_worker_of_the_host_that_is_stopped_is_dropped_after_the_heartbeat_timeout_and_told(who: str) -> None:
     with trainers(steps=6) as combined:
@@ -184,6 +188,7 @@ def test_what_counts_gradients_of_single_workers_is_refused() -> None:
         zmqps.connect(cluster.address, combine="rack")
 
 
+@pytest.mark.processes
 def test_who_does_not_combine_imports_nothing_of_it() -> None:
     program = (
         "import sys, zmqps\n"

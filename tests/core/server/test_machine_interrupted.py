@@ -41,6 +41,14 @@ class InPlace(ReferenceRules):
     allocates = False
 
 
+#: Each kind with each of the rules: in every run with one of them, in turn.
+CASES = [
+    pytest.param(kind, rules, marks=[] if (number + other) % 2 == 0 else [pytest.mark.repeats])
+    for number, kind in enumerate(KINDS)
+    for other, rules in enumerate((ReferenceRules, InPlace))
+]
+
+
 class Lines:
     """Raises `MemoryError` once: before a line of a server's modules, after so many others."""
 
@@ -196,8 +204,7 @@ def codes(actions: list[Any]) -> set[int]:
     return {message.code for message in sent(actions, Error)}
 
 
-@pytest.mark.parametrize("rules", [ReferenceRules, InPlace])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "rules"), CASES)
 def test_a_push_is_applied_once_wherever_memory_is_short(kind: str, rules: type[ReferenceRules]) -> None:
     def ready(run: Run) -> None:
         pass
