@@ -25,6 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import bench.delay
 from tests.lan.host import Host
 from tests.lan.namespaces import PATIENCE, LanError, Namespaces
 
@@ -33,7 +34,7 @@ PLACE, PREFIX = Path("/var/tmp"), "zmqps-lan-"
 MAX_HOSTS, MAX_SECONDS = 16, 1800
 #: Whole frames, written at once, as root.
 TCPDUMP = ("-s", "0", "-B", "65536", "-U", "--immediate-mode", "-Z", "root")
-LINK, OFFLOADS = Path(__file__).with_name("link.py"), Path(__file__).with_name("offloads.py")
+WIRE, OFFLOADS = Path(bench.delay.__file__), Path(__file__).with_name("offloads.py")
 
 
 class Lan:
@@ -285,7 +286,7 @@ class Lan:
         host.namespaces.call([sys.executable, "-I", "-S", str(OFFLOADS), nic], only="--net")
         wires.call([sys.executable, "-I", "-S", str(OFFLOADS), f"m{port}"], only="--net")
         link = subprocess.Popen(
-            [*wires.enter(), sys.executable, "-I", "-S", str(LINK), port, f"l{port}"],
+            [*wires.enter(), sys.executable, "-I", "-S", str(WIRE), port, f"l{port}", "0", "told"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
