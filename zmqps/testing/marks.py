@@ -94,6 +94,7 @@ class MarkedRows:
         self._applied: dict[Life, Any] = defaultdict(lambda: np.zeros(shape, np.int64))  # at least: acknowledged
         self._lost: dict[Life, Any] = defaultdict(lambda: np.zeros(shape, np.int64))  # what may be missing
         self._left: dict[Life, Any] = defaultdict(lambda: np.zeros(shape, np.int64))  # what rows need not have any more
+        self._unsure: dict[Life, Any] = defaultdict(lambda: np.zeros(shape, np.int64))  # … and may yet come
         self._gone: dict[Life, Any] = defaultdict(lambda: np.zeros(shape, np.int64))  # … is, by what is said
         self._copied: set[Life] = set()  # of which there were copies that follow
         # by life, epoch and table: of each id the pushes that came before its row was admitted
@@ -289,10 +290,16 @@ class MarkedRows:
     ) -> None:
         """Expect nothing any more of what has gone; assert that what had gone before does not come back."""
         left, is_evicting = self._left[life][number], table.spec.when_full == "evict"
+        unsure = self._unsure[life][number]
         if is_new:  # it was loaded, perhaps from a time when they were there
             left[mine] &= ~marks[mine]
             if is_evicting and len(table) + MOST_IDS > table.limit:  # and may have no room for all
-                left[mine] |= self._attempted[life][number][mine] & ~marks[mine]
+                absent = self._attempted[life][number][mine] & ~marks[mine] & ~left[mine]
+                unsure[mine] |= absent & ~self._applied[life][number][mine]  # a push under way may have yet to come
+                left[mine] |= absent
+        come = unsure & marks
+        left &= ~come
+        unsure &= ~come
         # a copy that follows lets rows go at other times, or never, where it takes over before it has heard of it
         back = left & marks if is_evicting and life not in self._copied else np.zeros_like(left)
         assert not back.any(), f"rows of {table.spec.name} that had made way have come back: {back}"
