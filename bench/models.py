@@ -68,7 +68,7 @@ NAMED: Mapping[str, Shapes] = {
 
 
 def find(name: str) -> Shapes:
-    """Return a named model, or one vector of a size such as ``64KB`` (1 KB is 1024 bytes).
+    """Return a named model, one vector of a size such as ``64KB`` (1 KB is 1024 bytes), or layers: ``32x256MB``.
 
     Raises
     ------
@@ -77,10 +77,12 @@ def find(name: str) -> Shapes:
     """
     if name in NAMED:
         return NAMED[name]
-    size = re.fullmatch(r"(\d+)(KB|MB|GB)", name)
-    if size is None or not int(size[1]):
-        raise ValueError(f"no model {name!r}; choose {', '.join(NAMED)}, or a size from 1KB to 8GB, say 64KB")
-    return {"w": (int(size[1]) * UNITS[size[2]] // 4,)}
+    size = re.fullmatch(r"(?:(\d+)x)?(\d+)(KB|MB|GB)", name)
+    if size is None or not int(size[2]) or not int(size[1] or 1):
+        known = ", ".join(NAMED)
+        raise ValueError(f"no model {name!r}; choose {known}, or a size from 1KB to 8GB, say 64KB or 32x256MB")
+    shape = (int(size[2]) * UNITS[size[3]] // 4,)
+    return {"w": shape} if size[1] is None else {f"w{number}": shape for number in range(int(size[1]))}
 
 
 def num_elements(shapes: Shapes) -> int:

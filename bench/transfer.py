@@ -10,6 +10,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import zmqps
 from bench import models, reference
 from bench.children import TIMEOUT, Child, call_all
@@ -17,7 +19,7 @@ from bench.device import placed
 from bench.limits import PlainSockets
 from bench.processes import BusyTime, resident_nbytes
 from bench.results import Row, timed
-from bench.setup import GRADIENT_SCALE, OPTIMIZERS, WARM_UP, Setup
+from bench.setup import GRADIENT_SCALE, LEARNING_RATE, OPTIMIZERS, WARM_UP, Setup
 from bench.stats import Times, network_bound
 from zmqps.trace import VARIABLE, merge
 
@@ -37,7 +39,8 @@ class TransferWorker:
     setup
         What is trained, how.
     operation
-        ``push``, ``pull`` or ``push_pull``.
+        ``push``, ``pull``, ``push_pull``, or ``layers``: a push_pull of each parameter after the other, whose
+        gradients all lie in the same memory, as where a layer's gradient is pushed as soon as it is computed.
     staleness
         The mode, as `Worker.init` takes it.
     job
@@ -55,27 +58,50 @@ class TransferWorker:
             address, job=job, timeout=TIMEOUT, transport=setup.transport, io_threads=io_threads
         )
         self._empty_nbytes = resident_nbytes(os.getpid())
+        layers = operation == "layers"
+        start = placed(models.arrays(shapes, START_SCALE), setup.device)
         self._worker.init(
-            placed(models.arrays(shapes, START_SCALE), setup.device),
+            start,
             optimizer=OPTIMIZERS[setup.optimizer](),
             staleness=staleness,
             push_codec=setup.codec,
             pull_codec=setup.pull_codec,
             timeout=TIMEOUT,
         )
-        self._gradients = models.arrays(shapes, GRADIENT_SCALE, seed=1)
+        self._gradients = {} if layers else models.arrays(shapes, GRADIENT_SCALE, seed=1)
         self._sent = placed(self._gradients, setup.device)
         pulls = "pull" in operation  # else a large model has no place for what nobody asks for
         self._out: Mapping[str, Any] = placed(models.arrays(shapes, 0.0), setup.device) if pulls else {}
+        if layers:
+            self._out = start
+        del start
         self._pushes = 0
-        self._adds = int("push" in operation)
+        self._adds = int("push" in operation or layers)
         self._work: Callable[[], Any] = {
             "push": lambda: self._worker.push(self._sent),
             "pull": lambda: self._worker.pull(out=self._out),
             "push_pull": lambda: self._worker.push_pull(self._sent, out=self._out),
+            "layers": self._by_layer,
         }[operation]
         if setup.in_place:
             self._work = self._in_place(operation)
+
+    def _by_layer(self) -> None:
+        """Compute the gradient of one parameter after the other, of half its square, and let it be updated."""
+        largest = max(self._out.values(), key=lambda value: value.nbytes)
+        room = np.empty(largest.size, largest.dtype)
+        for name, value in self._out.items():
+            gradient = room[: value.size].reshape(value.shape)
+            gradient[...] = value
+            self._worker.push_pull({name: gradient}, out={name: value}, timeout=TIMEOUT)
+
+    def check_layers(self) -> None:
+        """Raise `RuntimeError` unless each step has made every value so much smaller, as `_by_layer` must."""
+        for name, value in self._out.items():
+            [start] = models.arrays({name: value.shape}, START_SCALE).values()
+            start *= np.float32((1 - LEARNING_RATE) ** self._pushes)
+            if not np.allclose(value, start, rtol=1e-5, atol=0):
+                raise RuntimeError(f"the values of {name} are wrong: the benchmark is worth nothing")
 
     def _in_place(self, operation: str) -> Callable[[], Any]:
         """Return the operation without copies; the values of a step are let go when those of the next are there."""

@@ -27,6 +27,8 @@ def measure(setup: Setup, operation: str = "push_pull") -> Row:
         call_all(workers, "steps", "all", setup.steps)
         servers = [peak_nbytes(pid) for pid in pids]
         of_workers = [peak_nbytes(worker.pid) for worker in workers]
+        if operation == "layers" and setup.optimizer == "sgd" and setup.codec == "raw" and setup.workers == 1:
+            workers[0].call("check_layers")
         without = [worker.call("empty_nbytes") for worker in workers]
     shard = setup.nbytes / setup.servers
     return Row(
@@ -39,7 +41,7 @@ def measure(setup: Setup, operation: str = "push_pull") -> Row:
             "server_shards": max(peak - before for peak, before in zip(servers, empty, strict=True)) / shard,
             "worker_empty_mb": max(without) / 1e6,
             "worker_peak_mb": max(of_workers) / 1e6,
-            # its gradients and out are two, and before them its start values one
+            # its gradients and out are two, and before them its start values one; of layers the values alone
             "worker_models": max(peak - before for peak, before in zip(of_workers, without, strict=True))
             / setup.nbytes,
         },
@@ -50,10 +52,11 @@ def measure(setup: Setup, operation: str = "push_pull") -> Row:
 @transfer_options
 @click.option(
     "--operation",
-    type=click.Choice(["push_pull", "push", "pull"]),
+    type=click.Choice(["push_pull", "push", "pull", "layers"]),
     default="push_pull",
     show_default=True,
-    help="push: the worker has gradients and no values, which leaves room for a larger model.",
+    help="push: the worker has gradients and no values; layers: values, and gradients of one parameter at a time. Both "
+    "leave room for a larger model.",
 )
 def command(json_path: Path | None, operation: str, **fields: Any) -> None:
     """Peak resident memory of servers and workers over some push_pulls, or pushes, or pulls.

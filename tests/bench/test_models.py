@@ -17,6 +17,7 @@ from bench import models
         ("tiny-10000", 10_000, 2_560_000),
         ("1KB", 1, 256),
         ("1GB", 1, 1 << 28),
+        ("32x1MB", 32, 32 << 18),
     ],
 )
 def test_a_model_has_its_tensors_and_elements(name: str, tensors: int, elements: int) -> None:
@@ -32,7 +33,7 @@ def test_resnet50_is_named_as_torchvision_names_it() -> None:
     assert list(models.RESNET50)[-1] == "fc.bias"
 
 
-@pytest.mark.parametrize("name", ["", "0KB", "12", "1kb", "resnet18"])
+@pytest.mark.parametrize("name", ["", "0KB", "12", "1kb", "resnet18", "0x1KB", "x1KB"])
 def test_an_unknown_model_is_refused_with_the_choices(name: str) -> None:
     with pytest.raises(ValueError, match="choose resnet50"):
         models.find(name)

@@ -10,9 +10,15 @@ import numpy as np
 import pytest
 
 import zmqps
+from tests.core.machines import job, placement
 from tests.inprocess import InProcessCluster
+from zmqps.core.job.keyspace import KeySpace, Placement
+from zmqps.core.protocol.limits import MAX_BACKLOG_NBYTES
+from zmqps.core.server.admission import Room
+from zmqps.core.server.beside import GRANT_NBYTES, LEAST_NBYTES
 from zmqps.core.server.memory import HostMemory
 from zmqps.errors import ServerMemoryError
+from zmqps.nodes.server import ServerConfig, make_shard
 from zmqps.optim import momentum, sgd
 
 NAMES = [f"p{i}" for i in range(8)]
@@ -61,3 +67,31 @@ def test_values_are_what_was_acknowledged(staleness: int | None, short_of_memory
             got = until_it_works(worker.pull)
             assert all((got[name] == value).all() for name in NAMES), step
         assert short_of_memory["failed"] > 2
+
+
+def config(**options: Any) -> ServerConfig:
+    return ServerConfig(coordinator="tcp://127.0.0.1:1", kernels="numpy", **options)
+
+
+def test_beside_its_values_a_large_shard_has_room_for_what_waits_to_be_sent() -> None:
+    nbytes = 3 * MAX_BACKLOG_NBYTES
+    spec = job("w", size=nbytes // 4)
+    where = Placement.balance(KeySpace(spec.parameters), 1, 4 << 20)
+    for workers in (1, 2):
+        shard = make_shard(config(), spec, where, 0, Room(num_workers=workers))
+        assert shard.required_nbytes == nbytes + workers * MAX_BACKLOG_NBYTES
+        assert shard.beside.limit == workers * MAX_BACKLOG_NBYTES
+
+
+@pytest.mark.parametrize(("options", "expected"), [({}, 3 * GRANT_NBYTES), ({"memory_nbytes": 1 << 20}, GRANT_NBYTES)])
+def test_servers_that_share_a_host_ask_for_each_other(options: dict[str, int], expected: int) -> None:
+    spec, asked = job("w"), list[int]()
+
+    def more(nbytes: int) -> bool:
+        asked.append(nbytes)
+        return False
+
+    room = Room(available_nbytes=1 << 20, sharing=3)
+    shard = make_shard(config(**options), spec, placement(spec), 0, room, more=more)
+    assert not shard.beside.fits(LEAST_NBYTES, 1)
+    assert asked == [expected]

@@ -24,6 +24,7 @@ from zmqps.core.protocol import exits
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.wire import data_header_nbytes
 from zmqps.core.server.admission import Room, admit, required_nbytes
+from zmqps.core.server.beside import Beside, beside_nbytes
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.memory import HostMemory, Memory
 from zmqps.core.server.relay import FileRequest
@@ -212,7 +213,7 @@ def make_shard(
     name
         The server's name in errors.
     more
-        Asks for memory for rows of tables that have no capacity.
+        Asks for memory for rows of tables that have no capacity, and for values that are read while they are updated.
 
     Raises
     ------
@@ -225,15 +226,18 @@ def make_shard(
         max([len(rule.slots) for rule in spec.rules(names)[0]], default=0),
         max(1, room.num_workers),
     )
-    device, required = None, 0
+    device, required, beside = None, 0, None
     if streams is not None:
         memory = device_memory(streams, placement, index, num_slots, job, num_workers, watched_coding())
         device = streams.device
     else:
         needs = required_nbytes(placement, index, num_slots, job, num_workers)
-        needs["values while others are looked at"] = placement.nbytes(index)
+        needs["values while others are looked at"] = beside_nbytes(placement.nbytes(index), num_workers)
         needs["rows of tables"] = capacity_nbytes(placement, index)
         required = admit(name, placement, index, needs, free_nbytes(config, room))
+        # servers beside it may ask at the same moment, and what they are given shows only once it is written to
+        times = room.sharing if config.memory_nbytes is None else 1
+        beside = Beside(needs["values while others are looked at"], lambda nbytes: more(nbytes * times))
     rules = CompiledRules(spec, config, device, job.num_updating)
     for dtype in {table.dtype for table in placement.keyspace.dense if not table.buffers}:
         rules.warm_up(names, dtype)
@@ -262,6 +266,7 @@ def make_shard(
         treatment=make_treatment(job.treatment),
         memory=memory,
         required_nbytes=required,
+        beside=beside,
         rows=rows,
     )
     shard.time_with(perf_counter)
@@ -284,7 +289,7 @@ def row_kernel(config: ServerConfig, job: JobSpec, spec: TableSpec, there: Devic
 
 
 def may_grow(config: ServerConfig, reserved_nbytes: int, nbytes: int, device: Device | None = None) -> bool:
-    """Whether tables without a capacity may take so much more, beside what is reserved on this server.
+    """Whether a shard may take so much more than was admitted, beside what is reserved on this server.
 
     On a device that is about values and slots, but what stays on this host grows with them, so it is asked as well.
     """

@@ -217,7 +217,7 @@ def test_the_room_for_a_shard_says_how_many_workers_and_servers_to_count_on() ->
     server = Host()
     (run,) = runs_of(server.get(replace(assign(ASYNC, placement(ASYNC)), num_workers=5, sharing=3)))
     server.build(run)
-    assert server.rooms == [Room(0, (1 << 62) // 3, 5)]
+    assert server.rooms == [Room(0, (1 << 62) // 3, 5, sharing=3)]
 
 
 def test_what_is_free_is_what_was_when_the_shard_was_assigned_less_what_other_jobs_have_yet_to_touch() -> None:

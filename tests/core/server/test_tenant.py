@@ -7,6 +7,7 @@ import pytest
 
 from tests.core.machines import assign, job, make_shard, placement
 from zmqps.core.protocol.messages import Pull
+from zmqps.core.server.beside import GRANT_NBYTES, LEAST_NBYTES, Beside
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.tenant import Tenant, in_all
 from zmqps.core.treatments import ReadCopies
@@ -81,6 +82,20 @@ def test_kept_versions_are_touched_once_they_are_there_and_what_slow_readers_nee
         shard.collect([(0, 0, ()), (1, 0, ())], [np.zeros(16, np.float32)], (WORKER, step), step, 1, "w")
         shard.commit(step, [(WORKER, (step,))])
     assert shard.counters["spare_nbytes"] > 2 * 64
+
+
+def test_what_was_granted_since_is_reserved_and_untouched_until_it_is_there() -> None:
+    one = tenant()
+    shard = one.shard = Shard(placement(SPEC), 0, ReferenceRules(sgd(1.0)), beside=Beside(0))
+    shard.load([(0, 0, ()), (1, 0, ())], [np.zeros(16, np.float32)])
+    shard.required_nbytes = 64
+    assert (one.reserved_nbytes, one.untouched_nbytes) == (64, 0)
+    shard.beside.fits(LEAST_NBYTES, 1)
+    assert (one.reserved_nbytes, one.untouched_nbytes) == (64 + GRANT_NBYTES, GRANT_NBYTES)
+    [readers] = shard.pull([(0, 0, ())])[2]
+    readers.append(Reading())
+    shard.push([(0, 0, ())], [np.zeros(8, np.float32)], "w")
+    assert one.untouched_nbytes == GRANT_NBYTES - 32
 
 
 def test_a_worker_has_one_ledger() -> None:

@@ -20,6 +20,7 @@ import pytest
 import zmqps
 from tests.net.cluster import PATIENCE, Cluster, running
 from zmqps.core.protocol.loans import lender_of, received
+from zmqps.core.server import beside
 from zmqps.net.lane.segment import DIRECTORY
 from zmqps.net.lane.shm import LaneTransport
 from zmqps.net.routes import TRANSPORTS, Route, choose, new_local_endpoint
@@ -247,6 +248,26 @@ def test_one_who_gives_nothing_back_costs_a_server_three_times_its_values_and_no
         assert lane.segment.lender.num_loans > 40
         assert 0 < shard.counters["spare_nbytes"] <= 2 * shard.arena_nbytes
         assert all((params["b"] == -float(step)).all() for step, params in enumerate(held))
+
+
+def test_where_a_server_lacks_the_memory_those_who_look_get_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beside, "LEAST_NBYTES", 0)
+    tight = beside.Beside(SLICE_NBYTES, lambda nbytes: False)
+    monkeypatch.setattr("zmqps.nodes.server.Beside", lambda admitted, more: tight)
+    initial = {name: np.zeros(SLICE, np.float32) for name in "abc"}
+    with (
+        running(num_servers=1, slice_nbytes=SLICE_NBYTES) as cluster,
+        zmqps.connect(cluster.address, transport="shm", timeout=PATIENCE) as worker,
+    ):
+        worker.init(initial, optimizer=zmqps.optim.sgd(1.0))
+        held = []
+        for _ in range(20):
+            held.append(worker.pull(copy=False))
+            worker.push({name: np.ones(SLICE, np.float32) for name in "abc"})
+            [shard] = cluster.shards()
+            assert shard.counters["spare_nbytes"] <= SLICE_NBYTES
+        assert shard.counters["copied_nbytes"] > 0
+        assert all((params[name] == -float(step)).all() for step, params in enumerate(held) for name in "abc")
 
 
 def test_gradient_buffers_are_pushed_whole_in_part_and_by_other_names(cluster: Cluster) -> None:

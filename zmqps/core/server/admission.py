@@ -16,13 +16,14 @@ class Room(NamedTuple):
 
     ``reserved_nbytes`` were admitted for other jobs on it; ``available_nbytes`` are its share of what is free on
     its host; ``num_workers`` is how many the job counts on; ``gently``: it is trained meanwhile, and nobody waits for
-    the shard.
+    the shard; ``sharing`` servers of the job are on the host.
     """
 
     reserved_nbytes: int = 0
     available_nbytes: int = 1 << 62
     num_workers: int = 1
     gently: bool = False
+    sharing: int = 1
 
 
 def required_nbytes(placement: Placement, index: int, num_slots: int, job: JobSpec, num_workers: int) -> dict[str, int]:

@@ -90,7 +90,9 @@ class Builds:
         since = sum(nbytes for epoch, nbytes in required.items() if epoch not in tenant.beside)
         job, placement = _located(assign)
         gently = bool(assign.restore.get("cut"))
-        room = Room(sum(required.values()), tenant.available_nbytes - since, assign.num_workers, gently)
+        room = Room(
+            sum(required.values()), tenant.available_nbytes - since, assign.num_workers, gently, max(1, assign.sharing)
+        )
         return [Run(assign, partial(self._build, job, placement, assign, room))]
 
     def _build(self, job: JobSpec, placement: Placement, assign: Assign, room: Room) -> Built:

@@ -25,6 +25,7 @@ from zmqps.core.protocol.fields import Contributor, Part
 from zmqps.core.protocol.loans import STAYS
 from zmqps.core.protocol.terms import are_values
 from zmqps.core.server.aggregate import GRADIENT, PushId, Stage
+from zmqps.core.server.beside import Beside
 from zmqps.core.server.buffers import Buffers
 from zmqps.core.server.finiteness import Finiteness
 from zmqps.core.server.ledger import Result
@@ -69,6 +70,8 @@ class Shard:
         Where values, slots and gradients are kept.
     required_nbytes
         What was admitted for all of them.
+    beside
+        What may be there beside the values, for those that are read while they are updated; None: whatever is needed.
     rows
         Its sparse tables.
     """
@@ -86,6 +89,7 @@ class Shard:
         treatment: Treatment | None = None,
         memory: Memory | None = None,
         required_nbytes: int = 0,
+        beside: Beside | None = None,
         rows: Rows | None = None,
     ) -> None:
         self.placement = placement
@@ -104,12 +108,14 @@ class Shard:
         self._has_buffers = any(table.buffers for table in placement.keyspace.dense)
         dtypes = [table.dtype for table in placement.keyspace.dense]
         bounds = [(cuts[index], cuts[index + 1] - cuts[index]) for cuts in placement.cuts[: len(dtypes)]]
-        self._buffers = Buffers(bounds, dtypes, memory, self.counters)
+        self.beside = beside or Beside()
+        self._buffers = Buffers(bounds, dtypes, memory, self.counters, self.beside, self.kept_nbytes)
         self.updates = Updates(kernels, self._buffers, memory, undoes=rules.allocates)
         slots = Slots(bounds, dtypes, memory, rules.slot_fill)
         self.arena_nbytes = slots.nbytes + placement.nbytes(index)
         for slice_ in placement.slices[index]:
             self.slices.append(SliceState(slice_, self._buffers.home(slice_), slots.of(slice_), kernel_of))
+            self._buffers.add(self.slices[-1])
         self._missing = {slice_.index for slice_ in placement.slices[index]}
         self.loaded = not self._missing  # whether every slice has its initial values
         self.filling = False  # a copy that gets its slices one by one; an update of others is none here
@@ -436,7 +442,7 @@ class Shard:
         Returns
         -------
         parts
-            For each part its pieces; they alias the arena.
+            For each part its pieces; they alias the arena, or are copies where others read too much of it.
         versions
             A version a part.
         readers
@@ -450,6 +456,11 @@ class Shard:
             found = [(state.version, state.value, state.readers) for state in states]
         else:
             found = [state.at(exact) for state in states]
+        beside = self.beside
+        for _, value, _ in found:
+            beside.read_nbytes += value.nbytes
+        if beside.read_nbytes > beside.lendable_nbytes:
+            found = self._buffers.lend(found)
         if self.copies is not None and puller:
             self.copies.prepare(puller, [(state.slice.index, state.value) for state in states])
         if len(parts) == 1 and not parts[0][2]:  # as in most messages

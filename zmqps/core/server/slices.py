@@ -36,12 +36,23 @@ MANY_SEGMENTS = 64
 
 
 class Pin:
-    """Keeps a buffer as it is until ``done``: a version that may still be asked for."""
+    """Keeps a buffer as it is until ``done``: a version that may still be asked for.
 
-    __slots__ = ("done",)
+    Parameters
+    ----------
+    give_up
+        Called where there is no memory for an update to go elsewhere; it may let go of the buffer.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_give_up", "done")
+
+    def __init__(self, give_up: Callable[[], None] = lambda: None) -> None:
+        self._give_up = give_up
         self.done = False
+
+    def yield_(self) -> None:
+        """Be done, if whoever pins can do without."""
+        self._give_up()
 
 
 class SliceState:

@@ -41,9 +41,9 @@ class _Row:
 
     __slots__ = ("pin", "slots", "state", "steps", "value", "version")
 
-    def __init__(self, state: SliceState) -> None:
+    def __init__(self, state: SliceState, pin: Pin) -> None:
         self.state = state
-        self.pin = Pin()
+        self.pin = pin
         self.value = state.value
         self.steps = state.steps  # an update replaces it
         self.version = state.version
@@ -70,7 +70,7 @@ class Snapshot:
         self._rows: dict[int, _Row] = {}  # those that are not done
         self._waiting: deque[_Row] = deque()
         for state in states:
-            row = _Row(state)
+            row = _Row(state, Pin(self.give_up))
             state.readers.append(row.pin)
             state.snapshot = self
             self._rows[state.slice.index] = row
@@ -86,6 +86,12 @@ class Snapshot:
             self._copy_slots(row)
         except MemoryError as error:
             self.failed = error
+            self.release()
+
+    def give_up(self) -> None:
+        """There is no memory to keep the values of a slice that is updated: training goes on without this."""
+        if self.failed is None:
+            self.failed = MemoryError("no room for values that are updated")
             self.release()
 
     def _copy_slots(self, row: _Row) -> tuple[Array, ...]:

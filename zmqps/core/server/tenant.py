@@ -80,9 +80,12 @@ class Tenant:
 
     @property
     def reserved_nbytes(self) -> int:
-        """Memory that was admitted for the shard, or granted to its tables since."""
+        """Memory that was admitted for the shard, or granted to it since."""
         shard = self.shard
-        return 0 if shard is None else shard.required_nbytes + (shard.rows.granted_nbytes if shard.rows else 0)
+        if shard is None:
+            return 0
+        granted = shard.beside.granted_nbytes + (shard.rows.granted_nbytes if shard.rows else 0)
+        return shard.required_nbytes + granted
 
     @property
     def untouched_nbytes(self) -> int:
@@ -91,7 +94,8 @@ class Tenant:
         if shard is None:
             return 0
         held = shard.arena_nbytes if shard.loaded else shard.arena_nbytes - shard.placement.nbytes(shard.index)
-        held += min(shard.counters["spare_nbytes"], shard.kept_nbytes)  # what slow readers need beside is not admitted
+        beside = shard.beside.admitted_nbytes + shard.beside.granted_nbytes
+        held += min(shard.counters["spare_nbytes"], shard.kept_nbytes + beside)
         held += shard.rows.nbytes if shard.rows else 0
         held += (shard.steps.stage.nbytes if shard.steps else 0) + (shard.copies.nbytes if shard.copies else 0)
         return max(0, self.reserved_nbytes - held)
