@@ -7,6 +7,7 @@ import os
 import select
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -299,6 +300,28 @@ def test_a_flood_of_one_connection_does_not_keep_the_loop_from_its_timers() -> N
         for _ in range(count):
             await server.receive()
         assert server.batches >= 3, "control comes back after each batch"
+
+    with_ends(scenario, b"server", b"client")
+
+
+def test_messages_that_take_long_do_not_keep_the_loop_from_its_timers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As values that are written to new pages, of a host that has few."""
+
+    async def scenario(server: End, client: End) -> None:
+        now = [0.0]
+
+        def monotonic() -> float:
+            now[0] += zeromq.BATCH_S
+            return now[0]
+
+        client.connect(COORDINATOR, server.transport.bind(ANYWHERE))
+        for _ in range(zeromq.BATCH):
+            assert client.transport.send(COORDINATOR, [b"x"], ())
+        monkeypatch.setattr(zeromq, "time", SimpleNamespace(monotonic=monotonic))
+        for _ in range(zeromq.BATCH):
+            await server.receive()
+        monkeypatch.undo()
+        assert server.batches >= zeromq.BATCH // 16, "control comes back after each round"
 
     with_ends(scenario, b"server", b"client")
 

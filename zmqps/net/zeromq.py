@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -26,8 +27,8 @@ from zmqps.net.putoff import PutOff
 from zmqps.net.sockets import SideDoor, bind_socket, descriptor_of, new_router
 from zmqps.net.transport import INBOUND, Deliver, Noticed
 
-#: Messages delivered before timers and other callbacks of the loop get their turn.
-BATCH = 256
+#: Messages before timers and other callbacks of the loop get their turn, and seconds: new pages can take long.
+BATCH, BATCH_S = 256, 0.1
 
 #: Frames below this are copied into the message: cheaper than telling when they are free again.
 COPY_NBYTES = 64 << 10
@@ -275,7 +276,7 @@ class ZmqTransport:
             if self._scheduled:
                 return  # or each edge in a flood would begin another chain of drains that schedule themselves
         self._scheduled = False
-        budget, waiting = BATCH, self._to_drain
+        budget, waiting, until = BATCH, self._to_drain, time.monotonic() + BATCH_S
         try:
             while budget > 0 and waiting:
                 socket, peer = next(iter(waiting.items()))
@@ -290,6 +291,7 @@ class ZmqTransport:
                         break
                 if len(waiting) > 1 and waiting.pop(socket, None) is not None:
                     waiting[socket] = peer  # the others get their turn first
+                budget = budget if time.monotonic() < until else 0
             self._delivered()
             if self._put_off.due and self._loop is not None:
                 for peer in self._put_off.take(self._loop.time(), all_taken=not waiting):
