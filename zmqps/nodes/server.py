@@ -31,6 +31,7 @@ from zmqps.core.server.relay import FileRequest
 from zmqps.core.server.rows import capacity_nbytes, make_rows
 from zmqps.core.server.rules import UpdateKernel
 from zmqps.core.server.shard import Shard
+from zmqps.core.server.timing import time_with
 from zmqps.core.treatments import make_treatment
 from zmqps.gpu.device import Device, open_device, parse
 from zmqps.gpu.rows import warm_up as warm_up_device_rows
@@ -269,7 +270,7 @@ def make_shard(
         beside=beside,
         rows=rows,
     )
-    shard.time_with(perf_counter)
+    time_with(shard, perf_counter)
     return shard
 
 

@@ -36,7 +36,6 @@ from zmqps.core.server.slices import Note, SliceState, Updates, bounds_of, check
 from zmqps.core.server.slots import Slots
 from zmqps.core.server.stale import treat
 from zmqps.core.server.steps import Steps
-from zmqps.core.server.table import RowTable
 from zmqps.core.treatments import ReadCopies, Treatment
 from zmqps.errors import ProtocolError, SliceRangeError
 
@@ -123,20 +122,6 @@ class Shard:
         if synchronous:
             stage = Stage(placement.nbytes(index), aggregate or 1, memory)
             self.steps = Steps(self.slices, self.updates, stage, self.counters, retain)
-
-    def time_with(self, clock: Callable[[], float]) -> None:
-        """Count how long updates take from now on, by a clock in seconds."""
-        for timed in self._timed:
-            timed.clock = clock
-
-    @property
-    def _timed(self) -> list[Updates | RowTable]:
-        return [self.updates, *(self.rows.tables if self.rows else ())]
-
-    def counters_of_updates(self) -> dict[str, Any]:
-        """Return what the status shows of its updates."""
-        seconds, applies = sum([t.apply_s for t in self._timed]), sum([t.applies for t in self._timed])
-        return {"apply_seconds": round(seconds, 6), "applies": applies}
 
     @property
     def version(self) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 from zmqps.core.protocol.messages import Assign, Recalled
+from zmqps.core.server import timing
 from zmqps.core.server.backup import Backup
 from zmqps.core.server.ledger import Ledger
 from zmqps.core.server.parked import Parked
@@ -143,7 +144,7 @@ class Tenant:
         shard = self.shard
         return {
             **self.counts,
-            **({**shard.counters, **shard.memory.counters(), **shard.counters_of_updates()} if shard else {}),
+            **({**shard.counters, **shard.memory.counters(), **timing.counters(shard)} if shard else {}),
             **(shard.rows.counters() if shard and shard.rows else {}),
             "parked": len(self.parked),
             **(self.stream.counters() if self.stream else {}),
