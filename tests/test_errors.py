@@ -59,6 +59,81 @@ def test_every_class_has_a_number_of_its_own() -> None:
     assert sorted(cls.code for cls in tree(PSError)) == sorted(BY_CODE)
 
 
+#: Every number that was ever given to an error, also those of errors that are no more: none is given twice, and what
+#: users have written down, or find by a search, keeps its meaning. New ones are added; no line is changed or removed.
+NUMBERS = {
+    "Z001": "PSError",
+    "Z002": "ConfigurationError",
+    "Z003": "AddressInUseError",
+    "Z004": "DeadlineError",
+    "Z005": "ClosedError",
+    "Z006": "PeerLostError",
+    "Z007": "EvictedError",
+    "Z008": "ShutdownError",
+    "Z009": "NodeFailedError",
+    "Z010": "InternalError",
+    "Z011": "IdentityError",
+    "Z012": "ForkedError",
+    "Z013": "UnsafeFileError",
+    "Z014": "CoordinatorRestartedError",
+    "Z015": "UnresolvedNameError",
+    "Z016": "WrongPeerError",
+    "Z017": "UnreachableAddressError",
+    "Z018": "KeyRefusedError",
+    "Z019": "HostLeaderLostError",
+    "Z020": "ProtocolError",
+    "Z021": "ProtocolVersionError",
+    "Z022": "LimitError",
+    "Z023": "NotJoinedError",
+    "Z024": "StaleEpochError",
+    "Z025": "SliceRangeError",
+    "Z026": "LedgerError",
+    "Z040": "JobError",
+    "Z041": "JobMismatchError",
+    "Z042": "UnknownParameterError",
+    "Z043": "ShapeError",
+    "Z044": "DtypeError",
+    "Z045": "NonFiniteGradientError",
+    "Z046": "OptimizerError",
+    "Z047": "VersionError",
+    "Z048": "JobEndedError",
+    "Z049": "JobMemoryError",
+    "Z050": "ServerMemoryError",
+    "Z051": "ShardBrokenError",
+    "Z052": "TableFullError",
+    "Z060": "DeviceError",
+    "Z061": "DeviceMemoryError",
+    "Z070": "CheckpointError",
+    "Z071": "CheckpointNotFoundError",
+    "Z072": "CheckpointForeignError",
+    "Z073": "CheckpointFormatError",
+    "Z074": "CheckpointCorruptError",
+    "Z075": "CheckpointMismatchError",
+    "Z076": "CheckpointStorageError",
+    "Z077": "CheckpointFailedError",
+    "Z080": "DeposedError",
+    "Z081": "DrainError",
+    "Z082": "ScaleError",
+    "Z085": "JournalError",
+    "Z086": "JournalBehindError",
+}
+
+
+def test_a_number_means_for_ever_what_it_meant_first() -> None:
+    assert {cls.number: cls.__name__ for cls in BY_CODE.values()}.items() <= NUMBERS.items()
+    assert all(cls.number == f"Z{cls.code:03d}" for cls in BY_CODE.values())
+
+
+@every_class
+def test_a_traceback_ends_with_where_to_read_on(cls) -> None:  # type: ignore[no-untyped-def]
+    error = example(cls)
+    _, *notes = "".join(traceback.format_exception_only(error)).removesuffix("\n").rsplit("\n", 1)
+    says = [f"zmqps explain {cls.number} says what happened and what to do next"]
+    assert (notes[-1:] == says) == (cls is not PSError)
+    assert cls.number not in str(error), "the text is the same as ever"
+    assert getattr(pickle.loads(pickle.dumps(error)), "__notes__", []) == getattr(error.again(), "__notes__", [])
+
+
 @every_class
 def test_both_ends_of_a_connection_raise_the_same(cls) -> None:  # type: ignore[no-untyped-def]
     error = example(cls)

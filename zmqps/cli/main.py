@@ -12,6 +12,7 @@ import click
 from zmqps import __version__
 from zmqps.cli.checkpoint import checkpoint
 from zmqps.cli.doctor import doctor
+from zmqps.cli.explain import explain
 from zmqps.cli.keys import keys
 from zmqps.cli.launch import agent, launch
 from zmqps.cli.look import jobs, logs, placement, status
@@ -51,7 +52,7 @@ def cli(ctx: click.Context, config: Path | None) -> None:
 
 for command in (
     up, launch, run_task, down, status, jobs, placement, logs, trace, doctor, keys, checkpoint, drain, scale,
-    coordinator, server, agent,
+    coordinator, server, agent, explain,
 ):  # fmt: skip
     cli.add_command(command)
 
@@ -72,9 +73,17 @@ def run(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter would flush into it
         return exits.FAILED
     except (PSError, OSError) as error:
-        click.echo(f"zmqps: {error}", err=True)
+        _say(error)
         return next((code for kind, code in EXIT_CODES if isinstance(error, kind)), exits.FAILED)
     return result if isinstance(result, int) else exits.OK
+
+
+def _say(error: PSError | OSError) -> None:
+    """Say what went wrong, with its number where there is more to say; where to read that, if a person looks on."""
+    number = error.number if isinstance(error, PSError) and error.code != PSError.code else ""
+    click.echo(f"zmqps: {error} [{number}]" if number else f"zmqps: {error}", err=True)
+    if number and sys.stderr.isatty():
+        click.echo(f"zmqps explain {number} says what to do next", err=True)
 
 
 def main() -> None:

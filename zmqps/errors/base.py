@@ -15,15 +15,29 @@ class PSError(Exception):
     ----------
     **facts
         Exactly the attributes the class annotates; ``text`` is formatted with them.
+
+    Attributes
+    ----------
+    code : int
+        What travels in an ``Error`` message; never given a second meaning.
+    number : str
+        The same as users see it, ``Z004``: in logs, in what ``zmqps`` says when it fails, and below a traceback.
+
+    What to do next
+    ---------------
+    - The text is all there is to say: do what it asks for.
+    - A node of a newer zmqps has maybe sent an error that this one does not know: then `zmqps explain` there has more.
     """
 
     code: ClassVar[int] = 1
+    number: ClassVar[str] = "Z001"
     text: ClassVar[str] = "{reason}"
     fact_names: ClassVar[tuple[str, ...]] = ("reason",)
     reason: str
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        cls.number = f"Z{cls.code:03d}"
         own = tuple(n for n, t in inspect.get_annotations(cls).items() if "ClassVar" not in t)
         if own:
             cls.fact_names = own
@@ -36,6 +50,8 @@ class PSError(Exception):
         for name, value in facts.items():
             setattr(self, name, value)
         super().__init__(self.text.format_map(facts))
+        if self.code != PSError.code:  # of which there is nothing more to say
+            self.add_note(f"zmqps explain {self.number} says what happened and what to do next")
 
     def __str__(self) -> str:  # KeyError would show the repr
         return str(self.args[0]) if self.args else ""

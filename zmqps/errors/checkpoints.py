@@ -18,6 +18,11 @@ class CheckpointError(PSError, RuntimeError):
         The newest other checkpoint of the job that looks whole; empty if there is none, or none was looked for.
     advice : str
         What to do.
+
+    What to do next
+    ---------------
+    - Do what the text says; if it names another checkpoint that is good, name that one.
+    - `zmqps checkpoint verify PATH` reads all of it and says what is wrong.
     """
 
     code = 70
@@ -29,43 +34,86 @@ class CheckpointError(PSError, RuntimeError):
 
 
 class CheckpointNotFoundError(CheckpointError, LookupError):
-    """There is no checkpoint there, or none that is whole."""
+    """There is no checkpoint there, or none that is whole.
+
+    What to do next
+    ---------------
+    - Look for a slip in the path and the job's name: `zmqps checkpoint show DIRECTORY` shows what is there.
+    - On several hosts the directory has to be the same for all, on a shared file system or in an object store.
+    """
 
     code = 71
 
 
 class CheckpointForeignError(CheckpointError):
-    """A directory that is no checkpoint of zmqps, or one that was never finished."""
+    """A directory that is no checkpoint of zmqps, or one that was never finished.
+
+    What to do next
+    ---------------
+    - Name the directory of one checkpoint, or the one that holds them all.
+    - One that was never finished is of no use: the one before it is whole.
+    """
 
     code = 72
 
 
 class CheckpointFormatError(CheckpointError):
-    """A checkpoint in a format that this version does not know yet."""
+    """A checkpoint in a format that this version does not know yet.
+
+    What to do next
+    ---------------
+    - Install the zmqps that wrote it, which the text names, or a newer one. Newer ones read older formats.
+    """
 
     code = 73
 
 
 class CheckpointCorruptError(CheckpointError):
-    """A file of a checkpoint is missing, cut short or not what was written."""
+    """A file of a checkpoint is missing, cut short or not what was written.
+
+    What to do next
+    ---------------
+    - Go on from the older one that the text names, if there is one.
+    - Copy it anew from where it was made, if it was copied, and look at the disk: zmqps publishes only what it has
+      written whole.
+    """
 
     code = 74
 
 
 class CheckpointMismatchError(CheckpointError):
-    """A checkpoint of another model, or another optimizer, than what it is to be restored to."""
+    """A checkpoint of another model, or another optimizer, than what it is to be restored to.
+
+    What to do next
+    ---------------
+    - Name a checkpoint of this model, or define the model as it was: the text says which parameter or option differs.
+    - To take only values from it, read it with `zmqps.load` and pass them to `init`.
+    """
 
     code = 75
 
 
 class CheckpointStorageError(CheckpointError, OSError):
-    """The disk is full or read-only, or fails; what was saved before is as it was."""
+    """The disk is full or read-only, or fails; what was saved before is as it was.
+
+    What to do next
+    ---------------
+    - Make room, or the directory writable, for the user of the nodes: `df -h`, `ls -ld`.
+    - Training goes on, and the next checkpoint is tried at its time. Older ones are as they were.
+    """
 
     code = 76
 
 
 class CheckpointFailedError(PSError, RuntimeError):
-    """A checkpoint that was asked for could not be made. Training goes on, and those before it are as they were."""
+    """A checkpoint that was asked for could not be made. Training goes on, and those before it are as they were.
+
+    What to do next
+    ---------------
+    - The text says why, and the coordinator's log has more. Once that is mended ask again: `zmqps checkpoint`, or
+      wait for the next one.
+    - If no checkpoint is made for long, a loss would take training back far: do not leave it.
+    """
 
     code = 77
     text = "no checkpoint of the job {job!r} was made: {why}; training goes on, and the checkpoints before it stay"

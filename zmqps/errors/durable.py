@@ -6,7 +6,12 @@ from zmqps.errors.base import PSError
 
 
 class DeposedError(PSError, ConnectionError):
-    """This copy of a shard does not answer for it: another one does, or will as soon as the coordinator says so."""
+    """This copy of a shard does not answer for it: another one does, or will as soon as the coordinator says so.
+
+    What to do next
+    ---------------
+    - Nothing, as a rule: workers wait for the coordinator to say who answers now. If a script gets it, connect again.
+    """
 
     code = 80
     text = (
@@ -18,7 +23,14 @@ class DeposedError(PSError, ConnectionError):
 
 
 class DrainError(PSError, RuntimeError):
-    """A server that was to go has something that no other can take, so it stays; nothing has changed."""
+    """A server that was to go has something that no other can take, so it stays; nothing has changed.
+
+    What to do next
+    ---------------
+    - Do what the text says: mostly there has to be room on another server first. Start one (`zmqps server`), then drain
+      again.
+    - `zmqps status` shows what lies where.
+    """
 
     code = 81
     text = "{server} cannot be drained: {why}; {advice}"
@@ -28,7 +40,12 @@ class DrainError(PSError, RuntimeError):
 
 
 class ScaleError(PSError, RuntimeError):
-    """Jobs cannot lie on so many servers; training goes on, on those that there are."""
+    """Jobs cannot lie on so many servers; training goes on, on those that there are.
+
+    What to do next
+    ---------------
+    - Do what the text says: start as many servers as there are to be, with room, then `zmqps scale --servers N` again.
+    """
 
     code = 82
     text = "the cluster cannot have {servers} servers: {why}; {advice}"

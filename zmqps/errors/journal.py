@@ -7,7 +7,13 @@ from zmqps.errors.configuration import ConfigurationError
 
 
 class JournalError(ConfigurationError):
-    """A coordinator cannot go on from the journal that it was told to keep, and has not begun another one."""
+    """A coordinator cannot go on from the journal that it was told to keep, and has not begun another one.
+
+    What to do next
+    ---------------
+    - Do what the text says. A journal belongs to one cluster, one host's disk and one user.
+    - To begin anew without it, give the coordinator another directory, and the jobs a checkpoint: `--restore`.
+    """
 
     code = 85
     text = "cannot go on from the coordinator's journal {path}: {why}; {advice}"
@@ -17,7 +23,14 @@ class JournalError(ConfigurationError):
 
 
 class JournalBehindError(PSError, RuntimeError):
-    """Servers have steps of which the coordinator's journal knows nothing: its host lost what was written last."""
+    """Servers have steps of which the coordinator's journal knows nothing: its host lost what was written last.
+
+    What to do next
+    ---------------
+    - Begin the job again, from a checkpoint if there is one: what its servers have cannot be told from what they should
+      have.
+    - Keep the journal on a disk that does not lose what it has confirmed; a cache that forgets at a loss of power does.
+    """
 
     code = 86
     text = (

@@ -9,6 +9,14 @@ class DeadlineError(PSError, TimeoutError):
     """A wait ended at its timeout.
 
     Nothing is known to be lost: a push that timed out may or may not have been applied, and is applied at most once.
+
+    What to do next
+    ---------------
+    - The text says who was awaited. `zmqps status` shows whether it is there and what it waits for, `zmqps logs --node
+      NAME` what it has said last.
+    - If the work just takes that long, give it more time: `timeout=` of the call, or of `zmqps.connect`.
+    - If nobody answers at all, `zmqps doctor` finds what keeps the hosts apart.
+    - Go on with the next gradients rather than push the same again: they may count already, and would count twice.
     """
 
     code = 4
@@ -19,13 +27,27 @@ class DeadlineError(PSError, TimeoutError):
 
 
 class ClosedError(PSError, RuntimeError):
-    """The object was closed, or its worker has finished."""
+    """The object was closed, or its worker has finished.
+
+    What to do next
+    ---------------
+    - Connect again for more work: a worker cannot be used after `close()` or `finish()`, nor a cluster after it has
+      ended.
+    - Look for a `with` block that ends too early, or a second thread that closes it.
+    """
 
     code = 5
 
 
 class ForkedError(ClosedError):
-    """What a process has opened was used in a forked child, which must not touch it."""
+    """What a process has opened was used in a forked child, which must not touch it.
+
+    What to do next
+    ---------------
+    - Connect in the child itself, after the fork.
+    - Of `multiprocessing` and loaders of data use the start method `spawn` or `forkserver`, or touch the worker in the
+      parent only.
+    """
 
     code = 12
     text = "this {what} belongs to process {pid}, and this process is a fork of it; {advice}"
@@ -35,7 +57,17 @@ class ForkedError(ClosedError):
 
 
 class PeerLostError(PSError, ConnectionError):
-    """A node gave no sign of life for longer than the heartbeat timeout."""
+    """A node gave no sign of life for longer than the heartbeat timeout.
+
+    It was killed, has crashed, its host is down, or no network leads there; which of these cannot be seen from here.
+
+    What to do next
+    ---------------
+    - `zmqps logs --node NAME --since 5m` has its last words, if it had any; the kernel's log tells whether it ran out
+      of memory (`dmesg | grep -i oom`).
+    - If it was only busy or stopped for that long, raise `--heartbeat-timeout`.
+    - If it should not end everything: `--replicas` for servers, `--restart-workers` for workers (docs/durability.md).
+    """
 
     code = 6
     text = "lost {name}: last sign of life {silent_s:.1f} s ago; {advice}"
@@ -49,6 +81,12 @@ class HostLeaderLostError(PSError, ConnectionError):
     """The worker that pushes for those of its host (``combine="host"``) ended while it did: the step may count or not.
 
     Another one does it from the next call on.
+
+    What to do next
+    ---------------
+    - Go on: push the next gradients, or `worker.skip()`. Where each step has to count exactly once, do without
+      `combine="host"`.
+    - The log of the worker that the text names says why it ended.
     """
 
     code = 19
@@ -60,7 +98,13 @@ class HostLeaderLostError(PSError, ConnectionError):
 
 
 class CoordinatorRestartedError(PSError, ConnectionError):
-    """The coordinator that this node had joined has ended, and another one answers at its address."""
+    """The coordinator that this node had joined has ended, and another one answers at its address.
+
+    What to do next
+    ---------------
+    - Start the servers again, connect again, and `init` with values that you have saved.
+    - Give the coordinator a journal (`--journal DIR`): then it comes back with its members and jobs, and nobody has to.
+    """
 
     code = 14
     text = "the coordinator at {address} is a new one: the one that {node} had joined has ended with its jobs; {advice}"
@@ -70,19 +114,40 @@ class CoordinatorRestartedError(PSError, ConnectionError):
 
 
 class EvictedError(PSError, ConnectionError):
-    """The coordinator presumed this node dead, and the others went on without it."""
+    """The coordinator presumed this node dead, and the others went on without it.
+
+    It was silent for longer than the heartbeat timeout, or a new life of it has its place.
+
+    What to do next
+    ---------------
+    - `worker.rejoin()`, or connect again: the job goes on.
+    - If it was only slow, find out what held it up (a debugger, a full disk, a loader that keeps the interpreter lock),
+      or raise `--heartbeat-timeout`.
+    """
 
     code = 7
 
 
 class ShutdownError(PSError, ConnectionError):
-    """The cluster is ending, so the request will not be answered."""
+    """The cluster is ending, so the request will not be answered.
+
+    What to do next
+    ---------------
+    - Nothing, if the cluster was to end. If not, the coordinator's last lines say who asked for it, or what was lost:
+      `zmqps logs coordinator -n 20`.
+    """
 
     code = 8
 
 
 class NodeFailedError(PSError, RuntimeError):
-    """A node that this process had started ended by itself."""
+    """A node that this process had started ended by itself.
+
+    What to do next
+    ---------------
+    - Its last lines are in the text; the rest is in its log (`zmqps logs --node NAME`).
+    - `-9` and `SIGKILL` mostly mean that the host ran out of memory: `dmesg | grep -i oom`.
+    """
 
     code = 9
     text = "{name} ended with {how}; its last lines:\n{tail}"
@@ -95,6 +160,12 @@ class InternalError(PSError, RuntimeError):
     """A node did what it never should: a defect of zmqps.
 
     The exception behind it is its ``__cause__`` in the process where it happened, and in that node's log.
+
+    What to do next
+    ---------------
+    - Please report it, with the log of the node that the text names, which has the traceback.
+    - What was asked for may have been done or not. Begin the job again from a checkpoint if you cannot be sure that its
+      values are what they should be.
     """
 
     code = 10
@@ -104,13 +175,27 @@ class InternalError(PSError, RuntimeError):
 
 
 class IdentityError(PSError, PermissionError):
-    """A node did not prove that it is who it says, or may ask for what it asks; nothing has changed."""
+    """A node did not prove that it is who it says, or may ask for what it asks; nothing has changed.
+
+    What to do next
+    ---------------
+    - Give the process what the text asks for: the job secret (`--job-secret`, `ZMQPS_JOB_SECRET`), keys or a token
+      (docs/security.md).
+    - If you know nothing of such a process, somebody else is at the port: look where it came from in the log, and use
+      keys.
+    """
 
     code = 11
 
 
 class WrongPeerError(IdentityError):
-    """What listens at a server's endpoint is not that server; nothing was sent there."""
+    """What listens at a server's endpoint is not that server; nothing was sent there.
+
+    What to do next
+    ---------------
+    - Look what listens there (`ss -ltnp`): another cluster's server, or a port that somebody forwards.
+    - If the server has several addresses, tell it which one to advertise: `zmqps server --advertise HOST`.
+    """
 
     code = 16
     text = (
@@ -122,7 +207,14 @@ class WrongPeerError(IdentityError):
 
 
 class KeyRefusedError(PSError, PermissionError):
-    """A node and this process do not agree on keys, so no connection is made, now or later."""
+    """A node and this process do not agree on keys, so no connection is made, now or later.
+
+    What to do next
+    ---------------
+    - Give this process a token or the directory of keys that belongs to this cluster: `zmqps keys token`, `ZMQPS_KEYS`,
+      `connect(..., token=…)`.
+    - If it had worked before, the key may have been rotated or revoked: ask whoever runs the cluster for a new one.
+    """
 
     code = 18
     text = "{address} refuses this {role}: {why}"

@@ -6,13 +6,26 @@ from zmqps.errors.base import PSError
 
 
 class ProtocolError(PSError, ValueError):
-    """The bytes received are not a message of docs/protocol.md."""
+    """The bytes received are not a message of docs/protocol.md.
+
+    What to do next
+    ---------------
+    - Look whether the address is that of a zmqps node, and not of another program.
+    - Look whether all hosts have the same version (`zmqps --version`), and whether something on the way changes what it
+      passes on.
+    - If both are so, it is a defect of zmqps: please report it with the line of the log.
+    """
 
     code = 20
 
 
 class ProtocolVersionError(ProtocolError):
-    """Both ends speak zmqps, but different versions of its protocol."""
+    """Both ends speak zmqps, but different versions of its protocol.
+
+    What to do next
+    ---------------
+    - Install the same zmqps on every host; `zmqps doctor HOSTS` shows which one differs. Then start the cluster anew.
+    """
 
     code = 21
     text = "protocol version {theirs} is not supported here, only {ours}; install the same zmqps on every node"
@@ -21,7 +34,14 @@ class ProtocolVersionError(ProtocolError):
 
 
 class LimitError(ProtocolError):
-    """A size or count beyond what the receiver accepts, refused before anything was allocated."""
+    """A size or count beyond what the receiver accepts, refused before anything was allocated.
+
+    What to do next
+    ---------------
+    - Ask for less in one call: fewer or shorter names, smaller tensors, fewer ids. docs/protocol.md has the limits and
+      their reasons.
+    - A size that you have never asked for means that something else than zmqps is at the other end.
+    """
 
     code = 22
     text = "{what} of {got} is beyond the limit of {limit}"
@@ -31,13 +51,26 @@ class LimitError(ProtocolError):
 
 
 class NotJoinedError(ProtocolError):
-    """A request from a peer that has not shaken hands, or whose handshake was forgotten."""
+    """A request from a peer that has not shaken hands, or whose handshake was forgotten.
+
+    What to do next
+    ---------------
+    - Connect again: the node at the other end is a new one, or has forgotten this member while it was silent.
+    - An observer (`observer=True`) may pull and ask for the status, and nothing else.
+    """
 
     code = 23
 
 
 class StaleEpochError(ProtocolError):
-    """The message was addressed under an older placement of the shards."""
+    """The message was addressed under an older placement of the shards.
+
+    It is no harm: shards have moved, and the sender is told where they are now and asks there.
+
+    What to do next
+    ---------------
+    - Nothing, as a rule: workers ask again by themselves. If a script gets it, connect again.
+    """
 
     code = 24
     text = "message of epoch {theirs}, the placement is of epoch {ours}"
@@ -46,12 +79,26 @@ class StaleEpochError(ProtocolError):
 
 
 class SliceRangeError(ProtocolError, IndexError):
-    """No such slice on this shard, or a range that does not fall on parameter boundaries."""
+    """No such slice on this shard, or a range that does not fall on parameter boundaries.
+
+    What to do next
+    ---------------
+    - Look whether all workers define the same model, and connect again.
+    - If they do, please report it: it is a defect of zmqps, on one side or the other.
+    """
 
     code = 25
 
 
 class LedgerError(ProtocolError):
-    """A sequence number so old that the ledger no longer knows whether it was applied."""
+    """A sequence number so old that the ledger no longer knows whether it was applied.
+
+    It is not applied, for it may have been applied before.
+
+    What to do next
+    ---------------
+    - Connect again, and go on with the next gradients. It takes thousands of pushes on the way at once, so look for a
+      worker that was stopped for long.
+    """
 
     code = 26

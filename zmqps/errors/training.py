@@ -6,13 +6,27 @@ from zmqps.errors.base import PSError
 
 
 class JobError(PSError, RuntimeError):
-    """The job cannot be started, or has not been started yet."""
+    """The job cannot be started, or has not been started yet.
+
+    What to do next
+    ---------------
+    - The text says what is missing: mostly `worker.init(...)`, which has to come before `push` and `pull`, or a server
+      or worker that is not there yet (`zmqps status`).
+    - If a part of the job is lost, begin it again, from a checkpoint if there is one (`--restore`,
+      docs/checkpoints.md).
+    """
 
     code = 40
 
 
 class JobEndedError(JobError):
-    """The job this node was there for has ended."""
+    """The job this node was there for has ended.
+
+    What to do next
+    ---------------
+    - Connect again to begin a new one. `zmqps jobs` shows which have ended, and how.
+    - If its workers were lost, their logs say why: `zmqps logs --node worker --level warning`.
+    """
 
     code = 48
     text = "the job {job!r} has ended: {reason}; connect again to begin a new one"
@@ -21,7 +35,15 @@ class JobEndedError(JobError):
 
 
 class JobMemoryError(JobError, MemoryError):
-    """A server lacks the memory for its shard of a job; no other job is touched."""
+    """A server lacks the memory for its shard of a job; no other job is touched.
+
+    What to do next
+    ---------------
+    - Start more servers, so that each holds less, or allow more with `--memory`.
+    - End another job that nobody needs: `zmqps jobs`, `zmqps jobs end NAME`.
+    - An optimizer with fewer slots takes less: `sgd` has none, `adam` two copies of the parameters. So do fewer kept
+      versions and `--replicas`.
+    """
 
     code = 49
     text = (
@@ -35,7 +57,14 @@ class JobMemoryError(JobError, MemoryError):
 
 
 class ShardBrokenError(JobError):
-    """An update of a shard failed after it had begun to write, and could not be taken back: its values are lost."""
+    """An update of a shard failed after it had begun to write, and could not be taken back: its values are lost.
+
+    What to do next
+    ---------------
+    - Begin the job again, from values that you have saved.
+    - The server's log has the traceback. An optimizer of your own that raises is fixed by you; anything else please
+      report.
+    """
 
     code = 51
     text = (
@@ -46,7 +75,14 @@ class ShardBrokenError(JobError):
 
 
 class TableFullError(PSError):
-    """A sparse table has no room for rows that are new; nothing has changed, and rows that are there can be trained."""
+    """A sparse table has no room for rows that are new; nothing has changed, and rows that are there can be trained.
+
+    What to do next
+    ---------------
+    - Allow more with `capacity_nbytes=` of `zmqps.table`, or start more servers: `zmqps scale`.
+    - Let rows go that nobody needs: `expire_steps=`, `when_full="evict"`; or let fewer in, by admission
+      (docs/sparse.md).
+    """
 
     code = 52
     text = (
@@ -61,7 +97,14 @@ class TableFullError(PSError):
 
 
 class JobMismatchError(PSError, ValueError):
-    """This worker's ``init`` differs from the job the first worker defined."""
+    """This worker's ``init`` differs from the job the first worker defined.
+
+    What to do next
+    ---------------
+    - Make them equal: the text says in what they differ, and which worker set it.
+    - If this worker is to train something else, give its job another name: `connect(..., job=...)`.
+    - If the job is an old one, end it: `zmqps jobs end NAME`.
+    """
 
     code = 41
     text = (
@@ -75,7 +118,13 @@ class JobMismatchError(PSError, ValueError):
 
 
 class UnknownParameterError(PSError, KeyError):
-    """A name that is not among the job's parameters."""
+    """A name that is not among the job's parameters.
+
+    What to do next
+    ---------------
+    - The text has the nearest name. `worker.init` decides which there are; rows of tables are reached by
+      `worker.table(name)`.
+    """
 
     code = 42
     text = "no parameter named {name!r}; {hint}"
@@ -84,7 +133,13 @@ class UnknownParameterError(PSError, KeyError):
 
 
 class ShapeError(PSError, ValueError):
-    """An array whose shape is not its parameter's."""
+    """An array whose shape is not its parameter's.
+
+    What to do next
+    ---------------
+    - Pass an array of the shape that the text names; a gradient has the shape of its parameter.
+    - A mean over the batch that was left out shows as one dimension more.
+    """
 
     code = 43
     text = "{name!r} has shape {got}, expected {expected}"
@@ -94,7 +149,13 @@ class ShapeError(PSError, ValueError):
 
 
 class DtypeError(PSError, TypeError):
-    """An array whose dtype cannot be trained, or not be converted without loss of meaning."""
+    """An array whose dtype cannot be trained, or not be converted without loss of meaning.
+
+    What to do next
+    ---------------
+    - Convert it: `array.astype(numpy.float32)`. Parameters are floats; integers and truth values go into `buffers=`
+      (docs/buffers.md).
+    """
 
     code = 44
     text = "{name!r} has dtype {got}, expected {expected}"
@@ -104,7 +165,15 @@ class DtypeError(PSError, TypeError):
 
 
 class NonFiniteGradientError(PSError, ValueError):
-    """A gradient with NaN or infinity was refused; the values are as they were."""
+    """A gradient with NaN or infinity was refused; the values are as they were.
+
+    What to do next
+    ---------------
+    - Skip the batch (`worker.skip()` in the synchronous mode), or clip gradients: `clip_norm=` of the optimizer.
+    - If it happens again, lower the learning rate, look at the loss before it, and at mixed precision without a loss
+      scale.
+    - `init(..., nonfinite="allow")` lets them through, and the values may be lost then.
+    """
 
     code = 45
     text = (
@@ -116,7 +185,13 @@ class NonFiniteGradientError(PSError, ValueError):
 
 
 class OptimizerError(PSError, ValueError):
-    """No optimizer, schedule or option of that name, or a value out of its range."""
+    """No optimizer, schedule or option of that name, or a value out of its range.
+
+    What to do next
+    ---------------
+    - The text names what is not known or out of its range; docs/optimizers.md has all of them.
+    - An optimizer of your own has to be installed on every server, under the entry point `zmqps.optimizers`.
+    """
 
     code = 46
 
@@ -126,6 +201,13 @@ class ServerMemoryError(PSError, MemoryError):
 
     It may be tried again. A push to several servers, or in several messages, may have been applied elsewhere, as
     after a `DeadlineError`; in the synchronous mode it counts only as a whole.
+
+    What to do next
+    ---------------
+    - Try the same call again in a moment.
+    - If it lasts, see what takes the memory (`zmqps status --json`: `spare_nbytes`, `stage_nbytes`), end what else runs
+      on that host, or start more servers.
+    - Where a push must not be applied twice, train in the synchronous mode, or push with `atomic=True` to one server.
     """
 
     code = 50
@@ -140,7 +222,13 @@ class ServerMemoryError(PSError, MemoryError):
 
 
 class VersionError(PSError, LookupError):
-    """Exactly this version was asked for, and it is not kept any more."""
+    """Exactly this version was asked for, and it is not kept any more.
+
+    What to do next
+    ---------------
+    - Ask for `at_least` a version, or for the newest.
+    - Keep more of them: `init(..., retain=n)`; each costs as much memory as the parameters.
+    """
 
     code = 47
     text = (
@@ -153,13 +241,27 @@ class VersionError(PSError, LookupError):
 
 
 class DeviceError(PSError, RuntimeError):
-    """A GPU that cannot be used, or that failed."""
+    """A GPU that cannot be used, or that failed.
+
+    What to do next
+    ---------------
+    - The text says what is missing: CuPy, a driver, or the device of that number. `zmqps doctor` shows what the host
+      has.
+    - `--device cpu` does without a GPU, `--device auto` takes one only where there is one.
+    - If it failed while it worked, look at `nvidia-smi` and `dmesg | grep -i xid`.
+    """
 
     code = 60
 
 
 class DeviceMemoryError(DeviceError, MemoryError):
-    """A GPU lacks the memory for what it is asked to hold; what it held before is as it was."""
+    """A GPU lacks the memory for what it is asked to hold; what it held before is as it was.
+
+    What to do next
+    ---------------
+    - Start more servers on other GPUs, or use the processor's memory: `--device cpu`.
+    - See what else is on the GPU: `nvidia-smi`. A worker on the same one takes what its framework reserves.
+    """
 
     code = 61
     text = (

@@ -1,0 +1,96 @@
+"""``zmqps explain``: what an error means, by its number. The errors' docstrings are the pages, and docs/errors.md."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+
+import click
+
+from zmqps.core.protocol import exits
+from zmqps.errors import BY_CODE, PSError
+
+#: What a docstring of an error has as a section of its own.
+SECTION = "What to do next"
+
+_HEAD = """# Errors
+
+<!-- written by `make errors` from the docstrings in zmqps/errors -->
+
+Every error of zmqps has a number, which is never given a second meaning. It stands at the end of what `zmqps` says when
+it fails, in the logs (`error=Z006`), and below a traceback in your script. `zmqps explain Z006` prints the part of this
+page that is about it, in the words of the version that is installed. All can be imported from `zmqps.errors`, where the
+docstring shows which is a kind of which, and have their facts as attributes.
+"""
+
+
+@click.command()
+@click.argument("errors", nargs=-1, metavar="[NUMBER]...")
+@click.option("--all", "everything", is_flag=True, help="Print all pages, as docs/errors.md has them.")
+def explain(errors: tuple[str, ...], everything: bool) -> int:
+    """Say what an error means and what to do next, by its number (Z006) or name; without one, list all."""
+    if everything:
+        click.echo(document(), nl=False)
+        return exits.OK
+    found = [_find(error) for error in errors]
+    if not found:
+        for cls in _in_order():
+            click.echo(f"{cls.number}  {cls.__name__:<26}  {summary(cls)}")
+    for number, cls in enumerate(found):
+        _show(page(cls), first=not number)
+    return exits.OK
+
+
+def document() -> str:
+    """Return all pages, with a table of them: docs/errors.md."""
+    rows = [f"| [{cls.number}](#{cls.number.lower()}) | `{cls.__name__}` | {summary(cls)} |" for cls in _in_order()]
+    table = "\n".join(["| number | error | what happened |", "|---|---|---|", *rows])
+    return "\n".join([_HEAD, table, "", "\n".join(map(page, _in_order()))])
+
+
+def summary(cls: type[PSError]) -> str:
+    """Return the first paragraph of an error's page, in one line."""
+    return " ".join(_sections(cls)[0].split("\n\n")[0].split())
+
+
+def page(cls: type[PSError]) -> str:
+    """Return what is to be said of an error, in Markdown."""
+    happened, todo = _sections(cls)
+    builtin = [base.__name__ for base in cls.__bases__ if not issubclass(base, PSError)]
+    of = f", a kind of `{'` and `'.join(builtin)}`" if builtin and cls is not PSError else ""
+    title = f"## {cls.number}\n\n**`{cls.__name__}`**{of}"
+    if cls.text != PSError.text:
+        title += ". It says:\n\n```text\n" + re.sub(r"\{(\w+)[^}]*\}", r"<\1>", cls.text) + "\n```"
+    return f"{title}\n\n{happened}\n\n{SECTION}:\n\n{todo}\n"
+
+
+def _in_order() -> list[type[PSError]]:
+    return [BY_CODE[code] for code in sorted(BY_CODE)]
+
+
+def _sections(cls: type[PSError]) -> tuple[str, str]:
+    """Return of a docstring what has happened, and what to do next."""
+    doc = inspect.cleandoc(cls.__doc__ or "")
+    parts = re.split(r"^(.+)\n-{3,}\n", doc, flags=re.MULTILINE)
+    named = dict(zip(parts[1::2], parts[2::2], strict=True))
+    return re.sub(r"``(.+?)``", r"`\1`", parts[0].strip()), named.get(SECTION, "").strip()
+
+
+def _find(error: str) -> type[PSError]:
+    if (match := re.fullmatch(r"[Zz]?(\d{1,6})", error)) and (cls := BY_CODE.get(int(match[1]))) is not None:
+        return cls
+    for cls in BY_CODE.values():
+        if error.lower() in (cls.__name__.lower(), f"zmqps.errors.{cls.__name__}".lower()):
+            return cls
+    raise click.UsageError(f"no error is called {error!r}; zmqps explain lists all")
+
+
+def _show(text: str, *, first: bool) -> None:
+    if not sys.stdout.isatty():
+        click.echo(("" if first else "\n") + text, nl=False)
+        return
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    Console().print(Markdown(text))
