@@ -52,6 +52,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "core/host": "errors core/protocol",
     },
     "Doors: sockets, shared memory, GPUs, recording, files": {
+        "logs": "errors",
         "net": "errors checks core/protocol core/node",
         "net/lane": "errors core/protocol net",
         "gpu": "errors checks codecs optim rows core/protocol core/job core/server core/worker",
@@ -60,13 +61,13 @@ ROOMS: dict[str, dict[str, str]] = {
     },
     "Processes: what runs a machine": {
         # checkpoint: a table is written into the same files as one of a checkpoint
-        "client": "errors checks checkpoint codecs optim rows core/protocol core/job core/worker net net/lane gpu "
+        "client": "errors checks checkpoint codecs optim rows logs core/protocol core/job core/worker net net/lane gpu "
         "trace",
         "client/host": "errors checks codecs client core/protocol core/job core/host core/worker net net/lane",
         "nodes": "errors checks checkpoint codecs optim rows core/protocol core/treatments core/job core/node "
         "core/server core/coordinator net net/lane gpu trace",
         "keys": "errors checks core/protocol net nodes",
-        "launch": "errors checks core/protocol core/coordinator net gpu trace nodes keys",
+        "launch": "errors checks logs core/protocol core/coordinator net gpu trace nodes keys",
         "doctor": "errors core/protocol gpu net nodes",
     },
     "Public: what scripts and users type": {
@@ -83,7 +84,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "keras": "errors checks optim worker",
         "zmqps": "errors codecs optim core/worker client checkpoint keys launch data initial stale pipeline worker aio "
         "local",
-        "cli": "errors core/protocol core/coordinator net gpu trace checkpoint nodes keys launch doctor zmqps",
+        "cli": "errors logs core/protocol core/coordinator net gpu trace checkpoint nodes keys launch doctor zmqps",
         "__main__": "cli",
     },
     "Test tools": {

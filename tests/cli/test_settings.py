@@ -264,6 +264,9 @@ def test_whatever_a_file_says_is_taken_as_it_stands_or_refused_by_name(
         elif isinstance(value, int | float):
             assert isinstance(value, int) or math.isfinite(value), (text, value)
             assert isinstance(meant, str) or (value == meant and not isinstance(meant, bool)), (text, value)
+        elif option.multiple:
+            assert [*value] == (meant if isinstance(meant, list) else [meant]), (text, value)
+            assert all(isinstance(one, str) for one in value), (text, value)
         else:
             assert isinstance(meant, str), (text, value)
 

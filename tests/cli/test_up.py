@@ -78,13 +78,14 @@ def test_a_detached_cluster_is_found_looked_at_and_ended(zmqps, tmp_path) -> Non
 
 @pytest.mark.processes
 def test_the_cluster_ends_with_its_workers(zmqps, tmp_path) -> None:
-    script = "echo $ZMQPS_WORKER_INDEX of $ZMQPS_COORDINATOR; echo trouble >&2; printf unfinished"
+    script = "echo $ZMQPS_WORKER_INDEX of $ZMQPS_COORDINATOR; echo I am $ZMQPS_LOG_NODE >&2; printf unfinished"
     result = zmqps(*UP, "--workers", "2", "--", "sh", "-c", script)
     assert result.returncode == exits.OK, result.stdout + result.stderr
     for index in (0, 1):
         log = (tmp_path / f"runs/cluster/logs/worker-{index}.log").read_text()
         assert [line[:11].rstrip() for line in log.splitlines()] == [f"worker-{index}"] * 3
         assert f" {index} of tcp://127.0.0.1:" in log
+        assert f" I am worker-{index}\n" in log, "so that its warnings can say whose they are"
         assert log.endswith(" unfinished\n")
         assert set(log.splitlines()) <= set(result.stdout.splitlines())
     assert not state_path(tmp_path).exists()
@@ -269,7 +270,7 @@ def test_a_status_nobody_answers_says_so(zmqps) -> None:
     result = zmqps("status", "--coordinator", "tcp://127.0.0.1:1", "--timeout", "0.2")
     assert result.returncode == exits.COORDINATOR_LOST
     assert result.stderr == (
-        "zmqps: status timed out after 0.2 s, waiting for the coordinator at tcp://127.0.0.1:1 to answer\n"
+        "zmqps: status timed out after 0.2 s, waiting for the coordinator at tcp://127.0.0.1:1 to answer [Z004]\n"
     )
 
 

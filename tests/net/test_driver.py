@@ -31,6 +31,7 @@ from zmqps.core.protocol.events import (
 from zmqps.core.protocol.messages import EndJob, Error, Left, Message, Released, Status, StatusRequest, Values
 from zmqps.core.protocol.wire import MAX_HEADER_NBYTES, decode, encode
 from zmqps.errors import DeviceError, InternalError, ProtocolError
+from zmqps.logs.handler import fields_of
 from zmqps.net.driver import LINGER_S, Driver
 from zmqps.net.transport import INBOUND
 
@@ -401,6 +402,13 @@ def test_words_go_to_the_log_at_their_level(caplog: pytest.LogCaptureFixture) ->
     levels = ["debug", "info", "warning", "error"]
     drive(FakeMachine(lambda event: [], [*(Log(level, f"100% {level}") for level in levels), Exit(0, "")]))
     assert [(r.levelname.lower(), r.message) for r in caplog.records] == [(level, f"100% {level}") for level in levels]
+
+
+def test_what_words_are_about_goes_to_the_log_with_them(caplog: pytest.LogCaptureFixture) -> None:
+    log = Log("warning", "lost it", job="digits", peer="worker-2", error="Z006")
+    drive(FakeMachine(lambda event: [], [log, Exit(0, "")]))
+    (record,) = caplog.records
+    assert fields_of(record) == {"job": "digits", "peer": "worker-2", "error": "Z006"}
 
 
 def test_events_after_the_end_are_ignored() -> None:

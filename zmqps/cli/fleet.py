@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from zmqps import __version__
+from zmqps.cli.follow import is_log
 from zmqps.cli.launch_config import LaunchConfig
 from zmqps.cli.output import LogFile, Terminal
 from zmqps.cli.state import Claim, State, state_path
@@ -32,6 +33,7 @@ from zmqps.launch.processes import CHANNEL_SECRET, describe_exit, end, start_of,
 from zmqps.launch.reach import undecided
 from zmqps.launch.remote import RemoteHost, RemoteProcess
 from zmqps.launch.restarts import Restarts, failed
+from zmqps.logs.handler import VARIABLE as LOG_NODE
 from zmqps.nodes.files import Folder
 from zmqps.trace import VARIABLE as TRACE
 
@@ -88,7 +90,7 @@ class Fleet:
             where = ("runs", config.name, "logs")
             self._folder = self._logs.enter_context(Folder(config.directory.absolute(), *where, make=True))
             for old in os.listdir(self._folder.fd):
-                if old.endswith(".log"):
+                if is_log(old):
                     self._folder.remove(old)
             self._log = self._new_log("zmqps", "supervisor.log")
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -108,7 +110,8 @@ class Fleet:
                 return exits.INTERRUPTED if self._asked == signal.SIGINT else exits.TERMINATED
             except Exception as error:
                 text = str(error) if isinstance(error, PSError) else traceback.format_exc()
-                self._log.say("error", text, shown=False)  # whoever catches it shows it
+                known = error.number if isinstance(error, PSError) else ""
+                self._log.say("error", text, shown=False, error=known)  # whoever catches it shows it
                 raise
             finally:
                 self._ending = True
@@ -356,7 +359,7 @@ class Fleet:
         while True:
             facts = {
                 "command": list(self._config.command), "address": self._address, "index": index,
-                "env": dict(lives.environment),
+                "env": {LOG_NODE: name} | dict(lives.environment),
             }  # fmt: skip
             process = self._hosts[place.host.name].start(name, "worker", log.path, log.take, facts)
             self._processes.append(process)

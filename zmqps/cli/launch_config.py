@@ -8,9 +8,9 @@ from pathlib import Path
 
 from zmqps.launch.config import ClusterConfig
 from zmqps.launch.hosts import Place
-from zmqps.launch.logs import NAME_WIDTH
 from zmqps.launch.restarts import DRAIN_TIMEOUT_S
 from zmqps.launch.ssh import Shell
+from zmqps.logs.lines import NAME_WIDTH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,24 +1,19 @@
-"""``zmqps status``, ``jobs``, ``placement`` and ``logs``: what a running cluster is doing."""
+"""``zmqps status``, ``jobs`` and ``placement``: what a running cluster is doing."""
 
 from __future__ import annotations
 
-import contextlib
-import heapq
 import json
 import os
-import sys
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import click
 
 from zmqps.cli import settings
 from zmqps.cli.settings import setting
 from zmqps.core.protocol import exits
-from zmqps.errors import DeadlineError, PSError
-from zmqps.launch.logs import read_line
+from zmqps.errors import DeadlineError
 
 DEFAULT_ADDRESS = "tcp://127.0.0.1:5570"
 
@@ -162,62 +157,3 @@ def _ask(coordinator: str | None, keys: Path | None, directory: Path, timeout: f
         hint = "; no cluster was started here, name one with --coordinator" if guessed else ""
         waited = f"{error.waiting_for}{hint}"
         raise DeadlineError(operation=error.operation, seconds=error.seconds, waiting_for=waited) from None
-
-
-# --- logs -------------------------------------------------------------------------------------
-
-
-@click.command()
-@click.argument("nodes", nargs=-1)
-@settings.directory
-@setting("--name", shared=False, help="The cluster's, where none runs here.", show_default="cluster")
-@setting("--lines", "-n", type=click.IntRange(min=1), shared=False, help="Only so many of the last lines.")
-@setting("--follow", "-f", is_flag=True, shared=False, help="Keep printing new lines, until Ctrl-C.")
-def logs(nodes: tuple[str, ...], directory: Path, name: str | None, lines: int | None, follow: bool) -> int:
-    """Show the logs of all nodes, or of those named (server-0, worker-1), merged by time."""
-    from zmqps.cli.state import read_state
-    from zmqps.nodes.files import Folder
-
-    state = read_state(directory)
-    if name is None:
-        name = state.name if state is not None and state.name else "cluster"
-    try:
-        folder = Folder(directory, "runs", name, "logs")
-    except FileNotFoundError:
-        raise PSError(f"no logs in {directory / 'runs' / name / 'logs'}; `zmqps up` writes them") from None
-    with folder, contextlib.ExitStack() as stack:
-        names = sorted(file.removesuffix(".log") for file in os.listdir(folder.fd) if file.endswith(".log"))
-        if not names:
-            raise PSError(f"no logs in {folder.path}; `zmqps up` writes them")
-        roles = {name.partition("@")[0] for name in names}  # of a node of `zmqps launch`, role@host
-        if unknown := set(nodes) - {*names, *roles}:
-            raise click.UsageError(f"no log of {', '.join(sorted(unknown))}; there are {', '.join(names)}")
-        names = [name for name in names if not nodes or not {name, name.partition("@")[0]}.isdisjoint(nodes)]
-        files = [stack.enter_context(open(folder.open(f"{name}.log", os.O_RDONLY), errors="replace")) for name in names]
-        if follow:
-            sys.stdout.flush()  # tail knows how to wait for a file; nobody else can put one there
-            os.fchdir(folder.fd)
-            os.execvp("tail", ["tail", "-q", "-n", str(lines or "+1"), "-F", *(f"./{name}.log" for name in names)])
-        entries = [line for _, line in heapq.merge(*map(_entries, files), key=lambda entry: entry[0])]
-    show = _printer()
-    for line in entries[-lines if lines else None :]:
-        show(line)
-    return exits.OK
-
-
-def _entries(file: TextIO) -> Iterator[tuple[str, str]]:
-    """Yield the lines of a log, each with its time; one that has none belongs to the one before."""
-    time = ""
-    for line in file:
-        line = line.rstrip("\n")
-        entry = read_line(line)
-        time = entry[1] if entry else time
-        yield time, line
-
-
-def _printer() -> Callable[[str], object]:
-    if not sys.stdout.isatty():
-        return click.echo
-    from zmqps.cli.output import Painter
-
-    return Painter(sys.stdout).print

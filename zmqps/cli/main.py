@@ -15,7 +15,8 @@ from zmqps.cli.doctor import doctor
 from zmqps.cli.explain import explain
 from zmqps.cli.keys import keys
 from zmqps.cli.launch import agent, launch
-from zmqps.cli.look import jobs, logs, placement, status
+from zmqps.cli.logs import logs
+from zmqps.cli.look import jobs, placement, status
 from zmqps.cli.nodes import coordinator, server
 from zmqps.cli.resize import drain, scale
 from zmqps.cli.run import run as run_task

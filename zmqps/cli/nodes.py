@@ -12,7 +12,7 @@ from zmqps.cli import settings
 from zmqps.cli.settings import setting
 from zmqps.core.protocol import exits
 from zmqps.errors import PSError
-from zmqps.launch.logs import set_up_logging
+from zmqps.logs.handler import set_up_logging
 
 
 @click.command()

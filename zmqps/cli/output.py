@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import queue
 import re
@@ -13,13 +14,30 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import IO, TextIO
 
-from zmqps.errors import counted, printable
-from zmqps.launch.logs import MAX_LINE_NBYTES, NAME_WIDTH, Lines, aligned, read_line, without_date, write_line
+from zmqps.errors import PSError, counted, printable
+from zmqps.logs.lines import (
+    MAX_LINE_NBYTES,
+    NAME_WIDTH,
+    Lines,
+    aligned,
+    read_entry,
+    read_line,
+    split_fields,
+    without_date,
+    without_known,
+    write_line,
+)
 from zmqps.nodes.files import Folder
 
 COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "bright_green", "bright_yellow", "bright_blue")
 #: Lines the terminal may lag behind before some are left out there; the files have them all.
 MAX_BACKLOG = 10_000
+#: A larger log goes on in a new file, and so many older ones are kept: days of what a script prints for every step, and
+#: no more than 256 MiB a process.
+MAX_LOG_NBYTES = 64 << 20
+OLDER_LOGS = 3
+#: Colours of what wants to be seen.
+LEVEL_COLOURS = {"warning": "yellow", "error": "bright_red", "critical": "bright_red"}
 
 
 #: What colours a line; a training script may.
@@ -65,11 +83,17 @@ class Painter:
             return
         from rich.text import Text
 
-        entry = read_line(line)
-        text = Text.from_ansi(without_date(line))
+        entry = read_entry(line)
+        line = without_date(without_known(line))
+        text = Text.from_ansi(line)
         if entry is not None and not line.startswith("{"):
-            colour = self._colours.setdefault(entry[0], COLOURS[len(self._colours) % len(COLOURS)])
-            text.stylize(colour, 0, max(self._width, len(entry[0])) + 2)
+            colour = self._colours.setdefault(entry.node, COLOURS[len(self._colours) % len(COLOURS)])
+            text.stylize(colour, 0, max(self._width, len(entry.node)) + 2)
+            if suffix := split_fields(text.plain)[1]:
+                text.stylize("dim", len(text.plain) - len(suffix))
+            if level := LEVEL_COLOURS.get(entry.level):
+                begin = text.plain.find(f"{entry.level}: ")
+                text.stylize(level, begin, begin + len(entry.level))
         if self._state:
             self._stream.write(ANEW)
         self._console.print(text)
@@ -152,34 +176,72 @@ class LogFile:
     terminal
         Shows the lines as well.
     as_json
-        How lines are written that are not log entries yet.
+        How lines are written.
+    most_nbytes
+        How large a file may become; `OLDER_LOGS` older ones are kept as ``NAME.1``, ``NAME.2``, and so on.
     """
 
-    def __init__(self, node: str, folder: Folder, name: str, terminal: Terminal | None, *, as_json: bool) -> None:
+    def __init__(
+        self,
+        node: str,
+        folder: Folder,
+        name: str,
+        terminal: Terminal | None,
+        *,
+        as_json: bool,
+        most_nbytes: int = MAX_LOG_NBYTES,
+    ) -> None:
         self.node = node
         self.path = folder.path / name
-        self._file = folder.begin(name)
+        self._folder = folder
+        self._name = name
+        self._most_nbytes = most_nbytes
+        self._nbytes = 0
+        self._file = self._begin()
         self._terminal = terminal
         self._as_json = as_json
 
-    def say(self, level: str, message: str, *, shown: bool = True) -> None:
-        """Write an entry, to be ``shown`` on the terminal as well or not."""
-        now = datetime.now().astimezone()
-        self._write(write_line(self.node, level, message, now, as_json=self._as_json).split("\n"), shown)
+    def say(self, level: str, message: str, *, shown: bool = True, error: str = "") -> None:
+        """Write an entry, to be ``shown`` on the terminal as well or not; ``error`` is the number of an error."""
+        now, about = datetime.now().astimezone(), {"error": error}
+        lines = write_line(self.node, level, message, now, as_json=self._as_json, fields=about).split("\n")
+        self._write(lines, shown)
 
     def take(self, lines: Sequence[str]) -> None:
         """Write what a process said: a node's entries as they are, anything else as an entry."""
         for line in lines:
-            entry = read_line(line)
+            said = read_line(line)
             line = in_one_line(line)
-            if entry is not None and entry[0] == self.node:
-                self._write([line], True)
-            else:
+            if said is None or said[0] != self.node:
                 self.say("info", line)
+            elif line.startswith("{") != self._as_json and (entry := read_entry(line)) is not None:
+                self._write(entry.line(as_json=self._as_json).split("\n"), True)  # a worker does not know
+            else:
+                self._write([line], True)
+
+    def _begin(self) -> IO[bytes]:
+        for number in range(1, OLDER_LOGS + 1):
+            self._folder.remove(f"{self._name}.{number}")  # of a life before
+        return self._folder.begin(self._name)
+
+    def _rotate(self) -> None:
+        """Go on in a new file."""
+        names = [self._name, *(f"{self._name}.{number}" for number in range(1, OLDER_LOGS + 1))]
+        for newer, older in reversed([*itertools.pairwise(names)]):
+            with contextlib.suppress(FileNotFoundError):
+                self._folder.rename(newer, older)
+        before, self._file = self._file, self._folder.begin(self._name)
+        before.close()
 
     def _write(self, lines: Sequence[str], shown: bool) -> None:
+        data = "".join(f"{line}\n" for line in lines).encode(errors="surrogateescape")
+        if self._nbytes and self._nbytes + len(data) > self._most_nbytes:
+            self._nbytes = 0
+            with contextlib.suppress(OSError, PSError):  # what cannot be put aside grows on
+                self._rotate()
         with contextlib.suppress(OSError):  # a full disk must not end the training
-            self._file.write("".join(f"{line}\n" for line in lines).encode(errors="surrogateescape"))
+            self._file.write(data)
+            self._nbytes += len(data)
         if self._terminal is not None and shown:
             for line in lines:
                 self._terminal.show(line)

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 
 from zmqps.errors import ConfigurationError
-from zmqps.launch.logs import LEVELS
 from zmqps.launch.restarts import DRAIN_TIMEOUT_S, RESTARTS
+from zmqps.logs.lines import LEVELS
 
 if TYPE_CHECKING:
     from zmqps.nodes.checkpoints import CheckpointConfig
@@ -65,12 +65,13 @@ class Setting(click.Option):
     def type_cast_value(self, ctx: click.Context, value: Any) -> Any:
         """Return the value in the option's type; what a file holds is converted from no other type than its own."""
         kinds, takes = self._takes()
-        if isinstance(value, PLAIN) and (
-            not isinstance(value, kinds) or (isinstance(value, bool) and not self.is_flag)
-        ):
-            self._refuse(ctx, value, takes)
-        if isinstance(value, str) and "\0" in value:
-            self._refuse(ctx, value, takes)
+        if self.multiple and isinstance(value, str):
+            value = [value]
+        for one in value if self.multiple and isinstance(value, list | tuple) else [value]:
+            if isinstance(one, PLAIN) and (not isinstance(one, kinds) or (isinstance(one, bool) and not self.is_flag)):
+                self._refuse(ctx, one, takes)
+            if isinstance(one, str) and "\0" in one:
+                self._refuse(ctx, one, takes)
         try:
             plain = super().type_cast_value(ctx, value)
         except (TypeError, ValueError, OverflowError):

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
+from zmqps.cli.follow import is_log
 from zmqps.cli.output import LogFile, Pump, Terminal
 from zmqps.cli.state import Claim, State
 from zmqps.core.coordinator.losses import FINISHED
@@ -36,6 +37,7 @@ from zmqps.launch.processes import (
     worker_environment,
 )
 from zmqps.launch.restarts import DRAIN_TIMEOUT_S, RESTART_S, RESTARTS, Restarts, failed
+from zmqps.logs.handler import VARIABLE as LOG_NODE
 from zmqps.nodes.files import Folder
 from zmqps.nodes.inquiry import inquire
 from zmqps.nodes.journal import FILE, forget_journal
@@ -138,7 +140,7 @@ class Supervisor:
             self._logs = stack.enter_context(Folder(config.directory.absolute(), *config.logs, make=True))
             logs = self._logs.path
             for old in os.listdir(self._logs.fd):
-                if old.endswith(".log"):
+                if is_log(old):
                     self._logs.remove(old)
             self._log = LogFile("zmqps", self._logs, "supervisor.log", self._terminal, as_json=config.cluster.log_json)
             stack.callback(self._log.close)
@@ -165,7 +167,8 @@ class Supervisor:
                 return exits.INTERRUPTED if self._asked == signal.SIGINT else exits.TERMINATED
             except Exception as error:
                 text = str(error) if isinstance(error, PSError) else traceback.format_exc()
-                self._log.say("error", text, shown=False)  # whoever catches it shows it
+                known = error.number if isinstance(error, PSError) else ""
+                self._log.say("error", text, shown=False, error=known)  # whoever catches it shows it
                 raise
             finally:
                 self._ending = True
@@ -356,7 +359,7 @@ class Supervisor:
 
     def _spawn_worker(self, index: int) -> Process:
         env = worker_environment(self._nodes.address, index, self._config.cluster.job_secret, self._lives[index])
-        env |= self._keys | (pin(gpus, index) if (gpus := self._config.gpus) else {})
+        env |= {LOG_NODE: f"worker-{index}"} | self._keys | (pin(gpus, index) if (gpus := self._config.gpus) else {})
         worker = self._workers[index] = self._spawn(f"worker-{index}", worker_command(self._config.command), env)
         return worker
 

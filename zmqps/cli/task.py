@@ -39,6 +39,7 @@ from zmqps.launch.processes import (
 )
 from zmqps.launch.ranks import Roles
 from zmqps.launch.restarts import DRAIN_TIMEOUT_S, Restarts, failed
+from zmqps.logs.handler import VARIABLE as LOG_NODE
 from zmqps.nodes.files import Folder
 from zmqps.nodes.inquiry import inquire
 
@@ -191,7 +192,7 @@ class Task:
     def _spawn_worker(self, index: int, lives: Restarts) -> Process:
         config = self._config
         env = worker_environment(config.address, index, config.cluster.job_secret, lives) | self._shown
-        env = dict(config.env) | env | {"ZMQPS_COMBINE": config.combine}
+        env = dict(config.env) | env | {"ZMQPS_COMBINE": config.combine, LOG_NODE: self._name(f"worker-{index}")}
         worker = self._workers[index] = self._spawn(f"worker-{index}", worker_command(config.command), env)
         return worker
 

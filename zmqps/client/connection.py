@@ -39,6 +39,7 @@ from zmqps.core.worker.operations import AskStatus, Enter, Exchange, Finish, Joi
 from zmqps.core.worker.session import SessionMachine
 from zmqps.core.worker.statistics import Statistics
 from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, PSError
+from zmqps.logs.handler import under_a_supervisor
 from zmqps.net.environment import find_address
 from zmqps.net.identity import check_peer, new_identity, read_job_secret
 from zmqps.net.keyring import find_keys
@@ -77,6 +78,7 @@ class Connection:
         io_threads: int = 1,
     ) -> None:
         refuse_in_callback()
+        under_a_supervisor(os.environ)
         self._keys = find_keys(keys, token, os.environ)
         if address is None and self._keys is not None:
             address = self._keys.address or None
@@ -128,7 +130,8 @@ class Connection:
         mine = (self.address, self._job_name, self._role, self._name)
         for other in list(_open):
             if (other.address, other._job_name, other._role, other._name) == mine:
-                log.warning("%s %r of this process connects again: the one before is closed", self._role, self._name)
+                text, about = "%s %r of this process connects again: the one before is closed", {"job": self._job_name}
+                log.warning(text, self._role, self._name, extra=about)
                 other.close(timeout=timeout)
 
     def _start(self) -> SessionThread:

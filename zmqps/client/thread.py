@@ -22,6 +22,7 @@ from zmqps.core.protocol.events import Stop
 from zmqps.core.worker.operations import Cancelled, Finish, Operation
 from zmqps.core.worker.session import FAREWELL_S, SessionMachine
 from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, ForkedError, InternalError, PSError
+from zmqps.logs.handler import About
 from zmqps.net.driver import Driver
 from zmqps.net.transport import Transport
 from zmqps.trace.record import watch
@@ -213,7 +214,15 @@ class SessionThread:
         session = self.machine
         self.transport = self._make_transport()
         machine, transport = watch(session, self.transport, session.member.identity, session.operation_of)
-        self._driver = Driver(machine, transport, log, self._resolve, self._landed, self._fail)
+        about = About(log, {"job": session.member.identity.job})
+        self._driver = Driver(
+            machine,
+            transport,
+            about,
+            self._resolve,
+            self._landed,
+            self._fail,
+        )
         self._driver.notify = self._notify
         self._loop.call_soon(self._ready.set)
         await self._driver.run()

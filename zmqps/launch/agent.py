@@ -36,7 +36,6 @@ from zmqps.launch.far import (
 )
 from zmqps.launch.guard import Guard
 from zmqps.launch.handout import write_files
-from zmqps.launch.logs import Lines
 from zmqps.launch.nodes import AT_ONCE, GRACE_S
 from zmqps.launch.processes import (
     Process,
@@ -49,6 +48,7 @@ from zmqps.launch.processes import (
     worker_environment,
 )
 from zmqps.launch.reach import own_address, route_towards
+from zmqps.logs.lines import Lines
 from zmqps.nodes.inquiry import inquire
 from zmqps.trace import VARIABLE as TRACE
 

@@ -20,9 +20,9 @@ from zmqps.errors import ClosedError, ConfigurationError, ForkedError, counted
 from zmqps.gpu.pinning import spread, visible_gpus
 from zmqps.keys import find_keys
 from zmqps.launch.config import ClusterConfig
-from zmqps.launch.logs import LEVELS
 from zmqps.launch.nodes import Nodes
 from zmqps.launch.processes import Process, launched_for, node_environment
+from zmqps.logs.lines import LEVELS
 from zmqps.nodes.checkpoints import KEEP, CheckpointConfig
 from zmqps.nodes.coordinator import CoordinatorConfig
 from zmqps.nodes.files import Folder

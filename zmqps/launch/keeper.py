@@ -24,7 +24,6 @@ from zmqps.keys import Keys, load_node_keys
 from zmqps.launch.far import FILES, open_reader
 from zmqps.launch.guard import Guard
 from zmqps.launch.handout import FOR_NODES, write_files
-from zmqps.launch.logs import Lines, read_message
 from zmqps.launch.nodes import GRACE_S
 from zmqps.launch.processes import (
     TAIL_LINES,
@@ -37,6 +36,7 @@ from zmqps.launch.processes import (
     worker_environment,
 )
 from zmqps.launch.restarts import PAUSE_S, Restarts
+from zmqps.logs.lines import Lines, read_message
 from zmqps.nodes.inquiry import inquire
 
 #: In a node's flags: by which address its host is reached.

@@ -18,14 +18,13 @@ import socket
 import subprocess
 import sys
 import sysconfig
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
 from zmqps.errors import NodeFailedError, PSError, UnsafeFileError, from_wire
-from zmqps.launch.logs import read_message
 from zmqps.launch.restarts import RESTART, TOKEN, Restarts
+from zmqps.logs.lines import read_message
 from zmqps.nodes.files import open_own
 from zmqps.trace import VARIABLE as TRACE
 
@@ -372,9 +371,17 @@ def describe_exit(code: int) -> str:
 def tail(log: Path, num_lines: int = TAIL_LINES) -> str:
     """Return the last messages of a log, indented."""
     try:
-        with open(log, "rb", opener=open_own) as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_NBYTES))
-            lines = deque(file.read(TAIL_NBYTES).decode(errors="replace").splitlines(), maxlen=num_lines)
+        said = _end_of(log)
+        if said.count(b"\n") < num_lines:  # it may have gone on in a new file a moment ago
+            with contextlib.suppress(FileNotFoundError):
+                said = _end_of(log.with_name(f"{log.name}.1")) + said
     except (OSError, UnsafeFileError):
         return "  (no log)"
+    lines = said.decode(errors="replace").splitlines()[-num_lines:]
     return "\n".join(f"  {read_message(line)}" for line in lines) or "  (it said nothing)"
+
+
+def _end_of(log: Path) -> bytes:
+    with open(log, "rb", opener=open_own) as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_NBYTES))
+        return file.read(TAIL_NBYTES)

@@ -17,8 +17,8 @@ from zmqps.errors import NodeFailedError, PSError, from_wire, printable
 from zmqps.launch.agent import WORDS
 from zmqps.launch.far import GREETING, MAX_PREAMBLE_LINES, Message, Voice, decode, open_reader, open_voice, unpack
 from zmqps.launch.hosts import Host
-from zmqps.launch.logs import Lines
 from zmqps.launch.processes import describe_exit, gone, node_environment, tail, worker_command
+from zmqps.logs.lines import Lines
 
 #: Lines of ssh's that an error shows.
 LAST_WORDS = 10

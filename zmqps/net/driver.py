@@ -92,7 +92,7 @@ class Driver:
         self,
         machine: Machine,
         transport: Transport,
-        log: logging.Logger,
+        log: logging.Logger | logging.LoggerAdapter[logging.Logger],
         resolve: Callable[[Any, Any], None] | None = None,
         landed: Callable[[Any, tuple[int, ...]], None] | None = None,
         failed: Callable[[InternalError], None] | None = None,
@@ -233,7 +233,7 @@ class Driver:
                 assert self._landed is not None
                 self._landed(operation, parameters)
             case Log(level, text):
-                self.log.log(LEVELS[level], "%s", printable(text))
+                self.log.log(LEVELS[level], "%s", printable(text), extra=action.about())
             case Connect(peer, endpoint):
                 try:
                     self.transport.connect(peer, endpoint)
@@ -304,7 +304,7 @@ class Driver:
             await asyncio.get_running_loop().run_in_executor(self._waiter, pending.wait)
         except PSError as error:
             send = Send(send.peer, Error.of(getattr(send.message, "request", 0), error))
-            self.log.error("%s", error)
+            self.log.error("%s", error, extra={"error": error.number})
         except Exception as error:
             self._defect(error, send)
             return

@@ -126,6 +126,10 @@ class Folder:
         except (PermissionError, IsADirectoryError, FileExistsError) as error:
             self._refuse(error, self.path / name, "a file")
 
+    def rename(self, name: str, to: str) -> None:
+        """Give a file another name, in the place of the file that has it; no link is followed."""
+        os.rename(name, to, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+
     def remove(self, name: str) -> None:
         """Remove a name, if it is there; not what it leads to."""
         with contextlib.suppress(FileNotFoundError):

@@ -25,7 +25,7 @@ from zmqps.core.coordinator.barrier import MAX_BARRIERS
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol import exits
-from zmqps.core.protocol.events import Received, Stop, Undecodable
+from zmqps.core.protocol.events import Log, Received, Stop, Undecodable
 from zmqps.core.protocol.messages import (
     Assign,
     Departed,
@@ -449,6 +449,20 @@ def test_the_status_and_the_log_say_whom_the_start_waits_for(joined: tuple[str, 
         coordinator.init("w0", job())
     assert coordinator.machine.status(0.0)["waiting"] == expected
     assert "\n".join(expected) in logged(coordinator.wait(5.0, *joined))
+
+
+def test_log_lines_say_beside_their_text_which_job_peer_and_error_they_are_about() -> None:
+    coordinator = Coordinator(servers=2)
+    coordinator.join("s0", "w0")
+    coordinator.init("w0", job())
+    said = [action for action in coordinator.wait(5.0, "s0", "w0") if isinstance(action, Log)]
+    assert [(log.text.partition(":")[0], log.job) for log in said] == [
+        ("waiting for 1 of 2 servers", ""), ("job 'default'", "default")
+    ]  # fmt: skip
+    lost = [action for action in coordinator.wait(20.0, "s0") if isinstance(action, Log) and action.error]
+    assert [(log.peer, log.job, log.error) for log in lost] == [("w0", "default", "Z006")]
+    assert lost[0].about() == {"job": "default", "peer": "w0", "error": "Z006"}
+    assert lost[0] == Log("warning", lost[0].text), "compared by what they say"
 
 
 def test_too_many_barriers_are_refused() -> None:

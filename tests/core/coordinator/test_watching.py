@@ -113,7 +113,7 @@ def test_a_job_that_begins_anew_has_no_history_of_the_one_before() -> None:
     watching = Watching()
     watching.history.note("a", "worker 0", "loss", 0.0, 1, 1.0)
     watching.history.note("b", "worker 0", "loss", 0.0, 1, 1.0)
-    watching.note([Log("info", "job 'a' begins", "began", "a")], 1.0)
+    watching.note([Log("info", "job 'a' begins", "began", job="a")], 1.0)
     assert {key.job for key in watching.history.series} == {"b"}
 
 

@@ -260,7 +260,7 @@ class Checkpoints:
         ]
         text = f"job {name!r}: checkpoint of version {making.version}, {nbytes / 1e6:.1f} MB in {seconds:.2f} s: {path}"
         text += f", what has changed since {making.base.path}" if making.base is not None else ""
-        return [Log("info", text, "checkpoint", name), *told, *self._next(now)]
+        return [Log("info", text, "checkpoint", job=name), *told, *self._next(now)]
 
     def _unpublished(self, making: Making, why: str, now: float) -> list[Action]:
         """The store could not publish what was written; where it builds upon another one, that may be why: once more.
@@ -271,7 +271,7 @@ class Checkpoints:
             return self._fail(why, now)
         text = f"job {making.run.name!r}: its checkpoint, which builds upon {making.base.path}, is made anew as a whole"
         self._chains.forget(making.run.name)
-        return [Log("warning", f"{text}: {why}"), *self._again(now)]
+        return [Log("warning", f"{text}: {why}", job=making.run.name), *self._again(now)]
 
     def _fail(self, why: str, now: float) -> list[Action]:
         making = self._making
@@ -280,7 +280,10 @@ class Checkpoints:
         if making.stage == "published":  # whether it is there, nobody knows
             self._chains.forget(making.run.name)
         self._failures[making.run.name] = why
-        actions = [Log("error", str(error), "checkpoint failed", making.run.name), *self._drop(making)]
+        actions = [
+            Log("error", str(error), "checkpoint failed", job=making.run.name, error=error.number),
+            *self._drop(making),
+        ]
         return [*actions, *self._tell(making.wish, error), *self._next(now)]
 
     def _drop(self, making: Making) -> list[Action]:

@@ -112,7 +112,8 @@ class Drains:
         try:
             answer, actions = self.ask(server, message, now)
         except PSError as error:
-            return [Log("warning", str(error)), Send(server.peer, Draining(message.request, STAYS, str(error)))]
+            said = Log("warning", str(error), peer=server.hello.name, error=error.number)
+            return [said, Send(server.peer, Draining(message.request, STAYS, str(error)))]
         return [*actions, Send(server.peer, answer)]
 
     def let_go(self, server: MemberInfo, now: float) -> list[Action]:
@@ -188,7 +189,7 @@ class Drains:
         self._fleet.joined()
         self._end(drain, error)
         told = Send(server.peer, Draining(0, STAYS, why))
-        actions: list[Action] = [Log("warning", str(error)), told]
+        actions: list[Action] = [Log("warning", str(error), peer=server.hello.name, error=error.number), told]
         for run in self._runs.values():
             actions += run.move(now, may_cut=False)
         return actions
@@ -201,7 +202,7 @@ class Drains:
         del self._of[server.incarnation]
         self._changed()
         self._end(drain, text := self._farewell(drain, now))
-        return True, [Log("info", text)]
+        return True, [Log("info", text, peer=server.hello.name)]
 
     def lost(self, server: MemberInfo) -> None:
         """A server was lost that was to go."""

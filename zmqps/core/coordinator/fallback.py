@@ -207,7 +207,7 @@ class Fallback:
         self._retry_due = self._retry_due or now + RETRY_S
         text = f"job {self._name!r}: {self._text(shards)}, of version {target.version}"
         told = self._tellings.announce(self._back, target.path)
-        return [Log("warning", text), *told, *self.fill(servers, now)]
+        return [Log("warning", text, job=self._name), *told, *self.fill(servers, now)]
 
     def _forget(self, shard: int) -> int:
         """No copy of a shard that is there counts any more; return what is known to be lost since it went back last."""
@@ -245,7 +245,7 @@ class Fallback:
             return []
         self._retry_due = self._retry_due or now + RETRY_S
         text = f"job {self._name!r}: the checkpoint {self._target.path} is loaded: {_where(new)}"
-        return [Log("info", text), *self._assign(new)]
+        return [Log("info", text, job=self._name), *self._assign(new)]
 
     def _assign(self, copies: Iterable[Copy]) -> list[Action]:
         assert self._target is not None
@@ -278,7 +278,7 @@ class Fallback:
         else:
             self._unfit.add((copy.server.incarnation, copy.shard))
         text = f"job {self._name!r}: {copy.server.title} cannot load shard {copy.shard}: {self._why}"
-        return [Log("warning", text)]
+        return [Log("warning", text, job=self._name)]
 
     def _drop(self, copy: Copy) -> None:
         """Load a shard elsewhere, or anew."""
@@ -302,7 +302,7 @@ class Fallback:
         if self._whole:
             self._steps.suspend(text)
         older = f"{bad.path} cannot be used ({self._why}): {text}, of version {self._target.version}"
-        return [Log("error", f"job {self._name!r}: {older}")]
+        return [Log("error", f"job {self._name!r}: {older}", job=self._name, error=error.number)]
 
     def ready(self, copy: Copy, loaded: bool, now: float) -> list[Action]:
         """A server has built a shard, or has loaded it."""
@@ -335,7 +335,7 @@ class Fallback:
         where = _where(copy for copy in copies if copy.shard in shards)
         what = f"{counted(lost, 'step')} lost" if self._whole else "its workers say what is lost"
         text = f"job {self._name!r} is back at version {saved.version} of {saved.path}: {where}; {what}"
-        log, answers = Log("warning", text), list[Action]()
+        log, answers = Log("warning", text, job=self._name), list[Action]()
         self._replication.degraded(shards, "it has gone back to a checkpoint", now)
         # first, for what is answered now is of what members go back to
         told = self._tellings.begin(shards, saved.told(), self._begun_at, now, lost=lost, whole=self._whole)

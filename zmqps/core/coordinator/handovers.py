@@ -142,7 +142,7 @@ class Handovers:
             self._changed()
             what = "backup of shard" if copy.backup else "shard"
             text = f"job {self._name!r}: {what} {copy.shard} moves from {copy.server.title} to {server.title}"
-            actions += [Log("info", text), *self._startup.assign([new]), *self._change(copy.shard, now)]
+            actions += [Log("info", text, job=self._name), *self._startup.assign([new]), *self._change(copy.shard, now)]
         return actions
 
     def _make_do(self, copy: Copy, staying: Sequence[MemberInfo], now: float) -> list[Action]:
@@ -255,7 +255,7 @@ class Handovers:
         self._changed()
         self._startup.drop(handover.old)
         text = f"job {self._name!r}: the backup of shard {handover.old.shard} is on {handover.new.server.title} now"
-        return [Log("info", text), *self._change(handover.old.shard, now)]
+        return [Log("info", text, job=self._name), *self._change(handover.old.shard, now)]
 
     def _cut(self, handover: Handover, now: float) -> list[Action]:
         """Ask the primary to give up its place, as soon as it has nobody's gradients."""
@@ -291,8 +291,12 @@ class Handovers:
             late = old if handover.numbers is None else handover.new
             text = f"job {self._name!r}: {late.server.title} does not answer, so shard {old.shard} stays for now"
             if handover.numbers is not None:  # it may have taken over: nobody has been told, and nobody will be
-                return [Log("warning", text), *self._cancel(handover, now)]
-            return [Log("warning", text), *self._put_off(handover, PAUSE_S, now), *self._change(old.shard, now)]
+                return [Log("warning", text, job=self._name), *self._cancel(handover, now)]
+            return [
+                Log("warning", text, job=self._name),
+                *self._put_off(handover, PAUSE_S, now),
+                *self._change(old.shard, now),
+            ]
         if now < handover.again_at:
             return []
         handover.again_at = now + RETRY_S
@@ -328,7 +332,7 @@ class Handovers:
         assert handover.asked_at is not None
         where = f"shard {new.shard} is on {new.server.title} now, and no more on {handover.old.server.title}"
         text = f"job {self._name!r}: {where} (after {now - handover.asked_at:.3f} s)"
-        return handover, [Log("info", text, "moved", self._name)]
+        return handover, [Log("info", text, "moved", job=self._name)]
 
     def taken(self, shard: int) -> list[Action]:
         """A new copy has taken over: steps go on."""

@@ -104,7 +104,7 @@ class Holders:
     def failed(self, member: MemberInfo, message: Error, now: float) -> list[Action]:
         """It could not do what it was told."""
         error = from_wire(message.code, message.text, message.facts)
-        actions: list[Action] = [Log("error", f"{member.title}: {error}")]
+        actions: list[Action] = [Log("error", f"{member.title}: {error}", peer=member.hello.name, error=error.number)]
         runs = self._jobs.runs.values() if message.request == 0 else [self._jobs.of_epoch(message.request, member)]
         for run in runs:
             if run is not None:  # else about the shard of a job that was given up

@@ -119,7 +119,8 @@ class Jobs:
         if trained:
             self.ended.add(run.name, how, run.startup.epoch, now)
             well = run.lost_shard is None and not run.losses
-            actions.append(Log("info" if well else "error", f"job {run.name!r} has ended: {how}", "ended", run.name))
+            text = f"job {run.name!r} has ended: {how}"
+            actions.append(Log("info" if well else "error", text, "ended", job=run.name))
         error = JobEndedError(job=run.name, reason=how)
         told = Error.of(0, error)
         for member in run.members.values():

@@ -59,7 +59,7 @@ def join(host: Host, event: Received, hello: Hello, now: float) -> list[Action]:
         member.origin = event.origin
         as_spare = " as a spare" if len(host.servers) > host.servers.most else ""
         where = f" job {hello.job!r}" if run else as_spare
-        actions.append(Log("info", f"{member.title} joined{where}", "joined", member.job))
+        actions.append(Log("info", f"{member.title} joined{where}", "joined", job=member.job, peer=hello.name))
         if before is not None:
             actions += host.partings.succeed(before, member, now)
         elif run is not None:
@@ -82,7 +82,7 @@ def join(host: Host, event: Received, hello: Hello, now: float) -> list[Action]:
 
 def _welcome_back(host: Host, member: MemberInfo, now: float) -> list[Action]:
     """Go on with a member that was here before this coordinator was away."""
-    actions: list[Action] = [Log("info", f"{member.title} is back", "joined", member.job)]
+    actions: list[Action] = [Log("info", f"{member.title} is back", "joined", job=member.job, peer=member.hello.name)]
     if member.role == "server":
         actions += host.erasures.again(member, now)
         for run in host.runs.values():

@@ -34,6 +34,7 @@ from zmqps.core.coordinator.status import (
     Inquiries,
     by_epoch,
     cluster_status,
+    job_of,
     packed,
     waiting,
 )
@@ -292,7 +293,8 @@ class CoordinatorMachine:
         actions += [*self.erasures.on_deadline(now), *self._telling.on_deadline(now)]
         if now >= self._reminder_due:
             self._reminder_due = now + REMINDER_INTERVAL_S
-            actions += [Log("info", text) for text in self._waiting()] if self.ending is None else []
+            waits = self._waiting() if self.ending is None else []
+            actions += [Log("info", text, job=job_of(text, self.runs)) for text in waits]
             actions += self._news.summaries(now)
         actions += self._move(now)
         return [*actions, *self.cluster_end.on_deadline(now)]
@@ -354,11 +356,8 @@ class CoordinatorMachine:
     def _leave(self, member: MemberInfo, message: Leave, now: float) -> list[Action]:
         farewell = Send(member.peer, Left())
         how = message.reason if message.reason in ("finished", "drained") else "closed"
-        return [
-            farewell,
-            Log("info", f"{member.title} {how}", "left", member.job),
-            *self.partings.depart(member, how, now),
-        ]
+        said = Log("info", f"{member.title} {how}", "left", job=member.job, peer=member.hello.name)
+        return [farewell, said, *self.partings.depart(member, how, now)]
 
     def _server_leaves(self, member: MemberInfo, message: Leave, now: float) -> list[Action]:
         if self.ending is not None:
@@ -392,7 +391,7 @@ class CoordinatorMachine:
         peer = event.peer
         who = member.title if member else self.membership.title_of_gone(peer) or f"peer {alias(peer)}"
         told = Send(peer, Error.of(request, error))
-        return [*self._news.refusal(f"refused a request of {who}: {error}", event, member, now), told]
+        return [*self._news.refusal(who, error, event, member, now), told]
 
     # --- what others may look at ---------------------------------------------------------------
 

@@ -6,6 +6,7 @@ from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.node.throttle import Throttle
 from zmqps.core.protocol.events import Action, Log, Received, Undecodable
 from zmqps.core.protocol.messages import EndJob, Hello
+from zmqps.errors import PSError
 
 #: Lines about members and jobs that an address may cause in some seconds: 64 workers that come and go at once keep
 #: theirs.
@@ -36,10 +37,14 @@ class News:
         """Return what is due in a job, less the lines that are too many."""
         return self._came.spare(actions, now, ("job", job))
 
-    def refusal(self, text: str, event: Received | Undecodable, member: MemberInfo | None, now: float) -> list[Action]:
+    def refusal(
+        self, who: str, error: PSError, event: Received | Undecodable, member: MemberInfo | None, now: float
+    ) -> list[Action]:
         """Return the line about a refused request, unless it is one too many."""
+        peer = member.hello.name if member is not None else ""
+        said = Log("warning", f"refused a request of {who}: {error}", peer=peer, error=error.number)
         origin = member is None, _origin(event, member)  # a stranger takes no lines from the members at its address
-        return self._refused.spare([Log("warning", text)], now, origin, event.peer)
+        return self._refused.spare([said], now, origin, event.peer)
 
     def summaries(self, now: float) -> list[Action]:
         """Return lines that say how many were left out."""

@@ -75,7 +75,8 @@ class Partings:
                 begun = any(run.startup.ready for run in there)
                 advice = "its backups take over" if begun else "what began on it begins again on others"
             error = PeerLostError(role=member.role, name=member.title, silent_s=round(silent, 3), advice=advice)
-        actions.insert(0, Log("warning", str(error), "lost", member.job))
+        said = Log("warning", str(error), "lost", job=member.job, peer=member.hello.name, error=error.number)
+        actions.insert(0, said)
         told = [other for run in runs for other in run.members.values()]
         if member.role == "server" and self._cluster_end.ending is None and (runs or not there):
             stays = "the cluster stays: start another server, and begin again what was trained on this one"
@@ -93,7 +94,8 @@ class Partings:
         """
         text = f"{before.title} had died and was started again (restart {member.hello.life}): {member.title} goes on"
         self._jobs.runs[member.job].succeed(before, member)
-        actions = [Log("warning", text, "lost", member.job), *self.depart(before, "restarted", now)]
+        said = Log("warning", text, "lost", job=member.job, peer=member.hello.name)
+        actions = [said, *self.depart(before, "restarted", now)]
         told = before.eviction(now, "restarted")
         return [*actions, *([Send(before.peer, Error.of(0, told))] if told is not None else [])]
 

@@ -108,9 +108,8 @@ class Places:
         elif self.expected is None:
             self.attendance.count(member)
         elif named and member.role == "worker":
-            actions.append(
-                Log("info", f"{member.title} is a spare: job {self._name!r} has the workers that it expects")
-            )
+            text = f"{member.title} is a spare: job {self._name!r} has the workers that it expects"
+            actions.append(Log("info", text, job=self._name, peer=member.hello.name))
         return actions
 
     def _begin_anew(self) -> list[Action]:
@@ -145,7 +144,7 @@ class Places:
         actions: list[Action] = [Send(member.peer, self.acknowledge(member)) for member in told]
         if before is not None and self.chief is not None:
             text = f"{self.chief.title} is the chief of job {self._name!r} now, in the place of {before.title}"
-            actions.append(Log("info", text))
+            actions.append(Log("info", text, job=self._name, peer=self.chief.hello.name))
         return actions
 
     def acknowledge(self, member: MemberInfo) -> HeartbeatAck:

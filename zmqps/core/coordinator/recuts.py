@@ -246,8 +246,9 @@ class Recuts:
         told = self._tell(self._behind)
         self.longest_s = max(self.longest_s, pause_s)
         text = f"job {self._name!r} lies in {startup.num_shards} shards now, instead of {num_before}"
+        text += f" (after a pause of {pause_s:.3f} s, of which it took {now - self._cut_at:.3f} s)"
         return [
-            Log("info", f"{text} (after a pause of {pause_s:.3f} s, of which it took {now - self._cut_at:.3f} s)"),
+            Log("info", text, job=self._name),
             *told,
             *self._let_go(),
         ]
@@ -264,7 +265,8 @@ class Recuts:
     def _put_off(self, why: str, now: float) -> list[Action]:
         """All stays as it is, for now."""
         self._not_before = now + PAUSE_S
-        return [Log("warning", f"job {self._name!r} is not cut anew yet: {why}"), *self.take_back(now)]
+        text = f"job {self._name!r} is not cut anew yet: {why}"
+        return [Log("warning", text, job=self._name), *self.take_back(now)]
 
     def take_back(self, now: float) -> list[Action]:
         """Cut nothing: copies that were to be the shards are freed, and all others keep their places."""

@@ -124,12 +124,12 @@ class Replication:
         heir.backup, heir.generation = False, old.generation + 1
         told = self.handovers.lose(heir)
         startup.moved()
-        self._steps.move(old.epoch, heir, startup.told)
         self._promoting[old.shard], self._retry_due = heir, now + RETRY_S
+        self._steps.move(old.epoch, heir, startup.told)
         text = f"job {self._name!r}: {heir.server.title} takes over shard {old.shard} of {old.server.title}"
         promote = Send(heir.server.peer, Promote(heir.epoch, heir.generation))
-        told = [promote, *told, *self.moves.announce(startup.epoch, heir, startup.told)]
-        return [Log("warning", text, "promoted", self._name), *told]
+        told += self.moves.announce(startup.epoch, heir, startup.told)
+        return [Log("warning", text, "promoted", job=self._name), promote, *told]
 
     def _succeed(self, handover: Handover, message: Promoted, now: float) -> list[Action]:
         """A copy has taken over from a primary that has given up its place."""
@@ -287,8 +287,8 @@ class Replication:
                 new.append(copies.add(shard, server, backup=True))
             if new:
                 self._changed("copies")
-                names = ", ".join(copy.server.title for copy in new)
-                actions.append(Log("info", f"job {self._name!r}: shard {shard} gets a new backup on {names}"))
+                text = f"shard {shard} gets a new backup on {', '.join(copy.server.title for copy in new)}"
+                actions.append(Log("info", f"job {self._name!r}: {text}", job=self._name))
                 actions += [*self._startup.assign(new), *self._backups_changed(shard, now)]
         return actions
 
@@ -308,15 +308,15 @@ class Replication:
         if copy.shard not in self._degraded or sum(backup.whole for backup in backups) < self.replicas:
             return []
         self._degraded.pop(copy.shard, None)
-        return [Log("info", f"job {self._name!r}: shard {copy.shard} has {counted(len(backups), 'backup')} again")]
+        text = f"shard {copy.shard} has {counted(len(backups), 'backup')} again"
+        return [Log("info", f"job {self._name!r}: {text}", job=self._name)]
 
     def move(self, servers: Sequence[MemberInfo], now: float, *, may_cut: bool) -> list[Action]:
         """Go on with what moves from servers that are to go; called after every event while there are any."""
         if self.recuts.active:
             return []
         actions = self.handovers.plan(servers, self._promoting, now)
-        busy = self._is_busy
-        return [*actions, *self.handovers.look(now, may_cut=may_cut, busy=busy)]
+        return [*actions, *self.handovers.look(now, may_cut=may_cut, busy=self._is_busy)]
 
     def spread(
         self, wanted: Mapping[int, Sequence[MemberInfo]], now: float, silence_s: float = float("inf")

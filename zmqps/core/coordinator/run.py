@@ -233,9 +233,9 @@ class JobRun:
     def _fill(self, now: float) -> list[Action]:
         """Let spares take the places that are free, and do what they have asked for."""
         actions: list[Action] = []
-        filled = self.places.fill(self.occupancy.training)
-        for member in filled:
-            actions.append(Log("info", f"{member.title} is no spare any more: it counts in job {self.name!r}"))
+        for member in (filled := self.places.fill(self.occupancy.training)):
+            text = f"{member.title} is no spare any more: it counts in job {self.name!r}"
+            actions.append(Log("info", text, job=self.name, peer=member.hello.name))
             if member.incarnation in self.occupancy.training:
                 self.steps.begin(member)
         for member in filled:
@@ -416,8 +416,8 @@ class JobRun:
         self._changed()
         told: list[Action] = [worker.fail(n, error) for worker, n, _ in self.steps.waiters(self.num_missing)]
         self.steps.stop()
-        told += self.spares.fail(error, arrivals_only=True)
-        return [Log("error", f"job {self.name!r}: {error}", "failed", self.name), *told, *self.startup.refuse(error)]
+        told += [*self.spares.fail(error, arrivals_only=True), *self.startup.refuse(error)]
+        return [Log("error", f"job {self.name!r}: {error}", "failed", job=self.name, error=error.number), *told]
 
     def fall_behind(self, server: MemberInfo, step: int, now: float) -> list[Action]:
         """A server has a step that this coordinator's journal knows nothing of: nobody can tell whose it is."""

@@ -333,7 +333,9 @@ class Scales:
         self._nonces.clear()
         while len(self._ended) > MAX_ASKED:
             self._ended.popitem(last=False)
-        return [*actions, Log("info" if isinstance(how, str) else "warning", str(how), "scaled")]
+        if isinstance(how, str):
+            return [*actions, Log("info", how, "scaled")]
+        return [*actions, Log("warning", str(how), "scaled", error=how.number)]
 
     def stop(self, now: float) -> list[Action]:
         """The cluster ends: nothing is cut any more."""

@@ -190,7 +190,7 @@ class Startup:
         nbytes = self.placement.keyspace.nbytes
         text = f"job {self.name!r} of {self.owner}: {counted(len(self.job.parameters), 'parameter')}, "
         text += f"{nbytes / 1e6:.3f} MB, {self.job.mode}"
-        return [Log("info", text, "began", self.name), *self.assign(self.copies)]
+        return [Log("info", text, "began", job=self.name), *self.assign(self.copies)]
 
     def begin_again(self) -> bool:
         """Forget where the job was to lie, as a server is lost; False if values are there that are only on servers."""
@@ -387,7 +387,8 @@ class Startup:
             if has_values:
                 self.loader = key
                 self._changed("start")
-                return [Log("info", f"{member.title} uploads the initial values"), self._reply(member, key[1], load=1)]
+                text, who = f"{member.title} uploads the initial values", member.hello.name
+                return [Log("info", text, job=self.name, peer=who), self._reply(member, key[1], load=1)]
         return []
 
     def answer(self) -> list[Action]:

@@ -164,7 +164,7 @@ class Tellings:
         text = (
             f"job {self._name!r}: {what} that had been acknowledged after the checkpoint are gone from {where}{least}"
         )
-        return [Log("warning", text)]
+        return [Log("warning", text, job=self._name)]
 
     def awaits(self, member: MemberInfo) -> bool:
         """Whether a member is yet to go back."""

@@ -9,7 +9,7 @@ What there is one of for every message is not frozen, as `Message` says; nobody 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Protocol
 
 from zmqps.core.protocol.messages import Message
@@ -165,12 +165,22 @@ class Log:
     """Say something; ``level`` is debug, info, warning or error.
 
     ``kind`` names what has happened where those who watch the cluster are to see it: joined, left, lost, began, …
+    ``job``, ``peer`` (the name of a node) and ``error`` (the number of an error) are what it is about, for those who
+    look for it: the text says so as well, and is all that counts where two are compared.
     """
 
     level: str
     text: str
-    kind: str = ""
-    job: str = ""
+    kind: str = field(default="", compare=False)
+    _: KW_ONLY
+    job: str = field(default="", compare=False)
+    peer: str = field(default="", compare=False)
+    error: str = field(default="", compare=False)
+
+    def about(self) -> dict[str, str]:
+        """Return what it is about."""
+        about = {"job": self.job, "peer": self.peer, "error": self.error}
+        return {name: value for name, value in about.items() if value}
 
 
 @dataclass(frozen=True, slots=True)

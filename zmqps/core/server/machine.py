@@ -381,7 +381,8 @@ class ServerMachine:
             except MemoryError as error:  # it is applied: the worker asks for the answer again, by the same number
                 short = as_error(self.member.identity.name, message, error)
                 line = self._throttle.admit(f"cannot answer {client.name} yet: {short}", self._now, client.peer)
-                answer += [Log("warning", line)] if line else []
+                about = Log("warning", line or "", job=tenant.name, peer=client.name, error=short.number)
+                answer += [about] if line else []
         if tenant.parked.awaited:
             answer += self.unpark(tenant, zip([index for index, _, _ in message.parts], result[0], strict=False))
         return answer
@@ -495,4 +496,5 @@ class ServerMachine:
         who = client.name if client else "the coordinator" if peer == COORDINATOR else f"peer {alias(peer)}"
         line = self._throttle.admit(f"refused a request of {who}: {error}", self._now, peer)
         answer = Send(peer, Error.of(request, error))
-        return [Log("warning", line), answer] if line else [answer]
+        said = Log("warning", line or "", peer=client.name if client else "", error=error.number)
+        return [said, answer] if line else [answer]

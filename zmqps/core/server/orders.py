@@ -42,7 +42,7 @@ from zmqps.core.server.relay import FileRelay
 from zmqps.core.server.replication import Replication
 from zmqps.core.server.saves import Saves
 from zmqps.core.server.tenant import Tenant
-from zmqps.errors import EvictedError, IdentityError, LimitError, ProtocolError, PSError, counted
+from zmqps.errors import BY_CODE, EvictedError, IdentityError, LimitError, ProtocolError, PSError, counted
 
 #: Jobs at the same time; the coordinator accepts no more.
 MAX_TENANTS = 256
@@ -115,7 +115,7 @@ class Orders:
         error = member.loss(f"{member.title} has ended with it, and its values are gone; {again}", now)
         told, clients = Error.of(0, error), self._host.clients.by_incarnation.values()
         farewells: list[Action] = [Send(client.peer, told) for client in clients]
-        return [*farewells, Log("error", str(error)), Exit(exits.COORDINATOR_LOST, str(error))]
+        return [*farewells, Log("error", str(error), error=error.number), Exit(exits.COORDINATOR_LOST, str(error))]
 
     def built(self, assign: Assign, built: Built | Exception, now: float) -> list[Action]:
         """A shard is built, or could not be."""
@@ -135,7 +135,7 @@ class Orders:
             actions += self._host.replication.built(tenant)
             text = f"job {assign.name!r}: shard {shard.index} of {shard.placement.num_shards}, "
             text += f"{shard.placement.nbytes(shard.index) / 1e6:.1f} MB in {counted(len(shard.slices), 'slice')}"
-            actions += [Log("info", text), *self.report_ready(tenant, now)]
+            actions += [Log("info", text, job=assign.name), *self.report_ready(tenant, now)]
         return actions + self._builds.next()
 
     def report_ready(self, tenant: Tenant, now: float) -> list[Action]:
@@ -150,7 +150,7 @@ class Orders:
         try:
             check_welcome(member.identity.job_secret, member.handshake.hello, message)
         except IdentityError as error:
-            return [Log("error", str(error)), Exit(exits.FAILED, str(error))]
+            return [Log("error", str(error), error=error.number), Exit(exits.FAILED, str(error))]
         return [action for tenant in self._host.tenants.values() for action in self._report_step(tenant, now)]
 
     def _report_step(self, tenant: Tenant, now: float) -> list[Action]:
@@ -212,7 +212,7 @@ class Orders:
                 clients.forget(incarnation)  # but not its pushes: other copies here, of other shards, know of them
             actions += self._saves.end(message.epoch)
             why = f"shard {tenant.assign.shard} is elsewhere now" if message.moved else "has ended"
-            actions.append(Log("info", f"job {tenant.name!r}: {why}; what was kept of it is freed"))
+            actions.append(Log("info", f"job {tenant.name!r}: {why}; what was kept of it is freed", job=tenant.name))
         discarded.add(message.epoch, moved=bool(message.moved))
         return [*actions, Send(COORDINATOR, Discarded(message.epoch))]
 
@@ -251,7 +251,9 @@ class Orders:
 
     def _end(self, message: Error, now: float) -> list[Action]:
         evicted = message.code == EvictedError.code
-        return [Log("error", message.text), Exit(exits.EVICTED if evicted else exits.FAILED, message.text)]
+        number = BY_CODE[message.code].number if message.code in BY_CODE else ""
+        code = exits.EVICTED if evicted else exits.FAILED
+        return [Log("error", message.text, error=number), Exit(code, message.text)]
 
 
 #: What is done at each message.

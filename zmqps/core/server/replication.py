@@ -174,7 +174,7 @@ class Replication:
         return [
             *actions,
             *self._close_idle(),
-            Log("info", f"job {tenant.name!r}: backups of shard {tenant.assign.shard}: {text}"),
+            Log("info", f"job {tenant.name!r}: backups of shard {tenant.assign.shard}: {text}", job=tenant.name),
         ]
 
     def _open(self, tenant: Tenant, stream: Stream, row: dict[str, Any], now: float) -> list[Action]:
@@ -212,7 +212,8 @@ class Replication:
             if message.backups:  # before anything is done that they do not have
                 actions += self._retarget(tenant, message.backups, now)
             text = f"job {tenant.name!r}: this server is the primary of shard {shard.index} now, with all up to record "
-            actions.append(Log("warning", f"{text}{number} of the one before (generation {message.generation})"))
+            text += f"{number} of the one before (generation {message.generation})"
+            actions.append(Log("warning", text, job=tenant.name))
         tenant.generation = message.generation
         versions = tuple([state.version for state in shard.slices])
         promoted = Promoted(message.epoch, message.generation, shard.version, versions)
@@ -325,7 +326,7 @@ class Replication:
         early = follower.handshake.welcome is None and isinstance(error, JobError | StaleEpochError)
         if not news or early or isinstance(error, ServerMemoryError):
             return []
-        return [Log("warning", f"{follower.title} cannot follow as a backup yet: {error}")]
+        return [Log("warning", f"{follower.title} cannot follow as a backup yet: {error}", error=error.number)]
 
     def _tenant_behind(self, epoch: int) -> Tenant | None:
         return self._host.tenants.get(self._primaries.get(epoch, -1))
@@ -342,7 +343,8 @@ class Replication:
         actions = self._turn_away(tenant, waiting, error)
         actions += self.discarded(tenant)
         text = f"job {tenant.name!r}: another server is the primary of shard {shard.index} now"
-        return [*actions, Log("warning", f"{text} (generation {generation}); this one answers for it no more")]
+        text += f" (generation {generation}); this one answers for it no more"
+        return [*actions, Log("warning", text, job=tenant.name)]
 
     def _released(self, tenant: Tenant, stream: Stream) -> list[Action]:
         """Give the answers that waited for the backups."""

@@ -200,7 +200,8 @@ class SessionMachine:
         if isinstance(event, Stop):
             return self._stop(event.reason)
         if isinstance(event, Undecodable):
-            return [Log("warning", f"dropped what {self.links.title_of(event.peer)} sent: {event.error}")]
+            text = f"dropped what {self.links.title_of(event.peer)} sent: {event.error}"
+            return [Log("warning", text, error=event.error.number)]
         if isinstance(event, Unreachable):
             return self._unreachable(event.peer, event.error)
         if isinstance(event, Connected):
@@ -435,7 +436,7 @@ class SessionMachine:
         return self.resolve(self._finishing, None) + self._fail_all(ClosedError("the worker has finished"))
 
     def _unreachable(self, peer: Peer, error: PSError) -> list[Action]:
-        told = [] if self._fatal else [Log("error", str(error))]
+        told = [] if self._fatal else [Log("error", str(error), error=error.number)]
         if peer == COORDINATOR:
             self.member.abandon()
         elif not isinstance(error, KeyRefusedError):
@@ -448,7 +449,8 @@ class SessionMachine:
 
     def _lose_coordinator(self, now: float) -> list[Action]:
         error = self._orphaned.error(now)
-        actions: list[Action] = [Log("error", str(error)), *self.transfers.unpause(now)]  # nobody is left to say so
+        said = Log("error", str(error), error=error.number)
+        actions: list[Action] = [said, *self.transfers.unpause(now)]  # nobody is left to say so
         for operation in self._orphaned.begin(self.operations, now):
             actions += self.resolve(operation, error)
         return actions

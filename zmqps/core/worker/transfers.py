@@ -408,7 +408,7 @@ class Transfers:
             return []
         advice = "the values of its shard are gone; begin the job again once a server has joined in its place"
         error = PeerLostError(role="server", name=links[0].title, silent_s=round(lost.silent_s, 3), advice=advice)
-        return [Log("error", str(error)), *self._fail_links(links, error)]
+        return [Log("error", str(error), error=error.number), *self._fail_links(links, error)]
 
     def unreachable(self, peer: Peer, error: PSError) -> list[Action]:
         """A server cannot be talked to."""
@@ -458,7 +458,7 @@ class Transfers:
         """Somebody else answers where a server is to be: nothing that this one was to do can be done."""
         fresh = [link for link in links if link.handshake.welcome is None] or links  # it has answered one of these
         wrong = WrongPeerError(server=links[0].title, why=why)
-        return [Log("error", str(wrong)), *self._fail_links(fresh, wrong)]
+        return [Log("error", str(wrong), error=wrong.number), *self._fail_links(fresh, wrong)]
 
     def _refused(self, peer: Peer, links: Sequence[Link], message: Error, now: float) -> list[Action]:
         """Take an error of a server."""
@@ -482,7 +482,7 @@ class Transfers:
         is_news = not link.is_short
         if isinstance(error, ServerMemoryError) and link.put_off(message.request, now):
             text = f"{link.title} lacks the memory for {error.what} ({error.why}); asking again for {SHORT_S:g} s"
-            return [Log("warning", text)] if is_news else []
+            return [Log("warning", text, error=error.number)] if is_news else []
         request = link.answered(message.request, now)
         actions = link.pump(now)
         if request is not None and request.seq:

@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 import pytest
 
 from zmqps.cli.output import MAX_BACKLOG, LogFile, Painter, Terminal
-from zmqps.launch.logs import NodeFormatter, read_line, read_message, set_up_logging, without_date, write_line
+from zmqps.logs.handler import NodeFormatter, set_up_logging
+from zmqps.logs.lines import read_line, read_message, without_date, write_line
 from zmqps.nodes.files import Folder
 
 AT = datetime(2025, 11, 21, 1, 4, 5, 123456, UTC)
@@ -162,3 +163,15 @@ def test_what_a_process_prints_keeps_its_colours_and_moves_nothing(tmp_path) -> 
     assert [read_message(line) for line in lines[:-1]] == [
         "\x1b[1;31mloss\x1b[0m\t0.5", r"\x1b[2J\x1b]0;title\x07\x08\x9b2J", r"a\u202eb\u2028c"
     ]  # fmt: skip
+
+
+def test_a_terminal_sees_levels_in_colour_and_only_what_the_message_does_not_say(monkeypatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    screen = Screen()
+    line = write_line(
+        "coordinator", "warning", "lost worker-2", AT, as_json=False, fields={"peer": "worker-2", "error": "Z006"}
+    )
+    Painter(screen).print(line)
+    (shown,) = screen.getvalue().splitlines()
+    assert "\x1b[33mwarning\x1b[0m: lost worker-2\x1b[2m [error=Z006]\x1b[0m" in shown

@@ -1,0 +1,199 @@
+"""How a process logs: the handler of nodes, and that of workers under one of our supervisors.
+
+zmqps leaves the root logger of a user's process alone, and its own loggers as well: who trains says how to log. Only
+where a supervisor has started the worker, and nobody has said how to log, its warnings become lines that the supervisor
+reads back with their level, instead of the bare texts that Python writes then.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, MutableMapping
+from datetime import datetime
+from typing import Any, TextIO
+
+from zmqps.errors import Fact, PSError, printable
+from zmqps.logs.lines import RESERVED, without_date, write_line
+from zmqps.logs.repeats import Repeats, fact_of
+
+#: What a supervisor calls the worker that it starts.
+VARIABLE = "ZMQPS_LOG_NODE"
+#: What a record may have through ``extra``, beside a mapping ``facts`` of more.
+ABOUT = ("job", "peer", "error")
+
+
+def fields_of(record: logging.LogRecord) -> dict[str, Fact]:
+    """Return what a record is about."""
+    fields: dict[str, Fact] = {name: value for name in ABOUT if (value := getattr(record, name, None))}
+    if record.exc_info and isinstance(error := record.exc_info[1], PSError):
+        fields.setdefault("error", error.number)
+    facts = getattr(record, "facts", None)
+    if isinstance(facts, Mapping):
+        fields |= {name: value for name, value in facts.items() if name not in RESERVED}
+    return fields
+
+
+class NodeFormatter(logging.Formatter):
+    """Formats the records of one node.
+
+    Parameters
+    ----------
+    node
+        Its name.
+    as_json
+        One JSON object a line.
+    with_date
+        Whether text lines hold the date as well.
+    """
+
+    def __init__(self, node: str, *, as_json: bool = False, with_date: bool = True) -> None:
+        super().__init__()
+        self._node = node
+        self._as_json = as_json
+        self._with_date = with_date
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line (or lines: an exception's traceback) of a record."""
+        message = printable(record.getMessage())  # some of it may be of a peer, which begins no line here
+        if record.exc_info:
+            traceback = self.formatException(record.exc_info)
+            message = "\n".join([message, *map(printable, traceback.split("\n"))])
+        at = datetime.fromtimestamp(record.created).astimezone()
+        level = record.levelname.lower()
+        text = write_line(self._node, level, message, at, as_json=self._as_json, fields=fields_of(record))
+        if self._with_date or self._as_json:
+            return text
+        return "\n".join(map(without_date, text.split("\n")))
+
+
+class NodeHandler(logging.StreamHandler[TextIO]):
+    """Writes the records of one node; what repeats is held back and counted.
+
+    When a window is over in which something was held back, one line says how often. A timer sees to that where nothing
+    else is logged: there is one at a time, and none while nothing is held back.
+
+    Parameters
+    ----------
+    stream
+        Where to.
+    formatter
+        How.
+    clock
+        Seconds.
+    timer
+        Calls a function after so many seconds, on a thread of its own.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO,
+        formatter: NodeFormatter,
+        clock: Callable[[], float] = time.monotonic,
+        timer: Callable[[float, Callable[[], None]], threading.Timer] = threading.Timer,
+    ) -> None:
+        super().__init__(stream)
+        self.setFormatter(formatter)
+        self._clock = clock
+        self._new_timer = timer
+        self._timer: threading.Timer | None = None
+        self._repeats: Repeats[_Bare] = Repeats()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record, or count it."""
+        now = self._clock()
+        self._say_what_repeated(now)
+        said = _bare(record)
+        about = (getattr(record, name, None) for name in ABOUT)
+        if self._repeats.admit((record.name, record.levelno, *about, fact_of(said.msg)), said, now):
+            super().emit(record)
+        elif self._timer is None:
+            self._arm()
+
+    def close(self) -> None:
+        """Say what was held back, and end."""
+        with self._own_lock():
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+            self._say_what_repeated(None)
+        super().close()
+
+    def _arm(self) -> None:
+        self._timer = self._new_timer(self._repeats.window, self._window_is_over)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _own_lock(self) -> Any:
+        assert self.lock is not None
+        return self.lock
+
+    def _window_is_over(self) -> None:
+        with self._own_lock():
+            self._timer = None
+            self._say_what_repeated(self._clock())
+            if self._repeats.holds:  # in a window that began later
+                self._arm()
+
+    def _say_what_repeated(self, now: float | None) -> None:
+        for last, count in self._repeats.over(now):
+            last.facts = {**last.facts, "repeats": count}
+            last.msg = f"… {count} more in {self._repeats.window:.0f} s: {last.msg}"
+            super().emit(last)
+
+
+class _Bare(logging.LogRecord):
+    """What is kept of a record that may be held back: no arguments and no traceback, which hold much more."""
+
+    msg: str
+    facts: dict[str, Fact]
+
+
+def _bare(record: logging.LogRecord) -> _Bare:
+    try:
+        message = record.getMessage()
+    except Exception:  # the formatter meets it as well, and logging says so in its own way
+        message = str(record.msg)
+    bare = _Bare(record.name, record.levelno, record.pathname, record.lineno, message, None, None)
+    bare.facts = fields_of(record)
+    return bare
+
+
+def set_up_logging(node: str, *, level: str = "info", as_json: bool = False, stream: TextIO | None = None) -> None:
+    """Send the log of this process, which is a node, to a stream, by default standard error."""
+    stream = stream or sys.stderr
+    formatter = NodeFormatter(node, as_json=as_json, with_date=not stream.isatty())
+    logging.basicConfig(level=level.upper(), handlers=[NodeHandler(stream, formatter)], force=True)
+    logging.getLogger("numba").setLevel(max(logging.INFO, logging.getLogger().level))  # it would write how it compiles
+    logging.raiseExceptions = False  # whoever read the log may be gone before the node is
+
+
+class _Supervised(NodeHandler):
+    """Writes what zmqps says in a worker to standard error, as long as the script does not say how to log."""
+
+    def __init__(self, node: str) -> None:
+        super().__init__(sys.stderr, NodeFormatter(node))
+
+        self.addFilter(self._is_for_us)
+
+    def _is_for_us(self, record: logging.LogRecord) -> bool:
+        """Leave a record to the script's own handlers, if it has any."""
+        ours = logging.getLogger("zmqps").handlers
+        return not logging.getLogger().handlers and all(handler is self for handler in ours)
+
+
+def under_a_supervisor(environ: Mapping[str, str]) -> None:
+    """Let a worker's warnings reach the supervisor that has started it with their level; nothing without one."""
+    node, ours = environ.get(VARIABLE), logging.getLogger("zmqps")
+    if node and not any(isinstance(handler, _Supervised) for handler in ours.handlers):
+        ours.addHandler(_Supervised(node))
+
+
+class About(logging.LoggerAdapter[logging.Logger]):
+    """A logger whose records are about something, such as a job; what a record itself says of it counts."""
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        """Return the message, and what it is about."""
+        return msg, {**kwargs, "extra": {**(self.extra or {}), **(kwargs.get("extra") or {})}}
