@@ -18,6 +18,7 @@ from bench.cases import (
     growing,
     lan,
     latency,
+    log,
     lookups,
     members,
     memory,
@@ -47,7 +48,7 @@ def main() -> None:
 
 cases = (
     *(push, pull, push_pull, sync_step, latency, fairness, apply, codecs, core, walk, memory, members, crowd),
-    *(checkpoint, saving, changes, copies, refill, sparse, lookups, growing, lan, combine),
+    *(checkpoint, saving, changes, copies, refill, sparse, lookups, growing, lan, combine, log),
 )
 for command in (
     *(module.command for module in (*cases, suite, compare, peers, gate, scale)),

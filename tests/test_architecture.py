@@ -46,7 +46,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "core/job": "errors checks codecs rows core/protocol core/treatments",
         "core/node": "errors core/protocol",
         "core/server": "errors codecs rows core/protocol core/treatments core/job core/node",
-        "core/worker": "errors codecs rows core/protocol core/treatments core/job core/node",
+        "core/worker": "errors checks codecs rows core/protocol core/treatments core/job core/node",
         "core/coordinator/consistency": "errors core/job",
         "core/coordinator": "errors core/protocol core/job core/node core/coordinator/consistency",
         "core/host": "errors core/protocol",

@@ -139,6 +139,10 @@ class AsyncWorker(_Awaitable[Worker]):
     _finish = _awaiting(Worker.finish, Worker.finish_async)
     _drain = _awaiting(Worker.drain, Worker.drain_async)
 
+    def log(self, values: Mapping[str, Any], *, step: int | None = None) -> None:
+        """Note numbers of this script, as `zmqps.Worker.log` does; there is nothing to await."""
+        self._worker.log(values, step=step)
+
     async def gradient_buffers(self, *, timeout: float | None = None) -> dict[str, Any]:
         """Return arrays that servers on this host read in place, as `zmqps.Worker.gradient_buffers` does."""
         return await self._ask(partial(self._worker.gradient_buffers, timeout=timeout))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from functools import cache
@@ -24,7 +25,7 @@ from zmqps.core.protocol.exits import DRAINED as DRAINED
 from zmqps.core.protocol.terms import MOST_RATES, UNCHANGED
 from zmqps.core.treatments import Treatment
 from zmqps.core.worker.operations import Checkpoint, Init, SaveJob, SetRates
-from zmqps.errors import ConfigurationError
+from zmqps.errors import ClosedError, ConfigurationError
 from zmqps.optim import OptimizerSpec, rates_of, sgd
 
 TRANSPORT_VARIABLE = "ZMQPS_TRANSPORT"
@@ -248,6 +249,35 @@ class Worker(Pusher):
                 self._caches.forget()
         if self._trained is not None:
             self._job(left)
+
+    def log(self, values: Mapping[str, Any], *, step: int | None = None) -> None:
+        """Let the cluster know numbers of this script, say ``worker.log({"loss": loss, "accuracy": accuracy})``.
+
+        The coordinator keeps a history of them, and writes them where ``--values`` says (``docs/watching.md``). This
+        only notes them and returns, whatever the cluster does: the background thread sends them within a second, each
+        once. Where more is logged than it can send, or the coordinator is away for long, the oldest are dropped and
+        counted (``log_dropped`` of `statistics`). `finish` waits until they are there, two seconds at most.
+
+        Parameters
+        ----------
+        values : mapping of str to number
+            Up to 64, by names of up to 64 printable characters. A number of Python, numpy or PyTorch, or an array
+            without dimensions; of one on a GPU this waits until it is computed. NaN and infinities are shown as such.
+        step : int, optional
+            Which step of the script they belong to, from 0.
+
+        Raises
+        ------
+        ConfigurationError
+            A value is not a number, a name or the step is not one; nothing of the call is noted then.
+        ClosedError
+            The worker is closed.
+        """
+        if self._closed:
+            raise ClosedError("the worker is closed")
+        if self._thread.forked:
+            self.refuse_in_fork()
+        self._notebook.add(time.monotonic(), values, step)
 
     # --- checkpoints --------------------------------------------------------------------------
 

@@ -61,6 +61,16 @@ BY_ANNOTATION: dict[str, st.SearchStrategy[Any]] = {
     "Texts": st.lists(st.text(max_size=20), max_size=4).map(tuple),
     "Versions": st.lists(unsigned(64), max_size=5).map(tuple),
     "Parts": st.lists(st.tuples(unsigned(32), unsigned(64), ranges()), max_size=4).map(tuple),
+    "Entries": st.lists(
+        st.tuples(
+            st.floats(0, 1e9),
+            st.none() | unsigned(63),
+            st.dictionaries(
+                st.text("abc/_ é", min_size=1, max_size=8), st.floats(allow_nan=False), min_size=1, max_size=3
+            ),
+        ),
+        max_size=4,
+    ).map(tuple),
     "Terms": st.one_of(
         st.just(()),
         st.builds(

@@ -35,6 +35,7 @@ from zmqps.core.protocol.encoding import CODING, Coding
 from zmqps.core.protocol.events import Peer
 from zmqps.core.protocol.exits import DRAINED
 from zmqps.core.protocol.hello import MAX_JOB_NAME_CHARS
+from zmqps.core.worker.notebook import Notebook
 from zmqps.core.worker.operations import AskStatus, Enter, Exchange, Finish, Join, Operation, Take
 from zmqps.core.worker.session import SessionMachine
 from zmqps.core.worker.statistics import Statistics
@@ -109,6 +110,7 @@ class Connection:
         if name is not None:
             self._close_namesakes(timeout)
         self._arenas = Arenas()  # memory that servers on this host may read
+        self._notebook = Notebook()  # what the script logs, in all lives
         self._speeds = Speeds()  # of codecs here, for jobs whose workers choose
         self._closed = False
         self._listeners: list[Callable[[Any], object]] = []  # who hears of rollbacks, in all lives
@@ -149,7 +151,7 @@ class Connection:
         def in_memory(peer: Peer) -> bool:
             return any(lane.is_shared(peer) for lane in lanes)
 
-        machine = SessionMachine(identity, self.address, check, watched_coding(coding), in_memory)
+        machine = SessionMachine(identity, self.address, check, watched_coding(coding), in_memory, self._notebook)
         transport, arenas = self._transport, self._arenas  # nothing of the thread refers to this worker
         keys, role, io_threads = self._keys, self._role, self._io_threads
 

@@ -174,7 +174,7 @@ class Engine:
         """An operation of ``node`` is done."""
 
     def notified(self, node: Node, event: Any) -> None:
-        """A worker is told something that it has not asked for."""
+        """A node tells its process something that nobody has asked for."""
 
     # --- nodes ---------------------------------------------------------------------------------
 

@@ -14,6 +14,7 @@ from zmqps.testing.crowd import CrowdedTraining, OutrankedTraining
 from zmqps.testing.hosts import HostGroups
 from zmqps.testing.lines import LINE_BANDWIDTH, LineTraining
 from zmqps.testing.network import Faults
+from zmqps.testing.notes import note_scenarios
 from zmqps.testing.restores import Restored
 from zmqps.testing.row_scenarios import row_scenarios
 from zmqps.testing.setting import SettingTraining
@@ -340,12 +341,10 @@ def _scenarios() -> Mapping[str, Scenario]:
         calm = Faults(delay=0.004)
         found[f"{mode}-returned"] = Scenario(faults=calm, training=training, journaled=True, calm_s=LATE_CALM_S)
     for mode in ("async", "ssp", "sync", "sync-data"):
-        found[f"{mode}-returned-everything"] = Scenario(
-            faults=EVERYTHING, training=kept[mode], journaled=True, calm_s=LATE_CALM_S
-        )
-        found[f"{mode}-returned-restarts"] = Scenario(
-            faults=RESTARTS, training=kept[mode], journaled=True, calm_s=LATE_CALM_S
-        )
+        for kind, faults in (("everything", EVERYTHING), ("restarts", RESTARTS)):
+            found[f"{mode}-returned-{kind}"] = Scenario(
+                faults=faults, training=kept[mode], journaled=True, calm_s=LATE_CALM_S
+            )
     found["jobs-returned"] = Scenario(faults=LOSS, training=_several, workers=6, journaled=True, calm_s=LATE_CALM_S)
     for mode in ("async", "sync"):
         found[f"{mode}-returned-claimed"] = Scenario(
@@ -493,7 +492,7 @@ def _scenarios() -> Mapping[str, Scenario]:
     for mode in ("async", "sync"):
         for kind, faults in {"crashes": CRASHES, "stops": STOPS, "everything": EVERYTHING}.items():
             found[f"{mode}-combined-{kind}"] = Scenario(faults=faults, training=_asynchronous, workers=4, combined=mode)
-    return {**found, **row_scenarios(found)}
+    return {**found, **row_scenarios(found), **note_scenarios(found)}
 
 
 #: By name: ``mode-what``. A seed and a name say everything about a run.

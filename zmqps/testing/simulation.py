@@ -451,9 +451,10 @@ class Simulation(SimulatedCluster):
             self.training.check_freed(self, receiver)
 
     def notified(self, node: Node, event: object) -> None:
-        """A worker is told that its job has gone back to a checkpoint."""
+        """A node tells what nobody has asked for: a worker that its job has gone back, a coordinator what is logged."""
         if self._fallbacks is not None and isinstance(event, Rollback):
             self._fallbacks.notified(node, event)
+        self.training.notified(self, node, event)
 
     def run_s(self) -> float:
         """Return how long building a shard takes."""

@@ -119,6 +119,9 @@ class Training:
     def check_end(self, simulation: SimulatedCluster) -> None:
         """Assert what must hold when all is over."""
 
+    def notified(self, simulation: SimulatedCluster, node: Node, event: object) -> None:
+        """A node tells its process something that nobody has asked for."""
+
     def saving(self, simulation: SimulatedCluster, path: str, life: Life) -> None:
         """A life of the job begins to be saved."""
 

@@ -14,7 +14,7 @@ from zmqps.core.protocol.messages import Arrive, Drain, Leave, Take
 KEPT = {
     "CoordinatorMachine": "lives",
     "Membership": "members _barred",
-    "MemberInfo": "hello rank origin holder answered named must_leave leaving",
+    "MemberInfo": "hello rank origin holder answered named must_leave leaving noted",
     "Roster": "_by_rank _claims",
     "Fleet": "_by_rank _claims wanted most",
     "Claims": "_last",
@@ -54,19 +54,20 @@ KEPT = {
 NOT_KEPT = {
     "CoordinatorMachine": (
         "identity options changes is_back _kept membership servers counts started_at erasures cluster_end jobs runs "
-        "checkpoints ended files drains scales holders partings _reminder_due _lose_due _inquiries _news _telling "
+        "checkpoints ended files drains scales holders notes partings _reminder_due _lose_due _inquiries _news _telling "
         "watching"
     ),
     "Membership": "timeout _changed _nobody_before gone _by_silence _peers _barred_peers",
     "MemberInfo": (
         "peer roster seen_at unreached counters counters_nbytes num_pushes counters_of told again_at note_answer "
-        "doing awaited_s sample"
+        "doing awaited_s sample notes_due"
     ),
     "Roster": "_free _next _names num_finished",
     "Fleet": "_free _next _names num_finished",
     "Claims": "_living _ranks",
     "Erasures": "_changed _not_before",
     "ClusterEnd": "_changed idle_since _idle_timeout _members _anybody _due",
+    "Notes": "history num_taken num_lost _changed",
     "Jobs": ("ended _changes _options _membership _servers _erasures _cluster_end _root _resumptions on_end"),
     "EndedJobs": "_changed _answers",
     "JobRun": (
@@ -136,7 +137,7 @@ def parts() -> Iterator[Any]:
     yield from (machine, machine.membership, machine.servers, machine.servers._claims, machine.erasures, run.workers)
     yield from (machine.drains, *machine.drains._of.values(), machine.scales, run.replication.recuts)
     yield from machine.membership.members.values()
-    yield from (machine.cluster_end, machine.jobs, machine.ended, machine.checkpoints)
+    yield from (machine.cluster_end, machine.jobs, machine.ended, machine.checkpoints, machine.notes)
     yield from (run, run.places, run.attendance, run.losses, run.occupancy, run.startup, run.replication, run.steps)
     yield from (run.startup.copies, *run.startup.copies, run.replication.moves, *run.replication.moves._moves.values())
     yield from (run.replication.handovers, *run.replication.handovers._of.values())

@@ -22,6 +22,7 @@ from zmqps.core.coordinator.journal import Changes, Plain
 from zmqps.core.coordinator.making import Cadence
 from zmqps.core.coordinator.membership import SILENT_BEATS, MemberInfo, Membership
 from zmqps.core.coordinator.news import News
+from zmqps.core.coordinator.notes import Notes
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.partings import Partings
 from zmqps.core.coordinator.reach import unreached
@@ -74,6 +75,7 @@ from zmqps.core.protocol.messages import (
     Leave,
     Left,
     Message,
+    Note,
     RatesSet,
     Resumed,
     Retargeted,
@@ -150,6 +152,7 @@ class CoordinatorMachine:
         cadence = Cadence(options.checkpoint_seconds, options.checkpoint_steps, options.checkpoint_full_every)
         self.checkpoints = Checkpoints(self.runs, self.membership.members, store, cadence, options.heartbeat_timeout)
         self.ended: EndedJobs = self.jobs.ended
+        self.notes = Notes(lambda who: self.changes.add("noted", who.hex()))
         self.files = Files(self.membership.members, store.serve if store is not None and store.serves else None)
         self.jobs.on_end = self.checkpoints.ended
         self.drains = Drains(self.servers, self.runs, self.erasures, self.checkpoints, self.changes.of("drains"))
@@ -465,6 +468,7 @@ HANDLERS: dict[tuple[str, type[Message]], Callable[[CoordinatorMachine, MemberIn
     },
     **{(role, Retargeted): _of_run(JobRun.followed) for role in ("worker", "observer")},
     **{(role, WentBack): _of_run(JobRun.went_back) for role in ("worker", "observer")},
+    **{(r, Note): lambda machine, who, said, now: machine.notes.take(who, said, now) for r in ("worker", "observer")},
     ("worker", Arrive): _of_run(JobRun.arrive),
     ("worker", SetRates): CoordinatorMachine._set_rates,
     ("worker", Take): _of_run(JobRun.take),

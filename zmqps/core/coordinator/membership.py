@@ -62,6 +62,8 @@ class MemberInfo:
     again_at: float = 0.0  # when it may ask again for what it waits for, or soon before
     leaving: bool = False  # a server that is to go, and gets nothing new
     must_leave: bool = False  # it goes even where shards have fewer backups then
+    noted: int = 0  # how many calls of its script's log are here, or known to be lost
+    notes_due: float = 0.0  # when its next message of them were to come, if all came at the longest intervals
     note_answer: Changed = nothing  # called when an answer is remembered that is kept
 
     def answer(self, request: int, message: Message) -> Send:
@@ -368,6 +370,7 @@ class Membership:
         member.answered.clear()  # a job's description is large, and nobody asks any more
         self._changed("member", member.incarnation)
         self._changed("answers", member.incarnation)
+        self._changed("noted", member.incarnation)
         self.gone.append(Departure(member, how, now))
         self._forget_counters()
         if barred is not None:

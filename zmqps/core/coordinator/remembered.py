@@ -6,6 +6,7 @@ key                 what is kept
 ``cluster``         the next epoch, and how the cluster is ending
 ``member/WHO``      what a member has said in its `Hello`; a server's rank
 ``answers/WHO``     the answers that it may ask for again
+``noted/WHO``       how much of what its script logs is here
 ``barred/WHO``      why an incarnation may not come back
 ``job/NAME``        who is there for a job, with ranks; who counts, was lost, has begun
 ``spec/NAME``       what is trained, and where it lies
@@ -80,7 +81,7 @@ def dump_all(machine: Host) -> dict[tuple[str, str], Plain]:
     """Return all that there is to keep; tests compare it with what was written."""
     members = [who.hex() for who in machine.membership.members]
     keys = [("cluster", ""), ("drains", ""), ("scale", "")]
-    keys += [(what, who) for who in members for what in ("member", "answers", "erase")]
+    keys += [(what, who) for who in members for what in ("member", "answers", "noted", "erase")]
     keys += [("barred", who.hex()) for who in machine.membership.barred]
     for name, run in machine.jobs.runs.items():
         keys += [(what, name) for what in OF_A_JOB]
@@ -103,6 +104,8 @@ def restore(machine: Host, kept: Mapping[str, Plain], now: float) -> None:
         membership.restore(data, machine.servers, now)
     for who, data in records["answers"].items():
         membership.members[bytes.fromhex(who)].restore_answers(data)
+    for who, noted in records["noted"].items():
+        membership.members[bytes.fromhex(who)].noted = noted
     machine.ended.restore(records["ended"], now)
     if (scale := records["scale"].get("")) is not None:
         machine.scales.restore(scale, now)
@@ -186,6 +189,11 @@ def _of_run(take: Callable[[Any], Plain]) -> Callable[[Host, str], Plain]:
     return lambda machine, name: take(machine.jobs.runs[name]) if name in machine.jobs.runs else None
 
 
+def _noted(machine: Host, who: str) -> Plain:
+    member = machine.membership.members.get(bytes.fromhex(who))
+    return member.noted or None if member is not None else None
+
+
 def _data(machine: Host, whose: str) -> Plain:
     job, name = split_set(whose)
     return machine.jobs.runs[job].data.dump(name) if job in machine.jobs.runs else None
@@ -197,6 +205,7 @@ _DUMPS: dict[str, Callable[[Host, str], Plain]] = {
     "scale": lambda machine, _: machine.scales.dump(),
     "member": lambda machine, who: machine.membership.dump(bytes.fromhex(who)),
     "answers": lambda machine, who: machine.membership.dump_answers(bytes.fromhex(who)),
+    "noted": _noted,
     "barred": lambda machine, who: machine.membership.dump_barred(bytes.fromhex(who)),
     "job": _of_run(_dump_job),
     "spec": _of_run(lambda run: run.startup.dump_spec()),

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 if TYPE_CHECKING:
-    from zmqps.core.protocol.fields import Contributor, Part
+    from zmqps.core.protocol.fields import Contributor, Entry, Part
 
     U8: TypeAlias = int
     U32: TypeAlias = int
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     Versions: TypeAlias = Sequence[int]
     Parts: TypeAlias = Sequence[Part]
     Contributors: TypeAlias = Sequence[Contributor]
+    Entries: TypeAlias = Sequence[Entry]
     Terms: TypeAlias = Sequence[float]  # of an update: `zmqps.core.protocol.terms`
     Buffer: TypeAlias = Any  # bytes, memoryview, ndarray: C-contiguous, with the buffer protocol
     Payload: TypeAlias = Sequence[Buffer]

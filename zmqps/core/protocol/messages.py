@@ -28,6 +28,7 @@ from zmqps.core.protocol.membership import (
 )
 from zmqps.core.protocol.message import Message
 from zmqps.core.protocol.moving import Moved, Retargeted
+from zmqps.core.protocol.notes import Note, Noted
 from zmqps.core.protocol.replication import Promote, Promoted, Replicas, Replicate, Replicated, Replicating
 from zmqps.core.protocol.resizing import Cut, Drain, Draining, Followed, Recut, Scale, Yield, Yielded
 from zmqps.core.protocol.returning import Back, Farewell, Resumed
@@ -106,6 +107,8 @@ __all__ = [
     "Measured",
     "Message",
     "Moved",
+    "Note",
+    "Noted",
     "Proceed",
     "Promote",
     "Promoted",

@@ -54,6 +54,7 @@ from zmqps.core.protocol.messages import (
     Watch,
     Watched,
 )
+from zmqps.core.protocol.notes import checked_entries
 from zmqps.core.protocol.terms import MOST_RATES, SET, SET_TO_MEAN, UNCHANGED
 from zmqps.core.protocol.typed import are_ordered, pack, reader
 from zmqps.errors import LimitError, ProtocolError
@@ -235,6 +236,7 @@ CHECKS: dict[str, Callable[[Any], Any]] = {
     "Versions": _versions,
     "Parts": _parts,
     "Contributors": _contributors,
+    "Entries": checked_entries,
     "Terms": _terms,
 }
 

@@ -36,6 +36,7 @@ from zmqps.core.protocol.messages import (
     Lost,
     Message,
     Moved,
+    Noted,
     Recut,
     Resumed,
     Shutdown,
@@ -46,6 +47,8 @@ from zmqps.core.worker.alarm import Alarm
 from zmqps.core.worker.asked import Asked
 from zmqps.core.worker.links import Links
 from zmqps.core.worker.moves import Bring
+from zmqps.core.worker.notebook import Notebook
+from zmqps.core.worker.notes import Notes
 from zmqps.core.worker.operations import (
     Advance,
     Attached,
@@ -96,6 +99,8 @@ class SessionMachine:
         The door to the codecs.
     in_memory
         Whether what is sent to a server goes through memory that both share.
+    notebook
+        What its script logs; by default nothing.
     """
 
     def __init__(
@@ -105,8 +110,10 @@ class SessionMachine:
         all_finite: Callable[[Sequence[Array]], bool] = all_finite,
         coding: Coding = CODING,
         in_memory: Callable[[Peer], bool] = lambda peer: False,
+        notebook: Notebook | None = None,
     ) -> None:
         self.member = Member(identity, coordinator, self.counters)
+        self.notes = Notes(Notebook() if notebook is None else notebook, self.member)
         self.attached: Attached | None = None
         self.epoch = 0
         self.tally = Tally()
@@ -127,6 +134,7 @@ class SessionMachine:
             Left: self._on_left,
             Hold: self._on_hold,
             GoOn: self._on_go_on,
+            Noted: self.notes.noted,
             Recut: self.transfers.recuts.take,
         }
         self._farewell_due: float | None = None
@@ -148,6 +156,7 @@ class SessionMachine:
         counts = self.links.counts
         for name in ("bytes_sent", "bytes_received", "retries"):
             self.tally.counts[name] = counts[name]
+        self.notes.count(self.tally.counts)
         mode = self.attached.job.mode if self.attached else ""
         links = self.links
         found = self.tally.statistics(links.in_flight_nbytes, mode, self.transfers.pace.clock, links.wires)
@@ -158,7 +167,7 @@ class SessionMachine:
         s = self.statistics()
         names = ("pushes", "pulls", "bytes_sent", "bytes_received", "retries", "nonfinite", "dropped", "clock")
         return {
-            **{name: getattr(s, name) for name in names},
+            **{name: getattr(s, name) for name in (*names, *(("logged", "log_dropped") if s.logged else ()))},
             "staleness_mean": round(s.staleness_mean, 3),
             "staleness_max": s.staleness_max,
             "in_flight_nbytes": s.in_flight_bytes,
@@ -220,6 +229,7 @@ class SessionMachine:
     def next_deadline(self) -> float | None:
         """Return when something is due."""
         dues = [self.member.due, self._waits.due, self.questions.due, self._farewell_due, self._orphaned.due]
+        dues.append(self.notes.due)
         if self.transfers.pace.paused is not None:
             dues.append(self.transfers.pause_due)
         first = min(self.links.alarm.due, self._timeouts.due, *[due for due in dues if due is not None])
@@ -233,6 +243,9 @@ class SessionMachine:
             actions += self.member.on_deadline(now)
             if self.member.lost:
                 actions += self._lose_coordinator(now)
+            actions += self.notes.look(now)
+        elif self.notes.due is not None and now >= self.notes.due:
+            actions += self.notes.look(now)
         actions += self.links.on_deadline(now)
         if self._farewell_due is not None and now >= self._farewell_due and self._waits_to_part(now):
             self._farewell_due = now + FAREWELL_S
@@ -270,6 +283,7 @@ class SessionMachine:
             assert not operation.done
         self._timeouts.validate(o.deadline for o in self.operations if not isinstance(o, Bring))  # these have none
         self._asked.validate()
+        self.notes.validate()
         self.transfers.validate()
 
     # --- operations ----------------------------------------------------------------------------
@@ -296,7 +310,7 @@ class SessionMachine:
             return self.resolve(operation, None) if self.member.joined else []
         if isinstance(operation, Finish):
             self._finishing = operation
-            return []
+            return self.notes.finish(now)
         assert isinstance(operation, Question)
         return self._asked.begin(operation, now)
 
@@ -335,7 +349,7 @@ class SessionMachine:
         pace = self.transfers.pace
         # where shards have backups a step may need us until it is committed
         needed = pace.arrive is not None and pace.mode == "sync" and self.transfers.moves.replicas > 0
-        unheard = self.member.joined and (pace.unheard or needed)
+        unheard = self.member.joined and (pace.unheard or needed or self.notes.waits(self.now))
         if busy or unheard:
             return []
         actions = self._goodbye(finishing.reason)
@@ -347,7 +361,7 @@ class SessionMachine:
         if self.member.left:
             return farewells
         self._farewell_due = self.now + FAREWELL_S
-        return [*farewells, *self.member.leave(reason, self.now)]
+        return [*farewells, *self.notes.last(self.now), *self.member.leave(reason, self.now)]
 
     def _waits_to_part(self, now: float) -> bool:
         """Whether a worker that has finished waits for a coordinator that is away to hear of it: else it were lost."""
@@ -402,7 +416,7 @@ class SessionMachine:
         if not self.member.joined or self.member.unsure:
             self.questions.held = self.member.unsure
             return []
-        actions = self.questions.again(now)
+        actions = [*self.questions.again(now), *self.notes.again(now)]
         return [*actions, Send(COORDINATOR, Resumed(self.transfers.pace.clock))] if returned else actions
 
     def _on_welcome(self, message: Welcome, now: float) -> list[Action]:

@@ -55,6 +55,9 @@ class Statistics:
         views of it (``copy=False``).
     wires
         By the rank of the server: what has been seen of the wire to it (`zmqps.core.worker.wire.WireSpeed`).
+    logged, log_dropped
+        How often the script has called `zmqps.Worker.log`, in all lives of the worker; and how much of that never
+        came to the coordinator.
     """
 
     pushes: int = 0
@@ -76,6 +79,8 @@ class Statistics:
     shared_bytes: int = 0
     borrowed_bytes: int = 0
     wires: Mapping[int, WireSpeed] = field(default_factory=dict)
+    logged: int = 0
+    log_dropped: int = 0
 
 
 class Tally:
