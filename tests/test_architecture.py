@@ -58,6 +58,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "gpu": "errors checks codecs optim rows core/protocol core/job core/server core/worker",
         "trace": "errors core/protocol core/node net",
         "checkpoint": "errors checks rows core/protocol core/job",
+        "sinks": "errors",
     },
     "Processes: what runs a machine": {
         # checkpoint: a table is written into the same files as one of a checkpoint
@@ -65,7 +66,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "trace",
         "client/host": "errors checks codecs client core/protocol core/job core/host core/worker net net/lane",
         "nodes": "errors checks checkpoint codecs optim rows core/protocol core/treatments core/job core/node "
-        "core/server core/coordinator net net/lane gpu trace",
+        "core/server core/coordinator net net/lane gpu trace sinks",
         "keys": "errors checks core/protocol net nodes",
         "launch": "errors checks logs core/protocol core/coordinator net gpu trace nodes keys",
         "doctor": "errors core/protocol gpu net nodes",
@@ -188,6 +189,9 @@ ONLY_IN = {
     "xxhash": {"zmqps/checkpoint/checksums.py"},
     "fsspec": {"zmqps/checkpoint/remote.py"},
     "pyarrow": {"zmqps/checkpoint/table_arrow.py"},
+    "tensorboardX": {"zmqps/sinks/tensorboard.py"},
+    "mlflow": {"zmqps/sinks/mlflow.py"},
+    "wandb": {"zmqps/sinks/wandb.py"},
     # workers take tensors as arrays; what knows of modules and optimizers is an extra
     "torch": {"zmqps/checkpoint/torch_state.py", *(f"zmqps/torch/{name}.py" for name in OF_TORCH)},
     "psutil": {
@@ -204,7 +208,10 @@ SAID_ONLY_IN = {
     "__cuda_array_interface__": {"zmqps/gpu/foreign.py", "zmqps/testing/device.py"},
 }
 #: Slow to import or not installed everywhere: imported inside the function that needs it.
-LAZY = {"numba", "cupy", "psutil", "ray", "fsspec", "pyarrow", "torch", "tensorflow"}
+LAZY = {
+    *("numba", "cupy", "psutil", "ray", "fsspec", "pyarrow", "torch", "tensorflow"),
+    *("tensorboardX", "mlflow", "wandb"),
+}
 
 #: Programs of their own: what two of them share belongs below them.
 SHELLS = {"zmqps/nodes/server.py", "zmqps/nodes/coordinator.py", "zmqps/worker.py"}

@@ -32,15 +32,22 @@ class Nodes:
         How many.
     journal
         Where the coordinator writes what it decides, and goes on from at its address; None: nowhere.
+    values
+        Where the coordinator writes what scripts log.
     options
         Of `CoordinatorOptions`.
     """
 
-    def __init__(self, directory: Path, servers: int, *, journal: Path | None = None, **options: Any) -> None:
+    def __init__(
+        self, directory: Path, servers: int, *, journal: Path | None = None, values: Sequence[str] = (), **options: Any
+    ) -> None:
         self.journal = journal
         self.replicas = int(options.get("replicas", 0))
         self._directory = directory
-        config = ClusterConfig(options=CoordinatorOptions(servers=servers, **options), kernels="numpy", journal=journal)
+        config = ClusterConfig(
+            options=CoordinatorOptions(servers=servers, **options), kernels="numpy", journal=journal,
+            values=tuple(values),
+        )  # fmt: skip
         self._nodes = launch.Nodes(config, self._spawn)
         try:
             run_blocking(self._nodes.start(PATIENCE))

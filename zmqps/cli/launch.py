@@ -133,6 +133,7 @@ def _config(told: dict[str, Any]) -> LaunchConfig:
         memory_nbytes=told["memory"], job_secret=told["job_secret"],
         keys=told["keys"], io_threads=told["io_threads"], ports=told["ports"] or "",
         checkpoints=settings.checkpoint_config(told), restart_servers=told["restart_servers"],
+        values=told["values"],
     )  # fmt: skip
     here = Path.cwd()
     there = told["remote_directory"] or str(here)

@@ -63,6 +63,7 @@ def coordinator(**told: Any) -> int:
                 own_servers=told["own_servers"],
                 journal=told["journal"],
                 checkpoints=settings.checkpoint_config(told),
+                values=told["values"],
             ),
             told["parent_fd"],
         ),

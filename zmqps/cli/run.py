@@ -146,6 +146,7 @@ def _config(told: dict[str, Any]) -> TaskConfig:
         devices=(told["device"],), memory_nbytes=told["memory"], job_secret=told["job_secret"],
         keys=told["keys"], io_threads=told["io_threads"], ports=told["ports"] or "",
         checkpoints=settings.checkpoint_config(told), restart_servers=told["restart_servers"],
+        values=told["values"],
     )  # fmt: skip
     return TaskConfig(
         cluster=cluster, roles=mine, rank=rank, size=size, address=endpoint, own=_bracketed(own),

@@ -189,6 +189,11 @@ def cluster_settings(
             "--restore-values-only", is_flag=True,
             help="Do not restore the optimizer's state: the job may have another optimizer.",
         ),
+        click.option(
+            "--values", multiple=True, allow_from_autoenv=False, metavar="KIND:WHERE",
+            help="Write what scripts log (worker.log) to jsonl:FILE, tensorboard:DIR, mlflow:URI, wandb:PROJECT, or "
+            "what MODULE:FACTORY() returns.  May be repeated.",
+        ),
     )  # fmt: skip
     for option in reversed(options):
         command = option(command)

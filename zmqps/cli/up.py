@@ -125,6 +125,7 @@ def _supervise(told: dict[str, Any], terminal: Terminal | None, ready: Callable[
         io_threads=told["io_threads"],
         journal=told["directory"].absolute() / FOLDER / "journal",
         checkpoints=settings.checkpoint_config(told),
+        values=told["values"],
         restart_servers=told["restart_servers"],
     )
     config = UpConfig(

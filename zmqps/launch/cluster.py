@@ -107,6 +107,9 @@ class LocalCluster:
         Where the nodes' logs go, and stay; by default a temporary directory.
     log_level : {"info", "debug", "warning", "error"}
         What they log.
+    values : sequence of str
+        Where what scripts log is written (`Worker.log`): ``jsonl:FILE``, ``tensorboard:DIR``, ``mlflow:URI``,
+        ``wandb:PROJECT``, or what ``MODULE:FACTORY`` returns.
 
     Examples
     --------
@@ -146,6 +149,7 @@ class LocalCluster:
         timeout: float = START_TIMEOUT,
         directory: str | Path | None = None,
         log_level: str = "info",
+        values: Sequence[str] = (),
     ) -> None:
         devices = spread(device, servers_per_gpu, () if servers_per_gpu is None else visible_gpus())
         options = CoordinatorOptions(
@@ -164,7 +168,9 @@ class LocalCluster:
             restore_optimizer=restore_optimizer,
             restore_names={} if restore_names is None else restore_names,
         )
-        CoordinatorConfig(options=options, job_secret=job_secret, keys=keys)
+        if isinstance(values, str) or not all(isinstance(text, str) for text in values):
+            checks.refuse("values", "a sequence of texts", values)
+        CoordinatorConfig(options=options, job_secret=job_secret, keys=keys, values=tuple(values))
         secret = None if job_secret is None else Path(job_secret)
         ServerConfig(
             coordinator="tcp://127.0.0.1:1",
@@ -188,6 +194,7 @@ class LocalCluster:
             keys=None if keys is None else Path(keys),
             io_threads=io_threads,
             checkpoints=checkpoints,
+            values=tuple(values),
         )
         self._nodes = Nodes(config, self._spawn)
         self._joined = ""  # the cluster that this process was launched for

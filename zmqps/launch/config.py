@@ -52,6 +52,8 @@ class ClusterConfig:
         The directory of the coordinator's journal, from which it goes on if it is started again; None: it keeps none.
     restart_servers
         How often each server that fails is started again, where jobs outlive it.
+    values
+        Where the coordinator writes what scripts log, as ``--values`` says it.
     """
 
     options: CoordinatorOptions = field(default_factory=CoordinatorOptions)
@@ -71,6 +73,7 @@ class ClusterConfig:
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     journal: Path | None = None
     restart_servers: int = RESTARTS
+    values: tuple[str, ...] = ()
 
     def coordinator(self, name: str = "coordinator") -> list[str]:
         """Return the flags of the coordinator."""
@@ -83,6 +86,7 @@ class ClusterConfig:
             f"--fallback-timeout={o.fallback_timeout}",
             *([f"--journal={self.journal.absolute()}"] if self.journal is not None else []),
             *([f"--patience={o.patience}"] if o.patience else []),
+            *(f"--values={_placed(text)}" for text in self.values),
         ]  # fmt: skip
         return [*flags, *self._common(name)]
 
@@ -145,3 +149,9 @@ class ClusterConfig:
 def _absolute(path: str) -> str:
     """Return a path that means the same wherever a node is started; an address stays as it is."""
     return path if "://" in path else str(Path(path).absolute())
+
+
+def _placed(values: str) -> str:
+    """Return what ``--values`` says, where it names a file in a form that means the same wherever a node is started."""
+    kind, _, place = values.partition(":")
+    return f"{kind}:{_absolute(place)}" if kind in ("jsonl", "tensorboard") and place else values

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from typing import Any
 
 from zmqps import checks
 from zmqps.core.coordinator.machine import CoordinatorMachine
+from zmqps.core.coordinator.notes import Logged
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol.endpoints import join, split
 from zmqps.errors import ConfigurationError, counted, listed
@@ -24,6 +26,8 @@ from zmqps.nodes.endkey import kept, new_end_key, offer_end_key
 from zmqps.nodes.journal import IDENTITY, Journal, resumed
 from zmqps.nodes.listening import Place, other_addresses
 from zmqps.nodes.relay import CHUNK_NBYTES
+from zmqps.sinks.choose import check_texts, open_sinks
+from zmqps.sinks.feed import Feeds
 from zmqps.trace.record import watch
 
 DEFAULT_PORT = 5570
@@ -57,6 +61,8 @@ class CoordinatorConfig:
         Where there is neither a job secret nor keys, take servers of this user on this host alone.
     journal
         The directory of the journal from which it goes on if it is started again; None: there is none.
+    values
+        Where what scripts log is written, in the forms of `zmqps.sinks.choose.FORMS`.
     """
 
     bind: str = ""
@@ -70,8 +76,10 @@ class CoordinatorConfig:
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     own_servers: bool = False
     journal: str | os.PathLike[str] | None = None
+    values: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        check_texts(self.values)
         keys = load_node_keys(self.keys)
         self.place.check()
         if self.bind:
@@ -121,7 +129,7 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
     keys = load_node_keys(config.keys)
     where = config.place.binds(DEFAULT_PORT)
     check_bind(where, insecure=config.insecure, keyed=keys is not None)
-    with _opened(config.journal) as (journal, known):
+    with Feeds(open_sinks(config.values)) as feeds, _opened(config.journal) as (journal, known):
         relays = config.checkpoints.via == "coordinator"
         transport = ZmqTransport(arrays=relays, keys=keys)
         if relays:
@@ -147,10 +155,18 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
             state = None if journal is None else {key: data for key, data in known.items() if key != IDENTITY}
             machine = CoordinatorMachine(identity, _options(config), _store(config), begins_from, state)
             driver = Driver(*watch(machine, transport, identity), log, journal=journal)
+            driver.notify = lambda event: _feed(feeds, event)
             code = await run_node(driver, endpoint, parent_fd)
         if journal is not None:
             journal.retire()  # the cluster has ended: the next one begins anew
         return code
+
+
+def _feed(feeds: Feeds, event: Any) -> None:
+    """Hand what a script has logged to those who write it, with times that mean something elsewhere."""
+    if isinstance(event, Logged) and feeds.feeds:
+        ahead = time.time() - time.monotonic()
+        feeds.put(event.job, event.node, [(step, at + ahead, values) for at, step, values in event.entries])
 
 
 def _store(config: CoordinatorConfig) -> CheckpointStore | None:
