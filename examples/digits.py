@@ -50,13 +50,13 @@ def train(worker, args):
     staleness = {**MODES, "ssp": args.staleness}[args.mode]
     worker.init(initial_params(), optimizer=optimizer, staleness=staleness, push_codec=args.codec)
     curve = []
-    for number in range(args.passes):
+    for number in range(args.passes):  # which batches are this worker's is asked anew: workers come and go
         order = np.random.default_rng(number).permutation(len(y_train))  # the same on every worker
-        batches = [order[i : i + args.batch] for i in range(0, len(order), args.batch)]
-        for batch in batches[worker.rank :: worker.num_workers]:  # asked anew each pass: workers come and go
+        for batch in np.split(order, range(args.batch, len(order), args.batch))[worker.rank :: worker.num_workers]:
             try:
-                loss, gradients = loss_and_gradients(worker.pull(), x_train[batch], y_train[batch])
+                loss, gradients = loss_and_gradients(model := worker.pull(), x_train[batch], y_train[batch])
                 worker.push(gradients, examples=len(batch))
+                worker.log({"loss": loss, "accuracy": accuracy(model, x_train[batch], y_train[batch])}, step=len(curve))
                 curve.append((time.time(), float(loss)))
             except (zmqps.EvictedError, zmqps.PeerLostError):  # stopped or cut off for so long that the others went on
                 worker.rejoin(timeout=60)  # fails where the cluster is gone, or a server with a part of the model

@@ -189,6 +189,7 @@ def train(worker, model, args):
     rows = {name: table.pull(ids[name]) for name, table in tables.items()}
     for which, following in zip(steps, [*steps[1:], steps[-1]], strict=True):
         loss, gradients, by_rows = model.gradients(params, rows, which)
+        worker.log({"loss": loss}, step=len(curve))
         curve.append((time.time(), loss))
         now, ids = ids, model.ids(following)
         if args.mode == "async":  # what comes next travels with what goes
