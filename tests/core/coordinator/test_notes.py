@@ -66,6 +66,14 @@ def test_the_history_gets_each_value() -> None:
     ]
 
 
+def test_what_is_logged_is_in_the_history_that_others_are_shown() -> None:
+    coordinator = Coordinator()
+    coordinator.join("w0")
+    coordinator.take("w0", note(0, 1, 2))
+    [key] = coordinator.machine.watching.history.series
+    assert (key.job, key.node, key.name, key.kind) == ("default", "worker 0", "x", "value")
+
+
 def test_what_comes_again_is_confirmed_again_and_not_taken() -> None:
     coordinator = Coordinator()
     coordinator.join("w0")

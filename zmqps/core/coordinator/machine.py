@@ -168,6 +168,7 @@ class CoordinatorMachine:
         self._lose_due = 0.0  # not before, although members are overdue
         self._inquiries = Inquiries()
         self.watching = Watching()
+        self.notes.history = self.watching.history
         self._news = News()
         self._telling = Telling(self.membership.find)
         self.holders = Holders(self.jobs, self.erasures, self.checkpoints, self._telling)

@@ -22,7 +22,7 @@ BURST = 32
 class History(Protocol):
     """Who keeps what was logged, to show it."""
 
-    def note(self, job: str, node: str, name: str, t: float, step: int | None, value: float) -> None:
+    def note(self, job: str, node: str, name: str, at: float, step: int | None, value: float) -> None:
         """Take one value of a node (``worker 2``) at a time of the machine's clock."""
 
 
