@@ -36,6 +36,8 @@ from zmqps.core.protocol.messages import (
     EndJob,
     Enter,
     Error,
+    Examine,
+    Examined,
     Farewell,
     FileAnswer,
     FileAsk,
@@ -60,6 +62,8 @@ from zmqps.core.protocol.messages import (
     Moved,
     Note,
     Noted,
+    Probe,
+    Probed,
     Proceed,
     Promote,
     Promoted,
@@ -340,6 +344,14 @@ MESSAGES: dict[str, Message] = {
     "cut of nothing": Cut(8, (), 0),
     "recut": Recut(1, 3, {"cuts": [[0, 4, 8]], "slice_nbytes": 4096, "servers": [TO_REACH, TO_REACH]}),
     "followed": Followed(1, 3),
+    "do all answer": Examine(1),
+    "what does one do": Examine(1, "worker-2", SECRET, PROOF),
+    "all have answered": Examined(1, {"seconds": 0.1, "nodes": [{"role": "worker", "rank": 2, "state": "answered"}]}),
+    "the coordinator's own": Examined(1, {"seconds": 0.0, "nodes": []}, 1),
+    "probe": Probe(7, 0),
+    "probe of the stacks": Probe(8, 1),
+    "probed": Probed(7, 0, 0.25),
+    "stacks": Probed(8, 1, 0.0, ("thread MainThread", "  train.py:12 step")),
 }
 
 MALFORMED: dict[str, list[bytes]] = {

@@ -26,7 +26,7 @@ import numpy as np
 from zmqps import checks
 from zmqps.client.beside import TwoThreads
 from zmqps.client.draining import is_draining
-from zmqps.client.lives import find_life
+from zmqps.client.lives import INDEX_VARIABLE, find_life
 from zmqps.client.speeds import Speeds
 from zmqps.client.tensors import are_finite
 from zmqps.client.thread import HELD_UP, SessionThread, refuse_in_callback
@@ -47,6 +47,7 @@ from zmqps.net.keyring import find_keys
 from zmqps.net.lane.arena import Arenas
 from zmqps.net.lane.shm import LaneTransport
 from zmqps.net.routes import check_transport
+from zmqps.net.stacks import answer_signal
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.trace.record import around, watched_coding
 
@@ -159,6 +160,8 @@ class Connection:
             lanes.append(LaneTransport(ZmqTransport(io_threads, keys=keys, role=role), transport, arenas=arenas))
             return lanes[0]
 
+        if INDEX_VARIABLE in os.environ:  # its standard error is a log, where `zmqps stack` looks
+            answer_signal()
         thread = SessionThread(machine, make_transport, self._listeners)
         # a worker that nobody refers to any more leaves, as a notebook's does when its cell is run again
         weakref.finalize(self, thread.let_go).atexit = False

@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Thread
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from zmqps.core.node.throttle import Throttle
 from zmqps.core.protocol import exits
@@ -40,9 +40,24 @@ from zmqps.core.protocol.events import (
     Undecodable,
     Unreachable,
 )
-from zmqps.core.protocol.messages import EndJob, Error, Farewell, Heartbeat, Hello, Message, Welcome
+from zmqps.core.protocol.messages import (
+    Checkpoint,
+    Drain,
+    EndJob,
+    Error,
+    Examine,
+    Examined,
+    Farewell,
+    Heartbeat,
+    Hello,
+    Message,
+    Probed,
+    Scale,
+    Welcome,
+)
 from zmqps.core.protocol.wire import MAX_DATA_HEADER_NBYTES, decode, encode
 from zmqps.errors import InternalError, PSError, ServerMemoryError, printable
+from zmqps.net import stacks
 from zmqps.net.health import Health
 from zmqps.net.reach import why_silent
 from zmqps.net.transport import INBOUND, Transport
@@ -54,9 +69,10 @@ MAX_CAUSE_CHARS = 300
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 # tuples, because a union in the place of use is made anew for every message
-COMPLETED = (Hello, Welcome, Heartbeat, Error)
+COMPLETED = (Hello, Welcome, Heartbeat, Error, Probed, Examined)
 #: Of these the machine is told whose key the connection was opened with.
-INTRODUCTIONS = (Hello, Welcome, EndJob, Farewell)
+INTRODUCTIONS = (Hello, Welcome, EndJob, Farewell, Examine, Checkpoint, Drain, Scale)
+Introduction: TypeAlias = Hello | Welcome | EndJob | Farewell | Examine | Checkpoint | Drain | Scale
 
 
 class Journal(Protocol):
@@ -108,6 +124,7 @@ class Driver:
         #: Takes what its `Notify` actions tell.
         self.notify: Callable[[Any], None] | None = None
         self._health = Health()
+        self._lag_s = 0.0  # by how much its timer was late when it rang last
         self._throttle = Throttle("messages that there was no memory for")
         self._resolve = resolve
         self._landed = landed
@@ -258,7 +275,7 @@ class Driver:
 
     # Transports negotiate by means of capabilities, of which the core knows nothing.
 
-    def _introduced(self, peer: Peer, message: Hello | Welcome | EndJob | Farewell) -> Received | Unreachable | None:
+    def _introduced(self, peer: Peer, message: Introduction) -> Received | Unreachable | None:
         origin = self.transport.origin(peer) if isinstance(message, Hello | EndJob) else ""
         if origin is None:  # nobody is there any more, and from where it came cannot be told: it says hello again
             return None
@@ -269,7 +286,7 @@ class Driver:
                 return Unreachable(peer, error)
         return Received(peer, message, origin, self.transport.holder(peer))
 
-    def _complete(self, peer: Peer, message: Hello | Welcome | Heartbeat | Error) -> Message:
+    def _complete(self, peer: Peer, message: Hello | Welcome | Heartbeat | Error | Probed | Examined) -> Message:
         """Add what the transport has to say."""
         if isinstance(message, Error):
             if message.code == ServerMemoryError.code:
@@ -279,6 +296,12 @@ class Driver:
             told = Heartbeat({**message.counters, **self.facts()})
             self._health.told()
             return told
+        if isinstance(message, Probed):
+            lines = stacks.threads() if message.stacks else ()
+            return replace(message, lag_s=self._lag_s, lines=lines)
+        if isinstance(message, Examined):
+            own = {"lag_s": self._lag_s, **({"stacks": stacks.threads()} if message.own else {})}
+            return replace(message, findings={**message.findings, **own})
         try:
             return replace(message, capabilities=(*message.capabilities, *self.transport.greeting(peer)))
         except PSError as error:
@@ -287,7 +310,7 @@ class Driver:
 
     def facts(self) -> dict[str, Any]:
         """Return what a heartbeat tells besides the machine's own counters."""
-        return {**self.transport.facts(), **self.counters, **self._health.facts()}
+        return {**self.transport.facts(), **self.counters, **self._health.facts(), **stacks.facts()}
 
     def _unreachable(self, peer: Peer, error: PSError) -> None:
         self._do(self.machine.handle, Unreachable(peer, error))
@@ -336,7 +359,8 @@ class Driver:
 
     def _ring(self) -> None:
         if self._timer_at is not None:
-            self._health.late(self._time() - self._timer_at)
+            self._lag_s = max(0.0, self._time() - self._timer_at)
+            self._health.late(self._lag_s)
         self._timer = self._timer_at = None
         try:
             self._do(self.machine.on_deadline)

@@ -1,4 +1,4 @@
-"""What the coordinator is asked from outside the cluster: for its status, for the end of a job."""
+"""What the coordinator is asked from outside the cluster: for its status, for the end of a job, how its nodes are."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 from zmqps import checks
 from zmqps.core.node.inquiry import Inquiry
-from zmqps.core.protocol.guard import drain_guard, end_guard, save_guard, scale_guard
+from zmqps.core.protocol.guard import drain_guard, end_guard, examine_guard, save_guard, scale_guard
 from zmqps.core.protocol.hello import MAX_JOB_NAME_CHARS, MAX_NAME_CHARS
 from zmqps.core.protocol.keys import KEY_NBYTES
-from zmqps.core.protocol.messages import Checkpoint, Checkpointed, Drain, EndJob, Scale, Watch
+from zmqps.core.protocol.messages import Checkpoint, Checkpointed, Drain, EndJob, Examine, Scale, Watch
 from zmqps.errors import DeadlineError
 from zmqps.net.driver import Driver
 from zmqps.net.identity import check_endpoint, read_job_secret
@@ -260,6 +260,68 @@ def ask_status(address: str, *, timeout: float = 5.0, keys: Keys | None = None) 
         ``address`` is not an endpoint.
     """
     return run_blocking(inquire(address, timeout=timeout, keys=keys))
+
+
+def ask_health(address: str, *, timeout: float = 5.0, keys: Keys | None = None) -> dict[str, Any]:
+    """Let every node of the cluster at an address answer; return how soon they have, and who has not.
+
+    Returns
+    -------
+    dict
+        ``nodes``: for each its ``role``, ``rank``, ``job``, ``name``, ``host``, ``pid``, ``state`` (``answered``,
+        ``silent``, ``gone``), ``seen_s``, and if it has answered ``latency_s`` and ``lag_s``; ``seconds`` that it took,
+        and ``lag_s`` by which the coordinator's own loop was late.
+
+    Raises
+    ------
+    DeadlineError
+        No coordinator answered. It takes 2 s where a node does not.
+    KeyRefusedError, ConfigurationError
+        As for `ask_status`.
+    """
+    return run_blocking(examine(address, timeout=timeout, keys=keys))
+
+
+def ask_stacks(
+    address: str, node: str, *, timeout: float = 5.0, job_secret: Path | None = None, keys: Keys | None = None
+) -> dict[str, Any]:
+    """Return what the threads of a node are doing, as `ask_health` has it of that node alone; ``stacks`` are lines.
+
+    Parameters
+    ----------
+    node
+        ``worker-2``, ``server-0``, ``coordinator``, or what the node calls itself in the status; where several jobs
+        have such a node ``job/worker-2``.
+
+    Raises
+    ------
+    JobError
+        There is no such node, or there are several.
+    DeadlineError, IdentityError, ConfigurationError
+        As for `end_job`.
+    """
+    return run_blocking(examine(address, node, timeout=timeout, job_secret=job_secret, keys=keys))
+
+
+async def examine(
+    address: str,
+    node: str = "",
+    *,
+    timeout: float = 5.0,
+    job_secret: Path | None = None,
+    keys: Keys | None = None,
+) -> dict[str, Any]:
+    """Do what `ask_health` and `ask_stacks` do, in a loop that runs already."""
+    nonce, guard = b"", b""
+    if node:
+        checks.name("a node's name", node, MAX_JOB_NAME_CHARS + 1 + MAX_NAME_CHARS)
+        nonce = secrets.token_bytes(KEY_NBYTES)
+        secret = read_job_secret(job_secret) or find_end_key(check_endpoint(address))
+        guard = examine_guard(secret, node, nonce)
+    machine = Inquiry(address, question=Examine(1, node, nonce, guard))
+    await _run(machine, "stack" if node else "health", timeout, keys)
+    assert machine.findings is not None
+    return dict(machine.findings)
 
 
 def ask_view(

@@ -14,6 +14,7 @@ from zlib import crc32
 import numpy as np
 
 from zmqps.core.coordinator.machine import CoordinatorMachine
+from zmqps.core.node.inquiry import Inquiry
 from zmqps.core.node.member import Identity
 from zmqps.core.protocol.events import (
     COORDINATOR,
@@ -48,7 +49,7 @@ from zmqps.core.worker.session import SessionMachine
 from zmqps.errors import PSError
 from zmqps.testing.network import Connection, Network, Packet
 
-AnyMachine: TypeAlias = CoordinatorMachine | ServerMachine | SessionMachine
+AnyMachine: TypeAlias = CoordinatorMachine | ServerMachine | SessionMachine | Inquiry
 
 #: A worker's script: it yields ``(operation, timeout)`` and gets the result, or has its error raised
 #: at that place; it yields a float to compute for so many seconds.

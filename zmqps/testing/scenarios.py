@@ -15,6 +15,7 @@ from zmqps.testing.hosts import HostGroups
 from zmqps.testing.lines import LINE_BANDWIDTH, LineTraining
 from zmqps.testing.network import Faults
 from zmqps.testing.notes import note_scenarios
+from zmqps.testing.probing import probed_scenarios
 from zmqps.testing.restores import Restored
 from zmqps.testing.row_scenarios import row_scenarios
 from zmqps.testing.setting import SettingTraining
@@ -203,9 +204,8 @@ def _scenarios() -> Mapping[str, Scenario]:
     found |= {f"sync-{name}": Scenario(faults=EVERYTHING, training=training) for name, training in policies.items()}
     for kind, faults in KINDS.items():
         found[f"jobs-{kind}"] = Scenario(faults=faults, training=_several, workers=6)
-    found["sync-crowd"] = Scenario(
-        faults=Faults(), training=lambda: CrowdedTraining(steps=24, plain=True, compute_s=0.5)
-    )
+    crowded = partial(CrowdedTraining, steps=24, plain=True, compute_s=0.5)
+    found["sync-crowd"] = Scenario(faults=Faults(), training=crowded)
     found["sync-outranked"] = Scenario(faults=LOSS, training=lambda: OutrankedTraining(steps=4, plain=True))
     slow = {
         "async": lambda: AsyncTraining(steps=8, parameters=4, size=32, lives=12, compute_s=4.0),
@@ -492,7 +492,7 @@ def _scenarios() -> Mapping[str, Scenario]:
     for mode in ("async", "sync"):
         for kind, faults in {"crashes": CRASHES, "stops": STOPS, "everything": EVERYTHING}.items():
             found[f"{mode}-combined-{kind}"] = Scenario(faults=faults, training=_asynchronous, workers=4, combined=mode)
-    return {**found, **row_scenarios(found), **note_scenarios(found)}
+    return {**found, **row_scenarios(found), **note_scenarios(found), **probed_scenarios(found)}
 
 
 #: By name: ``mode-what``. A seed and a name say everything about a run.

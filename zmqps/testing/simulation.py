@@ -405,7 +405,7 @@ class Simulation(SimulatedCluster):
         """Assert what must hold after an event of ``node``."""
         if self._validate:
             node.machine.validate()
-            for check in self._checks[node.role]:
+            for check in self._checks.get(node.role, ()):
                 check(node)
 
     def _checks_of(self, role: str) -> list[Callable[[Node], None]]:
@@ -472,7 +472,7 @@ class Simulation(SimulatedCluster):
                 late = self._claimed and self.rng.random() < LATE_RETURNS
                 pause = self.rng.uniform(*(LATE_S if late else SOON_S))
                 self.at(self.now + pause, self.start_worker)
-        elif node.role != "observer" and self._supervised and (node.exit is None or node.exit.code):
+        elif node.role in ("server", "coordinator") and self._supervised and (node.exit is None or node.exit.code):
             if node.role == "coordinator" and node.exit is not None:
                 return  # with its job, perhaps not well
             is_server = node.role == "server"

@@ -19,6 +19,8 @@ from zmqps.core.protocol.messages import (
     Hello,
     Leave,
     Left,
+    Probe,
+    Probed,
     Welcome,
 )
 from zmqps.errors import CoordinatorRestartedError, EvictedError, NotJoinedError
@@ -93,6 +95,16 @@ def test_it_sends_its_counters_at_every_heartbeat() -> None:
     m.on_message(WELCOME, 0.0)
     beats = [(t, sent([a], Heartbeat)[0].counters) for t, a in pass_time(m, 3.0, hear=True)]
     assert beats == [(t, {"pushes": 3}) for t in (1.0, 2.0, 3.0)]
+
+
+def test_who_has_joined_answers_a_probe_at_once() -> None:
+    m = member()
+    m.start(0.0)
+    assert sent(m.on_message(Probe(3, 1), 0.5), Probed) == []
+    m.on_message(WELCOME, 1.0)
+    assert sent(m.on_message(Probe(3, 1), 1.5), Probed) == [Probed(3, 1)]
+    m.leave("closed", 2.0)
+    assert sent(m.on_message(Probe(4, 0), 2.5), Probed) == []
 
 
 def test_silence_beyond_the_timeout_means_the_coordinator_is_lost() -> None:

@@ -10,13 +10,15 @@ import pytest
 from tests.core.machines import identity
 from zmqps.core.protocol.guard import (
     check_end,
+    check_examine,
     check_join,
     check_welcome,
     end_guard,
+    examine_guard,
     join_guard,
     welcome_guard,
 )
-from zmqps.core.protocol.messages import EndJob, Hello, Welcome
+from zmqps.core.protocol.messages import EndJob, Examine, Hello, Welcome
 from zmqps.errors import IdentityError
 
 SECRET, OTHER, NONE = b"what all who join know", b"what somebody guesses", b""
@@ -93,6 +95,14 @@ def test_where_there_is_no_secret_who_has_read_the_end_key_ends_jobs() -> None:
     for guard in (b"", end_guard(SECRET, "job", NONCE)):
         with pytest.raises(IdentityError, match="only the user who runs the coordinator"):
             check_end(NONE, OTHER, EndJob(1, "job", NONCE, guard))
+
+
+def test_who_may_end_jobs_may_see_the_threads_of_the_node_that_was_named() -> None:
+    guard = examine_guard(OTHER, "worker-2", NONCE)
+    check_examine(NONE, OTHER, Examine(1, "worker-2", NONCE, guard))
+    for node, shown in (("worker-1", guard), ("worker-2", b""), ("worker-2", end_guard(OTHER, "worker-2", NONCE))):
+        with pytest.raises(IdentityError, match="only the user who runs the coordinator may see what the threads"):
+            check_examine(NONE, OTHER, Examine(1, node, NONCE, shown))
 
 
 def test_no_text_can_be_cut_in_another_way() -> None:

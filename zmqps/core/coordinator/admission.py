@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from zmqps.core.node.member import Identity
-from zmqps.core.protocol.guard import check_drain, check_end, check_join, check_save, check_scale, check_server
+from zmqps.core.protocol.guard import (
+    check_drain,
+    check_end,
+    check_examine,
+    check_join,
+    check_save,
+    check_scale,
+    check_server,
+)
 from zmqps.core.protocol.hello import check_hello, check_job
-from zmqps.core.protocol.messages import Checkpoint, Drain, EndJob, Hello, Scale
+from zmqps.core.protocol.messages import Checkpoint, Drain, EndJob, Examine, Hello, Scale
 from zmqps.core.protocol.roles import KeyHolder, check_operator, check_role
 
 
@@ -49,3 +57,9 @@ def check_scaling(identity: Identity, message: Scale, holder: KeyHolder | None) 
     """Raise `IdentityError` unless the sender may change the number of servers; as `check_ending`."""
     check_operator(holder, "change the number of servers", keyed=identity.keyed)
     check_scale(identity.job_secret, b"" if identity.keyed else identity.end_key, message)
+
+
+def check_examining(identity: Identity, message: Examine, holder: KeyHolder | None) -> None:
+    """Raise `IdentityError` unless the sender may see what a node's threads are doing; as `check_ending`."""
+    check_operator(holder, "see what the threads of a node are doing", keyed=identity.keyed)
+    check_examine(identity.job_secret, b"" if identity.keyed else identity.end_key, message)

@@ -25,6 +25,7 @@ from zmqps.core.coordinator.news import News
 from zmqps.core.coordinator.notes import Notes
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.partings import Partings
+from zmqps.core.coordinator.probes import Probes
 from zmqps.core.coordinator.reach import unreached
 from zmqps.core.coordinator.remembered import dump, restore
 from zmqps.core.coordinator.resumption import Resumption
@@ -164,6 +165,7 @@ class CoordinatorMachine:
             self.membership, self.jobs, self.erasures, self.cluster_end, self.checkpoints, self.drains,
             once=options.once,
         )  # fmt: skip
+        self.probes = Probes(self.membership.members)
         self._reminder_due = 0.0
         self._lose_due = 0.0  # not before, although members are overdue
         self._inquiries = Inquiries()
@@ -271,7 +273,15 @@ class CoordinatorMachine:
     def next_deadline(self) -> float | None:
         """Return when something is due."""
         overdue = self.membership.next_deadline()
-        parts = (self.erasures, self._telling, self.cluster_end, self.checkpoints, self.drains, self.scales)
+        parts = (
+            self.erasures,
+            self._telling,
+            self.cluster_end,
+            self.checkpoints,
+            self.drains,
+            self.scales,
+            self.probes,
+        )
         dues = [self._reminder_due, *[part.next_deadline() for part in parts]]
         dues += [run.next_deadline() for run in self.runs.values()]
         if overdue is not None:
@@ -294,7 +304,7 @@ class CoordinatorMachine:
             actions += self.jobs.end_if_over(run, now)
         actions += self.jobs.discard_given_up(now)
         actions += self.checkpoints.on_deadline(now)
-        actions += [*self.erasures.on_deadline(now), *self._telling.on_deadline(now)]
+        actions += [*self.erasures.on_deadline(now), *self._telling.on_deadline(now), *self.probes.on_deadline(now)]
         if now >= self._reminder_due:
             self._reminder_due = now + REMINDER_INTERVAL_S
             waits = self._waiting() if self.ending is None else []
@@ -312,6 +322,7 @@ class CoordinatorMachine:
         self.checkpoints.validate()
         self.drains.validate()
         self.scales.validate()
+        self.probes.validate()
         self.watching.validate()
         here = {who for run in self.runs.values() for who in run.members} | {s.incarnation for s in self.servers}
         assert here == set(self.membership.members)
@@ -456,7 +467,7 @@ HANDLERS: dict[tuple[str, type[Message]], Callable[[CoordinatorMachine, MemberIn
     ("server", Saved): lambda machine, member, message, now: machine.checkpoints.saved(member, message, now),
     ("server", FileAsk): lambda machine, member, message, now: machine.files.ask(member, message),
     ("worker", Holding): CoordinatorMachine._holds,
-    **{(role, Checkpoint): operators.save_own for role in ("worker", "observer")},
+    **operators.OF_MEMBERS,
     **{(role, Leave): CoordinatorMachine._leave for role in ("worker", "observer")},
     **{(role, Resumed): _of_run(JobRun.resumed) for role in ("worker", "observer")},
     **{(role, Init): CoordinatorMachine._init for role in ("worker", "observer")},

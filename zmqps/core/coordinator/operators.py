@@ -1,19 +1,27 @@
-"""What somebody may ask for without joining: that jobs end or are saved, and that servers go or become more."""
+"""What somebody may ask for without joining: that jobs end or are saved, servers go or become more, nodes answer."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
-from zmqps.core.coordinator.admission import check_draining, check_ending, check_saving, check_scaling
+from zmqps.core.coordinator.admission import (
+    check_draining,
+    check_ending,
+    check_examining,
+    check_saving,
+    check_scaling,
+)
 from zmqps.core.coordinator.checkpoints import Checkpoints
 from zmqps.core.coordinator.drains import Drains
 from zmqps.core.coordinator.jobs import Jobs
 from zmqps.core.coordinator.making import Wish
 from zmqps.core.coordinator.membership import MemberInfo
+from zmqps.core.coordinator.probes import Probes
 from zmqps.core.coordinator.scales import Scales
 from zmqps.core.node.member import Identity
 from zmqps.core.protocol.events import Action, Peer, Received, Send
-from zmqps.core.protocol.messages import Checkpoint, Drain, EndJob, Scale
+from zmqps.core.protocol.messages import Checkpoint, Drain, EndJob, Examine, Message, Probed, Scale
 
 
 class Host(Protocol):
@@ -24,6 +32,7 @@ class Host(Protocol):
     checkpoints: Checkpoints
     drains: Drains
     scales: Scales
+    probes: Probes
 
 
 def take(host: Host, event: Received, member: MemberInfo | None, now: float) -> list[Action] | None:
@@ -41,6 +50,10 @@ def take(host: Host, event: Received, member: MemberInfo | None, now: float) -> 
     if isinstance(message, Checkpoint) and (member is None or message.job):
         check_saving(host.identity, message, event.holder)
         return save(host, event.peer, member, message, message.job, now)
+    if isinstance(message, Examine):
+        if message.node:
+            check_examining(host.identity, message, event.holder)
+        return host.probes.examine(event.peer, message, now)
     if isinstance(message, Drain) and member is None and message.server:
         check_draining(host.identity, message, event.holder)
         answer, actions = host.drains.ask(None, message, now)
@@ -63,3 +76,15 @@ def save(host: Host, peer: Peer, member: MemberInfo | None, message: Checkpoint,
 def save_own(host: Host, member: MemberInfo, message: Checkpoint, now: float) -> list[Action]:
     """A member asks for a checkpoint of its job."""
     return save(host, member.peer, member, message, member.job, now)
+
+
+def _probed(host: Host, member: MemberInfo, message: Probed, now: float) -> list[Action]:
+    """A member answers what was asked for an operator."""
+    return host.probes.probed(member, message, now)
+
+
+#: (role, message) -> what is done when a member has something to say about it.
+OF_MEMBERS: dict[tuple[str, type[Message]], Callable[[Host, MemberInfo, Any, float], list[Action]]] = {
+    **{(role, Checkpoint): save_own for role in ("worker", "observer")},
+    **{(role, Probed): _probed for role in ("server", "worker", "observer")},
+}

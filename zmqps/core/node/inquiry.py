@@ -29,6 +29,8 @@ from zmqps.core.protocol.messages import (
     Draining,
     EndJob,
     Error,
+    Examine,
+    Examined,
     JobEnded,
     Scale,
     Status,
@@ -64,12 +66,13 @@ class Inquiry:
         self,
         endpoint: str,
         until: Callable[[Mapping[str, Any]], bool] = lambda status: True,
-        question: StatusRequest | Watch | EndJob | Checkpoint | Drain | Scale = StatusRequest(1),  # noqa: B008  (frozen)
+        question: StatusRequest | Watch | EndJob | Checkpoint | Drain | Scale | Examine = StatusRequest(1),  # noqa: B008
         progress: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.endpoint = endpoint
         self.status: Mapping[str, Any] | None = None
         self.text = ""  # what was answered in words
+        self.findings: Mapping[str, Any] | None = None  # what an examination has shown
         self.made: Checkpointed | None = None  # the checkpoint that was asked for
         self.error: PSError | None = None  # why it is refused
         self._question = question
@@ -120,6 +123,8 @@ class Inquiry:
                 return []
         elif isinstance(message, JobEnded):
             self.text = printable(message.text)
+        elif isinstance(message, Examined):
+            self.findings = presented(message.findings)
         elif isinstance(message, Checkpointed):
             self.made = message
         elif isinstance(message, Draining):

@@ -23,6 +23,8 @@ from zmqps.core.protocol.messages import (
     Leave,
     Left,
     Message,
+    Probe,
+    Probed,
     Welcome,
 )
 from zmqps.errors import CoordinatorRestartedError, NotJoinedError, PeerLostError, PSError
@@ -188,7 +190,10 @@ class Member:
         if isinstance(message, Left):
             self._goodbye_due = None
             self._set_due()
-        return self._noted_back(now)
+        noted = self._noted_back(now)
+        if isinstance(message, Probe) and self.joined:
+            return [*noted, Send(COORDINATOR, Probed(message.number, message.stacks))]
+        return noted
 
     def _on_back(self, message: Back, now: float) -> list[Action]:
         """The coordinator was away: say again who this is, or goodbye, if it is the one that was joined."""

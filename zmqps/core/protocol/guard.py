@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from zmqps.core.protocol.keys import KEY_NBYTES, same
-from zmqps.core.protocol.messages import Checkpoint, Drain, EndJob, Hello, Scale, Welcome
+from zmqps.core.protocol.messages import Checkpoint, Drain, EndJob, Examine, Hello, Scale, Welcome
 from zmqps.errors import IdentityError
 
 #: What to do about it, in errors.
@@ -98,10 +98,21 @@ def check_scale(job_secret: bytes, end_key: bytes, message: Scale) -> None:
     _check_order(job_secret, end_key, message, str(message.servers), scale_guard, what, how)
 
 
+def examine_guard(job_secret: bytes, node: str, nonce: bytes) -> bytes:
+    """Return what proves the same of the sender of an `Examine` that names a node."""
+    return _guard(job_secret, b"examine", node.encode(), nonce) if job_secret else b""
+
+
+def check_examine(job_secret: bytes, end_key: bytes, message: Examine) -> None:
+    """Raise `IdentityError` unless the sender of an `Examine` that names a node knows one of them."""
+    what, how = "see what the threads of a node are doing", "by zmqps stack --coordinator"
+    _check_order(job_secret, end_key, message, message.node, examine_guard, what, how)
+
+
 def _check_order(
     job_secret: bytes,
     end_key: bytes,
-    message: EndJob | Checkpoint | Drain | Scale,
+    message: EndJob | Checkpoint | Drain | Scale | Examine,
     subject: str,
     guard: Callable[[bytes, str, bytes], bytes],
     what: str,

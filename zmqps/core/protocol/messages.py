@@ -29,6 +29,7 @@ from zmqps.core.protocol.membership import (
 from zmqps.core.protocol.message import Message
 from zmqps.core.protocol.moving import Moved, Retargeted
 from zmqps.core.protocol.notes import Note, Noted
+from zmqps.core.protocol.probing import Examine, Examined, Probe, Probed
 from zmqps.core.protocol.replication import Promote, Promoted, Replicas, Replicate, Replicated, Replicating
 from zmqps.core.protocol.resizing import Cut, Drain, Draining, Followed, Recut, Scale, Yield, Yielded
 from zmqps.core.protocol.returning import Back, Farewell, Resumed
@@ -85,6 +86,8 @@ __all__ = [
     "EndJob",
     "Enter",
     "Error",
+    "Examine",
+    "Examined",
     "Farewell",
     "FileAnswer",
     "FileAsk",
@@ -109,6 +112,8 @@ __all__ = [
     "Moved",
     "Note",
     "Noted",
+    "Probe",
+    "Probed",
     "Proceed",
     "Promote",
     "Promoted",

@@ -30,7 +30,7 @@ class Note(Message):
     before and this one are lost: there was no room to keep them.
     """
 
-    kind: ClassVar[int] = 95
+    kind: ClassVar[int] = 92
     first: U64
     entries: Entries
 
@@ -39,7 +39,7 @@ class Note(Message):
 class Noted(Message):
     """The coordinator has all calls below this number, or has counted them as lost."""
 
-    kind: ClassVar[int] = 96
+    kind: ClassVar[int] = 93
     upto: U64
 
 

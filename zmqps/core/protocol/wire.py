@@ -32,6 +32,8 @@ from zmqps.core.protocol.messages import (
     Commit,
     EndJob,
     Error,
+    Examine,
+    Examined,
     GoBack,
     Heartbeat,
     Hello,
@@ -284,12 +286,14 @@ _OFTEN: dict[int, tuple[Callable[..., Message], Callable[[memoryview], tuple[Any
 
 #: Kind -> bytes that its header has at most, if they are not `MAX_SHORT_HEADER_NBYTES`.
 HEADER_NBYTES: dict[int, int] = {
-    **dict.fromkeys([cls.kind for cls in (Init, Job, Assign, Status, Watched, GoBack, Recut)], MAX_HEADER_NBYTES),
+    **dict.fromkeys(
+        [cls.kind for cls in (Init, Job, Assign, Status, Watched, Examined, GoBack, Recut)], MAX_HEADER_NBYTES
+    ),
     **dict.fromkeys([cls.kind for cls in (Load, Push, Pull, Ack, Values, Tensors, Replicate)], MAX_DATA_HEADER_NBYTES),
     **dict.fromkeys(
         [cls.kind for cls in (Heartbeat, Commit, Error, Checkpoint, Saved, Promoted)], MAX_LIST_HEADER_NBYTES
     ),
-    **dict.fromkeys([cls.kind for cls in (Hello, StatusRequest, Watch, EndJob)], MAX_STRANGE_HEADER_NBYTES),
+    **dict.fromkeys([cls.kind for cls in (Hello, StatusRequest, Watch, EndJob, Examine)], MAX_STRANGE_HEADER_NBYTES),
 }
 
 #: First byte of a msgpack object -> bytes that it takes at most once it is decoded, for those that take much of little.

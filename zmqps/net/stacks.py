@@ -1,0 +1,101 @@
+"""What the threads of this process are doing, in lines; and a signal that says so where its loop does not answer."""
+
+from __future__ import annotations
+
+import faulthandler
+import linecache
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+from zmqps.core.protocol.limits import MAX_TEXT_CHARS
+from zmqps.core.protocol.probing import MAX_STACKS_NBYTES
+
+#: Frames of a thread that are shown, the innermost ones, and threads.
+MOST_FRAMES = 48
+MOST_THREADS = 64
+#: A line of code is as long as somebody has written it.
+MAX_LINE_CHARS = 160
+#: What lets the interpreter say the same whatever its threads are busy with.
+SIGNAL = "SIGUSR2"
+
+_registered = False
+
+
+def threads() -> list[str]:
+    """Return what all threads are doing: for each its name, then its frames, the innermost last.
+
+    Bounded to `zmqps.core.protocol.probing.MAX_STACKS_NBYTES`. No value of a variable is in it.
+    """
+    named = {thread.ident: thread for thread in threading.enumerate()}
+    frames = sys._current_frames()
+    main = threading.main_thread().ident
+    order = sorted(frames, key=lambda ident: (ident != main, _title(named.get(ident), ident)))
+    lines = [f"pid {os.getpid()}, {len(frames)} threads"]
+    for ident in order[:MOST_THREADS]:
+        asking = ", which answers this" if ident == threading.get_ident() else ""
+        lines += ["", f"{_title(named.get(ident), ident)}{asking}", *_frames(frames[ident])]
+    if len(order) > MOST_THREADS:
+        lines += ["", f"{len(order) - MOST_THREADS} more threads"]
+    return _bounded(lines)
+
+
+def _title(thread: threading.Thread | None, ident: int) -> str:
+    if thread is None:
+        return f"thread {ident}, which Python did not start"
+    return f"thread {thread.name}{' (daemon)' if thread.daemon else ''}"
+
+
+def _frames(frame: FrameType | None) -> list[str]:
+    lines: list[str] = []
+    deeper = 0
+    while frame is not None:
+        if len(lines) < 2 * MOST_FRAMES:
+            code = frame.f_code
+            source = linecache.getline(code.co_filename, frame.f_lineno, None).strip()
+            where = f"  {code.co_filename}:{frame.f_lineno} {code.co_qualname}"
+            lines += [f"    {source[:MAX_LINE_CHARS]}", where] if source else [where]
+        else:
+            deeper += 1
+        frame = frame.f_back
+    lines.reverse()
+    return [f"  {deeper} frames further out", *lines] if deeper else lines
+
+
+def _bounded(lines: list[str]) -> list[str]:
+    kept, left = list[str](), MAX_STACKS_NBYTES - 100
+    for line in lines:
+        line = line[:MAX_TEXT_CHARS]
+        left -= len(line.encode(errors="replace")) + 4
+        if left < 0:
+            return [*kept, "…"]
+        kept.append(line)
+    return kept
+
+
+def answer_signal() -> bool:
+    """Let this process write its stacks to standard error when it gets `SIGNAL`; return whether it does.
+
+    Nothing is done where somebody else has a use for that signal, or there is no standard error to write to.
+    """
+    global _registered
+    number = getattr(signal, SIGNAL, None)
+    if _registered or number is None or signal.getsignal(number) is not signal.SIG_DFL:
+        return _registered
+    try:
+        faulthandler.register(number, all_threads=True)
+    except (AttributeError, OSError, ValueError, RuntimeError):  # no standard error, or not on this platform
+        return False
+    _registered = True
+    return True
+
+
+def facts() -> Mapping[str, Any]:
+    """Return what a heartbeat tells of it: the signal's number, as long as it is ours."""
+    number = getattr(signal, SIGNAL, None)
+    ours = _registered and number is not None and signal.getsignal(number) is signal.SIG_DFL
+    return {"stacks_signal": int(number)} if ours else {}
