@@ -70,6 +70,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "keys": "errors checks core/protocol net nodes",
         "launch": "errors checks logs core/protocol core/coordinator net gpu trace nodes keys",
         "doctor": "errors core/protocol gpu net nodes",
+        "top": "errors nodes",
     },
     "Public: what scripts and users type": {
         "data": "errors checks core/job",
@@ -85,7 +86,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "keras": "errors checks optim worker",
         "zmqps": "errors codecs optim core/worker client checkpoint keys launch data initial stale pipeline worker aio "
         "local",
-        "cli": "errors logs core/protocol core/coordinator net gpu trace checkpoint nodes keys launch doctor zmqps",
+        "cli": "errors logs core/protocol core/coordinator net gpu trace checkpoint nodes keys launch doctor top zmqps",
         "__main__": "cli",
     },
     "Test tools": {
@@ -182,6 +183,7 @@ ONLY_IN = {
     },
     "cupy": {"zmqps/gpu/device.py"},
     "ray": {"zmqps/ray.py"},
+    "textual": {"zmqps/top/app.py"},
     "jax": {"zmqps/jax.py", "zmqps/keras.py", "zmqps/client/pytrees.py"},
     "keras": {"zmqps/keras.py"},
     "tensorflow": {"zmqps/keras.py"},
@@ -313,6 +315,7 @@ MADE_IN_ORDER = {
     "zmqps/core/protocol/steps.py",
     "zmqps/core/protocol/training.py",
     "zmqps/core/protocol/moving.py",
+    "zmqps/core/protocol/probing.py",
     "zmqps/core/protocol/falling.py",
     "zmqps/core/protocol/replication.py",
     "zmqps/core/protocol/resizing.py",

@@ -13,6 +13,7 @@ from zmqps import __version__
 from zmqps.cli.checkpoint import checkpoint
 from zmqps.cli.doctor import doctor
 from zmqps.cli.explain import explain
+from zmqps.cli.health import health, stack
 from zmqps.cli.keys import keys
 from zmqps.cli.launch import agent, launch
 from zmqps.cli.logs import logs
@@ -21,6 +22,7 @@ from zmqps.cli.nodes import coordinator, server
 from zmqps.cli.resize import drain, scale
 from zmqps.cli.run import run as run_task
 from zmqps.cli.settings import read_config
+from zmqps.cli.top import top
 from zmqps.cli.trace import trace
 from zmqps.cli.up import down, up
 from zmqps.core.protocol import exits
@@ -52,8 +54,8 @@ def cli(ctx: click.Context, config: Path | None) -> None:
 
 
 for command in (
-    up, launch, run_task, down, status, jobs, placement, logs, trace, doctor, keys, checkpoint, drain, scale,
-    coordinator, server, agent, explain,
+    up, launch, run_task, down, status, top, health, stack, jobs, placement, logs, trace, doctor, keys, checkpoint,
+    drain, scale, coordinator, server, agent, explain,
 ):  # fmt: skip
     cli.add_command(command)
 

@@ -114,6 +114,19 @@ def doctor_table(rows: Sequence[Row]) -> Table:
     return table
 
 
+def health_table(found: Facts) -> Table:
+    """Return how soon each node has answered, who has not in red and first."""
+    table = _table("health", "node", "job", "name", "host", ">there and back", ">loop late", "last sign of life")
+    for node in found["nodes"]:
+        answered = node["state"] == "answered"
+        took = Text(_milliseconds(node["latency_s"])) if answered else Text(node["state"], "bold red")
+        late = _milliseconds(node["lag_s"]) if answered else ""
+        seen = "now" if answered else f"{_duration(node['seen_s'])} ago"
+        _add(table, f"{node['role']} {node['rank']}", node["job"], node["name"], node["host"], took, late, seen)
+    _add(table, "coordinator", "", "", "", "", _milliseconds(found.get("lag_s", 0.0)), "now")
+    return table
+
+
 def keys_table(entries: Sequence[Entry], now: float) -> Table:
     """Return whom nodes let in, and who was revoked."""
     table = _table("keys", "name", "role", "key", "made", "opens")

@@ -273,7 +273,7 @@ class CoordinatorMachine:
     def next_deadline(self) -> float | None:
         """Return when something is due."""
         overdue = self.membership.next_deadline()
-        parts = (
+        parts = [
             self.erasures,
             self._telling,
             self.cluster_end,
@@ -281,7 +281,7 @@ class CoordinatorMachine:
             self.drains,
             self.scales,
             self.probes,
-        )
+        ]
         dues = [self._reminder_due, *[part.next_deadline() for part in parts]]
         dues += [run.next_deadline() for run in self.runs.values()]
         if overdue is not None:

@@ -1,0 +1,49 @@
+"""Numbers, sparklines and sentences of the live view."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tests.top.views import HEALTH
+from zmqps.top.words import health_sentence, number, seconds, size, sparkline, uptime
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(None, ""), (0.0, "0 µs"), (12e-6, "12 µs"), (0.0034, "3.4 ms"), (0.31, "310 ms"), (1.23, "1.2 s"), (42.4, "42 s"),
+     (240, "4 min"), (5400, "1.5 h"), (3 * 86400, "3.0 d"), (math.nan, "")],
+)  # fmt: skip
+def test_durations_take_few_characters(value: float | None, text: str) -> None:
+    assert seconds(value) == text
+    assert len(text) <= 7
+
+
+def test_uptimes_sizes_and_numbers_too() -> None:
+    assert [uptime(s) for s in (12, 184, 7500)] == ["12 s", "3 min 4 s", "2 h 5 min"]
+    assert [size(n) for n in (None, 512, 2.5e6)] == ["", "512 B", "2.5 MB"]
+    assert [number(x) for x in (None, 0.12345, 12345678.0, math.inf)] == ["", "0.1235", "1.235e+07", "inf"]
+
+
+def test_a_sparkline_goes_from_the_least_to_the_most() -> None:
+    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 20) == "▁▂▃▄▅▆▇█"
+    assert sparkline([4, 2, 0], 20) == "█▅▁"
+
+
+def test_a_sparkline_is_as_wide_as_it_may_be_and_leaves_out_what_is_no_number() -> None:
+    drawn = sparkline([float(n) for n in range(1000)], 10)
+    assert len(drawn) == 10
+    assert drawn == "".join(sorted(drawn))
+    assert sparkline([1.0, math.nan, None, 2.0, math.inf], 10) == "▁█"
+    assert sparkline([3.0, 3.0], 10) == "▁▁"
+    assert sparkline([], 10) == sparkline([1.0], 0) == ""
+
+
+def test_a_health_check_in_a_sentence() -> None:
+    assert health_sentence(HEALTH) == "worker 2 on host-a does not answer; the others do"
+    well = {"nodes": HEALTH["nodes"][1:]}  # type: ignore[index]
+    assert health_sentence(well) == "the one node answers, the slowest in 4.2 ms (worker 0)"
+    assert health_sentence({"nodes": well["nodes"] * 2, "left_out": 3}).startswith("all 5 nodes answer, the slowest in")
+    assert health_sentence({"nodes": HEALTH["nodes"][:1]}) == "worker 2 on host-a does not answer"  # type: ignore[index]
+    assert health_sentence({"nodes": []}) == "nobody but the coordinator is there"

@@ -1,0 +1,95 @@
+"""``zmqps health`` and ``zmqps stack``: whether all nodes answer, and what the threads of one are doing."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import click
+
+from zmqps.cli import settings
+from zmqps.cli.look import address_of, as_json, coordinator
+from zmqps.cli.settings import setting
+from zmqps.core.protocol import exits
+
+timeout = setting(
+    "--timeout", shared=False, type=click.FloatRange(min=0, min_open=True), default=5.0, help="Seconds to wait."
+)
+
+
+@click.command()
+@coordinator
+@settings.keys
+@settings.directory
+@timeout
+@as_json
+def health(coordinator: str | None, keys: Path | None, directory: Path, timeout: float, as_json: bool) -> int:
+    """Let every node answer, and show how soon each has, there and back; fails if one is silent.
+
+    A node answers from its loop, a worker from its background thread, whatever its script is busy with. Those that do
+    not answer within 2 s are silent.
+    """
+    from zmqps.keys import find_keys
+    from zmqps.nodes.inquiry import ask_health
+
+    found = ask_health(address_of(coordinator, directory), timeout=timeout, keys=find_keys(keys, None, os.environ))
+    silent = [node for node in found["nodes"] if node["state"] == "silent"]
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+    else:
+        from zmqps.cli.tables import health_table, new_console
+        from zmqps.top.words import health_sentence
+
+        new_console().print(health_table(found))
+        click.echo(health_sentence(found))
+    return exits.FAILED if silent else exits.OK
+
+
+@click.command()
+@click.argument("node")
+@coordinator
+@settings.job_secret
+@settings.keys
+@settings.directory
+@setting("--name", shared=False, help="The cluster's, for its logs on this host.", show_default="the one started here")
+@timeout
+def stack(
+    node: str,
+    coordinator: str | None,
+    job_secret: Path | None,
+    keys: Path | None,
+    directory: Path,
+    name: str | None,
+    timeout: float,
+) -> int:
+    """Show what the threads of NODE are doing: names, files and lines, no values.
+
+    NODE is worker-2, server-0, coordinator, or what the node calls itself in `zmqps status`; JOB/worker-2 where several
+    jobs have one. One whose loop does not answer is sent SIGUSR2, if it is a process of this user on this host that
+    takes it for that: then it writes its stacks to its log. It takes what ends a job.
+    """
+    from zmqps.keys import find_keys
+    from zmqps.nodes.inquiry import ask_stacks, ask_status
+
+    address, shown = address_of(coordinator, directory), find_keys(keys, None, os.environ)
+    found = ask_stacks(address, node, timeout=timeout, job_secret=job_secret, keys=shown)
+    if found["nodes"] and found["nodes"][0]["state"] != "answered":
+        from zmqps.cli.state import read_state
+        from zmqps.top.stuck import tell
+
+        state = read_state(directory)
+        logs = directory / "runs" / (name or (state.name if state is not None and state.name else "cluster")) / "logs"
+        status = ask_status(address, timeout=timeout, keys=shown)
+        lines = tell(found["nodes"][0], status, socket.gethostname(), logs)
+        click.echo("\n".join(lines))
+        return exits.FAILED
+    _show(found)
+    return exits.OK
+
+
+def _show(found: dict[str, Any]) -> None:
+    for line in found.get("stacks", ()):
+        click.echo(line)

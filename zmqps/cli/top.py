@@ -1,0 +1,100 @@
+"""``zmqps top``: the cluster in a terminal, live."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from zmqps.cli import settings
+from zmqps.cli.look import address_of, coordinator
+from zmqps.cli.settings import setting
+from zmqps.core.protocol import exits
+from zmqps.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from zmqps.net.keyring import Keys
+    from zmqps.top.app import Questions
+    from zmqps.top.model import NodeRow
+
+#: What is asked for once may take so long: a health check takes 2 s where a node is silent.
+ONCE_S = 5.0
+#: Seconds that sparklines and figures look back.
+SPAN_S, POINTS = 300.0, 120
+
+
+@click.command()
+@coordinator
+@settings.job_secret
+@settings.keys
+@settings.directory
+@setting("--name", shared=False, help="The cluster's, for its logs on this host.", show_default="the one started here")
+@setting(
+    "--every", shared=False, type=click.FloatRange(min=0.2), default=1.0, help="Seconds from one view to the next."
+)
+def top(
+    coordinator: str | None,
+    job_secret: Path | None,
+    keys: Path | None,
+    directory: Path,
+    name: str | None,
+    every: float,
+) -> int:
+    """Watch the cluster in the terminal: jobs, nodes, who is slow, who is waited for.
+
+    Keys: enter for all that is known of a node, l its log, s what its threads are doing, h a health check of all,
+    j and v for the next job and value, ? for help, q to quit. It asks once a second, and goes on when a coordinator
+    that was away is back. Needs `pip install 'zmqps[watch]'`.
+    """
+    from zmqps.keys import find_keys
+
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise click.UsageError(
+            "`zmqps top` needs a terminal; `zmqps status` prints once, `zmqps status --json` plainly"
+        )
+    address = address_of(coordinator, directory)
+    try:
+        from zmqps.top.app import Top
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "textual":
+            raise
+        raise ConfigurationError(
+            "`zmqps top` needs Textual, which is not installed: pip install 'zmqps[watch]'; `zmqps status -w` does not"
+        ) from None
+    Top(questions(address, find_keys(keys, None, os.environ), job_secret, directory, name), address, every).run()
+    return exits.OK
+
+
+def questions(address: str, keys: Keys | None, job_secret: Path | None, directory: Path, name: str | None) -> Questions:
+    """Return what can be asked of the cluster at an address."""
+    from zmqps.cli.state import read_state
+    from zmqps.nodes.inquiry import ask_health, ask_stacks, ask_status, ask_view
+    from zmqps.top import logs
+    from zmqps.top.app import Questions
+    from zmqps.top.source import TIMEOUT_S
+    from zmqps.top.stuck import tell
+
+    def cluster() -> str:
+        state = read_state(directory)
+        return name or (state.name if state is not None and state.name else "cluster")
+
+    def stacks(node: NodeRow) -> Sequence[str]:
+        called = f"{node.job}/{node.node}" if node.job else node.node
+        found = ask_stacks(address, called, timeout=ONCE_S, job_secret=job_secret, keys=keys)
+        if found["nodes"] and found["nodes"][0]["state"] != "answered":
+            status = ask_status(address, timeout=ONCE_S, keys=keys)
+            return tell(found["nodes"][0], status, socket.gethostname(), directory / "runs" / cluster() / "logs")
+        return list(found["stacks"])
+
+    return Questions(
+        view=partial(ask_view, address, span=SPAN_S, points=POINTS, timeout=TIMEOUT_S, keys=keys),
+        health=partial(ask_health, address, timeout=ONCE_S, keys=keys),
+        stacks=stacks,
+        log=lambda node: logs.tail(directory, cluster(), node.node, node.host),
+    )

@@ -1,0 +1,1 @@
+"""A live view of a cluster in a terminal: ``zmqps top``."""

@@ -1,0 +1,84 @@
+"""Numbers and sentences as they stand in a narrow terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from math import isfinite
+from typing import Any
+
+from zmqps.errors import counted, listed, num_bytes
+
+#: From the least to the most.
+BLOCKS = "▁▂▃▄▅▆▇█"
+#: So many nodes a sentence names.
+MOST_NAMED = 6
+
+
+def seconds(value: float | None) -> str:
+    """Return a duration: 12 µs, 3.4 ms, 1.2 s, 4 min; nothing where it is not known."""
+    if value is None or not isfinite(value):
+        return ""
+    if value < 1e-3:
+        return f"{1e6 * value:.0f} µs"
+    if value < 1.0:
+        return f"{1e3 * value:.3g} ms" if value < 0.9995 else "1 s"
+    if value < 60:
+        return f"{value:.2g} s" if value < 9.95 else f"{value:.0f} s"
+    if value < 3600:
+        return f"{value / 60:.0f} min"
+    return f"{value / 3600:.1f} h" if value < 48 * 3600 else f"{value / 86400:.1f} d"
+
+
+def uptime(value: float) -> str:
+    """Return how long something has been there: 12 s, 3 min 4 s, 2 h 5 min."""
+    minutes, rest = divmod(int(value), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes} min"
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def size(value: float | None) -> str:
+    """Return a number of bytes; nothing where it is not known."""
+    return "" if value is None or not isfinite(value) else num_bytes(value)
+
+
+def number(value: float | None) -> str:
+    """Return a number in few characters; nothing where it is not known."""
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isfinite(value) else str(value)
+
+
+def sparkline(values: Sequence[float | None], width: int) -> str:
+    """Return the last values as one character each, or the means of stretches where there are more than fit."""
+    known = [value for value in values if value is not None and isfinite(value)]
+    if not known or width < 1:
+        return ""
+    if len(known) > width:
+        cuts = [len(known) * i // width for i in range(width + 1)]
+        known = [sum(known[a:b]) / (b - a) for a, b in pairwise(cuts)]
+    least, most = min(known), max(known)
+    span = most - least
+    if span <= 0:
+        return BLOCKS[0] * len(known)
+    return "".join(BLOCKS[min(len(BLOCKS) - 1, int((value - least) / span * len(BLOCKS)))] for value in known)
+
+
+def health_sentence(found: Mapping[str, Any]) -> str:
+    """Return in a sentence how the nodes are that were examined."""
+    nodes = found["nodes"]
+    silent = [f"{node['role']} {node['rank']} on {node['host']}" for node in nodes if node["state"] == "silent"]
+    answered = [node for node in nodes if node["state"] == "answered"]
+    if not nodes:
+        return "nobody but the coordinator is there"
+    left_out = found.get("left_out", 0)
+    all_ = f"all {counted(len(answered) + left_out, 'node')} answer" if len(answered) != 1 else "the one node answers"
+    if silent:
+        others = "; the others do" if answered else ""
+        return f"{listed(silent, MOST_NAMED)} {'does' if len(silent) == 1 else 'do'} not answer{others}"
+    slowest = max(answered, key=lambda node: node["latency_s"], default=None)
+    if slowest is None:
+        return "nobody is left"
+    return f"{all_}, the slowest in {seconds(slowest['latency_s'])} ({slowest['role']} {slowest['rank']})"
