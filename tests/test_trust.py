@@ -26,14 +26,14 @@ from zmqps.core.protocol.events import COORDINATOR
 from zmqps.core.protocol.messages import Leave
 from zmqps.core.protocol.wire import encode
 from zmqps.core.server.machine import ServerMachine
-from zmqps.errors import ConfigurationError, IdentityError, KeyRefusedError
+from zmqps.errors import ConfigurationError, DrainError, IdentityError, KeyRefusedError
 from zmqps.net.curve import secure_dealer
 from zmqps.net.driver import Driver
 from zmqps.net.identity import new_identity
 from zmqps.net.routes import new_local_endpoint
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.nodes.coordinator import CoordinatorConfig
-from zmqps.nodes.inquiry import ask_status, end_job
+from zmqps.nodes.inquiry import ask_health, ask_stacks, ask_status, drain_server, end_job
 from zmqps.nodes.server import ServerConfig
 
 PATIENCE = 30.0
@@ -172,6 +172,21 @@ def test_a_key_allows_its_role_and_no_other(folder: Path) -> None:
             with pytest.raises(IdentityError, match="does not allow to end jobs"):
                 end_job(made.address, "default", keys=keys.Keys.of_token(keys.token(folder, role)))
         assert end_job(made.address, "default", keys=keys.Keys.load(folder)) == "job 'default' has ended"
+
+
+def test_who_has_a_nodes_keys_asks_for_what_only_who_runs_the_cluster_may(folder: Path) -> None:
+    nodes = keys.Keys.load(folder)
+    with cluster(folder) as made:
+        for role in ("worker", "observer"):
+            shown = keys.Keys.of_token(keys.token(folder, role))
+            assert ask_health(made.address, keys=shown)["nodes"]
+            with pytest.raises(IdentityError, match="does not allow to see what the threads"):
+                ask_stacks(made.address, "server-0", keys=shown)
+            with pytest.raises(IdentityError, match="does not allow to drain servers"):
+                drain_server(made.address, "server-0", keys=shown)
+        assert ask_stacks(made.address, "server-0", keys=nodes)["stacks"]
+        with pytest.raises(DrainError, match="no other server"):  # it may, and it cannot be done
+            drain_server(made.address, "server-0", keys=nodes)
 
 
 def test_a_worker_s_key_does_not_make_a_server(folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

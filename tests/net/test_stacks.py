@@ -47,6 +47,8 @@ def test_each_thread_has_its_name_its_frames_and_their_code() -> None:
         text = "\n".join(stacks.threads())
     assert "thread reader\n" in text
     assert "test_stacks.py:" in text
+    reader = text.partition("thread reader\n")[2]
+    assert reader.index("Event.wait" if "Event.wait" in reader else "Barrier.wait") < reader.index("Thread.run")
     assert "waiting.<locals>.work" in text
     assert "there.wait(20)" in text or "release.wait(20)" in text
     assert "thread MainThread, which answers this" in text
@@ -61,6 +63,7 @@ def test_however_much_there_is_it_fits_into_a_message() -> None:
     assert len(bytes(frames[0])) <= MAX_SHORT_HEADER_NBYTES
     assert decode(frames) == Probed(1, 1, 0.0, tuple(lines))
     assert lines[-1] == "…"
+    assert any("frames further out" in line for line in lines)
 
 
 @pytest.mark.skipif(not hasattr(signal, stacks.SIGNAL), reason="no such signal here")

@@ -27,7 +27,7 @@ _registered = False
 
 
 def threads() -> list[str]:
-    """Return what all threads are doing: for each its name, then its frames, the innermost last.
+    """Return what all threads are doing: for each its name, then its frames, the innermost first.
 
     Bounded to `zmqps.core.protocol.probing.MAX_STACKS_NBYTES`. No value of a variable is in it.
     """
@@ -52,18 +52,22 @@ def _title(thread: threading.Thread | None, ident: int) -> str:
 
 def _frames(frame: FrameType | None) -> list[str]:
     lines: list[str] = []
-    deeper = 0
+    number = 0
     while frame is not None:
-        if len(lines) < 2 * MOST_FRAMES:
+        if number < MOST_FRAMES:
             code = frame.f_code
-            source = linecache.getline(code.co_filename, frame.f_lineno, None).strip()
-            where = f"  {code.co_filename}:{frame.f_lineno} {code.co_qualname}"
-            lines += [f"    {source[:MAX_LINE_CHARS]}", where] if source else [where]
-        else:
-            deeper += 1
+            lines.append(f"  {_short(code.co_filename)}:{frame.f_lineno} {code.co_qualname}")
+            if source := linecache.getline(code.co_filename, frame.f_lineno).strip():
+                lines.append(f"    {source[:MAX_LINE_CHARS]}")
+        number += 1
         frame = frame.f_back
-    lines.reverse()
-    return [f"  {deeper} frames further out", *lines] if deeper else lines
+    return [*lines, f"  {number - MOST_FRAMES} frames further out"] if number > MOST_FRAMES else lines
+
+
+def _short(path: str) -> str:
+    """Return the name of a file as modules are found: below the longest of the directories that are searched."""
+    places = [place for place in sys.path if place and path.startswith(f"{place.rstrip(os.sep)}{os.sep}")]
+    return path[len(max(places, key=len).rstrip(os.sep)) + 1 :] if places else path
 
 
 def _bounded(lines: list[str]) -> list[str]:

@@ -65,7 +65,7 @@ def _alarm(node: NodeRow) -> str:
 def node_columns(width: int, nodes: Sequence[NodeRow]) -> list[Column]:
     """Return the columns of the table of nodes."""
     several = len({node.job for node in nodes if node.job}) > 1
-    longest = min(14, max([len(node.host) for node in nodes], default=4))
+    longest = min(14, max([4, *(len(node.host) for node in nodes)]))
     columns = [
         Column(title="node", width=12, text=lambda node: node.title, style=_alarm),
         *([Column(title="job", width=9, text=lambda node: node.job[:8], rank=4)] if several else []),
