@@ -72,11 +72,11 @@ def test_a_process_whose_threads_are_stuck_writes_its_stacks_at_the_signal() -> 
 import os, signal, sys
 from zmqps.net import stacks
 assert stacks.facts() == {}
-assert stacks.answer_signal()
-assert stacks.facts() == {"stacks_signal": int(signal.SIGUSR2)}
+assert stacks.answer_signal("worker-3")
+assert stacks.facts() == {"stacks_signal": int(signal.SIGUSR2), "log": "worker-3"}
 os.kill(os.getpid(), signal.SIGUSR2)
 signal.signal(signal.SIGUSR2, lambda *_: None)  # from now on it is the user's
-assert stacks.facts() == {}
+assert stacks.facts() == {"log": "worker-3"}
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert "Current thread" in done.stderr

@@ -30,7 +30,7 @@ class Asked:
             view=self._view,
             health=lambda: HEALTH,
             stacks=self._stacks,
-            log=lambda node: [f"{node.node} says {n}" for n in range(99)],
+            log=lambda node: [f"{node.log} says {n}" for n in range(99)],
         )
 
     def _view(self) -> Mapping[str, Any]:
@@ -109,7 +109,7 @@ def test_enter_shows_all_that_is_known_of_the_chosen_node() -> None:
 def test_the_log_is_shown_from_its_end() -> None:
     async def test(app: Top, pilot: Pilot[None]) -> None:
         shown = await press(app, pilot, "l")
-        assert "log of worker-0" in shown
+        assert "log of worker 0, worker-0" in shown
         assert "worker-0 says 98" in shown
         assert "worker-0 says 0\n" in await press(app, pilot, "g")
 

@@ -37,7 +37,8 @@ def test_nodes_have_what_their_series_say() -> None:
     worker, server = node(model, "worker 1"), node(model, "server 0")
     assert (worker.cpu, worker.rss, worker.step_s, worker.staleness) == (0.87, 2.1e8, 0.1, 0.5)
     assert (server.sent, server.received, server.cpu) == (2.5e6, 1.5e6, None)
-    assert (worker.key, worker.node) == ("default/worker 1", "worker-1")
+    assert (worker.key, worker.node, worker.log) == ("default/worker 1", "default/worker 1", "worker-1")
+    assert server.node == "server 0"
 
 
 def test_a_slow_worker_is_named_and_only_that() -> None:
@@ -50,6 +51,20 @@ def test_a_slow_worker_is_named_and_only_that() -> None:
 def test_what_the_coordinator_says_about_who_comes_last_comes_first_and_once() -> None:
     said = {"default": {"node": "worker 2", "text": "worker 2 came last to the last 5 steps"}}
     assert read({**training(slow=0.21), "slowest": said}).slow == ("worker 2 came last to the last 5 steps",)
+    model = read({**training(), "slowest": said})
+    assert [row.title for row in model.nodes if row.is_slow] == ["worker 2"]
+
+
+def test_what_a_step_waits_for_is_said_once() -> None:
+    view = waits(training(), 0.3)
+    view["status"]["waiting"] = ["job 'default': step waits for worker 2 (w, h, pid 1): step 412", "waiting for rain"]
+    assert [text.split(" for ")[0] for text, _ in read(view).waits] == ["step 412 waits 0.3 s", "waiting"]
+
+
+def test_a_worker_says_itself_how_its_log_is_called() -> None:
+    view = training()
+    view["status"]["members"][2]["counters"] = {"log": "worker-3"}
+    assert node(read(view), "worker 0").log == "worker-3"
 
 
 def test_workers_of_other_jobs_are_no_measure() -> None:

@@ -13,7 +13,7 @@ from zmqps.top.stuck import tell
 NUMBER = int(signal.SIGUSR2)
 NODE = {"role": "worker", "rank": 2, "job": "default", "name": "w2", "host": "here", "pid": 4711, "state": "silent",
         "seen_s": 7.25}  # fmt: skip
-STATUS = {"members": [{**NODE, "counters": {"stacks_signal": NUMBER}}]}
+STATUS = {"members": [{**NODE, "counters": {"stacks_signal": NUMBER, "log": "worker-5"}}]}
 CAUGHT = 1 << (NUMBER - 1)
 
 
@@ -26,12 +26,12 @@ def told(
 
 
 def test_one_that_takes_the_signal_is_sent_it_and_its_log_is_named(tmp_path: Path) -> None:
-    (tmp_path / "worker-2.log").touch()
+    (tmp_path / "worker-5.log").touch()
     text, sent = told(tmp_path)
     assert sent == [(4711, NUMBER)]
     assert "worker 2 (w2, here, pid 4711) has not answered for 2 s" in text
     assert "last sign of life was 7.2 s ago" in text
-    assert f"sent it SIGUSR2: what its threads are doing is in {tmp_path / 'worker-2.log'} now" in text
+    assert f"sent it SIGUSR2: what its threads are doing is in {tmp_path / 'worker-5.log'} now" in text
 
 
 @pytest.mark.parametrize(

@@ -85,8 +85,7 @@ def questions(address: str, keys: Keys | None, job_secret: Path | None, director
         return name or (state.name if state is not None and state.name else "cluster")
 
     def stacks(node: NodeRow) -> Sequence[str]:
-        called = f"{node.job}/{node.node}" if node.job else node.node
-        found = ask_stacks(address, called, timeout=ONCE_S, job_secret=job_secret, keys=keys)
+        found = ask_stacks(address, node.node, timeout=ONCE_S, job_secret=job_secret, keys=keys)
         if found["nodes"] and found["nodes"][0]["state"] != "answered":
             status = ask_status(address, timeout=ONCE_S, keys=keys)
             return tell(found["nodes"][0], status, socket.gethostname(), directory / "runs" / cluster() / "logs")
@@ -96,5 +95,5 @@ def questions(address: str, keys: Keys | None, job_secret: Path | None, director
         view=partial(ask_view, address, span=SPAN_S, points=POINTS, timeout=TIMEOUT_S, keys=keys),
         health=partial(ask_health, address, timeout=ONCE_S, keys=keys),
         stacks=stacks,
-        log=lambda node: logs.tail(directory, cluster(), node.node, node.host),
+        log=lambda node: logs.tail(directory, cluster(), node.log, node.host),
     )

@@ -160,8 +160,8 @@ class Connection:
             lanes.append(LaneTransport(ZmqTransport(io_threads, keys=keys, role=role), transport, arenas=arenas))
             return lanes[0]
 
-        if INDEX_VARIABLE in os.environ:  # its standard error is a log, where `zmqps stack` looks
-            answer_signal()
+        if index := os.environ.get(INDEX_VARIABLE):  # its standard error is a log, where `zmqps stack` looks
+            answer_signal(f"worker-{index}")
         thread = SessionThread(machine, make_transport, self._listeners)
         # a worker that nobody refers to any more leaves, as a notebook's does when its cell is run again
         weakref.finalize(self, thread.let_go).atexit = False

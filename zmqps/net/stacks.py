@@ -24,6 +24,7 @@ MAX_LINE_CHARS = 160
 SIGNAL = "SIGUSR2"
 
 _registered = False
+_log = ""
 
 
 def threads() -> list[str]:
@@ -81,12 +82,18 @@ def _bounded(lines: list[str]) -> list[str]:
     return kept
 
 
-def answer_signal() -> bool:
+def answer_signal(log: str = "") -> bool:
     """Let this process write its stacks to standard error when it gets `SIGNAL`; return whether it does.
 
     Nothing is done where somebody else has a use for that signal, or there is no standard error to write to.
+
+    Parameters
+    ----------
+    log
+        The name of the log that its standard error becomes, without its ending.
     """
-    global _registered
+    global _registered, _log
+    _log = log
     number = getattr(signal, SIGNAL, None)
     if _registered or number is None or signal.getsignal(number) is not signal.SIG_DFL:
         return _registered
@@ -99,7 +106,7 @@ def answer_signal() -> bool:
 
 
 def facts() -> Mapping[str, Any]:
-    """Return what a heartbeat tells of it: the signal's number, as long as it is ours."""
+    """Return what a heartbeat tells: the signal's number, as long as it is ours, and where the log is."""
     number = getattr(signal, SIGNAL, None)
     ours = _registered and number is not None and signal.getsignal(number) is signal.SIG_DFL
-    return {"stacks_signal": int(number)} if ours else {}
+    return {**({"stacks_signal": int(number)} if number and ours else {}), **({"log": _log} if _log else {})}

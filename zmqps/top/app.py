@@ -262,7 +262,7 @@ class Top(App[None]):
     def action_log(self) -> None:
         """Show the end of its log."""
         if (node := self.chosen) is not None:
-            self._ask(f"log of {node.node}", lambda: self._questions.log(node), at_end=True)
+            self._ask(f"log of {node.title}, {node.log}", lambda: self._questions.log(node), at_end=True)
 
     def action_stacks(self) -> None:
         """Show what its threads are doing."""

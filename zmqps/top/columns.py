@@ -55,11 +55,11 @@ def _seen(node: NodeRow) -> str:
 
 
 def _step(node: NodeRow) -> str:
-    return "slow: " + seconds(node.step_s) if node.slow_by is not None else seconds(node.step_s)
+    return f"slow: {seconds(node.step_s)}" if node.is_slow else seconds(node.step_s)
 
 
 def _alarm(node: NodeRow) -> str:
-    return "bold red" if node.is_silent else "bold yellow" if node.slow_by is not None else ""
+    return "bold red" if node.is_silent else "bold yellow" if node.is_slow else ""
 
 
 def node_columns(width: int, nodes: Sequence[NodeRow]) -> list[Column]:

@@ -41,7 +41,8 @@ class NodeRow:
     received: float | None = None
     step_s: float | None = None
     staleness: float | None = None
-    slow_by: float | None = None  # its steps over the median of the others; None: it is not slow
+    slow_by: float | None = None  # its steps over the median of the others; None: they take no longer
+    is_slow: bool = False  # that, or it comes last to step after step
     doing: str = ""
     counters: Facts = field(default_factory=dict)
 
@@ -52,8 +53,13 @@ class NodeRow:
 
     @property
     def node(self) -> str:
-        """How `zmqps stack` and `zmqps logs` call it."""
-        return self.title.replace(" ", "-")
+        """How `zmqps stack` finds it, whatever others call themselves."""
+        return f"{self.job}/{self.title}" if self.job else self.title
+
+    @property
+    def log(self) -> str:
+        """How its log is called; that of a worker it says itself, for its rank is not its number on its host."""
+        return str(self.counters.get("log") or self.name)
 
     @property
     def is_silent(self) -> bool:
@@ -113,11 +119,13 @@ def read(view: Facts, value: str = "") -> Model:
     jobs = tuple(_job(name, _map(run), series, value) for name, run in _map(status.get("jobs")).items())
     waits = [_map(wait) for wait in _list(view.get("waits"))]
     doing = {(str(wait.get("job", "")), str(wait.get("node", ""))): str(wait.get("doing", "")) for wait in waits}
-    nodes = _with_slow([_node(_map(member), series, doing) for member in _list(status.get("members"))])
+    nodes = _with_slow(view, [_node(_map(member), series, doing) for member in _list(status.get("members"))])
     order = {"server": 1, "worker": 0}
     nodes.sort(key=lambda node: (order.get(node.title.partition(" ")[0], 2), node.job, _rank(node.title)))
     sentences = [(str(wait.get("text", "")), (_float(wait.get("since_s")) or 0.0) > LONG_WAIT_S) for wait in waits]
-    sentences += [(str(text), True) for text in _list(status.get("waiting"))]
+    said = tuple(f"job {str(wait.get('job', ''))!r}: step waits for" for wait in waits)  # which is said above
+    texts = [str(text) for text in _list(status.get("waiting"))]
+    sentences += [(text, True) for text in texts if not (said and text.startswith(said))]
     sentences += [(f"job {name!r}: {run['lost']}", True) for name, run in _map(status.get("jobs")).items()
                   if _map(run).get("lost")]  # fmt: skip
     return Model(
@@ -197,21 +205,28 @@ def _node(member: Facts, series: _Series, doing: Mapping[tuple[str, str], str]) 
     )  # fmt: skip
 
 
-def _with_slow(nodes: Sequence[NodeRow]) -> list[NodeRow]:
-    """Note which workers take far longer for a step than the others of their job."""
+def _with_slow(view: Facts, nodes: Sequence[NodeRow]) -> list[NodeRow]:
+    """Note which workers take far longer for a step than the others of their job, or come last to each."""
+    last = _last(view)
     found: list[NodeRow] = []
     for node in nodes:
         others = [o.step_s for o in nodes if o.job == node.job and o is not node and o.step_s and "worker" in o.title]
         typical = median(others) if others else 0.0
         ratio = node.step_s / typical if node.step_s and typical > 0 and node.title.startswith("worker") else 0.0
-        found.append(replace(node, slow_by=ratio) if ratio >= SLOW else node)
+        slow_by = ratio if ratio >= SLOW else None
+        found.append(replace(node, slow_by=slow_by, is_slow=slow_by is not None or (node.job, node.title) in last))
     return found
+
+
+def _last(view: Facts) -> set[tuple[str, str]]:
+    """Return who comes last to step after step, by job and title, as the coordinator sees it."""
+    return {(job, str(_map(one).get("node"))) for job, one in _map(view.get("slowest")).items() if _map(one)}
 
 
 def _slow(view: Facts, nodes: Sequence[NodeRow]) -> list[str]:
     """Return sentences: what the coordinator says about who comes last, and whose steps take longer here."""
     found = [str(text) for one in _map(view.get("slowest")).values() if (text := _map(one).get("text"))]
-    named = {(job, str(_map(one).get("node"))) for job, one in _map(view.get("slowest")).items()}
+    named = _last(view)
     for node in sorted(nodes, key=lambda node: -(node.slow_by or 0.0)):
         if node.slow_by is not None and (node.job, node.title) not in named:
             took = f"{seconds(node.step_s)} a step, {node.slow_by:.1f} × the median of the others"

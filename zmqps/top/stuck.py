@@ -43,7 +43,9 @@ def tell(
     told.append(f"its last sign of life was {node['seen_s']:.1f} s ago")
     if node["host"] != host:
         return [*told, f"it is on another host: on {node['host']}, try py-spy dump --pid {pid}, or zmqps stack there"]
-    number = _number(node, status)
+    counters = _counters(node, status)
+    number = counters.get("stacks_signal", 0)
+    number = number if type(number) is int and 0 < number < signal.NSIG else 0
     try:
         ours = number and (caught or _caught)(pid) >> (number - 1) & 1
     except (OSError, ValueError):
@@ -54,7 +56,7 @@ def tell(
         send(pid, number)
     except OSError as error:
         return [*told, f"it could not be sent {signal.Signals(number).name}: {error}"]
-    log = logs / f"{title.replace(' ', '-')}.log"
+    log = logs / f"{Path(str(counters.get('log') or node['name'])).name}.log"  # a peer's word: of a file there only
     where = str(log) if log.exists() else "its standard error"
     return [
         *told,
@@ -62,13 +64,13 @@ def tell(
     ]
 
 
-def _number(node: Facts, status: Facts) -> int:
-    """Return the signal at which a node says what it is doing, by what it has told; 0: at none."""
+def _counters(node: Facts, status: Facts) -> Facts:
+    """Return what a node has told of itself."""
     for member in status.get("members", ()):
         if all(member.get(key) == node[key] for key in ("role", "rank", "job", "pid", "host")):
-            number = member.get("counters", {}).get("stacks_signal", 0)
-            return number if type(number) is int and 0 < number < signal.NSIG else 0
-    return 0
+            counters: Facts = member.get("counters", {})
+            return counters
+    return {}
 
 
 def _caught(pid: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -120,13 +121,22 @@ def test_a_cluster_without_members_is_well_at_once() -> None:
     assert states(Cluster().examine()) == {}
 
 
-@pytest.mark.parametrize("name", ["worker-0", "worker-0-here", "default/worker-0", "default/worker-0-here"])
+@pytest.mark.parametrize(
+    "name", ["worker-0", "worker 0", "worker-0-here", "default/worker-0", "default/worker 0", "default/worker-0-here"]
+)
 def test_one_node_is_asked_for_its_stacks_by_any_of_its_names(name: str) -> None:
     cluster = Cluster("server-0", "worker-0", "worker-1")
     ((peer, probe),) = probed(cluster.examine(name)).items()
     assert (peer, probe.stacks) == (cluster.by_name["worker-0"].peer, 1)
     found = findings(cluster.answer("worker-0", probe.number, 1.1, ["thread MainThread", "  train.py:3 step"]))
     assert found["stacks"] == ["thread MainThread", "  train.py:3 step"]
+
+
+def test_what_a_node_calls_itself_counts_before_its_number() -> None:
+    cluster = Cluster("server-0", "server-1")
+    cluster.by_name["server-0"].hello = replace(cluster.by_name["server-0"].hello, name="server-1")
+    assert set(probed(cluster.examine("server-1"))) == {cluster.by_name["server-0"].peer}
+    assert set(probed(cluster.examine("server 1", request=2))) == {cluster.by_name["server-1"].peer}
 
 
 def test_a_name_that_several_nodes_have_is_refused_with_those_that_only_one_has() -> None:

@@ -21,6 +21,8 @@ MOST_EXAMINATIONS = 8
 MOST_LISTED = 1024
 #: How nodes are called in an error that says which there are.
 MOST_NAMED = 16
+#: In how many ways one may be named, beside by its job.
+NAMES = 3
 ANSWERED, SILENT, GONE = "answered", "silent", "gone"
 
 
@@ -131,21 +133,27 @@ class Probes:
         return [Send(peer, Examined(request, findings))]
 
     def _named(self, name: str) -> dict[bytes, MemberInfo]:
-        """Return the one member of that name: ``worker-2``, what it calls itself, or either behind its job's name."""
-        found = {who: member for who, member in self._members.items() if name in _names(member)}
+        """Return the one member of that name: what it calls itself, else ``worker-2``; with its job's name before."""
+        members = self._members.items()
+        found: dict[bytes, MemberInfo] = {}
+        for kind in range(NAMES):
+            found = found or {who: member for who, member in members if name in _with_job(member, _names(member)[kind])}
         if len(found) == 1:
             return found
-        # the last names are the longest, with the job: those tell members apart that others of theirs do not
         chosen = found or self._members
-        here = listed(sorted(_names(member)[-1] for member in chosen.values()), MOST_NAMED)
-        several = f"{len(found)} nodes are called {name!r}: say which, " if found else f"there is no node {name!r}; "
-        raise JobError(f"{several}{'of ' if found else 'here are: '}{here or 'none'}")
+        here = listed(sorted(_with_job(member, _names(member)[-1])[-1] for member in chosen.values()), MOST_NAMED)
+        several = f"{len(found)} nodes are called {name!r}: say which, of {here}"
+        raise JobError(several if found else f"there is no node {name!r}; here are: {here or 'none'}")
 
 
-def _names(member: MemberInfo) -> list[str]:
-    """Return what a member may be called by, the longest at the end."""
-    names = [member.hello.name, f"{member.role}-{member.rank}"]
-    return [*names, *(f"{member.job}/{name}" for name in names)] if member.job else names
+def _names(member: MemberInfo) -> tuple[str, str, str]:
+    """Return what a member is called: in titles, by itself, by its number. The first that fits somebody counts."""
+    return f"{member.role} {member.rank}", member.hello.name, f"{member.role}-{member.rank}"
+
+
+def _with_job(member: MemberInfo, name: str) -> tuple[str, ...]:
+    """Return a name without and with its job's, the longer one last."""
+    return (name, f"{member.job}/{name}") if member.job else (name,)
 
 
 def _who(member: MemberInfo) -> dict[str, Any]:
