@@ -198,8 +198,8 @@ class Top(App[None]):
     # --- what is shown ---------------------------------------------------------------------------
 
     def _show(self) -> None:
-        if not self.is_mounted or self._exit:
-            return
+        if self._exit or not self.screen_stack or not self.screen_stack[0].query("#headline"):
+            return  # not yet, or no more
         model, trouble = self._model, self._source.trouble
         endpoint = (model.endpoint if model is not None else "") or self._address
         headline = f"zmqps top · {endpoint}{f' · {model.headline}' if model is not None else ''}"

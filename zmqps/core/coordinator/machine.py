@@ -273,16 +273,8 @@ class CoordinatorMachine:
     def next_deadline(self) -> float | None:
         """Return when something is due."""
         overdue = self.membership.next_deadline()
-        parts = [
-            self.erasures,
-            self._telling,
-            self.cluster_end,
-            self.checkpoints,
-            self.drains,
-            self.scales,
-            self.probes,
-        ]
-        dues = [self._reminder_due, *[part.next_deadline() for part in parts]]
+        parts = (self.erasures, self._telling, self.cluster_end, self.checkpoints, self.drains, self.scales)
+        dues = [self._reminder_due, self.probes.next_deadline(), *[part.next_deadline() for part in parts]]
         dues += [run.next_deadline() for run in self.runs.values()]
         if overdue is not None:
             dues.append(max(overdue, self._lose_due))
