@@ -33,7 +33,7 @@ def test_operators_are_answered_and_refused_at_all(name: str) -> None:
 def test_a_coordinator_that_waits_for_ever_for_those_who_are_silent(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Probes, "next_deadline", lambda self: None)
     monkeypatch.setattr(Probes, "on_deadline", lambda self, now: [])
-    caught("sync-probed-stops", "was not told how the nodes are")
+    caught("sync-probed-stops", "waits for those who do not answer")
 
 
 def test_a_coordinator_that_takes_any_answer_for_that_to_its_question(monkeypatch: Patch) -> None:
