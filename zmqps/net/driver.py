@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Thread
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol
 
 from zmqps.core.node.throttle import Throttle
 from zmqps.core.protocol import exits
@@ -68,11 +68,10 @@ LINGER_S = 1.0
 MAX_CAUSE_CHARS = 300
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
-# tuples, because a union in the place of use is made anew for every message
-COMPLETED = (Hello, Welcome, Heartbeat, Error, Probed, Examined)
+# looked up by the exact class: for every message, however many kinds there are
+COMPLETED = frozenset((Hello, Welcome, Heartbeat, Error, Probed, Examined))
 #: Of these the machine is told whose key the connection was opened with.
-INTRODUCTIONS = (Hello, Welcome, EndJob, Farewell, Examine, Checkpoint, Drain, Scale)
-Introduction: TypeAlias = Hello | Welcome | EndJob | Farewell | Examine | Checkpoint | Drain | Scale
+INTRODUCTIONS = frozenset((Hello, Welcome, EndJob, Farewell, Examine, Checkpoint, Drain, Scale))
 
 
 class Journal(Protocol):
@@ -176,7 +175,7 @@ class Driver:
             self._lost(error, peer)
             return
         else:
-            event = self._introduced(peer, message) if isinstance(message, INTRODUCTIONS) else Received(peer, message)
+            event = self._introduced(peer, message) if type(message) in INTRODUCTIONS else Received(peer, message)
         if event is not None:
             self._do(self.machine.handle, event)
 
@@ -235,7 +234,7 @@ class Driver:
                 self._spawn(self._send_after(action.after, replace(action, after=None)))
                 return
             peer, message = action.peer, action.message
-            if isinstance(message, COMPLETED):
+            if type(message) in COMPLETED:
                 message = self._complete(peer, message)
             self.transport.send(peer, encode(message), action.readers)
             return
@@ -275,7 +274,7 @@ class Driver:
 
     # Transports negotiate by means of capabilities, of which the core knows nothing.
 
-    def _introduced(self, peer: Peer, message: Introduction) -> Received | Unreachable | None:
+    def _introduced(self, peer: Peer, message: Message) -> Received | Unreachable | None:
         origin = self.transport.origin(peer) if isinstance(message, Hello | EndJob) else ""
         if origin is None:  # nobody is there any more, and from where it came cannot be told: it says hello again
             return None
@@ -286,7 +285,7 @@ class Driver:
                 return Unreachable(peer, error)
         return Received(peer, message, origin, self.transport.holder(peer))
 
-    def _complete(self, peer: Peer, message: Hello | Welcome | Heartbeat | Error | Probed | Examined) -> Message:
+    def _complete(self, peer: Peer, message: Message) -> Message:
         """Add what the transport has to say."""
         if isinstance(message, Error):
             if message.code == ServerMemoryError.code:
@@ -302,6 +301,7 @@ class Driver:
         if isinstance(message, Examined):
             own = {"lag_s": self._lag_s, **({"stacks": stacks.threads()} if message.own else {})}
             return replace(message, findings={**message.findings, **own})
+        assert isinstance(message, Hello | Welcome)
         try:
             return replace(message, capabilities=(*message.capabilities, *self.transport.greeting(peer)))
         except PSError as error:
