@@ -19,6 +19,7 @@ import pytest
 
 import zmqps
 from tests.net.cluster import PATIENCE, Cluster, running
+from zmqps.core.protocol.arrays import GATHER_NBYTES
 from zmqps.core.protocol.loans import lender_of, received
 from zmqps.core.server import beside
 from zmqps.net.lane.segment import DIRECTORY
@@ -29,10 +30,10 @@ from zmqps.net.zeromq import ZmqTransport
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).resolve().parents[3]
-SLICE_NBYTES = 64 << 10  # small ones, so that lanes carry many
+SLICE_NBYTES = GATHER_NBYTES  # the smallest that are not copied, so that lanes carry many
 SLICE = SLICE_NBYTES // 4
 #: Elements: none, one, primes, and around the end of a slice; together several slices on each server.
-SIZES = (0, 1, 2, 7919, SLICE - 1, SLICE, SLICE + 1, 104729, 0, 3)
+SIZES = (0, 1, 2, 7919, SLICE - 1, SLICE, SLICE + 1, 419_429, 0, 3)
 
 
 @pytest.fixture
