@@ -38,7 +38,7 @@ def test_the_coordinator_dies_and_servers_are_lost_meanwhile() -> None:
 
 
 def test_a_coordinator_that_writes_after_it_has_spoken(monkeypatch: Patch) -> None:
-    def recorded(self: CoordinatorMachine, actions: list[Action]) -> list[Action]:
+    def recorded(self: CoordinatorMachine, actions: list[Action], now: float) -> list[Action]:
         return [*actions, *self.changes.records(lambda what, whose: dump(self, what, whose))]
 
     monkeypatch.setattr(CoordinatorMachine, "_recorded", recorded)
@@ -104,7 +104,7 @@ def test_workers_that_do_not_ask_again_for_what_they_wait_for(monkeypatch: Patch
 
 
 def test_a_coordinator_that_writes_a_promotion_after_it_has_sent_it(monkeypatch: Patch) -> None:
-    def recorded(self: CoordinatorMachine, actions: list[Action]) -> list[Action]:
+    def recorded(self: CoordinatorMachine, actions: list[Action], now: float) -> list[Action]:
         records = self.changes.records(lambda what, whose: dump(self, what, whose))
         promotes = any(isinstance(action, Send) and isinstance(action.message, Promote) for action in actions)
         return [*actions, *records] if promotes else [*records, *actions]
