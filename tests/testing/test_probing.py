@@ -2,17 +2,58 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 import pytest
 
 from tests.testing.test_invariants import Patch, caught, wrap
 from zmqps.core.coordinator import operators
+from zmqps.core.coordinator.consistency.bsp import Synchronous
+from zmqps.core.coordinator.delays import Delays
 from zmqps.core.coordinator.probes import Probes
+from zmqps.core.coordinator.watching import Watching
 from zmqps.core.node.member import Member
 from zmqps.core.protocol.events import Send
 from zmqps.core.protocol.messages import Probe, Probed
 from zmqps.testing.probing import OperatedTraining
 from zmqps.testing.scenarios import SCENARIOS
 from zmqps.testing.simulation import Simulation
+
+
+def test_those_who_watch_are_told_who_is_waited_for_and_who_is_slow() -> None:
+    waits = slowest = 0
+    for seed in range(6):
+        run = SCENARIOS["sync-probed-loss"].simulation(seed)
+        run.run()
+        assert isinstance(run.training, OperatedTraining)
+        assert run.training.operators is not None
+        waits += run.training.operators.watchers.num_waits
+        slowest += run.training.operators.watchers.num_slowest
+    assert waits > 5
+    assert slowest > 0
+
+
+def test_a_coordinator_that_says_to_wait_for_those_who_have_come(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Synchronous, "awaited", lambda self: list(self._live))
+    caught("sync-probed-loss", "has come, and is said to be waited for")
+
+
+def test_a_coordinator_that_calls_slow_who_has_gone(monkeypatch: Patch) -> None:
+    def slowest(self: Delays, members: object) -> Mapping[str, object]:
+        return original(self, {member.incarnation: member for member, *_ in self._recent})
+
+    original = Delays.slowest
+    monkeypatch.setattr(Delays, "slowest", slowest)
+    caught("sync-probed-everything", "who has gone, is said to be slow", begin=22)
+
+
+def test_a_coordinator_that_tells_more_of_what_happened_than_was_asked_for(monkeypatch: Patch) -> None:
+    def all_of_it(original, self, asked, *others):  # type: ignore[no-untyped-def]
+        return original(self, replace(asked, span=1e9), *others)
+
+    wrap(monkeypatch, Watching, "view", all_of_it)
+    caught("sync-probed-loss", "more is told than was asked for")
 
 
 @pytest.mark.parametrize("name", ["async-probed-everything", "sync-probed-stops"])

@@ -168,7 +168,11 @@ class LocalCluster:
             restore_optimizer=restore_optimizer,
             restore_names={} if restore_names is None else restore_names,
         )
-        if isinstance(values, str) or not isinstance(values, Sequence) or not all(isinstance(text, str) for text in values):
+        if (
+            isinstance(values, str)
+            or not isinstance(values, Sequence)
+            or not all(isinstance(text, str) for text in values)
+        ):
             checks.refuse("values", "a sequence of texts", values)
         CoordinatorConfig(options=options, job_secret=job_secret, keys=keys, values=tuple(values))
         secret = None if job_secret is None else Path(job_secret)

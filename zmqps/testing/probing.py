@@ -1,4 +1,4 @@
-"""Operators who look, while jobs are trained, whether all nodes answer, and what the threads of one are doing."""
+"""Operators who look, while jobs are trained, how all nodes are, what the threads of one do, and who is waited for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from zmqps.core.node.inquiry import Inquiry
 from zmqps.core.node.member import Identity
 from zmqps.core.protocol.guard import examine_guard
 from zmqps.core.protocol.keys import KEY_NBYTES
-from zmqps.core.protocol.messages import Error, Examine, Examined, Message, Probe, Probed
+from zmqps.core.protocol.messages import Error, Examine, Examined, Message, Probe, Probed, Watch, Watched
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.worker.session import SessionMachine
 from zmqps.errors import IdentityError
@@ -22,12 +22,15 @@ from zmqps.testing.engine import Node
 from zmqps.testing.simulation import END_KEY
 from zmqps.testing.synchronous import SyncTraining
 from zmqps.testing.training import Training
+from zmqps.testing.watchers import Watchers
 
 if TYPE_CHECKING:
     from zmqps.testing.cluster import SimulatedCluster
 
 #: How often one of them comes, from when on, and how many of them want to know about one node.
 RATE, FIRST_S, NAMES_ONE = 1.2, 1.0, 0.4
+#: How many of the others watch, and for how many seconds they look back.
+WATCH, SPAN_S = 0.5, 5.0
 #: Of those who do so many know what shows that they may.
 KNOW = 0.7
 #: Rounding of times.
@@ -50,6 +53,7 @@ class Operators:
         self.num_answered = 0
         self.num_refused = 0
         self._simulation = simulation
+        self.watchers = Watchers(simulation, SPAN_S)
         self._rng = Random(f"operators {simulation.rng.random()}")
         self._num_asked = 0
         self._may: dict[str, bool] = {}  # by operator
@@ -79,12 +83,14 @@ class Operators:
         name = f"operator-{self._num_asked}"
         self._num_asked += 1
         self._may[name] = rng.random() < KNOW
-        question = Examine(1)
+        question: Examine | Watch = Examine(1)
         if members and rng.random() < NAMES_ONE:
             chosen = rng.choice(members)
             named, nonce = f"{chosen.identity.role}-{chosen.rank}", rng.randbytes(KEY_NBYTES)
             guard = examine_guard(END_KEY, named, nonce) if self._may[name] else b""
             question = Examine(1, named, nonce, guard)
+        elif rng.random() < WATCH:
+            question = Watch(1, SPAN_S, 100)
         identity = Identity(
             role="operator", incarnation=rng.randbytes(16), name=name, host="simulated", pid=len(simulation.nodes)
         )
@@ -101,10 +107,14 @@ class Operators:
                 self._taken[sender] = receiver.machine, simulation.now
                 names = {node.identity.incarnation: node.name for node in simulation.nodes.values()}
                 self._there[sender] = {names[who] for who in simulation.coordinator.membership.members}
-        elif isinstance(message, Probed):
+        elif isinstance(message, Probed) and self._is_known(sender):  # else its answer comes too late
             self._came.setdefault((receiver.machine, message.number), {})[sender] = simulation.now
         elif isinstance(message, Probe) and _is_member(receiver):
             self._owed.add((receiver.name, message.number))
+
+    def _is_known(self, name: str) -> bool:
+        who = self._simulation.nodes[name].identity.incarnation
+        return who in self._simulation.coordinator.membership.members
 
     def _sent(self, sender: Node, to: str, message: Message) -> None:
         if isinstance(message, Probed):
@@ -114,6 +124,8 @@ class Operators:
             assert self._may[self._last] or not message.stacks, "the threads of a node are shown to anybody"
         elif isinstance(message, Examined):
             self._check(sender, to, message.findings)
+        elif isinstance(message, Watched):
+            self.watchers.check(sender, message.view)
         elif isinstance(message, Error) and to in self._taken and sender.role == "coordinator":
             del self._taken[to]
             if message.code == IdentityError.code:
@@ -185,6 +197,6 @@ def probed_scenarios(found: Mapping[str, S]) -> Mapping[str, S]:
     synchronous = partial(ProbedSync, steps=8, compute_s=0.6)
     probed: dict[str, S] = {}
     for mode, training in (("async", asynchronous), ("sync", synchronous)):
-        for kind in ("loss", "stops", "partitions", "restarts", "everything", "returned"):
+        for kind in ("loss", "stops", "crashes", "partitions", "restarts", "everything", "returned"):
             probed[f"{mode}-probed-{kind}"] = replace(found[f"{mode}-{kind}"], training=training)  # type: ignore[type-var]
     return probed

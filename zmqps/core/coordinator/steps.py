@@ -454,6 +454,10 @@ class Steps:
             return 0.0, []
         return now - self._since, [self._members[who] for who in self.policy.awaited() if who in self._members]
 
+    def slowest(self) -> Mapping[str, Any]:
+        """Return who keeps the others waiting step after step; empty: nobody."""
+        return self.delays.slowest(self._members)
+
     def next_deadline(self) -> float | None:
         """Return when `on_deadline` wants to be called."""
         policy = None if self._blocked or self.policy is None else self.policy.next_deadline()

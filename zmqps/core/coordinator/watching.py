@@ -135,7 +135,7 @@ class Watching:
             ],
             "happened": dict(self.happened),
             "waits": list(step_waits(runs, now)),
-            "slowest": {name: slowest for name, run in runs.items() if (slowest := run.steps.delays.slowest())},
+            "slowest": {name: slowest for name, run in runs.items() if (slowest := run.steps.slowest())},
         }
 
     def validate(self) -> None:
