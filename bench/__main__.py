@@ -14,6 +14,7 @@ from bench.cases import (
     copies,
     core,
     crowd,
+    day,
     fairness,
     growing,
     lan,
@@ -48,7 +49,7 @@ def main() -> None:
 
 cases = (
     *(push, pull, push_pull, sync_step, latency, fairness, apply, codecs, core, walk, memory, members, crowd),
-    *(checkpoint, saving, changes, copies, refill, sparse, lookups, growing, lan, combine, log),
+    *(checkpoint, saving, changes, copies, refill, sparse, lookups, growing, lan, combine, log, day),
 )
 for command in (
     *(module.command for module in (*cases, suite, compare, peers, gate, scale)),
