@@ -165,6 +165,7 @@ def test_a_restarted_server_gets_the_backups_that_are_missing() -> None:
         cluster.take("s0" if epoch == 1 else "s2", Replicating(epoch, generation))
     done = cluster.ready("s3")
     assert "shard 0 has 1 backup again" in logged(done)
+    assert [event.kind for event in cluster.machine.watching.events][-2:] == ["copied", "copied"]
     assert cluster.degraded() == []
 
 

@@ -207,7 +207,7 @@ class Fallback:
         self._retry_due = self._retry_due or now + RETRY_S
         text = f"job {self._name!r}: {self._text(shards)}, of version {target.version}"
         told = self._tellings.announce(self._back, target.path)
-        return [Log("warning", text, job=self._name), *told, *self.fill(servers, now)]
+        return [Log("warning", text, "fallback", job=self._name), *told, *self.fill(servers, now)]
 
     def _forget(self, shard: int) -> int:
         """No copy of a shard that is there counts any more; return what is known to be lost since it went back last."""
@@ -335,7 +335,7 @@ class Fallback:
         where = _where(copy for copy in copies if copy.shard in shards)
         what = f"{counted(lost, 'step')} lost" if self._whole else "its workers say what is lost"
         text = f"job {self._name!r} is back at version {saved.version} of {saved.path}: {where}; {what}"
-        log, answers = Log("warning", text, job=self._name), list[Action]()
+        log, answers = Log("warning", text, "restored", job=self._name), list[Action]()
         self._replication.degraded(shards, "it has gone back to a checkpoint", now)
         # first, for what is answered now is of what members go back to
         told = self._tellings.begin(shards, saved.told(), self._begun_at, now, lost=lost, whole=self._whole)

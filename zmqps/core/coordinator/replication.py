@@ -309,7 +309,7 @@ class Replication:
             return []
         self._degraded.pop(copy.shard, None)
         text = f"shard {copy.shard} has {counted(len(backups), 'backup')} again"
-        return [Log("info", f"job {self._name!r}: {text}", job=self._name)]
+        return [Log("info", f"job {self._name!r}: {text}", "copied", job=self._name)]
 
     def move(self, servers: Sequence[MemberInfo], now: float, *, may_cut: bool) -> list[Action]:
         """Go on with what moves from servers that are to go; called after every event while there are any."""

@@ -396,7 +396,7 @@ class Steps:
             return []
         waited = now - (self._since if self._since is not None else now)
         error = DeadlineError(operation="step", seconds=round(waited, 3), waiting_for=awaited)
-        actions: list[Action] = [Log("warning", str(error), error=error.number)]
+        actions: list[Action] = [Log("warning", str(error), "timeout", error=error.number)]
         for worker in decision.failed:
             member, request = self._members.get(worker), self._requests.pop(worker, None)
             if member is not None and request is not None:
