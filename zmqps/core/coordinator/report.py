@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.reach import complaints
+from zmqps.core.protocol.figures import GREATEST
 from zmqps.errors import listed
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def job_status(run: JobRun, servers: Sequence[MemberInfo], now: float) -> dict[s
         "replicas": run.replication.status(now),
         "fallback": run.fallback.status(now),
         "data": run.data.status(),
-        "servers": {server.hello.name: _counted(run, server) for server in servers},
+        "servers": {server.hello.name: counted(run, server) for server in servers},
     }
 
 
@@ -72,8 +73,8 @@ def _idle(run: JobRun, worker: MemberInfo) -> str:
     return f"{'spare ' * (worker.incarnation in run.attendance.spares)}{worker.title}"
 
 
-def _counted(run: JobRun, server: MemberInfo) -> dict[str, Any]:
-    """Return what a server counts of a job: sums over its copies, and the newest version."""
+def counted(run: JobRun, server: MemberInfo) -> dict[str, Any]:
+    """Return what a server counts of a job: sums over its copies; the newest version, the longest wait."""
     total: dict[str, Any] = {}
     for copy in run.startup.copies.of(server):
         for name, value in server.counters_of.get(str(copy.epoch), {}).items():
@@ -83,5 +84,5 @@ def _counted(run: JobRun, server: MemberInfo) -> dict[str, Any]:
             elif type(value) is bool:
                 total[name] = before and value
             else:
-                total[name] = max(before, value) if name == "version" else before + value
+                total[name] = max(before, value) if name in GREATEST else before + value
     return total

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["counter", "gauge", "histogram"]
+Scope = Literal["worker", "server", "job", "coordinator"]
+#: The label of figures that a server counts for each sparse table, as ``NAME.TABLE``.
+TABLE = "table"
 
 #: The bounds of histograms, by the name in heartbeats. Steps take from half a millisecond to minutes.
 BOUNDS: dict[str, Sequence[float]] = {
@@ -18,7 +21,7 @@ BOUNDS: dict[str, Sequence[float]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
     """One figure.
 
@@ -32,88 +35,127 @@ class Figure:
         Whether it only grows, goes up and down, or has a count for each size.
     help
         What it is, in a sentence.
+    of
+        Who counts it: some of `SCOPES`. A counter of theirs that is not in a heartbeat is 0.
+    labels
+        What tells its series apart, beside who counts it.
     """
 
     name: str
     metric: str
     kind: Kind
     help: str
+    of: tuple[Scope, ...] = ()
+    labels: tuple[str, ...] = ()
 
 
-def _counter(name: str, noun: str, text: str) -> Figure:
-    return Figure(name, f"zmqps_{noun}_total", "counter", text)
+#: Who counts: a worker (or observer) and a server as a process, a server for each of its jobs, the coordinator.
+SCOPES: tuple[Scope, ...] = ("worker", "server", "job", "coordinator")
+W: tuple[Scope, ...] = ("worker",)
+S: tuple[Scope, ...] = ("server",)
+J: tuple[Scope, ...] = ("job",)
+WJ: tuple[Scope, ...] = ("worker", "job")
+ALL: tuple[Scope, ...] = ("worker", "server", "coordinator")
 
 
-def _gauge(name: str, noun: str, text: str) -> Figure:
-    return Figure(name, f"zmqps_{noun}", "gauge", text)
+def _counter(name: str, noun: str, of: tuple[Scope, ...], text: str, *labels: str) -> Figure:
+    return Figure(name=name, metric=f"zmqps_{noun}_total", kind="counter", help=text, of=of, labels=labels)
 
 
-#: What workers, servers and observers count of themselves or, on a server, of each job.
+def _gauge(name: str, noun: str, of: tuple[Scope, ...], text: str, *labels: str) -> Figure:
+    return Figure(name=name, metric=f"zmqps_{noun}", kind="gauge", help=text, of=of, labels=labels)
+
+
+def _histogram(name: str, noun: str, of: tuple[Scope, ...], text: str) -> Figure:
+    return Figure(name=name, metric=f"zmqps_{noun}", kind="histogram", help=text, of=of)
+
+
+#: What nodes count of themselves or, on a server, of each job.
 OF_NODES: tuple[Figure, ...] = (
-    _counter("pushes", "pushes", "Pushes completed by a worker, or applied by a server."),
-    _counter("pulls", "pulls", "Pulls completed by a worker, or answered by a server."),
-    _counter("bytes_sent", "sent_bytes", "Payload bytes that a worker has sent to servers, resent ones included."),
-    _counter("bytes_received", "received_bytes", "Payload bytes that a worker has received from servers."),
-    _counter("pushed_nbytes", "pushed_bytes", "Payload bytes of the pushes that a server has taken."),
-    _counter("pulled_nbytes", "pulled_bytes", "Payload bytes of the values that a server has sent."),
-    _counter("saved_nbytes", "codec_saved_bytes", "Bytes that did not travel because codecs made less of them."),
-    _counter("retries", "retries", "Requests of a worker that were sent again."),
-    _counter("duplicates", "duplicate_pushes", "Pushes that came again and were not applied again."),
-    _counter("nonfinite", "nonfinite_gradients", "Gradients refused for NaN or infinity."),
-    _counter("dropped", "dropped_contributions", "Gradients that did not count: too late, or too stale."),
-    _counter("late", "late_contributions", "Gradients that reached a server after their step was over."),
-    _counter("refused", "refused_requests", "Requests answered with an error."),
-    _counter("apply_seconds", "apply_seconds", "Seconds that a server's update kernels have computed."),
-    _counter("applies", "applies", "Calls of a server's update kernels."),
-    _counter("waiting_seconds", "waiting_seconds", "Seconds for which a worker had operations under way."),
-    _counter("cpu_seconds", "cpu_seconds", "Processor time of the node's process, all threads."),
-    _counter("loop_lag_seconds", "loop_lag_seconds", "Seconds by which the node's loop was late for its timers."),
-    _counter("gc_pauses", "gc_pauses", "Runs of Python's collector in the node's process."),
-    _counter("gc_pause_seconds", "gc_pause_seconds", "Seconds that Python's collector has stopped the node."),
-    _gauge("loop_lag_max_s", "loop_lag_max_seconds", "How late the loop was at most since the last heartbeat."),
-    _gauge("gc_pause_max_s", "gc_pause_max_seconds", "The longest pause for the collector since the last heartbeat."),
-    _gauge("rss_nbytes", "resident_memory_bytes", "Memory that the node's process has in use."),
-    _gauge("in_flight_nbytes", "in_flight_bytes", "Bytes sent or asked for and not yet answered."),
-    _gauge("oldest_request_s", "oldest_request_seconds", "Since when a worker's oldest operation is under way."),
-    _gauge("clock", "clock_steps", "Steps that a worker has completed, or the step that it is in."),
-    _gauge("parked", "parked_pulls", "Pulls that wait at a server for a version."),
-    _gauge("clients", "clients", "Workers, observers and servers that a server knows."),
-    _gauge("version", "version_updates", "Updates that the newest slice of a job has absorbed on a server."),
-    _gauge("arena_nbytes", "arena_bytes", "Memory of a shard: values and optimizer slots."),
-    _gauge("slots_nbytes", "slot_bytes", "Of that, optimizer slots."),
-    _gauge("spare_nbytes", "spare_bytes", "Memory for slices that are updated while others read them."),
-    _gauge("stage_nbytes", "staged_bytes", "Memory of gradients that wait for their step to be complete."),
-    _gauge("copies_nbytes", "read_copy_bytes", "Memory of the copies that treatments of stale gradients need."),
-    _gauge("pinned_nbytes", "pinned_bytes", "Page-locked memory for arrays on GPUs."),
-    _gauge("shared_nbytes", "shared_bytes", "Memory of a worker that servers of its host read in place."),
-    _gauge("borrowed_nbytes", "borrowed_bytes", "Memory of servers that a worker's arrays refer to."),
-    _gauge("backups", "backups", "Copies of a shard that follow this one."),
-    _gauge("unconfirmed_nbytes", "replication_lag_bytes", "Bytes of updates that backups have not confirmed."),
-    _gauge("rows", "table_rows", "Rows of sparse tables."),
-    _gauge("row_nbytes", "table_bytes", "Memory of sparse tables."),
-    _counter("rows_refused", "table_refused_rows", "New rows for which a table had no room."),
-    _counter("rows_expired", "table_expired_rows", "Rows removed because nobody had touched them for long."),
-    Figure("step_seconds", "zmqps_step_seconds", "histogram", "Seconds from one step of a worker to the next."),
-    Figure("staleness", "zmqps_staleness_updates", "histogram", "Updates by others between a read and its push."),
+    _counter("pushes", "pushes", WJ, "Pushes completed by a worker, or applied by a server."),
+    _counter("pulls", "pulls", WJ, "Pulls completed by a worker, or answered by a server."),
+    _counter("bytes_sent", "sent_bytes", W, "Payload bytes that a worker has sent to servers, resent ones included."),
+    _counter("bytes_received", "received_bytes", W, "Payload bytes that a worker has received from servers."),
+    _counter("pushed_nbytes", "pushed_bytes", J, "Payload bytes of the pushes that a server has taken."),
+    _counter("pulled_nbytes", "pulled_bytes", J, "Payload bytes of the values that a server has sent."),
+    _counter("saved_nbytes", "codec_saved_bytes", W, "Bytes that did not travel because codecs made less of them."),
+    _counter("retries", "retries", W, "Requests of a worker that were sent again."),
+    _counter("duplicates", "duplicate_pushes", J, "Pushes that came again and were not applied again."),
+    _counter("nonfinite", "nonfinite_gradients", WJ, "Gradients refused for NaN or infinity."),
+    _counter("dropped", "dropped_contributions", WJ, "Gradients that did not count: too late, or too stale."),
+    _counter("late", "late_contributions", J, "Gradients that reached a server after their step was over."),
+    _counter("refused", "refused_requests", ("server", "coordinator"), "Requests answered with an error."),
+    _counter("apply_seconds", "apply_seconds", J, "Seconds that a server's update kernels have computed."),
+    _counter("applies", "applies", J, "Calls of a server's update kernels."),
+    _counter("logged", "log_calls", W, "Calls of worker.log."),
+    _counter("log_dropped", "dropped_log_calls", W, "Calls of worker.log that did not come to the coordinator."),
+    _counter("waiting_seconds", "waiting_seconds", W, "Seconds for which a worker had operations under way."),
+    _counter("cpu_seconds", "cpu_seconds", ALL, "Processor time of the node's process, all threads."),
+    _counter("loop_lag_seconds", "loop_lag_seconds", ALL, "Seconds by which the node's loop was late for its timers."),
+    _counter("gc_pauses", "gc_pauses", ALL, "Runs of Python's collector in the node's process."),
+    _counter("gc_pause_seconds", "gc_pause_seconds", ALL, "Seconds that Python's collector has stopped the node."),
+    _gauge("loop_lag_max_s", "loop_lag_max_seconds", ALL, "How late the loop was at most since the last heartbeat."),
+    _gauge("gc_pause_max_s", "gc_pause_max_seconds", ALL, "The longest such stop since the last heartbeat."),
+    _gauge("rss_nbytes", "resident_memory_bytes", ALL, "Memory that the node's process has in use."),
+    _gauge("free_nbytes", "available_memory_bytes", ALL, "Memory that the node's host, or container, has left."),
+    _gauge("in_flight_nbytes", "in_flight_bytes", W, "Bytes sent or asked for and not yet answered."),
+    _gauge("oldest_request_s", "oldest_request_seconds", W, "Since when a worker's oldest operation is under way."),
+    _gauge("clock", "clock_steps", W, "Steps that a worker has completed, or the step that it is in."),
+    _gauge("parked", "parked_pulls", J, "Pulls that wait at a server for a version."),
+    _gauge(
+        "oldest_parked_s", "oldest_parked_pull_seconds", J, "Since when the oldest of them waits for what it lacks."
+    ),
+    _gauge("clients", "clients", S, "Workers, observers and servers that a server knows."),
+    _gauge("version", "version_updates", J, "Steps that a server has committed to a synchronous job."),
+    _gauge("arena_nbytes", "arena_bytes", J, "Memory of a shard: values and optimizer slots."),
+    _gauge("slots_nbytes", "slot_bytes", J, "Of that, optimizer slots."),
+    _gauge("spare_nbytes", "spare_bytes", J, "Memory for slices that are updated while others read them."),
+    _gauge("stage_nbytes", "staged_bytes", J, "Memory of gradients that wait for their step to be complete."),
+    _gauge("copies_nbytes", "read_copy_bytes", J, "Memory of the copies that treatments of stale gradients need."),
+    _gauge("pinned_nbytes", "pinned_bytes", WJ, "Page-locked memory for arrays on GPUs."),
+    _gauge("shared_nbytes", "shared_bytes", W, "Memory of a worker that servers of its host read in place."),
+    _gauge("borrowed_nbytes", "borrowed_bytes", W, "Memory of servers that a worker's arrays refer to."),
+    _gauge("backups", "backups", J, "Copies of a shard that follow this one."),
+    _gauge("unconfirmed_nbytes", "replication_lag_bytes", J, "Bytes of updates that backups have not confirmed."),
+    _gauge("unconfirmed_s", "replication_lag_seconds", J, "Since when the oldest answer waits for backups to confirm."),
+    _gauge("rows", "table_rows", J, "Rows of a sparse table on a server.", TABLE),
+    _gauge("row_nbytes", "table_bytes", J, "Memory of a sparse table on a server.", TABLE),
+    _counter("rows_refused", "table_refused_rows", J, "New rows for which a table had no room.", TABLE),
+    _counter("rows_expired", "table_expired_rows", J, "Rows removed because nobody had touched them for long.", TABLE),
+    _histogram("step_seconds", "step_seconds", W, "Seconds from one step of a worker to the next."),
+    _histogram("staleness", "staleness_updates", W, "Updates by others between a read and its push."),
 )
 
-#: What the coordinator knows of jobs and members, by the name in `zmqps.core.coordinator.watching`.
+
+def _known(name: str, noun: str, text: str, *labels: str) -> Figure:
+    kind: Kind = "counter" if noun.endswith("_total") else "gauge"
+    return Figure(name=name, metric=f"zmqps_{noun}", kind=kind, help=text, labels=labels)
+
+
+#: What the coordinator knows of jobs and members, by the name in `zmqps.core.coordinator.measured`.
 OF_COORDINATOR: tuple[Figure, ...] = (
-    _gauge("members", "members", "Nodes that have joined, by role."),
-    _counter("lost", "lost_members", "Members that fell silent or vanished, by role."),
-    _counter("heartbeats", "heartbeats", "Heartbeats that the coordinator has taken."),
-    _counter("refused", "refused_requests", "Requests answered with an error."),
-    _counter("awaited_seconds", "awaited_seconds", "Seconds that others waited for the worker that came last."),
-    _counter("steps", "steps", "Steps of a job: synchronous ones committed, or the slowest worker's clock."),
-    _gauge("silent_s", "silent_seconds", "Since when a member has not been heard."),
-    _gauge("unfilled_waits", "waits", "Whom or what a job waits for at the moment: how many waits."),
-    _gauge("step_wait_s", "step_wait_seconds", "For how long somebody has waited for the open step of a job."),
-    _counter("checkpoints", "checkpoints", "Checkpoints published."),
-    _gauge("checkpoint_seconds", "checkpoint_seconds", "How long the last checkpoint took."),
-    _gauge("checkpoint_age_s", "checkpoint_age_seconds", "Since when there is the last checkpoint."),
-    _gauge("value", "value", "What training scripts have logged last, by name."),
-)
+    _known("members", "members", "Nodes that have joined.", "role", "job"),
+    _known("wanted_servers", "wanted_servers", "Servers that make the cluster."),
+    _known("heartbeats", "heartbeats_total", "Heartbeats that the coordinator has taken."),
+    _known("lost", "lost_members_total", "Members that fell silent or vanished."),
+    _known("happened", "events_total", "What has happened to the cluster, by kind.", "kind"),
+    _known("silent_s", "silent_seconds", "Since when a member has not been heard.", "role", "rank", "job"),
+    _known(
+        "awaited_s", "awaited_seconds_total", "Seconds that the others waited for this worker alone.",
+        "role", "rank", "job",
+    ),
+    _known("steps", "steps", "How far a job is: its clock or, where it has none, the pushes of its workers.", "job"),
+    _known("waits", "waits", "How many things a job waits for at the moment.", "job"),
+    _known("step_wait_s", "step_wait_seconds", "For how long the open step of a job has been waited for.", "job"),
+    _known("checkpoint_s", "checkpoint_seconds", "How long the last checkpoint took.", "job"),
+    _known("checkpoint_nbytes", "checkpoint_bytes", "What the last checkpoint takes.", "job"),
+    _known("checkpoint_age_s", "checkpoint_age_seconds", "Since when there is the last checkpoint.", "job"),
+    _known("checkpoint_failed", "checkpoint_failed", "Whether the newest attempt to save a job has failed: 1 if so.", "job"),
+    _known("value", "value", "What a training script has logged last.", "name", "role", "rank", "job"),
+)  # fmt: skip
 
+#: Of several copies, or jobs, the greatest tells; all other figures are summed up.
+GREATEST = {"version", "oldest_parked_s", "unconfirmed_s"}
 HISTOGRAMS = {figure.name for figure in OF_NODES if figure.kind == "histogram"}
 
 

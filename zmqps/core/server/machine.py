@@ -139,9 +139,8 @@ class ServerMachine:
     def counters(self) -> Mapping[str, Any]:
         """Return the counters shown in the status."""
         saving = self._saves.counters
-        of_jobs = {str(epoch): {**tenant.counters(), **saving(epoch)} for epoch, tenant in self.tenants.items()}
-        here = {"refused": self._num_refused, "clients": len(self.clients)}
-        return {**in_all(of_jobs.values()), **here, "jobs": of_jobs}
+        of_jobs = {str(n): {**tenant.counters(self._now), **saving(n)} for n, tenant in self.tenants.items()}
+        return {**in_all(of_jobs.values()), "refused": self._num_refused, "clients": len(self.clients), "jobs": of_jobs}
 
     def handle(self, event: NetworkEvent | Stop | Returned | FileRequest, now: float) -> list[Action]:
         """Take an event; every failure becomes an `Error` to its sender, never an exception."""
@@ -211,6 +210,7 @@ class ServerMachine:
 
     def on_deadline(self, now: float) -> list[Action]:
         """Heartbeats, what backups are due, and the end when the coordinator is gone."""
+        self._now = now
         actions = self.member.on_deadline(now)
         if self.replication.due is not None and now >= self.replication.due:
             actions += self.replication.on_deadline(now)
@@ -420,7 +420,7 @@ class ServerMachine:
             request = fullest.newest(heaviest)
             fullest.remove(heaviest, request)
             actions += self.refuse(self.clients.by_incarnation[heaviest].peer, request, full)
-        parked.add(who, message, awaits)
+        parked.add(who, message, awaits, self._now)
         return actions
 
     @property
@@ -438,7 +438,7 @@ class ServerMachine:
                     if is_available(shard, message):
                         actions.append(self._values(client, tenant, shard, message))
                     else:
-                        tenant.parked.add(who, message, awaited_by(shard, message))
+                        tenant.parked.add(who, message, awaited_by(shard, message), self._now)
                 except (MemoryError, PSError) as error:
                     actions += self._failed(client.peer, message, error)
         return actions

@@ -35,6 +35,7 @@ class Held(NamedTuple):
     pull: AnyPull
     nbytes: int
     awaits: Sequence[Awaited]
+    at: float = 0.0  # since when
 
 
 class Parked:
@@ -68,10 +69,14 @@ class Parked:
         if in_all > MAX_PARKED_NBYTES:
             raise LimitError(what="bytes of a worker's waiting pulls", got=in_all, limit=MAX_PARKED_NBYTES)
 
-    def add(self, who: bytes, pull: AnyPull, awaits: Sequence[Awaited]) -> None:
+    def oldest_s(self, now: float) -> float:
+        """Return for how long the pull has waited that has waited longest; a client's come in their order."""
+        return max([now - next(iter(held.values())).at for held in self._of.values()], default=0.0)
+
+    def add(self, who: bytes, pull: AnyPull, awaits: Sequence[Awaited], now: float = 0.0) -> None:
         """A pull waits for any of these; one of the same request takes the place of the one before."""
         self.remove(who, pull.request)
-        held = Held(pull, nbytes_of(pull), awaits)
+        held = Held(pull, nbytes_of(pull), awaits, now)
         self._of.setdefault(who, {})[pull.request] = held
         self._count(who, held.nbytes)
         for awaited in awaits:

@@ -264,7 +264,7 @@ class Replication:
         assert stream is not None
         stream.end_step(tenant.built())
         if stream.is_behind:
-            stream.hold(b"", message.step, message)
+            stream.hold(b"", message.step, message, now)
             return self._pumped(stream, now)
         return [Send(COORDINATOR, message)]
 
@@ -290,7 +290,7 @@ class Replication:
         stream = tenant.stream
         assert stream is not None
         try:
-            stream.hold(client.hello.incarnation, message.request, message)
+            stream.hold(client.hello.incarnation, message.request, message, now)
         finally:
             actions = self._pumped(stream, now)
         return actions

@@ -63,6 +63,7 @@ class Held(NamedTuple):
     nbytes: int
     who: bytes
     message: AnyPush | AnyPull | Committed
+    at: float  # since when
 
 
 class Stream:
@@ -255,7 +256,7 @@ class Stream:
             self._queue(record)
         return self.is_behind
 
-    def hold(self, who: bytes, request: int, message: AnyPush | AnyPull | Committed) -> None:
+    def hold(self, who: bytes, request: int, message: AnyPush | AnyPull | Committed, now: float) -> None:
         """Let an answer wait for all that is done by now; one that waits already stays where it is.
 
         Raises
@@ -273,7 +274,7 @@ class Stream:
                 self._unconfirmed.check(nbytes)
             message = self._unanswered(message)
             nbytes += sum([memoryview(buffer).nbytes for buffer in message.payload])
-        self._held.append(Held(self.position, nbytes + self._fresh_nbytes, who, message))
+        self._held.append(Held(self.position, nbytes + self._fresh_nbytes, who, message, now))
         self._asked.add((who, request))
         self._of[who] += 1
         self._fresh_nbytes = 0
@@ -336,10 +337,12 @@ class Stream:
         """Send to the backups what they have not been sent."""
         return [action for follower in self.followers.values() for action in follower.pump(now)]
 
-    def counters(self) -> dict[str, int]:
+    def counters(self, now: float = 0.0) -> dict[str, float]:
         """Return what the status shows."""
         filled = sum(follower.is_filled for follower in self.followers.values())
-        return {"backups": len(self.followers), "backups_filled": filled, "unconfirmed_nbytes": self._nbytes}
+        since_s = round(now - self._held[0].at, 3) if self._held else 0.0
+        lag = {"unconfirmed_nbytes": self._nbytes, "unconfirmed_s": since_s}
+        return {"backups": len(self.followers), "backups_filled": filled, **lag}
 
     def validate(self) -> None:
         """Assert that answers wait in order, and what waits is counted."""

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
+from zmqps.core.protocol.figures import GREATEST
 from zmqps.core.protocol.messages import Assign, Recalled
 from zmqps.core.server import timing
 from zmqps.core.server.backup import Backup
@@ -139,7 +140,7 @@ class Tenant:
         if self.stream is not None:
             self.stream.withdraw(incarnation, request)
 
-    def counters(self) -> Mapping[str, Any]:
+    def counters(self, now: float = 0.0) -> Mapping[str, Any]:
         """Return what the status shows of this job on this server."""
         shard = self.shard
         return {
@@ -147,11 +148,13 @@ class Tenant:
             **({**shard.counters, **shard.memory.counters(), **timing.counters(shard)} if shard else {}),
             **(shard.rows.counters() if shard and shard.rows else {}),
             "parked": len(self.parked),
-            **(self.stream.counters() if self.stream else {}),
+            "oldest_parked_s": round(self.parked.oldest_s(now), 3),
+            **(self.stream.counters(now) if self.stream else {}),
             **({"backup": 1, "filled": int(self.loaded)} if self.backup else {}),
             **({"slices": len(shard.slices), "slices_filled": shard.num_present} if self.backup and shard else {}),
             "loaded": self.loaded or self.backup is not None,
             "arena_nbytes": shard.arena_nbytes if shard else 0,
+            "slots_nbytes": shard.arena_nbytes - shard.placement.nbytes(shard.index) if shard else 0,
             "copies_nbytes": shard.copies.nbytes if shard and shard.copies else 0,
             "stage_nbytes": shard.steps.stage.nbytes if shard and shard.steps else 0,
             "version": shard.version if shard else 0,
@@ -169,13 +172,14 @@ class Tenant:
 def in_all(of_jobs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the counters of several jobs as one.
 
-    They are sums, but the newest version, whether all are loaded, and what the device they share has free.
+    They are sums, but the newest version and the longest wait, whether all are loaded, and what the device they share
+    has free.
     """
     total: dict[str, Any] = {"loaded": True, "version": 0}
     for counters in of_jobs:
         for name, value in counters.items():
-            if name == "version":
-                total[name] = max(total[name], value)
+            if name in GREATEST:
+                total[name] = max(total.get(name, value), value)
             elif name == "device_free_nbytes":
                 total[name] = min(total.get(name, value), value)
             elif name == "loaded":

@@ -1,0 +1,55 @@
+"""What a node says when it is asked for its figures: its own and, of the coordinator, those of all that it knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from zmqps.core.protocol.figures import Scope
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """What one node has counted, of itself or (a server) of one job.
+
+    Attributes
+    ----------
+    scope
+        Which figures of `zmqps.core.protocol.figures.OF_NODES` these are.
+    role, rank, job
+        Whose; a rank, not a life, so that there are only so many. None: the coordinator has no rank.
+    counters
+        By name, as in a heartbeat; or the same in JSON, which whoever shows them reads.
+    """
+
+    scope: Scope
+    role: str
+    rank: int | None
+    job: str
+    counters: Mapping[str, Any] | str
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """What tells its series apart."""
+        labels = {"role": self.role}
+        if self.rank is not None:
+            labels["rank"] = str(self.rank)
+        return {**labels, "job": self.job} if self.job else labels
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A figure of `zmqps.core.protocol.figures.OF_COORDINATOR`, with what tells it apart."""
+
+    name: str
+    value: float
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """All that a node says."""
+
+    counted: list[Counted]
+    known: list[Known] = field(default_factory=list)
