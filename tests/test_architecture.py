@@ -57,18 +57,19 @@ ROOMS: dict[str, dict[str, str]] = {
         "net/lane": "errors core/protocol net",
         "gpu": "errors checks codecs optim rows core/protocol core/job core/server core/worker",
         "trace": "errors core/protocol core/node net",
+        "metrics": "errors checks core/protocol core/node net",
         "checkpoint": "errors checks rows core/protocol core/job",
         "sinks": "errors",
     },
     "Processes: what runs a machine": {
         # checkpoint: a table is written into the same files as one of a checkpoint
-        "client": "errors checks checkpoint codecs optim rows logs core/protocol core/job core/worker net net/lane gpu "
-        "trace",
+        "client": "errors checks checkpoint codecs optim rows logs core/protocol core/job core/node core/worker net "
+        "net/lane gpu trace metrics",
         "client/host": "errors checks codecs client core/protocol core/job core/host core/worker net net/lane",
         "nodes": "errors checks checkpoint codecs optim rows core/protocol core/treatments core/job core/node "
-        "core/server core/coordinator net net/lane gpu trace sinks",
+        "core/server core/coordinator net net/lane gpu trace metrics sinks",
         "keys": "errors checks core/protocol net nodes",
-        "launch": "errors checks logs core/protocol core/coordinator net gpu trace nodes keys",
+        "launch": "errors checks logs core/protocol core/coordinator net gpu trace metrics nodes keys",
         "doctor": "errors core/protocol gpu net nodes",
         "top": "errors nodes",
     },
@@ -86,7 +87,8 @@ ROOMS: dict[str, dict[str, str]] = {
         "keras": "errors checks optim worker",
         "zmqps": "errors codecs optim core/worker client checkpoint keys launch data initial stale pipeline worker aio "
         "local",
-        "cli": "errors logs core/protocol core/coordinator net gpu trace checkpoint nodes keys launch doctor top zmqps",
+        "cli": "errors logs core/protocol core/coordinator net gpu trace checkpoint metrics nodes keys launch doctor "
+        "top zmqps",
         "__main__": "cli",
     },
     "Test tools": {
@@ -194,6 +196,7 @@ ONLY_IN = {
     "tensorboardX": {"zmqps/sinks/tensorboard.py"},
     "mlflow": {"zmqps/sinks/mlflow.py"},
     "wandb": {"zmqps/sinks/wandb.py"},
+    "prometheus_client": {"zmqps/metrics/text.py"},
     # workers take tensors as arrays; what knows of modules and optimizers is an extra
     "torch": {"zmqps/checkpoint/torch_state.py", *(f"zmqps/torch/{name}.py" for name in OF_TORCH)},
     "psutil": {
@@ -212,7 +215,7 @@ SAID_ONLY_IN = {
 #: Slow to import or not installed everywhere: imported inside the function that needs it.
 LAZY = {
     *("numba", "cupy", "psutil", "ray", "fsspec", "pyarrow", "torch", "tensorflow"),
-    *("tensorboardX", "mlflow", "wandb"),
+    *("tensorboardX", "mlflow", "wandb", "prometheus_client"),
 }
 
 #: Programs of their own: what two of them share belongs below them.

@@ -328,6 +328,7 @@ def connect(
     token: str | None = None,
     io_threads: int = 1,
     combine: str | None = None,
+    metrics: str | None = None,
 ) -> _Connecting:
     """Join a cluster as a worker: ``await connect(…)`` or ``async with connect(…) as worker``.
 
@@ -347,6 +348,7 @@ def connect(
             token=token,
             io_threads=io_threads,
             combine=combine,
+            metrics=metrics,
         )
     )
 

@@ -32,6 +32,7 @@ TRANSPORT_VARIABLE = "ZMQPS_TRANSPORT"
 JOB_VARIABLE = "ZMQPS_JOB"
 JOB_SECRET_VARIABLE = "ZMQPS_JOB_SECRET"
 COMBINE_VARIABLE = "ZMQPS_COMBINE"
+METRICS_VARIABLE = "ZMQPS_METRICS"
 COMBINES = ("none", "host")
 DEFAULT_JOB = "default"
 
@@ -394,6 +395,7 @@ def connect(
     token: str | None = None,
     io_threads: int = 1,
     combine: str | None = None,
+    metrics: str | None = None,
 ) -> Worker:
     """Join a cluster as a worker of one of its jobs.
 
@@ -432,6 +434,10 @@ def connect(
     combine : {"none", "host"}, optional
         ``host``: the workers of this job on this host add their gradients in shared memory, push them once, and read
         values once (``docs/combine.md``); by default what ``ZMQPS_COMBINE`` says, or ``none``.
+    metrics : str, optional
+        Answer Prometheus there: ``HOST:PORT``, or a port of this host alone; 0 takes a free one, which the log tells.
+        By default what ``ZMQPS_METRICS`` says, or nowhere: the coordinator has all workers' figures, too. Beyond this
+        host scrapers have to show what is in the file that ``ZMQPS_METRICS_TOKEN`` names (``docs/watching.md``).
 
     Returns
     -------
@@ -468,6 +474,7 @@ def connect(
         keys=keys,
         token=token,
         io_threads=io_threads,
+        metrics=os.environ.get(METRICS_VARIABLE, "") if metrics is None else metrics,
     )
 
 

@@ -35,12 +35,15 @@ from zmqps.logs.handler import set_up_logging
 @settings.log_settings
 @settings.journal
 @settings.patience
+@settings.metrics
+@settings.metrics_token
 @settings.own_servers
 @settings.parent_fd
 def coordinator(**told: Any) -> int:
     """Run a coordinator: it keeps track of members, places jobs and holds barriers."""
     set_up_logging(told["name"] or "coordinator", level=told["log_level"], as_json=told["log_json"])
     from zmqps.core.coordinator.options import CoordinatorOptions
+    from zmqps.metrics.place import MetricsPlace
     from zmqps.nodes.coordinator import CoordinatorConfig, run
 
     options = CoordinatorOptions(
@@ -62,6 +65,7 @@ def coordinator(**told: Any) -> int:
                 keys=told["keys"],
                 own_servers=told["own_servers"],
                 journal=told["journal"],
+                metrics=MetricsPlace(told["metrics"] or "", told["metrics_token"], told["insecure"]),
                 checkpoints=settings.checkpoint_config(told),
                 values=told["values"],
             ),
@@ -93,6 +97,8 @@ def coordinator(**told: Any) -> int:
 @settings.job_secret
 @settings.keys
 @settings.insecure
+@settings.metrics
+@settings.metrics_token
 @settings.log_settings
 @settings.parent_fd
 def server(
@@ -112,12 +118,15 @@ def server(
     job_secret: Path | None,
     keys: Path | None,
     insecure: bool,
+    metrics: str | None,
+    metrics_token: Path | None,
     log_json: bool,
     log_level: str,
     parent_fd: int | None,
 ) -> int:
     """Run a server: it holds a shard of each job's model and applies gradients to it."""
     set_up_logging(name or "server", level=log_level, as_json=log_json)
+    from zmqps.metrics.place import MetricsPlace
     from zmqps.nodes.server import ServerConfig, run
 
     return _run(
@@ -139,6 +148,7 @@ def server(
                 io_threads=io_threads,
                 spare=spare,
                 handover_timeout=handover_timeout,
+                metrics=MetricsPlace(metrics or "", metrics_token, insecure),
             ),
             parent_fd,
         ),

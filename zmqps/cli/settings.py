@@ -263,6 +263,14 @@ patience = setting(
     "--patience", type=click.FloatRange(min=0), default=600.0,
     help="Seconds that members wait for a coordinator with a journal that is away.",
 )  # fmt: skip
+metrics = setting(
+    "--metrics", shared=False, metavar="ADDRESS",
+    help="Answer Prometheus there: HOST:PORT, or a port of this host alone; 0 takes a free one.",
+)  # fmt: skip
+metrics_token = setting(
+    "--metrics-token", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+    help="The file with what scrapers must show (Authorization: Bearer …); by default nothing, and loopback alone.",
+)  # fmt: skip
 advertise = setting(
     "--advertise", shared=False, metavar="HOST[:PORT]",
     help="What others are told to connect to, where that is not the address it listens at.",

@@ -17,21 +17,17 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from functools import partial
 from types import TracebackType
 from typing import Any, NoReturn, Self, cast
 
-import numpy as np
-
 from zmqps import checks
-from zmqps.client.beside import TwoThreads
 from zmqps.client.draining import is_draining
 from zmqps.client.lives import INDEX_VARIABLE, find_life
+from zmqps.client.scraped import scraped
 from zmqps.client.speeds import Speeds
-from zmqps.client.tensors import are_finite
+from zmqps.client.tensors import are_finite, warm_up
 from zmqps.client.thread import HELD_UP, SessionThread, refuse_in_callback
 from zmqps.core.job.data import DataRange, DataSpec
-from zmqps.core.protocol.encoding import CODING, Coding
 from zmqps.core.protocol.events import Peer
 from zmqps.core.protocol.exits import DRAINED
 from zmqps.core.protocol.hello import MAX_JOB_NAME_CHARS
@@ -78,6 +74,8 @@ class Connection:
         keys: str | os.PathLike[str] | None = None,
         token: str | None = None,
         io_threads: int = 1,
+        metrics: str = "",
+        pinned: Callable[[], int] = int,
     ) -> None:
         refuse_in_callback()
         under_a_supervisor(os.environ)
@@ -117,6 +115,7 @@ class Connection:
         self._listeners: list[Callable[[Any], object]] = []  # who hears of rollbacks, in all lives
         self._lives = threading.RLock()  # no new life begins once it is closed, maybe by a signal handler
         self._used: dict[str, tuple[int, int]] = {}  # data set -> pass and range used last
+        self._scraped = scraped(self, metrics, pinned)
         self._thread = self._start()
         _open.add(self)
         try:
@@ -138,21 +137,18 @@ class Connection:
                 other.close(timeout=timeout)
 
     def _start(self) -> SessionThread:
-        for dtype in (np.float32, np.float64):  # here, not where heartbeats are sent: numba's import takes a while
-            are_finite([np.empty(0, dtype)])
+        warm_up()  # here, not where heartbeats are sent: numba's import takes a while
         identity = new_identity(
             self._role, name=self._name, job=self._job_name, job_secret=self._job_secret, token=self._life.token,
             life=self._life.number,
         )  # fmt: skip
-        check = around("check", "worker", are_finite)
-        # the background thread has nothing else to do that a push waits for, so it has another one encode half of it
-        coding = Coding(compress=partial(CODING.compress, spread=TwoThreads()), cost=self._speeds.cost)
+        check, coding = around("check", "worker", are_finite), watched_coding(self._speeds.coding)
         lanes: list[LaneTransport] = []  # once it is made
 
         def in_memory(peer: Peer) -> bool:
             return any(lane.is_shared(peer) for lane in lanes)
 
-        machine = SessionMachine(identity, self.address, check, watched_coding(coding), in_memory, self._notebook)
+        machine = SessionMachine(identity, self.address, check, coding, in_memory, self._notebook)
         transport, arenas = self._transport, self._arenas  # nothing of the thread refers to this worker
         keys, role, io_threads = self._keys, self._role, self._io_threads
 
@@ -162,7 +158,8 @@ class Connection:
 
         if index := os.environ.get(INDEX_VARIABLE):  # its standard error is a log, where `zmqps stack` looks
             answer_signal(f"worker-{index}")
-        thread = SessionThread(machine, make_transport, self._listeners)
+        thread = SessionThread(machine, make_transport, self._listeners, self._scraped.held(arenas, lanes))
+        self._scraped.follow(thread)
         # a worker that nobody refers to any more leaves, as a notebook's does when its cell is run again
         weakref.finalize(self, thread.let_go).atexit = False
         return thread
@@ -427,6 +424,7 @@ class Connection:
         seconds = checks.seconds("a timeout", self._seconds(timeout))
         with self._lives:
             self._closed = True
+        self._scraped.close()
         self._stop(self._thread, "close", seconds)
         _open.discard(self)
 

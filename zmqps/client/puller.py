@@ -46,9 +46,10 @@ class Puller(Connection):
         keys: str | os.PathLike[str] | None = None,
         token: str | None = None,
         io_threads: int = 1,
+        metrics: str = "",
     ) -> None:
         register_where_used()
-        self._handover = Handover()
+        self._handover = handover = Handover()
         self._buffers: GradientBuffers | None = None  # outlive a life in the cluster
         self._trained: JobSpec | None = None  # likewise: a later life trains the same job, or none
         self._named = False  # it is one that this worker has named: a later life names it, too, to count
@@ -64,6 +65,8 @@ class Puller(Connection):
             keys=keys,
             token=token,
             io_threads=io_threads,
+            metrics=metrics,
+            pinned=lambda: handover.pinned_nbytes,
         )
         me = weakref.ref(self)
 

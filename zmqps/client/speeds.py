@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import numpy as np
 
 from zmqps.client.beside import TwoThreads
 from zmqps.codecs import Auto, Codec, parse
+from zmqps.core.protocol.encoding import CODING, Coding
 
 #: Bytes of what is encoded: a quarter of a slice, more than a fast cache holds.
 SAMPLE_NBYTES = 1 << 20
@@ -27,6 +29,14 @@ class Speeds:
         Decoding is the server's, whose machine is taken for one like this.
         """
         return self._costs.get(codec)
+
+    @property
+    def coding(self) -> Coding:
+        """The door to the codecs for a background thread, which has nothing else to do that a push waits for.
+
+        So another thread encodes half of it.
+        """
+        return Coding(compress=partial(CODING.compress, spread=TwoThreads()), cost=self.cost)
 
     def measure(self, auto: Auto) -> None:
         """Take the time of what is allowed and not known; it takes some milliseconds, and more at first."""

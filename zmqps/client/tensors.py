@@ -349,6 +349,12 @@ def are_finite(arrays: Sequence[Array]) -> bool:
     return _look(blocks[:middle]) and other.result()
 
 
+def warm_up() -> None:
+    """Compile what `are_finite` runs."""
+    for dtype in (np.float32, np.float64):
+        are_finite([np.empty(0, dtype)])
+
+
 def _joined(arrays: Sequence[Array]) -> list[Array]:
     """Return the same elements with small arrays in one: a copy is cheaper than a call for each."""
     joined = [array for array in arrays if array.nbytes >= JOIN_NBYTES]

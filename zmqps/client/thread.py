@@ -161,6 +161,8 @@ class SessionThread:
         Called in the thread.
     listeners
         Called in the thread with what the session notifies of.
+    more
+        Called in the thread: what heartbeats tell besides what the session and its driver count.
     """
 
     def __init__(
@@ -168,8 +170,10 @@ class SessionThread:
         machine: SessionMachine,
         make_transport: Callable[[], Transport],
         listeners: Sequence[Callable[[Any], object]] = (),
+        more: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
         self.machine = machine
+        self._more = more
         self.transport: Transport | None = None  # once it is made
         self._make_transport = make_transport
         self._listeners = listeners
@@ -224,6 +228,7 @@ class SessionThread:
             self._fail,
         )
         self._driver.notify = self._notify
+        self._driver.more = self._more
         self._loop.call_soon(self._ready.set)
         await self._driver.run()
 
@@ -332,7 +337,11 @@ class SessionThread:
             if self._pending.pop(entry.future, None) is not None:
                 raise
 
-    def ask(self, question: Callable[[], T]) -> T:
+    def counted(self) -> dict[str, Any]:
+        """Return all that a heartbeat would tell now; on the thread only, see `ask`."""
+        return {**(self._driver.facts() if self._driver is not None else {}), **self.machine.counters()}
+
+    def ask(self, question: Callable[[], T], operation: str = "statistics", timeout: float = ASK_S) -> T:
         """Return what a question about the session returns; it is asked on the thread as long as that runs."""
         self.refuse_in_fork()
         refuse_in_callback()
@@ -343,12 +352,12 @@ class SessionThread:
         entry = Submitted(answer)
         try:
             self._register(entry, lambda: self._settle(entry, question()))
-            value = answer.result(ASK_S)
+            value = answer.result(timeout)
         except ClosedError:  # it has ended meanwhile
             self._thread.join()
             return question()
         except TimeoutError:
-            raise DeadlineError(operation="statistics", seconds=ASK_S, waiting_for=HELD_UP) from None
+            raise DeadlineError(operation=operation, seconds=timeout, waiting_for=HELD_UP) from None
         return value
 
     def _call_soon(self, call: Callable[[], None], entry: Submitted | None = None) -> None:

@@ -23,6 +23,7 @@ from zmqps.launch.config import ClusterConfig
 from zmqps.launch.nodes import Nodes
 from zmqps.launch.processes import Process, launched_for, node_environment
 from zmqps.logs.lines import LEVELS
+from zmqps.metrics.place import MetricsPlace
 from zmqps.nodes.checkpoints import KEEP, CheckpointConfig
 from zmqps.nodes.coordinator import CoordinatorConfig
 from zmqps.nodes.files import Folder
@@ -110,6 +111,9 @@ class LocalCluster:
     values : sequence of str
         Where what scripts log is written (`Worker.log`): ``jsonl:FILE``, ``tensorboard:DIR``, ``mlflow:URI``,
         ``wandb:PROJECT``, or what ``MODULE:FACTORY`` returns.
+    metrics : str
+        Where the coordinator answers Prometheus: ``HOST:PORT``, or a port of this host, 0 for a free one, which its log
+        tells; by default nowhere.
 
     Examples
     --------
@@ -150,6 +154,7 @@ class LocalCluster:
         directory: str | Path | None = None,
         log_level: str = "info",
         values: Sequence[str] = (),
+        metrics: str = "",
     ) -> None:
         devices = spread(device, servers_per_gpu, () if servers_per_gpu is None else visible_gpus())
         options = CoordinatorOptions(
@@ -174,7 +179,8 @@ class LocalCluster:
             or not all(isinstance(text, str) for text in values)
         ):
             checks.refuse("values", "a sequence of texts", values)
-        CoordinatorConfig(options=options, job_secret=job_secret, keys=keys, values=tuple(values))
+        where = MetricsPlace(metrics)
+        CoordinatorConfig(options=options, job_secret=job_secret, keys=keys, values=tuple(values), metrics=where)
         secret = None if job_secret is None else Path(job_secret)
         ServerConfig(
             coordinator="tcp://127.0.0.1:1",
@@ -199,6 +205,7 @@ class LocalCluster:
             io_threads=io_threads,
             checkpoints=checkpoints,
             values=tuple(values),
+            metrics=metrics,
         )
         self._nodes = Nodes(config, self._spawn)
         self._joined = ""  # the cluster that this process was launched for

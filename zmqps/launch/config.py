@@ -54,6 +54,8 @@ class ClusterConfig:
         How often each server that fails is started again, where jobs outlive it.
     values
         Where the coordinator writes what scripts log, as ``--values`` says it.
+    metrics, metrics_token
+        Where the coordinator answers Prometheus, and the file with what that has to show; empty: it does not.
     """
 
     options: CoordinatorOptions = field(default_factory=CoordinatorOptions)
@@ -74,6 +76,8 @@ class ClusterConfig:
     journal: Path | None = None
     restart_servers: int = RESTARTS
     values: tuple[str, ...] = ()
+    metrics: str = ""
+    metrics_token: Path | None = None
 
     def coordinator(self, name: str = "coordinator") -> list[str]:
         """Return the flags of the coordinator."""
@@ -87,6 +91,8 @@ class ClusterConfig:
             *([f"--journal={self.journal.absolute()}"] if self.journal is not None else []),
             *([f"--patience={o.patience}"] if o.patience else []),
             *(f"--values={_placed(text)}" for text in self.values),
+            *([f"--metrics={self.metrics}"] if self.metrics else []),
+            *([f"--metrics-token={self.metrics_token.absolute()}"] if self.metrics_token is not None else []),
         ]  # fmt: skip
         return [*flags, *self._common(name)]
 

@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Thread
@@ -120,6 +120,8 @@ class Driver:
         self.counters: Counter[str] = Counter()
         #: Returns how large a header of a message with arrays may be: what nobody needs costs time to refuse.
         self.data_header_nbytes: Callable[[], int] = lambda: MAX_DATA_HEADER_NBYTES
+        #: Returns what a heartbeat tells besides what the machine, the transport and this process count.
+        self.more: Callable[[], Mapping[str, Any]] = dict
         #: Takes what its `Notify` actions tell.
         self.notify: Callable[[Any], None] | None = None
         self._health = Health()
@@ -292,7 +294,7 @@ class Driver:
                 self.transport.make_room()
             return message
         if isinstance(message, Heartbeat):
-            told = Heartbeat({**message.counters, **self.facts()})
+            told = Heartbeat({**self.facts(), **message.counters})
             self._health.told()
             return told
         if isinstance(message, Probed):
@@ -310,7 +312,7 @@ class Driver:
 
     def facts(self) -> dict[str, Any]:
         """Return what a heartbeat tells besides the machine's own counters."""
-        return {**self.transport.facts(), **self.counters, **self._health.facts(), **stacks.facts()}
+        return {**self._health.facts(), **self.more(), **self.transport.facts(), **self.counters, **stacks.facts()}
 
     def _unreachable(self, peer: Peer, error: PSError) -> None:
         self._do(self.machine.handle, Unreachable(peer, error))

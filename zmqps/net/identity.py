@@ -52,7 +52,12 @@ def new_identity(
 
 
 def read_job_secret(path: str | os.PathLike[str] | None) -> bytes:
-    """Return the job secret that a file holds, but for white space around it; none where there is no file.
+    """Return the job secret that a file holds, see `read_secret`."""
+    return read_secret(path, "job_secret", "the job secret")
+
+
+def read_secret(path: str | os.PathLike[str] | None, option: str, what: str) -> bytes:
+    """Return what a file holds that nobody can guess, but for white space around it; nothing where there is no file.
 
     Raises
     ------
@@ -62,14 +67,14 @@ def read_job_secret(path: str | os.PathLike[str] | None) -> bytes:
     if path is None:
         return b""
     if not isinstance(path, str | os.PathLike):
-        checks.refuse("job_secret", "a path", path)
+        checks.refuse(option, "a path", path)
     try:
         secret = Path(path).read_bytes().strip()
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"cannot read the job secret {str(path)!r:.200}: {error!s:.200}") from None
+        raise ConfigurationError(f"cannot read {what} {str(path)!r:.200}: {error!s:.200}") from None
     if not MIN_SECRET_NBYTES <= len(secret) <= MAX_SECRET_NBYTES:
         raise ConfigurationError(
-            f"the job secret in {str(path)!r} has {len(secret)} bytes; take {MIN_SECRET_NBYTES} to {MAX_SECRET_NBYTES} "
+            f"{what} in {str(path)!r} has {len(secret)} bytes; take {MIN_SECRET_NBYTES} to {MAX_SECRET_NBYTES} "
             "that nobody can guess: openssl rand -hex 32"
         )
     return secret

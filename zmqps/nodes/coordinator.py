@@ -7,22 +7,26 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zmqps import checks
 from zmqps.core.coordinator.machine import CoordinatorMachine
+from zmqps.core.coordinator.measured import measured
 from zmqps.core.coordinator.notes import Logged
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol.endpoints import join, split
 from zmqps.errors import ConfigurationError, counted, listed
+from zmqps.metrics.endpoint import Source, answering
+from zmqps.metrics.place import MetricsPlace
 from zmqps.net.driver import Driver, run_node
 from zmqps.net.identity import check_bind, new_identity, read_job_secret
 from zmqps.net.keyring import load_node_keys
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.nodes.checkpoints import CheckpointConfig, CheckpointStore, cadence, restored_from, resumptions
 from zmqps.nodes.endkey import kept, new_end_key, offer_end_key
+from zmqps.nodes.host import available_nbytes
 from zmqps.nodes.journal import IDENTITY, Journal, resumed
 from zmqps.nodes.listening import Place, other_addresses
 from zmqps.nodes.relay import CHUNK_NBYTES
@@ -63,6 +67,8 @@ class CoordinatorConfig:
         The directory of the journal from which it goes on if it is started again; None: there is none.
     values
         Where what scripts log is written, in the forms of `zmqps.sinks.choose.FORMS`.
+    metrics
+        Where Prometheus is answered.
     """
 
     bind: str = ""
@@ -77,11 +83,13 @@ class CoordinatorConfig:
     own_servers: bool = False
     journal: str | os.PathLike[str] | None = None
     values: tuple[str, ...] = ()
+    metrics: MetricsPlace = field(default_factory=MetricsPlace)
 
     def __post_init__(self) -> None:
         check_texts(self.values)
         keys = load_node_keys(self.keys)
         self.place.check()
+        self.metrics.check()
         if self.bind:
             check_bind(self.bind, insecure=self.insecure, keyed=keys is not None)
         read_job_secret(self.job_secret)
@@ -129,7 +137,12 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
     keys = load_node_keys(config.keys)
     where = config.place.binds(DEFAULT_PORT)
     check_bind(where, insecure=config.insecure, keyed=keys is not None)
-    with Feeds(open_sinks(config.values)) as feeds, _opened(config.journal) as (journal, known):
+    loop = asyncio.get_running_loop()
+    source = Source(loop)
+    with ExitStack() as stack:
+        stack.enter_context(answering(config.metrics, source, "coordinator", log))
+        feeds = stack.enter_context(Feeds(open_sinks(config.values)))
+        journal, known = stack.enter_context(_opened(config.journal))
         relays = config.checkpoints.via == "coordinator"
         transport = ZmqTransport(arrays=relays, keys=keys)
         if relays:
@@ -156,6 +169,8 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
             machine = CoordinatorMachine(identity, _options(config), _store(config), begins_from, state)
             driver = Driver(*watch(machine, transport, identity), log, journal=journal)
             driver.notify = lambda event: _feed(feeds, event)
+            driver.more = lambda: {"free_nbytes": available_nbytes()}
+            source.measure = lambda: measured(machine, driver.facts(), loop.time())
             code = await run_node(driver, endpoint, parent_fd)
         if journal is not None:
             journal.retire()  # the cluster has ended: the next one begins anew

@@ -8,7 +8,7 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from time import perf_counter
@@ -26,6 +26,7 @@ from zmqps.core.protocol.wire import data_header_nbytes
 from zmqps.core.server.admission import Room, admit, required_nbytes
 from zmqps.core.server.beside import Beside, beside_nbytes
 from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.measured import measured
 from zmqps.core.server.memory import HostMemory, Memory
 from zmqps.core.server.relay import FileRequest
 from zmqps.core.server.rows import capacity_nbytes, make_rows
@@ -36,6 +37,8 @@ from zmqps.core.treatments import make_treatment
 from zmqps.gpu.device import Device, open_device, parse
 from zmqps.gpu.rows import warm_up as warm_up_device_rows
 from zmqps.gpu.staging import DeviceMemory, Streams, device_memory
+from zmqps.metrics.endpoint import Source, answering
+from zmqps.metrics.place import MetricsPlace
 from zmqps.net.driver import Driver, run_node
 from zmqps.net.identity import check_bind, check_endpoint, new_identity, read_job_secret
 from zmqps.net.keyring import load_node_keys
@@ -106,6 +109,8 @@ class ServerConfig:
         Join beyond those that the cluster waits for, to get the copies of shards that a lost server had.
     handover_timeout
         Seconds that it may take after SIGTERM to hand over what it has to other servers; 0: it ends at once.
+    metrics
+        Where Prometheus is answered.
     """
 
     coordinator: str
@@ -124,11 +129,13 @@ class ServerConfig:
     io_threads: int = IO_THREADS
     spare: bool = False
     handover_timeout: float = HANDOVER_TIMEOUT_S
+    metrics: MetricsPlace = field(default_factory=MetricsPlace)
 
     def __post_init__(self) -> None:
         check_endpoint(self.coordinator)
         keys = load_node_keys(self.keys)
         self.place.check()
+        self.metrics.check()
         if self.bind:
             check_bind(self.bind, insecure=self.insecure, keyed=keys is not None)
         checks.whole("io_threads", self.io_threads, 1, MAX_IO_THREADS)
@@ -326,7 +333,12 @@ async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:
     DeviceError
         There is no such device.
     """
-    log = logging.getLogger("zmqps.server")
+    log, source = logging.getLogger("zmqps.server"), Source(asyncio.get_running_loop())
+    with answering(config.metrics, source, "server", log):
+        return await _serve(config, source, log, parent_fd)
+
+
+async def _serve(config: ServerConfig, source: Source, log: logging.Logger, parent_fd: int | None) -> int:
     device = open_device(config.device)
     streams = None if device is None else Streams(device)
     if streams is not None:
@@ -385,6 +397,8 @@ async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:
     driver = Driver(*watch(machine, transport, identity), log, resolve=relay.resolve)
     driver.data_header_nbytes = lambda: largest_header
     relay.submit = partial(_submit, asyncio.get_running_loop(), driver)
+    driver.more = lambda: {"free_nbytes": available_nbytes()}
+    source.measure = lambda: measured(machine, driver.facts())
     try:
         return await run_node(driver, endpoint, parent_fd, config.handover_timeout)
     finally:

@@ -1,0 +1,167 @@
+"""Scrapes are answered to those who may ask, as many at a time as there are places, and until the node ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.metrics.samples import small
+
+pytest.importorskip("prometheus_client")
+
+from zmqps.core.node.measured import Measured
+from zmqps.errors import AddressInUseError, ConfigurationError, DeadlineError
+from zmqps.metrics import endpoint, text
+from zmqps.metrics.endpoint import MAX_AT_ONCE, Source, answering
+from zmqps.metrics.place import MetricsPlace
+
+LOG = logging.getLogger("zmqps.tests")
+Serve = Callable[..., str]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    with ExitStack() as stack:
+
+        def enter(ask: Callable[[], Measured] = small, role: str = "coordinator", **place: object) -> str:
+            options = {"address": "127.0.0.1:0", **place}
+            return stack.enter_context(answering(MetricsPlace(**options), ask, role, LOG)).removesuffix("/metrics")
+
+        yield enter
+
+
+def get(url: str, **headers: str) -> tuple[int, str]:
+    request = urllib.request.Request(url, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def test_a_coordinator_tells_of_all_nodes_or_of_itself(serve: Serve) -> None:
+    url = serve()
+    status, everybody = get(f"{url}/metrics")
+    assert status == 200
+    assert 'zmqps_pushes_total{job="a",rank="0",role="worker"} 3.0' in everybody
+    status, own = get(f"{url}/metrics/own")
+    assert status == 200
+    assert "zmqps_pushes_total{" not in own
+    assert 'zmqps_cpu_seconds_total{role="coordinator"} 0.5' in own
+    assert 'zmqps_steps{job="a"} 7.0' in own
+
+
+def test_other_paths_say_where_metrics_are(serve: Serve) -> None:
+    url = serve()
+    assert get(f"{url}/")[0] == 200
+    assert get(f"{url}/other") == (404, endpoint.INDEX)
+
+
+def test_with_a_token_nobody_else_is_answered(serve: Serve, tmp_path: Path) -> None:
+    (tmp_path / "token").write_text("0123456789abcdef\n")
+    url = serve(token=tmp_path / "token")
+    for wrong in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic 0123456789abcdef"}):
+        status, body = get(f"{url}/metrics", **wrong)
+        assert status == 401
+        assert "zmqps_pushes" not in body
+    assert get(f"{url}/metrics", Authorization="Bearer 0123456789abcdef")[0] == 200
+
+
+def test_a_page_that_calls_this_host_by_another_name_reads_nothing(serve: Serve) -> None:
+    url = serve()
+    assert get(f"{url}/metrics", Host="attacker.example:9570")[0] == 403
+    assert get(f"{url}/metrics", Host="localhost:9570")[0] == 200
+
+
+def test_a_node_that_does_not_answer_in_time_fails_the_scrape_and_no_more(serve: Serve) -> None:
+    def busy() -> Measured:
+        raise DeadlineError(operation="a scrape", seconds=5.0, waiting_for="the node's loop")
+
+    url = serve(busy)
+    assert get(f"{url}/metrics") == (503, "a scrape timed out after 5.0 s, waiting for the node's loop\n")
+
+
+def test_as_many_scrape_at_a_time_as_there_are_places(serve: Serve) -> None:
+    url = serve()
+    host, port = url.removeprefix("http://").split(":")
+    slow = [socket.create_connection((host, int(port)), timeout=10) for _ in range(MAX_AT_ONCE)]
+    try:
+        with socket.create_connection((host, int(port)), timeout=10) as one_more:
+            assert one_more.recv(1) == b"", "hung up on: all others are still asking"
+        slow.pop().close()
+        slow[0].sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert slow[0].recv(15).startswith(b"HTTP/1.0 403"), "it did not say whom it means"
+    finally:
+        for connection in slow:
+            connection.close()
+
+
+def test_a_port_that_somebody_has_is_refused_by_its_owner(serve: Serve) -> None:
+    taken = serve().removeprefix("http://")
+    with pytest.raises(AddressInUseError, match="is in use by"), answering(MetricsPlace(taken), small, "server", LOG):
+        raise AssertionError
+    assert get(f"http://{taken}/metrics")[0] == 200
+
+
+def test_an_address_of_another_host_is_refused() -> None:
+    place = MetricsPlace("192.0.2.1:0", insecure=True)
+    with pytest.raises(ConfigurationError, match="cannot answer scrapes at"), answering(place, small, "server", LOG):
+        raise AssertionError
+
+
+def test_without_an_address_nothing_listens_and_no_library_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "check_installed", lambda: pytest.fail("asked for"))
+    before = threading.active_count()
+    with answering(MetricsPlace(), small, "server", LOG) as url:
+        assert url == ""
+        assert threading.active_count() == before
+
+
+def test_without_the_library_the_command_is_told_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
+    with pytest.raises(ConfigurationError, match=r"pip install 'zmqps\[watch\]'"):
+        text.check_installed()
+
+
+def test_after_the_end_nobody_listens(serve: Serve) -> None:
+    with answering(MetricsPlace("127.0.0.1:0"), small, "server", LOG) as url:
+        assert get(url)[0] == 200
+    with pytest.raises(urllib.error.URLError):
+        get(url)
+
+
+def test_a_source_asks_in_the_loop_and_gives_up_on_one_that_is_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "ASK_S", 0.05)
+    measured, held = small(), threading.Event()
+
+    def ask(source: Source) -> None:
+        with pytest.raises(DeadlineError):
+            source()
+        held.set()
+
+    async def node() -> Measured:
+        source = Source(asyncio.get_running_loop())
+        assert (await asyncio.to_thread(source)).counted == [], "before there is a node"
+        threads = []
+        source.measure = lambda: threads.append(threading.current_thread()) or measured
+        assert await asyncio.to_thread(source) is measured
+        assert threads == [threading.current_thread()]
+        asked = asyncio.get_running_loop().run_in_executor(None, ask, source)
+        held.wait(10)  # the loop does nothing else meanwhile
+        await asked
+        assert len(threads) == 1, "what nobody waits for any more is not measured"
+        return source
+
+    source = asyncio.run(node())
+    with pytest.raises(DeadlineError):
+        source()

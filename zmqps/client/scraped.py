@@ -1,0 +1,98 @@
+"""A worker answers Prometheus: on a thread of its own, for as long as the worker is open."""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Protocol
+
+from zmqps.client.thread import SessionThread
+from zmqps.core.node.measured import Counted, Measured
+from zmqps.errors import ClosedError
+from zmqps.metrics.endpoint import ASK_S, answering
+from zmqps.metrics.place import MetricsPlace
+from zmqps.net.lane.arena import Arenas
+from zmqps.net.lane.shm import LaneTransport
+
+TOKEN_VARIABLE = "ZMQPS_METRICS_TOKEN"
+
+log = logging.getLogger("zmqps.worker")
+
+
+class Member(Protocol):
+    """A connection to a cluster."""
+
+    @property
+    def job(self) -> str:
+        """The name of the job it is there for."""
+
+    _role: str
+
+
+class Scraped:
+    """Answers scrapes with what a worker has counted in its present life.
+
+    Parameters
+    ----------
+    place
+        Where; empty: nowhere.
+    role, job
+        The worker's.
+    pinned
+        Returns how many bytes are page-locked for its GPUs.
+
+    Attributes
+    ----------
+    address
+        Where metrics are found; empty: nowhere.
+    thread
+        Who counts; a later life has another one.
+    """
+
+    def __init__(self, place: MetricsPlace, role: str, job: str, pinned: Callable[[], int] = int) -> None:
+        self._pinned = pinned
+        self.thread: Callable[[], SessionThread | None] = lambda: None
+        self._role, self._job = role, job
+        self._stack = ExitStack()
+        self.address = self._stack.enter_context(answering(place, self._measure, role, log))
+
+    def follow(self, thread: SessionThread) -> None:
+        """Show what this one counts from now on; whoever is not referred to any more is not kept by it."""
+        self.thread = weakref.ref(thread)
+
+    def _measure(self) -> Measured:
+        thread = self.thread()
+        if thread is None:
+            return Measured([])
+        try:
+            counters = thread.ask(thread.counted, "a scrape", ASK_S)
+        except ClosedError:
+            return Measured([])
+        member = thread.machine.member
+        counted = Counted(scope="worker", role=self._role, rank=member.rank, job=self._job, counters=counters)
+        return Measured([counted] if member.joined else [])
+
+    def held(self, arenas: Arenas, lanes: Sequence[LaneTransport]) -> Callable[[], dict[str, int]]:
+        """Return what tells the memory that others read or lend, and what of it is page-locked for GPUs."""
+        pinned = self._pinned  # it keeps nothing else
+
+        def told() -> dict[str, int]:
+            borrowed = lanes[0].borrowed_nbytes if lanes else 0
+            return {"shared_nbytes": arenas.nbytes, "borrowed_nbytes": borrowed, "pinned_nbytes": pinned()}
+
+        return told
+
+    def close(self) -> None:
+        """Answer no more; once more is no harm."""
+        self._stack.close()
+
+
+def scraped(member: Member, address: str, pinned: Callable[[], int]) -> Scraped:
+    """Return what answers scrapes of a member at an address until that is closed, or nobody refers to it any more."""
+    place = MetricsPlace(address, os.environ.get(TOKEN_VARIABLE) or None)
+    answers = Scraped(place, member._role, member.job, pinned)
+    weakref.finalize(member, answers.close).atexit = False
+    return answers

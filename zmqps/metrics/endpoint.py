@@ -1,0 +1,228 @@
+"""Answers scrapes over HTTP, on threads of its own; the node's loop is only asked for its numbers."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import replace
+from errno import EADDRINUSE
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from socketserver import TCPServer, ThreadingMixIn
+from typing import Any
+
+from zmqps.core.node.measured import Measured
+from zmqps.core.protocol.endpoints import ip_of, join, split
+from zmqps.errors import AddressInUseError, ConfigurationError, DeadlineError, PSError
+from zmqps.metrics.place import MetricsPlace, url
+from zmqps.metrics.text import check_installed, exposed
+from zmqps.net.ports import owner_of
+
+#: Seconds that a scrape waits for the node's loop; Prometheus waits 10.
+ASK_S = 5.0
+#: Seconds that a client may take to ask, and to take the answer.
+CLIENT_S = 5.0
+#: Scrapes at a time: one Prometheus, its double, and somebody with curl. Others are hung up on.
+MAX_AT_ONCE = 8
+#: Seconds until the thread that accepts notices the end.
+POLL_S = 0.1
+INDEX = "zmqps\n/metrics       all figures; a coordinator has those of all nodes\n/metrics/own   this node's alone\n"
+
+
+class _Server(ThreadingMixIn, HTTPServer):
+    """Takes so many scrapes at a time, each on a thread."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, host: str, port: int, answers: Answers) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.answers = answers
+        self._places = threading.BoundedSemaphore(MAX_AT_ONCE)
+        super().__init__((host, port), _Handler)
+
+    def server_bind(self) -> None:
+        """Bind, and ask nobody for this host's name."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.server_address[0], int(self.server_address[1])  # type: ignore[assignment]
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Hand a request to a thread, if there is one left."""
+        if not self._places.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer a request."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a client that has gone."""
+        logging.getLogger("zmqps.metrics").debug("a scrape has failed", exc_info=True)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    server_version, sys_version = "zmqps", ""
+    timeout = CLIENT_S
+
+    def do_GET(self) -> None:
+        """Answer a scrape."""
+        told = {name: self.headers.get(name) or "" for name in ("Authorization", "Host", "Accept")}
+        status, content_type, body = self.server.answers.answer(self.path, told)
+        self.send_response(status)
+        if status == HTTPStatus.UNAUTHORIZED:
+            self.send_header("WWW-Authenticate", "Bearer")
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Log no requests: a scrape is no event."""
+
+
+class Answers:
+    """What is answered to whom.
+
+    Parameters
+    ----------
+    ask
+        Returns what the node has measured; it may raise `PSError`.
+    role
+        The node's.
+    place
+        Where it listens.
+    """
+
+    def __init__(self, ask: Callable[[], Measured], role: str, place: MetricsPlace) -> None:
+        self._ask, self._role = ask, role
+        self._secret, self._is_open = place.secret, place.is_open
+
+    def answer(self, path: str, told: dict[str, str]) -> tuple[HTTPStatus, str, bytes]:
+        """Return status, content type and body."""
+        if self._secret:
+            shown = told["Authorization"].removeprefix("Bearer ").strip().encode("utf-8", "surrogateescape")
+            if not hmac.compare_digest(shown, self._secret):
+                return _text(HTTPStatus.UNAUTHORIZED, "show the token of --metrics-token: Authorization: Bearer …\n")
+        elif self._is_open and not _is_here(told["Host"]):  # a page in a browser here that has another name for us
+            return _text(HTTPStatus.FORBIDDEN, "ask for an address or for localhost\n")
+        path = path.partition("?")[0]
+        if path == "/":
+            return _text(HTTPStatus.OK, INDEX)
+        if path not in ("/metrics", "/metrics/own"):
+            return _text(HTTPStatus.NOT_FOUND, INDEX)
+        try:
+            body, content_type = exposed(self._ask if path == "/metrics" else self._own, told["Accept"])
+        except PSError as error:
+            return _text(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n")
+        return HTTPStatus.OK, content_type, body
+
+    def _own(self) -> Measured:
+        """Return it without what the coordinator has from others."""
+        measured = self._ask()
+        if self._role != "coordinator":
+            return measured
+        return replace(measured, counted=[node for node in measured.counted if node.role == "coordinator"])
+
+
+@contextmanager
+def answering(place: MetricsPlace, ask: Callable[[], Measured], role: str, log: logging.Logger) -> Iterator[str]:
+    """Answer scrapes until the end of the block; give where they are answered, nothing where nobody wants them.
+
+    Raises
+    ------
+    ConfigurationError
+        The address is none, or cannot be had, or prometheus-client is not installed.
+    AddressInUseError
+        Somebody has the port.
+    """
+    place.check()
+    if not place.address:
+        yield ""
+        return
+    check_installed()
+    host, port = place.host_and_port
+    try:
+        server = _Server(host, port, Answers(ask, role, place))
+    except OSError as error:
+        if error.errno == EADDRINUSE and port:
+            raise AddressInUseError(endpoint=join(host, port), port=port, owner=owner_of(port)) from None
+        raise ConfigurationError(f"cannot answer scrapes at {place.address}: {error}") from None
+    thread = threading.Thread(target=server.serve_forever, args=(POLL_S,), name="zmqps-metrics", daemon=True)
+    thread.start()
+    where = url(host, server.server_port)
+    log.info("metrics at %s", where)
+    try:
+        yield where
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class Source:
+    """Asks a node for its figures from any other thread; all that its loop does for it is to run `measure`.
+
+    Parameters
+    ----------
+    loop
+        The node's.
+
+    Attributes
+    ----------
+    measure
+        Returns the figures; until there is a node, none.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.measure: Callable[[], Measured] = lambda: Measured([])
+        self._loop = loop
+
+    def __call__(self) -> Measured:
+        """Return the figures.
+
+        Raises
+        ------
+        DeadlineError
+            The loop is busy, or has ended.
+        """
+        answer: Future[Measured] = Future()
+
+        def run() -> None:
+            if answer.set_running_or_notify_cancel():
+                try:
+                    answer.set_result(self.measure())
+                except Exception as error:
+                    answer.set_exception(error)
+
+        try:
+            self._loop.call_soon_threadsafe(run)
+            return answer.result(ASK_S)
+        except (TimeoutError, RuntimeError):  # the loop is closed
+            answer.cancel()
+            raise DeadlineError(operation="a scrape", seconds=ASK_S, waiting_for="the node's loop") from None
+
+
+def _is_here(host: str) -> bool:
+    """Whether this names a host by its address, or as this one."""
+    try:
+        name = split(f"tcp://{host}" if host.rpartition(":")[2].isdecimal() else f"tcp://{host}:80")[0]
+    except ConfigurationError:
+        return False
+    return name == "localhost" or ip_of(name) is not None
+
+
+def _text(status: HTTPStatus, text: str) -> tuple[HTTPStatus, str, bytes]:
+    return status, "text/plain; charset=utf-8", text.encode()

@@ -1,0 +1,76 @@
+"""Where a node answers scrapes, and whom."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from zmqps import checks
+from zmqps.core.protocol.endpoints import is_loopback, join, split
+from zmqps.errors import ConfigurationError
+from zmqps.net.identity import read_secret
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsPlace:
+    """What the user has said of it.
+
+    Parameters
+    ----------
+    address
+        ``HOST:PORT``, or a port of loopback; 0 takes a free one. Empty: scrapes are not answered.
+    token
+        The file with what scrapers have to show (``Authorization: Bearer …``); None: nothing.
+    insecure
+        Answer beyond this host without a token.
+    """
+
+    address: str = ""
+    token: str | os.PathLike[str] | None = None
+    insecure: bool = False
+
+    def check(self) -> None:
+        """Raise `ConfigurationError` for what cannot be: no address, or one beyond this host that anybody may ask."""
+        if not isinstance(self.address, str):
+            checks.refuse("metrics", "an address, HOST:PORT", self.address)
+        secret = self.secret
+        if not self.address:
+            return
+        host, _ = self.host_and_port
+        if not (is_loopback(host) or secret or self.insecure):
+            raise ConfigurationError(
+                f"metrics at {self.address} can be read from other hosts, by anybody there; pass --metrics-token FILE, "
+                "bind to 127.0.0.1, or pass --insecure on a network where you trust everybody"
+            )
+
+    @property
+    def host_and_port(self) -> tuple[str, int]:
+        """Where to listen."""
+        address = self.address
+        if address.isascii() and address.isdecimal():
+            address = f"{LOOPBACK}:{address}"
+        try:
+            host, port = split(f"tcp://{address}")
+        except ConfigurationError:
+            raise ConfigurationError(
+                f"{self.address!r:.200} is no address for metrics; write HOST:PORT, say 127.0.0.1:9570, or a port of "
+                "this host alone"
+            ) from None
+        return ("0.0.0.0" if host == "*" else host), port
+
+    @property
+    def secret(self) -> bytes:
+        """What scrapers have to show."""
+        return read_secret(self.token, "metrics_token", "the token for metrics")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is this host alone that reaches it, and nobody has to show anything."""
+        return is_loopback(self.host_and_port[0]) and not self.secret
+
+
+def url(host: str, port: int) -> str:
+    """Return where metrics are found."""
+    return f"{join(host, port).replace('tcp://', 'http://')}/metrics"
