@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import socket
+import time
+import urllib.request
 
 import pytest
 
@@ -86,3 +88,30 @@ def test_the_log_can_be_json(start) -> None:
     assert entry["node"] == "chief"
     node.popen.terminate()
     node.exit_code()
+
+
+def scrape(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return answer.read().decode()
+
+
+def test_nodes_answer_prometheus_where_they_say(start) -> None:
+    pytest.importorskip("prometheus_client")
+    coordinator = start("coordinator", "--address", ANYWHERE, "--metrics", "0", "--heartbeat-interval", "0.2")
+    at = coordinator.wait_for(r"metrics at (http://127\.0\.0\.1:\d+/metrics)")[1]
+    address = coordinator.wait_for(r"at (tcp://127\.0\.0\.1:\d+)")[1]
+    server = start("server", "--coordinator", address, "--metrics", "127.0.0.1:0")
+    own = server.wait_for(r"metrics at (http://127\.0\.0\.1:\d+/metrics)")[1]
+    assert 'zmqps_cpu_seconds_total{role="coordinator"}' in scrape(at)
+    until = time.monotonic() + 30
+    while 'zmqps_cpu_seconds_total{rank="0",role="server"}' not in scrape(at):  # it comes with a heartbeat
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    assert 'zmqps_clients{rank="0",role="server"} 0.0' in scrape(own)
+
+
+@pytest.mark.parametrize("role", NODES)
+def test_figures_are_shown_beyond_this_host_to_those_with_a_token_alone(zmqps, role) -> None:
+    result = zmqps(*NODES[role], "--metrics", "0.0.0.0:0")
+    assert result.returncode == exits.USAGE
+    assert "--metrics-token" in result.stderr

@@ -64,6 +64,13 @@ def test_the_series_of_a_member_end_when_it_leaves() -> None:
     assert known(found, "lost") == {(): 0}
 
 
+def test_members_that_fall_silent_are_counted_as_lost() -> None:
+    cluster = Cluster("s0", "w0", "w1")
+    cluster.wait(60.0, "s0", "w0")
+    assert known(measure(cluster), "lost") == {(): 1}
+    assert known(measure(cluster), "members")[("worker", "default")] == 1
+
+
 def test_a_value_that_was_logged_is_told_with_its_name_and_who_logged_it() -> None:
     cluster = Cluster("s0", "w0")
     cluster.machine.watching.history.note("default", "worker 0", "loss", 1.0, 5, 0.25)

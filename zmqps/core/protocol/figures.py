@@ -150,7 +150,7 @@ OF_COORDINATOR: tuple[Figure, ...] = (
     _known("checkpoint_s", "checkpoint_seconds", "How long the last checkpoint took.", "job"),
     _known("checkpoint_nbytes", "checkpoint_bytes", "What the last checkpoint takes.", "job"),
     _known("checkpoint_age_s", "checkpoint_age_seconds", "Since when there is the last checkpoint.", "job"),
-    _known("checkpoint_failed", "checkpoint_failed", "Whether the newest attempt to save a job has failed: 1 if so.", "job"),
+    _known("checkpoint_failed", "checkpoint_failed", "Whether the newest attempt to save a job failed: 1 or 0.", "job"),
     _known("value", "value", "What a training script has logged last.", "name", "role", "rank", "job"),
 )  # fmt: skip
 

@@ -145,6 +145,7 @@ class Tenant:
         shard = self.shard
         return {
             **self.counts,
+            "spare_nbytes": 0,
             **({**shard.counters, **shard.memory.counters(), **timing.counters(shard)} if shard else {}),
             **(shard.rows.counters() if shard and shard.rows else {}),
             "parked": len(self.parked),
