@@ -24,6 +24,7 @@ SEEDS       ?= 1000
 ATTACK      ?=
 BASE        ?=
 MINUTES     ?= 0
+METRICS     ?= 127.0.0.1:9570
 ARGS        ?=
 LAUNCH      ?=
 MUTANTS     ?= 200
@@ -46,7 +47,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-python test-slow test-repeats test-processes test-lan test-engines test-frameworks attack soak simulate mutate test-gpu bench bench-full bench-gpu bench-gate bench-peers bench-frameworks experiments picture errors constraints audit sbom demo demo-sparse up down scale status logs launch doctor coordinator server worker clean
+.PHONY: help install check format test test-python test-slow test-repeats test-processes test-lan test-engines test-prometheus test-frameworks attack soak simulate mutate test-gpu bench bench-full bench-gpu bench-gate bench-peers bench-frameworks experiments picture errors constraints audit sbom demo demo-sparse up down scale status observe logs launch doctor coordinator server worker clean
 
 ##@ Development
 
@@ -58,8 +59,8 @@ help: ## show this list
 	  '$(PYTHON)' '$(VENV)' '$(SERVERS)' '$(WORKERS)' '$(PORT)' '$(COORDINATOR)'
 	@printf '           MODE=%s STALENESS=%s DEVICE=%s SEEDS=%s NAMES=%s SCRIPT=%s ARGS=%s\n' \
 	  '$(MODE)' '$(STALENESS)' '$(DEVICE)' '$(SEEDS)' '$(NAMES)' '$(SCRIPT)' '$(ARGS)'
-	@printf '           HOSTS=%s LAUNCH=%s MUTANTS=%s SEED=%s UNDER=%s MINUTES=%s ATTACK=%s BASE=%s\n' \
-	  '$(HOSTS)' '$(LAUNCH)' '$(MUTANTS)' '$(SEED)' '$(UNDER)' '$(MINUTES)' '$(ATTACK)' '$(BASE)'
+	@printf '           HOSTS=%s LAUNCH=%s MUTANTS=%s SEED=%s UNDER=%s MINUTES=%s ATTACK=%s BASE=%s METRICS=%s\n' \
+	  '$(HOSTS)' '$(LAUNCH)' '$(MUTANTS)' '$(SEED)' '$(UNDER)' '$(MINUTES)' '$(ATTACK)' '$(BASE)' '$(METRICS)'
 
 install: $(INSTALLED) ## create .venv with the tested versions (every target does so when needed)
 
@@ -105,6 +106,9 @@ test-lan: $(INSTALLED) ## clusters over hosts of network namespaces, with cuts, 
 
 test-engines: $(INSTALLED) ## the engines people already run: Slurm, Ray, Kubernetes manifests; each skips where it is not installed
 	$(PY) -m pytest -m engines -rs
+
+test-prometheus: $(INSTALLED) ## metrics, rules and alerts as Prometheus itself reads them; skips where it is not installed
+	$(PY) -m pytest -m engines --numprocesses 2 -rs tests/deploy/test_observability_prometheus.py
 
 test-frameworks: $(FRAMEWORKS)/.installed ## the tests with PyTorch, JAX, Keras and pyarrow, which are installed into a virtualenv of their own
 	$(FRAMEWORKS)/bin/python -m pytest --numprocesses 2 --dist loadfile -rs $(WITH_FRAMEWORKS)
@@ -160,6 +164,9 @@ scale: $(INSTALLED) ## let jobs lie on more servers, or fewer, while they are tr
 
 status: $(INSTALLED) ## nodes, placement, traffic, staleness: COORDINATOR=tcp://10.0.0.7:5570 ARGS=--watch
 	$(ZMQPS) status $(MEANT) $(ARGS)
+
+observe: $(INSTALLED) ## Prometheus, and Grafana where it is installed, for a cluster that was started with --metrics 9570, until Ctrl-C: METRICS=host-a:9570
+	$(PY) deploy/observability/observe.py --metrics $(METRICS) $(ARGS)
 
 logs: $(INSTALLED) ## what the nodes here have said: ARGS="server-0 -f"
 	$(ZMQPS) logs $(ARGS)

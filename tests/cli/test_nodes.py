@@ -102,12 +102,12 @@ def test_nodes_answer_prometheus_where_they_say(start) -> None:
     address = coordinator.wait_for(r"at (tcp://127\.0\.0\.1:\d+)")[1]
     server = start("server", "--coordinator", address, "--metrics", "127.0.0.1:0")
     own = server.wait_for(r"metrics at (http://127\.0\.0\.1:\d+/metrics)")[1]
-    assert 'zmqps_cpu_seconds_total{role="coordinator"}' in scrape(at)
+    assert 'zmqps_cpu_seconds_total{job="",role="coordinator"}' in scrape(at)
     until = time.monotonic() + 30
-    while 'zmqps_cpu_seconds_total{rank="0",role="server"}' not in scrape(at):  # it comes with a heartbeat
+    while 'zmqps_cpu_seconds_total{job="",rank="0",role="server"}' not in scrape(at):  # it comes with a heartbeat
         assert time.monotonic() < until
         time.sleep(0.05)
-    assert 'zmqps_clients{rank="0",role="server"} 0.0' in scrape(own)
+    assert 'zmqps_clients{job="",rank="0",role="server"} 0.0' in scrape(own)
 
 
 @pytest.mark.parametrize("role", NODES)

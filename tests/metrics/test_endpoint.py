@@ -57,7 +57,7 @@ def test_a_coordinator_tells_of_all_nodes_or_of_itself(serve: Serve) -> None:
     status, own = get(f"{url}/metrics/own")
     assert status == 200
     assert "zmqps_pushes_total{" not in own
-    assert 'zmqps_cpu_seconds_total{role="coordinator"} 0.5' in own
+    assert 'zmqps_cpu_seconds_total{job="",role="coordinator"} 0.5' in own
     assert 'zmqps_steps{job="a"} 7.0' in own
 
 

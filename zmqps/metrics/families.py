@@ -11,6 +11,8 @@ from zmqps.core.node.measured import Counted, Measured
 from zmqps.core.protocol.figures import OF_COORDINATOR, OF_NODES, TABLE, Figure, is_histogram
 
 Labels = tuple[tuple[str, str], ...]
+#: Prometheus has a label of this name, too: a series without one would get its.
+JOB = "job"
 #: The families, by metric; one may hold what nodes count as well as what the coordinator knows.
 FIGURES = {figure.metric: figure for figure in (*OF_NODES, *OF_COORDINATOR)}
 
@@ -24,8 +26,8 @@ class Family:
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The names of all labels that a series of it has."""
-        return tuple(sorted({name for labels in self.series for name, _ in labels}))
+        """The names of all labels that a series of it has, and always `JOB`."""
+        return tuple(sorted({JOB, *(name for labels in self.series for name, _ in labels)}))
 
 
 def families(measured: Measured) -> list[Family]:
