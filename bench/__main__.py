@@ -32,6 +32,7 @@ from bench.cases import (
     sparse,
     sync_step,
     walk,
+    watching,
 )
 from bench.gate import command as gate
 from bench.peers import command as peers
@@ -49,7 +50,7 @@ def main() -> None:
 
 cases = (
     *(push, pull, push_pull, sync_step, latency, fairness, apply, codecs, core, walk, memory, members, crowd),
-    *(checkpoint, saving, changes, copies, refill, sparse, lookups, growing, lan, combine, log, day),
+    *(checkpoint, saving, changes, copies, refill, sparse, lookups, growing, lan, combine, log, day, watching),
 )
 for command in (
     *(module.command for module in (*cases, suite, compare, peers, gate, scale)),

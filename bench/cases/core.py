@@ -91,6 +91,13 @@ class Wires:
         for name, machine in self._machines.items():
             self._execute(name, machine.start(0.0))
 
+    @property
+    def worker(self) -> SessionMachine:
+        """The first worker's machine."""
+        machine = self._machines["worker0"]
+        assert isinstance(machine, SessionMachine)
+        return machine
+
     def run(self, *operations: Operation) -> list[Any]:
         """Let the first workers do one of these each; return the results once no message is under way any more."""
         for index, operation in enumerate(operations):
