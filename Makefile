@@ -47,7 +47,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-python test-slow test-repeats test-processes test-lan test-engines test-prometheus test-frameworks attack soak simulate mutate test-gpu bench bench-full bench-gpu bench-gate bench-peers bench-frameworks experiments picture errors constraints audit sbom demo demo-sparse up down scale status observe logs launch doctor coordinator server worker clean
+.PHONY: help install check format test test-python test-slow test-repeats test-processes test-lan test-engines test-prometheus test-frameworks attack soak simulate mutate test-gpu bench bench-full bench-gpu bench-gate bench-peers bench-frameworks experiments picture metrics errors constraints audit sbom demo demo-sparse up down scale status observe logs launch doctor coordinator server worker clean
 
 ##@ Development
 
@@ -72,6 +72,9 @@ check: $(INSTALLED) ## format, lint, types, architecture rules, links in the doc
 
 picture: $(INSTALLED) ## draw the rooms and their imports into docs/architecture.md
 	$(PY) -m tests.picture
+
+metrics: $(INSTALLED) ## write the tables of docs/metrics.md from the catalogue of figures
+	$(PY) -m tests.figures
 
 errors: $(INSTALLED) ## write docs/errors.md from the docstrings of the errors
 	$(PY) -m zmqps explain --all >docs/errors.md.new && mv docs/errors.md.new docs/errors.md
