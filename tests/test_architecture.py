@@ -324,6 +324,7 @@ MADE_IN_ORDER = {
     "zmqps/core/protocol/resizing.py",
     "zmqps/core/protocol/rows.py",
     "zmqps/core/protocol/saving.py",
+    "zmqps/core/protocol/tracing.py",
     "zmqps/core/protocol/watching.py",
     "zmqps/core/worker/operations.py",
     "zmqps/core/worker/outbox.py",

@@ -56,6 +56,7 @@ BY_ANNOTATION: dict[str, st.SearchStrategy[Any]] = {
     "Seconds": st.floats(0, 1e12),
     "Incarnation": st.binary(min_size=16, max_size=16),
     "Key": st.sampled_from([b"", bytes(range(16))]),
+    "Blob": st.binary(max_size=60),
     "Plain": st.dictionaries(st.text(max_size=8), PLAIN, max_size=4),
     "Facts": st.dictionaries(st.text(max_size=8), SCALARS, max_size=4),
     "Texts": st.lists(st.text(max_size=20), max_size=4).map(tuple),

@@ -48,11 +48,13 @@ from zmqps.core.protocol.messages import (
     Examine,
     Examined,
     Farewell,
+    Fetch,
     Heartbeat,
     Hello,
     Message,
     Probed,
     Scale,
+    Trace,
     Welcome,
 )
 from zmqps.core.protocol.wire import MAX_DATA_HEADER_NBYTES, decode, encode
@@ -71,7 +73,7 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 # looked up by the exact class: for every message, however many kinds there are
 COMPLETED = frozenset((Hello, Welcome, Heartbeat, Error, Probed, Examined))
 #: Of these the machine is told whose key the connection was opened with.
-INTRODUCTIONS = frozenset((Hello, Welcome, EndJob, Farewell, Examine, Checkpoint, Drain, Scale))
+INTRODUCTIONS = frozenset((Hello, Welcome, EndJob, Farewell, Examine, Checkpoint, Drain, Scale, Trace, Fetch))
 
 
 class Journal(Protocol):

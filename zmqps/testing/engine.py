@@ -16,6 +16,7 @@ import numpy as np
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.node.inquiry import Inquiry
 from zmqps.core.node.member import Identity
+from zmqps.core.node.tracer import Tracer
 from zmqps.core.protocol.events import (
     COORDINATOR,
     Action,
@@ -49,7 +50,7 @@ from zmqps.core.worker.session import SessionMachine
 from zmqps.errors import PSError
 from zmqps.testing.network import Connection, Network, Packet
 
-AnyMachine: TypeAlias = CoordinatorMachine | ServerMachine | SessionMachine | Inquiry
+AnyMachine: TypeAlias = CoordinatorMachine | ServerMachine | SessionMachine | Inquiry | Tracer
 
 #: A worker's script: it yields ``(operation, timeout)`` and gets the result, or has its error raised
 #: at that place; it yields a float to compute for so many seconds.

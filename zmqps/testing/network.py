@@ -74,6 +74,8 @@ class Faults:
         How often a second some server is asked to go; another one comes in its place.
     scale
         How often a second another number of servers is asked for.
+    trace
+        How often a second somebody asks for a trace.
     copying
         Probability that a server dies as it sends or takes a message about copies of shards.
     """
@@ -102,6 +104,7 @@ class Faults:
     falling: float = 0.0
     drain: float = 0.0
     scale: float = 0.0
+    trace: float = 0.0
     copying: float = 0.0
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.node.handshake import Handshake
 from zmqps.core.node.inquiry import Inquiry
+from zmqps.core.node.tracer import Tracer
 from zmqps.core.worker.session import SessionMachine
 from zmqps.testing.engine import Node
 
@@ -15,7 +16,7 @@ TOLD_S = 5.0
 def check_told(node: Node, now: float) -> None:
     """Assert that a node knows why somebody does not answer it; ``now`` it has just taken an event."""
     machine = node.machine
-    if isinstance(machine, CoordinatorMachine | Inquiry):
+    if isinstance(machine, CoordinatorMachine | Inquiry | Tracer):
         return
     since = node.stopped_until
     assert not _is_late(machine.member.handshake, since, now), f"{node.name} does not say why the coordinator is silent"

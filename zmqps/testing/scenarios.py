@@ -22,6 +22,7 @@ from zmqps.testing.setting import SettingTraining
 from zmqps.testing.several import SeveralJobs
 from zmqps.testing.simulation import Simulation
 from zmqps.testing.synchronous import SyncTraining
+from zmqps.testing.traced import Traced, traced_scenarios
 from zmqps.testing.training import Training
 
 LOSS = Faults(delay=0.004, loss=0.004)
@@ -152,7 +153,7 @@ class Scenario:
                 seed, self.servers, self.workers, self.faults, self.training(), calm_s=self.calm_s,
                 replicas=self.replicas, journaled=self.journaled, chained=self.chained,
             )  # fmt: skip
-        return Simulation(
+        return (Traced if self.faults.trace else Simulation)(
             seed, self.servers, self.workers, self.faults, self.training(), supervised=True, calm_s=self.calm_s,
             attacked=self.attacked, keyed=self.keyed, orphaned=self.orphaned, succeeded=self.succeeded,
             claimed=self.claimed, bandwidth=self.bandwidth, thrifty=self.bandwidth < BANDWIDTH, replicas=self.replicas,
@@ -466,12 +467,8 @@ def _scenarios() -> Mapping[str, Scenario]:
     found["sync-exact-values-replicas"] = replace(
         found["sync-replicas"], training=_synchronous(**moved, plain=True, deterministic=True)
     )
-    found["ssp-skips"] = Scenario(
-        faults=EVERYTHING,
-        training=lambda: BoundedTraining(
-            1, skips=0.4, steps=6, parameters=4, size=32, lives=12, compute_s=0.2, partly=True
-        ),
-    )
+    skips = partial(BoundedTraining, 1, skips=0.4, steps=6, parameters=4, size=32, lives=12, compute_s=0.2, partly=True)
+    found["ssp-skips"] = Scenario(faults=EVERYTHING, training=skips)
     found["sync-data-crashes"] = Scenario(faults=CRASHES, training=policies["data"])
     found["sync-backup-stops"] = Scenario(faults=STOPS, training=policies["backup"])
     found["async-attacked"] = Scenario(faults=TWISTED, training=_asynchronous, attacked=True)
@@ -492,7 +489,8 @@ def _scenarios() -> Mapping[str, Scenario]:
     for mode in ("async", "sync"):
         for kind, faults in {"crashes": CRASHES, "stops": STOPS, "everything": EVERYTHING}.items():
             found[f"{mode}-combined-{kind}"] = Scenario(faults=faults, training=_asynchronous, workers=4, combined=mode)
-    return {**found, **row_scenarios(found), **note_scenarios(found), **probed_scenarios(found)}
+    made = (row_scenarios(found), note_scenarios(found), probed_scenarios(found), traced_scenarios(found))
+    return {**found, **{name: scenario for part in made for name, scenario in part.items()}}
 
 
 #: By name: ``mode-what``. A seed and a name say everything about a run.

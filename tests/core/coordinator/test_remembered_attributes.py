@@ -54,8 +54,8 @@ KEPT = {
 NOT_KEPT = {
     "CoordinatorMachine": (
         "identity options changes is_back _kept membership servers counts started_at erasures cluster_end jobs runs "
-        "checkpoints ended files drains scales probes holders notes partings _reminder_due _lose_due _inquiries _news "
-        "_telling watching"
+        "checkpoints ended files drains scales probes traces holders notes partings _reminder_due _lose_due _inquiries "
+        "_news _telling watching"
     ),
     "Membership": "timeout _changed _nobody_before gone _by_silence _peers _barred_peers",
     "MemberInfo": (

@@ -11,9 +11,10 @@ from zmqps.core.protocol.guard import (
     check_save,
     check_scale,
     check_server,
+    check_trace,
 )
 from zmqps.core.protocol.hello import check_hello, check_job
-from zmqps.core.protocol.messages import Checkpoint, Drain, EndJob, Examine, Hello, Scale
+from zmqps.core.protocol.messages import Checkpoint, Drain, EndJob, Examine, Fetch, Hello, Scale, Trace
 from zmqps.core.protocol.roles import KeyHolder, check_operator, check_role
 
 
@@ -63,3 +64,9 @@ def check_examining(identity: Identity, message: Examine, holder: KeyHolder | No
     """Raise `IdentityError` unless the sender may see what a node's threads are doing; as `check_ending`."""
     check_operator(holder, "see what the threads of a node are doing", keyed=identity.keyed)
     check_examine(identity.job_secret, b"" if identity.keyed else identity.end_key, message)
+
+
+def check_tracing(identity: Identity, message: Trace | Fetch, holder: KeyHolder | None) -> None:
+    """Raise `IdentityError` unless the sender may let nodes record, and have that; as `check_ending`."""
+    check_operator(holder, "trace where time goes", keyed=identity.keyed)
+    check_trace(identity.job_secret, b"" if identity.keyed else identity.end_key, message)

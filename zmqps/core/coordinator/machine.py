@@ -42,6 +42,7 @@ from zmqps.core.coordinator.status import (
 )
 from zmqps.core.coordinator.store import Store
 from zmqps.core.coordinator.telling import Telling
+from zmqps.core.coordinator.traces import Traces
 from zmqps.core.coordinator.watching import Watching
 from zmqps.core.node.member import REMINDER_INTERVAL_S, Identity
 from zmqps.core.protocol import exits
@@ -166,6 +167,7 @@ class CoordinatorMachine:
             once=options.once,
         )  # fmt: skip
         self.probes = Probes(self.membership.members)
+        self.traces = Traces(identity, self.membership.members, self.runs)
         self._reminder_due = 0.0
         self._lose_due = 0.0  # not before, although members are overdue
         self._inquiries = Inquiries()
@@ -274,7 +276,8 @@ class CoordinatorMachine:
         """Return when something is due."""
         overdue = self.membership.next_deadline()
         parts = (self.erasures, self._telling, self.cluster_end, self.checkpoints, self.drains, self.scales)
-        dues = [self._reminder_due, self.probes.next_deadline(), *[part.next_deadline() for part in parts]]
+        dues = [self._reminder_due, self.probes.next_deadline(), self.traces.next_deadline()]
+        dues += [part.next_deadline() for part in parts]
         dues += [run.next_deadline() for run in self.runs.values()]
         if overdue is not None:
             dues.append(max(overdue, self._lose_due))
@@ -302,7 +305,7 @@ class CoordinatorMachine:
             waits = self._waiting() if self.ending is None else []
             actions += [Log("info", text, job=job_of(text, self.runs)) for text in waits]
             actions += self._news.summaries(now)
-        actions += self._move(now)
+        actions += [*self._move(now), *self.traces.on_deadline(now)]
         return [*actions, *self.cluster_end.on_deadline(now)]
 
     def validate(self) -> None:
@@ -315,6 +318,7 @@ class CoordinatorMachine:
         self.drains.validate()
         self.scales.validate()
         self.probes.validate()
+        self.traces.validate()
         self.watching.validate()
         here = {who for run in self.runs.values() for who in run.members} | {s.incarnation for s in self.servers}
         assert here == set(self.membership.members)

@@ -1,4 +1,4 @@
-"""What somebody may ask for without joining: that jobs end or are saved, servers go or become more, nodes answer."""
+"""What somebody may ask for without joining: jobs end, are saved or traced, servers go or become more, nodes answer."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from zmqps.core.coordinator.admission import (
     check_examining,
     check_saving,
     check_scaling,
+    check_tracing,
 )
 from zmqps.core.coordinator.checkpoints import Checkpoints
 from zmqps.core.coordinator.drains import Drains
@@ -19,9 +20,22 @@ from zmqps.core.coordinator.making import Wish
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.probes import Probes
 from zmqps.core.coordinator.scales import Scales
+from zmqps.core.coordinator.traces import Traces
 from zmqps.core.node.member import Identity
 from zmqps.core.protocol.events import Action, Peer, Received, Send
-from zmqps.core.protocol.messages import Checkpoint, Drain, EndJob, Examine, Message, Probed, Scale
+from zmqps.core.protocol.messages import (
+    Checkpoint,
+    Drain,
+    EndJob,
+    Examine,
+    Fetch,
+    Message,
+    Piece,
+    Probed,
+    Scale,
+    SpansRecorded,
+    Trace,
+)
 
 
 class Host(Protocol):
@@ -33,6 +47,7 @@ class Host(Protocol):
     drains: Drains
     scales: Scales
     probes: Probes
+    traces: Traces
 
 
 def take(host: Host, event: Received, member: MemberInfo | None, now: float) -> list[Action] | None:
@@ -44,6 +59,11 @@ def take(host: Host, event: Received, member: MemberInfo | None, now: float) -> 
         It may not, or it cannot be done.
     """
     message = event.message
+    if isinstance(message, (Trace, Fetch)):
+        check_tracing(host.identity, message, event.holder)
+        return host.traces.ask(event.peer, message, now)
+    if isinstance(message, (SpansRecorded, Piece)) and member is not None:
+        return host.traces.told(member, message, now)
     if isinstance(message, EndJob):
         check_ending(host.identity, message, event.holder)
         return host.jobs.end_asked(event.peer, message, now)

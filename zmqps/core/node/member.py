@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zmqps.core.node.handshake import Handshake
+from zmqps.core.node.tracing import NodeTracing
 from zmqps.core.protocol.events import COORDINATOR, Action, Log, Send
 from zmqps.core.protocol.guard import join_guard
 from zmqps.core.protocol.hello import SPARE
@@ -102,6 +103,7 @@ class Member:
         self.unsure = False
         self.heard_at = 0.0
         self.due: float | None = None  # when `on_deadline` is to be called
+        self.tracing = NodeTracing(counters)
         self._counters = counters
         self._reminder_due: float | None = None
         self._heartbeat_due: float | None = None
@@ -178,6 +180,9 @@ class Member:
             return [Log("info", f"joined as {self.identity.role} {self.rank} at {self.handshake.endpoint}")]
         if self._returning:
             return []  # said before it had gone
+        traced = self.tracing.take(message, now) if self.joined else None
+        if traced is not None:
+            self._set_due()
         if self.unsure and self._heartbeat_due is not None:
             self._heartbeat_due = now  # with all there is to say
             self._set_due()
@@ -190,10 +195,10 @@ class Member:
         if isinstance(message, Left):
             self._goodbye_due = None
             self._set_due()
-        noted = self._noted_back(now)
+        answers = [*(traced or ()), *self._noted_back(now)]
         if isinstance(message, Probe) and self.joined:
-            return [*noted, Send(COORDINATOR, Probed(message.number, message.stacks))]
-        return noted
+            answers.append(Send(COORDINATOR, Probed(message.number, message.stacks)))
+        return answers
 
     def _on_back(self, message: Back, now: float) -> list[Action]:
         """The coordinator was away: say again who this is, or goodbye, if it is the one that was joined."""
@@ -300,7 +305,9 @@ class Member:
         return self.due
 
     def _set_due(self) -> None:
-        dues = (self.handshake.due, self._reminder_due, self._heartbeat_due, self._goodbye_due)
+        if self.lost or self.left:
+            self.tracing.end()
+        dues = (self.handshake.due, self._reminder_due, self._heartbeat_due, self._goodbye_due, self.tracing.due)
         self.due = min((due for due in dues if due is not None), default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
@@ -325,6 +332,7 @@ class Member:
                 actions += self._say_away(now)
         if self._goodbye_due is not None and now >= self._goodbye_due:
             actions += self._say_goodbye(now)
+        actions += self.tracing.on_deadline(now)
         self._set_due()
         return actions
 

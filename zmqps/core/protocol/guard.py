@@ -7,7 +7,7 @@ from collections.abc import Callable
 from functools import partial
 
 from zmqps.core.protocol.keys import KEY_NBYTES, same
-from zmqps.core.protocol.messages import Checkpoint, Drain, EndJob, Examine, Hello, Scale, Welcome
+from zmqps.core.protocol.messages import Checkpoint, Drain, EndJob, Examine, Fetch, Hello, Scale, Trace, Welcome
 from zmqps.errors import IdentityError
 
 #: What to do about it, in errors.
@@ -109,10 +109,28 @@ def check_examine(job_secret: bytes, end_key: bytes, message: Examine) -> None:
     _check_order(job_secret, end_key, message, message.node, examine_guard, what, how)
 
 
+def trace_guard(job_secret: bytes, what: str, nonce: bytes) -> bytes:
+    """Return what proves the same of the sender of a `Trace` or `Fetch`; ``what`` is its `trace_subject`."""
+    return _guard(job_secret, b"trace", what.encode(), nonce) if job_secret else b""
+
+
+def trace_subject(message: Trace | Fetch) -> str:
+    """Return what the guard of a message vouches for."""
+    if isinstance(message, Trace):
+        return f"{message.action} {message.job}"
+    return f"{message.number} {message.who.hex()} {message.offset}"
+
+
+def check_trace(job_secret: bytes, end_key: bytes, message: Trace | Fetch) -> None:
+    """Raise `IdentityError` unless the sender of a `Trace` or `Fetch` knows one of them."""
+    what, how = "trace where time goes", "by zmqps trace --coordinator"
+    _check_order(job_secret, end_key, message, trace_subject(message), trace_guard, what, how)
+
+
 def _check_order(
     job_secret: bytes,
     end_key: bytes,
-    message: EndJob | Checkpoint | Drain | Scale | Examine,
+    message: EndJob | Checkpoint | Drain | Scale | Examine | Trace | Fetch,
     subject: str,
     guard: Callable[[bytes, str, bytes], bytes],
     what: str,

@@ -20,3 +20,5 @@ MAX_TEXT_CHARS = 4096
 #: An error has a handful of facts; of one that names hundreds of nodes the rest is cut off.
 MAX_FACTS = 16
 MAX_FACT_CHARS = 4096
+#: Of bytes that travel in a header, which is no larger with them than what is decoded without a look at its cost.
+MAX_BLOB_NBYTES = 48 << 10

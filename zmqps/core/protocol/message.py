@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     Contributors: TypeAlias = Sequence[Contributor]
     Entries: TypeAlias = Sequence[Entry]
     Terms: TypeAlias = Sequence[float]  # of an update: `zmqps.core.protocol.terms`
+    Blob: TypeAlias = bytes  # of a trace, say: up to `MAX_BLOB_NBYTES` of them, which travel in the header
     Buffer: TypeAlias = Any  # bytes, memoryview, ndarray: C-contiguous, with the buffer protocol
     Payload: TypeAlias = Sequence[Buffer]
 

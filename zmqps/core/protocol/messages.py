@@ -59,6 +59,7 @@ from zmqps.core.protocol.steps import (
     Withdraw,
 )
 from zmqps.core.protocol.terms import Measured, RatesSet, SetRates
+from zmqps.core.protocol.tracing import Clock, Fetch, Piece, RecordSpans, SpansRecorded, Trace, Tracing
 from zmqps.core.protocol.training import Ack, Load, Pull, Push, Tensors, Values
 from zmqps.core.protocol.watching import Watch, Watched
 
@@ -75,6 +76,7 @@ __all__ = [
     "Back",
     "Checkpoint",
     "Checkpointed",
+    "Clock",
     "Commit",
     "Committed",
     "Cut",
@@ -89,6 +91,7 @@ __all__ = [
     "Examine",
     "Examined",
     "Farewell",
+    "Fetch",
     "FileAnswer",
     "FileAsk",
     "Followed",
@@ -112,6 +115,7 @@ __all__ = [
     "Moved",
     "Note",
     "Noted",
+    "Piece",
     "Probe",
     "Probed",
     "Proceed",
@@ -125,6 +129,7 @@ __all__ = [
     "RatesSet",
     "Ready",
     "Recalled",
+    "RecordSpans",
     "Recut",
     "Released",
     "Replicas",
@@ -139,10 +144,13 @@ __all__ = [
     "ScanRows",
     "SetRates",
     "Shutdown",
+    "SpansRecorded",
     "Status",
     "StatusRequest",
     "Take",
     "Tensors",
+    "Trace",
+    "Tracing",
     "Unsave",
     "Values",
     "Waiting",

@@ -23,7 +23,7 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 from zmqps.core.protocol.keys import KEY_NBYTES
-from zmqps.core.protocol.limits import MAX_FACT_CHARS, MAX_FACTS, MAX_TEXT_CHARS
+from zmqps.core.protocol.limits import MAX_BLOB_NBYTES, MAX_FACT_CHARS, MAX_FACTS, MAX_TEXT_CHARS
 from zmqps.core.protocol.messages import (
     BY_KIND,
     Ack,
@@ -52,6 +52,8 @@ from zmqps.core.protocol.messages import (
     Status,
     StatusRequest,
     Tensors,
+    Trace,
+    Tracing,
     Values,
     Watch,
     Watched,
@@ -125,6 +127,14 @@ def _incarnation(value: Any) -> Any:
 def _key(value: Any) -> Any:
     if type(value) is not bytes or len(value) not in (0, KEY_NBYTES):
         raise ProtocolError(f"a key has {KEY_NBYTES} bytes, or none")  # and is shown to nobody
+    return value
+
+
+def _blob(value: Any) -> Any:
+    if type(value) is not bytes:
+        raise ProtocolError(f"{_show(value)} are not bytes")
+    if len(value) > MAX_BLOB_NBYTES:
+        raise LimitError(what="number of bytes in a header", got=len(value), limit=MAX_BLOB_NBYTES)
     return value
 
 
@@ -232,6 +242,7 @@ CHECKS: dict[str, Callable[[Any], Any]] = {
     "Seconds": _seconds,
     "Incarnation": _incarnation,
     "Key": _key,
+    "Blob": _blob,
     "Plain": _map,
     "Facts": _facts,
     "Texts": _texts,
@@ -291,9 +302,11 @@ HEADER_NBYTES: dict[int, int] = {
     ),
     **dict.fromkeys([cls.kind for cls in (Load, Push, Pull, Ack, Values, Tensors, Replicate)], MAX_DATA_HEADER_NBYTES),
     **dict.fromkeys(
-        [cls.kind for cls in (Heartbeat, Commit, Error, Checkpoint, Saved, Promoted)], MAX_LIST_HEADER_NBYTES
+        [cls.kind for cls in (Heartbeat, Commit, Error, Checkpoint, Saved, Promoted, Tracing)], MAX_LIST_HEADER_NBYTES
     ),
-    **dict.fromkeys([cls.kind for cls in (Hello, StatusRequest, Watch, EndJob, Examine)], MAX_STRANGE_HEADER_NBYTES),
+    **dict.fromkeys(
+        [cls.kind for cls in (Hello, StatusRequest, Watch, EndJob, Examine, Trace)], MAX_STRANGE_HEADER_NBYTES
+    ),
 }
 
 #: First byte of a msgpack object -> bytes that it takes at most once it is decoded, for those that take much of little.

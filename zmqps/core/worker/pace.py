@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from zmqps.core.protocol.messages import Arrive, Message, Proceed
+from zmqps.core.protocol.messages import Arrive, Error, Message, Proceed, Waiting
 from zmqps.core.protocol.terms import are_values, terms_of
 from zmqps.core.worker.operations import Advance, Exchange
 from zmqps.core.worker.transfer import Load, Pull, Push
@@ -70,8 +70,9 @@ class Pace:
         return self._failed and not self.closed
 
     def waits_for(self, message: Message) -> bool:
-        """Whether a message of the coordinator is about our arrival."""
-        return self.arrive is not None and getattr(message, "request", 0) == self.arrive.request
+        """Whether a message of the coordinator is about our arrival; the number of a `Fetch` is none of ours."""
+        answers = isinstance(message, (Proceed, Waiting, Error))
+        return answers and self.arrive is not None and message.request == self.arrive.request  # type: ignore[attr-defined]
 
     @property
     def next_step(self) -> int:

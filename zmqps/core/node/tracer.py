@@ -1,0 +1,238 @@
+"""Asks for a trace of a running cluster, without joining, and fetches what the nodes have recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from zmqps.core.node.handshake import FIRST_RETRY_S, SLOWEST_RETRY_S
+from zmqps.core.node.inquiry import LOOK_S, presented
+from zmqps.core.node.tracing import MAX_RING_NBYTES, REPORT_S
+from zmqps.core.protocol import exits
+from zmqps.core.protocol.events import (
+    COORDINATOR,
+    Action,
+    Connect,
+    Connected,
+    Exit,
+    Look,
+    Looked,
+    NetworkEvent,
+    Received,
+    Send,
+    Stop,
+    Unreachable,
+)
+from zmqps.core.protocol.guard import trace_guard, trace_subject
+from zmqps.core.protocol.messages import Error, Fetch, Message, Piece, Trace, Tracing
+from zmqps.core.protocol.tracing import LOOK, NONE, OFF, START, STOP
+from zmqps.errors import JobError, PSError, from_wire, printable
+
+#: Once a trace is over nodes have so long to say so; what they have is fetched without the others then.
+GRACE_S = 3.0
+#: Of a node at most, with the names in its head.
+MAX_NODE_NBYTES = MAX_RING_NBYTES + (1 << 20)
+
+
+class Tracer:
+    """One trace: begun, waited for, and fetched; or one of these.
+
+    Parameters
+    ----------
+    endpoint
+        The coordinator's endpoint.
+    secret
+        What shows that it may be asked: the job secret or the end key; empty where keys do.
+    nonce
+        Sixteen random bytes.
+    start
+        What to begin: job, seconds, steps and bytes on each node; None: take the trace that there is.
+    stop
+        End it at once, rather than wait for its end.
+    fetch
+        Get what was recorded; else be done as soon as that was begun or ended.
+
+    Attributes
+    ----------
+    nodes
+        What the coordinator has said of each node.
+    data
+        What was fetched, by incarnation in hexadecimal digits.
+    missing
+        Why a node's is not among that, by its incarnation.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        secret: bytes,
+        nonce: bytes,
+        start: tuple[str, float, int, int] | None = None,
+        *,
+        stop: bool = False,
+        fetch: bool = True,
+        progress: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.endpoint = endpoint
+        self.number = 0
+        self.nodes: list[Mapping[str, Any]] = []
+        self.data: dict[str, bytearray] = {}
+        self.missing: dict[str, str] = {}
+        self.error: PSError | None = None
+        self.why = ""  # nobody answers, in words
+        self._secret = secret
+        self._nonce = nonce
+        self._start = start
+        self._is_fetching = False
+        self._fetches = fetch
+        self._progress = progress
+        self._action = START if start is not None else STOP if stop else LOOK
+        self._waiting: list[str] = []  # whose is to be fetched
+        self._totals: dict[str, int] = {}
+        self._request = 1
+        self._over_at: float | None = None
+        self._due: float | None = None
+        self._look_due: float | None = None
+        self._retry_s = FIRST_RETRY_S
+
+    @property
+    def title(self) -> str:
+        """Who this is, for errors."""
+        return f"a tracer at {self.endpoint}"
+
+    def start(self, now: float) -> list[Action]:
+        """Open the connection and ask."""
+        self._look_due = now + LOOK_S
+        return [Connect(COORDINATOR, self.endpoint), *self.on_deadline(now)]
+
+    def handle(self, event: NetworkEvent | Stop, now: float) -> list[Action]:
+        """Take an answer; anything else is not for us."""
+        if isinstance(event, Stop):
+            return self._end(event.reason)
+        if isinstance(event, Connected) and self._due is not None:
+            return self.on_deadline(now)  # what was asked before had nowhere to go
+        if isinstance(event, Looked):
+            self.why = printable(event.why)
+            return []
+        if isinstance(event, Unreachable):
+            self.error = event.error
+            return self._end(str(event.error), exits.FAILED)
+        message = event.message if isinstance(event, Received) else None
+        if message is None or self._due is None or getattr(message, "request", 0) != self._request:
+            return []
+        self._look_due = None
+        if isinstance(message, Error):
+            return self._refused(from_wire(message.code, message.text, message.facts), now)
+        if isinstance(message, Tracing) and not self._is_fetching:
+            return self._told(message, now)
+        if isinstance(message, Piece) and self._is_fetching:
+            return self._fetched(message, now)
+        return []
+
+    def next_deadline(self) -> float | None:
+        """Return when to ask again."""
+        return self._due
+
+    def on_deadline(self, now: float) -> list[Action]:
+        """Ask (again): the connection may not have been up, or the answer got lost."""
+        self._due = now + self._retry_s
+        self._retry_s = min(2 * self._retry_s, SLOWEST_RETRY_S)
+        actions: list[Action] = [Send(COORDINATOR, self._question())]
+        if self._look_due is not None and now >= self._look_due:
+            self._look_due = None
+            actions.append(Look(COORDINATOR, self.endpoint))
+        return actions
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+        assert FIRST_RETRY_S <= self._retry_s <= SLOWEST_RETRY_S
+        assert all(len(data) <= MAX_NODE_NBYTES for data in self.data.values())
+        assert self.data.keys().isdisjoint(self.missing)
+
+    def _question(self) -> Message:
+        message: Trace | Fetch
+        if self._is_fetching:
+            who = self._waiting[0]
+            offset = len(self.data.get(who, b""))
+            message = Fetch(self._request, self.number, bytes.fromhex(who), offset, self._nonce)
+        else:
+            job, seconds, steps, nbytes = self._start or ("", 0.0, 0, 0)
+            message = Trace(self._request, self._action, job, seconds, steps, nbytes, self._nonce)
+        guard = trace_guard(self._secret, trace_subject(message), self._nonce)
+        return replace(message, guard=guard)
+
+    def _ask_next(self, now: float, after: float = 0.0) -> list[Action]:
+        """Ask the next question, some time later or at once."""
+        self._request += 1
+        self._retry_s = FIRST_RETRY_S
+        if after:
+            self._due = now + after
+            return []
+        return self.on_deadline(now)
+
+    def _told(self, message: Tracing, now: float) -> list[Action]:
+        nodes = presented(message.nodes).get("nodes", [])
+        self.nodes = [node for node in nodes if isinstance(node, dict) and _is_hex(node.get("who"))]
+        if message.state == NONE or (self.number and message.number != self.number):
+            self.error = JobError("no trace is there, or not any more; zmqps trace start begins one")
+            return self._end(str(self.error), exits.FAILED)
+        self.number = message.number
+        if not self._fetches:
+            return self._end("answered")
+        self._action = LOOK
+        if message.state != OFF:
+            self._progress(f"recording on {len(self.nodes)} nodes, {message.left:.0f} s more")
+            return self._ask_next(now, REPORT_S)
+        if self._over_at is None:
+            self._over_at = now
+        late = [str(node["who"]) for node in self.nodes if node.get("state") != OFF]
+        if late and now < self._over_at + GRACE_S:
+            return self._ask_next(now, REPORT_S)
+        self.missing |= dict.fromkeys(late, "it has not said that it has recorded anything")
+        self._waiting = [str(node["who"]) for node in self.nodes if node.get("state") == OFF]
+        self._is_fetching = True
+        return self._go_on(now)
+
+    def _go_on(self, now: float) -> list[Action]:
+        if not self._waiting:
+            return self._end("fetched")
+        return self._ask_next(now)
+
+    def _fetched(self, piece: Piece, now: float) -> list[Action]:
+        who = self._waiting[0]
+        data = self.data.setdefault(who, bytearray())
+        if piece.who.hex() != who or piece.offset != len(data):
+            return []  # of what was asked twice
+        if self._totals.setdefault(who, piece.total) != piece.total or piece.total > MAX_NODE_NBYTES:
+            return self._leave_out("what it has recorded has changed meanwhile, or is too much", now)
+        data += piece.data
+        if len(data) >= piece.total:
+            if piece.total == 0:
+                return self._leave_out("it has recorded nothing", now)
+            self._waiting.pop(0)
+            return self._go_on(now)
+        if not piece.data:
+            return self._leave_out("what it has recorded has gone meanwhile", now)
+        return self._ask_next(now)
+
+    def _leave_out(self, why: str, now: float) -> list[Action]:
+        who = self._waiting.pop(0)
+        self.data.pop(who, None)
+        self.missing[who] = why
+        return self._go_on(now)
+
+    def _refused(self, error: PSError, now: float) -> list[Action]:
+        if self._is_fetching and isinstance(error, JobError):
+            return self._leave_out(str(error), now)
+        self.error = error
+        return self._end(str(error), exits.FAILED)
+
+    def _end(self, reason: str, code: int = exits.OK) -> list[Action]:
+        self._due = None
+        return [Exit(code, reason)]
+
+
+def _is_hex(text: Any) -> bool:
+    """Whether this is an incarnation, as it is told of nodes."""
+    return isinstance(text, str) and len(text) == 32 and all(character in "0123456789abcdef" for character in text)

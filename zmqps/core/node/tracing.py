@@ -1,0 +1,194 @@
+"""What a node does for a trace: records while it is to, says so, and hands out what it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from zmqps.core.node.clock import Samples
+from zmqps.core.protocol.events import COORDINATOR, Action, Send
+from zmqps.core.protocol.limits import MAX_BLOB_NBYTES
+from zmqps.core.protocol.messages import Clock, Fetch, Message, Piece, RecordSpans, SpansRecorded
+from zmqps.core.protocol.tracing import NONE, OFF, ON
+
+#: While it records a node says so as often: each time it learns of the coordinator's clock.
+REPORT_S = 0.25
+#: Once that is over it is said again until it has been heard.
+AGAIN_S = 1.0
+#: What was recorded is kept for so long, and then forgotten, fetched or not: nobody has to clean up.
+KEEP_S = 120.0
+#: No trace is longer: it is to look at.
+LONGEST_S = 600.0
+#: And what a node records into is no larger.
+MAX_RING_NBYTES = 64 << 20
+
+
+class Recorder(Protocol):
+    """What a node's shell records with."""
+
+    def start(self, nbytes: int) -> None:
+        """Record into so many bytes from now on; what was there before is forgotten."""
+
+    def stop(self) -> None:
+        """Record no more; what there is can be read."""
+
+    def forget(self) -> None:
+        """Give the memory back."""
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes can be read."""
+
+    @property
+    def lost(self) -> int:
+        """How many were overwritten, because there was no more room."""
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Return so many bytes of what was recorded, or what is left of it."""
+
+
+class Nothing:
+    """Records nothing: where nobody has given a node anything to record with."""
+
+    nbytes = 0
+    lost = 0
+
+    def start(self, nbytes: int) -> None:
+        """Do nothing."""
+
+    def stop(self) -> None:
+        """Do nothing."""
+
+    def forget(self) -> None:
+        """Do nothing."""
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """Return nothing."""
+        return b""
+
+
+class NodeTracing:
+    """One trace at a time: the last that the coordinator has told of.
+
+    Parameters
+    ----------
+    counters
+        What the node counts; of a worker ``pushes``.
+
+    Attributes
+    ----------
+    recorder
+        Records; a shell puts its own here before the node starts.
+    state
+        Whether it records (`ON`), has recorded (`OFF`), or there is nothing (`NONE`).
+    due
+        When something is to be said or done.
+    """
+
+    def __init__(self, counters: Callable[[], Mapping[str, Any]]) -> None:
+        self.recorder: Recorder = Nothing()
+        self.number = 0
+        self.state = NONE
+        self.ends_at = 0.0
+        self.due: float | None = None
+        self.samples = Samples()
+        self._counters = counters
+        self._began_with = 0  # pushes
+        self._heard = False  # whether the coordinator knows that it is over
+        self._report_due = 0.0
+
+    def take(self, message: Message, now: float) -> list[Action] | None:
+        """Do what the coordinator says about traces; None: this is nothing of that."""
+        if isinstance(message, RecordSpans):
+            return self._watch(message, now)
+        if isinstance(message, Clock):
+            return self._clock(message, now)
+        return self._fetch(message) if isinstance(message, Fetch) else None
+
+    def on_deadline(self, now: float) -> list[Action]:
+        """End what was to last until now, say how far it is, and forget what nobody has fetched."""
+        if self.due is None or now < self.due:
+            return []
+        if self.state == ON and now >= self.ends_at:
+            self._stop(now)
+        if self.state == OFF and now >= self.ends_at + KEEP_S:
+            self.end()
+        report = self.state != NONE and not self._heard and now >= self._report_due
+        actions = self._report(now) if report else []
+        self._set_due()
+        return actions
+
+    def end(self) -> None:
+        """Record nothing any more, and forget what there is: nobody is there any more who could want it."""
+        if self.state == ON:
+            self.recorder.stop()
+        if self.state != NONE:
+            self.recorder.forget()
+        self.state, self.due = NONE, None
+
+    def validate(self) -> None:
+        """Assert that what goes on has an end."""
+        assert (self.due is None) == (self.state == NONE)
+        assert self.state == NONE or self.due <= self.ends_at + KEEP_S  # type: ignore[operator]
+        assert self.recorder.nbytes <= MAX_RING_NBYTES
+
+    def _watch(self, message: RecordSpans, now: float) -> list[Action]:
+        seconds = min(message.seconds, LONGEST_S)
+        if message.number != self.number and seconds > 0:
+            self.end()
+            self.number, self.state, self._heard = message.number, ON, False
+            self.ends_at = now + seconds
+            self.samples = Samples()
+            self._began_with = self._pushes
+            self.recorder.start(min(message.nbytes, MAX_RING_NBYTES))
+        elif message.number == self.number and self.state == ON:  # said again, or it is to end
+            self.ends_at = min(self.ends_at, now + seconds)
+            if now >= self.ends_at:
+                self._stop(now)
+        elif message.number == self.number:
+            self._heard = False  # it does not know yet that this is over
+        if message.number != self.number:
+            return []
+        actions = self._report(now) if self.state != NONE else []
+        self._set_due()
+        return actions
+
+    def _stop(self, now: float) -> None:
+        self.recorder.stop()
+        self.state, self.ends_at = OFF, now
+        self._report_due = now
+
+    def _clock(self, message: Clock, now: float) -> list[Action]:
+        if message.number == self.number and self.state != NONE:
+            self.samples.add(message.sent, message.at, now)
+            if message.state == OFF == self.state:
+                self._heard = True
+                self._set_due()
+        return []
+
+    def _fetch(self, message: Fetch) -> list[Action]:
+        here = message.number == self.number and self.state == OFF
+        recorder = self.recorder if here else Nothing()
+        data = recorder.read(message.offset, MAX_BLOB_NBYTES)
+        piece = Piece(message.request, message.number, message.who, message.offset, recorder.nbytes, data)
+        return [Send(COORDINATOR, piece)]
+
+    def _report(self, now: float) -> list[Action]:
+        self._report_due = now + (REPORT_S if self.state == ON else AGAIN_S)
+        offset = self.samples.offset
+        facts = {} if offset is None else offset._asdict()
+        nbytes, lost = (self.recorder.nbytes, self.recorder.lost) if self.state == OFF else (0, 0)
+        steps = max(0, self._pushes - self._began_with)
+        return [Send(COORDINATOR, SpansRecorded(self.number, self.state, now, nbytes, lost, steps, facts))]
+
+    @property
+    def _pushes(self) -> int:
+        pushes = self._counters().get("pushes", 0)
+        return pushes if type(pushes) is int else 0
+
+    def _set_due(self) -> None:
+        if self.state == NONE:
+            self.due = None
+            return
+        end = self.ends_at if self.state == ON else self.ends_at + KEEP_S
+        self.due = end if self._heard else min(end, self._report_due)
