@@ -39,7 +39,7 @@ WARM_UP, LOOKS = 20, 15
 NEVER_S = 3600.0
 PATIENCE_S = 60.0
 ENTRIES = ("SessionThread._make_calls", "ZmqTransport._drain")
-ARRIVES = ("zmqps/net/driver.py", "Driver._deliver")
+ARRIVES = ("zmqps/net/driver.py", "Driver.deliver")
 
 CallSoon: TypeAlias = Callable[[Callable[[], None]], object]
 

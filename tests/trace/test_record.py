@@ -40,7 +40,8 @@ def test_without_the_variable_nothing_is_in_the_way(monkeypatch: pytest.MonkeyPa
     try:
         assert record.watch(machine, transport, identity) == (machine, transport)
         assert record.around("check", "worker", len) is len
-        assert record.watched_coding() == CODING
+        coding = record.watched_coding()
+        assert (coding.compress, coding.decompress, coding.cost) == CODING
     finally:
         transport.close(0)
 

@@ -25,7 +25,9 @@ from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, ForkedE
 from zmqps.logs.handler import About
 from zmqps.net.driver import Driver
 from zmqps.net.transport import Transport
+from zmqps.trace.doors import DOORS
 from zmqps.trace.record import watch
+from zmqps.trace.switch import Switch
 
 T = TypeVar("T")
 
@@ -219,16 +221,12 @@ class SessionThread:
         self.transport = self._make_transport()
         machine, transport = watch(session, self.transport, session.member.identity, session.operation_of)
         about = About(log, {"job": session.member.identity.job})
-        self._driver = Driver(
-            machine,
-            transport,
-            about,
-            self._resolve,
-            self._landed,
-            self._fail,
-        )
+        self._driver = Driver(machine, transport, about, self._resolve, self._landed, self._fail)
         self._driver.notify = self._notify
         self._driver.more = self._more
+        DOORS.add(session.transfers, "all_finite", DOORS.function("check", "worker"))
+        member = session.member
+        member.tracing.recorder = Switch(self._driver, member.identity, operation_of=session.operation_of)
         self._loop.call_soon(self._ready.set)
         await self._driver.run()
 

@@ -147,7 +147,7 @@ class Driver:
         self._exit, self._time = loop.create_future(), loop.time
         self._health.start()
         try:
-            self.transport.start(self._deliver, self._arm, self.submit)
+            self.transport.start(self.deliver, self._arm, self.submit)
             self._do(self.machine.start)  # type: ignore[attr-defined]
             self._arm()
             return await self._exit
@@ -166,7 +166,8 @@ class Driver:
             self._do(self.machine.handle, event)
             self._arm()
 
-    def _deliver(self, peer: Peer, frames: Sequence[Any]) -> None:
+    def deliver(self, peer: Peer, frames: Sequence[Any]) -> None:
+        """Take what a peer has sent, as the transport has it."""
         event: Received | Unreachable | None
         try:
             message = decode(frames, self.data_header_nbytes)

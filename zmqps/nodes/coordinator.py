@@ -33,6 +33,7 @@ from zmqps.nodes.relay import CHUNK_NBYTES
 from zmqps.sinks.choose import check_texts, open_sinks
 from zmqps.sinks.feed import Feeds
 from zmqps.trace.record import watch
+from zmqps.trace.switch import Switch
 
 DEFAULT_PORT = 5570
 #: Where there is a journal, members wait so long for a coordinator that is away.
@@ -171,6 +172,7 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
             driver.notify = lambda event: _feed(feeds, event)
             driver.more = lambda: {"free_nbytes": available_nbytes()}
             source.measure = lambda: measured(machine, driver.facts(), loop.time())
+            machine.traces.recorder = Switch(driver, identity)
             code = await run_node(driver, endpoint, parent_fd)
         if journal is not None:
             journal.retire()  # the cluster has ended: the next one begins anew

@@ -57,7 +57,9 @@ from zmqps.optim.device_rows import DeviceRowKernel
 from zmqps.optim.rows import RowKernel, kernel_of_table, rule_of_table
 from zmqps.rows.kernels import warm_up as warm_up_rows
 from zmqps.rows.store import RowStore
+from zmqps.trace.doors import DOORS
 from zmqps.trace.record import watch, watch_row_kernel, watch_rules, watched_coding
+from zmqps.trace.switch import Switch
 
 #: One connection full of large messages keeps a thread of ZeroMQ busy for milliseconds at a time. With a second one a
 #: small message of another job does not wait for that: its step takes 1.3 times as long beside a flood, not 7 times.
@@ -380,7 +382,9 @@ async def _serve(config: ServerConfig, source: Source, log: logging.Logger, pare
         largest_header = max(largest_header, data_header_nbytes(len(placement.slices[index]), segments))
         pace = Rests(REST).paced if room.gently else iter
         host = HostMemory(transport.arenas.empty, watched_coding(), freed.add, pace)
-        return make_shard(config, job, placement, index, room, host, streams, identity.name, more)
+        shard = make_shard(config, job, placement, index, room, host, streams, identity.name, more)
+        DOORS.shard(shard)
+        return shard
 
     relay = RelayStorage()
     machine = ServerMachine(identity, config.coordinator, build, available_nbytes, ShardFiles(relay))
@@ -396,6 +400,7 @@ async def _serve(config: ServerConfig, source: Source, log: logging.Logger, pare
     sockets.largest_nbytes = largest_nbytes  # an atomic push is of a whole shard
     driver = Driver(*watch(machine, transport, identity), log, resolve=relay.resolve)
     driver.data_header_nbytes = lambda: largest_header
+    machine.member.tracing.recorder = Switch(driver, identity, known=machine.clients.incarnation)
     relay.submit = partial(_submit, asyncio.get_running_loop(), driver)
     driver.more = lambda: {"free_nbytes": available_nbytes()}
     source.measure = lambda: measured(machine, driver.facts())

@@ -27,6 +27,7 @@ from zmqps.core.protocol.messages import Hello
 from zmqps.core.protocol.wire import peek
 from zmqps.net.transport import Deliver, Noticed, Transport
 from zmqps.trace import VARIABLE
+from zmqps.trace.doors import DOORS, Sink
 
 #: Spans that a file holds at most, about 150 MB of them: a trace is to look at, not to fill a disk.
 MAX_SPANS = 1_000_000
@@ -89,15 +90,7 @@ class Recorder:
     def around(self, name: str, role: str, function: F) -> F:
         """Return a function that does the same and is noted."""
 
-        @wraps(function, updated=())
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            begin = clock()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                self.span(name, role, begin, clock())
-
-        return cast(F, noted)
+        return noted(self, name, role, function)
 
     def flush(self) -> None:
         """Write what was noted."""
@@ -111,6 +104,20 @@ class Recorder:
     def _append(self, first: str, *events: dict[str, Any]) -> None:
         with open(self._path, "a", opener=_open_own) as file:
             file.write(first + "".join(f"\n{json.dumps(event)}," for event in events))
+
+
+def noted(sink: Sink, name: str, role: str, function: F) -> F:
+    """Return a function that does the same and whose time is noted."""
+
+    @wraps(function, updated=())
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        begin = clock()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            sink.span(name, role, begin, clock())
+
+    return cast(F, timed)
 
 
 def _open_own(path: str, flags: int) -> int:
@@ -150,6 +157,8 @@ def around(name: str, role: str, function: F) -> F:
 
 def watched_coding(coding: Coding = CODING) -> Coding:
     """Return the door to the codecs, noted where this process records; a codec does not know whose thread it is in."""
+    if recorder() is None:
+        return DOORS.coding(coding)
     return coding._replace(
         compress=around("encode", "codec", coding.compress), decompress=around("decode", "codec", coding.decompress)
     )
@@ -167,7 +176,7 @@ def watch(
         return machine, transport
     found.name(f"{identity.role} {identity.name}")
     role = "worker" if identity.role == "observer" else identity.role
-    labels = _Labels(role, identity)
+    labels = Labels(role, identity)
     return (
         cast(Machine, WatchedMachine(machine, found, role, labels, operation_of)),
         cast(Transport, WatchedTransport(transport, found, role, labels)),
@@ -186,11 +195,32 @@ def watch_row_kernel(kernel: R) -> R:
     return kernel if found is None else cast(R, WatchedRowKernel(kernel, found))
 
 
-class _Labels:
-    """What names a request at both ends: its number and the worker's incarnation, which its `Hello` has said."""
+def _of_message(message: Any) -> dict[str, int]:
+    """Return what is noted of a message with arrays: its first slice, the step it is for, the version it tells of."""
+    facts: dict[str, int] = {}
+    if parts := getattr(message, "parts", ()):
+        facts["slice"] = parts[0][0]
+    if (step := getattr(message, "step", None)) is not None:
+        facts["step"] = step
+    if versions := getattr(message, "versions", ()):
+        facts["version"] = versions[0]
+    return facts
 
-    def __init__(self, role: str, identity: Identity) -> None:
+
+class Labels:
+    """What names a request at both ends: its number and the worker's incarnation, which its `Hello` has said.
+
+    Parameters
+    ----------
+    role, identity
+        Of this process.
+    known
+        Returns the incarnation behind a connection whose `Hello` came before anything was noted; empty for none.
+    """
+
+    def __init__(self, role: str, identity: Identity, known: Callable[[Peer], bytes] = lambda peer: b"") -> None:
         self._own = identity.incarnation if role == "worker" else None
+        self._known = known
         self._behind: OrderedDict[Peer, bytes] = OrderedDict()
 
     def heard(self, peer: Peer, hello: Hello) -> None:
@@ -201,7 +231,7 @@ class _Labels:
 
     def of(self, peer: Peer, number: int) -> str:
         """Return the label of a request."""
-        incarnation = self._own or self._behind.get(peer, b"")
+        incarnation = self._own or self._behind.get(peer) or self._known(peer)
         return f"{incarnation.hex()[:8]}-{number}"
 
 
@@ -209,8 +239,15 @@ class WatchedMachine:
     """A machine whose work is noted, and for how long operations and their requests waited."""
 
     def __init__(
-        self, machine: Machine, recorder: Recorder, role: str, labels: _Labels, operation_of: OperationOf
+        self,
+        machine: Machine,
+        recorder: Sink,
+        role: str,
+        labels: Labels,
+        operation_of: OperationOf,
+        within: Callable[..., Any] = lambda work, *args: work(*args),
     ) -> None:
+        self._within = within
         self._machine = machine
         self._recorder = recorder
         self._role = role
@@ -227,13 +264,13 @@ class WatchedMachine:
         begin = clock()
         if name == "submit":
             self._begun[event] = begin
-        actions = self._machine.handle(event, now)
+        actions: list[Action] = self._within(self._machine.handle, event, now)
         self._recorder.span(name, self._role, begin, clock(), **facts)
         return self._noted(actions)
 
     def on_deadline(self, now: float) -> list[Action]:
         """Pass it on; resends come from here."""
-        return self._noted(self._machine.on_deadline(now))
+        return self._noted(self._within(self._machine.on_deadline, now))
 
     def _describe(self, event: Any) -> tuple[str, dict[str, Any]]:
         if (title := getattr(event, "title", None)) is not None:  # operations alone have one
@@ -243,10 +280,10 @@ class WatchedMachine:
         if isinstance(event.message, Hello):
             self._labels.heard(event.peer, event.message)
         kind = type(event.message).__name__
-        facts = {"message": kind}
+        facts: dict[str, Any] = {"message": kind}
         phase = HANDLING.get(self._role, {}).get(kind, "control")
         if phase != "control" and (number := getattr(event.message, "request", 0)):
-            facts["request"] = self._labels.of(event.peer, number)
+            facts |= {"request": self._labels.of(event.peer, number), **_of_message(event.message)}
         return phase, facts
 
     def _noted(self, actions: list[Action]) -> list[Action]:
@@ -258,7 +295,8 @@ class WatchedMachine:
                 operation = self._operation_of(action.peer, getattr(action.message, "request", 0))
                 if operation in self._begun:
                     label = self._labels.of(action.peer, action.message.request)  # type: ignore[attr-defined]
-                    self._recorder.span("queue", self._role, self._begun[operation], end, "b", request=label)
+                    facts = {"message": type(action.message).__name__, **_of_message(action.message)}
+                    self._recorder.span("queue", self._role, self._begun[operation], end, "b", request=label, **facts)
             elif isinstance(action, Resolve) and action.operation in self._begun:
                 begun = self._begun.pop(action.operation)
                 self._recorder.span(action.operation.title, "operation", begun, end, "b")
@@ -268,7 +306,7 @@ class WatchedMachine:
 class WatchedTransport:
     """A transport whose sends and deliveries are noted."""
 
-    def __init__(self, transport: Transport, recorder: Recorder, role: str, labels: _Labels) -> None:
+    def __init__(self, transport: Transport, recorder: Sink, role: str, labels: Labels) -> None:
         self._transport = transport
         self._recorder = recorder
         self._role = role
@@ -279,25 +317,33 @@ class WatchedTransport:
 
     def start(self, deliver: Deliver, delivered: Callable[[], None], noticed: Noticed) -> None:
         """Begin to deliver."""
-        self._transport.start(self._recorder.around("receive", self._role, deliver), delivered, noticed)
+        self._transport.start(noted(self._recorder, "receive", self._role, deliver), delivered, noticed)
+
+    def hand_to(self, deliver: Deliver) -> None:
+        """Deliver to somebody else from now on, where the transport can."""
+        hand_to = getattr(self._transport, "hand_to", None)
+        if hand_to is not None:
+            hand_to(noted(self._recorder, "receive", self._role, deliver))
 
     def send(self, peer: Peer, frames: Sequence[Any], readers: Sequence[Any]) -> bool:
         """Pass a message on."""
+        nbytes = sum([memoryview(frame).nbytes for frame in frames])
         begin = clock()
         sent = self._transport.send(peer, frames, readers)
         end = clock()
         kind, number = peek(frames)
         phase = SENDING.get(self._role, {}).get(kind, "control")
-        facts = {"message": kind}
+        facts: dict[str, Any] = {"message": kind}
         if phase != "control":
-            facts["request"] = self._labels.of(peer, number)
+            facts |= {"request": self._labels.of(peer, number), "nbytes": nbytes}
         self._recorder.span(phase, self._role, begin, end, **facts)
         return sent
 
     def close(self, linger: float) -> None:
         """Close it, and write what was noted."""
         self._transport.close(linger)
-        self._recorder.flush()
+        if isinstance(self._recorder, Recorder):
+            self._recorder.flush()
 
 
 class WatchedRules:

@@ -264,7 +264,7 @@ def test_a_shard_that_is_half_updated_answers_with_that_from_then_on(monkeypatch
     server.train("w")
     updates = server.machine.tenants[1].built().updates
     updates._undoes = False
-    kernel, left = updates._kernels[0], [1]
+    kernel, left = updates.kernels[0], [1]
 
     def fail(*arguments: Any) -> None:
         left[0] -= 1
@@ -273,7 +273,7 @@ def test_a_shard_that_is_half_updated_answers_with_that_from_then_on(monkeypatch
         assert kernel is not None
         kernel(*arguments)
 
-    updates._kernels = [fail]
+    updates.kernels = [fail]
     first = server.get(push(1, **WHOLE), "w")
     assert errors(first, peer("w")) == [ShardBrokenError.code]
     (told,) = sent(first, Error, COORDINATOR)

@@ -80,6 +80,11 @@ class Clients:
     def __len__(self) -> int:
         return len(self.by_incarnation)
 
+    def incarnation(self, peer: Peer) -> bytes:
+        """Return whose connection this is; empty: nobody has shown a ticket there."""
+        client = self.find(peer)
+        return b"" if client is None else client.hello.incarnation
+
     def welcome(
         self, peer: Peer, hello: Hello, key: bytes, holder: KeyHolder | None = None, past: Container[bytes] = ()
     ) -> bytes:

@@ -30,12 +30,12 @@ class Finiteness:
         self, parameters: Sequence[Parameter], all_finite: Callable[[Array], bool], counters: Counter[str]
     ) -> None:
         self._parameters = parameters
-        self._all_finite = all_finite
+        self.all_finite = all_finite
         self._counters = counters
 
     def check(self, pieces: Sequence[tuple[SliceState, int, Array]], worker: str) -> None:
         """Raise `NonFiniteGradientError`, which names the worker and the parameters, unless all pieces are finite."""
-        bad = [piece for piece in pieces if not self._all_finite(piece[2])]
+        bad = [piece for piece in pieces if not self.all_finite(piece[2])]
         if bad:
             self._counters["nonfinite"] += 1
             names = list(dict.fromkeys(repr(name) for piece in bad for name in self._culprits(*piece)))

@@ -97,7 +97,7 @@ class Shard:
         self.index = index
         self.counters: Counter[str] = Counter()
         self.memory = memory = memory or HostMemory()
-        self._finiteness = Finiteness(placement.keyspace.parameters, rules.all_finite, self.counters)
+        self.finiteness = Finiteness(placement.keyspace.parameters, rules.all_finite, self.counters)
         self.rejects_nonfinite = reject_nonfinite
         self.kept_nbytes = retain * placement.nbytes(index)  # what kept versions take at most
         self._treatment = treatment
@@ -221,7 +221,7 @@ class Shard:
         if (values := bool(terms) and are_values(terms)) or self._has_buffers:
             check_sort(states, worker, terms)
         if self.rejects_nonfinite and not checked and not values:
-            self._finiteness.check(pieces, worker)
+            self.finiteness.check(pieces, worker)
         if self._treatment is not None and not values:
             return self._push_treated(self._treatment, states, parts, pieces, puller, note, terms)
         result = (
@@ -301,7 +301,7 @@ class Shard:
         if (values := bool(terms) and are_values(terms)) or self._has_buffers:
             check_sort(states, worker, terms)
         if self.rejects_nonfinite and not checked and not values:
-            self._finiteness.check(pieces, worker)
+            self.finiteness.check(pieces, worker)
         brought = [(state, bounds_of(state, ranges)) for state, (_, _, ranges) in zip(states, parts, strict=True)]
         noted, sort = partial(note, result) if note else None, terms[0] if values else GRADIENT
         self.steps.collect(brought, pieces, push, step, examples, noted, sort, stays=checked == STAYS)

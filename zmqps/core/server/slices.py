@@ -283,7 +283,7 @@ class Updates:
         self.apply_s = 0.0
         self.applies = 0
         self.broken: PSError | None = None  # an update failed half way, or another copy has taken over
-        self._kernels = kernels
+        self.kernels = kernels  # a recorder may put such in their place as do the same
         self._rooms = rooms
         self._memory = memory
         self._undoes = undoes
@@ -389,7 +389,7 @@ class Updates:
 
     def is_frozen(self, kernel: int) -> bool:
         """Whether a kernel, by its number, is none."""
-        return self._kernels[kernel] is None
+        return self.kernels[kernel] is None
 
     def _compute(
         self,
@@ -403,7 +403,7 @@ class Updates:
         """Update elements from ``start`` of a slice, out of its value into ``out``."""
         source, began = state.value, self.clock()
         for lo, hi, kernel_index, step in runs:
-            kernel = self._kernels[kernel_index]
+            kernel = self.kernels[kernel_index]
             if kernel is not None:
                 if lo == 0 and hi == out.size:  # the whole slice: start is 0 as well
                     slots, new, w, g = state.slots, out, source, gradient

@@ -116,7 +116,7 @@ class RowTable:
         #: Are told which rows are about to change, or to go.
         self.watchers: list[Callable[[Array], None]] = []
         self.gone = GoneLog()
-        self._kernel = kernel
+        self.kernel = kernel
         self._more = more
         self._granted = 0
         self._hand = 0  # the next row to be looked at
@@ -296,7 +296,7 @@ class RowTable:
             lag = np.maximum(self.store.ages(rows, steps) - 1, 0).astype(np.uint32)
         self._before(rows)
         began = self.clock()
-        self.store.update(self._kernel, rows, grads, max(1, steps), lag)
+        self.store.update(self.kernel, rows, grads, max(1, steps), lag)
         self.apply_s += self.clock() - began
         self.applies += 1
         self.store.stamps[rows] = steps % _STAMPS

@@ -100,7 +100,7 @@ class Transfers:
         self._links = links
         self.pace = Pace()
         self._host = host
-        self._all_finite = all_finite
+        self.all_finite = all_finite
         self._says_at: float | None = None  # when it is to say again that it has paused
         self._asked: dict[Push | Pull | Load, Operation] = {}  # on whose behalf transfers are under way
         self.moves = Moves(host, links, self.pace)
@@ -310,7 +310,7 @@ class Transfers:
                 as_sent.append(array)
             elif array is not None:
                 others.append((array, dtype))
-        if self._all_finite(as_sent) and (not others or all(self._all_finite([_converted(*pair)]) for pair in others)):
+        if self.all_finite(as_sent) and (not others or all(self.all_finite([_converted(*pair)]) for pair in others)):
             source.checked = True
             return None
         names = [

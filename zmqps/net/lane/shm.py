@@ -193,6 +193,10 @@ class LaneTransport:
         self._deliver = deliver
         self._inner.start(self._receive, delivered, noticed)
 
+    def hand_to(self, deliver: Deliver) -> None:
+        """Deliver to somebody else from now on, as a recorder does that passes it on."""
+        self._deliver = deliver
+
     def bind(self, endpoint: str) -> str:
         """Accept connections; return the endpoint with its port filled in."""
         return self._inner.bind(endpoint)
