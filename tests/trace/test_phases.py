@@ -110,7 +110,7 @@ def test_the_merged_file_has_every_span_and_an_arrow_a_message(tmp_path: Path) -
     write(tmp_path / "out" / "trace.json", trace)
     events = json.loads((tmp_path / "out" / "trace.json").read_text())["traceEvents"]
     kinds = [event["ph"] for event in events]
-    assert {kind: kinds.count(kind) for kind in set(kinds)} == {"M": 2, "X": 9, "b": 1, "e": 1, "s": 2, "f": 2}
+    assert {kind: kinds.count(kind) for kind in set(kinds)} == {"M": 4, "X": 9, "b": 1, "e": 1, "s": 2, "f": 2}
     arrows = [(event["pid"], event["ts"]) for event in events if event["name"] == "message"]
     assert arrows == [(2, 20), (1, 35), (1, 46), (2, 80)]
 

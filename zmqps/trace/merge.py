@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,14 @@ class Process:
     name: str = ""
     boot: str = ""
     spans: list[Span] = field(default_factory=list)
+    _: KW_ONLY
+    label: str = ""  # short: role and rank
+    incarnation: str = ""  # its first eight digits, which begin the names of its requests
+
+    @property
+    def title(self) -> str:
+        """What to call it in a sentence."""
+        return self.label or self.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +71,18 @@ class Clock:
 
 @dataclass(slots=True)
 class Trace:
-    """All processes on the clock of the first one; ``clocks`` by boot, of those that had another."""
+    """All processes on the clock of one; ``clocks`` by boot, of those that had another.
+
+    ``notes`` say what is not in it, and why. ``epoch_us`` is to be added to a time to have that of the calendar, in
+    microseconds since 1970; 0 if that is not known.
+    """
 
     processes: list[Process]
     wires: list[Span]
     clocks: dict[str, Clock]
+    _: KW_ONLY
+    notes: list[str] = field(default_factory=list)
+    epoch_us: float = 0.0
 
 
 def read(directory: Path, opener: Callable[[str, int], int] | None = None) -> Trace:
@@ -97,7 +112,12 @@ def read(directory: Path, opener: Callable[[str, int], int] | None = None) -> Tr
     for process in processes:
         if process.boot in clocks:
             process.spans = [span.shifted(clocks[process.boot].shift_us) for span in process.spans]
-    wires = [
+    return Trace(processes, wires_of(processes), clocks)
+
+
+def wires_of(processes: Sequence[Process]) -> list[Span]:
+    """Return how long each message was on its way that was seen at both ends."""
+    return [
         Span(
             name=name,
             role="wire",
@@ -106,9 +126,8 @@ def read(directory: Path, opener: Callable[[str, int], int] | None = None) -> Tr
             thread=None,
             facts=sent.facts,
         )  # the call may return later
-        for name, _, sent, _, came in _messages(processes)
+        for name, _, sent, _, came in messages(processes)
     ]
-    return Trace(processes, wires, clocks)
 
 
 def _read(path: Path, opener: Callable[[str, int], int] | None) -> Process:
@@ -155,7 +174,7 @@ def _read(path: Path, opener: Callable[[str, int], int] | None) -> Process:
     return process
 
 
-def _messages(processes: Sequence[Process]) -> Iterator[tuple[str, Process, Span, Process, Span]]:
+def messages(processes: Sequence[Process]) -> Iterator[tuple[str, Process, Span, Process, Span]]:
     """Yield (way, sender, its span, receiver, its delivery) of each message that was seen at both ends."""
     for name, sending, handling in WAYS:
         came: dict[str, tuple[Process, Span]] = {}
@@ -184,7 +203,7 @@ def _deliveries(spans: Iterable[Span], handling: str) -> Iterator[tuple[str, Spa
 def _fit(processes: Sequence[Process]) -> dict[str, Clock]:
     """Return how the clocks of other boots differ from the first process's."""
     ways: dict[tuple[str, str, str], list[float]] = {}
-    for name, sender, sent, receiver, came in _messages(processes):
+    for name, sender, sent, receiver, came in messages(processes):
         if sender.boot != receiver.boot:
             ways.setdefault((name, sender.boot, receiver.boot), []).append(came.begin_us - sent.end_us)
     known = {processes[0].boot: Clock(0.0, 0.0)}
@@ -203,7 +222,17 @@ def _fit(processes: Sequence[Process]) -> dict[str, Clock]:
         known |= found
 
 
-def write(path: Path, trace: Trace, opener: Callable[[str, int], int] | None = None) -> None:
+@dataclass(slots=True, kw_only=True)
+class Flow:
+    """An arrow through spans: where each is, and when it passes through it."""
+
+    name: str
+    stops: list[tuple[Process, Span, float]]
+
+
+def write(
+    path: Path, trace: Trace, opener: Callable[[str, int], int] | None = None, flows: Sequence[Flow] = ()
+) -> None:
     """Write one file for chrome://tracing or Perfetto; arrows lead from a message's sending to its delivery.
 
     Parameters
@@ -214,16 +243,27 @@ def write(path: Path, trace: Trace, opener: Callable[[str, int], int] | None = N
         What to write.
     opener
         Opens it, by its path and the flags of `os.open`; by default whatever it is.
+    flows
+        More arrows: the way of pushes, say.
     """
     events: list[dict[str, Any]] = []
     number = 0
     for pid, process in enumerate(trace.processes, start=1):
         events.append({"name": "process_name", "ph": "M", "pid": pid, "args": {"name": process.name}})
+        known = {"boot": process.boot, "label": process.label, "incarnation": process.incarnation}
+        events.append({"name": "process", "ph": "M", "pid": pid, "args": known})
         for span in process.spans:
             number += 1
             events += _events(span, pid, number)
     places = {id(process): pid for pid, process in enumerate(trace.processes, start=1)}
-    for _, sender, sent, receiver, came in _messages(trace.processes):
+    for flow in flows:
+        number += 1
+        arrow = {"name": flow.name, "cat": "flow", "id": number}
+        kinds = ["s", *["t"] * (len(flow.stops) - 2), "f"]
+        for kind, (process, span, at) in zip(kinds, flow.stops, strict=True):
+            event = {**arrow, "ph": kind, "ts": at, "pid": places[id(process)], "tid": span.thread or 0}
+            events.append({**event, "bp": "e"} if kind == "f" else event)
+    for _, sender, sent, receiver, came in messages(trace.processes):
         number += 1
         arrow = {"name": "message", "cat": "message", "id": number}
         events.append({**arrow, "ph": "s", "ts": sent.begin_us, "pid": places[id(sender)], "tid": sent.thread})
@@ -232,7 +272,54 @@ def write(path: Path, trace: Trace, opener: Callable[[str, int], int] | None = N
         )
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w", opener=opener) as file:
-        file.write(json.dumps({"traceEvents": events, "displayTimeUnit": "ms"}) + "\n")
+        clocks = {boot: [clock.shift_us, clock.error_us] for boot, clock in trace.clocks.items()}
+        more = {"clocks": clocks, "notes": trace.notes, "epoch_us": trace.epoch_us}
+        file.write(json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": more}) + "\n")
+
+
+def load(path: Path, opener: Callable[[str, int], int] | None = None) -> Trace:
+    """Return the trace that `write` has written into a file.
+
+    Raises
+    ------
+    ConfigurationError
+        It has written no such file.
+    """
+    processes: dict[int, Process] = {}
+    waits: dict[int, dict[str, Any]] = {}
+    try:
+        with open(path, opener=opener) as file:
+            whole = json.load(file)
+        for event in whole["traceEvents"]:
+            process = processes.setdefault(event["pid"], Process())
+            facts = event.get("args") or {}
+            match event["ph"]:
+                case "M" if event["name"] == "process_name":
+                    process.name = str(facts["name"])
+                case "M" if event["name"] == "process":
+                    process.boot, process.label = str(facts["boot"]), str(facts["label"])
+                    process.incarnation = str(facts["incarnation"])
+                case "X":
+                    process.spans.append(_span(event, event["ts"] + event["dur"], event["tid"]))
+                case "b" if event["cat"] != "message":
+                    waits[event["id"]] = event
+                case "e" if event["id"] in waits:
+                    process.spans.append(_span(waits.pop(event["id"]), event["ts"], None))
+        more = whole.get("otherData") or {}
+        clocks = {str(boot): Clock(float(fit[0]), float(fit[1])) for boot, fit in more.get("clocks", {}).items()}
+        notes, epoch_us = [str(note) for note in more.get("notes", [])], float(more.get("epoch_us", 0.0))
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        raise ConfigurationError(f"{path} is no trace that zmqps trace has written: {error!s:.100}") from None
+    found = list(processes.values())
+    return Trace(found, wires_of(found), clocks, notes=notes, epoch_us=epoch_us)
+
+
+def _span(event: dict[str, Any], end_us: float, thread: int | None) -> Span:
+    facts = dict(event.get("args") or {})
+    return Span(
+        name=str(event["name"]), role=str(event["cat"]), begin_us=float(event["ts"]), end_us=float(end_us),
+        thread=thread, facts=facts,
+    )  # fmt: skip
 
 
 def _events(span: Span, pid: int, number: int) -> list[dict[str, Any]]:

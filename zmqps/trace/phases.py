@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 
+from zmqps.trace.intervals import Intervals, intersection, union
 from zmqps.trace.merge import Span, Trace
 
 #: In the order a message meets them; explained in docs/operations.md.
@@ -36,9 +37,6 @@ ORDER = (
     ("coordinator", "control"),
 )
 OPERATIONS = ("push", "pull", "push_pull")
-
-#: Microseconds, from … to.
-Intervals: TypeAlias = list[tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,18 +100,24 @@ def summarize(trace: Trace, operation: str | None = None, skip: int = 0) -> Summ
     steps = by_name[chosen]
     if not steps:
         return None
-    windows = _union([(step.begin_us, step.end_us) for step in steps])
+    windows = union([(step.begin_us, step.end_us) for step in steps])
+    begins = [first for first, _ in windows]
     found: dict[tuple[str, str], list[Intervals]] = {}
     for role, name, intervals in _work(trace):
-        if any(first <= intervals[0][0] < last for first, last in windows):
+        if _is_in(intervals[0][0], windows, begins):
             found.setdefault((role, name), []).append(intervals)
     phases = [_phase(*key, found[key], len(steps), windows) for key in ORDER if key in found]
     return Summary(chosen, len(steps), float(np.median([s.end_us - s.begin_us for s in steps])) / 1e6, tuple(phases))
 
 
+def _is_in(at: float, windows: Intervals, begins: Sequence[float]) -> bool:
+    number = bisect_right(begins, at) - 1
+    return number >= 0 and at < windows[number][1]
+
+
 def _phase(role: str, name: str, parts: Sequence[Intervals], steps: int, windows: Intervals) -> Phase:
     durations = [sum(stop - start for start, stop in intervals) for intervals in parts]
-    under_way = _within(_union([interval for intervals in parts for interval in intervals]), windows)
+    under_way = intersection(union([interval for intervals in parts for interval in intervals]), windows)
     return Phase(
         role=role,
         name=name,
@@ -165,23 +169,3 @@ def _closed(stack: list[tuple[Span, Intervals, float]]) -> tuple[Span, Intervals
         outer, others, _ = stack.pop()
         stack.append((outer, others, span.end_us))
     return span, intervals
-
-
-def _union(intervals: Iterable[tuple[float, float]]) -> Intervals:
-    merged: Intervals = []
-    for start, stop in sorted(intervals):
-        if merged and start <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(stop, merged[-1][1])
-        else:
-            merged.append((start, stop))
-    return merged
-
-
-def _within(intervals: Iterable[tuple[float, float]], windows: Intervals) -> Intervals:
-    """Return the parts of the intervals that lie in one of the windows."""
-    return [
-        (max(start, first), min(stop, last))
-        for start, stop in intervals
-        for first, last in windows
-        if start < last and stop > first
-    ]
