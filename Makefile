@@ -47,7 +47,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-python test-slow test-repeats test-processes test-lan test-engines test-prometheus test-frameworks attack soak simulate mutate test-gpu bench bench-full bench-gpu bench-gate bench-peers bench-frameworks experiments picture metrics errors constraints audit sbom demo demo-sparse up down scale status observe logs launch doctor coordinator server worker clean
+.PHONY: help install check format test test-python test-slow test-repeats test-processes test-lan test-engines test-prometheus test-frameworks attack soak simulate mutate test-gpu bench bench-full bench-gpu bench-gate bench-peers bench-frameworks experiments picture metrics errors constraints audit sbom demo demo-sparse up down scale status observe logs trace launch doctor coordinator server worker clean
 
 ##@ Development
 
@@ -113,7 +113,7 @@ test-engines: $(INSTALLED) ## the engines people already run: Slurm, Ray, Kubern
 test-prometheus: $(INSTALLED) ## metrics, rules and alerts as Prometheus itself reads them; skips where it is not installed
 	$(PY) -m pytest -m engines --numprocesses 2 -rs tests/deploy/test_observability_prometheus.py
 
-test-frameworks: $(FRAMEWORKS)/.installed ## the tests with PyTorch, JAX, Keras and pyarrow, which are installed into a virtualenv of their own
+test-frameworks: $(FRAMEWORKS)/.installed ## the tests with PyTorch, JAX, Keras, pyarrow and OpenTelemetry, which are installed into a virtualenv of their own
 	$(FRAMEWORKS)/bin/python -m pytest --numprocesses 2 --dist loadfile -rs $(WITH_FRAMEWORKS)
 
 simulate: $(INSTALLED) ## whole clusters on a simulated clock and network, with faults: SEEDS=100000
@@ -164,6 +164,9 @@ down: $(INSTALLED) ## end what `make up` started, or any cluster: COORDINATOR=tc
 
 scale: $(INSTALLED) ## let jobs lie on more servers, or fewer, while they are trained: SERVERS=4 COORDINATOR=tcp://10.0.0.7:5570
 	$(ZMQPS) scale --servers $(SERVERS) $(MEANT) $(ARGS)
+
+trace: $(INSTALLED) ## where the time of a step goes, of the running cluster: COORDINATOR=tcp://10.0.0.7:5570 ARGS="--seconds 5"
+	$(ZMQPS) trace $(MEANT) $(ARGS)
 
 status: $(INSTALLED) ## nodes, placement, traffic, staleness: COORDINATOR=tcp://10.0.0.7:5570 ARGS=--watch
 	$(ZMQPS) status $(MEANT) $(ARGS)
@@ -223,7 +226,7 @@ $(PEERS)/.installed: bench/peers/requirements.txt
 	@touch $@
 
 # The tests that skip where PyTorch, JAX, Keras or pyarrow is missing.
-WITH_FRAMEWORKS = tests/torch tests/test_jax.py tests/test_keras.py tests/examples/test_jax_digits.py tests/examples/test_torch_digits.py tests/examples/test_lightning_digits.py tests/examples/test_keras_digits.py tests/checkpoint tests/client/test_tensors_torch.py tests/client/test_whole.py
+WITH_FRAMEWORKS = tests/torch tests/test_jax.py tests/test_keras.py tests/examples/test_jax_digits.py tests/examples/test_torch_digits.py tests/examples/test_lightning_digits.py tests/examples/test_keras_digits.py tests/checkpoint tests/client/test_tensors_torch.py tests/client/test_whole.py tests/trace/test_otel.py
 
 $(FRAMEWORKS)/.installed: pyproject.toml constraints.txt tests/frameworks.txt
 	@echo 'Installing zmqps with PyTorch, JAX and Keras into $(FRAMEWORKS): a few minutes.'

@@ -197,6 +197,7 @@ ONLY_IN = {
     "mlflow": {"zmqps/sinks/mlflow.py"},
     "wandb": {"zmqps/sinks/wandb.py"},
     "prometheus_client": {"zmqps/metrics/text.py"},
+    "opentelemetry": {"zmqps/trace/otel.py"},
     # workers take tensors as arrays; what knows of modules and optimizers is an extra
     "torch": {"zmqps/checkpoint/torch_state.py", *(f"zmqps/torch/{name}.py" for name in OF_TORCH)},
     "psutil": {
@@ -215,7 +216,7 @@ SAID_ONLY_IN = {
 #: Slow to import or not installed everywhere: imported inside the function that needs it.
 LAZY = {
     *("numba", "cupy", "psutil", "ray", "fsspec", "pyarrow", "torch", "tensorflow"),
-    *("tensorboardX", "mlflow", "wandb", "prometheus_client"),
+    *("tensorboardX", "mlflow", "wandb", "prometheus_client", "opentelemetry"),
 }
 
 #: Programs of their own: what two of them share belongs below them.
