@@ -15,6 +15,7 @@ from zmqps.doctor.rows import Row, Verdict
 from zmqps.errors import CheckpointError, counted, listed, num_bytes, printable
 from zmqps.keys import Entry, moment
 from zmqps.trace.phases import Summary
+from zmqps.trace.pushes import STAGES, PushTrace
 
 if TYPE_CHECKING:
     from zmqps.checkpoint import Checkpoint
@@ -103,6 +104,29 @@ def phases_table(summary: Summary) -> Table:
     for phase in summary.phases:
         times = (_milliseconds(value) for value in (phase.total_s, phase.median_s, phase.p90_s))
         _add(table, phase.role, phase.name, f"{phase.count:.4g}", *times, f"{phase.share:.0%}")
+    return table
+
+
+def push_table(push: PushTrace, number: int) -> Table:
+    """Return what the stages of a push took, of the message that was answered last."""
+    part, begin, took = push.longest, push.operation.begin_us, push.operation.end_us - push.operation.begin_us
+    where = f" to {part.server.title}" if part.server is not None else ""
+    messages = f"the last answered of {counted(len(push.messages), 'message')}{where}"
+    title = f"push {number}: {push.operation.name} of {push.worker.title}, {_milliseconds(took / 1e6)}; {messages}"
+    table = _table(title, "stage", "what", ">from", ">took")
+    for name, start, stop in part.stages():
+        what = STAGES[name]
+        if name in ("server", "commit") and part.applied and (name == "commit") == (part.committed is not None):
+            apply_us = sum(span.end_us - span.begin_us for span in part.applied)
+            what += f"; kernels: {_milliseconds(apply_us / 1e6)}"
+        if name == "submit" and part.nbytes:
+            what += f"; {part.nbytes / 1e6:.3g} MB"
+        _add(table, name, what, _milliseconds((start - begin) / 1e6), _milliseconds((stop - start) / 1e6))
+    if push.seen is None:
+        _add(table, "seen", "by no pull that was recorded", "", "")
+    else:
+        by = f"first by {push.seen.worker.title}, in its request {push.seen.label.partition('-')[2]}"
+        _add(table, "seen", by, _milliseconds((push.seen.at_us - begin) / 1e6), "")
     return table
 
 

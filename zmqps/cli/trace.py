@@ -1,46 +1,223 @@
-"""``zmqps trace``: where the time of a step goes, from what the processes recorded."""
+"""``zmqps trace``: where the time of a step goes, from what the processes of a running cluster record."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from zmqps.cli import settings
+from zmqps.cli.look import address_of, coordinator
 from zmqps.cli.settings import setting
 from zmqps.core.protocol import exits
 
+if TYPE_CHECKING:
+    from zmqps.trace.merge import Trace
 
-@click.command()
-@click.argument("recorded", type=click.Path(file_okay=False, path_type=Path), default=Path("runs/trace"))
-@setting(
-    "--output",
-    "-o",
-    type=click.Path(dir_okay=False, path_type=Path),
-    shared=False,
-    help="Write all processes on one clock here, for chrome://tracing or Perfetto.",
+SHOWN = "show"
+
+
+class OrPath(click.Group):
+    """A group that shows what its first argument names, if that is no command."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Take ``zmqps trace runs/trace`` for ``zmqps trace show runs/trace``."""
+        if args and not args[0].startswith("-") and args[0] not in self.commands:
+            args = [SHOWN, *args]
+        return super().parse_args(ctx, args)
+
+
+job_option = setting("--job", shared=False, default=None, help="Whose workers; without: those of all jobs.")
+seconds_option = setting(
+    "--seconds", shared=False, type=click.FloatRange(min=0, max=600, min_open=True), default=10.0,
+    help="For how long nodes record; they end by themselves.",
+)  # fmt: skip
+steps_option = setting(
+    "--steps", shared=False, type=click.IntRange(0), default=0,
+    help="Or until each worker has pushed so often, if that is sooner.",
+)  # fmt: skip
+size_option = setting(
+    "--megabytes", shared=False, type=click.IntRange(1, 64), default=8, help="Of memory that each node records into."
 )
-@setting("--skip", type=click.IntRange(min=0), default=3, shared=False, help="First steps of each worker, not counted.")
-def trace(recorded: Path, output: Path | None, skip: int) -> int:
-    """Show where the time of a step went, from what processes recorded into a directory (runs/trace).
+output_option = setting(
+    "--output", "-o", type=click.Path(path_type=Path), shared=False,
+    help="Write it here, for ui.perfetto.dev, chrome://tracing and `zmqps trace show`.",
+)  # fmt: skip
+skip_option = setting(
+    "--skip", type=click.IntRange(min=0), default=None, shared=False,
+    help="First steps of each worker, not counted: 3 of a directory, else none.",
+)  # fmt: skip
 
-    They do that when ZMQPS_TRACE names one: ZMQPS_TRACE=runs/trace zmqps up --workers 2 -- python train.py.
+
+@click.group(cls=OrPath, invoke_without_command=True)
+@coordinator
+@job_option
+@seconds_option
+@steps_option
+@size_option
+@output_option
+@settings.job_secret
+@settings.keys
+@settings.directory
+@click.pass_context
+def trace(
+    ctx: click.Context,
+    coordinator: str | None,
+    job: str | None,
+    seconds: float,
+    steps: int,
+    megabytes: int,
+    output: Path | None,
+    job_secret: Path | None,
+    keys: Path | None,
+    directory: Path,
+) -> int:
+    """Say where the time of a step goes, of the running cluster, which goes on meanwhile.
+
+    \b
+    zmqps trace                              let all nodes record for 10 s, then say what bounds a step
+    zmqps trace start, zmqps trace stop      the same in two parts
+    zmqps trace show runs/trace.json         what was recorded before; also a directory that ZMQPS_TRACE has named
+    zmqps trace export runs/trace.json       send it on by OpenTelemetry's protocol
+    """
+    if ctx.invoked_subcommand is not None:
+        return exits.OK
+    from zmqps.nodes.tracing import record
+
+    found = record(
+        address_of(coordinator, directory), job=job or "", seconds=seconds, steps=steps, nbytes=megabytes << 20,
+        progress=_progress, **_proof(job_secret, keys),
+    )  # fmt: skip
+    return _show(found, 0, output)
+
+
+@trace.command()
+@coordinator
+@job_option
+@seconds_option
+@steps_option
+@size_option
+@settings.job_secret
+@settings.keys
+@settings.directory
+def start(
+    coordinator: str | None,
+    job: str | None,
+    seconds: float,
+    steps: int,
+    megabytes: int,
+    job_secret: Path | None,
+    keys: Path | None,
+    directory: Path,
+) -> int:
+    """Let nodes record, and return at once."""
+    from zmqps.nodes.tracing import begin
+
+    told = begin(
+        address_of(coordinator, directory), job=job or "", seconds=seconds, steps=steps, nbytes=megabytes << 20,
+        **_proof(job_secret, keys),
+    )  # fmt: skip
+    click.echo(
+        f"recording on {told} nodes for {seconds:g} s at most; what they have is kept for two minutes after that"
+    )
+    return exits.OK
+
+
+@trace.command()
+@coordinator
+@output_option
+@settings.job_secret
+@settings.keys
+@settings.directory
+def stop(
+    coordinator: str | None, output: Path | None, job_secret: Path | None, keys: Path | None, directory: Path
+) -> int:
+    """End what goes on, and fetch it; also what has ended by itself."""
+    from zmqps.nodes.tracing import fetch
+
+    found = fetch(address_of(coordinator, directory), progress=_progress, **_proof(job_secret, keys))
+    return _show(found, 0, output)
+
+
+@trace.command()
+@click.argument("recorded", type=click.Path(path_type=Path), default=Path("runs/trace"))
+@output_option
+@skip_option
+@setting("--push", type=click.IntRange(0), shared=False, help="Follow this push, by its number, from end to end.")
+def show(recorded: Path, output: Path | None, skip: int | None, push: int | None) -> int:
+    """Show what was recorded into a file, or into a directory that ZMQPS_TRACE has named.
+
     docs/operations.md explains the phases.
     """
-    from zmqps.cli.tables import new_console, phases_table
-    from zmqps.nodes.files import open_own
-    from zmqps.trace import merge, phases
+    found, is_directory = _read(recorded)
+    return _show(found, (3 if is_directory else 0) if skip is None else skip, output, push)
 
-    found = merge.read(recorded, open_own)
+
+@trace.command()
+@click.argument("recorded", type=click.Path(path_type=Path))
+@setting("--otlp", required=True, shared=False, help="Where to: the URL of a collector, say http://localhost:4318.")
+def export(recorded: Path, otlp: str) -> int:
+    """Send the pushes of a trace, with their stages, to a collector of OpenTelemetry: pip install 'zmqps[otel]'."""
+    from zmqps.trace.otel import send
+
+    found, _ = _read(recorded)
+    click.echo(f"{send(found, otlp)} spans were sent to {otlp}")
+    return exits.OK
+
+
+def _proof(job_secret: Path | None, keys: Path | None) -> dict[str, Any]:
+    from zmqps.keys import find_keys
+
+    return {"job_secret": job_secret, "keys": find_keys(keys, None, os.environ)}
+
+
+def _progress(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _read(recorded: Path) -> tuple[Trace, bool]:
+    from zmqps.nodes.files import open_own
+    from zmqps.trace import merge
+
+    if recorded.is_dir() or not recorded.exists():
+        return merge.read(recorded, open_own), True
+    return merge.load(recorded, open_own), False
+
+
+def _show(found: Trace, skip: int, output: Path | None, push: int | None = None) -> int:
+    from zmqps.cli.tables import new_console, phases_table, push_table
+    from zmqps.errors import ConfigurationError
+    from zmqps.nodes.files import open_own
+    from zmqps.trace import bounds, merge, phases, pushes
+
     console = new_console()
-    summary = phases.summarize(found, skip=skip)
-    if summary is None:
-        console.print(f"no push, pull or push_pull after the first {skip} of a worker was recorded")
+    followed = pushes.pushes(found)
+    if push is not None:
+        if push >= len(followed):
+            raise ConfigurationError(
+                f"there is no push {push}: {len(followed)} were recorded from begin to end, from 0"
+            )
+        console.print(push_table(followed[push], push))
     else:
-        console.print(phases_table(summary))
+        summary = phases.summarize(found, skip=skip)
+        if summary is None:
+            console.print(f"no push, pull or push_pull after the first {skip} of a worker was recorded")
+        else:
+            console.print(phases_table(summary))
+        if followed:
+            middle = sorted(followed, key=lambda one: one.operation.end_us - one.operation.begin_us)[len(followed) // 2]
+            console.print(push_table(middle, followed.index(middle)))
+        if (bounded := bounds.bound(found)) is not None:
+            console.print(bounded.text, style="bold", highlight=False, soft_wrap=True)
     for boot, fitted in found.clocks.items():
         text = f"the clock of host {boot[:8]} was fitted; its times may be wrong by {fitted.error_us / 1e3:.3g} ms"
         console.print(text, style="yellow", highlight=False)
+    for note in found.notes:
+        console.print(note, style="yellow", highlight=False)
     if output is not None:
-        merge.write(output, found, open_own)
-        console.print(f"written: {output}", highlight=False)
+        path = output / "trace.json" if output.is_dir() else output
+        merge.write(path, found, open_own, list(pushes.flows(followed)))
+        console.print(f"written: {path}", highlight=False)
     return exits.OK

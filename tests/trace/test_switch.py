@@ -1,0 +1,123 @@
+"""Recording that begins and ends while nodes run: on a live cluster, and nothing of it afterwards."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+import zmqps
+from zmqps.cli.main import cli
+from zmqps.core.worker.session import SessionMachine
+from zmqps.errors import IdentityError, JobError
+from zmqps.nodes.tracing import begin, fetch, record
+from zmqps.trace.bounds import bound
+from zmqps.trace.doors import DOORS
+from zmqps.trace.pushes import pushes
+
+
+@contextmanager
+def training(cluster: zmqps.LocalCluster, staleness: int | None = None) -> Iterator[zmqps.Worker]:
+    """Have a worker that pushes and pulls all the time."""
+    gradients = {"w": np.ones(50_000, np.float32)}
+    over = threading.Event()
+    with zmqps.connect(cluster.address) as worker:
+        worker.init(gradients, optimizer=zmqps.optim.sgd(0.1), staleness=staleness, push_codec="bf16")
+        worker.push_pull(gradients)
+
+        def train() -> None:
+            while not over.is_set():
+                worker.push_pull(gradients)
+
+        thread = threading.Thread(target=train)
+        thread.start()
+        try:
+            yield worker
+        finally:
+            over.set()
+            thread.join()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[zmqps.LocalCluster]:
+    with zmqps.LocalCluster(servers=2, kernels="numpy", heartbeat_timeout=60.0) as found:
+        yield found
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("staleness", [None, 0])
+def test_a_running_job_is_recorded_and_goes_on_as_before(cluster: zmqps.LocalCluster, staleness: int | None) -> None:
+    said: list[str] = []
+    with training(cluster, staleness) as worker:
+        check = worker._thread.machine.transfers.all_finite
+        trace = record(cluster.address, seconds=30.0, steps=10, progress=said.append)
+        driver = worker._thread._driver
+        assert driver is not None
+        assert isinstance(driver.machine, SessionMachine)  # nothing stands in its place any more
+        assert worker._thread.machine.transfers.all_finite is check
+        before = worker.statistics().pushes
+        record(cluster.address, seconds=30.0, steps=3)
+        assert worker.statistics().pushes > before
+    assert [process.label for process in trace.processes] == ["coordinator 0", "server 0", "server 1", "worker 0"]
+    assert trace.notes == []
+    assert trace.clocks == {}  # one host has one clock
+    assert abs(trace.epoch_us / 1e6 + time.monotonic() - time.time()) < 60.0
+    found = pushes(trace)
+    assert len(found) >= 5
+    names = {name for name, _, _ in found[2].longest.stages()}
+    assert names >= {"submit", "send", "wire", "server", "acknowledge", "wire back", "land"}
+    assert ("commit" in names) == (staleness == 0)
+    assert found[2].longest.applied
+    assert all(push.seen is not None for push in found[1:-2])
+    bounded = bound(trace)
+    assert bounded is not None
+    assert bounded.text.startswith("A step of")
+    roles = {(span.role, span.name) for process in trace.processes for span in process.spans}
+    assert roles >= {("worker", "check"), ("codec", "encode"), ("codec", "decode"), ("server", "apply")}
+    assert DOORS._sinks == []
+    assert said
+
+
+@pytest.mark.processes
+def test_it_is_begun_and_ended_by_commands(cluster: zmqps.LocalCluster, tmp_path: Path) -> None:
+    def run(*arguments: str) -> str:
+        result = CliRunner().invoke(cli, ["trace", *arguments])
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    at = ("--coordinator", cluster.address)
+    path = tmp_path / "trace.json"
+    with training(cluster) as worker:
+        assert "recording on" in run("start", *at, "--seconds", "60")
+        pushed = worker.statistics().pushes
+        while worker.statistics().pushes < pushed + 20:
+            worker.status()
+        shown = run("stop", *at, "--output", str(path))
+        again = run("stop", *at)  # it is kept for a while
+    assert "push_pull of worker 0" in shown
+    assert "A step of" in shown
+    assert "A step of" in again
+    assert "A step of" in run("show", str(path))
+    assert "push 3: push_pull" in run(str(path), "--push", "3")
+    missing = CliRunner().invoke(cli, ["trace", "show", str(path), "--push", "100000"])
+    assert missing.exit_code != 0
+
+
+@pytest.mark.processes
+def test_only_who_may_end_jobs_may_trace_and_only_what_is_there(
+    cluster: zmqps.LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(JobError, match="no job 'other'"):
+        begin(cluster.address, job="other")
+    with zmqps.LocalCluster(kernels="numpy", heartbeat_timeout=60.0) as another:
+        with pytest.raises(JobError, match="no trace"):
+            fetch(another.address)
+        monkeypatch.setattr("zmqps.nodes.tracing.find_end_key", lambda address: b"")
+        with pytest.raises(IdentityError):
+            begin(another.address)

@@ -1,0 +1,160 @@
+"""A trace of a running cluster: asked for and fetched from outside of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+from zmqps import checks
+from zmqps.core.node.tracer import Tracer
+from zmqps.core.node.tracing import LONGEST_S, MAX_RING_NBYTES
+from zmqps.core.protocol.hello import MAX_JOB_NAME_CHARS
+from zmqps.core.protocol.keys import KEY_NBYTES
+from zmqps.errors import DeadlineError
+from zmqps.net.driver import Driver
+from zmqps.net.identity import check_endpoint, read_job_secret
+from zmqps.net.keyring import Keys
+from zmqps.net.zeromq import ZmqTransport
+from zmqps.nodes.endkey import find_end_key
+from zmqps.nodes.inquiry import run_blocking
+from zmqps.trace.live import assemble
+from zmqps.trace.merge import Trace
+
+#: For so long nodes record, and into so many bytes each: some 110,000 spans, which are seconds of many small messages.
+SECONDS = 10.0
+RING_NBYTES = 8 << 20
+#: Beside the seconds of the trace itself, to ask for it and to fetch it.
+FETCH_S = 60.0
+#: Of the seconds that it may take longer until the coordinator answers at all.
+ANSWER_S = 5.0
+
+log = logging.getLogger("zmqps.trace")
+
+
+def begin(
+    address: str,
+    *,
+    job: str = "",
+    seconds: float = SECONDS,
+    steps: int = 0,
+    nbytes: int = RING_NBYTES,
+    job_secret: Path | None = None,
+    keys: Keys | None = None,
+) -> int:
+    """Let the nodes of the cluster at an address record; return how many were told so.
+
+    They end that by themselves.
+
+    Parameters
+    ----------
+    address
+        The coordinator's endpoint.
+    job
+        Whose workers; empty: those of all jobs. All servers record.
+    seconds
+        For how long.
+    steps
+        Or until each of the workers has pushed so often, if that is sooner; 0: for the seconds.
+    nbytes
+        Into so much memory of each node: the newest spans.
+    job_secret, keys
+        As for `zmqps.nodes.inquiry.end_job`: who may end jobs may trace them.
+
+    Raises
+    ------
+    DeadlineError
+        No coordinator answered.
+    JobError, LimitError
+        There is no such job, or a trace goes on already.
+    IdentityError, ConfigurationError
+        As for `zmqps.nodes.inquiry.end_job`.
+    """
+    start = _start(job, seconds, steps, nbytes)
+    tracer = _tracer(address, job_secret, start, fetch=False)
+    run_blocking(_run(tracer, "trace start", ANSWER_S, keys))
+    return len(tracer.nodes)
+
+
+def fetch(
+    address: str,
+    *,
+    stop: bool = True,
+    job_secret: Path | None = None,
+    keys: Keys | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Trace:
+    """End the trace that goes on, or has, and return it; with ``stop`` False wait for its end first.
+
+    Raises
+    ------
+    DeadlineError, IdentityError, ConfigurationError
+        As for `begin`.
+    JobError
+        There is no trace, or not any more.
+    """
+    tracer = _tracer(address, job_secret, None, stop=stop, progress=progress)
+    run_blocking(_run(tracer, "trace stop", FETCH_S if stop else FETCH_S + LONGEST_S, keys))
+    return _trace(tracer)
+
+
+def record(
+    address: str,
+    *,
+    job: str = "",
+    seconds: float = SECONDS,
+    steps: int = 0,
+    nbytes: int = RING_NBYTES,
+    job_secret: Path | None = None,
+    keys: Keys | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Trace:
+    """Let nodes record, wait for that, and return the trace; parameters and errors as for `begin` and `fetch`."""
+    start = _start(job, seconds, steps, nbytes)
+    tracer = _tracer(address, job_secret, start, progress=progress)
+    run_blocking(_run(tracer, "trace", seconds + FETCH_S, keys))
+    return _trace(tracer)
+
+
+def _start(job: str, seconds: float, steps: int, nbytes: int) -> tuple[str, float, int, int]:
+    if job:
+        checks.name("a job's name", job, MAX_JOB_NAME_CHARS)
+    checks.number("seconds", seconds, above=0)
+    checks.whole("steps", steps, 0, (1 << 32) - 1)
+    checks.whole("nbytes", nbytes, 1 << 10, MAX_RING_NBYTES)
+    return job, float(seconds), steps, nbytes
+
+
+def _tracer(
+    address: str,
+    job_secret: Path | None,
+    start: tuple[str, float, int, int] | None,
+    *,
+    stop: bool = False,
+    fetch: bool = True,
+    progress: Callable[[str], None] = lambda text: None,
+) -> Tracer:
+    secret = read_job_secret(job_secret) or find_end_key(check_endpoint(address))
+    nonce = secrets.token_bytes(KEY_NBYTES)
+    return Tracer(address, secret, nonce, start, stop=stop, fetch=fetch, progress=progress)
+
+
+async def _run(tracer: Tracer, operation: str, timeout: float, keys: Keys | None) -> None:
+    try:
+        async with asyncio.timeout(timeout):
+            await Driver(tracer, ZmqTransport(keys=keys), log).run()
+    except TimeoutError:
+        awaited = "to hand out what was recorded" if tracer.number else "to answer"
+        waited = f"the coordinator at {tracer.endpoint} {awaited}{f' ({tracer.why})' if tracer.why else ''}"
+        raise DeadlineError(operation=operation, seconds=timeout, waiting_for=waited) from None
+    if tracer.error is not None:
+        raise tracer.error.again()
+
+
+def _trace(tracer: Tracer) -> Trace:
+    trace = assemble(tracer.nodes, tracer.data)
+    titles = {str(node.get("who")): f"{node.get('role')} {node.get('rank')}" for node in tracer.nodes}
+    trace.notes += [f"{titles.get(who, who)} is not in it: {why}" for who, why in tracer.missing.items()]
+    return trace
