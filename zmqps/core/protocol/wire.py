@@ -20,8 +20,8 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack  # type: ignore[import-untyped]
-import numpy as np
 
+from zmqps.core.protocol.growth import decoded_nbytes
 from zmqps.core.protocol.keys import KEY_NBYTES
 from zmqps.core.protocol.limits import MAX_BLOB_NBYTES, MAX_FACT_CHARS, MAX_FACTS, MAX_TEXT_CHARS
 from zmqps.core.protocol.messages import (
@@ -309,14 +309,6 @@ HEADER_NBYTES: dict[int, int] = {
     ),
 }
 
-#: First byte of a msgpack object -> bytes that it takes at most once it is decoded, for those that take much of little.
-_COSTS = np.zeros(256, np.uint8)
-_COSTS[0x80:0x90] = 240  # a map; one of many entries takes less for each than they have bytes
-_COSTS[0x90:0xA0] = 72  # a list
-_COSTS[0xDC:0xDE] = 72  # the same with lengths of their own
-_COSTS[0xDE:0xE0] = 240
-_COSTS[0xE0:] = 36  # a negative integer
-
 
 def encode(message: Message) -> list[Buffer]:
     """Return the frames of a message: the header, then its payload's buffers as they are.
@@ -378,8 +370,7 @@ def _check_size(header: memoryview, data_nbytes: int) -> None:
     if header.nbytes > limit:
         raise LimitError(what="size of the header", got=header.nbytes, limit=limit)
     if header.nbytes > MAX_SHORT_HEADER_NBYTES:
-        # bytes inside of strings and numbers are counted as well: too many rather than too few
-        nbytes = int(_COSTS[np.frombuffer(header, np.uint8)].sum(dtype=np.uint64))
+        nbytes = decoded_nbytes(header)
         if nbytes > MAX_GROWTH * header.nbytes:
             raise LimitError(what="memory of the decoded header", got=nbytes, limit=MAX_GROWTH * header.nbytes)
 
