@@ -8,10 +8,11 @@ from itertools import count
 import pytest
 
 from tests.testing.test_invariants import Patch, caught, violated, wrap
-from zmqps.core.coordinator.traces import Traces
+from zmqps.core.coordinator.traces import LOOK_S, Traces
 from zmqps.core.node import clock
 from zmqps.core.node.tracing import NodeTracing
 from zmqps.core.protocol.messages import Fetch, Piece
+from zmqps.core.worker.pace import Pace
 from zmqps.testing.scenarios import SCENARIOS
 from zmqps.testing.traced import TRACES, Traced
 
@@ -34,6 +35,16 @@ def test_a_node_that_does_not_end_by_itself(monkeypatch: Patch) -> None:
     monkeypatch.setattr(NodeTracing, "validate", lambda self: None)
     monkeypatch.setattr(Traces, "_tell", lambda self, member, now: _told_once(self, member, now))
     caught("async-traces", "records longer than it was asked to")
+
+
+def test_a_coordinator_that_ends_a_trace_when_it_next_looks_who_has_come(monkeypatch: Patch) -> None:
+    def late(original, self, now):  # type: ignore[no-untyped-def]
+        actions = original(self, now)
+        self._look_due = now + LOOK_S
+        return actions
+
+    wrap(monkeypatch, Traces, "_look", late)
+    caught("async-traces", "coordinator records longer than it was asked to")
 
 
 def _told_once(traces: Traces, member, now: float):  # type: ignore[no-untyped-def]
@@ -81,6 +92,14 @@ def test_an_answer_that_is_taken_to_have_come_at_once(monkeypatch: Patch) -> Non
 def test_a_coordinator_that_passes_nothing_on(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Traces, "_pass_on", lambda self, member, piece: [])
     caught("async-traces", "still waits for its trace")
+
+
+def test_a_worker_that_takes_what_it_is_to_hand_out_for_the_end_of_its_step(monkeypatch: Patch) -> None:
+    def any_number(self, message):  # type: ignore[no-untyped-def]
+        return self.arrive is not None and getattr(message, "request", 0) == self.arrive.request
+
+    monkeypatch.setattr(Pace, "waits_for", any_number)
+    caught("sync-traces-everything", "waits although all is well")
 
 
 def test_without_these_all_is_well() -> None:

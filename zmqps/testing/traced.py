@@ -130,24 +130,28 @@ class Traced(Simulation):
         super().check(node)
         if isinstance(node.machine, Inquiry):
             return
-        recorder = self.recorders[node.identity.incarnation]
-        if isinstance(node.machine, CoordinatorMachine):
-            assert recorder.is_on == (node.machine.traces.state == ON)
-            number = node.machine.traces.number
-        else:
+        if not isinstance(node.machine, CoordinatorMachine):
             tracing = node.machine.member.tracing
-            assert recorder.is_on == (tracing.state == ON)
-            number = tracing.number
             if (known := tracing.samples.offset) is not None:
                 wrong = abs(known.offset_s)  # all clocks of a simulation are one
                 assert wrong <= known.error_s + 1e-9, f"{node.name} is {wrong} s wrong about a clock it knows better"
-        over_at = recorder.began_at + self._seconds.get(number, 0.0)
-        ready = max(over_at, node.stopped_until, node.busy_until) + LATE_S
-        assert not recorder.is_on or self.now <= ready, f"{node.name} records longer than it was asked to"
+        for other in self.nodes.values():  # whether anything happens to them or not
+            if other.alive and not isinstance(other.machine, Inquiry | Tracer):
+                self._check_over(other)
         if not (self.faults.may_lose or self.faults.duplication) or self.faults.loss == self._only_losses:
             for name, (until, tracer) in self._tracers.items():
                 done = not self.nodes[name].alive
                 assert done or self.now <= until, f"{name} still waits for its trace: {tracer.nodes}"
+
+    def _check_over(self, node: Node) -> None:
+        """Assert that a node records while its machine says so, and no longer than it was asked to."""
+        machine, recorder = node.machine, self.recorders[node.identity.incarnation]
+        assert not isinstance(machine, Inquiry | Tracer)
+        traces = machine.traces if isinstance(machine, CoordinatorMachine) else machine.member.tracing
+        assert recorder.is_on == (traces.state == ON)
+        over_at = recorder.began_at + self._seconds.get(traces.number, 0.0)
+        ready = max(over_at, node.stopped_until, node.busy_until) + LATE_S
+        assert not recorder.is_on or self.now <= ready, f"{node.name} records longer than it was asked to"
 
     @property
     def _only_losses(self) -> float:

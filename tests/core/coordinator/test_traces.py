@@ -103,6 +103,15 @@ def test_all_nodes_are_told_to_record_and_those_who_come_later_too() -> None:
     assert told(cluster.wait(1.9)) == {"d": pytest.approx(1.75, abs=0.05)}
 
 
+def test_the_coordinator_ends_a_trace_at_its_time_and_not_when_it_next_looks_who_has_come() -> None:
+    cluster = Cluster()
+    cluster.ask(seconds=1.55)
+    cluster.wait(2.5)
+    assert cluster.machine.traces.state == ON
+    cluster.wait(2.55)
+    assert cluster.machine.traces.state == OFF
+
+
 def test_of_one_job_its_workers_record_and_all_servers() -> None:
     cluster = Cluster()
     assert told(cluster.ask(job="two")).keys() == {"s", "b"}

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from zmqps.core.protocol.messages import Proceed, Waiting
+from zmqps.core.protocol.messages import Fetch, Proceed, Waiting
 from zmqps.core.worker.operations import Advance, Exchange
 from zmqps.core.worker.pace import Pace
 from zmqps.core.worker.transfer import Pull, Push, Source, Target
@@ -211,3 +211,13 @@ def test_a_bounded_read_knows_the_slowest_clock_and_its_own() -> None:
     for operation in (held, Exchange(0.0, pull=pull), Advance(0.0), Exchange(0.0, push=Push(source=Source()))):
         p.held[operation] = None
     assert p.reads_at == 8
+
+
+def test_what_the_coordinator_asks_under_the_same_number_is_no_answer_to_an_arrival() -> None:
+    p = pace()
+    pushed(p, push(p))
+    p.arriving(7)
+    assert not p.waits_for(Fetch(7, 1, b"w" * 16, 0))
+    assert not p.waits_for(Proceed(8, 1, 1))
+    assert p.waits_for(Waiting(7, "worker 1"))
+    assert p.waits_for(Proceed(7, 1, 1))

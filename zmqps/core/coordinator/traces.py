@@ -165,6 +165,7 @@ class Traces:
         actions: list[Action] = []
         self._look_due = now + LOOK_S
         if self.state == ON:
+            self._look_due = min(self._look_due, self.ends_at)
             for who, member in self._members.items():
                 if who not in self.nodes and self._is_wanted(member) and len(self.nodes) < MAX_TRACED:
                     self.nodes[who] = NodeTrace(facts=_described(member), told_at=now)
