@@ -257,6 +257,8 @@ MIRROR_NOTHING = {
     "tests/lan/": "end to end: clusters on hosts of network namespaces, and what can happen to their wires",
     "tests/mutation/": "the tests of the core: what they notice",
     "tests/simulation/": "end to end: whole clusters on a simulated clock and network",
+    "tests/trace/test_experiments.py": "end to end: live clusters in which one thing was made slow, and what is said",
+    "tests/trace/test_format.py": "the file that a browser draws, whichever module has written what is in it",
     "tests/test_coordinator_returns.py": "end to end: a coordinator that is killed and started again, in processes",
     "tests/test_auto_codec.py": "end to end: workers that choose how gradients travel, on live nodes",
     "tests/test_bounded_memory.py": "end to end: worker, sockets or lane, and server together",

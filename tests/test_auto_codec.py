@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 import zmqps
-from tests.net.slowlink import SlowLink
+from tests.net.slowlink import SlowLink, slowed
 from zmqps.codecs import auto
-from zmqps.core.protocol.events import COORDINATOR, Peer
 from zmqps.core.worker.choice import NUM_SAMPLES
 from zmqps.errors import ConfigurationError
-from zmqps.net.zeromq import ZmqTransport
 from zmqps.optim import sgd
 
 pytestmark = pytest.mark.processes
@@ -28,31 +24,8 @@ SIZE = 250_000
 @pytest.fixture
 def slow_wire(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowLink]:
     """Put a slow wire between this process's workers and their servers."""
-    loop, wire = asyncio.new_event_loop(), SlowLink(SLOW_BYTES_PER_S)
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    connect = ZmqTransport.connect
-
-    def connect_by_wire(self: ZmqTransport, peer: Peer, endpoint: str) -> None:
-        if peer != COORDINATOR:
-            endpoint = asyncio.run_coroutine_threadsafe(wire.before(endpoint), loop).result(20.0)
-        connect(self, peer, endpoint)
-
-    monkeypatch.setattr(ZmqTransport, "connect", connect_by_wire)
-
-    async def end() -> None:
-        for server in wire._servers:
-            server.close()
-        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    yield wire
-    asyncio.run_coroutine_threadsafe(end(), loop).result(20.0)
-    loop.call_soon_threadsafe(loop.stop)
-    thread.join()
-    loop.close()
+    with slowed(monkeypatch, SLOW_BYTES_PER_S) as wire:
+        yield wire
 
 
 def pushed(worker: zmqps.Worker, times: int) -> None:

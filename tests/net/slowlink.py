@@ -5,8 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+from collections.abc import Iterator
+
+import pytest
 
 from tests.net.proxy import Proxy
+from zmqps.core.protocol.events import COORDINATOR, Peer
+from zmqps.net.zeromq import ZmqTransport
 
 #: Bytes that are passed on at once: little beside what a test sends, so that the rate is even.
 PIECE_NBYTES = 16 << 10
@@ -65,3 +70,35 @@ class SlowLink(Proxy):
                     await sink.drain()
         finally:
             self._streams.discard((loop, sink))
+
+
+@contextlib.contextmanager
+def slowed(monkeypatch: pytest.MonkeyPatch, nbytes_s: float, delay_s: float = 0.0) -> Iterator[SlowLink]:
+    """Put a slow link between this process's workers and their servers; their shared memory it does not slow."""
+    loop, wire = asyncio.new_event_loop(), SlowLink(nbytes_s, delay_s)
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    connect = ZmqTransport.connect
+
+    def connect_by_wire(self: ZmqTransport, peer: Peer, endpoint: str) -> None:
+        if peer != COORDINATOR:
+            endpoint = asyncio.run_coroutine_threadsafe(wire.before(endpoint), loop).result(20.0)
+        connect(self, peer, endpoint)
+
+    monkeypatch.setattr(ZmqTransport, "connect", connect_by_wire)
+
+    async def end() -> None:
+        for server in wire._servers:
+            server.close()
+        tasks = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    try:
+        yield wire
+    finally:
+        asyncio.run_coroutine_threadsafe(end(), loop).result(20.0)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()

@@ -326,4 +326,5 @@ def _events(span: Span, pid: int, number: int) -> list[dict[str, Any]]:
     event = {"name": span.name, "cat": span.role, "ts": span.begin_us, "pid": pid, "args": span.facts}
     if span.thread is not None:
         return [{**event, "ph": "X", "dur": span.end_us - span.begin_us, "tid": span.thread}]
-    return [{**event, "ph": "b", "id": number}, {**event, "ph": "e", "id": number, "ts": span.end_us}]
+    wait = {**event, "id": number, "tid": 0}  # it is in no thread, but the format wants one
+    return [{**wait, "ph": "b"}, {**wait, "ph": "e", "ts": span.end_us}]
