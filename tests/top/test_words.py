@@ -23,7 +23,8 @@ def test_durations_take_few_characters(value: float | None, text: str) -> None:
 def test_uptimes_sizes_and_numbers_too() -> None:
     assert [uptime(s) for s in (12, 184, 7500)] == ["12 s", "3 min 4 s", "2 h 5 min"]
     assert [size(n) for n in (None, 512, 2.5e6)] == ["", "512 B", "2.5 MB"]
-    assert [number(x) for x in (None, 0.12345, 12345678.0, math.inf)] == ["", "0.1235", "1.235e+07", "inf"]
+    assert [number(x) for x in (None, 0.12345, 12345678.0, math.inf)] == ["", "0.1235", "1.2e+07", "inf"]
+    assert [number(x) for x in (7.4512e-8, -12345678.0, math.nan)] == ["7.5e-08", "-1.2e+07", "nan"]
 
 
 def test_a_sparkline_goes_from_the_least_to_the_most() -> None:

@@ -13,6 +13,8 @@ from zmqps.errors import counted, listed, num_bytes
 BLOCKS = "▁▂▃▄▅▆▇█"
 #: So many nodes a sentence names.
 MOST_NAMED = 6
+#: What a column has room for; of a longer one the exponent would be cut.
+MAX_NUMBER_CHARS = 8
 
 
 def seconds(value: float | None) -> str:
@@ -48,7 +50,8 @@ def number(value: float | None) -> str:
     """Return a number in few characters; nothing where it is not known."""
     if value is None:
         return ""
-    return f"{value:.4g}" if isfinite(value) else str(value)
+    text = f"{value:.4g}"
+    return text if len(text) <= MAX_NUMBER_CHARS else f"{value:.2g}"
 
 
 def sparkline(values: Sequence[float | None], width: int) -> str:
