@@ -98,6 +98,7 @@ def test_a_slow_worker_is_named_within_three_steps() -> None:
         cluster.arrive("w1", step)
         cluster.confirm(step)
     assert view(cluster)["slowest"]["default"]["node"] == "worker 1"
+    assert list(view(cluster)["awaited_s"]["default"]) == ["worker 1"]
 
 
 def test_events_tell_who_came_and_went_and_what_began() -> None:

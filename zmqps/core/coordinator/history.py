@@ -68,14 +68,16 @@ class _Tier:
         points[self._first : self._first + FIELDS] = point
         self._first = (self._first + FIELDS) % len(points)
 
-    def since(self, at: float) -> Iterator[list[float | None]]:
-        """Yield the points from a time on: time, mean, least, most, step."""
+    def since(self, at: float, most: int) -> Iterator[list[float | None]]:
+        """Yield the points from a time on, the last so many: time, mean, least, most, step."""
         points, size = self._points, len(self._points)
-        for offset in range(0, size, FIELDS):
+        back = 0
+        while back < min(size, most * FIELDS) and points[(self._first - back - FIELDS) % size] >= at:
+            back += FIELDS
+        for offset in range(size - back, size, FIELDS):
             start = (self._first + offset) % size
-            t, number, total, least, most, step = points[start : start + FIELDS]
-            if t >= at:
-                yield [round(t, 3), total / number, least, most, None if step == NO_STEP else int(step)]
+            t, number, total, least, greatest, step = points[start : start + FIELDS]
+            yield [round(t, 3), total / number, least, greatest, None if step == NO_STEP else int(step)]
 
     @property
     def oldest_at(self) -> float | None:
@@ -123,7 +125,7 @@ class Series:
             if tier.every == every or (not every and reaches and (self.last_at - since) / tier.every <= most):
                 chosen = tier
                 break
-        return chosen.every, list(chosen.since(since))[-most:]
+        return chosen.every, list(chosen.since(since, most))
 
     @property
     def nbytes(self) -> int:
@@ -204,5 +206,5 @@ class History:
         assert all(series.nbytes <= SERIES_NBYTES for series in self.series.values())
         for series in self.series.values():
             for tier in series.tiers:
-                times = [point[0] or 0.0 for point in tier.since(float("-inf"))]
+                times = [point[0] or 0.0 for point in tier.since(float("-inf"), tier.most)]
                 assert times == sorted(times)

@@ -60,6 +60,10 @@ def job_status(run: JobRun, servers: Sequence[MemberInfo], now: float) -> dict[s
         "replicas": run.replication.status(now),
         "fallback": run.fallback.status(now),
         "data": run.data.status(),
+        "copies": [
+            {"shard": copy.shard, "server": f"server {copy.server.rank}", "backup": copy.backup}
+            for copy in sorted(run.startup.copies, key=lambda copy: (copy.shard, copy.backup))
+        ],
         "servers": {server.hello.name: counted(run, server) for server in servers},
     }
 

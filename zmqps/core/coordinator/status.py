@@ -50,6 +50,7 @@ _DISPENSABLE: tuple[tuple[str, Any], ...] = (
     ("data", []),
     ("lost", ""),
     ("servers", {}),
+    ("copies", []),
     ("job", {}),
     ("waiting", []),
     ("steps", {}),

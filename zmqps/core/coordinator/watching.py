@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from heapq import nlargest
 from math import isfinite
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,8 @@ LEAST_S = 0.5
 MAX_POINTS = 20_000
 #: Of those who are waited for so many are told one by one.
 MOST_AWAITED = 8
+#: Of the workers of a job, those whom others have waited for longest.
+MOST_WAITED_FOR = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,6 +138,7 @@ class Watching:
             ],
             "happened": dict(self.happened),
             "waits": list(step_waits(runs, now)),
+            "awaited_s": {name: awaited for name, run in runs.items() if (awaited := waited_for(run))},
             "slowest": {name: slowest for name, run in runs.items() if (slowest := run.steps.slowest())},
         }
 
@@ -147,6 +151,12 @@ class Watching:
 def steps_of(run: JobRun) -> int:
     """Return how far a job is: its clock, or, where it has none, the pushes of its workers."""
     return run.steps.clock or sum(worker.num_pushes for worker in run.workers)
+
+
+def waited_for(run: JobRun) -> dict[str, float]:
+    """Return for how long in all the others have waited for a worker alone, by its name; those longest awaited."""
+    longest = nlargest(MOST_WAITED_FOR, run.workers, key=lambda worker: worker.awaited_s)
+    return {f"{worker.role} {worker.rank}": round(worker.awaited_s, 3) for worker in longest if worker.awaited_s}
 
 
 def step_waits(runs: Mapping[str, JobRun], now: float) -> Iterator[dict[str, Any]]:
