@@ -59,6 +59,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "trace": "errors core/protocol core/node net",
         "metrics": "errors checks core/protocol core/node net",
         "checkpoint": "errors checks rows core/protocol core/job",
+        "page": "errors core/protocol net",
         "sinks": "errors",
     },
     "Processes: what runs a machine": {
@@ -67,7 +68,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "net/lane gpu trace metrics",
         "client/host": "errors checks codecs client core/protocol core/job core/host core/worker net net/lane",
         "nodes": "errors checks checkpoint codecs optim rows core/protocol core/treatments core/job core/node "
-        "core/server core/coordinator net net/lane gpu trace metrics sinks",
+        "core/server core/coordinator net net/lane gpu trace metrics page sinks",
         "keys": "errors checks core/protocol net nodes",
         "launch": "errors checks logs core/protocol core/coordinator net gpu trace metrics nodes keys",
         "doctor": "errors core/protocol gpu net nodes",
@@ -190,6 +191,8 @@ ONLY_IN = {
     "keras": {"zmqps/keras.py"},
     "tensorflow": {"zmqps/keras.py"},
     "optax": {"zmqps/jax.py"},
+    "starlette": {"zmqps/page/app.py", "zmqps/page/guard.py", "zmqps/page/serving.py"},
+    "uvicorn": {"zmqps/page/serving.py"},
     "xxhash": {"zmqps/checkpoint/checksums.py"},
     "fsspec": {"zmqps/checkpoint/remote.py"},
     "pyarrow": {"zmqps/checkpoint/table_arrow.py"},
@@ -216,7 +219,7 @@ SAID_ONLY_IN = {
 #: Slow to import or not installed everywhere: imported inside the function that needs it.
 LAZY = {
     *("numba", "cupy", "psutil", "ray", "fsspec", "pyarrow", "torch", "tensorflow"),
-    *("tensorboardX", "mlflow", "wandb", "prometheus_client", "opentelemetry"),
+    *("tensorboardX", "mlflow", "wandb", "prometheus_client", "opentelemetry", "starlette", "uvicorn"),
 }
 
 #: Programs of their own: what two of them share belongs below them.
@@ -299,6 +302,7 @@ MIRROR_NOTHING = {
     "tests/codecs/test_untrusted.py": "every codec: bytes from anybody",
     "tests/core/protocol/test_protocol_document.py": "a document: docs/protocol.md",
     "tests/optim/test_golden.py": "every optimizer",
+    "tests/page/test_browser.py": "end to end: the page in a real browser, beside clusters of processes",
     "tests/testing/test_invariants.py": "the whole room: the simulator sees what is broken",
     "tests/test_architecture.py": "the source itself",
     "tests/test_documents.py": "the documents",

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import psutil
@@ -74,6 +75,23 @@ def test_a_detached_cluster_is_found_looked_at_and_ended(zmqps, tmp_path) -> Non
     assert not state_path(tmp_path).parent.exists()
     assert zmqps("down").stdout == "no cluster runs here\n"
     assert zmqps("logs").stdout  # they stay
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("keyed", [False, True], ids=["open", "keyed"])
+def test_the_address_of_the_page_is_printed_and_answers(zmqps, tmp_path, keyed) -> None:
+    secured = ("--keys", str(tmp_path / "keys")) if keyed else ()
+    if keyed:
+        keys.create(tmp_path / "keys")
+    started = zmqps(*UP, *secured, "--servers", "1", "--detach", "--page", "127.0.0.1:0")
+    try:
+        assert started.returncode == exits.OK, started.stderr
+        (url,) = re.findall(r"^page at (http://127\.0\.0\.1:\d+/\S*)$", started.stdout, re.MULTILINE)
+        assert ("?token=" in url) is keyed
+        with urllib.request.build_opener(urllib.request.HTTPCookieProcessor()).open(url, timeout=PATIENCE) as answer:
+            assert b"<title>zmqps</title>" in answer.read()
+    finally:
+        zmqps("down", *secured)
 
 
 @pytest.mark.processes

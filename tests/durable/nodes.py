@@ -34,19 +34,22 @@ class Nodes:
         Where the coordinator writes what it decides, and goes on from at its address; None: nowhere.
     values
         Where the coordinator writes what scripts log.
+    page
+        Where the coordinator's page is; empty: it has none.
     options
         Of `CoordinatorOptions`.
     """
 
     def __init__(
-        self, directory: Path, servers: int, *, journal: Path | None = None, values: Sequence[str] = (), **options: Any
-    ) -> None:
+        self, directory: Path, servers: int, *, journal: Path | None = None, values: Sequence[str] = (), page: str = "",
+        **options: Any,
+    ) -> None:  # fmt: skip
         self.journal = journal
         self.replicas = int(options.get("replicas", 0))
         self._directory = directory
         config = ClusterConfig(
             options=CoordinatorOptions(servers=servers, **options), kernels="numpy", journal=journal,
-            values=tuple(values),
+            values=tuple(values), page=page,
         )  # fmt: skip
         self._nodes = launch.Nodes(config, self._spawn)
         try:

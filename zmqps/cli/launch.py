@@ -60,6 +60,7 @@ PASSED = ("ZMQPS_TRANSPORT", "ZMQPS_JOB", "ZMQPS_COMBINE")
 @settings.restart_workers
 @settings.restart_servers
 @settings.drain_timeout
+@settings.page
 @setting("--ssh", default="ssh", metavar="COMMAND", help="What is run in place of ssh; takes the same arguments.")
 @setting(
     "--silence", type=click.FloatRange(min=1), default=20.0,
@@ -133,7 +134,7 @@ def _config(told: dict[str, Any]) -> LaunchConfig:
         memory_nbytes=told["memory"], job_secret=told["job_secret"],
         keys=told["keys"], io_threads=told["io_threads"], ports=told["ports"] or "",
         checkpoints=settings.checkpoint_config(told), restart_servers=told["restart_servers"],
-        values=told["values"],
+        values=told["values"], page=told["page"] or "",
     )  # fmt: skip
     here = Path.cwd()
     there = told["remote_directory"] or str(here)

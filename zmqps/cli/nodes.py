@@ -37,6 +37,7 @@ from zmqps.logs.handler import set_up_logging
 @settings.patience
 @settings.metrics
 @settings.metrics_token
+@settings.page
 @settings.own_servers
 @settings.parent_fd
 def coordinator(**told: Any) -> int:
@@ -66,6 +67,7 @@ def coordinator(**told: Any) -> int:
                 own_servers=told["own_servers"],
                 journal=told["journal"],
                 metrics=MetricsPlace(told["metrics"] or "", told["metrics_token"], told["insecure"]),
+                page=told["page"] or "",
                 checkpoints=settings.checkpoint_config(told),
                 values=told["values"],
             ),

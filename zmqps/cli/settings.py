@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+#: Where the page is that nobody says anything else of.
+PAGE = "127.0.0.1:5580"
 #: What a file may hold in the place of a value.
 PLAIN = (bool, int, float, str, list, dict, datetime.date, datetime.time)
 #: The name at the top of a file of the option that has the name of a command, and so of a table.
@@ -258,6 +260,11 @@ io_threads = setting(
 journal = setting(
     "--journal", shared=False, type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
     help="Keep a journal there: started again with it at its address, the coordinator goes on; by default, none.",
+)  # fmt: skip
+page = setting(
+    "--page", shared=False, is_flag=False, flag_value=PAGE, metavar="[HOST:PORT]",
+    help=f"Show the cluster in browsers: by default at {PAGE}, where other hosts do not reach it; port 0 takes a free "
+    "one. Needs zmqps[watch].",
 )  # fmt: skip
 patience = setting(
     "--patience", type=click.FloatRange(min=0), default=600.0,

@@ -39,6 +39,8 @@ class State:
         Directory of the log files.
     started
         When, in local time.
+    page
+        The page's address, with its token; empty: there is none.
     start
         What tells the supervisor from another process of its number; see `zmqps.launch.processes.start_of`.
     running
@@ -50,11 +52,12 @@ class State:
     address: str
     logs: str
     started: str
+    page: str = ""
     start: int = 0
     running: bool = True
 
 
-KINDS = {"pid": int, "name": str, "address": str, "logs": str, "started": str, "start": int}
+KINDS = {"pid": int, "name": str, "address": str, "logs": str, "started": str, "page": str, "start": int}
 
 
 def state_path(directory: Path) -> Path:

@@ -41,6 +41,7 @@ from zmqps.logs.handler import VARIABLE as LOG_NODE
 from zmqps.nodes.files import Folder
 from zmqps.nodes.inquiry import inquire
 from zmqps.nodes.journal import FILE, forget_journal
+from zmqps.nodes.page import read_page
 
 #: How long the output of ended processes may take to arrive; longer only where somebody else holds the pipe.
 DRAIN_S = 1.0
@@ -156,9 +157,11 @@ class Supervisor:
                     folder = await stack.enter_async_context(worker_keys(config.cluster.keys, self._log.say))
                     self._keys = {"ZMQPS_KEYS": str(folder)}
                 await self._nodes.start(config.timeout)
-                state = replace(state, address=self._nodes.address)
+                state = replace(state, address=self._nodes.address, page=self._page())
                 claim.write(state)
                 self._log.say("info", f"cluster at {state.address}, logs in {logs}")
+                if state.page:
+                    self._log.say("info", f"page at {state.page}")
                 self._ready(state)
                 return await self._supervise()
             except asyncio.CancelledError:
@@ -175,6 +178,11 @@ class Supervisor:
                 await self._end()
                 if self._verdict is not None:
                     self._log.say(*self._verdict)
+
+    def _page(self) -> str:
+        """Return the address of the coordinator's page, with its token."""
+        cluster = self._config.cluster
+        return read_page(cluster.journal).url if cluster.page and cluster.journal is not None else ""
 
     async def _supervise(self) -> int:
         ended = asyncio.create_task(self._watch_coordinator())

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 @settings.patience
 @settings.metrics
 @settings.metrics_token
+@settings.page
 @setting("--timeout", shared=False, type=click.FloatRange(min=0), default=30.0, help="Seconds to wait for the start.")
 @setting("--detach", "-d", is_flag=True, shared=False, help="Return when the servers have joined.")
 @settings.log_settings
@@ -131,6 +132,7 @@ def _supervise(told: dict[str, Any], terminal: Terminal | None, ready: Callable[
         restart_servers=told["restart_servers"],
         metrics=told["metrics"] or "",
         metrics_token=told["metrics_token"],
+        page=told["page"] or "",
     )
     config = UpConfig(
         cluster=cluster,
@@ -173,6 +175,8 @@ def _detach(told: dict[str, Any]) -> int:
     if line.startswith("{"):
         state = json.loads(line)
         click.echo(f"cluster at {state['address']}, supervisor pid {state['pid']}")
+        if state["page"]:
+            click.echo(f"page at {state['page']}")
         click.echo(f"logs in {state['logs']}, or `zmqps logs`; `zmqps down` ends it")
         return exits.OK
     _, status = os.waitpid(pid, 0)
@@ -202,7 +206,8 @@ def _be_background(told: dict[str, Any], writer: int) -> None:
 
 
 def _report(writer: int, state: State) -> None:
-    os.write(writer, json.dumps({"pid": state.pid, "address": state.address, "logs": state.logs}).encode() + b"\n")
+    told = {"pid": state.pid, "address": state.address, "logs": state.logs, "page": state.page}
+    os.write(writer, json.dumps(told).encode() + b"\n")
 
 
 @click.command()

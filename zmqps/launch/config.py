@@ -56,6 +56,8 @@ class ClusterConfig:
         Where the coordinator writes what scripts log, as ``--values`` says it.
     metrics, metrics_token
         Where the coordinator answers Prometheus, and the file with what that has to show; empty: it does not.
+    page
+        Where the coordinator's page is, ``HOST:PORT``; empty: it has none.
     """
 
     options: CoordinatorOptions = field(default_factory=CoordinatorOptions)
@@ -78,6 +80,7 @@ class ClusterConfig:
     values: tuple[str, ...] = ()
     metrics: str = ""
     metrics_token: Path | None = None
+    page: str = ""
 
     def coordinator(self, name: str = "coordinator") -> list[str]:
         """Return the flags of the coordinator."""
@@ -93,6 +96,7 @@ class ClusterConfig:
             *(f"--values={_placed(text)}" for text in self.values),
             *([f"--metrics={self.metrics}"] if self.metrics else []),
             *([f"--metrics-token={self.metrics_token.absolute()}"] if self.metrics_token is not None else []),
+            *([f"--page={self.page}"] if self.page else []),
         ]  # fmt: skip
         return [*flags, *self._common(name)]
 

@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -29,6 +29,7 @@ from zmqps.nodes.endkey import kept, new_end_key, offer_end_key
 from zmqps.nodes.host import available_nbytes
 from zmqps.nodes.journal import IDENTITY, Journal, resumed
 from zmqps.nodes.listening import Place, other_addresses
+from zmqps.nodes.page import check_page, page
 from zmqps.nodes.relay import CHUNK_NBYTES
 from zmqps.sinks.choose import check_texts, open_sinks
 from zmqps.sinks.feed import Feeds
@@ -70,6 +71,8 @@ class CoordinatorConfig:
         Where what scripts log is written, in the forms of `zmqps.sinks.choose.FORMS`.
     metrics
         Where Prometheus is answered.
+    page
+        Where browsers find the page, ``HOST:PORT``; empty: there is none.
     """
 
     bind: str = ""
@@ -85,6 +88,7 @@ class CoordinatorConfig:
     journal: str | os.PathLike[str] | None = None
     values: tuple[str, ...] = ()
     metrics: MetricsPlace = field(default_factory=MetricsPlace)
+    page: str = ""
 
     def __post_init__(self) -> None:
         check_texts(self.values)
@@ -94,6 +98,8 @@ class CoordinatorConfig:
         if self.bind:
             check_bind(self.bind, insecure=self.insecure, keyed=keys is not None)
         read_job_secret(self.job_secret)
+        if self.page:
+            check_page(self.page, insecure=self.insecure)
         o = self.options
         checks.whole("servers", o.servers, 1)
         checks.whole("workers", o.workers, 1, optional=True)
@@ -173,7 +179,13 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
             driver.more = lambda: {"free_nbytes": available_nbytes()}
             source.measure = lambda: measured(machine, driver.facts(), loop.time())
             machine.traces.recorder = Switch(driver, identity)
-            code = await run_node(driver, endpoint, parent_fd)
+            with ExitStack() as stack:
+                try:
+                    stack.enter_context(_page(config, machine, endpoint, keyed=keys is not None))
+                except BaseException:
+                    transport.close(0)
+                    raise
+                code = await run_node(driver, endpoint, parent_fd)
         if journal is not None:
             journal.retire()  # the cluster has ended: the next one begins anew
         return code
@@ -184,6 +196,14 @@ def _feed(feeds: Feeds, event: Any) -> None:
     if isinstance(event, Logged) and feeds.feeds:
         ahead = time.time() - time.monotonic()
         feeds.put(event.job, event.node, [(step, at + ahead, values) for at, step, values in event.entries])
+
+
+def _page(
+    config: CoordinatorConfig, machine: CoordinatorMachine, endpoint: str, *, keyed: bool
+) -> AbstractContextManager[None]:
+    return page(
+        config.page, machine.view, endpoint=endpoint, journal=config.journal, keyed=keyed, insecure=config.insecure
+    )
 
 
 def _store(config: CoordinatorConfig) -> CheckpointStore | None:

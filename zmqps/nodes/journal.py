@@ -30,6 +30,8 @@ from zmqps.nodes.files import Folder
 
 #: The file of a journal in its directory, and the one whose lock its coordinator holds.
 FILE, LOCK = "coordinator.journal", "coordinator.lock"
+#: Where the page is, of a coordinator that has one; see `zmqps.nodes.page`.
+PAGE = "page.json"
 #: What SQLite adds to the name of a file for those beside it.
 BESIDE = ("-wal", "-shm", "-journal")
 #: By which the file is known as one of ours, and the form of what is in it.
@@ -217,7 +219,7 @@ def _one(db: sqlite3.Connection, pragma: str) -> Any:
 def forget_journal(directory: Path) -> None:
     """Remove the journal of a cluster that is over, and its directory if that is all there was."""
     with contextlib.suppress(FileNotFoundError), Folder(directory.parent, directory.name) as folder:
-        for name in (FILE, LOCK, *(FILE + suffix for suffix in BESIDE)):
+        for name in (FILE, LOCK, PAGE, *(FILE + suffix for suffix in BESIDE)):
             folder.remove(name)
     with contextlib.suppress(OSError):
         directory.rmdir()

@@ -1,0 +1,70 @@
+"""Who may look at the page."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.page.asked import Asked, get, live, served
+from zmqps.page.guard import HEADERS, host_named
+
+TOKEN = "5f" * 32
+
+
+@pytest.mark.parametrize(
+    ("header", "host"),
+    [
+        ("127.0.0.1:5580", "127.0.0.1"),
+        ("localhost", "localhost"),
+        ("[::1]:9000", "::1"),
+        ("[::1]", "::1"),
+        ("evil.example:5580", "evil.example"),
+        ("", ""),
+        ("evil.example:a", "evil.example:a"),
+    ],
+)
+def test_a_host_header_names_a_host(header: str, host: str) -> None:
+    assert host_named(header) == host
+
+
+def test_without_a_token_only_names_of_this_host_are_answered() -> None:
+    with served(Asked(live())) as (port, _):
+        for good in (f"127.0.0.1:{port}", "localhost:9000", "[::1]:1", "LOCALHOST"):
+            assert get(port, "/now.json", Host=good)[0] == 200
+        for bad in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "10.0.0.1", "localhost.evil"):
+            status, _, body = get(port, "/now.json", Host=bad)
+            assert status == 421
+            assert b"localhost" in body
+
+
+def test_with_a_token_nobody_gets_anything_who_has_not_shown_it() -> None:
+    with served(Asked(live()), TOKEN) as (port, url):
+        cookie = f"zmqps-page-{port}"
+        shown = [{}, {"Cookie": f"{cookie}=x"}, {"Cookie": f"other={TOKEN}"}, {"Cookie": f"{cookie}={TOKEN}0"}]
+        for headers in [*shown, {"Cookie": f"{cookie}={'é' * 9}".encode().decode("latin-1")}]:
+            for path in ("/", "/now.json", "/view.json", "/?token=", "/?token=5f", f"/now.json?token={TOKEN}"):
+                status, _, body = get(port, path, **headers)
+                assert status == 403
+                assert b"zmqps up" in body
+                assert TOKEN.encode() not in body
+        assert url == f"http://127.0.0.1:{port}/?token={TOKEN}"
+
+
+def test_the_token_opens_the_page_and_does_not_stay_in_the_address() -> None:
+    with served(Asked(live()), TOKEN) as (port, _):
+        status, headers, _ = get(port, f"/?token={TOKEN}", Host="any.name")
+        assert (status, headers["location"]) == (303, "/")
+        assert "httponly" in headers["set-cookie"].lower()
+        assert "samesite=strict" in headers["set-cookie"].lower()
+        cookie = headers["set-cookie"].partition(";")[0]
+        assert get(port, "/", Cookie=cookie)[0] == 200
+        assert get(port, "/now.json", Cookie=f"a=b; {cookie}; c=d")[0] == 200
+
+
+def test_every_answer_says_what_a_browser_may_not_do_with_it() -> None:
+    with served(Asked(live())) as (port, _):
+        for path, host in (("/", "localhost"), ("/now.json", "localhost"), ("/none", "localhost"), ("/", "evil")):
+            _, headers, _ = get(port, path, Host=host)
+            assert headers.items() >= {n: v for n, v in HEADERS.items() if n != "content-security-policy"}.items()
+            assert headers["content-security-policy"].startswith("default-src 'none'")
+            assert "access-control-allow-origin" not in headers
+            assert "server" not in headers

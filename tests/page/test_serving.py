@@ -1,0 +1,123 @@
+"""The page's server beside strangers who connect and say nothing, or ask and do not read."""
+
+from __future__ import annotations
+
+import builtins
+import logging
+import select
+import socket
+import threading
+from typing import Any
+
+import pytest
+
+from tests.page.asked import PATIENCE, Asked, connected, get, live, served
+from zmqps.errors import AddressInUseError, ConfigurationError
+from zmqps.page import serving
+from zmqps.page.serving import MAX_CONNECTIONS, open_page, url_of
+
+
+def is_shut(peer: socket.socket) -> bool:
+    """Wait until the server has ended a connection; false: it has sent something in place of that."""
+    try:
+        return peer.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+REQUEST = b"GET /now.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def test_who_connects_beyond_the_limit_is_shut_and_others_are_answered_again_when_there_is_room() -> None:
+    with served(Asked(live())) as (port, _):
+        peers = [connected(port) for _ in range(MAX_CONNECTIONS)]
+        for peer in peers:  # an answer shows that it counts
+            peer.sendall(REQUEST)
+            assert peer.recv(9) == b"HTTP/1.1 "
+        late = connected(port)
+        assert is_shut(late)
+        late.close()
+        for peer in peers:
+            peer.close()
+        while True:  # the server hears of their ends one by one
+            try:
+                assert get(port, "/now.json")[0] == 200
+                break
+            except ConnectionError:
+                continue
+
+
+def test_who_says_nothing_is_shut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "SILENT_S", 0.05)
+    monkeypatch.setattr(serving, "LOOK_S", 0.05)
+    with served(Asked(live())) as (port, _):
+        for said in (b"", b"GET /now.json HTTP/1.1\r\nHost: local"):
+            with connected(port) as peer:
+                peer.sendall(said)
+                assert is_shut(peer)
+
+
+def test_who_does_not_read_its_answer_is_shut_and_others_are_served_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "SILENT_S", 0.3)
+    monkeypatch.setattr(serving, "LOOK_S", 0.05)
+    with served(Asked(live(host="x" * 15_000_000))) as (port, _):
+        with connected(port, receive_nbytes=4096) as peer:
+            peer.sendall(REQUEST)
+            assert get(port, "/")[0] == 200
+            poll = select.poll()
+            poll.register(peer, 0)  # an error is told without being asked for
+            assert [events & select.POLLERR for _, events in poll.poll(1000 * PATIENCE)] == [select.POLLERR]
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"\x00" * 100, b"GET / HTTP/9.9\r\n\r\n", b"A" * 20_000, b"GET / HTTP/1.1\r\n" * 3]
+)
+def test_garbage_is_answered_with_an_error_and_fills_no_log(garbage: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG), served(Asked(live())) as (port, _):
+        with connected(port) as peer:
+            peer.sendall(garbage)
+            try:
+                assert peer.recv(100).startswith(b"HTTP/1.1 4")
+            except ConnectionResetError:
+                pass  # it has not read all of it
+        assert get(port, "/now.json")[0] == 200
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+def test_it_ends_with_its_context_and_its_port_is_free_again() -> None:
+    before = set(threading.enumerate())
+    with served(Asked(live())) as (port, _), connected(port) as peer:
+        peer.sendall(REQUEST)
+        assert peer.recv(9) == b"HTTP/1.1 "
+    assert [t.name for t in set(threading.enumerate()) - before if t.name.startswith("zmqps-page")] == []
+    open_page("127.0.0.1", port).close()
+
+
+def test_a_port_that_somebody_has_is_named_with_its_owner() -> None:
+    with open_page("127.0.0.1", 0) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(AddressInUseError, match=f"port {port} is in use by"):
+            open_page("127.0.0.1", port)
+
+
+def test_an_address_of_another_host_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot listen at 192\.0\.2\.1:0"):
+        open_page("192.0.2.1", 0)
+
+
+def test_what_is_not_installed_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = builtins.__import__
+
+    def without(name: str, *rest: Any) -> Any:
+        if name.partition(".")[0] == "uvicorn":
+            raise ImportError(name)
+        return original(name, *rest)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(ConfigurationError, match=r"pip install 'zmqps\[watch\]'"):
+        open_page("127.0.0.1", 0)
+
+
+def test_addresses_are_ones_to_open_in_a_browser() -> None:
+    assert url_of("127.0.0.1", 80, "") == "http://127.0.0.1:80/"
+    assert url_of("fd00::1", 80, "ab") == "http://[fd00::1]:80/?token=ab"

@@ -1,0 +1,49 @@
+"""What the page's server answers: the document, what there is to see, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from zmqps.errors import PSError
+from zmqps.page.document import Document
+from zmqps.page.feed import Feed
+from zmqps.page.guard import Guard
+from zmqps.page.kept import SPANS
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.types import ASGIApp
+
+
+def make_app(feed: Feed, document: Document, *, token: str, cookie: str) -> ASGIApp:
+    """Return the ASGI application; `Guard` says what ``token`` and ``cookie`` are."""
+    from starlette.applications import Starlette
+    from starlette.responses import PlainTextResponse, Response
+    from starlette.routing import Route
+
+    def page(request: Request) -> Response:
+        return Response(document.body, media_type="text/html", headers={"content-security-policy": document.policy})
+
+    async def now(request: Request) -> Response:
+        return await answer(request, 0)
+
+    async def view(request: Request) -> Response:
+        said = request.query_params.get("span", "300")
+        span = int(said) if said.isascii() and said.isdecimal() and len(said) < 9 else -1
+        if span not in SPANS:
+            return PlainTextResponse(f"span is one of {', '.join(map(str, SPANS))}, in seconds\n", 400)
+        return await answer(request, span)
+
+    async def answer(request: Request, span: int) -> Response:
+        try:
+            told = await feed.get(span)
+        except PSError as error:
+            return Response(json.dumps({"error": str(error)}), 503, media_type="application/json")
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            return Response(told.packed, media_type="application/json", headers={"content-encoding": "gzip"})
+        return Response(told.plain, media_type="application/json")
+
+    routes = [Route("/", page), Route("/now.json", now), Route("/view.json", view)]
+    return Guard(Starlette(routes=routes), token, cookie)

@@ -1,0 +1,168 @@
+"""The page's server: on a thread and a loop of its own, so that no browser, however slow, holds up the coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import socket
+import struct
+import threading
+from typing import TYPE_CHECKING
+
+from zmqps.core.protocol.endpoints import STAR, join
+from zmqps.errors import AddressInUseError, ConfigurationError
+from zmqps.net.addresses import family_of, ipv4_first, resolve
+from zmqps.net.ports import owner_of
+from zmqps.page.app import make_app
+from zmqps.page.document import read_document
+from zmqps.page.feed import Ask, Feed
+
+if TYPE_CHECKING:
+    from uvicorn import Server
+
+INSTALL = "the page needs starlette and uvicorn, which are not installed: pip install 'zmqps[watch]'"
+#: Connections at a time. A browser has up to six; each may hold one answer that it does not read, of 1 MB.
+MAX_CONNECTIONS = 64
+#: Who has not sent a whole request for so long, or has read nothing of an answer, is shut.
+SILENT_S = 15.0
+#: Between two looks at who is silent; browsers that ask every second are not noticed at all.
+LOOK_S = 5.0
+#: A request without a body; browsers send some hundred bytes, and a cookie for each port of this host.
+MAX_REQUEST_NBYTES = 16 << 10
+STOP_S = 3.0
+#: A connection that is shut is forgotten by the kernel, too, and what it had not sent.
+AT_ONCE = struct.pack("ii", 1, 0)
+
+log = logging.getLogger("zmqps.page")
+
+
+def open_page(host: str, port: int) -> socket.socket:
+    """Return a socket that listens at a host and port; 0 takes a free one.
+
+    Raises
+    ------
+    AddressInUseError
+        Somebody has it.
+    ConfigurationError
+        It is no address of this host, or what is needed for a page is not installed.
+    """
+    try:
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError:
+        raise ConfigurationError(INSTALL) from None
+    address = "0.0.0.0" if host == STAR else ipv4_first(resolve(host))[0]
+    listener = socket.socket(family_of(address), socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+        listener.listen(MAX_CONNECTIONS)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise AddressInUseError(endpoint=f"the page {host}:{port}", port=port, owner=owner_of(port)) from None
+        raise ConfigurationError(f"the page cannot listen at {host}:{port}: {error.strerror or error}") from None
+    except BaseException:
+        listener.close()
+        raise
+    return listener
+
+
+class PageServer:
+    """Serves the page while it is open; a context manager.
+
+    Parameters
+    ----------
+    listener
+        Where, see `open_page`; closed at the end.
+    ask
+        Asks the coordinator.
+    token
+        What has to be shown; empty: nothing.
+    """
+
+    def __init__(self, listener: socket.socket, ask: Ask, token: str) -> None:
+        self._listener = listener
+        self._ask = ask
+        self._token = token
+        self._server: Server | None = None
+        self._thread = threading.Thread(target=self._run, name="zmqps-page", daemon=True)
+
+    def __enter__(self) -> PageServer:
+        import uvicorn
+
+        port = self._listener.getsockname()[1]
+        app = make_app(Feed(self._ask), read_document(), token=self._token, cookie=f"zmqps-page-{port}")
+        config = uvicorn.Config(
+            app, http=_protocol(), loop="asyncio", ws="none", lifespan="off", log_config=None, access_log=False,
+            server_header=False, proxy_headers=False, timeout_keep_alive=int(SILENT_S),
+            timeout_graceful_shutdown=1, h11_max_incomplete_event_size=MAX_REQUEST_NBYTES,
+        )  # fmt: skip
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # strangers would fill the log with its warnings
+        self._server = uvicorn.Server(config)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.should_exit = True
+        self._thread.join(STOP_S)
+        self._listener.close()
+
+    def _run(self) -> None:
+        assert self._server is not None
+        try:
+            self._server.run(sockets=[self._listener])
+        except BaseException:  # a page that is not there is no reason for a cluster to end
+            log.exception("the page is not served any more")
+
+
+def _protocol() -> type[asyncio.Protocol]:
+    """Return uvicorn's protocol with bounds: of how many connections there are, and how long one may be silent."""
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Bounded(H11Protocol):
+        _watch: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            if len(self.connections) > MAX_CONNECTIONS:
+                self._shut()
+                return
+            self._heard_at, self._unread = self.loop.time(), 0
+            self._watch = self.loop.call_later(LOOK_S, self._look)
+
+        def handle_events(self) -> None:
+            before = self.cycle
+            super().handle_events()
+            if self.cycle is not before:  # a request is whole
+                self._heard_at = self.loop.time()
+
+        def _look(self) -> None:
+            unread = self.transport.get_write_buffer_size()
+            if unread and unread < self._unread:
+                self._heard_at = self.loop.time()
+            self._unread = unread
+            answered = self.cycle is None or self.cycle.response_complete
+            if self.loop.time() - self._heard_at > SILENT_S and (unread or answered):
+                self._shut()
+                return
+            self._watch = self.loop.call_later(LOOK_S, self._look)
+
+        def _shut(self) -> None:
+            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
+            self.transport.abort()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            if self._watch is not None:
+                self._watch.cancel()
+            super().connection_lost(exc)
+
+    return Bounded
+
+
+def url_of(host: str, port: int, token: str) -> str:
+    """Return the address to open in a browser."""
+    where = join(host, port).removeprefix("tcp://")
+    return f"http://{where}/{f'?token={token}' if token else ''}"
