@@ -47,7 +47,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-python test-slow test-repeats test-processes test-lan test-engines test-prometheus test-frameworks attack soak simulate mutate test-gpu bench bench-full bench-gpu bench-gate bench-peers bench-frameworks experiments picture metrics errors constraints audit sbom demo demo-sparse up down scale status observe logs trace launch doctor coordinator server worker clean
+.PHONY: help install check format test test-python test-slow test-repeats test-processes test-lan test-engines test-browser test-prometheus test-frameworks attack soak simulate mutate test-gpu bench bench-full bench-gpu bench-gate bench-peers bench-frameworks experiments picture screenshots metrics errors constraints audit sbom demo demo-sparse up down scale status observe logs trace launch doctor coordinator server worker clean
 
 ##@ Development
 
@@ -69,6 +69,9 @@ check: $(INSTALLED) ## format, lint, types, architecture rules, links in the doc
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 	$(PY) -m pytest -q tests/test_architecture.py tests/test_documents.py
+
+screenshots: $(INSTALLED) ## take the pictures of the page and of zmqps top for the documents, with chromium: three minutes
+	$(PY) -m tests.page.screenshots
 
 picture: $(INSTALLED) ## draw the rooms and their imports into docs/architecture.md
 	$(PY) -m tests.picture
@@ -109,6 +112,9 @@ test-lan: $(INSTALLED) ## clusters over hosts of network namespaces, with cuts, 
 
 test-engines: $(INSTALLED) ## the engines people already run: Slurm, Ray, Kubernetes manifests; each skips where it is not installed
 	$(PY) -m pytest -m engines -rs
+
+test-browser: $(INSTALLED) ## the page in a real browser, Debian's chromium; skipped where there is none
+	$(PY) -m pytest -m engines -rs tests/page
 
 test-prometheus: $(INSTALLED) ## metrics, rules and alerts as Prometheus itself reads them; skips where it is not installed
 	$(PY) -m pytest -m engines --numprocesses 2 -rs tests/deploy/test_observability_prometheus.py
