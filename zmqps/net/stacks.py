@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
 
@@ -20,8 +20,13 @@ MOST_FRAMES = 48
 MOST_THREADS = 64
 #: A line of code is as long as somebody has written it.
 MAX_LINE_CHARS = 160
+#: Seconds that other threads wait at most while it is looked where they are; it takes a millisecond or less.
+LOOK_S = 1.0
 #: What lets the interpreter say the same whatever its threads are busy with.
 SIGNAL = "SIGUSR2"
+
+#: File, line and function.
+Place = tuple[str, int, str]
 
 _registered = False
 _log = ""
@@ -33,7 +38,7 @@ def threads() -> list[str]:
     Bounded to `zmqps.core.protocol.probing.MAX_STACKS_NBYTES`. No value of a variable is in it.
     """
     named = {thread.ident: thread for thread in threading.enumerate()}
-    frames = sys._current_frames()
+    frames = _current()
     main = threading.main_thread().ident
     order = sorted(frames, key=lambda ident: (ident != main, _title(named.get(ident), ident)))
     lines = [f"pid {os.getpid()}, {len(frames)} threads"]
@@ -45,24 +50,42 @@ def threads() -> list[str]:
     return _bounded(lines)
 
 
+def _current() -> dict[int, list[Place]]:
+    """Return where all threads are: file, line and function of each call, the innermost first.
+
+    No other thread runs meanwhile: what is behind a frame cannot be followed while its function returns. So nothing is
+    read here from files.
+    """
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(LOOK_S)
+    try:
+        return {ident: _places(frame) for ident, frame in sys._current_frames().items()}
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def _places(frame: FrameType | None) -> list[Place]:
+    places: list[Place] = []
+    while frame is not None:
+        places.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname))
+        frame = frame.f_back
+    return places
+
+
 def _title(thread: threading.Thread | None, ident: int) -> str:
     if thread is None:
         return f"thread {ident}, which Python did not start"
     return f"thread {thread.name}{' (daemon)' if thread.daemon else ''}"
 
 
-def _frames(frame: FrameType | None) -> list[str]:
+def _frames(places: Sequence[Place]) -> list[str]:
     lines: list[str] = []
-    number = 0
-    while frame is not None:
-        if number < MOST_FRAMES:
-            code = frame.f_code
-            lines.append(f"  {_short(code.co_filename)}:{frame.f_lineno} {code.co_qualname}")
-            if source := linecache.getline(code.co_filename, frame.f_lineno).strip():
-                lines.append(f"    {source[:MAX_LINE_CHARS]}")
-        number += 1
-        frame = frame.f_back
-    return [*lines, f"  {number - MOST_FRAMES} frames further out"] if number > MOST_FRAMES else lines
+    for file, line, function in places[:MOST_FRAMES]:
+        lines.append(f"  {_short(file)}:{line} {function}")
+        if source := linecache.getline(file, line).strip():
+            lines.append(f"    {source[:MAX_LINE_CHARS]}")
+    further = len(places) - MOST_FRAMES
+    return [*lines, f"  {further} frames further out"] if further > 0 else lines
 
 
 def _short(path: str) -> str:
