@@ -11,12 +11,11 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from tests.core.server.test_replication_any_order import Asynchronous, Synchronous
 from zmqps.core.protocol.messages import Replicate
-from zmqps.core.server import replication, stream
+from zmqps.core.server import replication, shard, stream
 from zmqps.core.server.backup import Backup
 from zmqps.core.server.follower import Follower
 from zmqps.core.server.ledger import Ledger
 from zmqps.core.server.replication import Replication
-from zmqps.core.server.shard import Shard
 from zmqps.core.server.steps import Steps
 from zmqps.core.server.stream import Stream
 
@@ -56,7 +55,7 @@ def sends_no_ledgers(patch: pytest.MonkeyPatch) -> None:
 
 
 def applies_to_slices_that_are_missing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Shard, "_present", lambda self, states, parts, pieces: (states, parts, pieces))
+    patch.setattr(shard, "present", lambda missing, states, parts, pieces: (states, parts, pieces))
 
 
 def sends_slices_as_they_were(patch: pytest.MonkeyPatch) -> None:
