@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.processes
+
 #: Public module -> what scripts use of it. These paths are promised: a name may come, none may go.
 PUBLIC = {
     "zmqps": "LocalCluster PSError Statistics Worker connect aio codecs data errors local optim pipeline stale",

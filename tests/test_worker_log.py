@@ -15,6 +15,8 @@ import pytest
 import zmqps
 from tests.durable.nodes import Nodes
 
+pytestmark = pytest.mark.processes
+
 PATIENCE = 20.0
 PARAMS = {"w": np.zeros(4, np.float32)}
 SGD = zmqps.optim.sgd(1.0)

@@ -17,6 +17,8 @@ from tests.net.proxy import Proxy
 from zmqps.core.job.data import DataSpec
 from zmqps.core.protocol.events import Stop
 
+pytestmark = pytest.mark.processes
+
 ONE = {"w": np.ones(4, np.float32)}
 #: Seconds after which whoever says nothing is lost here.
 LOST_AFTER = 3.0

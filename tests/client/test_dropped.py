@@ -19,6 +19,8 @@ from tests.inprocess import PATIENCE, InProcessCluster
 from zmqps.client.thread import SessionThread
 from zmqps.errors import ClosedError
 
+pytestmark = pytest.mark.processes
+
 NEVER = 1 << 40
 PARAMS = {"w": np.zeros(4, np.float32)}
 ONE = {"w": np.ones(4, np.float32)}

@@ -18,6 +18,8 @@ from zmqps.core.protocol.arrays import Array
 from zmqps.core.worker.rollbacks import Rollback
 from zmqps.errors import ClosedError, ConfigurationError
 
+pytestmark = pytest.mark.processes
+
 SGD = optim.sgd(1.0)
 DIM = 3
 TABLES = {"t": table(DIM, optimizer=SGD)}

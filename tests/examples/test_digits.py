@@ -17,6 +17,8 @@ import zmqps
 from examples import digits
 from tests.inprocess import PATIENCE, InProcessCluster
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def batch() -> tuple[np.ndarray, np.ndarray]:

@@ -15,6 +15,8 @@ from examples import recommend
 from tests.inprocess import InProcessCluster
 from tests.team import PATIENCE
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

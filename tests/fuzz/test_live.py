@@ -49,6 +49,8 @@ from zmqps.core.protocol.wire import MAX_FRAME_NBYTES, decode, encode
 from zmqps.core.server.parked import Parked
 from zmqps.errors import BY_CODE
 
+pytestmark = pytest.mark.processes
+
 OBSERVER = bytes(16)
 #: Messages between two that are answered for certain.
 MEMBERS_BATCH = 200

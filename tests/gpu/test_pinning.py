@@ -13,6 +13,8 @@ from zmqps.errors import ConfigurationError, DeviceError
 from zmqps.gpu.pinning import pin, spread, visible_gpus
 from zmqps.launch.config import ClusterConfig
 
+pytestmark = pytest.mark.processes
+
 LISTING = """\
 GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-1)
   MIG 1g.10gb     Device  0: (UUID: MIG-1)

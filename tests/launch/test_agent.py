@@ -20,6 +20,8 @@ import pytest
 from tests.imports import ROOT
 from zmqps.launch.far import FILES, GREETING, unpack
 
+pytestmark = pytest.mark.processes
+
 PATIENCE = 30.0
 Message = dict[str, Any]
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+pytestmark = pytest.mark.processes
+
 #: Starts a group of two processes, has them guarded, says who they are, and waits.
 GUARDED = """if True:
     import subprocess, sys, pathlib

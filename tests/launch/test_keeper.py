@@ -17,6 +17,8 @@ from zmqps.launch.far import FILES
 from zmqps.launch.handout import FOR_NODES, key_files
 from zmqps.launch.keeper import HOST, Ended, Keeper, Order
 
+pytestmark = pytest.mark.processes
+
 PATIENCE = 20.0
 
 

@@ -27,6 +27,8 @@ pytest.importorskip("prometheus_client")
 
 from prometheus_client.parser import text_string_to_metric_families
 
+pytestmark = pytest.mark.processes
+
 #: Counters that stay 0 in a cluster that is well. Which scenario of the simulator makes each go up.
 FAULTS = {
     "duplicates": "async-everything",

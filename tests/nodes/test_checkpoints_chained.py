@@ -30,6 +30,8 @@ from zmqps.nodes.checkpoints import CheckpointStore, ShardFiles, restored_from
 from zmqps.nodes.relay import SCHEME
 from zmqps.testing.disk import Disk
 
+pytestmark = pytest.mark.processes
+
 WORKER = b"w" * 16
 
 

@@ -70,7 +70,7 @@ def test_who_does_not_read_its_answer_is_shut_and_others_are_served_meanwhile(mo
 
 
 @pytest.mark.parametrize(
-    "garbage", [b"\x00" * 100, b"GET / HTTP/9.9\r\n\r\n", b"A" * 20_000, b"GET / HTTP/1.1\r\n" * 3]
+    "garbage", [b"\x00" * 100, b"GET / HTTP/9.9\r\n\r\n", b"A" * 20_000, b"GET / HTTP/1.1\r\n" * 3 + b"\r\n"]
 )
 def test_garbage_is_answered_with_an_error_and_fills_no_log(garbage: bytes, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG), served(Asked(live())) as (port, _):

@@ -11,6 +11,8 @@ from zmqps.core.protocol.messages import Message
 from zmqps.testing import AsyncTraining, BoundedTraining, Faults, Node, Simulation, SyncTraining, Training
 from zmqps.testing.replicas import MESSAGES, replicated
 
+pytestmark = pytest.mark.repeats
+
 #: When the first server dies: its shard is promoted then, and a copy of it is filled on the server that comes instead.
 FIRST_S = 3.0
 #: Of the messages about copies that follow, the default tests take one in so many.

@@ -14,6 +14,8 @@ from zmqps.core.worker.packer import Packer
 from zmqps.testing import Faults, Simulation
 from zmqps.testing.coded import ALLOWED, CodedTraining
 
+pytestmark = pytest.mark.repeats
+
 
 def test_a_worker_that_forgets_what_a_codec_has_left_out_when_it_takes_another(monkeypatch: Patch) -> None:
     def without(original: Any, packer: Packer, cargo: Any, pieces: Any) -> Any:

@@ -22,6 +22,8 @@ from zmqps.core.worker.questions import Questions
 from zmqps.testing.comebacks import Comebacks
 from zmqps.testing.scenarios import SCENARIOS
 
+pytestmark = pytest.mark.repeats
+
 Patch = pytest.MonkeyPatch
 
 

@@ -26,6 +26,8 @@ from zmqps.errors import DeposedError
 from zmqps.testing.scenarios import SCENARIOS
 from zmqps.testing.simulation import Simulation
 
+pytestmark = pytest.mark.repeats
+
 Patch = pytest.MonkeyPatch
 
 

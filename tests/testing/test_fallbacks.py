@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import pytest
+
 from tests.testing.test_invariants import Patch, caught, wrap
 from zmqps.core.coordinator.consistency.bsp import Synchronous
 from zmqps.core.coordinator.copies import Copy
@@ -17,6 +19,8 @@ from zmqps.core.server.shard import Shard
 from zmqps.core.server.tenant import Tenant
 from zmqps.core.worker.pace import Pace
 from zmqps.core.worker.sent import Sent
+
+pytestmark = pytest.mark.repeats
 
 
 def test_one_shard_that_is_loaded_from_another_checkpoint_than_the_others(monkeypatch: Patch) -> None:

@@ -18,6 +18,8 @@ from zmqps.testing.comebacks import Comebacks
 from zmqps.testing.notes import FewNotes
 from zmqps.testing.scenarios import SCENARIOS
 
+pytestmark = pytest.mark.repeats
+
 Patch = pytest.MonkeyPatch
 
 

@@ -17,6 +17,8 @@ from zmqps.core.worker.transfers import Transfers
 from zmqps.testing.scenarios import SCENARIOS
 from zmqps.testing.simulation import Simulation
 
+pytestmark = pytest.mark.repeats
+
 #: What is lost now and then, and said again.
 LOST = (
     ("async-scales", (Hold, Holding, Cut), 0.3),

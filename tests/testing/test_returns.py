@@ -15,6 +15,8 @@ from zmqps.core.coordinator.partings import Partings
 from zmqps.core.protocol.messages import Hello
 from zmqps.testing.scenarios import SCENARIOS
 
+pytestmark = pytest.mark.repeats
+
 Patch = pytest.MonkeyPatch
 
 

@@ -20,6 +20,8 @@ from zmqps.testing.scenarios import SCENARIOS
 from zmqps.testing.simulation import Simulation
 from zmqps.testing.synchronous import SyncTraining
 
+pytestmark = pytest.mark.repeats
+
 
 def lose(patch: Patch, *kinds: type[Message], often: float) -> None:
     """Let messages of these kinds be lost now and then, and their connections live."""

@@ -19,6 +19,8 @@ from zmqps.core.server.shard import Shard
 from zmqps.core.worker import moves
 from zmqps.core.worker.transfer import Push
 
+pytestmark = pytest.mark.repeats
+
 Patch = pytest.MonkeyPatch
 
 

@@ -16,6 +16,8 @@ from zmqps.core.server.saves import Saves
 from zmqps.testing.restores import Restored
 from zmqps.testing.scenarios import SCENARIOS
 
+pytestmark = pytest.mark.repeats
+
 WRONG = {"async": "lacks what was acknowledged", "ssp": "lacks what was acknowledged", "sync": "sequential reference"}
 #: Seeds that notice a server that counts from the save that it began last.
 BEGIN = {"async": 58, "ssp": 8, "sync": 0}

@@ -19,6 +19,8 @@ from zmqps.errors import TableFullError
 from zmqps.rows.sketch import Sketch
 from zmqps.rows.store import RowStore
 
+pytestmark = pytest.mark.repeats
+
 REFERENCE = "of the sequential reference"
 
 

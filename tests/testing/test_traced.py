@@ -16,6 +16,8 @@ from zmqps.core.worker.pace import Pace
 from zmqps.testing.scenarios import SCENARIOS
 from zmqps.testing.traced import TRACES, Traced
 
+pytestmark = pytest.mark.repeats
+
 
 @pytest.mark.parametrize("kind", TRACES)
 def test_traces_are_fetched_at_all(kind: str) -> None:

@@ -12,6 +12,8 @@ from bench.__main__ import main
 from bench.scale import command, costs
 from tests.bench.scale.test_cluster import FREE
 
+pytestmark = pytest.mark.processes
+
 
 def test_it_tells_steps_the_coordinators_load_and_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(costs, "measure", lambda: FREE)

@@ -34,6 +34,8 @@ from zmqps.core.protocol.messages import (
     Waiting,
 )
 
+pytestmark = pytest.mark.repeats
+
 SMALL, LARGE = 48, 192
 #: One of many members may cost so much more than one of few: dictionaries grow, and ranks have more digits.
 MOST = 1.25

@@ -28,6 +28,8 @@ from zmqps.errors import ServerMemoryError, ShardBrokenError
 from zmqps.optim import OptimizerSpec, momentum
 from zmqps.testing.training import ReferenceRules
 
+pytestmark = pytest.mark.repeats
+
 FILES = {module.__file__ for module in (aggregate, buffers, ledger, machine, shard, slices, stale, undo)}
 #: All that a push or a commit may be: with values that are still read, kept versions, and gradients that are dropped.
 KINDS = ["async", "read", "treated", "dropped", "sync", "retained"]
