@@ -33,7 +33,7 @@ from zmqps.gpu.handover import Handover
 from zmqps.nodes.inquiry import ask_view
 
 #: What can be on: `start` says how.
-SWITCHES = ("metrics", "log", "view")
+SWITCHES = ("metrics", "log", "view", "page")
 #: Seconds between two scrapes, and two looks at the view.
 EVERY_S = 1.0
 #: Steps by which the length of a block is found.
@@ -70,10 +70,12 @@ class Watcher:
         The coordinator's, to ask for the view; empty: nobody does.
     metrics
         Where it answers scrapes; empty: nobody asks.
+    page
+        Where its page is; empty: nobody has it open.
     """
 
-    def __init__(self, address: str, metrics: str) -> None:
-        self._address, self._metrics = address, metrics
+    def __init__(self, address: str, metrics: str, page: str) -> None:
+        self._address, self._metrics, self._page = address, metrics, page
 
     def watch(self, seconds: float) -> list[tuple[float, int, float]]:
         """Look once a second for so long; return of each look the seconds and bytes of a scrape, and the view's."""
@@ -89,6 +91,9 @@ class Watcher:
             if self._address:
                 ask_view(self._address, timeout=TIMEOUT)
             found.append((asked_at - scraped_at, nbytes, time.perf_counter() - asked_at))
+            if self._page:  # as its script does: all of it at first, then what is new
+                with urllib.request.urlopen(f"{self._page}now.json" if number else f"{self._page}view.json") as answer:
+                    answer.read()
         return found
 
 
@@ -114,20 +119,24 @@ def start(stack: ExitStack, setup: Setup, on: Collection[str]) -> Watched:
     cluster = stack.enter_context(
         zmqps.LocalCluster(
             setup.servers, setup.workers, directory=directory, heartbeat_timeout=60.0,
-            metrics="0" if "metrics" in on else "",
+            metrics="0" if "metrics" in on else "", page="127.0.0.1:0" if "page" in on else "",
         )
     )  # fmt: skip
-    metrics = ""
-    if "metrics" in on:
-        found = re.search(r"metrics at (\S+)", (directory / "coordinator.log").read_text())
-        assert found is not None
-        metrics = found[1]
+    said = (directory / "coordinator.log").read_text()
+    metrics = _told(said, r"metrics at (\S+)") if "metrics" in on else ""
+    page = _told(said, r"the page is at (http\S+/)") if "page" in on else ""
     workers = [stack.enter_context(Child(LoggingWorker, cluster.address, setup)) for _ in range(setup.workers)]
     for worker in workers:
         worker.result()
-    watcher = stack.enter_context(Child(Watcher, cluster.address if "view" in on else "", metrics))
+    watcher = stack.enter_context(Child(Watcher, cluster.address if "view" in on else "", metrics, page))
     watcher.result()
     return Watched(workers, watcher, "log" in on)
+
+
+def _told(log: str, pattern: str) -> str:
+    found = re.search(pattern, log)
+    assert found is not None, f"the coordinator does not say {pattern!r}"
+    return found[1]
 
 
 def measure(setup: Setup, on: Sequence[str], block_s: float) -> Row:
@@ -234,8 +243,9 @@ def _nothing() -> None:
 def command(json_path: Path | None, on: tuple[str, ...], nothing: bool, block: float, **fields: Any) -> None:
     """Synchronous steps of a cluster while it is watched, in turns with those while it is not.
 
-    On are: the coordinator's endpoint for Prometheus, scraped once a second; worker.log in each step; and somebody
-    who asks for the view once a second, as `zmqps top` does. The limit is the turns without; the watchers run on the
-    same host. ratio_of_neighbours is the median over pairs of turns, recording_us what counting takes of a message.
+    On are: the coordinator's endpoint for Prometheus, scraped once a second; worker.log in each step; somebody
+    who asks for the view once a second, as `zmqps top` does; and somebody who has the page open. The limit is the turns
+    without; the watchers run on the same host. ratio_of_neighbours is the median over pairs of turns, recording_us what
+    counting takes of a message.
     """
     report(measure(Setup(**fields), () if nothing else on, block), json_path)

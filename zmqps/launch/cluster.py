@@ -33,6 +33,7 @@ from zmqps.nodes.server import IO_THREADS, ServerConfig
 T = TypeVar("T")
 
 START_TIMEOUT = 30.0
+MAX_PAGE_CHARS = 300
 
 log = logging.getLogger("zmqps.cluster")
 
@@ -114,6 +115,9 @@ class LocalCluster:
     metrics : str
         Where the coordinator answers Prometheus: ``HOST:PORT``, or a port of this host, 0 for a free one, which its log
         tells; by default nowhere.
+    page : str
+        Where browsers find the cluster's page (docs/watching.md), ``HOST:PORT``, port 0 for a free one, which the
+        coordinator's log tells; by default nowhere.
 
     Examples
     --------
@@ -155,6 +159,7 @@ class LocalCluster:
         log_level: str = "info",
         values: Sequence[str] = (),
         metrics: str = "",
+        page: str = "",
     ) -> None:
         devices = spread(device, servers_per_gpu, () if servers_per_gpu is None else visible_gpus())
         options = CoordinatorOptions(
@@ -180,7 +185,11 @@ class LocalCluster:
         ):
             checks.refuse("values", "a sequence of texts", values)
         where = MetricsPlace(metrics)
-        CoordinatorConfig(options=options, job_secret=job_secret, keys=keys, values=tuple(values), metrics=where)
+        if not isinstance(page, str) or page:
+            checks.text("page", page, MAX_PAGE_CHARS)
+        CoordinatorConfig(
+            options=options, job_secret=job_secret, keys=keys, values=tuple(values), metrics=where, page=page
+        )
         secret = None if job_secret is None else Path(job_secret)
         ServerConfig(
             coordinator="tcp://127.0.0.1:1",
@@ -206,6 +215,7 @@ class LocalCluster:
             checkpoints=checkpoints,
             values=tuple(values),
             metrics=metrics,
+            page=page,
         )
         self._nodes = Nodes(config, self._spawn)
         self._joined = ""  # the cluster that this process was launched for
