@@ -116,7 +116,7 @@ class Plot {
     }
     const axis = { stroke: colour("--dim"), grid: { stroke: colour("--grid"), width: 1 }, ticks: { show: false }, font: "11px system-ui, 'DejaVu Sans', sans-serif" };
     return {
-      width: Math.max(200, this.place.clientWidth), height: 180, padding: [8, 14, 0, 0], series, bands,
+      width: Math.max(200, this.place.clientWidth), height: 180, padding: [8, 26, 0, 0], series, bands,
       legend: { show: false }, cursor: { drag: { x: false, y: false }, y: false },
       scales: { x: { time: true, range: () => this.range }, y: { range: (chart, low, high) => Plot.range(low, high, this.zero) } },
       axes: [
