@@ -81,6 +81,16 @@ def missing(found: Samples) -> set[str]:
     return {m for m in CATALOGUE if m not in found} | {m for m in counters if not any(found.get(m, {}).values())}
 
 
+def is_complete(found: Samples) -> bool:
+    """Whether the last of all that the workers of the job have done is told: messages bring it one by one."""
+    ranks = [f"rank={rank},role=worker" for rank in range(2)]
+    return (
+        found["zmqps_value"].get(f"job=default,name=loss,{ranks[0]}") == 0.25
+        and [found["zmqps_pushes_total"].get(f"job=default,{rank}") for rank in ranks] == [4, 4]
+        and found["zmqps_step_seconds"].get(f"job=default,{ranks[0]}") == 3
+    )
+
+
 def train(team: Team) -> None:
     """Do everything once that a figure of a job tells of."""
     for step in range(4):
@@ -119,7 +129,7 @@ def test_a_running_cluster_fills_every_line_of_the_catalogue(tmp_path: Path) -> 
         rows = stack.enter_context(zmqps.connect(cluster.address, job="sparse", timeout=PATIENCE))
         train(team)
         train_rows(rows)
-        found = wait_for(url_in(tmp_path / "coordinator.log"), lambda found: not missing(found))
+        found = wait_for(url_in(tmp_path / "coordinator.log"), lambda found: not missing(found) and is_complete(found))
     jobs = {"job=default", "job=sparse"}
     assert {series.partition(",")[0] for series in found["zmqps_pushes_total"]} == jobs
     assert found["zmqps_pushes_total"]["job=default,rank=1,role=worker"] == 4
