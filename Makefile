@@ -104,8 +104,8 @@ soak: $(INSTALLED) ## train while servers are killed, drained and added: MINUTES
 test-repeats: $(INSTALLED) ## what `make test` tries in one mode, in the others: most scenarios of the simulator
 	$(PY) -m pytest -m repeats --numprocesses 2
 
-test-processes: $(INSTALLED) ## the tests with many processes for many seconds, on two cores
-	$(PY) -m pytest -m processes --numprocesses 2 --dist loadfile
+test-processes: $(INSTALLED) ## the tests with many processes for many seconds: they wait more than they compute
+	$(PY) -m pytest -m processes --numprocesses 3 --dist loadfile
 
 test-lan: $(INSTALLED) ## clusters over hosts of network namespaces, with cuts, loss and slow wires; as root
 	$(PY) -m pytest -m 'lan and not slow' --numprocesses 3 -rs
