@@ -10,7 +10,7 @@ import os
 import secrets
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,7 @@ class Kept:
 
     url: str = ""
     port: int = 0
-    token: str = ""
+    token: str = field(default="", repr=False)  # asyncio logs what slow calls were given
 
 
 def check_page(address: str, *, insecure: bool) -> tuple[str, int]:
