@@ -105,7 +105,7 @@ test-repeats: $(INSTALLED) ## what `make test` tries in one mode, in the others:
 	$(PY) -m pytest -m repeats --numprocesses 2
 
 test-processes: $(INSTALLED) ## the tests with many processes for many seconds: they wait more than they compute
-	$(PY) -m pytest -m processes --numprocesses 3 --dist loadfile
+	$(PY) -m pytest -m 'processes and not slow' --numprocesses 3 --dist loadfile
 
 test-lan: $(INSTALLED) ## clusters over hosts of network namespaces, with cuts, loss and slow wires; as root
 	$(PY) -m pytest -m 'lan and not slow' --numprocesses 3 -rs
