@@ -76,6 +76,7 @@ class Watcher:
 
     def __init__(self, address: str, metrics: str, page: str) -> None:
         self._address, self._metrics, self._page = address, metrics, page
+        self._opened = False
 
     def watch(self, seconds: float) -> list[tuple[float, int, float]]:
         """Look once a second for so long; return of each look the seconds and bytes of a scrape, and the view's."""
@@ -91,8 +92,11 @@ class Watcher:
             if self._address:
                 ask_view(self._address, timeout=TIMEOUT)
             found.append((asked_at - scraped_at, nbytes, time.perf_counter() - asked_at))
-            if self._page:  # as its script does: all of it at first, then what is new
-                with urllib.request.urlopen(f"{self._page}now.json" if number else f"{self._page}view.json") as answer:
+            if self._page:  # as its script does: all of it once, then what is new
+                asked = f"{self._page}{'now' if self._opened else 'view'}.json"
+                self._opened = True
+                request = urllib.request.Request(asked, headers={"Accept-Encoding": "gzip"})
+                with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
                     answer.read()
         return found
 
