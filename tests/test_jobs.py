@@ -28,6 +28,8 @@ from zmqps.net.memory import TRIM_THRESHOLD
 from zmqps.nodes.endkey import find_end_key
 from zmqps.nodes.inquiry import end_job
 
+pytestmark = pytest.mark.processes
+
 SGD = zmqps.optim.sgd(1.0)
 PATIENCE = 30.0
 

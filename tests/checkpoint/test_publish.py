@@ -19,6 +19,8 @@ from zmqps.core.job.spec import Parameter
 from zmqps.errors import CheckpointError, CheckpointNotFoundError, CheckpointStorageError
 from zmqps.testing.disk import Disk, PowerFailure
 
+pytestmark = pytest.mark.repeats
+
 SPEC = job(Parameter("w", (4, 3), "float32"), Parameter("b", (3,), "float64"))
 OLD, NEW = Model.random(SPEC, seed=1), Model.random(SPEC, seed=2)
 PLACEMENT = Placement.balance(KeySpace(SPEC.parameters), 2, 16)

@@ -28,6 +28,8 @@ from zmqps.gpu.handover import Handover, Pinned
 from zmqps.optim import sgd
 from zmqps.testing import HostDevice
 
+pytestmark = pytest.mark.processes
+
 
 def handover(device: Device | None = None, **options: Any) -> Handover:
     return Handover(lambda _: device or HostDevice(), **options)

@@ -10,6 +10,8 @@ from zmqps.core.protocol.messages import Assign, Enter, Load, Message, Push, Rea
 from zmqps.testing import AsyncTraining, Faults, Simulation
 from zmqps.testing.scenarios import TWISTED
 
+pytestmark = pytest.mark.repeats
+
 
 def small(steps: int = 4) -> AsyncTraining:
     return AsyncTraining(steps=steps, parameters=4, size=32, lives=6)

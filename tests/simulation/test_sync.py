@@ -11,6 +11,8 @@ from zmqps.core.protocol.messages import Arrive, Commit, Message, Pull, Push
 from zmqps.testing import BoundedTraining, Faults, Node, Simulation, SyncTraining
 from zmqps.testing.scenarios import TWISTED
 
+pytestmark = pytest.mark.repeats
+
 MODES = {
     "sync": lambda: SyncTraining(steps=4),
     "retain": lambda: SyncTraining(steps=4, retain=2),

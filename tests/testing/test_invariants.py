@@ -66,6 +66,8 @@ from zmqps.testing.restores import Restored
 from zmqps.testing.scenarios import SCENARIOS
 from zmqps.testing.synchronous import SyncTraining, overwrite
 
+pytestmark = pytest.mark.repeats
+
 Patch = pytest.MonkeyPatch
 #: A seed in which the broken place is not passed does not notice; in so many, one does.
 SEEDS = 80

@@ -16,6 +16,8 @@ from zmqps.top.app import Questions, Top, Window
 from zmqps.top.model import NodeRow
 from zmqps.top.shot import screenshot
 
+pytestmark = pytest.mark.processes
+
 Test = Callable[[Top, Pilot[None]], Awaitable[None]]
 
 
