@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 import zmqps
-from tests.durable.nodes import Nodes
+from tests.durable.nodes import PATIENCE, Nodes, servers_in
 from tests.inprocess import InProcessCluster
 from zmqps.cli.main import run
 from zmqps.core.protocol import exits
+from zmqps.nodes.inquiry import inquire, run_blocking
 
 Captured = pytest.CaptureFixture[str]
 
@@ -42,6 +43,7 @@ def test_a_worker_whose_script_is_busy_says_what_it_does(capsys: Captured) -> No
 
 def test_a_node_that_is_not_there_is_refused_with_those_that_are(capsys: Captured) -> None:
     with InProcessCluster() as made:
+        run_blocking(inquire(made.address, timeout=PATIENCE, until=lambda status: bool(servers_in(status))))
         assert run(["stack", "worker-7", "--coordinator", made.address]) == exits.FAILED
         assert "there is no node 'worker-7'; here are: server-0" in capsys.readouterr().err
 
