@@ -22,6 +22,7 @@ from zmqps.core.protocol.endpoints import ip_of, join, split
 from zmqps.errors import AddressInUseError, ConfigurationError, DeadlineError, PSError
 from zmqps.metrics.place import MetricsPlace, url
 from zmqps.metrics.text import check_installed, exposed
+from zmqps.net.loops import ask_loop
 from zmqps.net.ports import owner_of
 
 #: Seconds that a scrape waits for the node's loop; Prometheus waits 10.
@@ -198,20 +199,13 @@ class Source:
         DeadlineError
             The loop is busy, or has ended.
         """
-        answer: Future[Measured] = Future()
-
-        def run() -> None:
-            if answer.set_running_or_notify_cancel():
-                try:
-                    answer.set_result(self.measure())
-                except Exception as error:
-                    answer.set_exception(error)
-
+        answer: Future[Measured] | None = None
         try:
-            self._loop.call_soon_threadsafe(run)
+            answer = ask_loop(self._loop, lambda: self.measure())
             return answer.result(ASK_S)
-        except (TimeoutError, RuntimeError):  # the loop is closed
-            answer.cancel()
+        except (TimeoutError, RuntimeError):  # the loop is busy, or closed
+            if answer is not None:
+                answer.cancel()
             raise DeadlineError(operation="a scrape", seconds=ASK_S, waiting_for="the node's loop") from None
 
 

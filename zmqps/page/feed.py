@@ -13,6 +13,7 @@ from typing import Any
 
 from zmqps.core.protocol.messages import Watch
 from zmqps.errors import DeadlineError
+from zmqps.net.loops import ask_loop
 from zmqps.page.kept import SPANS, Kept
 from zmqps.page.seen import MOST_EVENTS, seen
 
@@ -33,20 +34,12 @@ def asking(loop: asyncio.AbstractEventLoop, view: Callable[[Watch, float], Mappi
     """Return what asks the coordinator of another thread's loop: ``view(asked, now)``."""
 
     def ask(asked: Watch) -> Future[dict[str, Any]]:
-        future: Future[dict[str, Any]] = Future()
+        def answer() -> dict[str, Any]:
+            viewed = view(asked, loop.time())
+            began = viewed["happened"].get("began", 0)
+            return {"live": seen(viewed), "began": began, "series": viewed["series"]}
 
-        def answer() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                viewed = view(asked, loop.time())
-                began = viewed["happened"].get("began", 0)
-                future.set_result({"live": seen(viewed), "began": began, "series": viewed["series"]})
-            except Exception as error:  # whoever waits is told; the coordinator goes on
-                future.set_exception(error)
-
-        loop.call_soon_threadsafe(answer)
-        return future
+        return ask_loop(loop, answer)
 
     return ask
 
