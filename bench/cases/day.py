@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from bench.cases.members import identity
 from bench.options import json_option, keep
 from bench.processes import resident_nbytes
 from bench.results import Row
@@ -19,7 +20,6 @@ from bench.tables import print_rows
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.job.spec import JobSpec, Parameter
-from zmqps.core.node.member import Identity
 from zmqps.core.protocol.events import Action, Received, Send
 from zmqps.core.protocol.figures import BOUNDS
 from zmqps.core.protocol.messages import (
@@ -56,7 +56,7 @@ class Day:
     """A coordinator's machine on a clock that is turned: each second all members beat, and workers log two values."""
 
     def __init__(self) -> None:
-        self.machine = CoordinatorMachine(_identity("coordinator", "c"), CoordinatorOptions(servers=SERVERS))
+        self.machine = CoordinatorMachine(identity("coordinator", "c"), CoordinatorOptions(servers=SERVERS))
         self.now = 0.0
         self.num_messages = 0
         self.failed = ""
@@ -66,7 +66,7 @@ class Day:
         self._noted = [0] * WORKERS
         self._go(self.machine.start(0.0))
         for server in self._servers:
-            self._take(server, _identity("server", server).hello())
+            self._take(server, identity("server", server).hello())
         for worker in self._workers:
             self._join(worker)
 
@@ -112,7 +112,7 @@ class Day:
             self._join(self._workers[index])
 
     def _join(self, worker: str) -> None:
-        self._take(worker, _identity("worker", worker).hello())
+        self._take(worker, identity("worker", worker, "default").hello())
         self._take(worker, Init(next(self._numbers), JOB.to_wire()))
 
     def _take(self, name: str, message: Message) -> None:
@@ -140,13 +140,6 @@ class Day:
                 self.view = message
             case Error():
                 self.failed = self.failed or message.text
-
-
-def _identity(role: str, name: str) -> Identity:
-    return Identity(
-        role=role, incarnation=name.encode().ljust(16, b"."), name=name, host="host", pid=1, endpoint="",
-        job="default" if role == "worker" else "", secret=b"a secret of all.",
-    )  # fmt: skip
 
 
 def _counters(second: int) -> dict[str, Any]:

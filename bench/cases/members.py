@@ -76,7 +76,7 @@ class Crowd:
     def __init__(self, members: int, role: str = "worker", ask_s: float = 1.0) -> None:
         self._rng = Random(1)
         options = CoordinatorOptions(heartbeat_interval=INTERVAL_S, heartbeat_timeout=TIMEOUT_S)
-        self._machine = CoordinatorMachine(_identity("coordinator", "c"), options)
+        self._machine = CoordinatorMachine(identity("coordinator", "c"), options)
         self._numbers = count(1)
         self._heap: list[tuple[float, int, Callable[[], object]]] = []
         self._inbox: deque[tuple[Peer, list[Any]]] = deque()
@@ -109,7 +109,7 @@ class Crowd:
         heapq.heappush(self._heap, (time_, next(self._numbers), do))
 
     def _join(self, role: str, name: str, job: str, at: float, until: float) -> None:
-        hello = _identity(role, name, job).hello()
+        hello = identity(role, name, job).hello()
         self._at(at, lambda: self._send(name, hello))
         self._at(at + INTERVAL_S, lambda: self._beat(name, at + INTERVAL_S, until))
 
@@ -198,7 +198,8 @@ class Crowd:
         self._send(name, Arrive(next(self._numbers), self._step, (1,)))
 
 
-def _identity(role: str, name: str, job: str = "") -> Identity:
+def identity(role: str, name: str, job: str = "") -> Identity:
+    """Return who a member is; servers and the coordinator are of no job."""
     job = "" if role in ("server", "coordinator") else job
     return Identity(
         role=role, incarnation=name.encode().ljust(16, b"."), name=name, host="host", pid=1, endpoint="", job=job,
