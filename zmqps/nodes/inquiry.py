@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from zmqps import checks
+from zmqps.core.node.asking import Asking
 from zmqps.core.node.inquiry import Inquiry
 from zmqps.core.protocol.guard import drain_guard, end_guard, examine_guard, save_guard, scale_guard
 from zmqps.core.protocol.hello import MAX_JOB_NAME_CHARS, MAX_NAME_CHARS
@@ -60,19 +61,20 @@ async def inquire(
         It did not answer, or no status was satisfactory.
     """
     machine = Inquiry(address, until)
-    await _run(machine, "status", timeout, keys)
+    await ask(machine, "status", timeout, keys)
     assert machine.status is not None
     return dict(machine.status)
 
 
-async def _run(machine: Inquiry, operation: str, timeout: float, keys: Keys | None) -> None:
+async def ask(machine: Asking, operation: str, timeout: float, keys: Keys | None) -> None:
+    """Let somebody ask until it is answered; raise what it is refused with, or `DeadlineError`."""
     check_endpoint(machine.endpoint)
     try:
         async with asyncio.timeout(timeout):
             await Driver(machine, ZmqTransport(keys=keys), log).run()
     except TimeoutError:
-        awaited = " to answer" if machine.status is None and not machine.text else " to be ready"
-        waited = f"the coordinator at {machine.endpoint}{awaited}{f' ({machine.why})' if machine.why else ''}"
+        why = f" ({machine.why})" if machine.why else ""
+        waited = f"the coordinator at {machine.endpoint} {machine.awaited}{why}"
         raise DeadlineError(operation=operation, seconds=timeout, waiting_for=waited) from None
     if machine.error is not None:
         raise machine.error.again()
@@ -80,8 +82,8 @@ async def _run(machine: Inquiry, operation: str, timeout: float, keys: Keys | No
 
 async def _run_long(machine: Inquiry, operation: str, timeout: float, keys: Keys | None) -> None:
     """Ask for what takes long, once it is known that somebody is there to answer."""
-    await _run(Inquiry(machine.endpoint), operation, min(timeout, ANSWER_S), keys)
-    await _run(machine, operation, timeout, keys)
+    await ask(Inquiry(machine.endpoint), operation, min(timeout, ANSWER_S), keys)
+    await ask(machine, operation, timeout, keys)
 
 
 def end_job(
@@ -135,7 +137,7 @@ def _end(address: str, job: str, operation: str, timeout: float, job_secret: Pat
     nonce = secrets.token_bytes(KEY_NBYTES)
     secret = read_job_secret(job_secret) or find_end_key(check_endpoint(address))
     machine = Inquiry(address, question=EndJob(1, job, nonce, end_guard(secret, job, nonce)))
-    run_blocking(_run(machine, operation, timeout, keys))
+    run_blocking(ask(machine, operation, timeout, keys))
     return machine.text
 
 
@@ -319,7 +321,7 @@ async def examine(
         secret = read_job_secret(job_secret) or find_end_key(check_endpoint(address))
         guard = examine_guard(secret, node, nonce)
     machine = Inquiry(address, question=Examine(1, node, nonce, guard))
-    await _run(machine, "stack" if node else "health", timeout, keys)
+    await ask(machine, "stack" if node else "health", timeout, keys)
     assert machine.findings is not None
     return dict(machine.findings)
 
@@ -354,7 +356,7 @@ def ask_view(
         As for `ask_status`.
     """
     machine = Inquiry(address, question=Watch(1, span, points, every, job, node))
-    run_blocking(_run(machine, "watch", timeout, keys))
+    run_blocking(ask(machine, "watch", timeout, keys))
     assert machine.status is not None
     return dict(machine.status)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -13,13 +11,10 @@ from zmqps.core.node.tracer import Tracer
 from zmqps.core.node.tracing import LONGEST_S, MAX_RING_NBYTES
 from zmqps.core.protocol.hello import MAX_JOB_NAME_CHARS
 from zmqps.core.protocol.keys import KEY_NBYTES
-from zmqps.errors import DeadlineError
-from zmqps.net.driver import Driver
 from zmqps.net.identity import check_endpoint, read_job_secret
 from zmqps.net.keyring import Keys
-from zmqps.net.zeromq import ZmqTransport
 from zmqps.nodes.endkey import find_end_key
-from zmqps.nodes.inquiry import run_blocking
+from zmqps.nodes.inquiry import ask, run_blocking
 from zmqps.trace.live import assemble
 from zmqps.trace.merge import Trace
 
@@ -30,8 +25,6 @@ RING_NBYTES = 8 << 20
 FETCH_S = 60.0
 #: Of the seconds that it may take longer until the coordinator answers at all.
 ANSWER_S = 5.0
-
-log = logging.getLogger("zmqps.trace")
 
 
 def begin(
@@ -74,7 +67,7 @@ def begin(
     """
     start = _start(job, seconds, steps, nbytes)
     tracer = _tracer(address, job_secret, start, fetch=False)
-    run_blocking(_run(tracer, "trace start", ANSWER_S, keys))
+    run_blocking(ask(tracer, "trace start", ANSWER_S, keys))
     return len(tracer.nodes)
 
 
@@ -96,7 +89,7 @@ def fetch(
         There is no trace, or not any more.
     """
     tracer = _tracer(address, job_secret, None, stop=stop, progress=progress)
-    run_blocking(_run(tracer, "trace stop", FETCH_S if stop else FETCH_S + LONGEST_S, keys))
+    run_blocking(ask(tracer, "trace stop", FETCH_S if stop else FETCH_S + LONGEST_S, keys))
     return _trace(tracer)
 
 
@@ -114,7 +107,7 @@ def record(
     """Let nodes record, wait for that, and return the trace; parameters and errors as for `begin` and `fetch`."""
     start = _start(job, seconds, steps, nbytes)
     tracer = _tracer(address, job_secret, start, progress=progress)
-    run_blocking(_run(tracer, "trace", seconds + FETCH_S, keys))
+    run_blocking(ask(tracer, "trace", seconds + FETCH_S, keys))
     return _trace(tracer)
 
 
@@ -139,18 +132,6 @@ def _tracer(
     secret = read_job_secret(job_secret) or find_end_key(check_endpoint(address))
     nonce = secrets.token_bytes(KEY_NBYTES)
     return Tracer(address, secret, nonce, start, stop=stop, fetch=fetch, progress=progress)
-
-
-async def _run(tracer: Tracer, operation: str, timeout: float, keys: Keys | None) -> None:
-    try:
-        async with asyncio.timeout(timeout):
-            await Driver(tracer, ZmqTransport(keys=keys), log).run()
-    except TimeoutError:
-        awaited = "to hand out what was recorded" if tracer.number else "to answer"
-        waited = f"the coordinator at {tracer.endpoint} {awaited}{f' ({tracer.why})' if tracer.why else ''}"
-        raise DeadlineError(operation=operation, seconds=timeout, waiting_for=waited) from None
-    if tracer.error is not None:
-        raise tracer.error.again()
 
 
 def _trace(tracer: Tracer) -> Trace:

@@ -5,20 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from zmqps.core.node.handshake import FIRST_RETRY_S, SLOWEST_RETRY_S
+from zmqps.core.node.asking import Asking
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import (
-    COORDINATOR,
     Action,
-    Connect,
     Connected,
     Disconnected,
     Exit,
-    Look,
     Looked,
     NetworkEvent,
     Received,
-    Send,
     Stop,
     Unreachable,
 )
@@ -32,6 +28,7 @@ from zmqps.core.protocol.messages import (
     Examine,
     Examined,
     JobEnded,
+    Message,
     Scale,
     Status,
     StatusRequest,
@@ -39,15 +36,13 @@ from zmqps.core.protocol.messages import (
     Watched,
 )
 from zmqps.core.protocol.resizing import GOING
-from zmqps.errors import LimitError, PSError, from_wire, printable
+from zmqps.errors import LimitError, from_wire, printable
 
-#: Without an answer for so long, it is looked why.
-LOOK_S = 0.8
 #: How soon to ask again after an answer that is not satisfactory yet; and how far something is that takes long.
 AGAIN_S, PROGRESS_S = 0.05, 0.25
 
 
-class Inquiry:
+class Inquiry(Asking):
     """One question, repeated until it is answered as hoped.
 
     Parameters
@@ -69,19 +64,14 @@ class Inquiry:
         question: StatusRequest | Watch | EndJob | Checkpoint | Drain | Scale | Examine = StatusRequest(1),  # noqa: B008
         progress: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.endpoint = endpoint
+        super().__init__(endpoint)
         self.status: Mapping[str, Any] | None = None
         self.text = ""  # what was answered in words
         self.findings: Mapping[str, Any] | None = None  # what an examination has shown
         self.made: Checkpointed | None = None  # the checkpoint that was asked for
-        self.error: PSError | None = None  # why it is refused
         self._question = question
         self._until = until
         self._progress = progress
-        self.why = ""  # nobody answers, in words
-        self._due: float | None = None
-        self._look_due: float | None = None
-        self._retry_s = FIRST_RETRY_S
 
     @property
     def _ends_all(self) -> bool:
@@ -92,10 +82,13 @@ class Inquiry:
         """Who this is, for errors."""
         return f"an inquiry at {self.endpoint}"
 
-    def start(self, now: float) -> list[Action]:
-        """Open the connection and ask."""
-        self._look_due = now + LOOK_S
-        return [Connect(COORDINATOR, self.endpoint), *self.on_deadline(now)]
+    @property
+    def awaited(self) -> str:
+        """To answer, or to answer as hoped."""
+        return "to answer" if self.status is None and not self.text else "to be ready"
+
+    def _next_question(self) -> Message:
+        return self._question
 
     def handle(self, event: NetworkEvent | Stop, now: float) -> list[Action]:
         """Take an answer; anything else is not for us."""
@@ -142,24 +135,6 @@ class Inquiry:
             return []
         self._due = None
         return [Exit(exits.OK, "answered")]
-
-    def next_deadline(self) -> float | None:
-        """Return when to ask again."""
-        return self._due
-
-    def on_deadline(self, now: float) -> list[Action]:
-        """Ask (again): the connection may not have been up, or the answer got lost."""
-        self._due = now + self._retry_s
-        self._retry_s = min(2 * self._retry_s, SLOWEST_RETRY_S)
-        actions: list[Action] = [Send(COORDINATOR, self._question)]
-        if self._look_due is not None and now >= self._look_due:
-            self._look_due = None
-            actions.append(Look(COORDINATOR, self.endpoint))
-        return actions
-
-    def validate(self) -> None:
-        """Assert the invariants."""
-        assert FIRST_RETRY_S <= self._retry_s <= SLOWEST_RETRY_S
 
 
 def presented(value: Any) -> Any:

@@ -6,21 +6,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from zmqps.core.node.handshake import FIRST_RETRY_S, SLOWEST_RETRY_S
-from zmqps.core.node.inquiry import LOOK_S, presented
+from zmqps.core.node.asking import Asking
+from zmqps.core.node.handshake import FIRST_RETRY_S
+from zmqps.core.node.inquiry import presented
 from zmqps.core.node.tracing import MAX_RING_NBYTES, REPORT_S
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import (
-    COORDINATOR,
     Action,
-    Connect,
     Connected,
     Exit,
-    Look,
     Looked,
     NetworkEvent,
     Received,
-    Send,
     Stop,
     Unreachable,
 )
@@ -35,7 +32,7 @@ GRACE_S = 3.0
 MAX_NODE_NBYTES = MAX_RING_NBYTES + (1 << 20)
 
 
-class Tracer:
+class Tracer(Asking):
     """One trace: begun, waited for, and fetched; or one of these.
 
     Parameters
@@ -74,13 +71,11 @@ class Tracer:
         fetch: bool = True,
         progress: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.endpoint = endpoint
+        super().__init__(endpoint)
         self.number = 0
         self.nodes: list[Mapping[str, Any]] = []
         self.data: dict[str, bytearray] = {}
         self.missing: dict[str, str] = {}
-        self.error: PSError | None = None
-        self.why = ""  # nobody answers, in words
         self._secret = secret
         self._nonce = nonce
         self._start = start
@@ -92,19 +87,16 @@ class Tracer:
         self._totals: dict[str, int] = {}
         self._request = 1
         self._over_at: float | None = None
-        self._due: float | None = None
-        self._look_due: float | None = None
-        self._retry_s = FIRST_RETRY_S
 
     @property
     def title(self) -> str:
         """Who this is, for errors."""
         return f"a tracer at {self.endpoint}"
 
-    def start(self, now: float) -> list[Action]:
-        """Open the connection and ask."""
-        self._look_due = now + LOOK_S
-        return [Connect(COORDINATOR, self.endpoint), *self.on_deadline(now)]
+    @property
+    def awaited(self) -> str:
+        """To answer, or to hand out what there is."""
+        return "to hand out what was recorded" if self.number else "to answer"
 
     def handle(self, event: NetworkEvent | Stop, now: float) -> list[Action]:
         """Take an answer; anything else is not for us."""
@@ -130,27 +122,13 @@ class Tracer:
             return self._fetched(message, now)
         return []
 
-    def next_deadline(self) -> float | None:
-        """Return when to ask again."""
-        return self._due
-
-    def on_deadline(self, now: float) -> list[Action]:
-        """Ask (again): the connection may not have been up, or the answer got lost."""
-        self._due = now + self._retry_s
-        self._retry_s = min(2 * self._retry_s, SLOWEST_RETRY_S)
-        actions: list[Action] = [Send(COORDINATOR, self._question())]
-        if self._look_due is not None and now >= self._look_due:
-            self._look_due = None
-            actions.append(Look(COORDINATOR, self.endpoint))
-        return actions
-
     def validate(self) -> None:
         """Assert the invariants."""
-        assert FIRST_RETRY_S <= self._retry_s <= SLOWEST_RETRY_S
+        super().validate()
         assert all(len(data) <= MAX_NODE_NBYTES for data in self.data.values())
         assert self.data.keys().isdisjoint(self.missing)
 
-    def _question(self) -> Message:
+    def _next_question(self) -> Message:
         message: Trace | Fetch
         if self._is_fetching:
             who = self._waiting[0]

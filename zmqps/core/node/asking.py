@@ -1,0 +1,79 @@
+"""Whoever asks the coordinator for something without joining, and asks again until it is answered."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from zmqps.core.node.handshake import FIRST_RETRY_S, SLOWEST_RETRY_S
+from zmqps.core.protocol.events import COORDINATOR, Action, Connect, Look, NetworkEvent, Send, Stop
+from zmqps.core.protocol.messages import Message
+from zmqps.errors import PSError
+
+#: Without an answer for so long, it is looked why.
+LOOK_S = 0.8
+
+
+class Asking(ABC):
+    """A question under way, repeated ever more seldom.
+
+    Parameters
+    ----------
+    endpoint
+        The coordinator's endpoint.
+
+    Attributes
+    ----------
+    error
+        Why what is asked for is refused.
+    why
+        Nobody answers, in words.
+    """
+
+    def __init__(self, endpoint: str) -> None:
+        self.endpoint = endpoint
+        self.error: PSError | None = None
+        self.why = ""
+        self._due: float | None = None  # when to ask again; None: not any more
+        self._look_due: float | None = None
+        self._retry_s = FIRST_RETRY_S
+
+    @property
+    @abstractmethod
+    def title(self) -> str:
+        """Who this is, for errors."""
+
+    @property
+    @abstractmethod
+    def awaited(self) -> str:
+        """What the coordinator has not done, for an error: to answer."""
+
+    @abstractmethod
+    def _next_question(self) -> Message:
+        """Return what to ask now."""
+
+    @abstractmethod
+    def handle(self, event: NetworkEvent | Stop, now: float) -> list[Action]:
+        """Take an answer; anything else is not for us."""
+
+    def start(self, now: float) -> list[Action]:
+        """Open the connection and ask."""
+        self._look_due = now + LOOK_S
+        return [Connect(COORDINATOR, self.endpoint), *self.on_deadline(now)]
+
+    def next_deadline(self) -> float | None:
+        """Return when to ask again."""
+        return self._due
+
+    def on_deadline(self, now: float) -> list[Action]:
+        """Ask (again): the connection may not have been up, or the answer got lost."""
+        self._due = now + self._retry_s
+        self._retry_s = min(2 * self._retry_s, SLOWEST_RETRY_S)
+        actions: list[Action] = [Send(COORDINATOR, self._next_question())]
+        if self._look_due is not None and now >= self._look_due:
+            self._look_due = None
+            actions.append(Look(COORDINATOR, self.endpoint))
+        return actions
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+        assert FIRST_RETRY_S <= self._retry_s <= SLOWEST_RETRY_S
