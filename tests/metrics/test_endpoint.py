@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import subprocess
+import sys
 import threading
 import urllib.error
 import urllib.request
@@ -21,11 +23,13 @@ pytest.importorskip("prometheus_client")
 from zmqps.core.node.measured import Measured
 from zmqps.errors import AddressInUseError, ConfigurationError, DeadlineError
 from zmqps.metrics import endpoint, text
-from zmqps.metrics.endpoint import MAX_AT_ONCE, Source, answering
+from zmqps.metrics.endpoint import Source, answering
+from zmqps.metrics.listener import MAX_AT_ONCE
 from zmqps.metrics.place import MetricsPlace
 
 LOG = logging.getLogger("zmqps.tests")
 Serve = Callable[..., str]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -165,3 +169,10 @@ def test_a_source_asks_in_the_loop_and_gives_up_on_one_that_is_held_up(monkeypat
     source = asyncio.run(node())
     with pytest.raises(DeadlineError):
         source()
+
+
+def test_who_answers_no_scrapes_loads_no_http_server() -> None:
+    program = "import sys, zmqps.worker, zmqps.nodes.server, zmqps.nodes.coordinator; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    wanted_by_few = {"http.server", "prometheus_client", "starlette", "uvicorn"}
+    assert wanted_by_few.isdisjoint(loaded.stdout.splitlines()[-1].split())

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -13,9 +12,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 from errno import EADDRINUSE
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from socketserver import TCPServer, ThreadingMixIn
-from typing import Any
 
 from zmqps.core.node.measured import Measured
 from zmqps.core.protocol.endpoints import ip_of, join, split
@@ -27,71 +23,9 @@ from zmqps.net.ports import owner_of
 
 #: Seconds that a scrape waits for the node's loop; Prometheus waits 10.
 ASK_S = 5.0
-#: Seconds that a client may take to ask, and to take the answer.
-CLIENT_S = 5.0
-#: Scrapes at a time: one Prometheus, its double, and somebody with curl. Others are hung up on.
-MAX_AT_ONCE = 8
 #: Seconds until the thread that accepts notices the end.
 POLL_S = 0.1
 INDEX = "zmqps\n/metrics       all figures; a coordinator has those of all nodes\n/metrics/own   this node's alone\n"
-
-
-class _Server(ThreadingMixIn, HTTPServer):
-    """Takes so many scrapes at a time, each on a thread."""
-
-    daemon_threads = True
-    block_on_close = False
-
-    def __init__(self, host: str, port: int, answers: Answers) -> None:
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.answers = answers
-        self._places = threading.BoundedSemaphore(MAX_AT_ONCE)
-        super().__init__((host, port), _Handler)
-
-    def server_bind(self) -> None:
-        """Bind, and ask nobody for this host's name."""
-        TCPServer.server_bind(self)
-        self.server_name, self.server_port = self.server_address[0], int(self.server_address[1])  # type: ignore[assignment]
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Hand a request to a thread, if there is one left."""
-        if not self._places.acquire(blocking=False):
-            self.shutdown_request(request)
-            return
-        super().process_request(request, client_address)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer a request."""
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            self._places.release()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Say nothing of a client that has gone."""
-        logging.getLogger("zmqps.metrics").debug("a scrape has failed", exc_info=True)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: _Server
-    server_version, sys_version = "zmqps", ""
-    timeout = CLIENT_S
-
-    def do_GET(self) -> None:
-        """Answer a scrape."""
-        told = {name: self.headers.get(name) or "" for name in ("Authorization", "Host", "Accept")}
-        status, content_type, body = self.server.answers.answer(self.path, told)
-        self.send_response(status)
-        if status == HTTPStatus.UNAUTHORIZED:
-            self.send_header("WWW-Authenticate", "Bearer")
-        self.send_header("Content-Type", content_type)
-        self.send_header("Content-Length", str(len(body)))
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Log no requests: a scrape is no event."""
 
 
 class Answers:
@@ -154,9 +88,11 @@ def answering(place: MetricsPlace, ask: Callable[[], Measured], role: str, log: 
         yield ""
         return
     check_installed()
+    from zmqps.metrics.listener import Listener
+
     host, port = place.host_and_port
     try:
-        server = _Server(host, port, Answers(ask, role, place))
+        server = Listener(host, port, Answers(ask, role, place).answer)
     except OSError as error:
         if error.errno == EADDRINUSE and port:
             raise AddressInUseError(endpoint=join(host, port), port=port, owner=owner_of(port)) from None
