@@ -171,12 +171,10 @@ class Traces:
                     self.nodes[who] = NodeTrace(facts=_described(member), told_at=now)
                     actions.append(self._tell(member, now))
         for who, node in self.nodes.items():
-            if node.state != self.state and now >= node.told_at + AGAIN_S and who in self._members:
+            records_on = self.state == OFF and node.state == ON and node.told_at < self.ends_at
+            unheard = node.state != self.state and now >= node.told_at + AGAIN_S
+            if who in self._members and (records_on or unheard):
                 actions.append(self._tell(self._members[who], now))
-        if self.state == OFF:
-            for who, node in self.nodes.items():
-                if node.state == ON and who in self._members and node.told_at < self.ends_at:
-                    actions.append(self._tell(self._members[who], now))
         return actions
 
     def _tell(self, member: MemberInfo, now: float) -> Action:
