@@ -117,7 +117,7 @@ test-browser: $(INSTALLED) ## the page in a real browser, Debian's chromium; ski
 	$(PY) -m pytest -m engines -rs tests/page
 
 test-prometheus: $(INSTALLED) ## metrics, rules and alerts as Prometheus itself reads them; skips where it is not installed
-	$(PY) -m pytest -m engines --numprocesses 2 -rs tests/deploy/test_observability_prometheus.py
+	$(PY) -m pytest -m engines --numprocesses 2 --dist loadfile -rs tests/deploy/test_observability_prometheus.py
 
 test-frameworks: $(FRAMEWORKS)/.installed ## the tests with PyTorch, JAX, Keras, pyarrow and OpenTelemetry, which are installed into a virtualenv of their own
 	$(FRAMEWORKS)/bin/python -m pytest --numprocesses 2 --dist loadfile -rs $(WITH_FRAMEWORKS)

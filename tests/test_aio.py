@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -63,10 +64,16 @@ def test_a_rollback_is_told_in_the_loop_before_values_that_went_back(address) ->
             worker.on_rollback(lambda rollback: said.append((rollback, threading.get_ident())))
             rollback = Rollback(version=1, shards=(0,), lost=2, state={}, path="somewhere")
             *_, listener = worker._worker._listeners
-            background = worker._worker.pull_async()
-            background.add_done_callback(lambda _: listener(rollback))  # as the session's background thread does
-            await asyncio.wrap_future(background)
-            await asyncio.sleep(0)
+            values = Future[None]()
+
+            def receive() -> None:  # as the session's background thread does
+                listener(rollback)
+                values.set_result(None)
+
+            background = threading.Thread(target=receive)
+            background.start()
+            await asyncio.wrap_future(values)
+            background.join()
             assert said == [(rollback, threading.get_ident())]
             with pytest.raises(ConfigurationError, match="callback"):
                 worker.on_rollback(3)  # type: ignore[arg-type]

@@ -177,6 +177,7 @@ def test_a_key_allows_its_role_and_no_other(folder: Path) -> None:
 def test_who_has_a_nodes_keys_asks_for_what_only_who_runs_the_cluster_may(folder: Path) -> None:
     nodes = keys.Keys.load(folder)
     with cluster(folder) as made:
+        made.wait_until(lambda status: bool(status["members"]))
         for role in ("worker", "observer"):
             shown = keys.Keys.of_token(keys.token(folder, role))
             assert ask_health(made.address, keys=shown)["nodes"]

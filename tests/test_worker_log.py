@@ -23,7 +23,8 @@ SGD = zmqps.optim.sgd(1.0)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
+    whole, _, _ = path.read_text().rpartition("\n")  # the last line may be half written
+    return [json.loads(line) for line in whole.splitlines()]
 
 
 def steps(path: Path, node: str) -> list[int]:

@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 import zmqps
-from tests.durable.nodes import PATIENCE, Nodes, servers_in
+from tests.durable.nodes import Nodes, servers_in
 from tests.inprocess import InProcessCluster
 from zmqps.cli.main import run
 from zmqps.core.protocol import exits
-from zmqps.nodes.inquiry import inquire, run_blocking
 
 Captured = pytest.CaptureFixture[str]
 
 
 def test_all_who_answer_are_shown_with_how_long_it_took(capsys: Captured) -> None:
     with InProcessCluster(servers=2) as made, zmqps.connect(made.address):
+        made.wait_until(lambda status: len(servers_in(status)) == 2)
         assert run(["health", "--coordinator", made.address]) == exits.OK
         said = capsys.readouterr().out
         assert all(title in said for title in ("worker 0", "server 0", "server 1", "coordinator"))
@@ -43,7 +43,7 @@ def test_a_worker_whose_script_is_busy_says_what_it_does(capsys: Captured) -> No
 
 def test_a_node_that_is_not_there_is_refused_with_those_that_are(capsys: Captured) -> None:
     with InProcessCluster() as made:
-        run_blocking(inquire(made.address, timeout=PATIENCE, until=lambda status: bool(servers_in(status))))
+        made.wait_until(lambda status: bool(servers_in(status)))
         assert run(["stack", "worker-7", "--coordinator", made.address]) == exits.FAILED
         assert "there is no node 'worker-7'; here are: server-0" in capsys.readouterr().err
 
@@ -73,4 +73,5 @@ def test_one_that_is_stopped_is_silent_and_says_what_it_did_when_it_goes_on(tmp_
             nodes.servers["server-1"].send_signal(signal.SIGCONT)
         nodes.wait_for("server-1", "Current thread")
         nodes.wait_for("server-1", 'File ".*zmqps.*"')  # wherever it was stopped
+        nodes.wait_until(lambda status: all(member["silent_s"] < 1 for member in status["members"]))
         assert run(["health", *at]) == exits.OK

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -11,9 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.cli.conftest import PATIENCE, end
+from tests.cli.conftest import PATIENCE, end, environment
 from tests.deploy.commands import DEPLOY
-from tests.imports import ROOT
 
 
 class Observing:
@@ -22,7 +20,7 @@ class Observing:
     def __init__(self, *arguments: str, **variables: str) -> None:
         self.popen = subprocess.Popen(
             [sys.executable, str(DEPLOY / "observability" / "observe.py"), *arguments],
-            env={**os.environ, "PYTHONPATH": str(ROOT), **variables}, stdin=subprocess.DEVNULL,
+            env={**environment(), **variables}, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )  # fmt: skip
 

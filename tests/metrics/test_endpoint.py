@@ -145,7 +145,6 @@ def test_after_the_end_nobody_listens(serve: Serve) -> None:
 
 
 def test_a_source_asks_in_the_loop_and_gives_up_on_one_that_is_held_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endpoint, "ASK_S", 0.05)
     measured, held = small(), threading.Event()
 
     def ask(source: Source) -> None:
@@ -160,6 +159,7 @@ def test_a_source_asks_in_the_loop_and_gives_up_on_one_that_is_held_up(monkeypat
         source.measure = lambda: threads.append(threading.current_thread()) or measured
         assert await asyncio.to_thread(source) is measured
         assert threads == [threading.current_thread()]
+        monkeypatch.setattr(endpoint, "ASK_S", 0.05)
         asked = asyncio.get_running_loop().run_in_executor(None, ask, source)
         held.wait(10)  # the loop does nothing else meanwhile
         await asked

@@ -85,7 +85,7 @@ def is_complete(found: Samples) -> bool:
     """Whether the last of all that the workers of the job have done is told: messages bring it one by one."""
     ranks = [f"rank={rank},role=worker" for rank in range(2)]
     return (
-        found["zmqps_value"].get(f"job=default,name=loss,{ranks[0]}") == 0.25
+        [found["zmqps_value"].get(f"job=default,name=loss,{rank}") for rank in ranks] == [0.25, 0.5]
         and [found["zmqps_pushes_total"].get(f"job=default,{rank}") for rank in ranks] == [4, 4]
         and found["zmqps_step_seconds"].get(f"job=default,{ranks[0]}") == 3
     )

@@ -17,11 +17,12 @@ from zmqps.page import serving
 from zmqps.page.serving import MAX_CONNECTIONS, open_page, url_of
 
 
-def is_shut(peer: socket.socket) -> bool:
-    """Wait until the server has ended a connection; false: it has sent something in place of that."""
+def is_shut(peer: socket.socket, said: bytes = b"") -> bool:
+    """Say something, and wait until the server has ended the connection; false: it has sent something before."""
     try:
+        peer.sendall(said)
         return peer.recv(1) == b""
-    except ConnectionResetError:
+    except (ConnectionResetError, BrokenPipeError):
         return True
 
 
@@ -53,8 +54,7 @@ def test_who_says_nothing_is_shut(monkeypatch: pytest.MonkeyPatch) -> None:
     with served(Asked(live())) as (port, _):
         for said in (b"", b"GET /now.json HTTP/1.1\r\nHost: local"):
             with connected(port) as peer:
-                peer.sendall(said)
-                assert is_shut(peer)
+                assert is_shut(peer, said)
 
 
 def test_who_does_not_read_its_answer_is_shut_and_others_are_served_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,7 +81,9 @@ def test_garbage_is_answered_with_an_error_and_fills_no_log(garbage: bytes, capl
             except ConnectionResetError:
                 pass  # it has not read all of it
         assert get(port, "/now.json")[0] == 200
-    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+    loud = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    # asyncio's debug mode tells of each step of more than 0.1 s, and that is the machine's doing
+    assert [record for record in loud if not record.getMessage().startswith("Executing <")] == []
 
 
 def test_it_ends_with_its_context_and_its_port_is_free_again() -> None:

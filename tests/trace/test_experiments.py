@@ -77,7 +77,7 @@ def test_a_script_that_thinks_long_is_bound_by_compute() -> None:
         with workers(cluster.address, 1000, [0.2], zmqps.optim.sgd(0.1), "auto", None):
             _, found = traced(cluster.address)
     assert found.kind == "compute", found.text
-    assert found.took_s == pytest.approx(0.2, abs=0.1)
+    assert 0.2 <= found.took_s <= found.step_s
 
 
 def test_a_slow_wire_is_named_with_its_speed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,5 +92,5 @@ def test_a_slow_wire_is_named_with_its_speed(monkeypatch: pytest.MonkeyPatch) ->
 def test_an_update_that_takes_long_is_named() -> None:
     with zmqps.LocalCluster(kernels="numpy", heartbeat_timeout=60.0) as cluster:
         with workers(cluster.address, 4_000_000, [0.0], zmqps.optim.adam(1e-3), "auto", None):
-            _, found = traced(cluster.address)
+            _, found = traced(cluster.address, steps=40)  # a second of the machine's own is not the most of it
     assert found.kind == "apply", found.text

@@ -27,8 +27,10 @@ WORKERS = 4
 class Trainer:
     """A process of `trainer.py`."""
 
-    def __init__(self, address: str, name: str, *, combine: str = "host", staleness: str = "0", steps: int = 6) -> None:
-        command = [sys.executable, str(TRAINER), address, name, combine, staleness, str(steps)]
+    def __init__(
+        self, address: str, name: str, *, combine: str = "host", staleness: str = "0", steps: int = 6, pause: int = -1
+    ) -> None:
+        command = [sys.executable, str(TRAINER), address, name, combine, staleness, str(steps), str(pause)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.rank = -1
 
@@ -156,7 +158,7 @@ def test_nobody_hangs_when_a_worker_of_the_host_is_killed(who: str) -> None:
 @pytest.mark.processes
 @pytest.mark.parametrize("who", ["member", "leader"])
 def test_a_worker_of_the_host_that_is_stopped_is_dropped_after_the_heartbeat_timeout_and_told(who: str) -> None:
-    with trainers(steps=6) as combined:
+    with trainers(steps=6, pause=1) as combined:
         leading = leader([trainer.process.pid for trainer in combined])
         victim = next(t for t in combined if (t.process.pid == leading) == (who == "leader"))
         others = [trainer for trainer in combined if trainer is not victim]
@@ -164,6 +166,8 @@ def test_a_worker_of_the_host_that_is_stopped_is_dropped_after_the_heartbeat_tim
             trainer.go()
         victim.after(1)
         victim.process.send_signal(signal.SIGSTOP)
+        for trainer in combined:
+            trainer.go()  # on from the pause; the victim will read it
         results = [trainer.rest() for trainer in others]
         victim.process.send_signal(signal.SIGCONT)
         while (said := victim.line())[0] != "error":

@@ -1,7 +1,8 @@
-"""A worker of a host group as a process: ``trainer.py ADDRESS NAME COMBINE STALENESS STEPS``.
+"""A worker of a host group as a process: ``trainer.py ADDRESS NAME COMBINE STALENESS STEPS PAUSE``.
 
 It says ``joined RANK`` when it has read its first values, and waits for a line; then ``step N VERSION`` after each
-step, and ``error CLASS TEXT`` where one fails, after which it goes on. ``done VALUES`` ends it.
+step, and ``error CLASS TEXT`` where one fails, after which it goes on. After the step PAUSE it waits for another line.
+``done VALUES`` ends it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def gradient(rank: int, step: int) -> np.ndarray:
     return np.random.default_rng([rank, step]).integers(-MOST, MOST, SIZE).astype(np.float32)
 
 
-def main(address: str, name: str, combine: str, staleness: str, steps: str) -> None:
+def main(address: str, name: str, combine: str, staleness: str, steps: str, pause: str) -> None:
     worker = zmqps.connect(address, name=name, combine=combine, timeout=30)
     start = {"w": np.zeros(SIZE, np.float32), "b": np.zeros(3, np.float32)}
     bound = None if staleness == "none" else int(staleness)
@@ -38,6 +39,8 @@ def main(address: str, name: str, combine: str, staleness: str, steps: str) -> N
             print("error", type(error).__name__, error, flush=True)
             continue
         print("step", step, params.version, flush=True)
+        if step == int(pause):
+            sys.stdin.readline()
     pushes = worker.statistics().pushes
     worker.finish()
     print("done", json.dumps({"w": params["w"].tolist(), "version": params.version, "pushes": pushes}), flush=True)
