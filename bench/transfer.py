@@ -68,13 +68,12 @@ class TransferWorker:
             pull_codec=setup.pull_codec,
             timeout=TIMEOUT,
         )
+        self._out: Mapping[str, Any] = start if layers else {}
+        del start  # before there is anything else: memory is measured
         self._gradients = {} if layers else models.arrays(shapes, GRADIENT_SCALE, seed=1)
         self._sent = placed(self._gradients, setup.device)
-        pulls = "pull" in operation  # else a large model has no place for what nobody asks for
-        self._out: Mapping[str, Any] = placed(models.arrays(shapes, 0.0), setup.device) if pulls else {}
-        if layers:
-            self._out = start
-        del start
+        if "pull" in operation:  # else a large model has no place for what nobody asks for
+            self._out = placed(models.arrays(shapes, 0.0), setup.device)
         self._pushes = 0
         self._adds = int("push" in operation or layers)
         self._work: Callable[[], Any] = {
