@@ -126,9 +126,12 @@ FAULTS: dict[str, Callable[[Nodes, random.Random], str]] = {
 
 def soak(
     mode: str, minutes: float, directory: Path, *, servers: int = 3, workers: int = 4, replicas: int = 1,
-    faults: Sequence[str] = ("server",), seed: int = 0, say: Callable[[str], None] = print,
+    faults: Sequence[str] = ("server",), least: int = 0, seed: int = 0, say: Callable[[str], None] = print,
 ) -> Soak:  # fmt: skip
-    """Train, and let the faults happen in turn, one every `FAULT_S` or when all copies are there again; say each."""
+    """Train, and let the faults happen in turn, one every `FAULT_S` or when all copies are there again; say each.
+
+    It goes on until the minutes are over and so many faults (`least`) have happened.
+    """
     out, rng = Soak(mode), random.Random(seed)
     began = time.monotonic()
     children = set(psutil.Process().children(recursive=True))
@@ -141,12 +144,12 @@ def soak(
         try:
             training.wait_for(20)
             due = time.monotonic()
-            while time.monotonic() < began + 60 * minutes:
-                due = max(due + FAULT_S, time.monotonic())
+            while time.monotonic() < began + 60 * minutes or len(out.faults) < least:
+                time.sleep(max(0.0, due - time.monotonic()))
+                due = time.monotonic() + FAULT_S
                 turn = turn or rng.sample(list(faults), len(faults))
                 out.faults.append(_happen(turn.pop(), nodes, training, rng, began, say))
                 out.held.append(_held(nodes))
-                time.sleep(max(0.0, due - time.monotonic()))
         except BaseException as error:
             out.broken.append(repr(error))
             if not isinstance(error, Exception):
