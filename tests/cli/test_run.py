@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.ports import free_port
 from zmqps import keys
 from zmqps.cli import run as run_module
 from zmqps.cli.main import run
@@ -36,14 +36,6 @@ with zmqps.connect(os.environ["ZMQPS_COORDINATOR"]) as worker:
         time.sleep(0.02)  # which is the computing of a gradient here
 sys.exit(9)
 """
-
-
-def free_port() -> int:
-    """Return a port that was free just now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ import pytest
 
 from tests import hosts
 from tests.cli.conftest import Running
+from tests.ports import free_port
 from zmqps.core.protocol import exits
 
 UP = ("up", "--address", "tcp://127.0.0.1:0", "--kernels", "numpy")
@@ -164,12 +164,6 @@ with zmqps.connect(os.environ["ZMQPS_COORDINATOR"], timeout=60) as worker:
 
 def with_servers(tmp_path: Path, *more: str) -> tuple[str, ...]:
     return *SERVERS, *more, "--checkpoint", str(tmp_path / "saved"), "--", sys.executable, "-c", LOSES
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.mark.parametrize("how", ["up", "launch", "run"])

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.ports import free_port
 from zmqps.errors import UnresolvedNameError
 from zmqps.net import reach
 from zmqps.net.addresses import join
@@ -20,12 +21,6 @@ from zmqps.net.reach import why_silent
 def listener() -> Iterator[socket.socket]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_where_somebody_listens_that_does_not_answer(listener: socket.socket) -> None:

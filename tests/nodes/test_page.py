@@ -7,7 +7,6 @@ import http.client
 import logging
 import os
 import re
-import socket
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.page.asked import live, series
+from tests.ports import reserved_port
 from zmqps.core.protocol.messages import Watch
 from zmqps.errors import AddressInUseError, ConfigurationError
 from zmqps.nodes.journal import PAGE
@@ -80,16 +80,12 @@ def test_with_keys_it_needs_a_token_that_only_the_user_can_read(tmp_path: Path) 
 
 
 def test_a_coordinator_that_was_killed_comes_back_with_its_port_and_token(tmp_path: Path) -> None:
-    reserved = socket.socket()  # bound, not listening: nobody else gets the port meanwhile
-    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    reserved.bind(("127.0.0.1", 0))
-    port = reserved.getsockname()[1]
     folder = tmp_path / "journal"
     folder.mkdir(mode=0o700)
-    text = f'{{"url": "http://127.0.0.1:{port}/", "port": {port}, "token": "{"5f" * 32}"}}'
-    with open(folder / PAGE, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
-        file.write(text)
-    with reserved:
+    with reserved_port() as port:
+        text = f'{{"url": "http://127.0.0.1:{port}/", "port": {port}, "token": "{"5f" * 32}"}}'
+        with open(folder / PAGE, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+            file.write(text)
         kept, status = during(folder, path=f"/?token={'5f' * 32}", keyed=True)
     assert (kept.port, kept.token, status) == (port, "5f" * 32, 303)
 
