@@ -20,7 +20,7 @@ class Observing:
     def __init__(self, *arguments: str, **variables: str) -> None:
         self.popen = subprocess.Popen(
             [sys.executable, str(DEPLOY / "observability" / "observe.py"), *arguments],
-            env={**environment(), **variables}, stdin=subprocess.DEVNULL,
+            env=environment() | variables, stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
         )  # fmt: skip
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.core.machines import hello
+from tests.logged import logged
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import (
     COORDINATOR,
@@ -401,15 +402,13 @@ def test_words_go_to_the_log_at_their_level(caplog: pytest.LogCaptureFixture) ->
     caplog.set_level(logging.DEBUG, "zmqps.test")
     levels = ["debug", "info", "warning", "error"]
     drive(FakeMachine(lambda event: [], [*(Log(level, f"100% {level}") for level in levels), Exit(0, "")]))
-    assert [(r.levelname.lower(), r.message) for r in caplog.records if r.name == "zmqps.test"] == [
-        (level, f"100% {level}") for level in levels
-    ]
+    assert [(r.levelname.lower(), r.message) for r in logged(caplog)] == [(level, f"100% {level}") for level in levels]
 
 
 def test_what_words_are_about_goes_to_the_log_with_them(caplog: pytest.LogCaptureFixture) -> None:
     log = Log("warning", "lost it", job="digits", peer="worker-2", error="Z006")
     drive(FakeMachine(lambda event: [], [log, Exit(0, "")]))
-    (record,) = [record for record in caplog.records if record.name == "zmqps.test"]
+    (record,) = logged(caplog)
     assert fields_of(record) == {"job": "digits", "peer": "worker-2", "error": "Z006"}
 
 

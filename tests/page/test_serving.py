@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.logged import logged
 from tests.page.asked import PATIENCE, Asked, connected, get, live, served
 from zmqps.errors import AddressInUseError, ConfigurationError
 from zmqps.page import serving
@@ -81,9 +82,7 @@ def test_garbage_is_answered_with_an_error_and_fills_no_log(garbage: bytes, capl
             except ConnectionResetError:
                 pass  # it has not read all of it
         assert get(port, "/now.json")[0] == 200
-    loud = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    # asyncio's debug mode tells of each step of more than 0.1 s, and that is the machine's doing
-    assert [record for record in loud if not record.getMessage().startswith("Executing <")] == []
+    assert [record for record in logged(caplog) if record.levelno >= logging.WARNING] == []
 
 
 def test_it_ends_with_its_context_and_its_port_is_free_again() -> None:
