@@ -145,11 +145,11 @@ def soak(
             training.wait_for(20)
             due = time.monotonic()
             while time.monotonic() < began + 60 * minutes or len(out.faults) < least:
-                time.sleep(max(0.0, due - time.monotonic()))
-                due = time.monotonic() + FAULT_S
+                due = max(due + FAULT_S, time.monotonic())
                 turn = turn or rng.sample(list(faults), len(faults))
                 out.faults.append(_happen(turn.pop(), nodes, training, rng, began, say))
                 out.held.append(_held(nodes))
+                time.sleep(max(0.0, due - time.monotonic()))
         except BaseException as error:
             out.broken.append(repr(error))
             if not isinstance(error, Exception):

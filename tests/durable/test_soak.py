@@ -12,15 +12,15 @@ from tests.durable.soak import soak
 @pytest.mark.processes
 @pytest.mark.parametrize("mode", ["async", "ssp", "sync"])
 def test_servers_that_are_killed_one_after_the_other_cost_nothing(mode: str, tmp_path: Path) -> None:
-    out = soak(mode, 0.0, tmp_path, workers=2, least=2)
+    out = soak(mode, 0.0, tmp_path, workers=2, least=3)
     assert not out.broken
-    assert len(out.faults) == 2
+    assert len(out.faults) == 3
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("mode", ["async", "ssp", "sync"])
 def test_servers_that_go_and_come_cost_nothing(mode: str, tmp_path: Path) -> None:
-    out = soak(mode, 0.0, tmp_path, workers=2, faults=("drain", "scale"), least=2)
+    out = soak(mode, 0.0, tmp_path, workers=2, faults=("drain", "scale"), least=3)
     assert not out.broken
     assert {fault.name for fault in out.faults} == {"drain", "scale"}
 
