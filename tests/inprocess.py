@@ -17,6 +17,8 @@ from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol.events import Stop
 from zmqps.core.server.machine import ServerMachine
+from zmqps.gpu.device import Device
+from zmqps.gpu.staging import Streams
 from zmqps.net.driver import Driver
 from zmqps.net.identity import new_identity
 from zmqps.net.keyring import Keys, load_node_keys
@@ -35,13 +37,16 @@ class InProcessCluster:
     ----------
     keys
         The directory of the nodes' keys; None: there are none.
+    device
+        Where all servers keep their shards; None: in this host's memory.
     options
         Of `CoordinatorOptions`.
     """
 
-    def __init__(self, keys: Path | None = None, **options: Any) -> None:
+    def __init__(self, keys: Path | None = None, device: Device | None = None, **options: Any) -> None:
         self.address = ""
         self._keys = load_node_keys(keys)
+        self._device = device
         self._options = CoordinatorOptions(**options)
         self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
@@ -51,9 +56,12 @@ class InProcessCluster:
         transport, identity = make_node("coordinator", "coordinator", self._keys)
         self.address = identity.endpoint
         drivers = self._drivers = [Driver(CoordinatorMachine(identity, self._options), transport, log)]
+        streams = None if self._device is None else Streams(self._device)
+        if streams is not None:
+            streams.enter()  # as a server does, for all that its loop computes
         for number in range(self._options.servers):
             transport, identity = make_node("server", f"server-{number}", self._keys)
-            build = partial(make_shard, ServerConfig(coordinator=self.address, kernels="numpy"))
+            build = partial(make_shard, ServerConfig(coordinator=self.address, kernels="numpy"), streams=streams)
             drivers.append(Driver(ServerMachine(identity, self.address, build), transport, log))
         self._loop = asyncio.get_running_loop()
         ended = asyncio.gather(*(driver.run() for driver in drivers))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -323,7 +323,7 @@ def test_a_checkpoint_of_a_device_is_restored_anywhere(
 # --- on servers ------------------------------------------------------------------------------------
 
 
-def trained(staleness: int | None) -> dict[str, np.ndarray]:
+def trained(staleness: int | None, device: Device | None = None) -> dict[str, np.ndarray]:
     """Train tables on two servers; return all that was read."""
     rng, found = np.random.default_rng(0), dict[str, np.ndarray]()
     tables = {
@@ -333,7 +333,7 @@ def trained(staleness: int | None) -> dict[str, np.ndarray]:
         ),
     }
     options: dict[str, Any] = {"servers": 2, "workers": 1, "slice_nbytes": 16 << 10, "once": True}
-    with InProcessCluster(**options) as cluster, zmqps.connect(cluster.address) as worker:
+    with InProcessCluster(device=device, **options) as cluster, zmqps.connect(cluster.address) as worker:
         worker.init({"w": np.zeros(9, np.float32)}, optimizer=optim.sgd(0.1), tables=tables, staleness=staleness)
         items, words = worker.table("items"), worker.table("words")
         words.load(np.arange(40), rng.standard_normal((40, 3)).astype(np.float32))
@@ -363,22 +363,10 @@ def test_a_job_trains_as_on_processors(
     monkeypatch.setattr(chunks, "CHUNK_NBYTES", 4 << 20)  # a device has more memory here than small ones are made for
     expected = trained(staleness)
     device = new_device()
-    monkeypatch.setattr("tests.inprocess.make_shard", partial(_shard_on, device))
-    found = trained(staleness)
+    found = trained(staleness, device)
     assert expected.keys() == found.keys()
     for name, rows in expected.items():
         if isinstance(device, HostDevice):
             np.testing.assert_array_equal(found[name], rows, err_msg=name)
         else:
             np.testing.assert_allclose(found[name], rows, rtol=2e-2 if name == "int8" else 1e-5, atol=1e-5)
-
-
-def _shard_on(device: Device, *job: Any) -> Any:
-    """Build a shard on a device, in whatever thread that is."""
-    device.use()
-    return make_shard(*job, streams=_streams_of(device))
-
-
-@cache
-def _streams_of(device: Device) -> Streams:
-    return Streams(device)
