@@ -90,6 +90,8 @@ def test_auto_takes_the_processor_where_the_driver_does_not_work(monkeypatch: py
 class Failing(NoDriver):
     """CuPy on a GPU that has fallen off the bus."""
 
+    ndarray = np.ndarray
+
     def __init__(self) -> None:
         super().__init__(1)
         driver = SimpleNamespace(CUDADriverError=type("CUDADriverError", (RuntimeError,), {}))
@@ -101,12 +103,11 @@ class Failing(NoDriver):
         runtime = self.cuda.runtime
         runtime.getDeviceProperties = lambda index: {"name": b"H100"}
         runtime.memcpyAsync, runtime.memcpyHostToDevice, runtime.memcpyDeviceToHost = self.fail, 1, 2
+        self.cuda.compiler = SimpleNamespace(compile_using_nvrtc=lambda *arguments, **options: (b"", None))
+        self.cuda.Module = lambda: SimpleNamespace(load=lambda binary: None, get_function=lambda name: self.fail)
 
     def fail(self, *arguments: Any) -> None:
         raise CUDARuntimeError("cudaErrorUnknown")
-
-    def ElementwiseKernel(self, *arguments: Any, **options: Any) -> Any:
-        return self.fail
 
 
 def test_a_gpu_that_fails_is_named_in_a_typed_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,12 +115,12 @@ def test_a_gpu_that_fails_is_named_in_a_typed_error(monkeypatch: pytest.MonkeyPa
     device = open_device("cuda:0")
     assert device is not None
     assert device.name == "cuda:0 (H100)"
-    stream, array = device.new_stream(), np.zeros(4, np.uint8)
+    stream, array, floats = device.new_stream(), np.zeros(4, np.uint8), np.zeros(4, np.float32)
     there = SimpleNamespace(data=SimpleNamespace(ptr=0))
     for fails in (
         lambda: device.copy_in(array, there, stream),
         lambda: device.copy_out(there, array, stream),
-        lambda: device.elementwise("f", "float32 x", "float32 y", "y = x;", "")(array, array),
+        lambda: device.elementwise("f", "float32 x", "float32 y", "y = x;", "")(floats, floats),
         lambda: stream.record().wait(),
         device.synchronize,
     ):
