@@ -13,7 +13,8 @@ import pytest
 from tests.devices import NewDevice, on_device, on_every_device, on_host
 from zmqps import LocalCluster
 from zmqps.errors import ConfigurationError, DeviceError, DeviceMemoryError
-from zmqps.gpu.device import open_device, parse
+from zmqps.gpu.device import MemoryInfo, open_device, parse
+from zmqps.gpu.staging import DeviceMemory, Streams
 from zmqps.nodes import server
 from zmqps.testing import HostDevice
 
@@ -126,6 +127,18 @@ def test_a_gpu_that_fails_is_named_in_a_typed_error(monkeypatch: pytest.MonkeyPa
     ):
         with pytest.raises(DeviceError, match=r"cuda:0 \(H100\) failed: cudaErrorUnknown"):
             fails()
+
+
+def test_a_gpu_that_has_failed_is_counted_without_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def failed() -> MemoryInfo:
+        raise DeviceError("cuda:0 does not say how much memory it has")
+
+    device = HostDevice()
+    memory = DeviceMemory(Streams(device), 4096)
+    expected = dict(memory.counters())
+    del expected["device_free_nbytes"]
+    monkeypatch.setattr(device, "memory", failed)
+    assert memory.counters() == expected
 
 
 @on_every_device

@@ -29,7 +29,7 @@ from zmqps.core.protocol.events import Reader
 from zmqps.core.server.admission import described, required_nbytes
 from zmqps.core.server.memory import Located, Outgoing, Size
 from zmqps.core.server.rows import capacity_nbytes
-from zmqps.errors import DeviceMemoryError
+from zmqps.errors import DeviceError, DeviceMemoryError
 from zmqps.gpu.chunks import CHUNK_NBYTES
 from zmqps.gpu.device import Device, Event, Stream
 from zmqps.gpu.rows import DeviceRows
@@ -436,9 +436,13 @@ class DeviceMemory:
 
     def counters(self) -> Mapping[str, Any]:
         """Return what the status shows: the device, its free memory, and what is locked of this host's."""
+        try:
+            free = {"device_free_nbytes": self.device.memory().free_nbytes}
+        except DeviceError:  # it has failed: requests are told so, and a server that counts goes on answering them
+            free = {}
         return {
             "device": self.device.name,
-            "device_free_nbytes": self.device.memory().free_nbytes,
+            **free,
             "pinned_nbytes": self._pinned_nbytes,
             "pinned_lent": self._blocks.num_lent,
             **self._counts,
