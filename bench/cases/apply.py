@@ -57,10 +57,12 @@ def measure_on(device: Device, model: str, optimizer: str, steps: int) -> Row:
     size = models.num_elements(models.find(model))
     rig = Rig(device, size, optimizer)
     fused = torch_fused(optimizer, size, device.spec)
-    found = [(rig.apply(), rig.copy(), fused() if fused else 0.0) for _ in range(WARM_UP + steps)][WARM_UP:]
-    ours, limits, others = (Times(times) for times in zip(*found, strict=True))
+    turns = rig.apply, rig.copy, rig.apply_in_one_piece, fused or (lambda: 0.0)
+    found = [[turn() for turn in turns] for _ in range(WARM_UP + steps)][WARM_UP:]
+    ours, limits, whole, others = (Times(times) for times in zip(*found, strict=True))
     extra = {"device": device.name, "touched_nbytes": rig.touched_nbytes}
     extra["copy_gb_s"] = rig.touched_nbytes / limits.median / 1e9
+    extra["ratio_in_one_piece"] = whole.median / limits.median
     if fused:
         extra |= {"torch_fused_s": others.median, "ratio_to_torch_fused": ours.median / others.median}
     row = timed(ours, limits, rig.touched_nbytes)

@@ -138,6 +138,7 @@ def test_a_devices_kernels_stand_beside_a_copy_on_it(device: str, tmp_path: Path
     assert written["touched_nbytes"] == 7 * (64 << 10)  # reads the gradient, reads and writes values and two slots
     assert written["ratio_to_limit"] == pytest.approx(written["median_s"] / written["limit_s"])
     assert written["copy_gb_s"] > 0
+    assert written["ratio_in_one_piece"] > 0
 
 
 @pytest.mark.processes
