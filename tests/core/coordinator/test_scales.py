@@ -7,7 +7,10 @@ from tests.core.machines import errors, logged, peer, receivers, sent
 from zmqps.core.coordinator.scales import MAX_ASKED, plan
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.messages import (
+    Arrive,
     Assign,
+    Commit,
+    Committed,
     Cut,
     Discard,
     Draining,
@@ -17,6 +20,7 @@ from zmqps.core.protocol.messages import (
     Hold,
     Holding,
     Leave,
+    Proceed,
     Ready,
     Recut,
     Replicas,
@@ -185,6 +189,41 @@ def test_a_cut_that_a_primary_is_not_ready_for_is_taken_back() -> None:
     for to, replicas in zip(receivers(back, Replicas), sent(back, Replicas), strict=True):
         cluster.take(to[1:].decode(), Replicating(replicas.epoch, replicas.generation))
     assert cluster.machine.scales.is_active  # and it is tried again
+
+
+def test_a_cut_that_finds_gradients_of_a_step_waits_for_its_end_and_no_longer() -> None:
+    cluster = Cluster(2, staleness=0)
+    cluster.join("s2")
+    pausing = built(cluster, scale(cluster, 3))
+    assert set(receivers(pausing, Hold)) == {peer("w0"), peer("w1")}, "nobody has arrived, as far as is known"
+    stopping = held(cluster, pausing)
+    back = cluster.give_up(stopping, busy=1)
+    assert set(receivers(back, GoOn)) == {peer("w0"), peer("w1")}, "only they can end it"
+    for asked, kept in zip(sent(stopping, Yield), sent(back, Replicas), strict=True):
+        assert (kept.epoch, kept.generation > asked.generation) == (asked.epoch, True)
+    cluster.fill(back)
+    cluster.take("w0", Arrive(10, 0, (1,)))
+    again = cluster.take("w1", Arrive(10, 0, (1,)))
+    assert not sent(again, Hold), "servers have its gradients until it is committed"
+    for to, commit in zip(receivers(again, Commit), sent(again, Commit), strict=True):
+        again += cluster.take(to[1:].decode(), Committed(commit.epoch, 0))
+    assert set(receivers(again, Hold)) == {peer("w0"), peer("w1")}
+    assert not sent(again, Proceed)
+    done = filled(cluster, yielded(cluster, held(cluster, again)))
+    assert set(receivers(done, Recut)) == set(receivers(done, Proceed)) == {peer("w0"), peer("w1")}
+
+
+def test_a_primary_that_has_gradients_between_steps_is_asked_again_a_while_later() -> None:
+    cluster = Cluster(2, staleness=0)
+    cluster.join("s2")
+    cluster.fill(cluster.give_up(held(cluster, built(cluster, scale(cluster, 3))), busy=1))
+    again = [*cluster.take("w0", Arrive(10, 0, (1,))), *cluster.take("w1", Arrive(10, 0, (1,)))]
+    for to, commit in zip(receivers(again, Commit), sent(again, Commit), strict=True):
+        again += cluster.take(to[1:].decode(), Committed(commit.epoch, 0))
+    back = cluster.give_up(held(cluster, again), busy=1)
+    assert "is not cut anew yet" in logged(back)
+    assert set(receivers(back, Proceed)) == {peer("w0"), peer("w1")}
+    assert not cluster.run().startup.copies.coming
 
 
 def test_a_server_that_is_lost_ends_what_needs_it() -> None:

@@ -86,7 +86,7 @@ class Recuts:
         self._held_at: float | None = None  # since when steps, or pushes, are held
         self._paused_at = self._cut_at = 0.0  # since when some worker waits; since when no push is under way
         self._number = 0  # of the pause
-        self._late = False  # somebody began a step before it was held: none may be under way
+        self._late = False  # somebody began a step before it was held: that one is to end first
         self._holding: dict[bytes, MemberInfo] = {}  # workers that begin no push
         self._awaited: dict[bytes, MemberInfo] = {}  # those of them that have not said so yet
         self._cutting = False  # whether primaries may answer for nothing any more
@@ -201,12 +201,8 @@ class Recuts:
 
     def _cut(self, now: float) -> list[Action]:
         """Let primaries answer for nothing any more; then, let servers fill the copies."""
-        number = self._number
-        if self._is_sync and not self._steps.is_between:  # a step has begun meanwhile: once that is over
-            self._late, self._number = True, 0
-            told: list[Action] = [Send(worker.peer, GoOn(number)) for worker in self._holding.values()]
-            self._holding = {}
-            return told
+        if self._is_sync and not self._steps.is_between:  # a step has begun meanwhile
+            return self._wait_for_step(now)
         self._cutting, self._cut_at = True, now
         self._answering = {copy.epoch: copy for copy in self._startup.copies if not copy.backup}
         for copy in self._answering.values():
@@ -214,6 +210,21 @@ class Recuts:
             self._steps.pauses.closed.add(copy.shard)
         self._changed()
         return self._order(now)
+
+    def _wait_for_step(self, now: float) -> list[Action]:
+        """A step has begun that only workers can end: they go on, and are held again once it is over."""
+        gone_on = self._go_on(now)
+        self._late, self._cutting, self._number = True, False, 0
+        self._holding, self._answering = {}, {}
+        self._steps.pauses.closed.clear()
+        self._changed()
+        return gone_on
+
+    def _go_on(self, now: float) -> list[Action]:
+        """Primaries keep their places, if they were asked to give them up, and workers go on."""
+        shards = [copy.shard for copy in self._startup.copies if not copy.backup] if self._cutting else []
+        told = [Send(worker.peer, GoOn(self._number)) for worker in self._holding.values()]
+        return [*(action for shard in shards for action in self._keep(shard, now)), *told]
 
     def _order(self, now: float) -> list[Action]:
         self._again_at = now + RETRY_S
@@ -272,11 +283,8 @@ class Recuts:
         """Cut nothing: copies that were to be the shards are freed, and all others keep their places."""
         if not self.active:
             return []
-        told = [Send(worker.peer, GoOn(self._number)) for worker in self._holding.values()]
-        shards = [copy.shard for copy in self._startup.copies if not copy.backup] if self._cutting else []
         self._startup.drop_coming()
-        let_go = self._let_go()
-        return [*(action for shard in shards for action in self._keep(shard, now)), *told, *let_go]
+        return [*self._go_on(now), *self._let_go()]
 
     # --- what servers say ----------------------------------------------------------------------
 
@@ -293,6 +301,9 @@ class Recuts:
         """A primary answers for nothing any more, or cannot do that just now; None: this is not about being cut."""
         if not self._cutting or message.generation != copy.generation:
             return None
+        if message.busy and self._is_sync and not self._late:
+            # workers that push a step in parts have brought some of it: at another time it would be so again
+            return self._wait_for_step(now)
         if message.busy:
             return self._put_off(f"{copy.server.title} has gradients of a step that is not over", now)
         backups = [backup for backup in self._startup.copies.backups(copy.shard) if backup.whole]
