@@ -89,9 +89,17 @@ class Nodes:
         await self._while_all_run(inquire(self.address, timeout=float("inf"), until=joined, keys=self.keys))
 
     async def grow(self, servers: int, timeout: float) -> None:
-        """Start servers until so many run; return when they have joined, which takes no longer than ``timeout``."""
-        num_before, running = len(self.servers), sum(server.popen.poll() is None for server in self.servers)
-        for index in range(num_before, num_before + servers - running):
+        """Start servers until so many run that are to stay; return when they have joined.
+
+        That takes no longer than ``timeout`` seconds.
+        """
+        status = await inquire(self.address, timeout=timeout, keys=self.keys)
+        # those that have just handed over what they had still run, for a moment
+        going = {drain["server"] for drain in status["draining"]}
+        going |= {member["name"] for member in status["gone"] if member["how"] == "drained"}
+        staying = [server for server in self.servers if server.popen.poll() is None and server.name not in going]
+        num_before = len(self.servers)
+        for index in range(num_before, num_before + servers - len(staying)):
             self._add(f"server-{index}", self._server_command(index))
         new = self.servers[num_before:]
         for server in new:
