@@ -19,37 +19,40 @@ class Host:
     def __init__(self, servers: int) -> None:
         self.started: list[str] = []
         self.ended: set[str] = set()
-        self.drained: list[str] = []
+        self.drained: list[tuple[str, int]] = []
         self.draining: list[str] = []
         self.nodes = nodes.Nodes(ClusterConfig(), self.spawn)
         for name in ("coordinator", *(f"server-{index}" for index in range(servers))):
             self.nodes.processes.append(self.spawn(name, ()))
-        self.started.clear()
 
     def spawn(self, name: str, command: Sequence[str]) -> Any:
         async def announcement() -> str:
             return "tcp://127.0.0.1:1"
 
         self.started.append(name)
-        popen = SimpleNamespace(poll=lambda: 0 if name in self.ended else None)
-        return SimpleNamespace(name=name, popen=popen, announcement=announcement)
+        popen = SimpleNamespace(poll=lambda: 0 if name in self.ended else None, pid=len(self.started))
+        return SimpleNamespace(name=name, popen=popen, announcement=announcement, close=lambda: None)
 
     async def inquire(
         self, address: str, *, timeout: float, until: Callable[[Mapping[str, Any]], bool] = bool, keys: Any = None
     ) -> dict[str, Any]:
-        names = {process.name for process in self.nodes.servers} - self.ended - {*self.drained}
+        there = {(process.name, process.popen.pid) for process in self.nodes.servers if process.name not in self.ended}
         status = {
-            "members": [{"role": "server", "name": name} for name in names],
+            "members": [{"role": "server", "name": name, "pid": pid} for name, pid in there - {*self.drained}],
             "draining": [{"server": name, "text": ""} for name in self.draining],
-            "gone": [{"name": name, "how": "drained"} for name in self.drained],
+            "gone": [{"name": name, "pid": pid, "how": "drained"} for name, pid in self.drained],
         }
         assert until(status)
         return status
 
+    def pid(self, name: str) -> int:
+        [found] = [process.popen.pid for process in self.nodes.servers if process.name == name]
+        return found
+
     def grow(self, servers: int) -> list[str]:
-        self.started.clear()
+        before = len(self.started)
         asyncio.run(self.nodes.grow(servers, 5.0))
-        return self.started
+        return self.started[before:]
 
 
 @pytest.fixture
@@ -71,6 +74,14 @@ def test_a_server_that_has_ended_is_missing(host: Host) -> None:
 
 
 def test_a_server_that_has_been_drained_or_is_about_to_be_is_missing_though_it_runs(host: Host) -> None:
-    host.drained.append("server-2")
+    host.drained.append(("server-2", host.pid("server-2")))
     host.draining.append("server-0")
     assert host.grow(3) == ["server-3", "server-4"]
+
+
+def test_a_server_that_was_started_again_after_it_was_drained_is_there(host: Host) -> None:
+    host.drained.append(("server-0", host.pid("server-0")))
+    host.ended.add("server-0")
+    asyncio.run(host.nodes.restart(1))
+    host.ended.remove("server-0")
+    assert host.grow(3) == []

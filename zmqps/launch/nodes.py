@@ -94,10 +94,12 @@ class Nodes:
         That takes no longer than ``timeout`` seconds.
         """
         status = await inquire(self.address, timeout=timeout, keys=self.keys)
-        # those that have just handed over what they had still run, for a moment
-        going = {drain["server"] for drain in status["draining"]}
-        going |= {member["name"] for member in status["gone"] if member["how"] == "drained"}
-        staying = [server for server in self.servers if server.popen.poll() is None and server.name not in going]
+        # those that have just handed over what they had still run, for a moment; another may have such a name by now
+        draining = {drain["server"] for drain in status["draining"]}
+        going = {(member["name"], member["pid"]) for member in status["members"] if member["name"] in draining}
+        going |= {(member["name"], member["pid"]) for member in status["gone"] if member["how"] == "drained"}
+        running = [server for server in self.servers if server.popen.poll() is None]
+        staying = [server for server in running if (server.name, server.popen.pid) not in going]
         num_before = len(self.servers)
         for index in range(num_before, num_before + servers - len(staying)):
             self._add(f"server-{index}", self._server_command(index))
