@@ -413,76 +413,18 @@ class CudaDevice(Device):
         return DeviceError(f"{self.name} failed: {error}; what it holds is lost, start its server again")
 
     def elementwise(self, name: str, inputs: str, outputs: str, body: str, preamble: str) -> Callable[..., None]:
-        return _CudaKernel(self, name, inputs, outputs, body, preamble)
+        return kernels.Kernel(self, name, inputs, outputs, body, preamble)
 
+    def compiled(self, name: str, source: str) -> Callable[..., None]:
+        """Return a function of CUDA C; it is called with a grid, a block of threads, and what it takes.
 
-class _Launch(NamedTuple):
-    """A kernel compiled for what is an array and what a number in a call."""
-
-    function: Any
-    arrays: tuple[tuple[int, kernels.Parameter], ...]  # which arguments
-    casts: tuple[tuple[int, type], ...]  # of which numbers
-
-
-class _CudaKernel:
-    """A kernel over elements, compiled when it is first called.
-
-    CuPy's own kernels over elements are not used. CuPy compiles them with ``-ftz=true`` whatever else is asked for, so
-    float32 below 2**-126 would count as zero; and they move a large array's bytes at three quarters of the speed.
-    """
-
-    #: Products and sums are rounded each for itself, as numpy and numba do: the same bits on every device.
-    OPTIONS = ("--fmad=false",)
-
-    def __init__(self, device: CudaDevice, name: str, inputs: str, outputs: str, body: str, preamble: str) -> None:
-        self._device = device
-        self._name = name
-        self._parameters = kernels.parse(inputs, outputs)
-        self._texts = body, preamble
-        self._functions: dict[tuple[bool, ...], Any] = {}  # by which of the parameters are arrays
-        self._launches: dict[tuple[type, ...], _Launch] = {}
-
-    def __call__(self, *arguments: Any, size: int | None = None) -> None:
-        types = tuple(map(type, arguments))
-        try:
-            function, arrays, casts = self._launches.get(types) or self._made(types)
-            for at, (name, dtype, is_raw, _) in arrays:
-                array = arguments[at]
-                if array.dtype != dtype or not array.flags.c_contiguous:
-                    raise TypeError(f"{name} is not an array of {dtype} without gaps")
-                if not is_raw and array.size != size:
-                    if size is not None:
-                        raise TypeError(f"{name} has {array.size} elements, and not {size}")
-                    size = array.size
-            if size is None:
-                raise TypeError(f"{self._name} is not told how many elements there are")
-            if not size:
-                return
-            passed = [*arguments, np.int64(size)]
-            for at, cast in casts:
-                passed[at] = cast(passed[at])
-            function((-(-size // kernels.BLOCK_SIZE), 1, 1), (kernels.BLOCK_SIZE, 1, 1), passed)
-        except self._device.failures as error:
-            raise self._device.failure(error) from error
-
-    def _made(self, types: tuple[type, ...]) -> _Launch:
-        are_arrays = tuple(issubclass(one, self._device.xp.ndarray) for one in types)
-        kinds = list(enumerate(zip(self._parameters, types, are_arrays, strict=True)))
-        function = self._functions.get(are_arrays) or self._compiled(are_arrays)
-        arrays = tuple((at, parameter) for at, (parameter, _, is_array) in kinds if is_array)
-        casts = tuple(
-            (at, parameter.dtype.type)
-            for at, (parameter, kind, is_array) in kinds
-            if not is_array and kind is not parameter.dtype.type
-        )
-        launch = self._launches[types] = _Launch(function, arrays, casts)
-        return launch
-
-    def _compiled(self, are_arrays: tuple[bool, ...]) -> Any:
-        cuda = self._device.cupy.cuda
-        text = kernels.source(self._name, self._parameters, are_arrays, *self._texts)
-        binary, _ = cuda.compiler.compile_using_nvrtc(text, self.OPTIONS, filename=f"{self._name}.cu")
+        It is not compiled the way CuPy compiles its own: that adds ``-ftz=true`` to whatever is asked for, so float32
+        below 2**-126 would count as zero.
+        """
+        # products and sums are rounded each for itself, as numpy and numba do: the same bits on every device
+        cuda, options = self.cupy.cuda, ("--fmad=false",)
+        binary, _ = cuda.compiler.compile_using_nvrtc(source, options, filename=f"{name}.cu")
         module = cuda.Module()
         module.load(binary)
-        function = self._functions[are_arrays] = module.get_function(self._name)
+        function: Callable[..., None] = module.get_function(name)
         return function
