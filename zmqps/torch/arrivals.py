@@ -15,15 +15,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-#: Attributes and methods of a tensor that do not depend on its values: `zero_grad` must not wait for them.
+#: Attributes and methods of a tensor that do not depend on its values: `zero_grad` must not wait for them. Not ``dim``
+#: and ``size``, though: ``torch.vmap`` calls nothing else before it wraps a tensor.
 _ATTRIBUTES = (
     "_backward_hooks", "_post_accumulate_grad_hooks", "_version", "device", "dtype", "grad", "grad_fn", "is_cpu",
     "is_cuda", "is_leaf", "is_meta", "is_mps", "is_quantized", "is_sparse", "is_xla", "layout", "ndim",
     "requires_grad", "retains_grad", "shape",
 )  # fmt: skip
 _METHODS = (
-    "dim", "element_size", "get_device", "is_complex", "is_contiguous", "is_floating_point", "nelement", "numel",
-    "register_hook", "register_post_accumulate_grad_hook", "requires_grad_", "size", "stride",
+    "element_size", "get_device", "is_complex", "is_contiguous", "is_floating_point", "nelement", "numel",
+    "register_hook", "register_post_accumulate_grad_hook", "requires_grad_",
 )  # fmt: skip
 
 
@@ -125,7 +126,7 @@ class Arrivals:
         for module in model.modules():
             owns = bool(module._parameters) or bool(module._buffers)
             if module is model or owns or isinstance(module, _ASK_FOR_CLASSES):
-                self._hooks.append(module.register_forward_pre_hook(_Hook(self, is_root=module is model)))
+                self._hooks.append(module.register_forward_pre_hook(_Hook(self, module, is_root=module is model)))
 
     def expect(self, group: Group) -> None:
         """Let what reads a tensor of a group wait for the values of the group from now on."""
@@ -192,22 +193,26 @@ class Arrivals:
 class _Hook:
     """Before a module runs, waits for what it owns. A copy of the model has one that does nothing.
 
+    That is what it owns now, and what it owned at first: ``torch.func`` puts others in their place, in the same memory.
     The model as a whole waits for everything where it is compiled or evaluated: there is nothing to overlap with.
     """
 
-    def __init__(self, arrivals: Arrivals, *, is_root: bool) -> None:
+    def __init__(self, arrivals: Arrivals, module: torch.nn.Module, *, is_root: bool) -> None:
         self._arrivals = arrivals
         self._is_root = is_root
+        self._first = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
         self._wait = torch.compiler.disable(self._wait_for)  # here: at import time it would take a second
 
     def __call__(self, module: torch.nn.Module, args: Any) -> None:
         if self._arrivals.pending:
-            self._wait(module, everything=self._is_root and (torch.compiler.is_compiling() or not module.training))
+            everything = self._is_root and (torch.compiler.is_compiling() or not module.training)
+            self._wait(module, everything=everything or (self._is_root and _is_compiled(module)))
 
     def _wait_for(self, module: torch.nn.Module, *, everything: bool) -> None:
         if everything:
             self._arrivals.wait()
         else:
+            self._arrivals.wait_for(self._first)
             self._arrivals.wait_for(module.parameters(recurse=not module.training))
             self._arrivals.wait_for(module.buffers(recurse=not module.training))
 
@@ -216,6 +221,11 @@ class _Hook:
 
     def __reduce__(self) -> Any:
         return _no_hook, ()
+
+
+def _is_compiled(model: torch.nn.Module) -> bool:
+    """Whether a model, or a part of it, is compiled."""
+    return any(m._compiled_call_impl is not None or "_orig_mod" in m._modules for m in model.modules())
 
 
 def nothing(*_: Any) -> None:
