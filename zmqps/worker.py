@@ -66,6 +66,7 @@ class Worker(Pusher):
         nonfinite: str = "reject",
         replicas_to_aggregate: int | None = None,
         on_straggler: str = "wait",
+        mean: str = "pushed",
         retain: int = 0,
         treatment: Treatment | None = None,
         deterministic: bool = False,
@@ -109,6 +110,12 @@ class Worker(Pusher):
             Synchronous: what happens when a step takes longer than earlier steps suggest
             (`zmqps.core.coordinator.consistency.deadline`): wait on, go on without those who are late, or let
             those who wait fail with `DeadlineError`.
+        mean : {"pushed", "workers"}
+            Synchronous: over whom the mean of a step is taken, for each element. ``pushed``: over the workers that
+            pushed it, so that they may hold different layers. ``workers``: over all of the step but those that skip
+            it, as by PyTorch's DDP, Horovod, or one process with the whole batch: one that did not push an element,
+            or no row of a table, counts with its ``examples`` as if its gradient were zeros. What nobody pushed is not
+            updated in either.
         retain : int
             Synchronous: how many versions before the current one ``pull(exact=…)`` can still read.
         treatment : Treatment, optional
@@ -149,6 +156,7 @@ class Worker(Pusher):
             nonfinite=nonfinite,
             replicas_to_aggregate=replicas_to_aggregate,
             on_straggler=on_straggler,
+            mean=mean,
             retain=retain,
             treatment=treatment,
             deterministic=deterministic,
@@ -169,6 +177,7 @@ class Worker(Pusher):
         nonfinite: str = "reject",
         replicas_to_aggregate: int | None = None,
         on_straggler: str = "wait",
+        mean: str = "pushed",
         retain: int = 0,
         treatment: Treatment | None = None,
         deterministic: bool = False,
@@ -199,6 +208,7 @@ class Worker(Pusher):
             nonfinite=nonfinite,
             aggregate=replicas_to_aggregate,
             on_straggler=on_straggler,
+            mean=mean,
             retain=retain,
             push_codec=check_push_codec(push_codec),
             pull_codec=check_codec(pull_codec, pulls=True),

@@ -136,6 +136,7 @@ JOB = {
     "pull_codec": "raw",
     "treatment": None,
     "deterministic": False,
+    "mean": "pushed",
     "workers": None,
 }
 CUTS = {"cuts": [[0, 6], [0, 2]], "slice_nbytes": 1 << 20}
@@ -249,10 +250,14 @@ MESSAGES: dict[str, Message] = {
     "rates set": RatesSet(4, (1.0, 0.01, -1.0)),
     "push on terms": Push(7, 6, 1, 0, 0, 1, 0, 1, "raw", "raw", (0.5,), ((0, 41, ()),), (W,)),
     "arrive": Arrive(4, 41, (42,)),
+    "arrive of a worker that leaves out the step for all": Arrive(5, 42, (43, 44), 16, 1),
     "proceed": Proceed(4, 42, 1),
+    "proceed after a step that was left out": Proceed(5, 43, 1, 1),
     "commit": Commit(1, 41, ((WORKER, (42, 43)), (SERVER, (7,)))),
     "commit that asks for the norm": Commit(1, 42, ((WORKER, (44,)),), (), 1),
     "commit on terms": Commit(1, 42, ((WORKER, (44,)),), (0.5, 0.01, -1.0)),
+    "commit of a mean over all workers": Commit(1, 42, ((WORKER, (44,)), (SERVER, (8,))), (), 0, 48),
+    "commit of a step that is left out": Commit(1, 43, ((WORKER, (45,)),), (), 0, 0, 1),
     "committed": Committed(1, 41),
     "take of a first range": Take(5, "data", 60000, 256, 10, (), ()),
     "take after a range": Take(6, "train", 1 << 33, 4096, 1, (42,), (3, 117)),

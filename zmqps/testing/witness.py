@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from zmqps.core.coordinator.commits import commit_of
 from zmqps.core.coordinator.losses import FINISHED
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.job.spec import JobSpec
@@ -187,9 +189,9 @@ class StepWitness:
     def _written(self, node: Node) -> None:
         """Take what a coordinator decides when it is kept, for it may come back before it has told anybody."""
         data = self._simulation.journals[node.name].get(f"step/{self._name}")
-        for step, contributors, terms, measure in unpack(data)["commits"] if data is not None else ():
+        for entry in unpack(data)["commits"] if data is not None else ():
             epoch = self._simulation.coordinator.runs[self._name].startup.epoch
-            self._committed(node, Commit(epoch, step, contributors, terms, measure))
+            self._committed(node, replace(commit_of(entry), epoch=epoch))
 
     def _received(self, receiver: Node, sender: str, message: Message) -> None:
         if receiver.role == "coordinator":

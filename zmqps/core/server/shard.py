@@ -307,12 +307,15 @@ class Shard:
         self.steps.collect(brought, pieces, push, step, examples, noted, sort, stays=checked == STAYS)
         return result
 
-    def commit(self, step: int, contributors: Sequence[Contributor], terms: Sequence[float] = ()) -> None:
+    def commit(
+        self, step: int, contributors: Sequence[Contributor], terms: Sequence[float] = (), examples: int = 0, *,
+        left_out: bool = False,
+    ) -> None:  # fmt: skip
         """Apply the mean of a step's gradients, as `Steps.commit`."""
         assert self.steps is not None
         if self.rows is not None:
-            self.rows.commit(step, contributors)
-        self.steps.commit(step, contributors, terms)
+            self.rows.commit(step, contributors, examples, left_out=left_out)
+        self.steps.commit(step, contributors, terms, examples, left_out=left_out)
         if self.rows is not None:
             self.rows.close(step)
 

@@ -130,9 +130,15 @@ class Attached:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Advance(Operation):
-    """End a step, whatever was pushed in it; ``skips``: and leave out what was."""
+    """End a step, whatever was pushed in it.
+
+    With ``skips`` what was is left out; with ``for_all``, too, nobody's gradient of the step is applied. ``examples``
+    is as how many this worker counts, where a mean is over all of them; None: what its pushes say.
+    """
 
     skips: bool = False
+    for_all: bool = False
+    examples: int | None = None
 
     @property
     def title(self) -> str:  # type: ignore[override]

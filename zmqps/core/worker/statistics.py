@@ -35,6 +35,8 @@ class Statistics:
     dropped
         Synchronous: steps whose gradients came after the step was over. Otherwise: pushes of which
         a slice was too stale for the job's treatment.
+    left_out
+        Synchronous: steps in which nobody's gradient was applied, because a worker had said ``skip(for_all=True)``.
     clock
         Steps completed (bounded), or the step the next gradients belong to (synchronous).
     staleness_mean, staleness_max, staleness_last
@@ -68,6 +70,7 @@ class Statistics:
     retries: int = 0
     nonfinite: int = 0
     dropped: int = 0
+    left_out: int = 0
     clock: int = 0
     staleness_mean: float = 0.0
     staleness_max: int = 0
@@ -122,6 +125,10 @@ class Tally:
     def dropped(self) -> None:
         """A step was over before our gradients were complete, or they were too stale."""
         self.counts["dropped"] += 1
+
+    def left_out(self) -> None:
+        """Nobody's gradient of a step was applied."""
+        self.counts["left_out"] += 1
 
     def refused(self) -> None:
         """A push was refused because of NaN or infinity."""
