@@ -7,11 +7,13 @@ from concurrent.futures import Future
 import torch
 
 from zmqps.errors import ConfigurationError
-from zmqps.torch.model import always_changed, buffers_of
+from zmqps.torch.model import buffers_of
 from zmqps.worker import Worker
 
 #: What is done with buffers: workers average them, all take those of the chief, or each keeps its own.
 BUFFERS = ("average", "chief", "own")
+#: Larger ones (masks, tables of positions) are written to by scripts alone.
+COMPARED_NBYTES = 1 << 16
 
 
 class Buffers:
@@ -75,9 +77,8 @@ class Buffers:
 
     def _changed(self, worker: Worker) -> dict[str, torch.Tensor]:
         """Return copies of the buffers of modules that have changed one."""
-        live, marks = self.live(), self._marks()
-        modules = {name.rpartition(".")[0] for name in live if marks[name] != self._seen.get(name)}
-        modules |= always_changed(self._model)
+        live = self.live()
+        modules = {name.rpartition(".")[0] for name, tensor in live.items() if self._differs(name, tensor)}
         found: dict[str, torch.Tensor] = {}
         for name, tensor in live.items():
             if name.rpartition(".")[0] in modules:
@@ -86,6 +87,12 @@ class Buffers:
                 else:
                     found[name] = tensor.detach().clone()
         return found
+
+    def _differs(self, name: str, tensor: torch.Tensor) -> bool:
+        """Whether a buffer was written to since it came: kernels of PyTorch do so without counting it as a version."""
+        if _mark(tensor) != self._seen.get(name):
+            return True
+        return tensor.nbytes <= COMPARED_NBYTES and not torch.equal(tensor, self.copies[name])
 
     def _leave_out(self, name: str, tensor: torch.Tensor, worker: Worker) -> None:
         if worker.num_workers > 1:
@@ -104,6 +111,20 @@ class Buffers:
                     tensor.copy_(self.copies[name])
         self._seen = self._marks()
 
+    def end_step(self) -> None:
+        """The values of a step have come, with those of buffers where they come back; else what is live now is known."""
+        if self._come_back:
+            self.land()
+            return
+        for name, tensor in self.live().items() if self._by != "own" else ():
+            if self._differs(name, tensor):
+                self.copies[name].copy_(tensor.detach())
+        self._seen = self._marks()
+
     def _marks(self) -> dict[str, tuple[int, int]]:
         """Return by name what changes when a buffer is written to, or another one takes its place."""
-        return {name: (tensor.data_ptr(), tensor._version) for name, tensor in self.live().items()}
+        return {name: _mark(tensor) for name, tensor in self.live().items()}
+
+
+def _mark(tensor: torch.Tensor) -> tuple[int, int]:
+    return tensor.data_ptr(), tensor._version

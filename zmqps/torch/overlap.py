@@ -124,9 +124,11 @@ class Overlap:
         futures = self._ask(tensors)
         for name, parameter in self._trained.items():
             self._arrivals.expect(Group([parameter], [futures[name]], partial(self._landed, name)))
-        if returning:
+        if not returning:
+            buffers.end_step()
+        else:
             live = [tensor for name, tensor in buffers.live().items() if name in returning]
-            self._arrivals.expect(Group(live, [futures[name] for name in returning], buffers.land))
+            self._arrivals.expect(Group(live, [futures[name] for name in returning], buffers.end_step))
         for future in (*self._sending, *sent):
             future.result()
         self._sending.clear()

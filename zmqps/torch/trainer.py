@@ -74,6 +74,8 @@ class Trainer:
             more: dict[str, Any] = dict(options.init)
             if self.tables:
                 more["tables"] = {**(more.get("tables") or {}), **tables(self.model, worker, deferred=True)}
+            if options.sync:
+                more["mean"] = "workers"
             worker.init(
                 values,
                 optimizer=spec_of(
@@ -145,7 +147,7 @@ class Trainer:
             self._watch.note_all()
 
     def _skip(self, worker: Worker) -> None:
-        worker.skip(timeout=self.options.timeout)
+        worker.skip(for_all=True, timeout=self.options.timeout)  # as the infinite mean of DDP makes all skip
         self.tables.drop()
         if self._overlap is not None and self._overlap.drop() and not self.options.sync:
             raise ConfigurationError(
@@ -175,7 +177,7 @@ class Trainer:
         for future in sent:
             future.result()
         self.version = pulled.result().version
-        self._buffers.land()
+        self._buffers.end_step()
 
     # --- the optimizer's state -----------------------------------------------------------------
 
