@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import hashlib
 import random
+import threading
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, MutableMapping
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from zmqps.errors import ConfigurationError
@@ -21,10 +32,14 @@ from zmqps.worker import Worker
 
 #: How many indices, and batches of them, are drawn at once: exchanging random states for that takes some 0.2 ms.
 AHEAD, AHEAD_BATCHES = 1024, 32
-#: What a class of loaders has of its own where it may go another way than by its sampler, or counts passes itself.
-ITS_WAY = ("__iter__", "_get_iterator", "set_epoch")
+#: Samplers that draw from an attribute ``generator`` alone, or do not draw.
+PLAIN = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+#: What a subclass of ``DataLoader`` overrides or adds where it may not go by its sampler, or counts passes itself.
+OVERRIDES = ("__iter__", "_get_iterator", "set_epoch")
 #: Seeds of two passes that follow each other lie this far apart; an odd number, so 2**32 passes have different ones.
 ODD = 0x9E3779B97F4A7C15
+#: Held while random states of a pass are in force: workers may be threads of one process, which share generators.
+_LOCK = threading.RLock()
 
 
 class Shard(Iterable[Any]):
@@ -58,14 +73,19 @@ class Shard(Iterable[Any]):
 
     def _drawn(self) -> Iterator[Any]:
         """Begin a pass, and yield what the whole does, with random numbers that are the same on all workers."""
-        alike = _Alike(self._whole, self._seed, self._pass)
+        number = self._pass
         self._pass += 1
         self._num_begun += 1
-        with alike:
+        if type(self._whole) in PLAIN:
+            yield from _with_generator(self._whole, _number(self._seed, number, 0))
+            return
+        ahead = 1 if isinstance(self._whole, Iterator) else self._ahead or 1  # an iterator goes on in the next pass
+        states = _PassStates(self._whole, self._seed, number)
+        with states.in_force():
             items = iter(self._whole)
         while True:
-            with alike:
-                some = list(islice(items, self._ahead or 1))
+            with states.in_force():
+                some = list(islice(items, ahead))
             if not some:
                 return
             yield from some
@@ -92,10 +112,10 @@ def shard(loader: Iterable[Any], worker: Worker, *, seed: int = 0) -> Any:
     all workers is left out where there is ``drop_last``; else the first examples, or a worker's first batch, fill up.
 
     Each pass has a number, and all workers draw its order by `seed` and this number, whatever other random numbers
-    they have drawn: while the order is drawn, the generators of PyTorch, NumPy and Python, and those that are
-    attributes of loader and samplers, have states for this pass alone. A pass left early counts. ``set_epoch(n)`` of
-    what is returned, or of its sampler, sets the number of the next pass; a worker that joins later needs it. What
-    seeds itself must do so alike on all workers.
+    they have drawn: while the order is drawn, the generators of PyTorch (on the CPU), NumPy and Python, and those that
+    are attributes of loader and samplers, have states for this pass alone. What seeds itself must do so alike on all
+    workers. A pass left early counts. ``set_epoch(n)`` of what is returned, or of its sampler, sets the number of the
+    next pass; a worker that joins later needs it.
 
     The rank and the number of workers are read when a pass begins. `zmqps.Worker.ranges` hands examples out as workers
     ask instead, which loses none when one of them dies.
@@ -112,8 +132,8 @@ def shard(loader: Iterable[Any], worker: Worker, *, seed: int = 0) -> Any:
     Returns
     -------
     DataLoader or Shard
-        A ``DataLoader`` like the loader, of its class and with worker processes of its own; a `Shard` of other
-        iterables, and of loaders whose class has another ``__iter__``.
+        A ``DataLoader`` like the loader, of its class and with worker processes of its own; a `Shard` of an
+        ``IterableDataset``, of other iterables, and of loaders whose class has its own ``__iter__``.
 
     Raises
     ------
@@ -130,7 +150,7 @@ def _divided(loader: Any, worker: Worker, seed: int) -> Any:
     """Return a loader like a ``DataLoader``, whose sampler is a part of the loader's."""
     inner = vars(loader).get("base_dataloader")  # Accelerate's loaders iterate over it
     if inner is not None:
-        return _like(loader, base_dataloader=_divided(inner, worker, seed))
+        return _copy_with(loader, base_dataloader=_divided(inner, worker, seed))
     alone = loader.batch_sampler is None  # single indices, without batch_size
     whole = loader.sampler if alone else loader.batch_sampler
     drop_last = getattr(whole, "drop_last", False) is True
@@ -142,14 +162,14 @@ def _divided(loader: Any, worker: Worker, seed: int) -> Any:
     changes = {"sampler" if alone else "batch_sampler": part}
     if getattr(whole, "sampler", None) is loader.sampler:
         changes["sampler"] = part.sampler
-    made = _like(loader, **changes)
-    if any(getattr(type(loader), name, None) is not getattr(DataLoader, name, None) for name in ITS_WAY):
-        return _OfSubclass(loader, made, indices, worker, seed)
+    made = _copy_with(loader, **changes)
+    if any(getattr(type(loader), name, None) is not getattr(DataLoader, name, None) for name in OVERRIDES):
+        return _SubclassShard(loader, made, indices, worker, seed)
     vars(made)["set_epoch"] = functools.partial(_set_epoch, _with_epochs(made))
     return made
 
 
-class _OfSubclass(Shard):
+class _SubclassShard(Shard):
     """The part of a loader of a class that iterates in its own way: by its sampler, or else every n-th batch."""
 
     def __init__(self, loader: Any, divided: Any, indices: Shard, worker: Worker, seed: int) -> None:
@@ -175,29 +195,43 @@ class _OfSubclass(Shard):
 
     def __len__(self) -> int:
         divided = len(self._whole)
-        return divided if divided != len(self._undivided._whole) else len(self._undivided)
+        if self._by_sampler is None:
+            return divided if divided != len(self._undivided._whole) else len(self._undivided)
+        return divided if self._by_sampler else len(self._undivided)
 
 
-class _Alike:
-    """Random states of one pass, in force where ``with`` is entered; before and after it are those of before."""
+class _PassStates:
+    """The states in which all that draws random numbers is during a pass, and at no other time."""
 
     def __init__(self, whole: Any, seed: int, number: int) -> None:
         self._sources = _random_sources(whole)
         self._numbers = [_number(seed, number, index) for index in range(len(self._sources))]
         self._own: list[Any] | None = None
-        self._others: list[Any] = []
 
-    def __enter__(self) -> None:
-        self._others = [_state(source) for source in self._sources]
-        if self._own is None:
-            for source, number in zip(self._sources, self._numbers, strict=True):
-                _seed(source, number)
-        else:
-            _set_states(self._sources, self._own)
+    @contextlib.contextmanager
+    def in_force(self) -> Iterator[None]:
+        """Exchange the states, go on where the pass was, and restore them."""
+        with _LOCK:
+            others = [_state(source) for source in self._sources]
+            try:
+                if self._own is None:
+                    for source, number in zip(self._sources, self._numbers, strict=True):
+                        _seed(source, number)
+                else:
+                    _set_states(self._sources, self._own)
+                yield
+            finally:
+                self._own = [_state(source) for source in self._sources]
+                _set_states(self._sources, others)
 
-    def __exit__(self, *_: object) -> None:
-        self._own = [_state(source) for source in self._sources]
-        _set_states(self._sources, self._others)
+
+def _with_generator(sampler: Any, number: int) -> Any:
+    """Return a plain sampler like another one, with a generator of its own, from which no other thread draws."""
+    made = copy.copy(sampler)
+    given = [getattr(sampler, name, None) for name in ("generator", "weights")]
+    device = next((one.device for one in given if one is not None), "cpu")
+    made.generator = torch.Generator(device).manual_seed(number)
+    return made
 
 
 def _every_nth(items: Iterable[Any], rank: int, size: int, *, drop_last: bool, indices: bool) -> Iterator[Any]:
@@ -205,19 +239,21 @@ def _every_nth(items: Iterable[Any], rank: int, size: int, *, drop_last: bool, i
     if size == 1:
         yield from items
         return
-    first: list[Any] = []  # of data few: a batch may be large
+    first: list[Any] = []  # of batches of data only this worker's own, or the very first one: they may be large
     mine: Any = None
     place = -1
     for place, item in enumerate(items):
-        if place < size and (indices or place in {0, rank}):
+        if indices and place < size:
             first.append(item)
+        elif not (indices or drop_last) and place in {0, rank}:
+            first = [copy.copy(item) if isinstance(item, MutableMapping | list) else item]  # loops pop labels from it
         if place % size == rank:
             mine = item
         if place % size == size - 1:
             yield mine
     rest = (place + 1) % size
     if rest and not drop_last:
-        yield mine if rank < rest else first[(rank - rest) % len(first) if indices else -1]
+        yield mine if rank < rest else first[(rank - rest) % len(first)]
 
 
 def _place(worker: Worker) -> tuple[int, int]:
@@ -237,8 +273,8 @@ def _check_whole(loader: Any) -> None:
     for node in _nested(loader):
         if isinstance(node, Shard):
             raise ConfigurationError("the loader is a worker's part already: call zmqps.torch.shard once")
-        number = getattr(node, "num_replicas", 1) if isinstance(node, Sampler) else 1
-        if isinstance(number, int) and number > 1:
+        number = getattr(node, "num_replicas", getattr(node, "num_processes", 1))
+        if isinstance(node, Sampler) and isinstance(number, int) and number > 1:
             raise ConfigurationError(
                 f"the loader's {type(node).__name__} gives each of {number} replicas a part already: leave it out, and "
                 "let zmqps.torch.shard divide the examples; or leave shard out, and give it "
@@ -254,7 +290,7 @@ def _check_whole(loader: Any) -> None:
         )
 
 
-def _like(loader: Any, **changes: Any) -> Any:
+def _copy_with(loader: Any, **changes: Any) -> Any:
     """Return a loader like another one, but for some attributes; `DataLoader` lets nobody set them."""
     made = object.__new__(type(loader))  # not copy.copy, which would ask a subclass's __getattr__
     vars(made).update(vars(loader), _iterator=None, **changes)
