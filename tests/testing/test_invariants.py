@@ -250,7 +250,7 @@ def test_a_coordinator_that_counts_what_a_worker_brought_in_part(monkeypatch: Pa
     def arrive(
         original: Any, policy: Synchronous, worker: bytes, step: int, attempts: Any, *rest: Any, **k: Any
     ) -> None:
-        original(policy, who, step, attempts[:1], *rest, **k)
+        original(policy, worker, step, attempts[:1], *rest, **k)
 
     wrap(monkeypatch, Synchronous, "arrive", arrive)
     caught("sync-twisted", "of a worker that arrived with")

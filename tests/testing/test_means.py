@@ -104,7 +104,7 @@ def test_a_server_that_does_not_set_values_in_a_step_that_is_left_out(monkeypatc
 def test_a_step_that_is_left_out_only_until_its_commit_is_said_again(monkeypatch: Patch) -> None:
     original = commits.commit_of
     monkeypatch.setattr(commits, "commit_of", lambda entry: replace(original(entry), left_out=0))
-    caught("sync-voids-returned", "was left out for all before")
+    caught("sync-voids-returned", "was left out for all before", begin=20)
 
 
 def test_workers_that_are_not_told_that_their_step_was_left_out(monkeypatch: Patch) -> None:
@@ -121,4 +121,4 @@ def test_a_worker_that_asks_once_more_is_told_that_its_step_was_applied(monkeypa
         original(policy, (*kept[:3], None), now)
 
     wrap(monkeypatch, Synchronous, "restore", restore)
-    caught("sync-voids-returned", "a worker is told of step")
+    caught("sync-voids-returned", "a worker is told of step", begin=20)
