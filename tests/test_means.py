@@ -185,7 +185,7 @@ def test_workers_of_a_job_agree_on_what_its_mean_is_over() -> None:
         zmqps.connect(cluster.address, timeout=PATIENCE) as other,
     ):
         one.init(start, optimizer=SGD, staleness=0, mean="workers")
-        with pytest.raises(JobMismatchError, match="differ in mean: .* has 'workers'; this worker has 'pushed'"):
+        with pytest.raises(JobMismatchError, match=r"differ in mean: .* has 'workers'; this worker has 'pushed'"):
             other.init(start, optimizer=SGD, staleness=0)
         with pytest.raises(ConfigurationError, match="belongs to synchronous training"):
             other.init(start, optimizer=SGD, mean="workers")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zmqps.core.protocol.limits import MOST_EXAMPLES
+from zmqps.core.job.spec import MAX_COUNT
 from zmqps.core.protocol.terms import SET
 from zmqps.core.worker.examples import StepExamples
 from zmqps.core.worker.rows import RowSource
@@ -44,7 +44,7 @@ def push(examples: int, *parameters: int, terms: Any = (), rows: bool = False) -
         ([push(8, 0), push(8, rows=True), push(8, rows=True)], 8),
         ([push(2, rows=True)], 2),
         ([push(8, 0), push(100, 1, terms=(SET,))], 8),
-        ([push(1, 0), push(MOST_EXAMPLES, 0)], MOST_EXAMPLES),
+        ([push(1, 0), push(MAX_COUNT, 0)], MAX_COUNT),
     ],
 )
 def test_parts_of_a_batch_count_once_and_batches_add_up(pushes: list[Push], examples: int) -> None:

@@ -22,5 +22,3 @@ MAX_FACTS = 16
 MAX_FACT_CHARS = 4096
 #: Of bytes that travel in a header, which is no larger with them than what is decoded without a look at its cost.
 MAX_BLOB_NBYTES = 48 << 10
-#: As how many examples workers count in a step, all together: what a message can say.
-MOST_EXAMPLES = (1 << 64) - 1

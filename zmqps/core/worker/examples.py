@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from zmqps.core.protocol.limits import MOST_EXAMPLES
+from zmqps.core.job.spec import MAX_COUNT
 from zmqps.core.protocol.terms import are_values
 from zmqps.core.worker.rows import RowSource
 from zmqps.core.worker.transfer import Push
@@ -33,7 +33,7 @@ class StepExamples:
     @property
     def so_far(self) -> int:
         """Those of the step; one in which nothing is said has one."""
-        return min(max(1, self._largest, *self._of.values()), MOST_EXAMPLES)
+        return min(max(1, self._largest, *self._of.values()), MAX_COUNT)
 
     def take(self) -> int:
         """Return the step's examples, and begin the next one."""

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from zmqps.core.coordinator.consistency import Decision, Grant, Synchronous
 from zmqps.core.coordinator.consistency.deadline import FLOOR_S, WARM_UP, ArrivalClock
+from zmqps.core.job.spec import MAX_COUNT
 
 A, B, C = b"a", b"b", b"c"
 
@@ -308,20 +309,20 @@ def test_a_step_counts_the_examples_of_its_contributors_each_batch_once() -> Non
     policy.arrive(C, 0, (), 0.0, 5)  # it skips
     assert {grant.worker for grant in decide(policy).granted} <= {A, B, C}
     policy.arrive(A, 0, (2,), 0.0, 4)
-    policy.arrive(C, 0, (3,), 0.0, (1 << 64) - 20)
+    policy.arrive(C, 0, (3,), 0.0, (1 << 63) - 20)
     commitment = decide(policy).commitment
     assert commitment is not None
-    assert commitment.examples == (1 << 64) - 20 + 14
+    assert commitment.examples == (1 << 63) - 20 + 14
     assert not commitment.left_out
 
 
 def test_more_examples_than_a_message_can_say_are_the_most_it_can() -> None:
     policy = make(A, B)
     for worker in (A, B):
-        policy.arrive(worker, 0, (1,), 0.0, (1 << 64) - 1)
+        policy.arrive(worker, 0, (1,), 0.0, MAX_COUNT)
     commitment = decide(policy).commitment
     assert commitment is not None
-    assert commitment.examples == (1 << 64) - 1
+    assert commitment.examples == MAX_COUNT
 
 
 def test_a_step_that_one_leaves_out_for_all_is_left_out_and_everybody_is_told() -> None:
