@@ -46,7 +46,7 @@ class ExactReference:
     def step(
         self, contributors: Sequence[Contributor], gradients: Iterable[Gradient], rates: Sequence[float] = ()
     ) -> None:
-        """Do a step of these gradients, one for each attempt of each contributor, with these learning rates."""
+        """Do a step of these gradients, one for each attempt of each contributor, with these numbers."""
         pushes = [(who, attempt) for who, attempts in contributors for attempt in attempts]
         brought = list(zip(pushes, gradients, strict=True))
         for shard in self._shards:

@@ -9,7 +9,8 @@ import numpy as np
 
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.terms import SET, SET_TO_MEAN
-from zmqps.testing.trained import MOMENTUM, RATE, RowGradient, RowReference
+from zmqps.testing.rates import OWN, Numbers
+from zmqps.testing.trained import RowGradient, RowReference
 
 #: float32 against float64 after some tens of steps; a wrong contributor changes values by a thousand times that.
 TOLERANCE = 1e-4
@@ -60,7 +61,7 @@ class Reference:
         began = [np.zeros(value.shape) for value in values] if velocity is None else velocity
         self.velocities = [*[nothing] * first, [np.asarray(v, np.float64) for v in began]]
 
-    def step(self, gradients: Sequence[Gradient], rate: float = RATE) -> None:
+    def step(self, gradients: Sequence[Gradient], numbers: Numbers = OWN) -> None:
         """Apply the mean of some gradients, each parameter's over those that have it; or set it."""
         values, velocity, means = list(self.versions[-1]), list(self.velocities[-1]), dict[int, Array]()
         for i in range(len(values)):
@@ -77,8 +78,8 @@ class Reference:
         norm = float(np.sqrt(sum((mean**2).sum() for mean in means.values())))
         scale = 1.0 if self._clip_norm is None else min(1.0, self._clip_norm / (norm + 1e-6))
         for i, mean in means.items():
-            velocity[i] = MOMENTUM * velocity[i] + scale * mean
-            values[i] = values[i] - rate * velocity[i]
+            velocity[i] = numbers.momentum * velocity[i] + scale * mean + numbers.decay * values[i]
+            values[i] = values[i] - numbers.rate * velocity[i]
         self.rows.step([(g.rows, g.examples) for g in gradients if g.rows is not None])
         self.versions.append(values)
         self.velocities.append(velocity)
