@@ -16,8 +16,8 @@ from zmqps.client.claims import claim, release
 from zmqps.errors import ConfigurationError
 from zmqps.torch.buffers import Buffers
 from zmqps.torch.embedding import Tables, tables
-from zmqps.torch.model import parameters_of
 from zmqps.torch.followed import Followed
+from zmqps.torch.model import parameters_of
 from zmqps.torch.options import Options
 from zmqps.torch.overlap import Overlap, is_plain
 from zmqps.torch.translate import spec_of
