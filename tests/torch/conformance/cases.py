@@ -54,6 +54,10 @@ class Case:
     def __str__(self) -> str:
         return "/".join(str(value) for value in asdict(self).values())
 
+    def unusual(self) -> str:
+        """Return the values that are not the default ones."""
+        return " ".join(f"{axis}={value}" for axis, value in asdict(self).items() if value != getattr(Case, axis))
+
     @classmethod
     def parse(cls, text: str) -> Case:
         """Return the case of a text."""

@@ -43,9 +43,9 @@ class Run:
         loss.backward(**options)
         self.after_backward()
 
-    def stepped(self, number: int, loss: torch.Tensor) -> None:
+    def stepped(self, number: int) -> None:
         """Do what comes after a step: the schedule's turn, and what the script reads."""
-        self.schedule(number, float(loss))
+        self.schedule(number)
         if self.read is not None:
             self.see(number, self.read(self.module))
 
@@ -79,7 +79,7 @@ def plain(run: Run, forget: Forget = FORGET["optimizer"], clip: Callable[[Run], 
         run.backward(loss)
         clip(run)
         run.optimizer.step()
-        run.stepped(number, loss)
+        run.stepped(number)
 
 
 def _zeroing(name: str) -> Callable[[Run], None]:
@@ -93,7 +93,7 @@ def _forget_after(run: Run) -> None:
         run.backward(loss)
         run.optimizer.step()
         run.optimizer.zero_grad()
-        run.stepped(number, loss)
+        run.stepped(number)
 
 
 def _clip_norm(run: Run) -> None:
@@ -113,7 +113,8 @@ def _closure(run: Run) -> None:
             run.backward(loss)
             return loss
 
-        run.stepped(number, run.optimizer.step(closure))
+        run.optimizer.step(closure)
+        run.stepped(number)
 
 
 def _scaled(run: Run, infinite: Callable[[Run, int], bool], *, clip: bool = False) -> None:
@@ -127,7 +128,7 @@ def _scaled(run: Run, infinite: Callable[[Run, int], bool], *, clip: bool = Fals
             utils.clip_grad_norm_(run.module.parameters(), LARGEST)
         scaler.step(run.optimizer)
         scaler.update()
-        run.stepped(number, loss)
+        run.stepped(number)
 
 
 def _accumulate(run: Run) -> None:
@@ -137,7 +138,7 @@ def _accumulate(run: Run) -> None:
         if number % 2:
             run.optimizer.step()
             run.optimizer.zero_grad()
-            run.stepped(number // 2, loss)
+            run.stepped(number // 2)
 
 
 def _two_losses(run: Run) -> None:
@@ -148,7 +149,7 @@ def _two_losses(run: Run) -> None:
         run.backward(loss, retain_graph=True)
         run.backward(loss * 0.5)
         run.optimizer.step()
-        run.stepped(number, loss)
+        run.stepped(number)
 
 
 def _skip_after(run: Run, forget: Forget = FORGET["model"]) -> None:
@@ -158,7 +159,7 @@ def _skip_after(run: Run, forget: Forget = FORGET["model"]) -> None:
         run.backward(loss)
         if number % 5 != 2:
             run.optimizer.step()
-            run.stepped(number, loss)
+            run.stepped(number)
         forget(run)
 
 
@@ -171,7 +172,7 @@ def _skip_before(run: Run) -> None:
         loss = run.loss(batch)
         run.backward(loss)
         run.optimizer.step()
-        run.stepped(number, loss)
+        run.stepped(number)
 
 
 def _skip_forward(run: Run) -> None:
@@ -183,7 +184,7 @@ def _skip_forward(run: Run) -> None:
             continue
         run.backward(loss)
         run.optimizer.step()
-        run.stepped(number, loss)
+        run.stepped(number)
 
 
 def _passes(run: Run) -> None:
@@ -197,7 +198,7 @@ def _passes(run: Run) -> None:
             loss = run.loss(batch)
             run.backward(loss)
             run.optimizer.step()
-            run.stepped(next(count), loss)
+            run.stepped(next(count))
 
 
 def _evaluate(run: Run) -> None:
@@ -207,7 +208,7 @@ def _evaluate(run: Run) -> None:
         loss = run.loss(batch)
         run.backward(loss)
         run.optimizer.step()
-        run.stepped(number, loss)
+        run.stepped(number)
         if number % 3 == 0:
             run.module.eval()
             with torch.no_grad() if number % 2 else torch.inference_mode():
@@ -229,7 +230,7 @@ def _evaluate_after_backward(run: Run) -> None:
                 run.see(number, {"output": run.call(run.batches[0][0]).clone()})
             run.module.train()
         run.optimizer.step()
-        run.stepped(number, loss)
+        run.stepped(number)
 
 
 def _nothing(run: Run) -> None:
@@ -240,7 +241,7 @@ def _nothing(run: Run) -> None:
         if number % 6 != 4:
             run.backward(loss)
         run.optimizer.step()
-        run.stepped(number, loss)
+        run.stepped(number)
 
 
 def _unfreeze(run: Run) -> None:
@@ -259,7 +260,7 @@ def _unfreeze(run: Run) -> None:
             continue
         run.backward(loss)
         run.optimizer.step()
-        run.stepped(number, loss)
+        run.stepped(number)
 
 
 def _clamp(run: Run) -> None:
@@ -271,7 +272,7 @@ def _clamp(run: Run) -> None:
         run.optimizer.step()
         for parameter in run.module.parameters():
             parameter.data.clamp_(-0.3, 0.3)
-        run.stepped(number, loss)
+        run.stepped(number)
 
 
 def _read_all(run: Run) -> None:
@@ -281,7 +282,7 @@ def _read_all(run: Run) -> None:
         loss = run.loss(batch)
         run.backward(loss)
         run.optimizer.step()
-        run.stepped(number, loss)
+        run.stepped(number)
         found = {n: p.detach().clone() for n, p in run.module.named_parameters()}
         run.see(number, {**found, "norm": utils.get_total_norm(list(found.values()))})
 

@@ -6,8 +6,8 @@ import logging
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from types import TracebackType
 from typing import Any, Self
@@ -19,7 +19,7 @@ import zmqps
 import zmqps.torch
 from tests.inprocess import InProcessCluster
 from tests.torch.conformance import optimizers
-from tests.torch.conformance.cases import MODES, WITHOUT_OVERLAP, Case
+from tests.torch.conformance.cases import MODES, WITHOUT_OVERLAP, Case, possible
 from tests.torch.conformance.loops import LOOPS
 from tests.torch.conformance.models import MODELS
 from tests.torch.conformance.references import Result, ddp_like, in_threads, prepared
@@ -49,21 +49,42 @@ class Verdict:
         warning; ``refused``; ``impossible``: plain PyTorch raises, too; ``failed``.
     text
         The error, or how far the values are.
+    seconds
+        How long it took.
+    cause
+        Of a failure: the values without which it does not fail.
     """
 
     case: Case
     kind: str
     text: str = ""
     seconds: float = 0.0
+    cause: str = ""
 
 
 @lru_cache(maxsize=256)
-def reference(what: tuple[Any, ...], *, by_step: bool = False) -> list[Result] | str:
+def reference(what: tuple[Any, ...], **variant: bool) -> list[Result] | str:
     """Return what plain PyTorch makes of a case, or its error."""
     try:
-        return ddp_like(*what, by_step=by_step)
+        return ddp_like(*what, **variant)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
+
+
+#: What share_gradients=True does to gradients that are None, as the docstring of `zmqps.torch.Optimizer` says.
+ZEROS = "with share_gradients a parameter that is not used has a gradient of zeros, not None"
+
+
+def variants(case: Case) -> Iterator[tuple[dict[str, bool], str]]:
+    """Return other references that are as right as that of DDP for a case, and where the documents say so."""
+    by_step = LOOPS[case.loop].documented if case.workers > 1 else ""
+    zeros = ZEROS if "share" in case.mode else ""
+    if by_step:
+        yield {"by_step": True}, by_step
+    if zeros:
+        yield {"zeros": True}, zeros
+    if by_step and zeros:
+        yield {"by_step": True, "zeros": True}, f"{by_step}; {zeros}"
 
 
 def difference(case: Case, ours: Sequence[Result], theirs: Sequence[Result], *, exact: bool = False) -> str:
@@ -113,6 +134,7 @@ class Suite:
     def __init__(self) -> None:
         self._cluster = InProcessCluster(servers=2, slice_nbytes=256)
         self._jobs = 0
+        self._known: dict[Case, str] = {}
         self._said = Said()
         self._group = False
 
@@ -137,6 +159,8 @@ class Suite:
     def run(self, case: Case) -> Verdict:
         """Run a case, and compare."""
         begun = time.perf_counter()
+        if case.model.startswith("compiled"):
+            torch._dynamo.reset()  # or it gives up compiling what it has compiled for so many cases
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             right = reference(case.reference)
@@ -146,7 +170,20 @@ class Suite:
             ours = {str(w.message) for w in warned if "lr_scheduler" in str(w.message)} - set(theirs)
         if kind == "equal" and ours:
             kind, text = "failed", f"a warning that PyTorch does not give: {ours.pop()}"
+        self._known[case] = kind
         return Verdict(case, kind, text, time.perf_counter() - begun)
+
+    def cause(self, failed: Case) -> Case:
+        """Return the plainest case that fails likewise: each value that need not be there is the default one."""
+        for axis in ("loop", "schedule", "groups", "mode", "workers", "model", "rule"):
+            plainer = replace(failed, **{axis: getattr(Case, axis)})
+            if plainer == failed or not possible(asdict(plainer)):
+                continue
+            if plainer not in self._known:
+                self._known[plainer] = self.run(plainer).kind
+            if self._known[plainer] == "failed":
+                failed = plainer
+        return failed
 
     def _verdict(self, case: Case, right: list[Result] | str) -> tuple[str, str]:
         if isinstance(right, str):
@@ -163,10 +200,10 @@ class Suite:
         loop = LOOPS[case.loop]
         if not (text := difference(case, ours, right)):
             return self._exactly(case, ours)
-        if loop.documented and case.workers > 1:
-            other = reference(case.reference, by_step=True)
+        for variant, documented in variants(case):
+            other = reference(case.reference, **variant)
             if not isinstance(other, str) and not difference(case, ours, other):
-                return "documented", loop.documented
+                return "documented", documented
         if loop.warns and (said := [each for each in self._said.texts if loop.warns in each]):
             return "warned", said[0]
         return "failed", text
@@ -250,7 +287,10 @@ def run_all(cases: Iterable[Case], say: Callable[[Verdict], None] = lambda verdi
     verdicts = []
     with Suite() as suite:
         for case in cases:
-            verdicts.append(suite.run(case))
+            verdict = suite.run(case)
+            if verdict.kind == "failed":
+                verdict = replace(verdict, cause=suite.cause(case).unusual())
+            verdicts.append(verdict)
             say(verdicts[-1])
     return verdicts
 
@@ -263,7 +303,9 @@ def table(verdicts: Sequence[Verdict], replay: str = "python -m tests.torch.conf
         texts = Counter(verdict.text for verdict in verdicts if verdict.kind == kind)
         examples = {verdict.text: verdict.case for verdict in reversed(verdicts) if verdict.kind == kind}
         lines += [f"{kind} {number} × {text}\n    such as {examples[text]}" for text, number in texts.most_common()]
-    lines += [
-        f"failed {replay} {verdict.case}\n    {verdict.text[:300]}" for verdict in verdicts if verdict.kind == "failed"
-    ]
+    failures = [verdict for verdict in verdicts if verdict.kind == "failed"]
+    for cause, number in Counter(verdict.cause for verdict in failures).most_common():
+        lines.append(f"failed {number} × with {cause or 'the plainest case'}")
+        first, *_ = sorted((verdict for verdict in failures if verdict.cause == cause), key=lambda v: v.text)
+        lines += [f"    {first.text[:300]}", f"    {replay} {first.case}"]
     return "\n".join(lines)
