@@ -15,10 +15,12 @@ from tests.torch.conformance.loops import LOOPS
 from tests.torch.conformance.models import MODELS
 from tests.torch.conformance.schedules import BY_HAND, SCHEDULES
 
-#: How a script hands its optimizer over, and with which options.
+#: How a script hands its optimizer over, and with which options. With overlap each gradient leaves as soon as it is
+#: there, but in "overlap-late", where they wait for more of them, as those of small models do.
 MODES: dict[str, dict[str, Any]] = {
     "plain": {},
     "overlap": {"overlap": True},
+    "overlap-late": {"overlap": True},
     "share": {"share_gradients": True},
     "overlap-share": {"overlap": True, "share_gradients": True},
     "training": {},
@@ -26,7 +28,12 @@ MODES: dict[str, dict[str, Any]] = {
     "group": {},
 }
 #: What each mode with overlap is to be equal to, to the last bit.
-WITHOUT_OVERLAP = {"overlap": "plain", "overlap-share": "share", "training-overlap": "training"}
+WITHOUT_OVERLAP = {
+    "overlap": "plain",
+    "overlap-late": "plain",
+    "overlap-share": "share",
+    "training-overlap": "training",
+}
 
 AXES: dict[str, tuple[Any, ...]] = {
     "model": tuple(MODELS),

@@ -263,16 +263,66 @@ def _unfreeze(run: Run) -> None:
         run.stepped(number)
 
 
-def _clamp(run: Run) -> None:
-    """Limit the weights after each step, as the first Wasserstein GAN."""
+def _step_twice(run: Run) -> None:
+    """Step with the same gradients once more."""
     for number, batch in enumerate(run.batches):
         run.optimizer.zero_grad()
-        loss = run.loss(batch)
-        run.backward(loss)
+        run.backward(run.loss(batch))
         run.optimizer.step()
-        for parameter in run.module.parameters():
-            parameter.data.clamp_(-0.3, 0.3)
         run.stepped(number)
+        if number % 4 == 1:
+            run.optimizer.step()
+
+
+def _two_forwards(run: Run) -> None:
+    """Pass forward twice, and backward once through both."""
+    for number, (batch, other) in enumerate(zip(run.batches, reversed(run.batches), strict=True)):
+        run.optimizer.zero_grad()
+        run.backward(run.loss(batch) + run.loss(other))
+        run.optimizer.step()
+        run.stepped(number)
+
+
+def _halved(run: Run) -> None:
+    """Change the gradients by hand, once in place and once by others."""
+
+    def halve(run: Run) -> None:
+        for index, parameter in enumerate(run.module.parameters()):
+            if parameter.grad is not None and index % 2:
+                parameter.grad.mul_(0.5)
+            elif parameter.grad is not None:
+                parameter.grad = parameter.grad * 0.5
+
+    plain(run, clip=halve)
+
+
+def _writing(write: Callable[[Run], None]) -> Callable[[Run], None]:
+    """Write to the weights after each step."""
+
+    def loop(run: Run) -> None:
+        for number, batch in enumerate(run.batches):
+            run.optimizer.zero_grad()
+            run.backward(run.loss(batch))
+            run.optimizer.step()
+            write(run)
+            run.stepped(number)
+
+    return loop
+
+
+def _clamp(run: Run) -> None:
+    for parameter in run.module.parameters():  # as the first Wasserstein GAN
+        parameter.data.clamp_(-0.3, 0.3)
+
+
+def _clamp_replaced(run: Run) -> None:
+    for parameter in run.module.parameters():
+        parameter.data = parameter.data.clamp(-0.3, 0.3)
+
+
+def _from_vector(run: Run) -> None:
+    vector = utils.parameters_to_vector(run.module.parameters())
+    utils.vector_to_parameters(vector.clamp(-0.3, 0.3), run.module.parameters())
 
 
 def _read_all(run: Run) -> None:
@@ -305,8 +355,8 @@ class Loop:
         What docs/torch.md says where several workers get another result than DDP; empty: they do not.
     words
         Of which an error that refuses it names one.
-    warns
-        Whether a warning is enough, as docs/torch.md says.
+    writes
+        Whether it writes to parameters: then a warning is enough, as docs/torch.md says.
     """
 
     run: Callable[[Run], None]
@@ -315,7 +365,7 @@ class Loop:
     with_overlap: dict[str, Any] = field(default_factory=dict)
     documented: str = ""
     words: tuple[str, ...] = ()
-    warns: str = ""
+    writes: bool = False
 
 
 LOCAL = "clip_grad_norm_ before step() clips this worker's gradient"
@@ -349,7 +399,12 @@ LOOPS: dict[str, Loop] = {
     "evaluate-late": Loop(_evaluate_after_backward),
     "no-gradient": Loop(_nothing, words=("gradient",)),
     "unfreeze": Loop(_unfreeze, words=("frozen",)),
-    "clamp": Loop(_clamp, words=("written",), warns="was written to since the last step"),
+    "step-twice": Loop(_step_twice, words=("gradient",)),
+    "two-forwards": Loop(_two_forwards),
+    "halved-by-hand": Loop(_halved, words=("gradient",)),
+    "clamp": Loop(_writing(_clamp), words=("written",), writes=True),
+    "clamp-replaced": Loop(_writing(_clamp_replaced), words=("written",), writes=True),
+    "from-vector": Loop(_writing(_from_vector), words=("written",), writes=True),
     "read-all": Loop(_read_all),
 }  # fmt: skip
 

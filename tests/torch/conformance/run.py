@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 import warnings
 from collections import Counter
@@ -24,6 +25,7 @@ from tests.torch.conformance.loops import LOOPS
 from tests.torch.conformance.models import MODELS
 from tests.torch.conformance.references import Result, ddp_like, in_threads, prepared
 from zmqps.errors import ConfigurationError, DtypeError, OptimizerError, PSError
+from zmqps.torch import overlap
 
 #: Seconds that a wait of a worker may take; a whole case takes a tenth of one.
 TIMEOUT = 15.0
@@ -71,6 +73,8 @@ def reference(what: tuple[Any, ...], **variant: bool) -> list[Result] | str:
         return f"{type(error).__name__}: {error}"
 
 
+#: What zmqps warns of where a script writes to parameters, as docs/torch.md says.
+WRITTEN = "was written to since the last step"
 #: What share_gradients=True does to gradients that are None, as the docstring of `zmqps.torch.Optimizer` says.
 ZEROS = "with share_gradients a parameter that is not used has a gradient of zeros, not None"
 
@@ -142,12 +146,14 @@ class Suite:
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
         self._cluster.__enter__()
+        self._bucket_nbytes = overlap.BUCKET_NBYTES
         self._keeper = zmqps.connect(self._cluster.address, job="keeper", name="keeper")
         logging.getLogger("zmqps").addHandler(self._said)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         logging.getLogger("zmqps").removeHandler(self._said)
+        overlap.BUCKET_NBYTES = self._bucket_nbytes
         if self._group:
             torch.distributed.destroy_process_group()
         self._keeper.close()
@@ -204,8 +210,9 @@ class Suite:
             other = reference(case.reference, **variant)
             if not isinstance(other, str) and not difference(case, ours, other):
                 return "documented", documented
-        if loop.warns and (said := [each for each in self._said.texts if loop.warns in each]):
-            return "warned", said[0]
+        if loop.writes or MODELS[case.model].writes:
+            if said := [each for each in self._said.texts if WRITTEN in each]:
+                return "warned", said[0].partition(" ")[2]
         return "failed", text
 
     def _exactly(self, case: Case, ours: Sequence[Result]) -> tuple[str, str]:
@@ -228,6 +235,7 @@ class Suite:
             The first of any worker.
         """
         self._jobs += 1
+        overlap.BUCKET_NBYTES = self._bucket_nbytes if case.mode == "overlap-late" else 1
         job, model = f"case-{self._jobs}", MODELS[case.model]
         modules = [model.build() for _ in range(case.workers)]
         connect = partial(zmqps.connect, self._cluster.address, job=job, timeout=TIMEOUT)
@@ -295,13 +303,17 @@ def run_all(cases: Iterable[Case], say: Callable[[Verdict], None] = lambda verdi
     return verdicts
 
 
+def _whatever_it_names(text: str) -> str:
+    return re.sub(r"'[^']*[.\d][^']*'", "'…'", text)
+
+
 def table(verdicts: Sequence[Verdict], replay: str = "python -m tests.torch.conformance --case") -> str:
     """Return what became of cases, by kind, with each error and failure and how to replay one."""
     kinds = Counter(verdict.kind for verdict in verdicts)
     lines = ["combinations " + ", ".join(f"{kind} {number}" for kind, number in sorted(kinds.items()))]
     for kind in ("documented", "warned", "impossible", "refused"):
-        texts = Counter(verdict.text for verdict in verdicts if verdict.kind == kind)
-        examples = {verdict.text: verdict.case for verdict in reversed(verdicts) if verdict.kind == kind}
+        texts = Counter(_whatever_it_names(verdict.text) for verdict in verdicts if verdict.kind == kind)
+        examples = {_whatever_it_names(v.text): v.case for v in reversed(verdicts) if v.kind == kind}
         lines += [f"{kind} {number} × {text}\n    such as {examples[text]}" for text, number in texts.most_common()]
     failures = [verdict for verdict in verdicts if verdict.kind == "failed"]
     for cause, number in Counter(verdict.cause for verdict in failures).most_common():
