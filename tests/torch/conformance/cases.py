@@ -161,6 +161,8 @@ def crossed(**fixed: tuple[Any, ...]) -> Iterator[Case]:
             yield Case(**{**chosen, "rule": "momentum"})
 
 
+#: Models that are more than one of the others that is read or called in another way.
+LAYERS = tuple(name for name, m in MODELS.items() if not (m.read or m.call or name.startswith("compiled")))
 #: What is tried in full, by name: the pairs of axes that matter most.
 CROSSES: dict[str, Callable[[], Iterator[Case]]] = {
     "rule-schedule": lambda: crossed(
@@ -168,7 +170,7 @@ CROSSES: dict[str, Callable[[], Iterator[Case]]] = {
     ),
     "rule-groups": lambda: crossed(rule=AXES["rule"], groups=AXES["groups"], schedule=("OneCycleLR",), workers=(1,)),
     "model-mode": lambda: crossed(model=AXES["model"], mode=AXES["mode"], workers=(1, 2), rule=("nesterov",)),
-    "model-loop": lambda: crossed(model=AXES["model"], loop=AXES["loop"], workers=(2,)),
+    "model-loop": lambda: crossed(model=LAYERS, loop=AXES["loop"], workers=(2,)),
     "loop-mode": lambda: crossed(loop=AXES["loop"], mode=AXES["mode"], workers=(1, 2), rule=("adam",)),
 }  # fmt: skip
 
