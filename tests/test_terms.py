@@ -119,7 +119,7 @@ def test_a_learning_rate_that_cannot_be_used_is_refused_at_once() -> None:
         worker.init(START, optimizer=adam(0.1), timeout=PATIENCE)
         with pytest.raises(OptimizerError, match="learning_rate must be"):
             worker.set_learning_rate(-1.0)
-        with pytest.raises(OptimizerError, match="groups has 1 numbers"):
+        with pytest.raises(OptimizerError, match="groups has 1 entries"):
             worker.set_learning_rate(0.1, groups=[0.2])
         with (
             zmqps.connect(cluster.address, observer=True) as observer,

@@ -21,8 +21,8 @@ def test_a_coordinator_that_takes_the_first_shard_for_the_whole_mean(monkeypatch
 
 
 def test_a_server_that_measures_another_mean_than_it_applies(monkeypatch: Patch) -> None:
-    def measure(original: Any, steps: Steps, step: int, contributors: Any) -> Any:
-        return original(steps, step, contributors[:1])
+    def measure(original: Any, steps: Steps, step: int, contributors: Any, *rest: Any) -> Any:
+        return original(steps, step, contributors[:1], *rest)
 
     wrap(monkeypatch, Steps, "measure", measure)
     caught("sync-terms", "is not the sequential reference")

@@ -51,7 +51,7 @@ class SyncTraining(Training):
         Of each worker, where no ``data`` say how many.
     parameters, size
         Number of tensors and elements of each; dtypes alternate.
-    aggregate, on_straggler, retain
+    aggregate, on_straggler, mean, retain
         As in `zmqps.core.job.spec.JobSpec`.
     data
         Examples handed out by the coordinator: a step a range, until there are no more.
@@ -60,9 +60,11 @@ class SyncTraining(Training):
     plain
         Whether every step is one pull and one push, nothing else.
     partly
-        Whether a step has gradients of every third parameter only, in turn.
+        Whether a worker has gradients of every third parameter only; of the same in a step, if the mean is ``pushed``.
     skips
         Probability that a worker has no gradient in a step, or leaves out what it has pushed of it.
+    voids
+        Probability that a worker leaves out a step for all, with or without having pushed something of it.
     clip_norm
         What the norm of a step's mean is at most.
     values
@@ -90,12 +92,14 @@ class SyncTraining(Training):
     size: int = 24
     aggregate: int | None = None
     on_straggler: str = "wait"
+    mean: str = "pushed"
     retain: int = 0
     data: DataSpec | None = None
     deterministic: bool = False
     plain: bool = False
     partly: bool = False
     skips: float = 0.0
+    voids: float = 0.0
     clip_norm: float | None = None
     values: float = 0.0
     sets: float = 0.0
@@ -130,6 +134,7 @@ class SyncTraining(Training):
             staleness=0,
             aggregate=self.aggregate,
             on_straggler=self.on_straggler,
+            mean=self.mean,
             retain=self.retain,
             deterministic=self.deterministic,
             tables=self.trained.specs,
@@ -257,7 +262,7 @@ class SyncTraining(Training):
             way = 0.6
         if self.partly:
             assert isinstance(worker.machine, SessionMachine)
-            first = worker.machine.transfers.pace.clock % 3
+            first = worker.machine.transfers.pace.clock % 3 if self.mean == "pushed" else rng.randrange(3)
             pushed, way = plan(attached.placement, frozenset(range(first, self.parameters, 3))), 0.7 * way
 
         yield from self._push_rows(simulation, attached)
@@ -266,7 +271,11 @@ class SyncTraining(Training):
             sent = Source(arrays=source)
             return Push(cargoes=cargoes, source=sent, whole=whole, examples=examples, atomic=atomic)
 
-        if self.skips and rng.random() < self.skips:
+        if self.voids and rng.random() < self.voids:
+            if way < 0.5:
+                yield Exchange(push=push(pushed, whole=False)), t
+            yield Advance(0.0, skips=True, for_all=True), t
+        elif self.skips and rng.random() < self.skips:
             if way < 0.7:
                 part = push(plan(attached.placement, frozenset({0})), whole=False)
                 if way < 0.3:
@@ -275,7 +284,8 @@ class SyncTraining(Training):
                 if self.witness is not None:
                     self.witness.left_out.add((worker.identity.incarnation, part.attempt))
             else:
-                yield Exchange(push=push(plan(attached.placement, frozenset()), whole=True)), t
+                nothing = plan(attached.placement, frozenset())
+                yield Exchange(push=Push(cargoes=nothing, source=Source(arrays=source), whole=True)), t
         elif way < 0.5:
             yield Exchange(push=push(pushed, whole=True)), t
         elif way < 0.7:

@@ -17,7 +17,7 @@ from zmqps.errors import ConfigurationError
 from zmqps.torch.buffers import Buffers
 from zmqps.torch.embedding import Tables, tables
 from zmqps.torch.model import parameters_of
-from zmqps.torch.numbers import Numbers
+from zmqps.torch.followed import Followed
 from zmqps.torch.options import Options
 from zmqps.torch.overlap import Overlap, is_plain
 from zmqps.torch.translate import spec_of
@@ -56,7 +56,7 @@ class Trainer:
         owned = {id(tensor) for each in optimizer.param_groups for tensor in each["params"]}
         self._trained = [(name, parameter) for name, parameter in model.named_parameters() if id(parameter) in owned]
         self._buffers = Buffers(model, options.buffers_by, come_back=options.sync)
-        self._numbers: Numbers | None = None
+        self._numbers: Followed | None = None
         self._overlap: Overlap | None = None
         self._watch = Watch(self._trained)
         if self.tables and options.process_group is not None:
@@ -100,7 +100,7 @@ class Trainer:
                 "the moments that this optimizer has are not those of the job: write them with "
                 "zmqps.checkpoint.from_torch and start the cluster with --restore"
             )
-        self._numbers = Numbers(worker, self._twin, len(self._trained) < len(values), options.timeout)
+        self._numbers = Followed(worker, self._twin, len(values), options.timeout)
         if options.overlap:
             self._overlap = Overlap(
                 self.model, worker, self._trained, self._watch.note, options.accumulate, options.timeout

@@ -14,7 +14,7 @@ from zmqps.client.requests import Requests
 from zmqps.core.host.events import Fetch, Fetched, Pushed
 from zmqps.core.host.group import GroupMachine
 from zmqps.core.host.values import NUM_PLACES
-from zmqps.core.job.spec import JobSpec
+from zmqps.core.job.spec import MAX_COUNT, JobSpec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.worker.operations import Advance
 from zmqps.errors import ClosedError, ConfigurationError
@@ -123,7 +123,8 @@ def push_sums(
         together.setdefault(count, {})[parameters[number].name] = mean.reshape(parameters[number].shape)
     atomic = any(one.bring.atomic for one in brought)
     codec = next(iter(codecs), "") or None
-    examples, for_all = sum(one.bring.examples for one in brought), any(one.bring.for_all for one in brought)
+    examples = min(sum(one.bring.examples for one in brought), MAX_COUNT)
+    for_all = any(one.bring.for_all for one in brought)
     counts_all = requests.job.mean == "workers"
     for index, (count, grads) in enumerate(together.items()):
         last = index == len(together) - 1 and not (counts_all or for_all)

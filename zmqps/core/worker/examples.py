@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from zmqps.core.job.spec import MAX_COUNT
 from zmqps.core.protocol.terms import are_values
 from zmqps.core.worker.rows import RowSource
 from zmqps.core.worker.transfer import Push
@@ -29,9 +30,14 @@ class StepExamples:
             brought = {extent.parameter for shard in push.cargoes for cargo in shard for extent in cargo.extents}
             self._of.update(dict.fromkeys(brought, push.examples))
 
+    @property
+    def so_far(self) -> int:
+        """Those of the step; one in which nothing is said has one."""
+        return min(max(1, self._largest, *self._of.values()), MAX_COUNT)
+
     def take(self) -> int:
-        """Return the step's examples, and begin the next one; a step in which nothing is said has one."""
-        found = max(1, self._largest, *self._of.values())
+        """Return the step's examples, and begin the next one."""
+        found = self.so_far
         self.clear()
         return found
 

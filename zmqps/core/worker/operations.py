@@ -187,11 +187,11 @@ class Take(Question):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class SetRates(Question):
-    """Set learning rates, one for each of the optimizer's rules; resolves to whether they hold."""
+    """Set numbers of the optimizer, as they travel; resolves to whether they hold."""
 
     rates: Sequence[float] = ()
 
-    title = "set_learning_rate"
+    title = "set_hyperparameters"
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

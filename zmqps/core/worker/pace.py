@@ -34,7 +34,7 @@ class Pace:
         self._attempts: list[int] = []
         self._next_attempt = 1
         self.counts_all = False  # the mean of a step is over all its workers
-        self._examples = StepExamples()
+        self.examples = StepExamples()
         self.unfinished = Unfinished()
         self.passed = False  # a step of partial pushes went by: the advance that was to end it ends nothing
         self._failed = False  # the last wait ended with an error; the worker has still arrived
@@ -101,7 +101,7 @@ class Pace:
                 self._next_attempt += 1
                 self._unacknowledged.add(transfer)
             elif self.counts_all:
-                self._examples.add(transfer)
+                self.examples.add(transfer)
             if transfer.whole:
                 self.closing = transfer
             elif not are_values(transfer.terms):
@@ -127,7 +127,7 @@ class Pace:
             self._unacknowledged.discard(transfer)
             if self.counts_all:
                 alone = transfer.whole and not self._attempts and not self._unacknowledged
-                self._examples.add(transfer, alone=alone)
+                self.examples.add(transfer, alone=alone)
             self._attempts.append(transfer.attempt)
 
     def forget(self, ended: Push | Advance) -> None:
@@ -161,8 +161,8 @@ class Pace:
     def _all_brought(self, request: int, closing: Advance) -> Arrive:
         """Return an arrival with all of the step; of one that is not skipped and has no push there is an attempt."""
         for_all = closing.for_all and self.mode == "sync"
-        examples = self._examples.take() if closing.examples is None else closing.examples
-        self._examples.clear()
+        examples = self.examples.take() if closing.examples is None else closing.examples
+        self.examples.clear()
         if closing.skips and not for_all:
             return Arrive(request, self.clock, ())
         attempts = tuple(sorted(self._attempts))
@@ -185,7 +185,7 @@ class Pace:
         self.clock = self.version = clock
         self.unfinished.clear()
         self._attempts.clear()
-        self._examples.clear()
+        self.examples.clear()
         self._unacknowledged.clear()
         self._failed = False
         self.closing = None
@@ -207,7 +207,7 @@ class Pace:
         self.unfinished.clear()
         lost = bool(self._attempts)
         self._attempts.clear()
-        self._examples.clear()
+        self.examples.clear()
         self.passed |= lost
         return lost
 

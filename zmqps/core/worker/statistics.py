@@ -108,8 +108,9 @@ class Tally:
             if steps_at is not None:
                 self.stepped(steps_at)
 
-    def stepped(self, now: float) -> None:
-        """A step is over: a synchronous or bounded one, or asynchronous a push."""
+    def stepped(self, now: float, left_out: int = 0) -> None:
+        """A step is over: a synchronous or bounded one, or asynchronous a push; ``left_out`` 1: for all."""
+        self.counts["left_out"] += left_out
         if self._stepped_at is not None:
             self._steps_s += (took := now - self._stepped_at)
             self._steps[bisect_left(STEP_SECONDS, took)] += 1
@@ -125,10 +126,6 @@ class Tally:
     def dropped(self) -> None:
         """A step was over before our gradients were complete, or they were too stale."""
         self.counts["dropped"] += 1
-
-    def left_out(self) -> None:
-        """Nobody's gradient of a step was applied."""
-        self.counts["left_out"] += 1
 
     def refused(self) -> None:
         """A push was refused because of NaN or infinity."""

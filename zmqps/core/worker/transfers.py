@@ -246,10 +246,8 @@ class Transfers:
                 actions.append(
                     Log("warning", f"step {pace.clock} was over before our gradients were complete: dropped")
                 )
-            if message.left_out:
-                self._host.tally.left_out()
             pace.proceed(message)
-            self._host.tally.stepped(self._host.now)
+            self._host.tally.stepped(self._host.now, left_out=message.left_out)
             self.moves.proceeded(pace.clock)
         elif isinstance(message, Error):
             pace.failed()

@@ -8,6 +8,7 @@ from typing import Any
 
 from zmqps.core.coordinator.consistency.base import Arrival, Commitment, Decision, Grant, Policy
 from zmqps.core.coordinator.consistency.deadline import ArrivalClock
+from zmqps.core.job.spec import MAX_COUNT
 from zmqps.errors import counted
 
 
@@ -115,7 +116,7 @@ class Synchronous(Policy):
             self._count += 1
             arrival.count += 1
             arrival.attempts += attempts
-            arrival.examples += examples
+            arrival.examples = min(arrival.examples + examples, MAX_COUNT)
             arrival.leaves_out |= leaves_out
         else:
             self._patient_from = now  # or its wait would fail again at once
@@ -156,7 +157,7 @@ class Synchronous(Policy):
         brought = {worker: arrival for worker, arrival in self._arrivals.items() if arrival.attempts}
         contributors = tuple((worker, arrival.attempts) for worker, arrival in brought.items())
         left_out = any(arrival.leaves_out for arrival in brought.values())
-        examples = sum(arrival.examples for arrival in brought.values())
+        examples = min(sum(arrival.examples for arrival in brought.values()), MAX_COUNT)
         commitment = Commitment(self.step, contributors, examples, left_out)
         self._left_out = self.step if left_out else self._left_out
         self.clock.observe(now - (self._first_at if self._first_at is not None else now), late=overdue)

@@ -1,4 +1,4 @@
-"""The hyper-parameters of an optimizer's groups, and the servers', which are to be the same at each step."""
+"""The hyper-parameters of an optimizer's groups and those of the servers, which are the same at each step."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from typing import Any
 
 import torch
 
+from zmqps.torch.translate import Numbers
 from zmqps.worker import Worker
 
 
-class Numbers:
+class Followed:
     """Tells the servers what the groups of an optimizer hold, as the chief of the job.
 
     Nothing is taken for known before this worker has told it: the job may come from a checkpoint, or have had another
@@ -21,18 +22,19 @@ class Numbers:
     ----------
     worker
         Of the job.
-    twin
-        The optimizer that the job was made from.
-    has_frozen
-        Whether parameters of the model are in no group.
+    optimizer
+        That the job was made from.
+    num_parameters
+        How many the model has.
     timeout
         Of each call.
     """
 
-    def __init__(self, worker: Worker, twin: torch.optim.Optimizer, has_frozen: bool, timeout: float | None) -> None:
+    def __init__(
+        self, worker: Worker, optimizer: torch.optim.Optimizer, num_parameters: int, timeout: float | None
+    ) -> None:
         self._worker = worker
-        self._twin = twin
-        self._has_frozen = has_frozen
+        self._numbers = Numbers(optimizer, num_parameters)
         self._timeout = timeout
         self._told: Any = None
         self._telling: Future[bool] | None = None
@@ -43,7 +45,7 @@ class Numbers:
         Raises
         ------
         OptimizerError
-            A number has changed that the servers' rule does not have, or an option that is not a number.
+            A flag has changed, or a number that the servers' rule does not have.
         PSError
             As `zmqps.Worker.set_hyperparameters`, of a step before.
         """
@@ -51,15 +53,10 @@ class Numbers:
             if not self._telling.result():  # another worker is the chief by now
                 self._told = None
             self._telling = None
+        now = self._numbers.now(groups)
         if not self._worker.is_chief:
             self._told = None
-            return
-        rates = [float(each["lr"]) for each in groups]
-        if rates == self._told:
-            return
-        of_groups: list[float | None] = [
-            rate for rate, each in zip(rates[1:], groups[1:], strict=True) if each["params"]
-        ]
-        of_groups += [None] * self._has_frozen
-        self._telling = self._worker.set_learning_rate_async(rates[0], groups=of_groups or None, timeout=self._timeout)
-        self._told = rates
+        elif now is not self._told:
+            values, of_groups = now
+            self._telling = self._worker.set_hyperparameters_async(values, groups=of_groups, timeout=self._timeout)
+            self._told = now
