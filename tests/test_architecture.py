@@ -272,6 +272,7 @@ MIRROR_NOTHING = {
     "tests/test_sparse_kills.py": "end to end: workers that are killed while they push rows, in processes",
     "tests/test_sparse_checkpoints.py": "end to end: sparse tables that are saved and restored, in processes",
     "tests/test_terms.py": "end to end: norms that are clipped and learning rates that are set, on live nodes",
+    "tests/torch/conformance/": "end to end: what PyTorch has, in pairs, with zmqps and without",
     "tests/torch/test_others.py": "end to end: loops of Lightning, Accelerate and DistributedDataParallel, unchanged",
     "tests/test_means.py": "end to end: over whom a mean is, and steps that are left out for all, on live nodes",
     "tests/test_values.py": "end to end: buffers, and values that are set or averaged, on live nodes",

@@ -43,9 +43,9 @@ class Run:
         loss.backward(**options)
         self.after_backward()
 
-    def stepped(self, number: int, loss: torch.Tensor) -> None:
+    def stepped(self, number: int) -> None:
         """Do what comes after a step: the schedule's turn, and what the script reads."""
-        self.schedule(number, float(loss))
+        self.schedule(number)
         if self.read is not None:
             self.see(number, self.read(self.module))
 
@@ -79,7 +79,7 @@ def plain(run: Run, forget: Forget = FORGET["optimizer"], clip: Callable[[Run], 
         run.backward(loss)
         clip(run)
         run.optimizer.step()
-        run.stepped(number, loss)
+        run.stepped(number)
 
 
 def _zeroing(name: str) -> Callable[[Run], None]:
@@ -93,7 +93,7 @@ def _forget_after(run: Run) -> None:
         run.backward(loss)
         run.optimizer.step()
         run.optimizer.zero_grad()
-        run.stepped(number, loss)
+        run.stepped(number)
 
 
 def _clip_norm(run: Run) -> None:
@@ -113,7 +113,8 @@ def _closure(run: Run) -> None:
             run.backward(loss)
             return loss
 
-        run.stepped(number, run.optimizer.step(closure))
+        run.optimizer.step(closure)
+        run.stepped(number)
 
 
 def _scaled(run: Run, infinite: Callable[[Run, int], bool], *, clip: bool = False) -> None:
@@ -127,7 +128,7 @@ def _scaled(run: Run, infinite: Callable[[Run, int], bool], *, clip: bool = Fals
             utils.clip_grad_norm_(run.module.parameters(), LARGEST)
         scaler.step(run.optimizer)
         scaler.update()
-        run.stepped(number, loss)
+        run.stepped(number)
 
 
 def _accumulate(run: Run) -> None:
@@ -137,7 +138,7 @@ def _accumulate(run: Run) -> None:
         if number % 2:
             run.optimizer.step()
             run.optimizer.zero_grad()
-            run.stepped(number // 2, loss)
+            run.stepped(number // 2)
 
 
 def _two_losses(run: Run) -> None:
@@ -148,7 +149,7 @@ def _two_losses(run: Run) -> None:
         run.backward(loss, retain_graph=True)
         run.backward(loss * 0.5)
         run.optimizer.step()
-        run.stepped(number, loss)
+        run.stepped(number)
 
 
 def _skip_after(run: Run, forget: Forget = FORGET["model"]) -> None:
@@ -158,7 +159,7 @@ def _skip_after(run: Run, forget: Forget = FORGET["model"]) -> None:
         run.backward(loss)
         if number % 5 != 2:
             run.optimizer.step()
-            run.stepped(number, loss)
+            run.stepped(number)
         forget(run)
 
 
@@ -171,7 +172,7 @@ def _skip_before(run: Run) -> None:
         loss = run.loss(batch)
         run.backward(loss)
         run.optimizer.step()
-        run.stepped(number, loss)
+        run.stepped(number)
 
 
 def _skip_forward(run: Run) -> None:
@@ -183,7 +184,7 @@ def _skip_forward(run: Run) -> None:
             continue
         run.backward(loss)
         run.optimizer.step()
-        run.stepped(number, loss)
+        run.stepped(number)
 
 
 def _passes(run: Run) -> None:
@@ -197,7 +198,7 @@ def _passes(run: Run) -> None:
             loss = run.loss(batch)
             run.backward(loss)
             run.optimizer.step()
-            run.stepped(next(count), loss)
+            run.stepped(next(count))
 
 
 def _evaluate(run: Run) -> None:
@@ -207,7 +208,7 @@ def _evaluate(run: Run) -> None:
         loss = run.loss(batch)
         run.backward(loss)
         run.optimizer.step()
-        run.stepped(number, loss)
+        run.stepped(number)
         if number % 3 == 0:
             run.module.eval()
             with torch.no_grad() if number % 2 else torch.inference_mode():
@@ -229,7 +230,7 @@ def _evaluate_after_backward(run: Run) -> None:
                 run.see(number, {"output": run.call(run.batches[0][0]).clone()})
             run.module.train()
         run.optimizer.step()
-        run.stepped(number, loss)
+        run.stepped(number)
 
 
 def _nothing(run: Run) -> None:
@@ -240,7 +241,7 @@ def _nothing(run: Run) -> None:
         if number % 6 != 4:
             run.backward(loss)
         run.optimizer.step()
-        run.stepped(number, loss)
+        run.stepped(number)
 
 
 def _unfreeze(run: Run) -> None:
@@ -259,19 +260,69 @@ def _unfreeze(run: Run) -> None:
             continue
         run.backward(loss)
         run.optimizer.step()
-        run.stepped(number, loss)
+        run.stepped(number)
+
+
+def _step_twice(run: Run) -> None:
+    """Step with the same gradients once more."""
+    for number, batch in enumerate(run.batches):
+        run.optimizer.zero_grad()
+        run.backward(run.loss(batch))
+        run.optimizer.step()
+        run.stepped(number)
+        if number % 4 == 1:
+            run.optimizer.step()
+
+
+def _two_forwards(run: Run) -> None:
+    """Pass forward twice, and backward once through both."""
+    for number, (batch, other) in enumerate(zip(run.batches, reversed(run.batches), strict=True)):
+        run.optimizer.zero_grad()
+        run.backward(run.loss(batch) + run.loss(other))
+        run.optimizer.step()
+        run.stepped(number)
+
+
+def _halved(run: Run) -> None:
+    """Change the gradients by hand, once in place and once by others."""
+
+    def halve(run: Run) -> None:
+        for index, parameter in enumerate(run.module.parameters()):
+            if parameter.grad is not None and index % 2:
+                parameter.grad.mul_(0.5)
+            elif parameter.grad is not None:
+                parameter.grad = parameter.grad * 0.5
+
+    plain(run, clip=halve)
+
+
+def _writing(write: Callable[[Run], None]) -> Callable[[Run], None]:
+    """Write to the weights after each step."""
+
+    def loop(run: Run) -> None:
+        for number, batch in enumerate(run.batches):
+            run.optimizer.zero_grad()
+            run.backward(run.loss(batch))
+            run.optimizer.step()
+            write(run)
+            run.stepped(number)
+
+    return loop
 
 
 def _clamp(run: Run) -> None:
-    """Limit the weights after each step, as the first Wasserstein GAN."""
-    for number, batch in enumerate(run.batches):
-        run.optimizer.zero_grad()
-        loss = run.loss(batch)
-        run.backward(loss)
-        run.optimizer.step()
-        for parameter in run.module.parameters():
-            parameter.data.clamp_(-0.3, 0.3)
-        run.stepped(number, loss)
+    for parameter in run.module.parameters():  # as the first Wasserstein GAN
+        parameter.data.clamp_(-0.3, 0.3)
+
+
+def _clamp_replaced(run: Run) -> None:
+    for parameter in run.module.parameters():
+        parameter.data = parameter.data.clamp(-0.3, 0.3)
+
+
+def _from_vector(run: Run) -> None:
+    vector = utils.parameters_to_vector(run.module.parameters())
+    utils.vector_to_parameters(vector.clamp(-0.3, 0.3), run.module.parameters())
 
 
 def _read_all(run: Run) -> None:
@@ -281,7 +332,7 @@ def _read_all(run: Run) -> None:
         loss = run.loss(batch)
         run.backward(loss)
         run.optimizer.step()
-        run.stepped(number, loss)
+        run.stepped(number)
         found = {n: p.detach().clone() for n, p in run.module.named_parameters()}
         run.see(number, {**found, "norm": utils.get_total_norm(list(found.values()))})
 
@@ -304,8 +355,8 @@ class Loop:
         What docs/torch.md says where several workers get another result than DDP; empty: they do not.
     words
         Of which an error that refuses it names one.
-    warns
-        Whether a warning is enough, as docs/torch.md says.
+    writes
+        Whether it writes to parameters: then a warning is enough, as docs/torch.md says.
     """
 
     run: Callable[[Run], None]
@@ -314,7 +365,7 @@ class Loop:
     with_overlap: dict[str, Any] = field(default_factory=dict)
     documented: str = ""
     words: tuple[str, ...] = ()
-    warns: str = ""
+    writes: bool = False
 
 
 LOCAL = "clip_grad_norm_ before step() clips this worker's gradient"
@@ -348,7 +399,12 @@ LOOPS: dict[str, Loop] = {
     "evaluate-late": Loop(_evaluate_after_backward),
     "no-gradient": Loop(_nothing, words=("gradient",)),
     "unfreeze": Loop(_unfreeze, words=("frozen",)),
-    "clamp": Loop(_clamp, words=("written",), warns="was written to since the last step"),
+    "step-twice": Loop(_step_twice, words=("gradient",)),
+    "two-forwards": Loop(_two_forwards),
+    "halved-by-hand": Loop(_halved, words=("gradient",)),
+    "clamp": Loop(_writing(_clamp), words=("written",), writes=True),
+    "clamp-replaced": Loop(_writing(_clamp_replaced), words=("written",), writes=True),
+    "from-vector": Loop(_writing(_from_vector), words=("written",), writes=True),
     "read-all": Loop(_read_all),
 }  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,8 @@ class Model:
         Reads the model between two steps, as a script would; what it returns is compared.
     rules
         Names of optimizers it can be trained with in plain PyTorch; empty: all.
+    words, writes
+        As of a `Loop`.
     """
 
     name: str
@@ -50,11 +53,13 @@ class Model:
     read: Callable[[nn.Module], dict[str, torch.Tensor]] | None = None
     rules: tuple[str, ...] = ()
     words: tuple[str, ...] = ()
+    writes: bool = False
 
     def build(self) -> nn.Module:
         """Return it with the same values each time."""
         torch.manual_seed(SEED)
-        return self.make().to(self.dtype)
+        module = self.make()  # whose complex numbers stay what they are
+        return module.double() if self.dtype == torch.float64 else module.float()
 
     def batches(self, number: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return inputs and targets."""
@@ -247,12 +252,14 @@ class Cells(nn.Module):
 class Qat(nn.Module):
     """Two layers that `prepare_qat` has changed, with its default configuration."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, warm: bool = False) -> None:
         super().__init__()
         quantization = torch.ao.quantization
         self.inner = nn.Sequential(quantization.QuantStub(), nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 1))
         self.inner.qconfig = quantization.get_default_qat_qconfig("fbgemm")
         quantization.prepare_qat(self.inner.train(), inplace=True)
+        if warm:  # its buffers have their shapes then
+            self.inner(torch.randn(BATCH, 6))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.inner(x)
@@ -295,6 +302,70 @@ def as_a_vector(model: nn.Module) -> dict[str, torch.Tensor]:
     return {"vector": nn.utils.parameters_to_vector(model.parameters()).detach()}
 
 
+def as_arrays(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: torch.from_numpy(p.detach().numpy().copy()) for name, p in model.named_parameters()}
+
+
+def as_data(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.data.clone() for name, p in model.named_parameters()}
+
+
+def as_a_file(model: nn.Module) -> dict[str, torch.Tensor]:
+    file = io.BytesIO()
+    torch.save(model[2].state_dict(), file)
+    file.seek(0)
+    return torch.load(file)
+
+
+def as_numbers(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {"list": torch.tensor(model[0].weight.tolist()), "item": torch.tensor(model[4].bias.item())}
+
+
+def functional(model: nn.Module) -> Callable[..., Any]:
+    """Return a function of a batch that hands the model's parameters to it as arguments."""
+    return lambda x: torch.func.functional_call(model, dict(model.named_parameters()), (x,))
+
+
+class Twice(nn.Module):
+    """One layer that is called twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(6, 6), nn.Linear(6, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.tanh(self.first(torch.tanh(self.first(x)))))
+
+
+class Frozen(nn.BatchNorm1d):
+    """A norm that stays as it is in evaluation."""
+
+    def train(self, mode: bool = True) -> Frozen:
+        return super().train(False)
+
+
+class Nothing(nn.Module):
+    """A parameter without elements."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.nothing = nn.Linear(6, 1), nn.Parameter(torch.empty(0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x) + self.nothing.sum()
+
+
+class Complex(nn.Module):
+    """A parameter of complex numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.turn = nn.Linear(6, 6), nn.Parameter(torch.randn(6, dtype=torch.complex128))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.inner(x) * self.turn).real.sum(1)
+
+
 def _norms() -> list[Model]:
     # no bias in front of what takes the mean off: its gradient is nothing but rounding, of which Adam makes whole steps
     def after(convolution: type[nn.Module], channels: int, kernel: int, norm: nn.Module) -> Callable[[], nn.Module]:
@@ -330,6 +401,8 @@ def _layers() -> list[Model]:
         Model("conv-transpose-2d", over(lambda: nn.ConvTranspose2d(2, 2, 2), 18), (2, 2, 2)),
         Model("conv-transpose-3d", over(lambda: nn.ConvTranspose3d(1, 1, 2), 27), (1, 2, 2, 2)),
         Model("embedding", over(lambda: nn.Embedding(IDS, 2, padding_idx=0), 6), words, ids=True),
+        Model("embedding-max-norm", over(lambda: nn.Embedding(IDS, 2, max_norm=1.0), 6), words, ids=True, writes=True,
+              words=("max_norm",)),
         Model("embedding-sparse", over(lambda: nn.Embedding(IDS, 2, sparse=True), 6), words, ids=True,
               rules=("sgd", "adagrad")),
         Model("embedding-bag", over(lambda: nn.EmbeddingBag(IDS, 3), 3), words, ids=True),
@@ -388,6 +461,15 @@ def _wrappers() -> list[Model]:
         Model("lora", lambda: mlp(Lora)),
         Model("tied", Tied, (3,), ids=True),
         Model("borrowed-weight", Borrowed),
+        Model("used-twice", Twice),
+        Model("functional-call", mlp, call=functional),
+        Model("scripted", mlp, call=torch.jit.script),
+        Model("traced", mlp, call=torch.fx.symbolic_trace),
+        Model("frozen-batch-norm", lambda: mlp(lambda layer: nn.Sequential(layer, Frozen(4)))),
+        Model("no-elements", Nothing),
+        Model("complex", Complex, words=("complex",)),
+        # a last digit of float32, times the steps
+        Model("float32", mlp, dtype=torch.float32, tolerance=2e-5),
         Model("parameter-list", Listed),
         Model("parameter-dict", Named),
         Model("raw-parameters", Raw),
@@ -396,6 +478,7 @@ def _wrappers() -> list[Model]:
         Model("unused-on-ranks", lambda: Sometimes(by_rank=True)),
         # float32, as its kernels; a value that rounding moves over the edge of a step of the grid moves by 1/255
         Model("qat", Qat, across=True, dtype=torch.float32, tolerance=1e-4),
+        Model("qat-warm", lambda: Qat(warm=True), across=True, dtype=torch.float32, tolerance=1e-4),
         Model("fake-quantized", lambda: mlp(ByHand), tolerance=1e-5),
         Model("compiled", mlp, call=lambda model: torch.compile(model, backend="eager")),
         Model("compiled-before", lambda: torch.compile(mlp(), backend="eager")),
@@ -408,6 +491,10 @@ def _wrappers() -> list[Model]:
         Model("read-copy", mlp, read=of_a_copy),
         Model("read-average", mlp, read=averaged),
         Model("read-vector", mlp, read=as_a_vector),
+        Model("read-numpy", mlp, read=as_arrays),
+        Model("read-data", mlp, read=as_data),
+        Model("read-file", mlp, read=as_a_file),
+        Model("read-numbers", mlp, read=as_numbers),
     ]
 
 

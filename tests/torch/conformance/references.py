@@ -109,6 +109,8 @@ class Replica:
                     parameter.grad = parameter.grad / scale
         self.average(counts=not infinite)
         if not all(self.exchange.gather(self.rank, infinite)):
+            if hasattr(self.optimizer, "grad_scale"):
+                self.optimizer.grad_scale = self.optimizer.found_inf = None  # which PyTorch's own step does not take
             self._step()
         return loss
 
@@ -170,11 +172,20 @@ def in_threads(work: Sequence[Callable[[], Any]], stop: Callable[[], None], pati
 
 
 def ddp_like(
-    model_name: str, rule: str, groups: str, schedule: str, loop_name: str, ranks: int, *, by_step: bool = False
+    model_name: str,
+    rule: str,
+    groups: str,
+    schedule: str,
+    loop_name: str,
+    ranks: int,
+    *,
+    by_step: bool = False,
+    zeros: bool = False,
 ) -> list[Result]:
     """Train replicas in one process, and return what each has.
 
-    With one rank it is plain PyTorch. ``by_step`` as in `Replica`.
+    With one rank it is plain PyTorch. ``by_step`` as in `Replica`; with ``zeros`` gradients are zeros where they would
+    be None.
     """
     model, loop, exchange = MODELS[model_name], LOOPS[loop_name], Exchange(ranks)
     modules = [model.build() for _ in range(ranks)]
@@ -182,6 +193,8 @@ def ddp_like(
     def work(rank: int) -> Result:
         module = modules[rank]
         optimizer = optimizers.make(rule, groups, module)
+        if zeros:
+            _begin_with_zeros(optimizer)
         replica = Replica(exchange, rank, module, optimizer, by_step=by_step) if ranks > 1 else None
         run = prepared(model, schedule, module, optimizer, rank, ranks)
         if replica is not None:
@@ -190,6 +203,15 @@ def ddp_like(
         return Result(run)
 
     return in_threads([lambda rank=rank: work(rank) for rank in range(ranks)], exchange.abort)
+
+
+def _begin_with_zeros(optimizer: torch.optim.Optimizer) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.requires_grad:
+                parameter.grad = torch.zeros_like(parameter)
+    forget = optimizer.zero_grad
+    optimizer.zero_grad = lambda set_to_none=True: forget(set_to_none=False)
 
 
 def rightly(loop: Loop) -> Callable[[Run], None]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache, partial
 from types import TracebackType
 from typing import Any, Self
@@ -19,11 +20,12 @@ import zmqps
 import zmqps.torch
 from tests.inprocess import InProcessCluster
 from tests.torch.conformance import optimizers
-from tests.torch.conformance.cases import MODES, WITHOUT_OVERLAP, Case
+from tests.torch.conformance.cases import MODES, WITHOUT_OVERLAP, Case, possible
 from tests.torch.conformance.loops import LOOPS
 from tests.torch.conformance.models import MODELS
 from tests.torch.conformance.references import Result, ddp_like, in_threads, prepared
 from zmqps.errors import ConfigurationError, DtypeError, OptimizerError, PSError
+from zmqps.torch import overlap
 
 #: Seconds that a wait of a worker may take; a whole case takes a tenth of one.
 TIMEOUT = 15.0
@@ -49,21 +51,44 @@ class Verdict:
         warning; ``refused``; ``impossible``: plain PyTorch raises, too; ``failed``.
     text
         The error, or how far the values are.
+    seconds
+        How long it took.
+    cause
+        Of a failure: the values without which it does not fail.
     """
 
     case: Case
     kind: str
     text: str = ""
     seconds: float = 0.0
+    cause: str = ""
 
 
 @lru_cache(maxsize=256)
-def reference(what: tuple[Any, ...], *, by_step: bool = False) -> list[Result] | str:
+def reference(what: tuple[Any, ...], **variant: bool) -> list[Result] | str:
     """Return what plain PyTorch makes of a case, or its error."""
     try:
-        return ddp_like(*what, by_step=by_step)
+        return ddp_like(*what, **variant)
     except Exception as error:
         return f"{type(error).__name__}: {error}"
+
+
+#: What zmqps warns of where a script writes to parameters, as docs/torch.md says.
+WRITTEN = "was written to since the last step"
+#: What share_gradients=True does to gradients that are None, as the docstring of `zmqps.torch.Optimizer` says.
+ZEROS = "with share_gradients a parameter that is not used has a gradient of zeros, not None"
+
+
+def variants(case: Case) -> Iterator[tuple[dict[str, bool], str]]:
+    """Return other references that are as right as that of DDP for a case, and where the documents say so."""
+    by_step = LOOPS[case.loop].documented if case.workers > 1 else ""
+    zeros = ZEROS if "share" in case.mode else ""
+    if by_step:
+        yield {"by_step": True}, by_step
+    if zeros:
+        yield {"zeros": True}, zeros
+    if by_step and zeros:
+        yield {"by_step": True, "zeros": True}, f"{by_step}; {zeros}"
 
 
 def difference(case: Case, ours: Sequence[Result], theirs: Sequence[Result], *, exact: bool = False) -> str:
@@ -113,6 +138,7 @@ class Suite:
     def __init__(self) -> None:
         self._cluster = InProcessCluster(servers=2, slice_nbytes=256)
         self._jobs = 0
+        self._known: dict[Case, str] = {}
         self._said = Said()
         self._group = False
 
@@ -120,12 +146,14 @@ class Suite:
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
         self._cluster.__enter__()
+        self._bucket_nbytes = overlap.BUCKET_NBYTES
         self._keeper = zmqps.connect(self._cluster.address, job="keeper", name="keeper")
         logging.getLogger("zmqps").addHandler(self._said)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         logging.getLogger("zmqps").removeHandler(self._said)
+        overlap.BUCKET_NBYTES = self._bucket_nbytes
         if self._group:
             torch.distributed.destroy_process_group()
         self._keeper.close()
@@ -137,6 +165,8 @@ class Suite:
     def run(self, case: Case) -> Verdict:
         """Run a case, and compare."""
         begun = time.perf_counter()
+        if case.model.startswith("compiled"):
+            torch._dynamo.reset()  # or it gives up compiling what it has compiled for so many cases
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             right = reference(case.reference)
@@ -146,7 +176,20 @@ class Suite:
             ours = {str(w.message) for w in warned if "lr_scheduler" in str(w.message)} - set(theirs)
         if kind == "equal" and ours:
             kind, text = "failed", f"a warning that PyTorch does not give: {ours.pop()}"
+        self._known[case] = kind
         return Verdict(case, kind, text, time.perf_counter() - begun)
+
+    def cause(self, failed: Case) -> Case:
+        """Return the plainest case that fails likewise: each value that need not be there is the default one."""
+        for axis in ("loop", "schedule", "groups", "mode", "workers", "model", "rule"):
+            plainer = replace(failed, **{axis: getattr(Case, axis)})
+            if plainer == failed or not possible(asdict(plainer)):
+                continue
+            if plainer not in self._known:
+                self._known[plainer] = self.run(plainer).kind
+            if self._known[plainer] == "failed":
+                failed = plainer
+        return failed
 
     def _verdict(self, case: Case, right: list[Result] | str) -> tuple[str, str]:
         if isinstance(right, str):
@@ -163,12 +206,13 @@ class Suite:
         loop = LOOPS[case.loop]
         if not (text := difference(case, ours, right)):
             return self._exactly(case, ours)
-        if loop.documented and case.workers > 1:
-            other = reference(case.reference, by_step=True)
+        for variant, documented in variants(case):
+            other = reference(case.reference, **variant)
             if not isinstance(other, str) and not difference(case, ours, other):
-                return "documented", loop.documented
-        if loop.warns and (said := [each for each in self._said.texts if loop.warns in each]):
-            return "warned", said[0]
+                return "documented", documented
+        if loop.writes or MODELS[case.model].writes:
+            if said := [each for each in self._said.texts if WRITTEN in each]:
+                return "warned", said[0].partition(" ")[2]
         return "failed", text
 
     def _exactly(self, case: Case, ours: Sequence[Result]) -> tuple[str, str]:
@@ -191,6 +235,7 @@ class Suite:
             The first of any worker.
         """
         self._jobs += 1
+        overlap.BUCKET_NBYTES = self._bucket_nbytes if case.mode == "overlap-late" else 1
         job, model = f"case-{self._jobs}", MODELS[case.model]
         modules = [model.build() for _ in range(case.workers)]
         connect = partial(zmqps.connect, self._cluster.address, job=job, timeout=TIMEOUT)
@@ -250,9 +295,16 @@ def run_all(cases: Iterable[Case], say: Callable[[Verdict], None] = lambda verdi
     verdicts = []
     with Suite() as suite:
         for case in cases:
-            verdicts.append(suite.run(case))
+            verdict = suite.run(case)
+            if verdict.kind == "failed":
+                verdict = replace(verdict, cause=suite.cause(case).unusual())
+            verdicts.append(verdict)
             say(verdicts[-1])
     return verdicts
+
+
+def _whatever_it_names(text: str) -> str:
+    return re.sub(r"'[^']*[.\d][^']*'", "'…'", text)
 
 
 def table(verdicts: Sequence[Verdict], replay: str = "python -m tests.torch.conformance --case") -> str:
@@ -260,10 +312,12 @@ def table(verdicts: Sequence[Verdict], replay: str = "python -m tests.torch.conf
     kinds = Counter(verdict.kind for verdict in verdicts)
     lines = ["combinations " + ", ".join(f"{kind} {number}" for kind, number in sorted(kinds.items()))]
     for kind in ("documented", "warned", "impossible", "refused"):
-        texts = Counter(verdict.text for verdict in verdicts if verdict.kind == kind)
-        examples = {verdict.text: verdict.case for verdict in reversed(verdicts) if verdict.kind == kind}
+        texts = Counter(_whatever_it_names(verdict.text) for verdict in verdicts if verdict.kind == kind)
+        examples = {_whatever_it_names(v.text): v.case for v in reversed(verdicts) if v.kind == kind}
         lines += [f"{kind} {number} × {text}\n    such as {examples[text]}" for text, number in texts.most_common()]
-    lines += [
-        f"failed {replay} {verdict.case}\n    {verdict.text[:300]}" for verdict in verdicts if verdict.kind == "failed"
-    ]
+    failures = [verdict for verdict in verdicts if verdict.kind == "failed"]
+    for cause, number in Counter(verdict.cause for verdict in failures).most_common():
+        lines.append(f"failed {number} × with {cause or 'the plainest case'}")
+        first, *_ = sorted((verdict for verdict in failures if verdict.cause == cause), key=lambda v: v.text)
+        lines += [f"    {first.text[:300]}", f"    {replay} {first.case}"]
     return "\n".join(lines)

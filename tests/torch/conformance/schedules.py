@@ -10,8 +10,8 @@ from torch.optim import lr_scheduler
 from torch.optim.swa_utils import SWALR
 
 STEPS = 20
-#: Called after each step with its number and loss.
-Schedule = Callable[[int, float], None]
+#: Called after each step with its number.
+Schedule = Callable[[int], None]
 
 
 def _largest(optimizer: Any) -> list[float]:
@@ -64,8 +64,8 @@ def _of_class(name: str, cls: type) -> Callable[[Any], Schedule]:
         arguments = ARGUMENTS.get(name, lambda _: {})(optimizer)
         scheduler = cls(**arguments) if name == "ChainedScheduler" else cls(optimizer, **arguments)
         if name == "ReduceLROnPlateau":
-            return lambda number, loss: scheduler.step(1.0 / (1 + number // 4))  # the same on all ranks
-        return lambda number, loss: scheduler.step()
+            return lambda number: scheduler.step(1.0 / (1 + number // 4))  # the same on all ranks
+        return lambda number: scheduler.step()
 
     return make
 
@@ -75,7 +75,7 @@ def _each_its_own(optimizer: Any) -> Schedule:
         return lambda step: 0.9**step if number % 2 else 1 / (1 + 0.1 * step)
 
     scheduler = lr_scheduler.LambdaLR(optimizer, [factor(n) for n, _ in enumerate(optimizer.param_groups)])
-    return lambda number, loss: scheduler.step()
+    return lambda number: scheduler.step()
 
 
 def _by_hand(name: str, value: Callable[[int, int, Any], Any]) -> Callable[[Any], Schedule]:
@@ -84,7 +84,7 @@ def _by_hand(name: str, value: Callable[[int, int, Any], Any]) -> Callable[[Any]
     def make(optimizer: Any) -> Schedule:
         starts = [group[name] for group in optimizer.param_groups]
 
-        def step(number: int, loss: float) -> None:
+        def step(number: int) -> None:
             for index, (group, start) in enumerate(zip(optimizer.param_groups, starts, strict=True)):
                 group[name] = value(number, index, start)
 
@@ -113,7 +113,7 @@ BY_HAND: dict[str, tuple[str, Callable[[int, int, Any], Any]]] = {
 }
 
 SCHEDULES: dict[str, Callable[[Any], Schedule]] = {
-    "constant": lambda optimizer: lambda number, loss: None,
+    "constant": lambda optimizer: lambda number: None,
     **{name: _of_class(name, cls) for name, cls in classes().items()},
     "LambdaLR-each": _each_its_own,
     **{name: _by_hand(*what) for name, what in BY_HAND.items()},
