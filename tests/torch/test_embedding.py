@@ -107,8 +107,9 @@ def test_one_worker_trains_as_one_process(worker: Any, mode: str, bag: str, pref
             model.bag.prefetch(following[1])
 
     for module in (model.one, model.bag):
-        found = module._pull
-        module._pull = lambda ids, module=module, found=found: (pulls.append(module._coming), found(ids))[1]
+        way = module._way
+        found = way.pull
+        way.pull = lambda *args, way=way, found=found, **more: (pulls.append(way.coming), found(*args, **more))[1]
     loop(model, optimizer, data, ask)
     assert sum(coming is not None for coming in pulls) == (2 * (STEPS - 1) if prefetch else 0)
     check(worker, model, expected)

@@ -14,7 +14,7 @@ from zmqps import checks
 from zmqps.checkpoint import open_checkpoint
 from zmqps.checkpoint.torch_state import torch_state
 from zmqps.errors import ConfigurationError
-from zmqps.torch.embedding import Tables, tables
+from zmqps.torch.embedding import Tables, is_rows, tables
 from zmqps.torch.model import always_changed, buffers_of, parameters_of
 from zmqps.torch.overlap import Overlap, is_plain
 from zmqps.torch.translate import spec_of
@@ -67,7 +67,7 @@ class Trainer:
             raise ConfigurationError("worker=None is for processes of a process_group whose first one has the worker")
         if overlap and clip_norm is not None and not self._sync:
             raise ConfigurationError("overlap=True pushes before the norm is known: clip_norm needs staleness=0")
-        named = list(model.named_parameters())
+        named = [(name, parameter) for name, parameter in model.named_parameters() if not is_rows(parameter)]
         self.values = parameters_of(model)
         self.buffers = buffers_of(model)
         owned = {id(tensor) for each in optimizer.param_groups for tensor in each["params"]}
@@ -77,7 +77,7 @@ class Trainer:
         self._twin = optimizer
         self._telling: Future[bool] | None = None
         self._seen = _marks(self.buffers)
-        self.tables = Tables(model)
+        self.tables = Tables(model, owned)
         if self.tables and process_group is not None:
             raise ConfigurationError("embeddings of tables want a worker in each process: leave out process_group")
         self._overlap: Overlap | None = None
@@ -137,6 +137,7 @@ class Trainer:
         if skip:
             worker.skip(timeout=self._timeout)
             self.tables.drop()
+            self.tables.ask()
             self._drop_pushed()
         else:
             sent = self._push_buffers(worker) + self.tables.push(scale)
@@ -235,7 +236,7 @@ class Trainer:
         if not worker.is_chief:
             return  # told again by whoever becomes it
         of_groups: list[float | None] = [
-            rate for rate, each in zip(rates[1:], groups[1:], strict=True) if each["params"]
+            rate for rate, each in zip(rates[1:], groups[1:], strict=True) if not all(map(is_rows, each["params"]))
         ]
         of_groups += [None] * (len(self._trained) < len(self.values))  # the group of those that are frozen
         self._telling = worker.set_learning_rate_async(rates[0], groups=of_groups or None, timeout=self._timeout)

@@ -9,6 +9,7 @@ import torch
 
 from zmqps.errors import OptimizerError, listed
 from zmqps.optim import OptimizerSpec, adadelta, adagrad, adam, adamw, amsgrad, group, momentum, nesterov, rmsprop, sgd
+from zmqps.torch.embedding import is_rows
 
 #: What of a param group may differ from the others.
 OF_GROUPS = ("lr", "weight_decay")
@@ -95,12 +96,13 @@ def spec_of(
         )
     first, *others = optimizer.param_groups
     _check_options(type(optimizer).__name__, first, others)
-    names = {id(tensor): name for name, tensor in named_parameters}
+    names = {id(tensor): name for name, tensor in named_parameters if not is_rows(tensor)}
     groups, owned = [], set[str]()
     for number, each in enumerate(optimizer.param_groups):
-        if any(id(tensor) not in names for tensor in each["params"]):
+        dense = [tensor for tensor in each["params"] if not is_rows(tensor)]
+        if any(id(tensor) not in names for tensor in dense):
             raise OptimizerError(f"param group {number} has tensors that are not among the parameters of the model")
-        own = [names[id(tensor)] for tensor in each["params"]]
+        own = [names[id(tensor)] for tensor in dense]
         owned.update(own)
         if number and own:
             rate, decay = float(each["lr"]), float(each["weight_decay"])
