@@ -31,9 +31,10 @@ outside_graphs = torch.compiler.disable(reason="an embedding of zmqps.torch asks
 
 
 class TableRows(torch.nn.Parameter):  # type: ignore[misc,unused-ignore]
-    """The rows of a step, whose gradients lie in ``grad`` between ``backward`` and ``step``; else ``(0, dim)``.
+    """A layer's rows that gradients were found for since ``zero_grad``: their gradients are its ``grad``.
 
-    So ``zero_grad``, clipping and ``GradScaler`` find them as those of any parameter. It is no parameter of the job.
+    So ``zero_grad``, clipping and ``GradScaler`` treat them as those of any parameter. Its own shape is ``(n, dim)``
+    between ``backward`` and ``step``, else ``(0, dim)``. It is no parameter of the job.
     """
 
     of_table = True
@@ -210,6 +211,7 @@ class _Rows(torch.nn.Module):  # type: ignore[misc,unused-ignore]
     def ask(self) -> None:
         """Ask for what `prefetch` was told; the step that it belongs to is on its way."""
         way, table = self._connected()
+        self.rows.data = self.rows.new_empty(0, self.dim)
         way.used, way.coming = False, None  # rows that were asked for before lack this step
         way.recent.clear()
         if way.wanted is not None:
@@ -224,6 +226,7 @@ class _Rows(torch.nn.Module):  # type: ignore[misc,unused-ignore]
         if torch.jit.is_tracing():
             self.__prepare_scriptable__()
         way, table = self._connected()
+        self._check_written()
         self.synchronize()
         batch = _Ids.of(ids)
         rows = torch.from_numpy(way.pull(table, batch, remember=self.training)).to(ids.device)
@@ -264,13 +267,15 @@ class _Rows(torch.nn.Module):  # type: ignore[misc,unused-ignore]
             way.sent.append(table.push_async(ids, _array(gradient)))
 
     def _keep(self, ids: Array, values: torch.Tensor, gradient: torch.Tensor) -> None:
-        """Add the gradient of some rows to those that wait for the step."""
+        """Add the gradient of some rows to those of earlier passes."""
         kept = self._kept()
         if kept is not None:
             once, _, places = different(np.concatenate([kept[0], ids]), 0)
             at = torch.from_numpy(places).to(gradient.device)
             shape = once.size, self.dim
-            values = values.new_empty(shape).index_copy_(0, at, torch.cat([self.rows.detach(), values]))
+            known = self.rows.detach()  # none after a step
+            values = values.new_zeros(shape).index_copy_(0, at[len(kept[0]) :], values)
+            values.index_copy_(0, at[: len(known)], known)
             gradient = gradient.new_zeros(shape).index_add_(0, at, torch.cat([kept[1], gradient]))
             ids = once
         self.rows.grad = None  # whose shape is that of the data
@@ -279,35 +284,40 @@ class _Rows(torch.nn.Module):  # type: ignore[misc,unused-ignore]
         self._ids, self._was_zero, self._version = ids, _is_zero(gradient), self.rows._version
 
     def _kept(self) -> tuple[Array, torch.Tensor] | None:
-        """Return ids and gradients that wait for the step; None: there are none, or they were zeroed."""
+        """Return ids, and gradients as they are now; None: there are none, or they were zeroed."""
         gradient = self.rows.grad
         if self._ids is None or gradient is None or (_is_zero(gradient) and not self._was_zero):
             return None
         return self._ids, gradient
 
-    def take(self) -> tuple[Array, Array] | None:
-        """Return ids and gradients that ``backward`` has left since the last step, and forget them; None: none.
+    def _check_written(self) -> None:
+        """Raise where somebody has written to the rows since ``backward``: nothing becomes of that."""
+        if len(self.rows) and self.rows._version != self._version:
+            raise ConfigurationError(
+                f"the rows of {self.name!r} were written to after backward, and they are on the servers: set them "
+                f"there by worker.table({self.name!r}).load; in a loop with tables(deferred=True), call take() before "
+                "PyTorch's optimizer steps"
+            )
 
-        An id occurs once. Gradients are as ``rows.grad`` has them: clipped, unscaled, or zeroed, which is none.
+    def gradients(self) -> tuple[Array, Array] | None:
+        """Return ids, each once, and the gradients of their rows as ``rows.grad`` has them; None: none, or zeroed.
 
         Raises
         ------
         ConfigurationError
             Somebody has written to ``rows`` since ``backward``.
         """
-        kept, written = self._kept(), self.rows._version != self._version
-        self.rows.grad = None
-        self.rows.data = self.rows.new_empty(0, self.dim)
-        self._ids = None
+        kept = self._kept()
         if kept is None:
             return None
-        if written:
-            raise ConfigurationError(
-                f"the rows of {self.name!r} were written to between backward and step, and they are on the servers: "
-                f"set them there by worker.table({self.name!r}).load, and call take() before an optimizer of PyTorch "
-                "steps"
-            )
+        self._check_written()
         return kept[0], _array(kept[1])
+
+    def take(self) -> tuple[Array, Array] | None:
+        """Return `gradients`, and forget them."""
+        found = self.gradients()
+        self.rows.grad, self.rows.data = None, self.rows.new_empty(0, self.dim)
+        return found
 
     def synchronize(self) -> None:
         """Return when what ``backward`` has pushed is applied, or waits for its step; raise what has failed."""
@@ -540,19 +550,13 @@ class Tables:
         """Push what `backward` has left, before what ends the step; ``scale``: what gradients were multiplied with."""
         sent = []
         for module in self._modules:
-            taken = module.take()
-            if taken is not None:
-                ids, gradients = taken
+            found = module.gradients()
+            if found is not None:
+                ids, gradients = found
                 if scale is not None:
                     gradients = gradients / np.float32(float(scale))
                 sent.append(module._connected()[1].push_async(ids, gradients, step=False))
         return sent
-
-    def drop(self) -> None:
-        """Forget what `backward` has left."""
-        for module in self._modules:
-            module.rows.grad = None
-            module.take()
 
     def ask(self) -> None:
         """Ask for what is to be used next."""

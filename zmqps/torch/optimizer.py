@@ -108,7 +108,6 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients, of tables as well; with ``share_gradients`` they become zeros where they lie."""
-        self._trainer.tables.drop()
         super().zero_grad(set_to_none and not self._shares)
 
     def synchronize(self) -> None:

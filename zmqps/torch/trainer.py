@@ -136,7 +136,6 @@ class Trainer:
             self._overlap.wait()  # a loop may step twice without a forward pass
         if skip:
             worker.skip(timeout=self._timeout)
-            self.tables.drop()
             self.tables.ask()
             self._drop_pushed()
         else:
