@@ -64,7 +64,8 @@ class Trainer:
         if worker is not None:
             self._begin(worker)
         self._spread()
-        self._watch.note_all()
+        if options.process_group is None:  # else DDP is yet to wrap the model, and writes the same values to it
+            self._watch.note_all()
 
     def _begin(self, worker: Worker) -> None:
         """Begin or join the job, and take its values."""
