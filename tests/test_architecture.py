@@ -85,7 +85,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "ray": "errors checks core/protocol core/coordinator keys launch",
         "jax": "errors optim client worker",
         "torch": "errors checks optim rows checkpoint client worker",
-        "keras": "errors checks optim worker",
+        "keras": "errors checks optim client worker",
         "zmqps": "errors codecs optim core/worker client checkpoint keys launch data initial stale pipeline worker aio "
         "local",
         "cli": "errors logs core/protocol core/coordinator net gpu trace checkpoint metrics nodes keys launch doctor "
