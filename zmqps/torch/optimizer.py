@@ -131,9 +131,12 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the groups in PyTorch's format, without the moments: `full_state_dict` has those, too."""
-        state: dict[str, Any] = super().state_dict()
-        return state
+        """Return the groups in PyTorch's format, and the job's version, without the moments.
+
+        `full_state_dict` has those, too. A `zmqps.Worker.checkpoint` made now is what this state belongs to.
+        """
+        self.synchronize()
+        return {**super().state_dict(), "version": self.version}
 
     def full_state_dict(self) -> dict[str, Any]:
         """Return what ``load_state_dict`` of the PyTorch optimizer takes, with the moments as the servers have them.
@@ -151,13 +154,20 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take learning rates of the groups; moments cannot be loaded into a job that has begun.
 
-        `zmqps.checkpoint.from_torch` writes them to where a cluster restores from.
+        A cluster that was started with ``--restore`` has them. `zmqps.checkpoint.from_torch` writes those of PyTorch to
+        where a cluster restores from.
+
+        Raises
+        ------
+        ConfigurationError
+            The state is of a later version than the job, which therefore lacks its moments and perhaps its values.
         """
         if state_dict["state"]:
             log.warning(
                 "the moments in this state are not loaded, the servers keep theirs: write them with "
                 "zmqps.checkpoint.from_torch and start the cluster with --restore"
             )
+        self._trainer.check_version(state_dict.get("version"))
         super().load_state_dict({**state_dict, "state": {}})
 
 
