@@ -47,7 +47,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-python test-slow test-repeats test-processes test-lan test-engines test-browser test-prometheus test-frameworks attack soak simulate mutate test-gpu bench bench-full bench-gpu bench-gate bench-peers bench-frameworks experiments picture screenshots metrics errors constraints audit sbom demo demo-sparse up down scale status observe logs trace launch doctor coordinator server worker clean
+.PHONY: help install check format test test-python test-slow test-repeats test-processes test-lan test-engines test-browser test-prometheus test-frameworks test-conformance attack soak simulate mutate test-gpu bench bench-full bench-gpu bench-gate bench-peers bench-frameworks experiments picture screenshots metrics errors constraints audit sbom demo demo-sparse up down scale status observe logs trace launch doctor coordinator server worker clean
 
 ##@ Development
 
@@ -121,6 +121,9 @@ test-prometheus: $(INSTALLED) ## metrics, rules and alerts as Prometheus itself 
 
 test-frameworks: $(FRAMEWORKS)/.installed ## the tests with PyTorch, JAX, Keras, pyarrow and OpenTelemetry, which are installed into a virtualenv of their own
 	$(FRAMEWORKS)/bin/python -m pytest --numprocesses 2 --dist loadfile -rs $(WITH_FRAMEWORKS)
+
+test-conformance: $(FRAMEWORKS)/.installed ## PyTorch's models, optimizers, schedules and loops in pairs, with zmqps and without: SEED=0 ARGS="--only overlap"
+	$(FRAMEWORKS)/bin/python -m tests.torch.conformance --processes 2 --seed $(SEED) $(ARGS)
 
 simulate: $(INSTALLED) ## whole clusters on a simulated clock and network, with faults: SEEDS=100000
 	$(PY) -m zmqps.testing.simulate --seeds 0:$(SEEDS)

@@ -58,7 +58,7 @@ class Rig:
         self._stream.use()
         spec = OPTIMIZERS[optimizer]()
         rules = CompiledRules(spec, ServerConfig(coordinator="tcp://127.0.0.1:1"), device)
-        (self._kernel,), _ = rules.kernels(["w"])
+        (self._kernel,), *_ = rules.kernels(["w"])
         self._values, self._gradient = self._full(size, 1.0), self._full(size, GRADIENT_SCALE)
         self._slots = tuple(self._full(size, fill) for fill in rules.slot_fill)
         self._pinned = device.pinned(4 * size).view(np.float32)

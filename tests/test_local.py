@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 import zmqps
 from tests.inprocess import InProcessCluster
+from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.errors import ConfigurationError, DeadlineError
 from zmqps.local import ElasticAveraging, LocalSteps
 
@@ -20,8 +22,6 @@ START = {"w": np.array([1.0, -2.0], "f4"), "b": np.array(0.5, "f4")}
 class MemoryWorker:
     """A worker whose servers apply plain SGD at once, in this process."""
 
-    job = "default"
-
     def __init__(self, learning_rate: float = 1.0, optimizer: str = "sgd") -> None:
         self.values = {name: value.copy() for name, value in START.items()}
         self.learning_rate = learning_rate
@@ -29,10 +29,13 @@ class MemoryWorker:
         self.trips: list[str] = []
         self.fails = False
 
-    def status(self, *, timeout: float | None = None) -> dict[str, Any]:
-        return {"jobs": {self.job: {"job": {"optimizer": {"name": self.optimizer}}}}}
+    def _job(self, timeout: float | None) -> SimpleNamespace:
+        parameters = tuple(Parameter(name, value.shape, value.dtype.name) for name, value in START.items())
+        return SimpleNamespace(job=JobSpec(parameters=parameters, optimizer={"name": self.optimizer}))
 
-    def pull(self, *, out: dict[str, np.ndarray] | None = None, timeout: float | None = None) -> dict[str, np.ndarray]:
+    def pull(
+        self, names: Any = None, *, out: dict[str, np.ndarray] | None = None, timeout: float | None = None
+    ) -> dict[str, np.ndarray]:
         self.trips.append("pull")
         out = {name: np.empty_like(value) for name, value in self.values.items()} if out is None else out
         for name, value in self.values.items():
@@ -175,3 +178,26 @@ def test_synchronous_local_steps_are_diloco(address) -> None:  # type: ignore[no
     for values, statistics in results:
         np.testing.assert_allclose(values, w, rtol=1e-12)
         assert (statistics.pushes, statistics.clock) == (ROUNDS, ROUNDS)
+
+
+@pytest.mark.parametrize("staleness", [None, 0])
+@pytest.mark.parametrize("elastic", [False, True])
+def test_buffers_are_the_scripts_own_and_set_in_the_step_of_an_exchange(staleness, elastic) -> None:  # type: ignore[no-untyped-def]
+    with InProcessCluster(servers=2, workers=1) as cluster, zmqps.connect(cluster.address, timeout=30.0) as worker:
+        buffers = {"bn.mean": np.zeros(3), "bn.count": np.array(0)}
+        sgd = zmqps.optim.sgd(1.0)
+        worker.init({"w": np.zeros(4)}, buffers=buffers, optimizer=sgd, staleness=staleness)
+        local = ElasticAveraging(worker, 0.5, every=2) if elastic else LocalSteps(worker, every=2)
+        assert set(local.params) == {"w"}
+        for step in range(4):
+            local.params["w"] -= 1
+            if step % 2:  # of several in one step of the synchronous mode the first counts
+                worker.set({"bn.mean": np.full(3, step)})
+            local.step()
+        local.finish()
+        found = worker.pull()
+        np.testing.assert_array_equal(found["bn.mean"], np.full(3, 3.0))
+        assert found["bn.count"] == 0
+        np.testing.assert_array_equal(found["w"], np.full(4, -2.0 if elastic else -4.0))
+        local.reset()
+        np.testing.assert_array_equal(local.params["w"], found["w"])

@@ -132,6 +132,7 @@ class AsyncWorker(_Awaitable[Worker]):
     skip = _awaiting(Worker.skip, Worker.skip_async)
     set = _awaiting(Worker.set, Worker.set_async)
     average = _awaiting(Worker.average, Worker.average_async)
+    set_hyperparameters = _awaiting(Worker.set_hyperparameters, Worker.set_hyperparameters_async)
     set_learning_rate = _awaiting(Worker.set_learning_rate, Worker.set_learning_rate_async)
     barrier = _awaiting(Worker.barrier, Worker.barrier_async)
     checkpoint = _awaiting(Worker.checkpoint, Worker.checkpoint_async)

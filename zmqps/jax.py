@@ -80,7 +80,8 @@ def init(worker: Worker, params: Any, *, optimizer: OptimizerSpec, **options: An
     optimizer : OptimizerSpec
         From `zmqps.optim`.
     **options
-        As for `zmqps.Worker.init`: ``staleness=0``, for instance.
+        As for `zmqps.Worker.init`: ``staleness=0``, for instance, where the mean of a step is over all workers
+        (``mean="workers"``) unless you say otherwise.
 
     Returns
     -------
@@ -92,6 +93,8 @@ def init(worker: Worker, params: Any, *, optimizer: OptimizerSpec, **options: An
     PSError
         As `zmqps.Worker.init`.
     """
+    if options.get("staleness") == 0:
+        options = {"mean": "workers", **options}
     worker.init(_arrays(params), optimizer=optimizer, **options)
     return pull(worker, params, timeout=options.get("timeout"))
 

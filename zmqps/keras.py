@@ -298,7 +298,7 @@ class Link:
         self.worker.init(
             {name: keras.ops.convert_to_numpy(variable) for name, variable in trained.items()},
             optimizer=self._with_groups(trained),
-            **self.options,
+            **({"mean": "workers"} if self.options.get("staleness") == 0 else {}) | self.options,  # as one process
         )
         values = self.worker.pull(list(trained), timeout=self.options.get("timeout"))
         _fill(trained, values)

@@ -4,6 +4,11 @@ Bytes move once in k steps instead of in each. The inner optimizer is the caller
 changes ``params`` in place; what is pushed after k steps is an ordinary gradient to the servers, and
 the job's optimizer is the outer one.
 
+Buffers of the job (``init(buffers=…)``) are not part of it: they have no gradients, so ``params`` is without them, and
+no exchange reads or writes them. Each worker keeps its own, as statistics of BatchNorm are kept while it trains
+alone; ``worker.set`` or ``worker.average`` writes what the others, and checkpoints, are to have, in the step that the
+next exchange ends.
+
 Examples
 --------
 >>> worker.init(params, optimizer=zmqps.optim.nesterov(0.7, momentum=0.9), staleness=0)
@@ -34,7 +39,9 @@ class _Local(ABC):
     def __init__(self, worker: Worker, every: int, timeout: float | None) -> None:
         self.worker = worker
         self.every = checks.whole("every", every, 1)
-        self.params: dict[str, Array] = {n: np.array(value) for n, value in worker.pull(timeout=timeout).items()}
+        trained = [parameter.name for parameter in worker._job(timeout).job.parameters if not parameter.buffer]
+        values = worker.pull(trained, timeout=timeout)
+        self.params: dict[str, Array] = {name: np.array(value) for name, value in values.items()}
         self.steps = 0
         self._since = 0
         self._timeout = timeout
@@ -103,7 +110,7 @@ class LocalSteps(_Local):
     Attributes
     ----------
     params : dict of str to ndarray
-        The worker's own values, in the dtype the servers keep. Change them in place.
+        The worker's own values of what is trained, in the dtype the servers keep. Change them in place.
     steps : int
         Inner steps so far.
 
@@ -157,7 +164,7 @@ class ElasticAveraging(_Local):
     Attributes
     ----------
     params : dict of str to ndarray
-        The worker's own values, in the dtype the servers keep. Change them in place.
+        The worker's own values of what is trained, in the dtype the servers keep. Change them in place.
     steps : int
         Inner steps so far.
 
@@ -173,7 +180,7 @@ class ElasticAveraging(_Local):
 
     def __init__(self, worker: Worker, alpha: float, every: int, *, timeout: float | None = None) -> None:
         self.alpha = checks.number("alpha", alpha, above=0, below=1)
-        name = worker.status(timeout=timeout)["jobs"][worker.job]["job"]["optimizer"]["name"]
+        name = worker._job(timeout).job.optimizer["name"]
         if name != "sgd":
             raise ConfigurationError(f"elastic averaging needs optimizer=optim.sgd(1.0), this job has {name}")
         super().__init__(worker, every, timeout)

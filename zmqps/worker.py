@@ -22,11 +22,11 @@ from zmqps.codecs import Auto, Codec
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.encoding import check_codec, check_push_codec
 from zmqps.core.protocol.exits import DRAINED as DRAINED
-from zmqps.core.protocol.terms import MOST_RATES, UNCHANGED
+from zmqps.core.protocol.terms import MOST_NUMBERS, UNCHANGED
 from zmqps.core.treatments import Treatment
 from zmqps.core.worker.operations import Checkpoint, Init, SaveJob, SetRates
 from zmqps.errors import ClosedError, ConfigurationError
-from zmqps.optim import OptimizerSpec, rates_of, sgd
+from zmqps.optim import Hyperparameters, OptimizerSpec, sgd
 
 TRANSPORT_VARIABLE = "ZMQPS_TRANSPORT"
 JOB_VARIABLE = "ZMQPS_JOB"
@@ -53,6 +53,8 @@ class Worker(Pusher):
     latest. What is still open when the program ends is closed then.
     """
 
+    _settable: tuple[JobSpec, Hyperparameters] | None = None  # of the job that was trained last
+
     # --- the job ------------------------------------------------------------------------------
 
     def init(
@@ -66,6 +68,7 @@ class Worker(Pusher):
         nonfinite: str = "reject",
         replicas_to_aggregate: int | None = None,
         on_straggler: str = "wait",
+        mean: str = "pushed",
         retain: int = 0,
         treatment: Treatment | None = None,
         deterministic: bool = False,
@@ -109,6 +112,12 @@ class Worker(Pusher):
             Synchronous: what happens when a step takes longer than earlier steps suggest
             (`zmqps.core.coordinator.consistency.deadline`): wait on, go on without those who are late, or let
             those who wait fail with `DeadlineError`.
+        mean : {"pushed", "workers"}
+            Synchronous: over whom the mean of a step is taken, for each element. ``pushed``: over the workers that
+            pushed it, so that they may hold different layers. ``workers``: over all of the step but those that skip
+            it, as by PyTorch's DDP, Horovod, or one process with the whole batch: one that did not push an element,
+            or no row of a table, counts with its ``examples`` as if its gradient were zeros. What nobody pushed is not
+            updated in either.
         retain : int
             Synchronous: how many versions before the current one ``pull(exact=…)`` can still read.
         treatment : Treatment, optional
@@ -149,6 +158,7 @@ class Worker(Pusher):
             nonfinite=nonfinite,
             replicas_to_aggregate=replicas_to_aggregate,
             on_straggler=on_straggler,
+            mean=mean,
             retain=retain,
             treatment=treatment,
             deterministic=deterministic,
@@ -169,6 +179,7 @@ class Worker(Pusher):
         nonfinite: str = "reject",
         replicas_to_aggregate: int | None = None,
         on_straggler: str = "wait",
+        mean: str = "pushed",
         retain: int = 0,
         treatment: Treatment | None = None,
         deterministic: bool = False,
@@ -199,6 +210,7 @@ class Worker(Pusher):
             nonfinite=nonfinite,
             aggregate=replicas_to_aggregate,
             on_straggler=on_straggler,
+            mean=mean,
             retain=retain,
             push_codec=check_push_codec(push_codec),
             pull_codec=check_codec(pull_codec, pulls=True),
@@ -282,15 +294,79 @@ class Worker(Pusher):
 
     # --- checkpoints --------------------------------------------------------------------------
 
-    def set_learning_rate(
-        self, learning_rate: float, *, groups: Sequence[float | None] | None = None, timeout: float | None = None
+    def set_hyperparameters(
+        self,
+        values: Mapping[str, float],
+        *,
+        groups: Sequence[Mapping[str, float] | None] | None = None,
+        timeout: float | None = None,
     ) -> bool:
-        """Set the job's learning rate, in the place of what its optimizer began with, from this worker's next push on.
+        """Set numbers of the job's optimizer, in the place of what it began with, from this worker's next push on.
+
+        What holds afterwards is exactly what this call says, and for all else what the optimizer has in `init`: of an
+        earlier call nothing is left. With ``{}`` the optimizer's own numbers hold again, schedules included.
 
         Of the workers of a job only that counts which the chief says (`is_chief`): so all may run the same script, say
         with a schedule that looks at the loss. In the synchronous mode the step of the chief's next push is the first
         with it, on all servers. In the other modes the chief's own next push is, and those of other workers follow
-        within a second. A checkpoint keeps it, and a schedule in the optimizer does not come back.
+        within a second. A checkpoint and the coordinator's journal keep it.
+
+        Parameters
+        ----------
+        values : mapping of str to float
+            By the names of `zmqps.optim`: ``learning_rate``, ``weight_decay``, and each number of the optimizer, such
+            as ``momentum`` or ``b1``. They are for the parameters in no group, and for groups that have no number of
+            their own of that name.
+        groups : sequence of mapping, optional
+            Likewise of the optimizer's groups, in their order; None leaves one as it is. Groups that began with the
+            same numbers may part.
+        timeout : float, optional
+            Seconds; by default as `connect` says, at least 60.
+
+        Returns
+        -------
+        bool
+            Whether these hold now: False for a worker that is not the chief.
+
+        Raises
+        ------
+        OptimizerError
+            A number is out of its range, or not one of the optimizer's; or it decides which state is kept or what that
+            begins with, such as the first ``momentum`` of `zmqps.optim.rmsprop`; or there are not as many as groups.
+        ConfigurationError
+            This is an observer, or more than 4,096 numbers would travel with each update.
+        DeadlineError
+            The coordinator has not answered; it may yet do so.
+        """
+        refuse_in_callback()
+        return self.set_hyperparameters_async(values, groups=groups, timeout=timeout).result()
+
+    def set_hyperparameters_async(
+        self,
+        values: Mapping[str, float],
+        *,
+        groups: Sequence[Mapping[str, float] | None] | None = None,
+        timeout: float | None = None,
+    ) -> Future[bool]:
+        """`set_hyperparameters`, as a future."""
+        if self._role == "observer":
+            raise ConfigurationError("an observer trains nothing, and sets no numbers of the optimizer")
+        job = self._job(timeout).job
+        if self._settable is None or self._settable[0] is not job:
+            names = [parameter.name for parameter in job.parameters]
+            self._settable = job, Hyperparameters(OptimizerSpec.from_wire(job.optimizer), names)
+        terms = [UNCHANGED if number is None else number for number in self._settable[1].terms(values, groups)]
+        if len(terms) > 1 + MOST_NUMBERS:
+            raise ConfigurationError(
+                f"{len(terms) - 1} numbers would travel with each update, for {int(terms[0])} groups; there may be "
+                f"{MOST_NUMBERS}: put parameters with the same numbers into one group"
+            )
+        return self._submit(SetRates(0.0, rates=terms), timeout)
+
+    def set_learning_rate(
+        self, learning_rate: float, *, groups: Sequence[float | None] | None = None, timeout: float | None = None
+    ) -> bool:
+        """Set the job's learning rate: `set_hyperparameters` with that alone.
 
         Parameters
         ----------
@@ -304,17 +380,7 @@ class Worker(Pusher):
         Returns
         -------
         bool
-            Whether these hold now: False for a worker that is not the chief.
-
-        Raises
-        ------
-        OptimizerError
-            A number is out of its range, or there are not as many as groups; or two groups are to part that had the
-            same numbers in `init`.
-        ConfigurationError
-            This is an observer, or the optimizer has more than 256 different groups.
-        DeadlineError
-            The coordinator has not answered; it may yet do so.
+            As `set_hyperparameters`, and so are errors.
         """
         refuse_in_callback()
         return self.set_learning_rate_async(learning_rate, groups=groups, timeout=timeout).result()
@@ -323,17 +389,8 @@ class Worker(Pusher):
         self, learning_rate: float, *, groups: Sequence[float | None] | None = None, timeout: float | None = None
     ) -> Future[bool]:
         """`set_learning_rate`, as a future."""
-        if self._role == "observer":
-            raise ConfigurationError("an observer trains nothing, and sets no learning rate")
-        job = self._job(timeout).job
-        spec = OptimizerSpec.from_wire(job.optimizer)
-        rates = rates_of(spec, [parameter.name for parameter in job.parameters], learning_rate, groups or ())
-        if len(rates) > MOST_RATES:
-            raise ConfigurationError(
-                f"this optimizer has {len(rates)} groups with different numbers; the learning rates of at most "
-                f"{MOST_RATES} can be set"
-            )
-        return self._submit(SetRates(0.0, rates=[UNCHANGED if rate is None else rate for rate in rates]), timeout)
+        each = None if groups is None else [None if rate is None else {"learning_rate": rate} for rate in groups]
+        return self.set_hyperparameters_async({"learning_rate": learning_rate}, groups=each, timeout=timeout)
 
     def checkpoint(
         self, *, state: Mapping[str, Any] | None = None, consistent: bool = False, timeout: float | None = None

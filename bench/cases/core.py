@@ -56,9 +56,9 @@ class NoRules:
     slot_fill: tuple[float, ...] = ()
     allocates = False
 
-    def kernels(self, names: Sequence[str]) -> tuple[Sequence[UpdateKernel | None], Sequence[int]]:
+    def kernels(self, names: Sequence[str]) -> tuple[Sequence[UpdateKernel | None], Sequence[int], Sequence[int]]:
         """Return the one kernel there is, for all."""
-        return [lambda w, g, out, slots, step: None], [0] * len(names)
+        return [lambda w, g, out, slots, step: None], [0] * len(names), [0] * len(names)
 
     def all_finite(self, g: Any, /) -> bool:
         """Never look."""

@@ -75,9 +75,10 @@ BY_ANNOTATION: dict[str, st.SearchStrategy[Any]] = {
     "Terms": st.one_of(
         st.just(()),
         st.builds(
-            lambda scale, rates: (scale, *rates),
+            lambda scale, count, each: (scale, float(count), *(each * count)) if each else (scale,),
             st.floats(0, 1),
-            st.lists(st.one_of(st.just(-1.0), st.floats(0, 1e6)), max_size=4),
+            st.integers(1, 3),
+            st.lists(st.one_of(st.just(-1e30), st.floats(-1e6, 1e6)), max_size=4),
         ),
     ),
     "Contributors": st.lists(

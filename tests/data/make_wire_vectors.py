@@ -136,6 +136,7 @@ JOB = {
     "pull_codec": "raw",
     "treatment": None,
     "deterministic": False,
+    "mean": "pushed",
     "workers": None,
 }
 CUTS = {"cuts": [[0, 6], [0, 2]], "slice_nbytes": 1 << 20}
@@ -245,14 +246,18 @@ MESSAGES: dict[str, Message] = {
     "pull": Pull(6, 1, 0, 0, "raw", ((0, 0, ()), (1, 0, (0, 1)))),
     "pull of exactly one version": Pull(7, 1, 41, 1, "raw", ((0, 0, ()),)),
     "measured": Measured(1, 41, 2.5),
-    "set rates": SetRates(4, 41, (1.0, 0.01, -1.0)),
-    "rates set": RatesSet(4, (1.0, 0.01, -1.0)),
+    "set rates": SetRates(4, 41, (1.0, 2.0, 0.01, -1e30)),
+    "rates set": RatesSet(4, (1.0, 2.0, 0.01, -1e30)),
     "push on terms": Push(7, 6, 1, 0, 0, 1, 0, 1, "raw", "raw", (0.5,), ((0, 41, ()),), (W,)),
     "arrive": Arrive(4, 41, (42,)),
+    "arrive of a worker that leaves out the step for all": Arrive(5, 42, (43, 44), 16, 1),
     "proceed": Proceed(4, 42, 1),
+    "proceed after a step that was left out": Proceed(5, 43, 1, 1),
     "commit": Commit(1, 41, ((WORKER, (42, 43)), (SERVER, (7,)))),
     "commit that asks for the norm": Commit(1, 42, ((WORKER, (44,)),), (), 1),
-    "commit on terms": Commit(1, 42, ((WORKER, (44,)),), (0.5, 0.01, -1.0)),
+    "commit on terms": Commit(1, 42, ((WORKER, (44,)),), (0.5, 2.0, 0.01, -1e30)),
+    "commit of a mean over all workers": Commit(1, 42, ((WORKER, (44,)), (SERVER, (8,))), (), 0, 48),
+    "commit of a step that is left out": Commit(1, 43, ((WORKER, (45,)),), (), 0, 0, 1),
     "committed": Committed(1, 41),
     "take of a first range": Take(5, "data", 60000, 256, 10, (), ()),
     "take after a range": Take(6, "train", 1 << 33, 4096, 1, (42,), (3, 117)),
@@ -313,7 +318,7 @@ MESSAGES: dict[str, Message] = {
         5, 9, PUSHED, WORKER, 7, 0, "raw", (2, 2), (0, 1), (0.25,), ((0, 1, ()), (1, 0, (2, 4))), (W, B)
     ),
     "replicate a mean": Replicate(
-        5, 10, AVERAGED, NOBODY, 0, 3, "raw", (), (), (0.5, 0.01, -1.0), ((0, 3, ()),), (LARGE,)
+        5, 10, AVERAGED, NOBODY, 0, 3, "raw", (), (), (0.5, 2.0, 0.01, -1e30), ((0, 3, ()),), (LARGE,)
     ),
     "replicate a question": Replicate(5, 12, ASKED, NOBODY, 0, 0, "raw", (), (), (), (), ()),
     "replicate the end of a step": Replicate(5, 11, STEPPED, NOBODY, 0, 3, "raw", (), (), (), (), ()),

@@ -327,7 +327,7 @@ def test_a_learning_rate_that_was_set_takes_the_place_of_the_rules_own(case: str
     told, own = State(rule, 100, "float64"), State(rule, 100, "float64")
     kernel = make_kernel(rule, backend, np, elementwise)
     for step in (1, 2, 3):
-        kernel(told.w, told.g, told.w, told.slots, step, 1.0, None if step == 2 else 0.07)
+        kernel(told.w, told.g, told.w, told.slots, step, 1.0, () if step == 2 else (0.07,))
         make_kernel(rule if step == 2 else other, backend, np, elementwise)(own.w, own.g, own.w, own.slots, step)
     assert told == own
 

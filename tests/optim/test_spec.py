@@ -47,7 +47,7 @@ def test_all_rules_of_a_spec_have_the_same_slots() -> None:
             name=spec.name, hyper=spec.hyper, learning_rate=rate, clip_value=spec.clip_value, groups=groups
         )
         rules, indices = grouped.rules(["a", "b", "c"])
-        assert indices == [0, 1, 2]
+        assert indices == [1, 2, 0]
         assert len({(r.slots, r.slot_fill) for r in rules}) == 1
 
 
@@ -57,7 +57,7 @@ def test_no_parameters_need_no_rules() -> None:
 
 def test_patterns_see_the_whole_name_and_its_case() -> None:
     _, indices = optim.sgd(groups=[group("a?[xy]", frozen=True)]).rules(["abx", "aBy", "Abx", "abxx", "abz"])
-    assert indices == [0, 0, 1, 1, 1]
+    assert indices == [1, 1, 0, 0, 0]
 
 
 def test_names_are_exact_whatever_is_in_them() -> None:

@@ -62,8 +62,8 @@ class RecordingShard(Shard):
         self.arrived.append((worker.split()[0], [index for index, _, _ in parts]))
         return done
 
-    def commit(self, step, contributors, terms=()):
-        super().commit(step, contributors, terms)
+    def commit(self, step, contributors, *options, **flags):
+        super().commit(step, contributors, *options, **flags)
         self.commits.append([contributor[0] for contributor in contributors])
 
 

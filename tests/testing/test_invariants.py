@@ -160,9 +160,9 @@ def test_a_half_of_an_update_that_is_left_behind(scenario: str, text: str, monke
 
 
 def test_a_commit_that_begins_anew_when_it_is_repeated(monkeypatch: Patch) -> None:
-    def commit(original: Any, shard: Shard, step: int, contributors: Any, *terms: Any) -> None:
+    def commit(original: Any, shard: Shard, step: int, contributors: Any, *terms: Any, **flags: Any) -> None:
         try:
-            original(shard, step, contributors, *terms)
+            original(shard, step, contributors, *terms, **flags)
         except MemoryError:
             for state in shard.slices:
                 state.version = step
@@ -177,18 +177,18 @@ def test_a_commit_that_begins_anew_when_it_is_repeated(monkeypatch: Patch) -> No
 
 
 def test_a_shard_that_commits_other_contributors(monkeypatch: Patch) -> None:
-    def commit(original: Any, shard: Shard, step: int, contributors: Any, *terms: Any) -> None:
-        original(shard, step, contributors[:-1] if shard.index == 1 and step == 2 else contributors, *terms)
+    def commit(original: Any, shard: Shard, step: int, contributors: Any, *terms: Any, **flags: Any) -> None:
+        original(shard, step, contributors[:-1] if shard.index == 1 and step == 2 else contributors, *terms, **flags)
 
     wrap(monkeypatch, Shard, "commit", commit)
     caught("sync-twisted", "is not the sequential reference at version 3")
 
 
 def test_a_shard_that_applies_a_step_twice(monkeypatch: Patch) -> None:
-    def commit(original: Any, shard: Shard, step: int, contributors: Any, *terms: Any) -> None:
-        original(shard, step, contributors, *terms)
+    def commit(original: Any, shard: Shard, step: int, contributors: Any, *terms: Any, **flags: Any) -> None:
+        original(shard, step, contributors, *terms, **flags)
         if step == 1:
-            original(shard, step + 1, contributors, *terms)
+            original(shard, step + 1, contributors, *terms, **flags)
 
     wrap(monkeypatch, Shard, "commit", commit)
     caught("sync-twisted", "at version 3, which was never committed")
@@ -248,19 +248,17 @@ def test_a_coordinator_that_tells_servers_different_contributors(monkeypatch: Pa
 
 def test_a_coordinator_that_counts_what_a_worker_brought_in_part(monkeypatch: Patch) -> None:
     def arrive(
-        original: Any, policy: Synchronous, worker: bytes, step: int, attempts: tuple[int, ...], now: float
+        original: Any, policy: Synchronous, worker: bytes, step: int, attempts: Any, *rest: Any, **k: Any
     ) -> None:
-        original(policy, worker, step, attempts[:1], now)
+        original(policy, worker, step, attempts[:1], *rest, **k)
 
     wrap(monkeypatch, Synchronous, "arrive", arrive)
     caught("sync-twisted", "of a worker that arrived with")
 
 
 def test_a_coordinator_that_counts_gradients_of_another_step(monkeypatch: Patch) -> None:
-    def arrive(
-        original: Any, policy: Synchronous, worker: bytes, step: int, attempts: tuple[int, ...], now: float
-    ) -> None:
-        original(policy, worker, policy.step, attempts, now)
+    def arrive(original: Any, policy: Synchronous, worker: bytes, step: int, *rest: Any, **flags: Any) -> None:
+        original(policy, worker, policy.step, *rest, **flags)
 
     wrap(monkeypatch, Synchronous, "arrive", arrive)
     caught("sync-backup", "of a worker that arrived with")
@@ -278,7 +276,7 @@ def test_a_coordinator_that_lies_about_what_counted(counted: bool, text: str, mo
 
 def test_a_coordinator_that_lets_workers_go_on_before_the_commit(monkeypatch: Patch) -> None:
     monkeypatch.setattr(
-        "zmqps.core.coordinator.steps.Proceed", lambda request, version, counted: Proceed(request, version + 1, counted)
+        "zmqps.core.coordinator.steps.Proceed", lambda request, version, *rest: Proceed(request, version + 1, *rest)
     )
     caught("sync-twisted", "a worker may read version")
 
@@ -390,8 +388,8 @@ def test_a_step_that_nobody_has_brought_anything_to_and_that_never_ends(monkeypa
 
 
 def test_a_bounded_worker_whose_clock_stands_still_when_it_skips(monkeypatch: Patch) -> None:
-    def arrive(original: Any, policy: Bounded, worker: bytes, step: int, attempts: Any, now: float) -> None:
-        original(policy, worker, step if attempts else -1, attempts, now)
+    def arrive(original: Any, policy: Bounded, worker: bytes, step: int, attempts: Any, *rest: Any, **k: Any) -> None:
+        original(policy, worker, step if attempts else -1, attempts, *rest, **k)
 
     wrap(monkeypatch, Bounded, "arrive", arrive)
     caught("ssp-skips", "steps ahead of")

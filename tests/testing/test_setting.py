@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -25,24 +24,24 @@ Patch = pytest.MonkeyPatch
 
 
 def test_a_server_that_lets_the_last_of_several_have_its_way(monkeypatch: Patch) -> None:
-    def outcome(original: Any, stage: Stage, step: int, index: int, pushes: Sequence[Any]) -> Any:
-        return original(stage, step, index, list(pushes)[::-1])
+    def outcome(original: Any, stage: Stage, step: int, index: int, pushes: Any, *rest: Any, **flags: Any) -> Any:
+        return original(stage, step, index, list(pushes)[::-1], *rest, **flags)
 
     wrap(monkeypatch, Stage, "outcome", outcome)
     caught("sync-values", "is not the sequential reference")
 
 
 def test_a_server_that_trains_what_is_set_in_the_same_step(monkeypatch: Patch) -> None:
-    def outcome(original: Any, stage: Stage, step: int, index: int, pushes: Sequence[Any]) -> Any:
-        return stage.mean(step, index, pushes), original(stage, step, index, pushes)[1]
+    def outcome(original: Any, stage: Stage, step: int, index: int, pushes: Any, *rest: Any, **flags: Any) -> Any:
+        return stage.mean(step, index, pushes), original(stage, step, index, pushes, *rest, **flags)[1]
 
     wrap(monkeypatch, Stage, "outcome", outcome)
     caught("sync-values", "is not the sequential reference")
 
 
 def test_a_mean_of_values_that_has_gradients_in_it(monkeypatch: Patch) -> None:
-    def mean(original: Any, stage: Stage, step: int, index: int, pushes: Sequence[Any], sort: float = 0.0) -> Any:
-        return original(stage, step, index, pushes, 0.0)
+    def mean(original: Any, stage: Stage, step: int, index: int, pushes: Any, sort: float = 0.0, total: int = 0) -> Any:
+        return original(stage, step, index, pushes, 0.0, total)
 
     wrap(monkeypatch, Stage, "mean", mean)
     caught("sync-values", "is not the sequential reference")

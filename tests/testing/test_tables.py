@@ -98,8 +98,8 @@ def test_a_commit_that_leaves_out_a_table(monkeypatch: Patch) -> None:
 
 
 def test_a_shard_that_commits_rows_of_other_contributors(monkeypatch: Patch) -> None:
-    def commit(original: Any, rows: Rows, step: int, contributors: Any) -> None:
-        original(rows, step, contributors[:-1] if step == 2 else contributors)
+    def commit(original: Any, rows: Rows, step: int, contributors: Any, *rest: Any, **flags: Any) -> None:
+        original(rows, step, contributors[:-1] if step == 2 else contributors, *rest, **flags)
 
     wrap(monkeypatch, Rows, "commit", commit)
     caught("sync-rows-twisted", REFERENCE)
@@ -112,9 +112,9 @@ def test_a_mean_over_those_alone_who_have_named_rows_of_a_shard(monkeypatch: Pat
 
 
 def test_a_commit_of_rows_that_begins_anew_when_it_is_repeated(monkeypatch: Patch) -> None:
-    def commit(original: Any, rows: Rows, step: int, contributors: Any) -> None:
+    def commit(original: Any, rows: Rows, step: int, contributors: Any, *rest: Any, **flags: Any) -> None:
         try:
-            original(rows, step, contributors)
+            original(rows, step, contributors, *rest, **flags)
         except MemoryError:
             for table in rows.tables:
                 table.version = step

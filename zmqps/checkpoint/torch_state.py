@@ -126,9 +126,8 @@ def from_torch(
     parameters = tuple(Parameter(n, tuple(t.shape), str(t.dtype).removeprefix("torch.")) for n, t in tensors.items())
     owned = {id(p): optimizer.state.get(p, {}) for group in optimizer.param_groups for p in group["params"]}
     states = {name: owned.get(id(tensor), {}) for name, tensor in tensors.items()}
-    [rule, *_] = spec.rules(list(tensors))[0]
-    names = tuple(rule.slots)
-    fills = dict(zip(names, rule.slot_fill, strict=True))
+    names, begins = spec.slots(list(tensors))
+    fills = dict(zip(names, begins, strict=True))
     keyspace = KeySpace(parameters)
     placement = Placement.balance(keyspace, 1)
     steps = {name: _steps(state, counts) for name, state in states.items()}

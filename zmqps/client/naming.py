@@ -30,7 +30,7 @@ def check_names(names: Iterable[str], index: Mapping[str, int]) -> list[int]:
 def check_groups(optimizer: OptimizerSpec, names: Sequence[str]) -> None:
     """Raise `OptimizerError` if a group is meant for parameters that there are not, or the rule is not for any."""
     if names and optimizer.name in BUILTIN:  # others may be known to servers alone
-        make_kernel(optimizer.rules(names[:1])[0][0])
+        make_kernel(optimizer.rules(names)[0][0])
     if (found := unused(optimizer.groups, names)) is None:
         return
     text, is_pattern = found

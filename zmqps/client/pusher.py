@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from zmqps import checks
 from zmqps.client.puller import Puller
 from zmqps.client.requests import Params
 from zmqps.client.thread import refuse_in_callback
@@ -47,8 +48,9 @@ class Pusher(Puller):
             several shards nothing is promised.
         examples : int
             Synchronous: how often these gradients count in the step's mean, usually the size of
-            the batch they are the mean of. Each parameter's mean is over the workers that pushed it;
-            what nobody pushed in a step is not updated.
+            the batch they are the mean of. Each parameter's mean is over the workers that pushed it, or over all
+            of the step where the job has ``mean="workers"``; what nobody pushed in a step is not updated.
+            The parts of one batch are given the same number, which counts once.
         codec : Codec or str, optional
             How the gradients travel; by default the job's.
         step : bool, optional
@@ -232,7 +234,9 @@ class Pusher(Puller):
 
         A push that leaves out no parameter but frozen ones does so by itself: after that, this ends the next step.
         A worker that holds only some of the layers calls this after having pushed theirs: each parameter's mean is
-        over the workers that pushed it. With nothing pushed it is `skip`. Nothing happens in asynchronous mode.
+        over the workers that pushed it. With nothing pushed it is `skip`; but where the job has ``mean="workers"``, the
+        worker counts in the mean with one example, or with those of ``push({}, step=True, examples=…)``. Nothing
+        happens in asynchronous mode.
 
         Parameters
         ----------
@@ -252,7 +256,7 @@ class Pusher(Puller):
         """`advance`, as a future."""
         return self._end_step(Advance(0.0), timeout)
 
-    def skip(self, *, timeout: float | None = None) -> None:
+    def skip(self, *, for_all: bool = False, timeout: float | None = None) -> None:
         """Say that nothing comes from this worker in this step: the others go on without its gradient.
 
         For a batch that is empty, or a gradient that is not finite. In the synchronous mode the mean is over those who
@@ -261,17 +265,35 @@ class Pusher(Puller):
         too few are on their way, this worker is let go to bring another one. In the bounded mode the worker's clock
         goes on. Nothing happens in asynchronous mode.
 
+        With ``for_all`` nobody's gradient of the step is applied, as DDP with a GradScaler does where the gradient of
+        one worker is not finite. The step ends when all have arrived at it, as any other, and the version is one
+        higher; neither parameters, nor rows, nor the optimizer's slots and step counts have changed. What was `set`
+        or averaged in the step is set, also what this worker has. The others learn it from `steps_left_out`.
+        A step that was committed before this arrives is not undone (``replicas_to_aggregate``, ``on_straggler``).
+        In the other modes, whose workers share no steps, it is a plain skip.
+
         Parameters
         ----------
+        for_all : bool
+            Synchronous: whether all workers leave out the step.
         timeout
             As for `advance`, as are the errors.
         """
         refuse_in_callback()
-        self.skip_async(timeout=timeout).result()
+        self.skip_async(for_all=for_all, timeout=timeout).result()
 
-    def skip_async(self, *, timeout: float | None = None) -> Future[None]:
+    def skip_async(self, *, for_all: bool = False, timeout: float | None = None) -> Future[None]:
         """`skip`, as a future."""
-        return self._end_step(Advance(0.0, skips=True), timeout)
+        return self._end_step(Advance(0.0, skips=True, for_all=checks.flag("for_all", for_all)), timeout)
+
+    @property
+    def steps_left_out(self) -> int:
+        """How many of this worker's steps were left out for all, by `skip` with ``for_all``, also of another worker.
+
+        A step's end is known when the next transfer has ended: compare what this is before a `push_pull` and after it,
+        or before a push and after the pull that follows. It costs nothing, and begins anew with `rejoin`.
+        """
+        return self._thread.machine.tally.counts["left_out"]
 
     def _end_step(self, advance: Advance, timeout: float | None) -> Future[None]:
         if self._role == "observer":

@@ -32,7 +32,7 @@ from zmqps.core.coordinator.files import Served
 from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import MAX_NAME_CHARS, JobSpec
-from zmqps.core.protocol.terms import MOST_RATES
+from zmqps.core.protocol.terms import MOST_NUMBERS
 from zmqps.core.server.changes import Unchanged
 from zmqps.core.server.row_snapshot import RowPiece
 from zmqps.core.server.shard import Shard
@@ -226,7 +226,7 @@ def _slots_of(job: JobSpec) -> tuple[str, ...]:
     names = [parameter.name for parameter in job.parameters]
     if not names:
         return ()
-    return tuple(OptimizerSpec.from_wire(job.optimizer).rules(names)[0][0].slots)
+    return OptimizerSpec.from_wire(job.optimizer).slots(names)[0]
 
 
 #: What servers may ask of files -> whether it changes them.
@@ -424,13 +424,13 @@ def resumptions(config: CheckpointConfig) -> dict[str, Resumption]:
             state=manifest.state,
             optimizer=config.restore_optimizer,
             names=config.restore_names,
-            rates=rates_of(manifest),
+            rates=numbers_of(manifest) if config.restore_optimizer else (),
         )
     }
 
 
-def rates_of(manifest: Manifest) -> tuple[float, ...]:
-    """Return the learning rates that were set when a checkpoint was made; of an optimizer begun anew there are none."""
+def numbers_of(manifest: Manifest) -> tuple[float, ...]:
+    """Return the numbers that the chief had set when a checkpoint was made, as they travel."""
     kept = manifest.run.get("rates", [])
-    usable = isinstance(kept, list) and len(kept) <= MOST_RATES and all(isinstance(rate, float) for rate in kept)
+    usable = isinstance(kept, list) and len(kept) <= 1 + MOST_NUMBERS and all(isinstance(rate, float) for rate in kept)
     return tuple(kept) if usable else ()

@@ -52,7 +52,7 @@ from zmqps.nodes.endkey import server_key
 from zmqps.nodes.host import Rests, available_nbytes, total_nbytes
 from zmqps.nodes.listening import Place, resolved
 from zmqps.nodes.relay import RelayStorage
-from zmqps.optim import Kernel, OptimizerSpec, Rule, all_finite, make_kernel, warm_up
+from zmqps.optim import Kernel, OptimizerSpec, Rule, all_finite, make_kernel, slots_of, warm_up
 from zmqps.optim.device_rows import DeviceRowKernel
 from zmqps.optim.rows import RowKernel, kernel_of_table, rule_of_table
 from zmqps.rows.kernels import warm_up as warm_up_rows
@@ -169,18 +169,19 @@ class CompiledRules:
         self.slot_fill: tuple[float, ...] = ()
         self.allocates = False
 
-    def kernels(self, names: Sequence[str]) -> tuple[Sequence[UpdateKernel | None], Sequence[int]]:
-        """Return the kernels in use, and the index of each parameter's."""
+    def kernels(self, names: Sequence[str]) -> tuple[Sequence[UpdateKernel | None], Sequence[int], Sequence[int]]:
+        """Return the kernels in use, the index of each parameter's, and the number of its group."""
         rules, kernel_of = self._spec.rules(names, self._workers)
-        self.slot_fill = rules[0].slot_fill if rules else ()
-        kernels = [None if rule.frozen else self._kernel(rule) for rule in rules]
+        slots, self.slot_fill = slots_of(rules)
+        kernels = [None if rule.frozen else self._kernel(rule, slots) for rule in rules]
         self.allocates = any(kernel.allocates for kernel in kernels if kernel is not None)
-        return [kernel and self._threads.over(kernel) for kernel in kernels], kernel_of
+        threaded = [kernel and self._threads.over(kernel) for kernel in kernels]
+        return threaded, kernel_of, self._spec.groups_of(names)
 
-    def _kernel(self, rule: Rule) -> Kernel:
+    def _kernel(self, rule: Rule, slots: Sequence[str]) -> Kernel:
         if self._device is None:
-            return make_kernel(rule, self._kernels)
-        return make_kernel(rule, "device", self._device.xp, self._elementwise)
+            return make_kernel(rule, self._kernels, slots=slots)
+        return make_kernel(rule, "device", self._device.xp, self._elementwise, slots)
 
     def warm_up(self, names: Sequence[str], dtype: np.dtype[Any]) -> None:
         """Compile what the first update would otherwise wait for."""
@@ -233,7 +234,7 @@ def make_shard(
     spec = OptimizerSpec.from_wire(job.optimizer)
     names = [parameter.name for parameter in job.parameters]
     num_slots, num_workers = (
-        max([len(rule.slots) for rule in spec.rules(names)[0]], default=0),
+        len(spec.slots(names)[0]),
         max(1, room.num_workers),
     )
     device, required, beside = None, 0, None

@@ -14,7 +14,7 @@ from .adagrad import adagrad
 from .adam import adam
 from .adamw import adamw
 from .amsgrad import amsgrad
-from .base import Rule
+from .base import Rule, slots_of
 from .decays import (
     cosine_decay,
     exponential_decay,
@@ -26,12 +26,12 @@ from .decays import (
 )
 from .ftrl import ftrl
 from .groups import Group, group, trained, unused
+from .hyperparameters import Hyperparameters
 from .kernels import Kernel, all_finite, make_kernel, warm_up
 from .lion import lion
 from .momentum import momentum
 from .nesterov import nesterov
 from .options import flag, number
-from .rates import rates_of
 from .rmsprop import rmsprop
 from .rowwise_adagrad import rowwise_adagrad
 from .scaling import scale_linearly
@@ -41,6 +41,7 @@ from .spec import OptimizerSpec, custom
 
 __all__ = [
     "Group",
+    "Hyperparameters",
     "Kernel",
     "OptimizerSpec",
     "Rule",
@@ -68,11 +69,11 @@ __all__ = [
     "one_cycle",
     "piecewise",
     "polynomial_decay",
-    "rates_of",
     "rmsprop",
     "rowwise_adagrad",
     "scale_linearly",
     "sgd",
+    "slots_of",
     "step_decay",
     "trained",
     "unused",

@@ -7,17 +7,21 @@ a device's), so that `kernels` can run it on blocks of an array or compile it ov
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field, dataclass, replace
+from functools import cache
+from typing import Any, ClassVar, Self
 
-from .options import Flag, Number, number, option
+from ..errors import OptimizerError
+from .options import Flag, Number, check_fields, fields_of, number, option
 from .schedules import Rate, RateOption, rate_at
 
 #: Options of every rule that a spec does not count among the hyperparameters.
 COMMON = ("learning_rate", "clip_value", "clip_norm", "updates_per_step", "frozen")
 
 CLIP = Number(above=0.0, optional=True)
+#: What of those is a number that groups may differ in, and that may be set while a job is trained.
+RATE = "learning_rate"
 #: Of a step: one of each worker, of which there are no more.
 MOST_UPDATES = 65535
 
@@ -79,6 +83,24 @@ class Rule(ABC):
         super().__init_subclass__()
         cls.steady = vars(cls).get("steady", False)
 
+    @classmethod
+    def numbers(cls) -> tuple[str, ...]:
+        """Return the names of its numbers in the order in which they travel: the learning rate, weight decay, its own.
+
+        Those are what groups may differ in and what may be set while a job is trained: all options but flags.
+        """
+        return tuple(f.name for f in number_fields(cls))
+
+    def changed(self, values: Mapping[str, float]) -> Self:
+        """Return the rule with some of its `numbers` changed.
+
+        Raises
+        ------
+        OptimizerError
+            One of them is no number of this rule, or out of its range.
+        """
+        return replace(self, **check_fields(self.name, number_fields(type(self)), values, partial=True))
+
     @property
     def slots(self) -> tuple[str, ...]:
         """Names of the state arrays kept beside the values, at most `kernels.MOST_SLOTS`."""
@@ -130,7 +152,8 @@ class Rule(ABC):
 
         It may use its arguments, operators and functions of `xp`, nothing else. Literal numbers
         belong into `scalars`, where they take the arrays' dtype: compiled, ``1 - b`` with a float32
-        ``b`` would be a float64. It must not depend on numbers that two parameter groups may differ in.
+        ``b`` would be a float64. A number of the rule may choose between two equations, each a function of
+        its own; it must not be captured by one.
         """
 
     def gradient(self, xp: Any) -> Callable[..., Any]:
@@ -177,3 +200,32 @@ class Rule(ABC):
     @property
     def _adds_decay(self) -> bool:
         return self.weight_decay != 0.0 and not self.decouples
+
+
+@cache
+def number_fields(cls: type[Rule]) -> tuple[Field[Any], ...]:
+    """Return the fields of `Rule.numbers`."""
+    own = fields_of(cls, without=tuple(name for name in COMMON if name != RATE))
+    return tuple(f for f in own if f.name == RATE or isinstance(f.metadata.get("option", Number()), Number))
+
+
+def slots_of(rules: Iterable[Rule]) -> tuple[tuple[str, ...], tuple[float, ...]]:
+    """Return the slots that the rules of one job share, and what each begins with: those of the rule with most.
+
+    Raises
+    ------
+    OptimizerError
+        They cannot share them: their slots begin with different numbers.
+    """
+    rules = list(rules)
+    if not rules:
+        return (), ()
+    most = max(rules, key=lambda rule: len(rule.slots))
+    fills = dict(zip(most.slots, most.slot_fill, strict=True))
+    for rule in rules:
+        if any(fills.get(slot) != fill for slot, fill in zip(rule.slots, rule.slot_fill, strict=True)):
+            raise OptimizerError(
+                f"{rule.name}: groups may not differ in what decides the state that is kept, or what it begins with "
+                "(initial_accumulator_value)"
+            )
+    return most.slots, most.slot_fill

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
 from ..errors import OptimizerError
-from .options import Names, Number, Text, check_fields, fields_of, flag, option
+from .options import Hyper, Names, Number, Text, check_fields, fields_of, flag, option
 from .schedules import Rate, RateOption, rate_to_wire
 
 #: Patterns are tried one after another for every parameter; a model has tens of kinds of them, not thousands.
@@ -28,6 +28,7 @@ class Group:
     learning_rate: Rate | None = option(RateOption(optional=True), None)
     weight_decay: float | None = option(Number(at_least=0.0, optional=True), None)
     frozen: bool = flag(default=False)
+    hyper: Mapping[str, float] = field(default_factory=dict, metadata={"option": Hyper(flags=False)})
 
     def __post_init__(self) -> None:
         for name, value in check_fields("group", fields_of(self), vars(self)).items():
@@ -37,19 +38,24 @@ class Group:
 
     def overrides(self) -> dict[str, Any]:
         """Return the options in which this group differs from the rest."""
+        return self.numbers() | {"frozen": self.frozen}
+
+    def numbers(self) -> dict[str, Any]:
+        """Return the numbers of this group that take the place of the optimizer's."""
         named = {"learning_rate": self.learning_rate, "weight_decay": self.weight_decay}
-        return {name: value for name, value in named.items() if value is not None} | {"frozen": self.frozen}
+        return {name: value for name, value in named.items() if value is not None} | dict(self.hyper)
 
     def to_wire(self) -> dict[str, Any]:
         """Return this group as plain data for a message."""
         rate = None if self.learning_rate is None else rate_to_wire(self.learning_rate)
-        return {
+        plain = {
             "pattern": self.pattern,
             "names": None if self.names is None else list(self.names),
             "learning_rate": rate,
             "weight_decay": self.weight_decay,
             "frozen": self.frozen,
         }
+        return plain | ({"hyper": dict(self.hyper)} if self.hyper else {})
 
 
 def group(
@@ -59,6 +65,7 @@ def group(
     learning_rate: Rate | None = None,
     weight_decay: float | None = None,
     frozen: bool = False,
+    **hyper: float,
 ) -> Group:
     """Return a parameter group: what differs for the parameters whose name matches a pattern, or is among some.
 
@@ -75,13 +82,23 @@ def group(
         In place of the optimizer's.
     frozen : bool
         Never update these parameters. No step waits for their gradients.
+    **hyper : float
+        Other numbers in place of the optimizer's: ``momentum``, ``b1``, ``eps``, … Not its flags, and not what state
+        begins with (``initial_accumulator_value``): the whole job has those in common.
 
     Examples
     --------
     >>> from zmqps.optim import adamw
     >>> spec = adamw(1e-3, groups=[group("*.bias", weight_decay=0.0), group(names=["embedding[0]"], frozen=True)])
     """
-    return Group(pattern, names=names, learning_rate=learning_rate, weight_decay=weight_decay, frozen=frozen)  # type: ignore[arg-type]
+    return Group(
+        pattern,
+        names=names,  # type: ignore[arg-type]
+        learning_rate=learning_rate,
+        weight_decay=weight_decay,
+        frozen=frozen,
+        hyper=hyper,
+    )
 
 
 def groups_of(entries: object) -> tuple[Group, ...]:
@@ -109,14 +126,14 @@ def _group(entry: object) -> Group:
     return Group(**check_fields("group", fields_of(Group), entry))
 
 
-def assign(groups: Sequence[Group], names: Sequence[str]) -> list[Group | None]:
-    """Return the group of each name, the first that is meant for it; None: it has none."""
+def places(groups: Sequence[Group], names: Sequence[str]) -> list[int]:
+    """Return the number of each name's group, the first that is meant for it, from 1 on; 0: it has none."""
     exact: dict[str, int] = {}
     for number, each in enumerate(groups):
         for name in each.names or ():
             exact.setdefault(name, number)
     patterns = [(number, each.pattern) for number, each in enumerate(groups) if each.pattern is not None]
-    found: list[Group | None] = []
+    found: list[int] = []
     for name in names:
         first = exact.get(name, len(groups))
         for number, pattern in patterns:
@@ -125,7 +142,7 @@ def assign(groups: Sequence[Group], names: Sequence[str]) -> list[Group | None]:
             if fnmatchcase(name, pattern):
                 first = number
                 break
-        found.append(groups[first] if first < len(groups) else None)
+        found.append(first + 1 if first < len(groups) else 0)
     return found
 
 
@@ -135,7 +152,8 @@ def trained(optimizer: Mapping[str, Any], names: Iterable[str]) -> list[str]:
     names = list(names)
     if not any(each.frozen for each in groups):
         return names
-    return [name for name, own in zip(names, assign(groups, names), strict=True) if own is None or not own.frozen]
+    frozen = {number for number, each in enumerate(groups, 1) if each.frozen}
+    return [name for name, own in zip(names, places(groups, names), strict=True) if own not in frozen]
 
 
 def unused(groups: Sequence[Group], names: Sequence[str]) -> tuple[str, bool] | None:

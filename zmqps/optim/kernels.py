@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from copy import copy
 from functools import lru_cache
 from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from ..errors import OptimizerError
 from ..jit import compiled, inner
 from . import fused, loops
 from .base import Rule
+from .options import LARGEST
 from .schedules import Schedule
 
 if TYPE_CHECKING:
@@ -42,12 +43,21 @@ Elementwise = Callable[[str, str, str, str, str], Callable[..., None]]
 #: small, and malloc keeps the temporaries' memory (measured: less is slower, more is not faster).
 BLOCK_NBYTES = 128 * 1024
 
+#: How many sets of numbers a kernel remembers: those of the groups that share its rule, at one step.
+MOST_SETS = 256
+
 #: One loop in `loops` for each count of slots.
 MOST_SLOTS = len(loops.BY_SLOTS) - 1
 
 
 class Kernel(ABC):
     """Applies one rule to arrays; made by `make_kernel`.
+
+    Parameters
+    ----------
+    rule : Rule
+    slots : sequence of str
+        The names of the slots that it is called with: the rule's own at least.
 
     Attributes
     ----------
@@ -57,10 +67,18 @@ class Kernel(ABC):
 
     allocates: ClassVar[bool] = False
 
-    def __init__(self, rule: Rule) -> None:
+    def __init__(self, rule: Rule, slots: Sequence[str]) -> None:
+        self._slots = tuple(slots)
+        self._others: dict[tuple[int, ...], Self] = {}  # by code: a kernel that has it compiled
+        self._sets: dict[tuple[float, ...], Self] = {}  # by the numbers that were set: the kernel with these
+        self._take(rule)
+        self._compile()
+
+    def _take(self, rule: Rule) -> None:
+        """Compute with the numbers of a rule, whose equation is compiled."""
         self.rule = rule
+        self._picks = None if rule.slots == self._slots else [self._slots.index(slot) for slot in rule.slots]
         self._gradient_scalars = rule.gradient_scalars()
-        self._told = rule  # with the learning rate that was told last
         steady = rule.steady and not isinstance(rule.learning_rate, Schedule)
         self._scalars = rule.scalars(1) if steady else None  # where they are the same at every step
         self._is_steady = steady and rule.clip_norm is None and not rule.frozen
@@ -74,7 +92,7 @@ class Kernel(ABC):
         slots: tuple[Any, ...],
         step: int,
         scale: float = 1.0,
-        learning_rate: float | None = None,
+        numbers: tuple[float, ...] = (),
     ) -> None:
         """Write ``out = update(w, g)`` and update the slots in place.
 
@@ -84,16 +102,23 @@ class Kernel(ABC):
             Values, gradient and new values: contiguous, of one dimension, one size and one float
             dtype. `out` is `w` itself, the same object, or does not overlap it. `g` is not written to.
         slots : tuple of array
-            As `Rule.slots` lists them, each like `w`.
+            As named when this was made, each like `w`. Those that the rule does not use stay as they are.
         step : int
             Number of this update, the first being 1.
         scale : float
             What gradients are multiplied with, where the rule has a `clip_norm`.
-        learning_rate : float, optional
-            Instead of the rule's own.
+        numbers : tuple of float
+            In the place of the rule's own, the first of its `Rule.numbers`: as many as there are. Beyond `LARGEST`:
+            the rule's own. None counts if an option does not take one of them.
         """
-        if self._is_steady and learning_rate is None and (numbers := self._cast.get(w.dtype)) is not None:
-            self._run(w, g, out, slots, *numbers)
+        if numbers:
+            kernel = self._sets.get(numbers) or self._with(numbers)
+            kernel(w, g, out, slots, step, scale)
+            return
+        if self._picks is not None:
+            slots = tuple([slots[pick] for pick in self._picks])
+        if self._is_steady and (cast_before := self._cast.get(w.dtype)) is not None:
+            self._run(w, g, out, slots, *cast_before)
             return
         rule = self.rule
         if rule.frozen:
@@ -101,21 +126,40 @@ class Kernel(ABC):
             return
         cast = w.dtype.type
         with np.errstate(all="ignore"):  # what is too large for the dtype
-            if learning_rate is None:
-                scalars = rule.scalars(step) if self._scalars is None else self._scalars
-            else:
-                scalars = self._at(learning_rate).scalars(step)
+            scalars = rule.scalars(step) if self._scalars is None else self._scalars
             limits = self._gradient_scalars if rule.clip_norm is None else rule.gradient_scalars(scale)
-            numbers = tuple(map(cast, limits)), tuple(map(cast, scalars))
-        if self._is_steady and learning_rate is None:
-            self._cast[w.dtype] = numbers
-        self._run(w, g, out, slots, *numbers)
+            both = tuple(map(cast, limits)), tuple(map(cast, scalars))
+        if self._is_steady:
+            self._cast[w.dtype] = both
+        self._run(w, g, out, slots, *both)
 
-    def _at(self, learning_rate: float) -> Rule:
-        """Return the rule with another learning rate."""
-        if (told := self._told).learning_rate != learning_rate:  # several threads may be here
-            told = self._told = replace(self.rule, learning_rate=learning_rate)
-        return told
+    def _with(self, numbers: tuple[float, ...]) -> Self:
+        """Return the kernel with other numbers; compiled only if they make it another equation."""
+        named = zip(self.rule.numbers(), numbers, strict=False)
+        values = {name: number for name, number in named if abs(number) <= LARGEST}
+        try:
+            rule = self.rule.changed(values)
+            usable = set(rule.slots) <= set(self._slots)
+        except OptimizerError:
+            usable = False
+        if not usable:  # workers check what they send, so this one does not: nothing that it says counts
+            rule = self.rule
+        code = _code(rule)
+        same = self if code == _code(self.rule) else self._others.get(code)  # several threads may be here
+        made = copy(same or self)
+        made._others, made._sets = {}, {}
+        made._take(rule)
+        if same is None:
+            made._compile()
+            self._others[code] = made
+        if len(self._sets) >= MOST_SETS:
+            self._sets.clear()
+        self._sets[numbers] = made
+        return made
+
+    @abstractmethod
+    def _compile(self) -> None:
+        """Prepare for the rule's equation."""
 
     @abstractmethod
     def _run(
@@ -128,7 +172,8 @@ class ArrayKernel(Kernel):
 
     Parameters
     ----------
-    rule : Rule
+    rule, slots
+        As for `Kernel`.
     xp : module
         ``numpy`` or ``device``.
     block_nbytes : int, optional
@@ -137,11 +182,14 @@ class ArrayKernel(Kernel):
 
     allocates = True
 
-    def __init__(self, rule: Rule, xp: Any, block_nbytes: int | None) -> None:
-        super().__init__(rule)
-        self._update = rule.equation(xp)
-        self._gradient = rule.gradient(xp)
+    def __init__(self, rule: Rule, slots: Sequence[str], xp: Any, block_nbytes: int | None) -> None:
+        self._xp = xp
         self._block_nbytes = block_nbytes
+        super().__init__(rule, slots)
+
+    def _compile(self) -> None:
+        self._update = self.rule.equation(self._xp)
+        self._gradient = self.rule.gradient(self._xp)
 
     def _run(
         self, w: Any, g: Any, out: Any, slots: tuple[Any, ...], gradient_scalars: tuple[Any, ...], scalars: Any
@@ -162,8 +210,7 @@ class ArrayKernel(Kernel):
 class NumbaKernel(Kernel):
     """The equation compiled into one loop, which runs without the interpreter lock."""
 
-    def __init__(self, rule: Rule) -> None:
-        super().__init__(rule)
+    def _compile(self) -> None:
         self._loops: dict[np.dtype[Any], Callable[..., None]] = {}
 
     def _run(
@@ -181,14 +228,17 @@ class FusedKernel(Kernel):
 
     Parameters
     ----------
-    rule : Rule
+    rule, slots
+        As for `Kernel`.
     elementwise : callable
         As `zmqps.gpu.device.Device.elementwise`.
     """
 
-    def __init__(self, rule: Rule, elementwise: Elementwise) -> None:
-        super().__init__(rule)
+    def __init__(self, rule: Rule, slots: Sequence[str], elementwise: Elementwise) -> None:
         self._elementwise = elementwise
+        super().__init__(rule, slots)
+
+    def _compile(self) -> None:
         self._compiled: dict[np.dtype[Any], Callable[..., None]] = {}
 
     def _run(
@@ -202,7 +252,18 @@ class FusedKernel(Kernel):
             kernel(w, g, *gradient_scalars, *scalars, out, *slots)
 
 
-def make_kernel(rule: Rule, backend: Backend = "numpy", xp: Any = np, elementwise: Elementwise | None = None) -> Kernel:
+def _code(rule: Rule) -> tuple[int, ...]:
+    """Return what differs where rules of one class need different compiled code."""
+    return tuple(id(getattr(part, "__code__", None)) for part in (rule.equation(np), rule.gradient(np)))
+
+
+def make_kernel(
+    rule: Rule,
+    backend: Backend = "numpy",
+    xp: Any = np,
+    elementwise: Elementwise | None = None,
+    slots: Sequence[str] | None = None,
+) -> Kernel:
     """Return the kernel that applies `rule`.
 
     Parameters
@@ -213,6 +274,8 @@ def make_kernel(rule: Rule, backend: Backend = "numpy", xp: Any = np, elementwis
         The namespace of the arrays when the backend is ``"device"``.
     elementwise : callable, optional
         Compiles for the device of ``"device"``; without it the equation runs one operation after another.
+    slots : sequence of str, optional
+        The names of the slots it will be called with, where those are more than the rule's own.
 
     Raises
     ------
@@ -226,15 +289,16 @@ def make_kernel(rule: Rule, backend: Backend = "numpy", xp: Any = np, elementwis
         )
     if len(rule.slots) > MOST_SLOTS:
         raise OptimizerError(f"optimizer {rule.name!r} has {len(rule.slots)} slots; at most {MOST_SLOTS} are supported")
+    slots = rule.slots if slots is None else slots
     match backend:
         case "numpy":
-            return ArrayKernel(rule, np, BLOCK_NBYTES)
+            return ArrayKernel(rule, slots, np, BLOCK_NBYTES)
         case "numba":
-            return NumbaKernel(rule)
+            return NumbaKernel(rule, slots)
         case "device" if elementwise is not None and fused.can_write(rule):
-            return FusedKernel(rule, elementwise)
+            return FusedKernel(rule, slots, elementwise)
         case "device":
-            return ArrayKernel(rule, xp, None)
+            return ArrayKernel(rule, slots, xp, None)
     raise OptimizerError(f"no backend {backend!r}; choose numpy, numba or device")
 
 

@@ -37,7 +37,10 @@ class Momentum(Rule):
             u = momentum * u + inflow * g
             return w - rate * u, u
 
-        return update
+        def at_rest(w: Any, g: Any, u: Any, rate: Any, momentum: Any, inflow: Any) -> tuple[Any, ...]:
+            return w - rate * g, u
+
+        return update if self.momentum else at_rest  # as in PyTorch, which leaves its buffer as it is at 0
 
 
 def momentum(

@@ -36,7 +36,10 @@ class Nesterov(Rule):
             u = momentum * u + g
             return w - rate * (g + momentum * u), u
 
-        return update
+        def at_rest(w: Any, g: Any, u: Any, rate: Any, momentum: Any) -> tuple[Any, ...]:
+            return w - rate * g, u
+
+        return update if self.momentum else at_rest  # as in PyTorch, which leaves its buffer as it is at 0
 
 
 def nesterov(

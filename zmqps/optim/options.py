@@ -9,6 +9,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
+from numbers import Integral
 from typing import Any, Protocol
 
 from .. import checks
@@ -16,6 +17,8 @@ from ..errors import OptimizerError
 
 #: No number may be larger: a float32 holds it, and its quotient with any ``1 - b``, without overflow.
 LARGEST = 1e20
+#: A rule has a handful of hyperparameters; the limit bounds what a peer can make us look at.
+MOST_OPTIONS = 64
 
 
 class Option(Protocol):
@@ -100,6 +103,26 @@ class Names:
         return names
 
 
+@dataclass(frozen=True)
+class Hyper:
+    """Hyperparameters by name, each a finite number, or a flag where those may be there."""
+
+    flags: bool = True
+
+    def accept(self, label: str, value: object) -> dict[str, float | bool]:
+        if not isinstance(value, Mapping) or len(value) > MOST_OPTIONS:
+            raise OptimizerError(f"{label}: hyperparameters must be a mapping of at most {MOST_OPTIONS} entries")
+        plain: dict[str, float | bool] = {}
+        for key, entry in value.items():
+            name = f"{label}: {Text(longest=100).accept('name of an option', key)}"
+            if self.flags and isinstance(entry, bool):
+                plain[key] = entry
+            else:
+                finite = Number().accept(name, entry)
+                plain[key] = int(entry) if isinstance(entry, Integral) else finite
+        return plain
+
+
 def option(kind: Option, default: Any = MISSING) -> Any:
     """Return a dataclass field whose value must be what `kind` says."""
     return field(default=default, metadata={"option": kind})
@@ -122,7 +145,9 @@ def flag(*, default: Any = MISSING) -> Any:
     return option(Flag(), default)
 
 
-def check_fields(owner: str, declared: tuple[Field[Any], ...], values: Mapping[Any, object]) -> dict[str, Any]:
+def check_fields(
+    owner: str, declared: tuple[Field[Any], ...], values: Mapping[Any, object], *, partial: bool = False
+) -> dict[str, Any]:
     """Return `values` in plain form, checked against the fields of a dataclass.
 
     Parameters
@@ -133,6 +158,8 @@ def check_fields(owner: str, declared: tuple[Field[Any], ...], values: Mapping[A
         The fields; one without a declared option takes any finite number.
     values : mapping
         From a script or a peer; nothing about it is trusted.
+    partial : bool
+        Whether options without a default may be left out, too.
 
     Raises
     ------
@@ -146,7 +173,7 @@ def check_fields(owner: str, declared: tuple[Field[Any], ...], values: Mapping[A
             f"{owner} has no option {reprlib.repr(unknown[0])}; its options are {', '.join(sorted(known)) or 'none'}"
         )
     missing = [n for n, f in known.items() if n not in values and f.default is MISSING and f.default_factory is MISSING]
-    if missing:
+    if missing and not partial:
         raise OptimizerError(f"{owner} needs a value for {', '.join(missing)}")
     return {
         name: known[name].metadata.get("option", Number()).accept(f"{owner}: {name}", value)

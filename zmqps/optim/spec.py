@@ -5,18 +5,14 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral
 from typing import Any
 
 from ..errors import OptimizerError
-from .base import CLIP, COMMON, Rule
-from .groups import Group, assign, groups_of
-from .options import Choice, Number, Text, check_fields, fields_of, option
+from .base import CLIP, COMMON, Rule, number_fields, slots_of
+from .groups import Group, groups_of, places
+from .options import Choice, Hyper, Text, check_fields, fields_of, option
 from .registry import BUILTIN, rule_class
 from .schedules import Rate, RateOption, rate_to_wire
-
-#: A rule has a handful of hyperparameters; the limit bounds what a peer can make us look at.
-MOST_OPTIONS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +54,7 @@ class OptimizerSpec:
     def __post_init__(self) -> None:
         plain = fields_of(self, without=("hyper", "groups"))
         checked = check_fields("optimizer", plain, {f.name: getattr(self, f.name) for f in plain})
-        checked["hyper"] = _hyper(self.name, self.hyper)
+        checked["hyper"] = Hyper().accept(self.name, self.hyper)
         checked["groups"] = groups_of(self.groups)
         for name, value in checked.items():
             object.__setattr__(self, name, value)
@@ -72,13 +68,18 @@ class OptimizerSpec:
         rate = tuple(f for f in fields_of(cls) if f.name == "learning_rate")
         for own in (self.learning_rate, *(g.learning_rate for g in self.groups if g.learning_rate is not None)):
             check_fields(self.name, rate, {"learning_rate": own})
+        numbers = number_fields(cls)
+        for each in self.groups:
+            if each.hyper:
+                check_fields(f"{self.name}: group", numbers, each.hyper, partial=True)
         common = {name: getattr(self, name) for name in ("learning_rate", "clip_value", "clip_norm")}
         return cls, hyper | common
 
     def rules(self, names: Sequence[str], workers: int = 1) -> tuple[tuple[Rule, ...], list[int]]:
         """Return the distinct rules the named parameters need, and for each name the index of its rule.
 
-        All rules have the same slots, so parameters of different groups share arenas.
+        All rules share the slots of the one with most, so parameters of different groups share arenas. They are in the
+        order of the groups, that of parameters in no group first.
 
         Parameters
         ----------
@@ -94,12 +95,22 @@ class OptimizerSpec:
         """
         cls, common = self._checked()
         common["updates_per_step"] = workers if self.count == "steps" else 1
+        group_of = self.groups_of(names)
         found: dict[Rule, int] = {}
-        indices = []
-        for own in assign(self.groups, names):
-            options = {} if own is None else own.overrides()
-            indices.append(found.setdefault(cls(**{**common, **options}), len(found)))
-        return tuple(found), indices
+        rule_of: dict[int, int] = {}
+        for number in sorted(set(group_of)):
+            options = self.groups[number - 1].overrides() if number else {}
+            rule_of[number] = found.setdefault(cls(**{**common, **options}), len(found))
+        slots_of(found)
+        return tuple(found), [rule_of[number] for number in group_of]
+
+    def slots(self, names: Sequence[str]) -> tuple[tuple[str, ...], tuple[float, ...]]:
+        """Return the slots that are kept of the named parameters, and what each begins with; errors as of `rules`."""
+        return slots_of(self.rules(names)[0])
+
+    def groups_of(self, names: Sequence[str]) -> list[int]:
+        """Return for each name the number of its group, from 1 on; 0: it is in none."""
+        return places(self.groups, names)
 
     def to_wire(self) -> dict[str, Any]:
         """Return this spec as plain data for a message: strings, numbers, None, lists and dicts."""
@@ -135,20 +146,6 @@ class OptimizerSpec:
 def said(**flags: bool) -> dict[str, bool]:
     """Return the flags that are set: without the others a spec is that of a checkpoint from before there were any."""
     return {name: flag for name, flag in flags.items() if flag is not False}
-
-
-def _hyper(name: str, hyper: object) -> dict[str, float | bool]:
-    if not isinstance(hyper, Mapping) or len(hyper) > MOST_OPTIONS:
-        raise OptimizerError(f"{name}: hyperparameters must be a mapping of at most {MOST_OPTIONS} entries")
-    plain: dict[str, float | bool] = {}
-    for key, value in hyper.items():
-        label = f"{name}: {Text(longest=100).accept('name of an option', key)}"
-        if isinstance(value, bool):
-            plain[key] = value
-        else:
-            finite = Number().accept(label, value)
-            plain[key] = int(value) if isinstance(value, Integral) else finite
-    return plain
 
 
 def custom(

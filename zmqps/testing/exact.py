@@ -44,9 +44,10 @@ class ExactReference:
         self._note()
 
     def step(
-        self, contributors: Sequence[Contributor], gradients: Iterable[Gradient], rates: Sequence[float] = ()
-    ) -> None:
-        """Do a step of these gradients, one for each attempt of each contributor, with these learning rates."""
+        self, contributors: Sequence[Contributor], gradients: Iterable[Gradient], rates: Sequence[float] = (), *,
+        examples: int = 0, left_out: bool = False,
+    ) -> None:  # fmt: skip
+        """Do a step of these gradients, one for each attempt of each contributor, with these numbers."""
         pushes = [(who, attempt) for who, attempts in contributors for attempt in attempts]
         brought = list(zip(pushes, gradients, strict=True))
         for shard in self._shards:
@@ -55,10 +56,10 @@ class ExactReference:
                 if parts:
                     terms = (gradient.sort,) if gradient.sort else ()
                     shard.collect(parts, payload, push, shard.version, gradient.examples, "somebody", terms)
-        total = sum(_squares(shard, contributors) for shard in self._shards)
+        total = sum(_squares(shard, contributors, examples) for shard in self._shards)
         scale = 1.0 if self._clip_norm is None or not brought else scale_to(self._clip_norm, total)
         for shard in self._shards:
-            shard.commit(shard.version, contributors, terms_of(scale, rates))
+            shard.commit(shard.version, contributors, terms_of(scale, rates), examples, left_out=left_out)
         self._note()
 
     def _note(self) -> None:
@@ -107,7 +108,7 @@ def _of_shard(shard: Shard, source: Sequence[Array | None]) -> tuple[list[Part],
     return parts, payload
 
 
-def _squares(shard: Shard, contributors: Sequence[Contributor]) -> float:
+def _squares(shard: Shard, contributors: Sequence[Contributor], examples: int) -> float:
     """Return the sum of the squares of a shard's part of the mean."""
     assert shard.steps is not None
-    return shard.steps.measure(shard.version, contributors)
+    return shard.steps.measure(shard.version, contributors, examples)

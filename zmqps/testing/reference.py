@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -9,7 +10,8 @@ import numpy as np
 
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.terms import SET, SET_TO_MEAN
-from zmqps.testing.trained import MOMENTUM, RATE, RowGradient, RowReference
+from zmqps.testing.rates import OWN, Numbers
+from zmqps.testing.trained import RowGradient, RowReference
 
 #: float32 against float64 after some tens of steps; a wrong contributor changes values by a thousand times that.
 TOLERANCE = 1e-4
@@ -25,6 +27,15 @@ class Gradient(NamedTuple):
     examples: int
     sort: float = 0.0
     rows: RowGradient | None = None
+
+
+def examples_of(gradients: Iterable[Gradient]) -> int:
+    """Return of how many examples the gradients are that a worker has arrived with; at least one."""
+    trained = [g for g in gradients if not g.sort and not (g.rows is not None and g.rows.is_set)]
+    of = Counter[int]()
+    for gradient in trained:
+        of.update({number: gradient.examples for number, array in enumerate(gradient.source) if array is not None})
+    return max(1, *of.values(), *(g.examples for g in trained))
 
 
 class Reference:
@@ -60,8 +71,15 @@ class Reference:
         began = [np.zeros(value.shape) for value in values] if velocity is None else velocity
         self.velocities = [*[nothing] * first, [np.asarray(v, np.float64) for v in began]]
 
-    def step(self, gradients: Sequence[Gradient], rate: float = RATE) -> None:
-        """Apply the mean of some gradients, each parameter's over those that have it; or set it."""
+    def step(
+        self, gradients: Sequence[Gradient], numbers: Numbers = OWN, *, examples: int = 0, left_out: bool = False
+    ) -> None:
+        """Apply the mean of some gradients, each parameter's over those that have it; or set it.
+
+        With ``examples``, those of all workers, the mean is over these; with ``left_out`` nothing is trained.
+        """
+        if left_out:
+            gradients = [g for g in gradients if g.sort or (g.rows is not None and g.rows.is_set)]
         values, velocity, means = list(self.versions[-1]), list(self.velocities[-1]), dict[int, Array]()
         for i in range(len(values)):
             brought = [g for g in gradients if g.source[i] is not None]
@@ -69,7 +87,7 @@ class Reference:
             brought = [g for g in brought if g.sort == sort][: 1 if sort == SET else None]
             if brought:
                 total = np.sum([np.asarray(g.source[i], np.float64) * g.examples for g in brought], axis=0)
-                mean = total / sum(g.examples for g in brought)
+                mean = total / max(0 if sort else examples, sum(g.examples for g in brought))
                 if sort:
                     values[i] = mean
                 else:
@@ -77,9 +95,9 @@ class Reference:
         norm = float(np.sqrt(sum((mean**2).sum() for mean in means.values())))
         scale = 1.0 if self._clip_norm is None else min(1.0, self._clip_norm / (norm + 1e-6))
         for i, mean in means.items():
-            velocity[i] = MOMENTUM * velocity[i] + scale * mean
-            values[i] = values[i] - rate * velocity[i]
-        self.rows.step([(g.rows, g.examples) for g in gradients if g.rows is not None])
+            velocity[i] = numbers.momentum * velocity[i] + scale * mean + numbers.decay * values[i]
+            values[i] = values[i] - numbers.rate * velocity[i]
+        self.rows.step([(g.rows, g.examples) for g in gradients if g.rows is not None], examples)
         self.versions.append(values)
         self.velocities.append(velocity)
 

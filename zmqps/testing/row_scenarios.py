@@ -24,14 +24,14 @@ S = TypeVar("S")
 #: Kinds of faults, with parameters and tables in one job. A kind that a mode does not have is left out.
 KINDS = (
     "loss", "twisted", "crashes", "stops", "partitions", "restarts", "everything", "memory", "drops", "breaks",
-    "routes", "slow", "departures", "returns", "attacked", "backup", "skips", "returned", "returned-everything",
-    "returned-restarts", "returned-saves", "returned-chained", "saves", "saves-breaks", "saves-twisted",
-    "saves-crashes", "saves-memory", "saves-everything", "saves-chained", "falls", "falls-crashes", "falls-everything",
-    "falls-returned", "falls-chained", "replicas", "replicas-cut", "replicas-silent", "replicas-both", "replicas-two",
-    "replicas-memory", "replicas-saves", "replicas-chained", "returned-replicas", "drains", "drains-replicas",
-    "drains-lost-replicas", "drains-everything", "falls-drains", "scales", "scales-replicas", "scales-breaks",
-    "scales-drains-replicas", "scales-crashes", "scales-twisted-replicas", "scales-lost-replicas", "scales-everything",
-    "scales-returned-replicas", "scales-saves", "scales-falls",
+    "routes", "slow", "departures", "returns", "attacked", "backup", "skips", "workers", "voids", "returned",
+    "returned-everything", "returned-restarts", "returned-saves", "returned-chained", "saves", "saves-breaks",
+    "saves-twisted", "saves-crashes", "saves-memory", "saves-everything", "saves-chained", "falls", "falls-crashes",
+    "falls-everything", "falls-returned", "falls-chained", "replicas", "replicas-cut", "replicas-silent",
+    "replicas-both", "replicas-two", "replicas-memory", "replicas-saves", "replicas-chained", "returned-replicas",
+    "drains", "drains-replicas", "drains-lost-replicas", "drains-everything", "falls-drains", "scales",
+    "scales-replicas", "scales-breaks", "scales-drains-replicas", "scales-crashes", "scales-twisted-replicas",
+    "scales-lost-replicas", "scales-everything", "scales-returned-replicas", "scales-saves", "scales-falls",
 )  # fmt: skip
 #: Kinds with nothing but a table.
 ALONE = "everything", "falls", "replicas", "scales-replicas"
@@ -81,7 +81,12 @@ def _training(mode: str, kind: str, **others: Any) -> Callable[[], Training]:
         options |= {"compute_s": 1.0, "steps": 8}
         options |= {"timeout": PATIENT_S} if kind.startswith(MOVES) else {}
     if mode == "sync":
-        special: dict[str, dict[str, Any]] = {"backup": {"aggregate": 2}, "skips": {"skips": 0.4}}
+        special: dict[str, dict[str, Any]] = {
+            "backup": {"aggregate": 2},
+            "skips": {"skips": 0.4},
+            "workers": {"mean": "workers", "skips": 0.3},
+            "voids": {"voids": 0.2},
+        }
         options |= {"tables": ("items", "users"), **special.get(kind, {}), **others}
         return lambda: SyncTraining(**options)
     options = {"size": 32, "lives": 24, "tables": ("plain", "halves"), **options, **others}

@@ -13,6 +13,7 @@ from zmqps.testing.coded import CodedTraining
 from zmqps.testing.crowd import CrowdedTraining, OutrankedTraining
 from zmqps.testing.hosts import HostGroups
 from zmqps.testing.lines import LINE_BANDWIDTH, LineTraining
+from zmqps.testing.means import mean_scenarios
 from zmqps.testing.network import Faults
 from zmqps.testing.notes import note_scenarios
 from zmqps.testing.probing import probed_scenarios
@@ -439,6 +440,7 @@ def _scenarios() -> Mapping[str, Scenario]:
     found["sync-skips-replicas"] = replace(
         found["sync-replicas-both"], training=_synchronous(skips=0.4, steps=8, lives=30, compute_s=0.8, timeout=60.0)
     )
+    found |= mean_scenarios(found)
     terms: dict[str, object] = {"clip_norm": 5.0, "sets": 0.4, "steps": 8}
     found["sync-terms"] = Scenario(faults=EVERYTHING, training=_synchronous(**terms))
     found["sync-terms-backup"] = Scenario(faults=EVERYTHING, training=_synchronous(**terms, aggregate=2))

@@ -51,7 +51,7 @@ class SyncTraining(Training):
         Of each worker, where no ``data`` say how many.
     parameters, size
         Number of tensors and elements of each; dtypes alternate.
-    aggregate, on_straggler, retain
+    aggregate, on_straggler, mean, retain
         As in `zmqps.core.job.spec.JobSpec`.
     data
         Examples handed out by the coordinator: a step a range, until there are no more.
@@ -60,15 +60,17 @@ class SyncTraining(Training):
     plain
         Whether every step is one pull and one push, nothing else.
     partly
-        Whether a step has gradients of every third parameter only, in turn.
+        Whether a worker has gradients of every third parameter only; of the same in a step, if the mean is ``pushed``.
     skips
         Probability that a worker has no gradient in a step, or leaves out what it has pushed of it.
+    voids
+        Probability that a worker leaves out a step for all, with or without having pushed something of it.
     clip_norm
         What the norm of a step's mean is at most.
     values
         Probability that a worker sets some of the parameters and buffers in a step, or averages them.
     sets
-        Probability that a worker sets the learning rate in a step, whether it is the chief or not.
+        Probability that a worker sets the learning rate, or all numbers, in a step, whether it is the chief or not.
     eager
         Probability that a worker asks for the next values too, before it pushes what makes them.
     together
@@ -90,12 +92,14 @@ class SyncTraining(Training):
     size: int = 24
     aggregate: int | None = None
     on_straggler: str = "wait"
+    mean: str = "pushed"
     retain: int = 0
     data: DataSpec | None = None
     deterministic: bool = False
     plain: bool = False
     partly: bool = False
     skips: float = 0.0
+    voids: float = 0.0
     clip_norm: float | None = None
     values: float = 0.0
     sets: float = 0.0
@@ -130,6 +134,7 @@ class SyncTraining(Training):
             staleness=0,
             aggregate=self.aggregate,
             on_straggler=self.on_straggler,
+            mean=self.mean,
             retain=self.retain,
             deterministic=self.deterministic,
             tables=self.trained.specs,
@@ -180,14 +185,17 @@ class SyncTraining(Training):
             # else the others had finished before it came, and nobody comes any more
 
     def _set_rate(self, simulation: SimulatedCluster, worker: Node) -> Program:
-        """Sometimes set the learning rate, which counts for nothing where this is not the chief."""
+        """Sometimes set the learning rate, or all numbers, which counts for nothing where this is not the chief."""
         if self.sets and simulation.rng.random() < self.sets and self.witness is not None:
             assert isinstance(worker.machine, SessionMachine)
-            step, rate = worker.machine.transfers.pace.next_step, simulation.rng.uniform(0.05, 0.2)
+            rng, step = simulation.rng, worker.machine.transfers.pace.next_step
+            numbers = [rng.uniform(0.05, 0.2)]
+            if rng.random() < 0.5:
+                numbers += [rng.uniform(0.0, 0.3), rng.uniform(0.1, 0.9)]  # weight decay and momentum
             rates = self.witness.rates[life_of(worker)]
-            rates.ask(step, rate)
-            if (yield SetRates(0.0, rates=(rate,)), self.timeout):
-                rates.holds(step, rate)
+            rates.ask(step, numbers)
+            if (yield SetRates(0.0, rates=(1.0, *numbers)), self.timeout):
+                rates.holds(step, numbers)
 
     def _seconds(self, simulation: SimulatedCluster) -> float:
         rng = simulation.rng
@@ -257,7 +265,7 @@ class SyncTraining(Training):
             way = 0.6
         if self.partly:
             assert isinstance(worker.machine, SessionMachine)
-            first = worker.machine.transfers.pace.clock % 3
+            first = worker.machine.transfers.pace.clock % 3 if self.mean == "pushed" else rng.randrange(3)
             pushed, way = plan(attached.placement, frozenset(range(first, self.parameters, 3))), 0.7 * way
 
         yield from self._push_rows(simulation, attached)
@@ -266,7 +274,11 @@ class SyncTraining(Training):
             sent = Source(arrays=source)
             return Push(cargoes=cargoes, source=sent, whole=whole, examples=examples, atomic=atomic)
 
-        if self.skips and rng.random() < self.skips:
+        if self.voids and rng.random() < self.voids:
+            if way < 0.5:
+                yield Exchange(push=push(pushed, whole=False)), t
+            yield Advance(0.0, skips=True, for_all=True), t
+        elif self.skips and rng.random() < self.skips:
             if way < 0.7:
                 part = push(plan(attached.placement, frozenset({0})), whole=False)
                 if way < 0.3:
@@ -275,7 +287,8 @@ class SyncTraining(Training):
                 if self.witness is not None:
                     self.witness.left_out.add((worker.identity.incarnation, part.attempt))
             else:
-                yield Exchange(push=push(plan(attached.placement, frozenset()), whole=True)), t
+                nothing = plan(attached.placement, frozenset())
+                yield Exchange(push=Push(cargoes=nothing, source=Source(arrays=source), whole=True)), t
         elif way < 0.5:
             yield Exchange(push=push(pushed, whole=True)), t
         elif way < 0.7:

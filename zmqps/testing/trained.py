@@ -82,17 +82,20 @@ class RowReference:
         self._first = first
         self._versions = [nothing(specs) if saved is None else saved]
 
-    def step(self, brought: Iterable[tuple[RowGradient, int]]) -> None:
-        """Apply the mean of some gradients, over all examples of those who pushed to the table; then what is set."""
+    def step(self, brought: Iterable[tuple[RowGradient, int]], examples: int = 0) -> None:
+        """Apply the mean of some gradients, over all examples of those who pushed to the table; then what is set.
+
+        With ``examples``, those of all workers, the mean is over these.
+        """
         values, velocity, is_there = (array.copy() for array in self._versions[-1])
         brought = list(brought)
         for number in range(len(self._specs)):
-            grads = [(g, examples) for g, examples in brought if g.table == number and not g.is_set]
+            grads = [(g, weight) for g, weight in brought if g.table == number and not g.is_set]
             sums, touched = np.zeros((IDS.size, DIM)), np.zeros(IDS.size, bool)
-            for gradient, examples in grads:
-                sums[gradient.which] += examples * gradient.rows.astype(np.float64)
+            for gradient, weight in grads:
+                sums[gradient.which] += weight * gradient.rows.astype(np.float64)
                 touched[gradient.which] = True
-            mean = sums / max(1, sum(examples for _, examples in grads))
+            mean = sums / max(1, examples, sum(weight for _, weight in grads))
             velocity[number, touched] = MOMENTUM * velocity[number, touched] + mean[touched]
             values[number, touched] -= RATE * velocity[number, touched]
             is_set = np.zeros(IDS.size, bool)

@@ -22,7 +22,7 @@ from zmqps.core.server.tenant import Tenant
 from zmqps.core.treatments import make_treatment
 from zmqps.core.worker.session import SessionMachine
 from zmqps.errors import DeadlineError
-from zmqps.optim import OptimizerSpec, all_finite, make_kernel
+from zmqps.optim import OptimizerSpec, all_finite, make_kernel, slots_of
 from zmqps.optim.rows import kernel_of_table
 from zmqps.testing.engine import Node, Program
 from zmqps.testing.memory import ScarceMemory, ScarceRule
@@ -52,12 +52,12 @@ class ReferenceRules:
         self._memory = memory
         self.slot_fill: tuple[float, ...] = ()
 
-    def kernels(self, names: Sequence[str]) -> tuple[Sequence[UpdateKernel | None], Sequence[int]]:
-        """Return the kernels in use, and the index of each parameter's."""
+    def kernels(self, names: Sequence[str]) -> tuple[Sequence[UpdateKernel | None], Sequence[int], Sequence[int]]:
+        """Return the kernels in use, the index of each parameter's, and the number of its group."""
         rules, kernel_of = self._spec.rules(names, self._workers)
-        self.slot_fill = rules[0].slot_fill if rules else ()
-        kernels = [None if rule.frozen else make_kernel(rule) for rule in rules]
-        return [kernel and self._scarce(kernel) for kernel in kernels], kernel_of
+        slots, self.slot_fill = slots_of(rules)
+        kernels = [None if rule.frozen else make_kernel(rule, slots=slots) for rule in rules]
+        return [kernel and self._scarce(kernel) for kernel in kernels], kernel_of, self._spec.groups_of(names)
 
     def _scarce(self, kernel: UpdateKernel) -> UpdateKernel:
         """Let a kernel fail for want of memory when half is done, where memory is scarce."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from zmqps.core.coordinator.commits import commit_of
 from zmqps.core.coordinator.losses import FINISHED
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.job.spec import JobSpec
@@ -37,7 +39,7 @@ from zmqps.core.worker.transfer import Push as Pushing
 from zmqps.testing.engine import Node
 from zmqps.testing.exact import ExactReference
 from zmqps.testing.rates import RateWitness
-from zmqps.testing.reference import Gradient, Reference
+from zmqps.testing.reference import Gradient, Reference, examples_of
 from zmqps.testing.tables import shards_of_ids
 from zmqps.testing.trained import RowGradient, RowReference, RowVersion, brought_by
 from zmqps.testing.training import Life, copies_on, life_of
@@ -98,6 +100,8 @@ class StepWitness:
         self._pushes: dict[tuple[bytes, int], Pushed] = {}  # by incarnation and attempt
         self._counted: set[tuple[bytes, int]] = set()
         self.left_out: set[tuple[bytes, int]] = set()  # pushes of a step that its worker has skipped
+        self._leaves_out: set[tuple[bytes, int, int]] = set()  # who has left out a step for all, as in `_brought`
+        self._left_out: dict[Track, set[int]] = defaultdict(set)  # steps of which no gradient was applied
         self._asked: dict[tuple[bytes, int], Arrive] = {}  # by incarnation and request
         # by incarnation, step, and how often that had gone back
         self._brought: dict[tuple[bytes, int, int], list[tuple[int, ...]]] = defaultdict(list)
@@ -187,9 +191,9 @@ class StepWitness:
     def _written(self, node: Node) -> None:
         """Take what a coordinator decides when it is kept, for it may come back before it has told anybody."""
         data = self._simulation.journals[node.name].get(f"step/{self._name}")
-        for step, contributors, terms, measure in unpack(data)["commits"] if data is not None else ():
+        for entry in unpack(data)["commits"] if data is not None else ():
             epoch = self._simulation.coordinator.runs[self._name].startup.epoch
-            self._committed(node, Commit(epoch, step, contributors, terms, measure))
+            self._committed(node, replace(commit_of(entry), epoch=epoch))
 
     def _received(self, receiver: Node, sender: str, message: Message) -> None:
         if receiver.role == "coordinator":
@@ -207,6 +211,8 @@ class StepWitness:
                     self._skipped.add((who, message.step, back))
                 elif attempts not in brought:
                     brought.append(attempts)
+                    if message.leaves_out:
+                        self._leaves_out.add((who, message.step, back))
 
     def _is_moot(self, coordinator: Node, who: bytes) -> bool:
         """Whether what a worker says may be of steps that are gone."""
@@ -224,6 +230,8 @@ class StepWitness:
         commits, contributors = self._commits[life, back], tuple((who, tuple(a)) for who, a in commit.contributors)
         if step < len(commits):
             assert contributors == commits[step], f"step {step} is committed with other contributors than before"
+            before = step in self._left_out[life, back]
+            assert bool(commit.left_out) == before, f"step {step} was left out for all before: {before}"
             return
         assert step == len(commits), f"step {step} is committed after {len(commits)} steps"
         commits.append(contributors)
@@ -234,7 +242,7 @@ class StepWitness:
             assert set(attempts) == parts, f"step {step} counts pushes {attempts} of a worker that arrived with {parts}"
             for attempt in attempts:
                 assert (who, attempt) not in self.left_out, f"step {step} counts what its worker has left out"
-                push = self._pushes[who, attempt]
+                push = self._pushed(who, attempt, step)
                 assert push.step == step, f"a gradient of step {push.step} counts in step {step}"
                 assert (who, attempt) not in self._counted, f"a gradient counts twice, again in step {step}"
                 self._counted.add((who, attempt))
@@ -242,9 +250,35 @@ class StepWitness:
         assert len({who for who, _ in contributors}) == len(contributors), f"a worker counts twice in step {step}"
         self._check_quorum(coordinator, step, contributors, back)
         self._check_there(step, contributors)
+        examples, left_out = self._check_mean(commit, contributors, back), bool(commit.left_out)
+        if left_out:
+            self._left_out[life, back].add(step)
         if (exact := self.exactly(life, back)) is not None:
-            exact.step(contributors, gradients, commit.terms[1:])
-        self.reference(life, back).step(gradients, self.rates[life].of_step(step, commit.terms[1:]))
+            exact.step(contributors, gradients, commit.terms[1:], examples=examples, left_out=left_out)
+        numbers = self.rates[life].of_step(step, commit.terms[1:])
+        self.reference(life, back).step(gradients, numbers, examples=examples, left_out=left_out)
+
+    def _pushed(self, who: bytes, attempt: int, step: int) -> Pushed:
+        """Return what an attempt has brought: nothing, where a worker had nothing and did not skip the step."""
+        if (who, attempt) in self._pushes:
+            return self._pushes[who, attempt]
+        return Pushed(step, Gradient([None] * len(self._job.parameters), 1))
+
+    def _check_mean(self, commit: Commit, contributors: Sequence[Contributor], back: int) -> int:
+        """Assert that the mean is over as many examples as its workers had, and left out if one of them has said so.
+
+        Return how many these are; 0: the mean is over those that pushed.
+        """
+        step = commit.step
+        leave_out = any((who, step, back) in self._leaves_out for who, _ in contributors)
+        text = f"step {step} was left out for all: {commit.left_out}, it should be: {leave_out}"
+        assert bool(commit.left_out) == leave_out, text
+        arrivals = [(who, attempts) for who, _ in contributors for attempts in self._brought[who, step, back]]
+        gradients = [[self._pushed(who, a, step).gradient for a in attempts] for who, attempts in arrivals]
+        examples = sum(map(examples_of, gradients)) if self._job.mean == "workers" else 0
+        text = f"step {step} has a mean over {commit.examples} examples, its workers had {examples}"
+        assert commit.examples == examples, text
+        return examples
 
     def _check_there(self, step: int, contributors: tuple[Contributor, ...]) -> None:
         """Assert that all that the step is made of is where it is to be applied, if nothing happens from now on."""
@@ -260,7 +294,7 @@ class StepWitness:
             here = {segment.parameter for state in shard.slices for segment in state.slice.segments}
             for who, attempts in contributors:
                 for attempt in attempts:
-                    gradient = self._pushes[who, attempt].gradient
+                    gradient = self._pushed(who, attempt, step).gradient
                     if gradient.rows is not None:
                         self._check_rows_there(shard, step, (who, attempt), gradient.rows)
                     if any(gradient.source[parameter] is not None for parameter in here):
@@ -308,6 +342,9 @@ class StepWitness:
         assert proceed.version <= len(commits), f"a worker may read version {proceed.version} of {len(commits)}"
         if arrive.step >= len(commits):
             return  # more gradients are wanted for the same step
+        if proceed.version == arrive.step + 1:  # of an earlier step it need not be known any more
+            left_out = arrive.step in self._left_out[life, back]
+            assert bool(proceed.left_out) == left_out, f"a worker is told of step {arrive.step}: {proceed.left_out}"
         counted = dict(commits[arrive.step]).get(who, ())
         mine = {attempt for brought in self._brought[who, arrive.step, back] for attempt in brought}
         if proceed.counted:

@@ -14,9 +14,3 @@ def buffers_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return a model's buffers that belong to its state: not those it can make again, nor complex ones."""
     state = model.state_dict(keep_vars=True).keys()
     return {n: b.detach() for n, b in model.named_buffers() if n in state and not b.is_complex()}
-
-
-def always_changed(model: torch.nn.Module) -> set[str]:
-    """Return the names of modules whose forward pass writes to buffers in a way that PyTorch does not count."""
-    norms = torch.nn.modules.batchnorm._NormBase
-    return {name for name, m in model.named_modules() if isinstance(m, norms) and m.training and m.track_running_stats}

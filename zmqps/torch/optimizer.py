@@ -6,13 +6,20 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MethodType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed
 
 from zmqps.errors import ConfigurationError
+from zmqps.torch.options import Options
 from zmqps.torch.trainer import Trainer
 from zmqps.worker import Worker
+
+if TYPE_CHECKING:
+    from zmqps.client.tables import TableOptions
+    from zmqps.codecs import Auto, Codec
+    from zmqps.core.treatments import Treatment
 
 log = logging.getLogger("zmqps")
 
@@ -34,57 +41,122 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         Over the model's parameters; it says which equation, numbers and groups (`zmqps.torch.spec_of`), and is not
         stepped itself. Parameters in none of its groups are frozen.
     staleness : int, optional
-        As for `zmqps.Worker.init`: 0 trains synchronously, as one large batch; None asynchronously.
-    clip_norm, clip_value, count
+        As for `zmqps.Worker.init`: 0 trains synchronously, as one large batch; None asynchronously; n with bounded
+        staleness.
+    clip_norm, clip_value : float, optional
         As for each optimizer of `zmqps.optim`. Synchronous: ``clip_norm`` limits the norm of the mean over all workers,
         where ``torch.nn.utils.clip_grad_norm_`` before ``step`` limits that of this worker's gradient.
+    count : {"pushes", "steps"}
+        As for each optimizer of `zmqps.optim`.
     buffers : {"average", "chief", "own"}, optional
         What becomes of buffers that the forward pass has changed, such as the statistics of BatchNorm: all get their
-        mean (synchronous, by default; whole numbers come from the chief), those of the chief, or each keeps its own.
-        Not synchronous: the chief's are the job's, which observers and checkpoints have, and each trains with its own.
+        mean (synchronous, by default; whole numbers come from the chief), those of the chief (as with DDP), or each
+        keeps its own. Not synchronous: the chief's are the job's, which observers and checkpoints have, and each trains
+        with its own.
     share_gradients : bool
         Let ``p.grad`` lie where servers on this host read it (`zmqps.Worker.gradient_buffers`). `zero_grad` then writes
         zeros, so a parameter that is not used has a gradient of zeros, not None.
     overlap : bool
-        Push while ``backward`` still runs, and let each module wait for its own values in the next forward pass. Exact
-        only if nobody changes ``p.grad`` between ``backward`` and ``step``, which is checked. Read the model between
-        two steps after `synchronize`; ``state_dict`` does so by itself.
+        Push while ``backward`` still runs, and return from `step` before the new values have come: what reads a
+        parameter or a buffer waits for it. The result is the same to the bit where the mode is synchronous. Exact
+        only if nothing changes ``p.grad`` between ``backward`` and ``step``, which is checked. What PyTorch does not
+        see is not waited for: a numpy array or another view that was taken of a parameter before the step,
+        ``torch.tensor(p)``; call `synchronize` before these.
     accumulate : int
         With ``overlap``: how many backward passes make a step.
     process_group : torch.distributed.ProcessGroup, optional
-        Processes of this host that have averaged their gradients (by ``DistributedDataParallel``, say): the first one
-        of them has the worker, the others get the values from it.
+        Processes of this host that have averaged their gradients (by ``DistributedDataParallel``, for instance): the
+        first one of them has the worker, the others get the values from it.
+    tables, nonfinite, replicas_to_aggregate, on_straggler, retain, treatment, deterministic, workers
+        As for `zmqps.Worker.init`; ``tables`` are further ones, beside those of the model's layers.
+    push_codec, pull_codec
+        As for `zmqps.Worker.init`: how gradients and values travel.
     timeout : float, optional
         Seconds that each wait may take; by default as `zmqps.connect` says, at least 60.
-    **options
-        Of `zmqps.Worker.init`: ``push_codec``, ``workers``, ``retain``, …
 
     Raises
     ------
     OptimizerError
         The servers have no such optimizer; says which there are.
+    ConfigurationError
+        Options do not go together; or the worker's job trains another model already, which needs a job of its own:
+        ``zmqps.connect(job=...)``.
     PSError
         As `zmqps.Worker.init`.
     """
 
-    #: `torch.amp.GradScaler` then hands over whether gradients are finite, and calls `step` in any case: who says
-    #: nothing would keep the others waiting.
+    #: `torch.amp.GradScaler` then hands over whether gradients are finite, and calls `step` in any case: a worker that
+    #: says nothing would keep the others waiting.
     _step_supports_amp_scaling = True
 
     def __init__(
-        self, model: torch.nn.Module, worker: Worker | None, optimizer: torch.optim.Optimizer, **options: Any
+        self,
+        model: torch.nn.Module,
+        worker: Worker | None,
+        optimizer: torch.optim.Optimizer,
+        *,
+        staleness: int | None = 0,
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
+        count: str = "pushes",
+        buffers: str | None = None,
+        share_gradients: bool = False,
+        overlap: bool = False,
+        accumulate: int = 1,
+        process_group: torch.distributed.ProcessGroup | None = None,
+        tables: Mapping[str, TableOptions] | None = None,
+        nonfinite: str = "reject",
+        replicas_to_aggregate: int | None = None,
+        on_straggler: str = "wait",
+        retain: int = 0,
+        treatment: Treatment | None = None,
+        deterministic: bool = False,
+        workers: int | None = None,
+        push_codec: str | Codec | Auto = "raw",
+        pull_codec: str | Codec = "raw",
+        timeout: float | None = None,
     ) -> None:
         if isinstance(optimizer, Optimizer):
             raise ConfigurationError("this optimizer is zmqps' already: pass the one of torch.optim")
-        self._trainer = Trainer(model, worker, optimizer, **options)
-        self._shares = bool(options.get("share_gradients"))
+        init = {
+            "tables": tables, "nonfinite": nonfinite, "replicas_to_aggregate": replicas_to_aggregate,
+            "on_straggler": on_straggler, "retain": retain, "treatment": treatment, "deterministic": deterministic,
+            "workers": workers, "push_codec": push_codec, "pull_codec": pull_codec,
+        }  # fmt: skip
+        options = Options(
+            staleness=staleness, clip_norm=clip_norm, clip_value=clip_value, count=count, buffers=buffers,
+            share_gradients=share_gradients, overlap=overlap, accumulate=accumulate, process_group=process_group,
+            timeout=timeout, init=init,
+        )  # fmt: skip
+        self._trainer: Trainer | None = Trainer(model, worker, optimizer, options)
         super().__init__(optimizer.param_groups, optimizer.defaults)
         self._begun = True
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Have the groups of a state; a copy of an optimizer has no worker."""
+        super().__setstate__(state)
+        self.__dict__.setdefault("_trainer", None)
+
+    @property
+    def trainer(self) -> Trainer:
+        """What has the worker.
+
+        Raises
+        ------
+        ConfigurationError
+            This optimizer is a copy.
+        """
+        if self._trainer is None:
+            raise ConfigurationError(
+                "this is a copy of an optimizer, and has no worker: make one of the copied model by "
+                "zmqps.torch.Optimizer, with a job of its own"
+            )
+        return self._trainer
 
     @property
     def version(self) -> int:
         """The version of the values in the model, as `zmqps.Params.version`; with ``overlap`` after `synchronize`."""
-        return self._trainer.version
+        return self.trainer.version
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Push the gradients, and put the values after them into the model.
@@ -104,16 +176,20 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         PSError
             As `zmqps.Worker.push` and `zmqps.Worker.pull`.
         """
-        return stepped(self, self._trainer, closure)
+        return stepped(self, self.trainer, closure)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients, of tables as well; with ``share_gradients`` they become zeros where they lie."""
-        self._trainer.tables.drop()
-        super().zero_grad(set_to_none and not self._shares)
+        self.trainer.tables.drop()
+        super().zero_grad(set_to_none and not self.trainer.options.share_gradients)
 
     def synchronize(self) -> None:
         """Return when all values of the last step are in the model; without ``overlap`` they always are."""
-        self._trainer.wait()
+        self.trainer.wait()
+
+    def close(self) -> None:
+        """Let the model be PyTorch's alone again, and the worker's job train another one; the worker stays open."""
+        self.trainer.close()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Take the groups of the optimizer that this was made from; later ones are refused.
@@ -123,7 +199,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         ConfigurationError
             The job has begun: what it trains is fixed.
         """
-        if getattr(self, "_begun", False):
+        if self.__dict__.get("_begun", False):
             raise ConfigurationError(
                 "the job has begun with the param groups there were: name all in the optimizer, those that are to be "
                 "trained later with lr=0"
@@ -149,7 +225,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         ConfigurationError, CheckpointError
             There is no such place; or as `zmqps.Worker.checkpoint`.
         """
-        return self._trainer.full_state(self)
+        return self.trainer.full_state(self)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take learning rates of the groups; moments cannot be loaded into a job that has begun.
@@ -201,7 +277,7 @@ def training(
     """
     if options.get("share_gradients"):
         raise ConfigurationError("share_gradients=True needs zmqps.torch.Optimizer, whose zero_grad keeps the memory")
-    trainer = Trainer(model, worker, optimizer, **options)
+    trainer = Optimizer(model, worker, optimizer, **options).trainer
     names = ("step", "_step_supports_amp_scaling")
     before = {name: optimizer.__dict__[name] for name in names if name in optimizer.__dict__}
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import torch
 
 from zmqps import checks
 from zmqps.errors import ConfigurationError
+from zmqps.torch.arrivals import Arrivals, Group
+from zmqps.torch.buffers import Buffers
 from zmqps.worker import Worker
 
 #: Gradients are pushed together from so many bytes on.
@@ -22,11 +25,11 @@ class Overlap:
     Parameters
     ----------
     model, worker
-        Whose gradients, and who pushes them.
+        Whose gradients, and what pushes them.
     trained
         The parameters, by name.
-    values
-        All tensors that values go to.
+    landed
+        Called with the name of a parameter when its values have come.
     accumulate
         How many backward passes make a step: only the last one pushes.
     timeout
@@ -38,38 +41,31 @@ class Overlap:
         model: torch.nn.Module,
         worker: Worker,
         trained: Sequence[tuple[str, torch.nn.Parameter]],
-        values: dict[str, torch.Tensor],
+        landed: Callable[[str], None],
         accumulate: int,
         timeout: float | None,
     ) -> None:
         self._worker = worker
         self._timeout = timeout
         self._trained = dict(trained)
+        self._landed = landed
         self._accumulate = checks.whole("accumulate", accumulate, 1)
         self._passes: dict[str, int] = {}  # backward passes that a parameter has had in this step
         self._ready: dict[str, torch.Tensor] = {}
         self._ready_nbytes = 0
         self._pushed: dict[str, tuple[torch.Tensor, int]] = {}  # gradients that have left, and as what
         self._sending: list[Future[Any]] = []
-        self._coming: dict[str, Future[Any]] = {}
-        self._names = {id(parameter): name for name, parameter in trained}
-        hooks: list[Any] = [
-            p.register_post_accumulate_grad_hook(self._computed) for p in self._trained.values() if p.requires_grad
+        self._arrivals = Arrivals(model)
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(partial(self._computed, name))
+            for name, parameter in trained
+            if parameter.requires_grad
         ]
-        for module in model.modules():
-            own = [n for p in module.parameters(recurse=False) if (n := self._names.get(id(p))) is not None]
-            if own:
-                hooks.append(module.register_forward_pre_hook(lambda *_, own=own: self._await(own)))
-            if any(True for _ in module.buffers(recurse=False)):
-                hooks.append(module.register_forward_pre_hook(lambda *_: self._await_rest()))
-        hooks.append(model.register_state_dict_pre_hook(lambda *_: self.wait()))
-        self._hooks = hooks
 
     # --- out -----------------------------------------------------------------------------------
 
-    def _computed(self, parameter: torch.Tensor) -> None:
+    def _computed(self, name: str, parameter: torch.Tensor) -> None:
         """The gradient of a parameter is there: push it, with those before it, if it is that of a whole step."""
-        name = self._names[id(parameter)]
         self._passes[name] = self._passes.get(name, 0) + 1
         if self._passes[name] != self._accumulate or parameter.grad is None or parameter.grad.layout != torch.strided:
             return
@@ -118,41 +114,43 @@ class Overlap:
 
     # --- in ------------------------------------------------------------------------------------
 
-    def pull(self, sent: Sequence[Future[Any]], buffers: dict[str, torch.Tensor]) -> None:
-        """Ask for the values after a step; each module waits for its own when it is called.
+    def pull(self, sent: Sequence[Future[Any]], buffers: Buffers) -> None:
+        """Ask for the values after a step; what reads a tensor waits for it.
 
-        Servers have all gradients when this returns: whoever writes zeros to them may do so.
+        Servers have all gradients when this returns: they may be overwritten.
         """
-        tensors = {**{name: parameter.detach() for name, parameter in self._trained.items()}, **buffers}
-        arrays = {name: t.numpy() for name, t in tensors.items() if is_plain(t)}
-        others = {name: tensor for name, tensor in tensors.items() if name not in arrays}
-        if others:
-            self._coming[""] = self._worker.pull_async(out=others, timeout=self._timeout)
-        if arrays:
-            self._coming |= self._worker.pull_each_async(out=arrays, timeout=self._timeout)
+        returning = buffers.returning()
+        tensors = {**{name: parameter.detach() for name, parameter in self._trained.items()}, **returning}
+        futures = self._ask(tensors)
+        for name, parameter in self._trained.items():
+            self._arrivals.expect(Group([parameter], [futures[name]], partial(self._landed, name)))
+        if not returning:
+            buffers.end_step()
+        else:
+            live = [tensor for name, tensor in buffers.live().items() if name in returning]
+            self._arrivals.expect(Group(live, [futures[name] for name in returning], buffers.end_step))
         for future in (*self._sending, *sent):
             future.result()
         self._sending.clear()
 
-    def _await(self, names: Sequence[str]) -> None:
-        if self._coming:
-            if "" in self._coming:
-                self._coming.pop("").result()
-            for name in names:
-                if (future := self._coming.pop(name, None)) is not None:
-                    future.result()
-
-    def _await_rest(self) -> None:
-        if self._coming:
-            buffers = [name for name in self._coming if name not in self._trained]
-            self._await(buffers)
+    def _ask(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Future[Any]]:
+        """Ask for values; return the future of each name."""
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items() if is_plain(tensor)}
+        others = {name: tensor for name, tensor in tensors.items() if name not in arrays}
+        futures: dict[str, Future[Any]] = {}
+        if others:
+            futures |= dict.fromkeys(others, self._worker.pull_async(out=others, timeout=self._timeout))
+        if arrays:
+            futures |= self._worker.pull_each_async(out=arrays, timeout=self._timeout)
+        return futures
 
     def wait(self) -> None:
         """Return when all values are in the model."""
-        self._await(list(self._coming))
+        self._arrivals.wait()
 
     def close(self) -> None:
         """Take the hooks off."""
+        self._arrivals.close()
         for hook in self._hooks:
             hook.remove()
 

@@ -10,20 +10,21 @@ from typing import Any
 import torch
 import torch.distributed
 
-from zmqps import checks
 from zmqps.checkpoint import open_checkpoint
 from zmqps.checkpoint.torch_state import torch_state
+from zmqps.client.claims import claim, release
 from zmqps.errors import ConfigurationError
+from zmqps.torch.buffers import Buffers
 from zmqps.torch.embedding import Tables, tables
-from zmqps.torch.model import always_changed, buffers_of, parameters_of
+from zmqps.torch.followed import Followed
+from zmqps.torch.model import parameters_of
+from zmqps.torch.options import Options
 from zmqps.torch.overlap import Overlap, is_plain
 from zmqps.torch.translate import spec_of
+from zmqps.torch.watch import Watch
 from zmqps.worker import Worker
 
 log = logging.getLogger("zmqps")
-
-#: What is done with buffers: workers average them, all take those of the chief, or each keeps its own.
-BUFFERS = ("average", "chief", "own")
 
 
 class Trainer:
@@ -32,78 +33,84 @@ class Trainer:
     Parameters
     ----------
     model, worker, optimizer
-        As for `zmqps.torch.Optimizer`. Learning rates are read from the optimizer's groups at each step.
-    staleness, clip_norm, clip_value, count, buffers, overlap, accumulate, process_group, timeout, options
+        As for `zmqps.torch.Optimizer`. Hyper-parameters are read from the optimizer's groups at each step.
+    options
         Likewise.
+
+    Attributes
+    ----------
+    version
+        Of the values in the model.
     """
 
     def __init__(
-        self,
-        model: torch.nn.Module,
-        worker: Worker | None,
-        optimizer: torch.optim.Optimizer,
-        *,
-        staleness: int | None = 0,
-        clip_norm: float | None = None,
-        clip_value: float | None = None,
-        count: str = "pushes",
-        buffers: str | None = None,
-        share_gradients: bool = False,
-        overlap: bool = False,
-        accumulate: int = 1,
-        process_group: Any = None,
-        timeout: float | None = None,
-        **options: Any,
+        self, model: torch.nn.Module, worker: Worker | None, optimizer: torch.optim.Optimizer, options: Options
     ) -> None:
+        options.check(has_worker=worker is not None)
         self.model = model
-        self._worker = worker
-        self._timeout = timeout
-        self._process_group = process_group
-        self._sync = staleness == 0
-        self._buffers_by = checks.one_of("buffers", buffers or ("average" if self._sync else "chief"), BUFFERS)
-        if self._buffers_by == "average" and not self._sync:
-            raise ConfigurationError("buffers are averaged in a synchronous step: pass staleness=0, or buffers='chief'")
-        if worker is None and process_group is None:
-            raise ConfigurationError("worker=None is for processes of a process_group whose first one has the worker")
-        if overlap and clip_norm is not None and not self._sync:
-            raise ConfigurationError("overlap=True pushes before the norm is known: clip_norm needs staleness=0")
-        named = list(model.named_parameters())
-        self.values = parameters_of(model)
-        self.buffers = buffers_of(model)
-        owned = {id(tensor) for each in optimizer.param_groups for tensor in each["params"]}
-        self._trained = [(name, parameter) for name, parameter in named if id(parameter) in owned]
-        self._told = self._rates(optimizer.param_groups)
-        self._warned = False
-        self._twin = optimizer
-        self._telling: Future[bool] | None = None
-        self._seen = _marks(self.buffers)
-        self.tables = Tables(model)
-        if self.tables and process_group is not None:
-            raise ConfigurationError("embeddings of tables want a worker in each process: leave out process_group")
-        self._overlap: Overlap | None = None
+        self.options = options
         self.version = 0
+        self.tables = Tables(model)
+        self._worker = worker
+        self._twin = optimizer
+        owned = {id(tensor) for each in optimizer.param_groups for tensor in each["params"]}
+        self._trained = [(name, parameter) for name, parameter in model.named_parameters() if id(parameter) in owned]
+        self._buffers = Buffers(model, options.buffers_by, come_back=options.sync)
+        self._numbers: Followed | None = None
+        self._overlap: Overlap | None = None
+        self._watch = Watch(self._trained)
+        if self.tables and options.process_group is not None:
+            raise ConfigurationError("embeddings of tables want a worker in each process: leave out process_group")
         if worker is not None:
-            spec = spec_of(optimizer, named, clip_norm=clip_norm, clip_value=clip_value, count=count)
-            options |= {"optimizer": spec, "buffers": self.buffers, "staleness": staleness, "timeout": timeout}
+            self._begin(worker)
+        self._spread()
+        self._watch.note_all()
+
+    def _begin(self, worker: Worker) -> None:
+        """Begin or join the job, and take its values."""
+        options, values = self.options, parameters_of(self.model)
+        claim(worker, self.model)
+        try:
+            more: dict[str, Any] = dict(options.init)
             if self.tables:
-                options["tables"] = {**(options.get("tables") or {}), **tables(model, worker, deferred=True)}
-            worker.init(self.values, **options)
-            self.version = worker.pull(out={**self.values, **self.buffers}, timeout=timeout).version
-            if any(optimizer.state.values()):
-                log.warning(
-                    "the moments that this optimizer has are not those of the job: write them with "
-                    "zmqps.checkpoint.from_torch and start the cluster with --restore"
-                )
-        self._spread({**self.values, **self.buffers})
-        self._written = self._note_values()
-        if overlap and worker is not None:
-            self._overlap = Overlap(model, worker, self._trained, self.values, accumulate, timeout)
-        if share_gradients and worker is not None:
+                more["tables"] = {**(more.get("tables") or {}), **tables(self.model, worker, deferred=True)}
+            if options.sync:
+                more["mean"] = "workers"
+            worker.init(
+                values,
+                optimizer=spec_of(
+                    self._twin,
+                    self.model.named_parameters(),
+                    clip_norm=options.clip_norm,
+                    clip_value=options.clip_value,
+                    count=options.count,
+                ),
+                buffers=self._buffers.copies,
+                staleness=options.staleness,
+                timeout=options.timeout,
+                **more,
+            )
+            self.version = worker.pull(out={**values, **self._buffers.copies}, timeout=options.timeout).version
+        except BaseException:
+            release(worker, self.model)
+            raise
+        self._buffers.land()
+        if any(self._twin.state.values()):
+            log.warning(
+                "the moments that this optimizer has are not those of the job: write them with "
+                "zmqps.checkpoint.from_torch and start the cluster with --restore"
+            )
+        self._numbers = Followed(worker, self._twin, len(values), options.timeout)
+        if options.overlap:
+            self._overlap = Overlap(
+                self.model, worker, self._trained, self._watch.note, options.accumulate, options.timeout
+            )
+        if options.share_gradients:
             self._share(worker)
 
     def _share(self, worker: Worker) -> None:
         """Let gradients be computed where servers on this host read them."""
-        shared = worker.gradient_buffers(timeout=self._timeout)
+        shared = worker.gradient_buffers(timeout=self.options.timeout)
         for name, parameter in self._trained:
             gradient = torch.from_numpy(shared[name])
             fits = parameter.device.type == "cpu" and parameter.dtype == gradient.dtype and parameter.is_contiguous()
@@ -118,128 +125,59 @@ class Trainer:
         Parameters
         ----------
         groups
-            The optimizer's, whose learning rates count.
+            The optimizer's, whose hyper-parameters count.
         scale
             What gradients were multiplied with.
         skip
             They are not finite: say so instead.
         """
-        if self._worker is not None:
-            self._step(self._worker, groups, scale, skip=skip)
-        self._spread({**dict(self.values), **(self.buffers if self._buffers_by != "own" else {})})
-        self._written = self._note_values()
-
-    def _step(self, worker: Worker, groups: Sequence[Mapping[str, Any]], scale: Any, *, skip: bool) -> None:
-        self._check_written()
-        self.follow_rates(worker, groups)
-        if self._overlap is not None:
-            self._overlap.wait()  # a loop may step twice without a forward pass
-        if skip:
-            worker.skip(timeout=self._timeout)
-            self.tables.drop()
-            self._drop_pushed()
-        else:
-            sent = self._push_buffers(worker) + self.tables.push(scale)
-            gradients = {name: parameter.grad for name, parameter in self._trained}
-            if scale is not None:
-                gradients = {name: None if g is None else g / scale for name, g in gradients.items()}
+        if self._worker is not None and self._numbers is not None:
             if self._overlap is not None:
-                pushed = self._overlap.pushed(scaled=scale is not None)
-                gradients = {name: gradient for name, gradient in gradients.items() if name not in pushed}
-            sent.append(worker.push_async(_arrays(gradients), step=True, timeout=self._timeout))
-            self.tables.ask()
-            if self._overlap is not None:
-                self._overlap.pull(sent, self._own_buffers())
-                self._note_buffers()
-                return
-            pulled = worker.pull_async(out=self._targets(), timeout=self._timeout)
-            for future in sent:
-                future.result()
-            self.version = pulled.result().version
-            self._note_buffers()
-            return
-        self.version = worker.pull(out=self._targets(), timeout=self._timeout).version
-        self._note_buffers()
+                self._overlap.wait()  # a loop may step twice without a forward pass
+            self._watch.check()
+            self._numbers.follow(groups)
+            if skip:
+                self._skip(self._worker)
+            else:
+                self._push(self._worker, scale)
+        # as any optimizer that writes in place: a backward pass through what is older now is refused
+        torch.autograd.graph.increment_version([parameter for _, parameter in self._trained])
+        self._spread()
+        if self._overlap is None:
+            self._watch.note_all()
 
-    def _note_values(self) -> list[int]:
-        return [parameter._version for _, parameter in self._trained]
-
-    def _check_written(self) -> None:
-        """Warn, once, where somebody has written to a parameter: the next step brings the servers' values back."""
-        if self._warned or self._written == (now := self._note_values()):
-            return
-        self._warned = True
-        [name, *_] = [n for (n, _), old, new in zip(self._trained, self._written, now, strict=True) if old != new]
-        log.warning(
-            "%r was written to since the last step, and the values of the servers come back with this one: write them "
-            "there, by worker.set(dict(model.named_parameters()))",
-            name,
-        )
-
-    def _drop_pushed(self) -> None:
-        if self._overlap is not None and self._overlap.drop() and not self._sync:
+    def _skip(self, worker: Worker) -> None:
+        worker.skip(for_all=True, timeout=self.options.timeout)  # as the infinite mean of DDP makes all skip
+        self.tables.drop()
+        if self._overlap is not None and self._overlap.drop() and not self.options.sync:
             raise ConfigurationError(
                 "overlap=True has pushed gradients that are not finite: use it without a GradScaler"
             )
+        self._pull(worker, [])
 
-    def _targets(self) -> dict[str, Any]:
-        """Return where values go: what is trained, where it lies now, and buffers."""
-        return _arrays({**{name: parameter.detach() for name, parameter in self._trained}, **self._own_buffers()})
+    def _push(self, worker: Worker, scale: Any) -> None:
+        sent = self._buffers.push(worker, self.options.timeout) + self.tables.push(scale)
+        gradients = {name: parameter.grad for name, parameter in self._trained}
+        if scale is not None:
+            gradients = {name: None if g is None else g / scale for name, g in gradients.items()}
+        if self._overlap is not None:
+            pushed = self._overlap.pushed(scaled=scale is not None)
+            gradients = {name: gradient for name, gradient in gradients.items() if name not in pushed}
+        sent.append(worker.push_async(_arrays(gradients), step=True, timeout=self.options.timeout))
+        self.tables.ask()
+        if self._overlap is not None:
+            self._overlap.pull(sent, self._buffers)
+        else:
+            self._pull(worker, sent)
 
-    # --- buffers -------------------------------------------------------------------------------
-
-    def _push_buffers(self, worker: Worker) -> list[Future[None]]:
-        """Bring the buffers that the forward pass has changed."""
-        sent: list[Future[None]] = []
-        if self._buffers_by == "own" or not self.buffers:
-            return sent
-        live = self._live()
-        marks = _marks(live)
-        modules = {name.rpartition(".")[0] for name in live if marks[name] != self._seen.get(name)}
-        modules |= always_changed(self.model)
-        changed = {name: tensor for name, tensor in live.items() if name.rpartition(".")[0] in modules}
-        if self._buffers_by == "average":
-            means = {name: tensor for name, tensor in changed.items() if tensor.is_floating_point()}
-            if means:
-                sent.append(worker.average_async(means, timeout=self._timeout))
-            changed = {name: tensor for name, tensor in changed.items() if name not in means}
-        if changed and worker.is_chief:
-            sent.append(worker.set_async(changed, timeout=self._timeout))
-        return sent
-
-    def _own_buffers(self) -> dict[str, torch.Tensor]:
-        """Return the buffers that come back with the values: in a synchronous step all have the same."""
-        return self._live() if self._sync and self._buffers_by != "own" else {}
-
-    def _live(self) -> dict[str, torch.Tensor]:
-        """Return the buffers as they are now: a module may have put others in their place."""
-        now = dict(self.model.named_buffers())
-        return {name: now[name].detach() for name in self.buffers if name in now}
-
-    def _note_buffers(self) -> None:
-        self._seen = _marks(self._live())
-
-    # --- learning rates ------------------------------------------------------------------------
-
-    def _rates(self, groups: Sequence[Mapping[str, Any]]) -> list[float]:
-        return [float(each["lr"]) for each in groups]
-
-    def follow_rates(self, worker: Worker, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Tell the servers the learning rates of the groups, if a scheduler has changed them and this is the chief."""
-        if self._telling is not None and self._telling.done():
-            self._telling.result()  # or it says here why not
-            self._telling = None
-        rates = self._rates(groups)
-        if rates == self._told:
-            return
-        if not worker.is_chief:
-            return  # told again by whoever becomes it
-        of_groups: list[float | None] = [
-            rate for rate, each in zip(rates[1:], groups[1:], strict=True) if each["params"]
-        ]
-        of_groups += [None] * (len(self._trained) < len(self.values))  # the group of those that are frozen
-        self._telling = worker.set_learning_rate_async(rates[0], groups=of_groups or None, timeout=self._timeout)
-        self._told = rates
+    def _pull(self, worker: Worker, sent: Sequence[Future[Any]]) -> None:
+        """Take the values after a step, when what was sent is there."""
+        targets = {**{name: parameter.detach() for name, parameter in self._trained}, **self._buffers.returning()}
+        pulled = worker.pull_async(out=_arrays(targets), timeout=self.options.timeout)
+        for future in sent:
+            future.result()
+        self.version = pulled.result().version
+        self._buffers.end_step()
 
     # --- the optimizer's state -----------------------------------------------------------------
 
@@ -248,7 +186,7 @@ class Trainer:
         if self._worker is None:
             raise ConfigurationError("the process of this host that has the worker can read the state")
         self.wait()
-        made = self._worker.checkpoint(timeout=self._timeout)
+        made = self._worker.checkpoint(timeout=self.options.timeout)
         self._twin.param_groups[:] = optimizer.param_groups
         return torch_state(open_checkpoint(made.path), self._twin, dict(self._trained))
 
@@ -272,28 +210,31 @@ class Trainer:
 
     # --- the host ------------------------------------------------------------------------------
 
-    def _spread(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def _spread(self) -> None:
         """Give the others of the process group what its first one has."""
-        group = self._process_group
+        group = self.options.process_group
         if group is None:
             return
         self.wait()
         source = torch.distributed.get_global_rank(group, 0)
-        for tensor in tensors.values():
+        own = self.options.buffers_by == "own"
+        for tensor in (*parameters_of(self.model).values(), *(() if own else self._buffers.live().values())):
             torch.distributed.broadcast(tensor, source, group=group)
 
     def wait(self) -> None:
         """Return when all values of the last step are in the model."""
         if self._overlap is not None:
             self._overlap.wait()
-            if self._sync and self._worker is not None:
+            if self.options.sync and self._worker is not None:
                 self.version = self._worker.statistics().clock
 
     def close(self) -> None:
-        """Take the hooks off the model."""
+        """Let the model be, and the job train another one."""
         if self._overlap is not None:
             self._overlap.wait()
             self._overlap.close()
+        if self._worker is not None:
+            release(self._worker, self.model)
 
 
 def _arrays(tensors: Mapping[str, torch.Tensor | None]) -> dict[str, Any]:
@@ -305,8 +246,3 @@ def _arrays(tensors: Mapping[str, torch.Tensor | None]) -> dict[str, Any]:
         else:
             found[name] = tensor.numpy() if is_plain(tensor) else tensor
     return found
-
-
-def _marks(tensors: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, int]]:
-    """Return by name what changes when a tensor is written to, or another one takes its place."""
-    return {name: (tensor.data_ptr(), tensor._version) for name, tensor in tensors.items()}

@@ -2,63 +2,82 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from zmqps.errors import OptimizerError, listed
 from zmqps.optim import OptimizerSpec, adadelta, adagrad, adam, adamw, amsgrad, group, momentum, nesterov, rmsprop, sgd
 
-#: What of a param group may differ from the others.
-OF_GROUPS = ("lr", "weight_decay")
 #: How PyTorch computes, not what.
-OF_NO_CONSEQUENCE = frozenset({"params", "foreach", "fused", "capturable", "initial_lr", "param_names"})
+OF_NO_CONSEQUENCE = frozenset({"foreach", "fused", "capturable"})
 #: Options that zmqps has only at this value.
 OFF = {"maximize": False, "differentiable": False}
 
+#: A param group's options; the numbers of one by their names in `zmqps.optim`.
+Options = Mapping[str, Any]
+Row = dict[str, Any]
 
-def _sgd(o: Mapping[str, Any], common: dict[str, Any]) -> OptimizerSpec:
+
+class Kind(NamedTuple):
+    """How an optimizer of PyTorch is translated.
+
+    Parameters
+    ----------
+    make
+        Makes ours of the options of the first param group, and of the numbers of all.
+    numbers
+        Options that are numbers -> what they are called here. All others are flags, which groups have in common.
+    """
+
+    make: Callable[[Options, Sequence[Row], dict[str, Any]], OptimizerSpec]
+    numbers: Mapping[str, tuple[str, ...]]
+
+
+def _sgd(o: Options, rows: Sequence[Row], common: dict[str, Any]) -> OptimizerSpec:
+    own = dict(rows[0])
+    pressed, damped = own.pop("momentum"), own.pop("dampening")
     if o["nesterov"]:
-        return nesterov(momentum=o["momentum"], **common)
-    if o["momentum"]:
-        return momentum(momentum=o["momentum"], dampening=float(o["dampening"]), **common)
-    return sgd(**common)
+        return nesterov(momentum=pressed, **own, **common)
+    if any(row["momentum"] for row in rows):
+        return momentum(momentum=pressed, dampening=damped, **own, **common)
+    return sgd(**own, **common)
 
 
-def _adam(o: Mapping[str, Any], common: dict[str, Any]) -> OptimizerSpec:
-    (b1, b2), decoupled = map(float, o["betas"]), bool(o.get("decoupled_weight_decay", False))
-    numbers = {"b1": b1, "b2": b2, "eps": o["eps"], **common}
+def _adam(o: Options, rows: Sequence[Row], common: dict[str, Any]) -> OptimizerSpec:
+    decoupled = bool(o.get("decoupled_weight_decay", False))
     if o["amsgrad"]:
-        return amsgrad(decoupled=decoupled, **numbers)
-    return adamw(**numbers) if decoupled else adam(**numbers)
+        return amsgrad(decoupled=decoupled, **rows[0], **common)
+    return adamw(**rows[0], **common) if decoupled else adam(**rows[0], **common)
 
 
-def _adamw(o: Mapping[str, Any], common: dict[str, Any]) -> OptimizerSpec:
-    return _adam({**o, "decoupled_weight_decay": True}, common)
+def _adamw(o: Options, rows: Sequence[Row], common: dict[str, Any]) -> OptimizerSpec:
+    return _adam({**o, "decoupled_weight_decay": True}, rows, common)
 
 
-def _adagrad(o: Mapping[str, Any], common: dict[str, Any]) -> OptimizerSpec:
-    start, decay = o["initial_accumulator_value"], o["lr_decay"]
-    return adagrad(initial_accumulator_value=start, learning_rate_decay=decay, eps=o["eps"], **common)
+def _adagrad(o: Options, rows: Sequence[Row], common: dict[str, Any]) -> OptimizerSpec:
+    return adagrad(initial_accumulator_value=o["initial_accumulator_value"], **rows[0], **common)
 
 
-def _rmsprop(o: Mapping[str, Any], common: dict[str, Any]) -> OptimizerSpec:
-    return rmsprop(decay=o["alpha"], eps=o["eps"], momentum=o["momentum"], centered=o["centered"], **common)
+def _rmsprop(o: Options, rows: Sequence[Row], common: dict[str, Any]) -> OptimizerSpec:
+    return rmsprop(centered=o["centered"], **rows[0], **common)
 
 
-def _adadelta(o: Mapping[str, Any], common: dict[str, Any]) -> OptimizerSpec:
-    return adadelta(rho=o["rho"], eps=o["eps"], **common)
+def _adadelta(o: Options, rows: Sequence[Row], common: dict[str, Any]) -> OptimizerSpec:
+    return adadelta(**rows[0], **common)
 
 
+_ALL = {"lr": ("learning_rate",), "weight_decay": ("weight_decay",)}
+_ADAM = {**_ALL, "betas": ("b1", "b2"), "eps": ("eps",)}
 #: By class; a class derived from one of these may compute anything, and is refused.
-KNOWN: dict[type, Callable[[Mapping[str, Any], dict[str, Any]], OptimizerSpec]] = {
-    torch.optim.SGD: _sgd,
-    torch.optim.Adam: _adam,
-    torch.optim.AdamW: _adamw,
-    torch.optim.Adagrad: _adagrad,
-    torch.optim.RMSprop: _rmsprop,
-    torch.optim.Adadelta: _adadelta,
+KNOWN: dict[type, Kind] = {
+    torch.optim.SGD: Kind(_sgd, {**_ALL, "momentum": ("momentum",), "dampening": ("dampening",)}),
+    torch.optim.Adam: Kind(_adam, _ADAM),
+    torch.optim.AdamW: Kind(_adamw, _ADAM),
+    torch.optim.Adagrad: Kind(_adagrad, {**_ALL, "lr_decay": ("learning_rate_decay",), "eps": ("eps",)}),
+    torch.optim.RMSprop: Kind(_rmsprop, {**_ALL, "alpha": ("decay",), "eps": ("eps",), "momentum": ("momentum",)}),
+    torch.optim.Adadelta: Kind(_adadelta, {**_ALL, "rho": ("rho",), "eps": ("eps",)}),
 }
 
 
@@ -75,7 +94,8 @@ def spec_of(
     Parameters
     ----------
     optimizer : torch.optim.Optimizer
-        SGD, Adam, AdamW, Adagrad, RMSprop or Adadelta. Its param groups may differ in ``lr`` and ``weight_decay``.
+        SGD, Adam, AdamW, Adagrad, RMSprop or Adadelta. Its param groups may differ in every number: ``lr``,
+        ``weight_decay``, ``momentum``, ``betas``, ``eps``, … but not in flags, such as ``nesterov``.
     named_parameters : iterable of (str, Tensor)
         ``model.named_parameters()``. Those that are in no group of the optimizer are frozen.
     clip_norm, clip_value, count
@@ -86,40 +106,146 @@ def spec_of(
     OptimizerError
         It is of another class, or has an option that zmqps does not have; says which there are.
     """
-    make = KNOWN.get(type(optimizer))
-    if make is None:
-        known = ", ".join(cls.__name__ for cls in KNOWN)
-        raise OptimizerError(
-            f"torch.optim.{type(optimizer).__name__} has no equal on zmqps' servers; there are {known}, and those of "
-            "zmqps.optim for worker.push"
-        )
-    first, *others = optimizer.param_groups
-    _check_options(type(optimizer).__name__, first, others)
+    kind = _kind(optimizer)
+    _check_options(optimizer, kind)
     names = {id(tensor): name for name, tensor in named_parameters}
+    rows = [_row(kind, each) for each in optimizer.param_groups]
+    common: dict[str, Any] = {"clip_norm": clip_norm, "clip_value": clip_value, "count": count}
+    known = {"learning_rate", *kind.make(optimizer.param_groups[0], rows, common).hyper}
     groups, owned = [], set[str]()
-    for number, each in enumerate(optimizer.param_groups):
+    for number, (each, row) in enumerate(zip(optimizer.param_groups, rows, strict=True)):
         if any(id(tensor) not in names for tensor in each["params"]):
             raise OptimizerError(f"param group {number} has tensors that are not among the parameters of the model")
         own = [names[id(tensor)] for tensor in each["params"]]
         owned.update(own)
         if number and own:
-            rate, decay = float(each["lr"]), float(each["weight_decay"])
-            groups.append(group(names=own, learning_rate=rate, weight_decay=decay))
+            both = {name: row[name] for name in ("learning_rate", "weight_decay")}
+            differs = {name: value for name, value in row.items() if name in known and value != rows[0][name]}
+            groups.append(group(names=own, **both | differs))
     if frozen := [name for name in names.values() if name not in owned]:
         groups.append(group(names=frozen, frozen=True))
-    common = {
-        "learning_rate": float(first["lr"]), "weight_decay": float(first["weight_decay"]), "groups": groups,
-        "clip_norm": clip_norm, "clip_value": clip_value, "count": count,
-    }  # fmt: skip
-    return make(first, common)
+    return kind.make(optimizer.param_groups[0], rows, {**common, "groups": groups})
 
 
-def _check_options(name: str, first: Mapping[str, Any], others: Iterable[Mapping[str, Any]]) -> None:
+class Numbers:
+    """The numbers of a PyTorch optimizer's param groups, as `zmqps.Worker.set_hyperparameters` takes them.
+
+    Parameters
+    ----------
+    optimizer : torch.optim.Optimizer
+        As `spec_of` has translated it.
+    num_parameters : int
+        How many parameters the model has.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, num_parameters: int) -> None:
+        kind = self._kind = _kind(optimizer)
+        self._flags = _flags(optimizer, kind)
+        self._options = [*kind.numbers, *self._flags]
+        self._began = [self._read(each) for each in optimizer.param_groups]
+        rows = [_row(kind, each) for each in optimizer.param_groups]
+        made = kind.make(optimizer.param_groups[0], rows, {})
+        self._sent = {"learning_rate", *made.hyper} & {name for names in kind.numbers.values() for name in names}
+        self._has_momentum = made.name != "rmsprop" or any(row["momentum"] for row in rows)
+        self._used = [number for number, each in enumerate(optimizer.param_groups) if number and each["params"]]
+        owned = {id(tensor) for each in optimizer.param_groups for tensor in each["params"]}
+        self._frozen = len(owned) < num_parameters
+        self._last = self._began
+        self._now = self._translated(optimizer.param_groups)
+
+    def now(self, groups: Sequence[Options]) -> tuple[Row, list[Row | None] | None]:
+        """Return ``values, groups`` of `zmqps.Worker.set_hyperparameters`: every number as it is.
+
+        Parameters
+        ----------
+        groups : sequence of mapping
+            The ``param_groups`` of the optimizer.
+
+        Returns
+        -------
+        tuple
+            The same object as before as long as nothing has changed; it takes a few microseconds to see that.
+
+        Raises
+        ------
+        OptimizerError
+            A flag has changed, or there is momentum now where there was none: servers would need other state.
+        """
+        read = [self._read(each) for each in groups]
+        if read != self._last:
+            self._check(read)
+            self._now = self._translated(groups)
+            self._last = read
+        return self._now
+
+    def _read(self, each: Options) -> list[Any]:
+        return [_plain(each.get(option)) for option in self._options]
+
+    def _translated(self, groups: Sequence[Options]) -> tuple[Row, list[Row | None] | None]:
+        rows = [
+            {name: value for name, value in _row(self._kind, each).items() if name in self._sent} for each in groups
+        ]
+        return rows[0], [*(rows[number] for number in self._used), *[None] * self._frozen] or None
+
+    def _check(self, read: Sequence[Sequence[Any]]) -> None:
+        if len(read) != len(self._began):
+            raise OptimizerError(f"the job began with {len(self._began)} param groups, now there are {len(read)}")
+        for number, (now, began) in enumerate(zip(read, self._began, strict=True)):
+            for option, new, old in zip(self._options, now, began, strict=True):
+                refused = option in self._flags and new != old
+                if option == "momentum" and new:
+                    refused = "momentum" not in self._sent or not self._has_momentum
+                if option == "dampening" and new != old:
+                    refused = "dampening" not in self._sent and "momentum" in self._sent
+                if refused:
+                    raise OptimizerError(
+                        f"param group {number}: {option} has gone from {old} to {new}, which needs other state on the "
+                        "servers than the job began with: set it before zmqps.torch.Optimizer is made"
+                    )
+
+
+def _kind(optimizer: torch.optim.Optimizer) -> Kind:
+    kind = KNOWN.get(type(optimizer))
+    if kind is None:
+        known = ", ".join(cls.__name__ for cls in KNOWN)
+        raise OptimizerError(
+            f"torch.optim.{type(optimizer).__name__} has no equal on zmqps' servers; there are {known}, and those of "
+            "zmqps.optim for worker.push"
+        )
+    return kind
+
+
+def _flags(optimizer: torch.optim.Optimizer, kind: Kind) -> list[str]:
+    """Return the options that all groups have in common, and that stay as they are."""
+    return [option for option in optimizer.defaults if option not in kind.numbers and option not in OF_NO_CONSEQUENCE]
+
+
+def _plain(value: Any) -> Any:
+    """Return an option that can be compared: of a tensor, which may be written to, its number."""
+    if isinstance(value, tuple | list):
+        return tuple(map(float, value))
+    return float(value) if isinstance(value, torch.Tensor) else value
+
+
+def _row(kind: Kind, each: Options) -> Row:
+    """Return the numbers of a param group by their names in `zmqps.optim`."""
+    row: Row = {}
+    for option, names in kind.numbers.items():
+        values = each[option] if len(names) > 1 else (each[option],)
+        row |= zip(names, map(float, values), strict=True)
+    return row
+
+
+def _check_options(optimizer: torch.optim.Optimizer, kind: Kind) -> None:
+    name, groups = type(optimizer).__name__, optimizer.param_groups
     for option, value in OFF.items():
-        if any(each.get(option, value) != value for each in (first, *others)):
+        if any(each.get(option, value) != value for each in groups):
             raise OptimizerError(f"torch.optim.{name}({option}={not value}) has no equal on zmqps' servers")
-    for each in others:
-        differing = [o for o in each if o not in OF_NO_CONSEQUENCE and o not in OF_GROUPS and each[o] != first.get(o)]
-        if differing:
-            options = listed(differing, 4)
-            raise OptimizerError(f"param groups may differ in lr and weight_decay on zmqps' servers, not in {options}")
+    flags = _flags(optimizer, kind)
+    if differing := [flag for flag in flags if any(each.get(flag) != groups[0].get(flag) for each in groups)]:
+        raise OptimizerError(
+            f"param groups may differ in {listed(list(kind.numbers), len(kind.numbers))} on zmqps' servers, not in "
+            f"{listed(differing, 4)}"
+        )
+    if groups[0].get("nesterov") and any(each["dampening"] for each in groups):
+        raise OptimizerError("SGD(nesterov=True, dampening=…) has no equal on zmqps' servers: leave out dampening")

@@ -357,10 +357,10 @@ class WatchedRules:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._rules, name)
 
-    def kernels(self, names: Sequence[str]) -> tuple[Sequence[Any], Sequence[int]]:
-        """Return them, and the index of each parameter's."""
-        kernels, kernel_of = self._rules.kernels(names)
-        return [kernel and self._recorder.around("apply", "server", kernel) for kernel in kernels], kernel_of
+    def kernels(self, names: Sequence[str]) -> tuple[Sequence[Any], Sequence[int], Sequence[int]]:
+        """Return them, the index of each parameter's, and the number of its group."""
+        kernels, *numbers = self._rules.kernels(names)
+        return [kernel and self._recorder.around("apply", "server", kernel) for kernel in kernels], *numbers
 
 
 class WatchedRowKernel:

@@ -45,7 +45,7 @@ KEPT = {
     "Commits": "unconfirmed measuring",
     "LearningRates": "latest _before",
     "Bringing": "behind moving",
-    "Synchronous": "step dropped _count _arrivals",
+    "Synchronous": "step dropped _count _arrivals _left_out",
     "DataSets": "by_name _saved",
     "DataSet": "spec owner named_by lasts here data_pass taken num_done num_returned _next _returned",
 }
@@ -101,8 +101,8 @@ NOT_KEPT = {
     "Moves": "_members _may_tell _changed",
     "_Move": "due",
     "Steps": (
-        "_changed kept _kept_clock _returned _clip_norm _rates bringing _replicated _granted _members _attendance "
-        "_training _commits _paused _requests _retry_due _since pauses delays counted"
+        "_changed kept _kept_clock _returned _clip_norm _counts_all _rates bringing _replicated _granted _members "
+        "_attendance _training _commits _paused _requests _retry_due _since pauses delays counted"
     ),
     "Commits": "copies _squares",
     "LearningRates": "_changed",

@@ -103,10 +103,11 @@ class ScarceRules(ReferenceRules):
         self.scarcity = scarcity
         self._make: Callable[..., Any] = make_kernel if where == "host" else lambda rule: make_kernel(rule, "device")
 
-    def kernels(self, names: Sequence[str]) -> tuple[Sequence[UpdateKernel | None], Sequence[int]]:
+    def kernels(self, names: Sequence[str]) -> tuple[Sequence[UpdateKernel | None], Sequence[int], Sequence[int]]:
         rules, kernel_of = self._spec.rules(names)
         self.slot_fill = rules[0].slot_fill
-        return [None if rule.frozen else self._half_and_half(self._make(rule)) for rule in rules], kernel_of
+        kernels = [None if rule.frozen else self._half_and_half(self._make(rule)) for rule in rules]
+        return kernels, kernel_of, self._spec.groups_of(names)
 
     def _half_and_half(self, kernel: Any) -> UpdateKernel:
         def run(w: Any, g: Any, out: Any, slots: tuple[Any, ...], step: int) -> None:

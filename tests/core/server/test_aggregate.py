@@ -297,3 +297,92 @@ def test_a_workers_memory_is_let_go_with_the_step_and_never_written_to() -> None
     assert (memory.view("f8") == 1.0).all()
     del memory
     assert kept() is None
+
+
+# --- a mean over all workers ----------------------------------------------------------------------
+
+
+def test_a_worker_that_has_not_pushed_an_element_counts_as_zeros_where_the_mean_is_over_all() -> None:
+    stage = make()
+    add(stage, A, 1.0, examples=4)
+    add(stage, B, 3.0, (0, 2), examples=4)
+    [(_, found)] = stage.mean(0, 0, [A, B], total=8)
+    assert found.tolist() == [2.0, 2.0, 0.5, 0.5, 0.5, 0.5]
+    assert mean(stage, A, B) == [2.0, 2.0, 1.0, 1.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_what_all_have_pushed_has_the_same_bits_whatever_the_mean_is_over(dtype: str) -> None:
+    for pushes in ([A], [A, B, C]):
+        means = []
+        for total in (0, 7 * len(pushes)):
+            stage = make()
+            for number, push in enumerate(pushes):
+                add(stage, push, np.arange(SIZE) / (number + 3), examples=7, dtype=dtype)
+            [(_, found)] = stage.mean(0, 0, pushes, total=total)
+            means.append(found.tobytes())
+        assert means[0] == means[1]
+
+
+def test_a_gradient_that_is_lent_is_read_in_place_by_one_worker_alone_and_never_written() -> None:
+    stage = make()
+    memory = lend(stage, A, 8.0)
+    [(_, alone)] = stage.mean(0, 0, [A], total=1)
+    assert np.shares_memory(alone, memory)
+    [(_, found)] = stage.mean(0, 0, [A], total=4)
+    assert not np.shares_memory(found, memory)
+    assert (found.tolist(), memory.view("f8").tolist()) == ([2.0] * SIZE, [8.0] * SIZE)
+
+
+@pytest.mark.parametrize("value", [1e30, 3e38])
+def test_a_mean_over_all_of_finite_gradients_is_finite(value: float) -> None:
+    stage = make()
+    add(stage, A, value, dtype="f4")
+    add(stage, B, value, dtype="f4")
+    [(_, found)] = stage.mean(0, 0, [A, B], total=(1 << 64) - 1)
+    assert np.isfinite(found).all()
+    [(_, found)] = stage.mean(0, 0, [A, B], total=4)
+    assert found.tolist() == pytest.approx([value / 2] * SIZE, rel=1e-6)
+
+
+PUSHES = st.lists(
+    st.tuples(
+        st.sampled_from([A, B, C]),
+        st.lists(st.integers(0, SIZE), min_size=2, max_size=4, unique=True).map(sorted),
+        st.integers(1, 9),
+        st.floats(-8, 8, width=32),
+    ),
+    min_size=1,
+    max_size=3,
+    unique_by=lambda brought: brought[0],
+)
+
+
+@given(pushes=PUSHES, others=st.integers(0, 20), dtype=st.sampled_from(["f4", "f8"]))
+def test_the_mean_over_all_is_that_of_ten_lines(pushes: list[Any], others: int, dtype: str) -> None:
+    stage = make()
+    sums, pushed, total = np.zeros(SIZE), np.zeros(SIZE, bool), others
+    for push, bounds, examples, value in pushes:
+        pairs = list(zip(bounds[::2], bounds[1::2], strict=False))
+        add(stage, push, value, *pairs, examples=examples, dtype=dtype)
+        total += examples
+        for start, stop in pairs:
+            sums[start:stop] += value * examples
+            pushed[start:stop] = True
+    found = np.zeros(SIZE)
+    for start, array in stage.mean(0, 0, [push for push, *_ in pushes], total=total):
+        assert pushed[start : start + array.size].all()
+        found[start : start + array.size] = array
+        pushed[start : start + array.size] = False
+    assert not pushed.any()
+    np.testing.assert_allclose(found, sums / total, rtol=1e-5, atol=1e-6)
+
+
+def test_of_a_step_that_is_left_out_only_values_are_set() -> None:
+    stage = make()
+    add(stage, A, 1.0)
+    assert stage.outcome(0, 0, [A], left_out=True) == ([], [])
+    add(stage, B, 5.0, (1, 3), sort=SET)
+    means, values = stage.outcome(0, 0, [A, B], left_out=True)
+    assert means == []
+    assert [(start, array.tolist()) for start, array in values] == [(1, [5.0, 5.0])]

@@ -27,9 +27,10 @@ class Rules:
     def __init__(self, rates: dict[str, float | None] | None = None) -> None:
         self.rates = rates or {}  # None: frozen
 
-    def kernels(self, names: Sequence[str]) -> tuple[list[UpdateKernel | None], list[int]]:
+    def kernels(self, names: Sequence[str]) -> tuple[list[UpdateKernel | None], list[int], list[int]]:
         distinct = list(dict.fromkeys(self.rates.get(name, 1.0) for name in names))
-        return [self.kernel(rate) for rate in distinct], [distinct.index(self.rates.get(name, 1.0)) for name in names]
+        kernel_of = [distinct.index(self.rates.get(name, 1.0)) for name in names]
+        return [self.kernel(rate) for rate in distinct], kernel_of, kernel_of
 
     def kernel(self, rate: float | None) -> UpdateKernel | None:
         def run(w: Array, g: Array, out: Array, slots: tuple[Array, ...], step: int) -> None:

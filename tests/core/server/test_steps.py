@@ -13,6 +13,7 @@ from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import Parameter
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.limits import OPEN_STEPS
+from zmqps.core.protocol.terms import SET
 from zmqps.core.server import aggregate
 from zmqps.core.server.ledger import Result
 from zmqps.core.server.shard import Shard
@@ -303,3 +304,35 @@ def test_every_version_that_can_be_read_is_what_it_was(steps: list[tuple[bool, b
             assert values(shard, exact=version) == history[version]
     mine: list[Array] = [state.value for state in shard.slices]
     assert shard.counters["spare_buffers"] <= (retain + 1) * len(mine)
+
+
+# --- over whom, and whether at all ----------------------------------------------------------------
+
+
+def test_a_mean_over_all_contributors_divides_by_their_examples() -> None:
+    shard = make()
+    collect(shard, 2.0, A, examples=4)
+    collect(shard, 6.0, B, examples=4, parts=[(0, 0, ())])
+    contributors = [(A, (1,)), (B, (1,)), (C, (9,))]  # C had nothing to push
+    assert shard.steps is not None
+    norm = shard.steps.measure(0, contributors, 16)
+    shard.commit(0, contributors, examples=16)
+    assert values(shard) == [-2.0] * 4 + [-0.5] * 4
+    assert norm == sum(value**2 for value in values(shard))
+
+
+def test_of_a_step_that_is_left_out_nothing_is_applied_and_its_version_is_there() -> None:
+    shard = make(momentum(1.0))
+    collect(shard, 2.0)
+    shard.collect([(0, 0, ())], [np.full(SIZE, 7.0, "f4")], (A, 2), 0, 1, "w", (SET,))
+    before = [state.steps.tolist() for state in shard.slices]
+    shard.commit(0, [(A, (1, 2))], left_out=True)
+    shard.validate()
+    assert values(shard) == [7.0] * 4 + [0.0] * 4, "what was set is set"
+    assert (shard.version, {state.version for state in shard.slices}) == (1, {1})
+    assert [state.steps.tolist() for state in shard.slices] == before
+    assert all(not slot.any() for state in shard.slices for slot in state.slots)
+    assert shard.counters["dropped"] == 0
+    collect(shard, 1.0, step=1)
+    commit(shard, A, step=1)
+    assert values(shard) == [6.0] * 4 + [-1.0] * 4

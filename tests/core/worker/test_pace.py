@@ -221,3 +221,46 @@ def test_what_the_coordinator_asks_under_the_same_number_is_no_answer_to_an_arri
     assert not p.waits_for(Proceed(8, 1, 1))
     assert p.waits_for(Waiting(7, "worker 1"))
     assert p.waits_for(Proceed(7, 1, 1))
+
+
+# --- a mean over all workers, and steps that are left out for all ----------------------------------
+
+
+def arriving(pace: Pace, *closing: Any) -> tuple[list[int], int, int]:
+    """End a step; return what is said of it: attempts, examples, and whether it is left out for all."""
+    if closing:
+        assert pace.close(closing[0])
+    arrive = pace.arriving(1)
+    pace.proceed(Proceed(1, pace.clock + 1, 1))
+    return list(arrive.attempts), arrive.examples, arrive.leaves_out
+
+
+def test_a_worker_with_nothing_counts_in_a_mean_over_all_and_one_that_skips_does_not() -> None:
+    p = Pace()
+    p.attach("sync", 0, counts_all=True)
+    nothing = Push(source=Source(), whole=True, examples=8)
+    p.start(nothing)
+    assert p.complete
+    assert arriving(p) == ([1], 8, 0), "an attempt of no push, new for each"
+    assert arriving(p, Advance()) == ([2], 1, 0)
+    assert arriving(p, Advance(skips=True))[0] == []
+    assert arriving(p, Advance(examples=0))[0] == [], "another one counts for it"
+    assert arriving(p, Advance(examples=24)) == ([3], 24, 0)
+    p.resume(9)
+    assert p.counts_all
+
+
+def test_where_the_mean_is_over_those_that_pushed_a_worker_with_nothing_has_skipped() -> None:
+    p = pace()
+    p.start(Push(source=Source(), whole=True, examples=8))
+    assert arriving(p)[0] == []
+    assert arriving(p, Advance())[0] == []
+
+
+def test_one_that_leaves_out_a_step_for_all_says_so_with_what_it_has_of_it() -> None:
+    p = pace()
+    assert arriving(p, Advance(skips=True, for_all=True)) == ([1], 1, 1)
+    pushed(p, push(p, whole=False))
+    assert arriving(p, Advance(skips=True, for_all=True)) == ([2], 1, 1)
+    bounded = pace("ssp")
+    assert arriving(bounded, Advance(skips=True, for_all=True))[::2] == ([], 0), "there it is a plain skip"

@@ -334,6 +334,8 @@ class HostPusher(Pusher):
 
         def bring() -> None:
             self._add(flat, examples, requests.job)
+            if self._models is not None:
+                self._models.examples = max(self._models.examples, examples)
             if ends:
                 self._round(Advance(0.0), chosen, atomic, ends_at, "push")
 
@@ -359,11 +361,17 @@ class HostPusher(Pusher):
         """Bring what this worker has of the step to its host's round, and end the step."""
         models = self._shared()
         counts, models.counts = models.counts, {}
+        rows = self._thread.machine.transfers.pace.examples.so_far  # each worker pushes those of tables itself
+        examples = 0 if advance.skips else max(models.examples, rows, *counts.values())
+        models.examples = 0
         steps = self._requests is not None and self._requests.job.mode != "async"
         while True:
             group = self._member(ends_at, title)
             step = (self._reads_at() or 0) if steps else group.step
-            bring = Bring(step=step, places=models.gradients.places, counts=runs(counts), codec=codec, atomic=atomic)
+            bring = Bring(
+                step=step, places=models.gradients.places, counts=runs(counts), examples=examples,
+                for_all=advance.for_all, codec=codec, atomic=atomic,
+            )  # fmt: skip
             try:
                 answer = self._ask(group, bring, ends_at, title)
             except LeaderGoneError as gone:
@@ -381,6 +389,7 @@ class HostPusher(Pusher):
         elif isinstance(answer, Done):
             group.step = answer.step + 1
             if steps and self._group.leader is None:  # the leader's push has ended its own step
+                advance.examples = 0  # which count with the leader's
                 self._submit(advance, left(ends_at)).result()
 
     def _member(self, ends_at: float, title: str) -> Membership:

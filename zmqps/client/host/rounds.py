@@ -14,7 +14,7 @@ from zmqps.client.requests import Requests
 from zmqps.core.host.events import Fetch, Fetched, Pushed
 from zmqps.core.host.group import GroupMachine
 from zmqps.core.host.values import NUM_PLACES
-from zmqps.core.job.spec import JobSpec
+from zmqps.core.job.spec import MAX_COUNT, JobSpec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.worker.operations import Advance
 from zmqps.errors import ClosedError, ConfigurationError
@@ -34,6 +34,7 @@ class HostModels:
         self.values = MappedModels(self.values_layout, NUM_PLACES)
         self.gradients = SharedModel(self.gradients_layout, arenas)
         self.counts: dict[int, int] = {}  # how many examples the gradients are the sum of
+        self.examples = 0  # the most that a push of the step is said to be of
 
 
 def lead(me: Pusher, models: HostModels, met: meeting.Met, path: Path) -> Leader:
@@ -95,7 +96,7 @@ def push_sums(
     brought
         Sums over examples.
     advance
-        How the step ends where nothing was brought; None: there are no steps.
+        How the step ends; None: there are no steps.
     ends_at
         When to give up.
     sums
@@ -122,14 +123,18 @@ def push_sums(
         together.setdefault(count, {})[parameters[number].name] = mean.reshape(parameters[number].shape)
     atomic = any(one.bring.atomic for one in brought)
     codec = next(iter(codecs), "") or None
+    examples = min(sum(one.bring.examples for one in brought), MAX_COUNT)
+    for_all = any(one.bring.for_all for one in brought)
+    counts_all = requests.job.mean == "workers"
     for index, (count, grads) in enumerate(together.items()):
-        last = index == len(together) - 1
+        last = index == len(together) - 1 and not (counts_all or for_all)
         Pusher.push_async(
             worker, grads, examples=count, codec=codec, atomic=atomic, step=last and advance is not None,
             timeout=left(ends_at),
         ).result()  # fmt: skip
-    if not together and advance is not None:
-        worker._submit(Advance(0.0, skips=advance.skips), left(ends_at)).result()
+    if advance is not None and (not together or counts_all or for_all):
+        ends = Advance(0.0, skips=advance.skips, for_all=for_all, examples=examples)
+        worker._submit(ends, left(ends_at)).result()
 
 
 def left(ends_at: float) -> float:

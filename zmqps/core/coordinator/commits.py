@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from zmqps.core.coordinator.copies import Copy
 from zmqps.core.coordinator.journal import Plain
@@ -43,14 +44,16 @@ class Commits:
         self.unconfirmed = {epoch: [] for epoch in self.unconfirmed}
 
     def add(
-        self, step: int, contributors: Sequence[Contributor], terms: Sequence[float] = (), *, measure: bool = False
-    ) -> list[tuple[Copy, Commit]]:
+        self, step: int, contributors: Sequence[Contributor], terms: Sequence[float] = (), *, measure: bool = False,
+        examples: int = 0, left_out: bool = False,
+    ) -> list[tuple[Copy, Commit]]:  # fmt: skip
         """A step is committed; return who is to be told what. ``measure``: they are asked how large its mean is."""
         made: list[tuple[Copy, Commit]] = []
         self.measuring = measure
         self._squares.clear()
         for epoch, commits in self.unconfirmed.items():
-            commits.append(Commit(epoch, step, tuple(contributors), terms, int(measure)))
+            commit = Commit(epoch, step, tuple(contributors), terms, int(measure), examples, int(left_out))
+            commits.append(commit)
             made.append((self.copies[epoch], commits[-1]))
         return made
 
@@ -112,9 +115,12 @@ class Commits:
         """Return what is kept of them."""
         commits = {commit.step: commit for queue in self.unconfirmed.values() for commit in queue}
         kept: list[Plain] = [
-            [step, [[who, list(attempts)] for who, attempts in c.contributors], list(c.terms), c.measure]
+            [
+                step, [[who, list(attempts)] for who, attempts in c.contributors], list(c.terms), c.measure,
+                c.examples, c.left_out,
+            ]
             for step, c in sorted(commits.items())
-        ]
+        ]  # fmt: skip
         return {
             "commits": kept,
             "unconfirmed": [[epoch, [c.step for c in queue]] for epoch, queue in self.unconfirmed.items()],
@@ -122,11 +128,15 @@ class Commits:
 
     def restore(self, kept: dict[str, Plain]) -> None:
         """Have what was kept, of the copies that there are."""
-        commits = {
-            step: Commit(0, step, tuple((who, tuple(a)) for who, a in contributors), tuple(terms), measure)
-            for step, contributors, terms, measure in kept["commits"]
-        }
+        commits = {entry[0]: commit_of(entry) for entry in kept["commits"]}
         for epoch, steps in kept["unconfirmed"]:
             if epoch in self.unconfirmed:
                 self.unconfirmed[epoch] = [replace(commits[step], epoch=epoch) for step in steps]
         self.measuring = any(queue[-1].measure for queue in self.unconfirmed.values() if queue)
+
+
+def commit_of(entry: Sequence[Any]) -> Commit:
+    """Return a commit as it was kept (`Commits.dump`), of no epoch."""
+    step, contributors, terms, measure, examples, left_out = entry
+    brought = tuple((who, tuple(attempts)) for who, attempts in contributors)
+    return Commit(0, step, brought, tuple(terms), measure, examples, left_out)

@@ -74,6 +74,7 @@ class Steps:
         self._behind: dict[bytes, int] = {}  # by how much their own clocks are behind, since they count
         self._waits_for_all = False
         self._clip_norm: float | None = None
+        self._counts_all = False  # a mean is over all contributors, whatever they have pushed
         self._rates = rates or LearningRates()
         self._paused: dict[bytes, set[str]] = {}  # what those who are not waited for wait for themselves
         self._requests: dict[bytes, int] = {}  # arrivals that wait for their answer
@@ -98,6 +99,7 @@ class Steps:
         self.policy = make_policy(job)
         self.policy.begin_at(clock)
         self._clip_norm = job.clip_norm
+        self._counts_all = job.mean == "workers"
         self._waits_for_all = waits_for_all
         self._commits.start(copies)
         self.keep()
@@ -256,7 +258,8 @@ class Steps:
         before, counted = self._counted.get(member.incarnation, (-1, ()))
         if step == before and set(attempts) <= set(counted):
             attempts = ()  # it asks again for an answer that was lost
-        self.policy.arrive(member.incarnation, step, attempts, now)
+        leaves_out = bool(message.leaves_out)
+        self.policy.arrive(member.incarnation, step, attempts, now, message.examples, leaves_out=leaves_out)
         if self.policy.mode == "sync":
             self.delays.arrived(member, now)
 
@@ -363,7 +366,8 @@ class Steps:
         for grant in self._granted:
             member, request = self._members.get(grant.worker), self._requests.pop(grant.worker, None)
             if member is not None and request is not None:
-                actions.append(member.answer(request, Proceed(request, grant.version, int(grant.counted))))
+                proceed = Proceed(request, grant.version, int(grant.counted), int(grant.left_out))
+                actions.append(member.answer(request, proceed))
         self._granted.clear()
         return actions
 
@@ -380,9 +384,12 @@ class Steps:
     def _commit(self, commitment: Commitment, now: float) -> list[Action]:
         # in the order of ranks: the sum does not depend on the order of arrival
         contributors = sorted(commitment.contributors, key=lambda c: (self._ranks.get(c[0], 0), c[0]))
-        measure = self._clip_norm is not None and any(attempts for _, attempts in contributors)
+        measure = self._clip_norm is not None and bool(contributors) and not commitment.left_out
         terms = terms_of(1.0, self._rates.at(commitment.step))
-        made = self._commits.add(commitment.step, contributors, terms, measure=measure)
+        examples = commitment.examples if self._counts_all else 0
+        made = self._commits.add(
+            commitment.step, contributors, terms, measure=measure, examples=examples, left_out=commitment.left_out
+        )
         actions: list[Action] = [Send(copy.server.peer, commit) for copy, commit in made]
         if self.bringing.behind:
             actions = self._say_again()

@@ -47,13 +47,16 @@ class Bring(HostMessage):
     """My gradients of a step lie in ``places``, one for each table of the key space.
 
     ``counts`` says how many examples they are the sum of, as runs of parameters: first, one past the last, count. A
-    parameter that is in none has no gradient. ``codec`` is empty where the job's is meant.
+    parameter that is in none has no gradient. ``examples`` is as how many the worker counts in the step; 0: it skips
+    it, and with ``for_all`` nobody's gradient of it is applied. ``codec`` is empty where the job's is meant.
     """
 
     kind: ClassVar[int] = 2
     step: int
     places: Sequence[Place]
     counts: Sequence[tuple[int, int, int]]
+    examples: int = 1
+    for_all: bool = False
     codec: str = ""
     atomic: bool = False
 
@@ -250,6 +253,7 @@ def _is_seconds(value: Any) -> bool:
 
 _CHECKS = {
     "name": _is_text, "pid": _is_whole, "step": _is_whole, "places": _are_places, "counts": _are_counts,
+    "examples": _is_whole, "for_all": _is_flag,
     "codec": _is_text, "atomic": _is_flag, "fresh": _is_flag, "number": _is_whole, "interval": _is_seconds,
     "timeout": _is_seconds, "reads": _is_flag, "code": _is_whole, "text": _is_text,
     "facts": lambda value: type(value) is dict and all(type(name) is str for name in value),

@@ -30,6 +30,8 @@ MAX_COUNT = (1 << 63) - 1
 #: Names stand in errors, logs and the status; real ones have tens of characters.
 MAX_NAME_CHARS = 512
 NONFINITE_POLICIES = ("reject", "allow")
+#: Over whom the mean of a synchronous step is taken, for each element.
+MEANS = ("pushed", "workers")
 STRAGGLER_POLICIES = ("wait", "continue", "fail")
 #: Old versions that a job may keep readable; each is another copy of the model.
 MAX_RETAIN = 16
@@ -81,6 +83,9 @@ class JobSpec:
         Synchronous: how many gradients make a step; None: one of every live worker.
     on_straggler
         Synchronous: ``wait``, ``continue`` or ``fail`` when a step's deadline passes.
+    mean
+        Synchronous: whether an element's mean is over the workers that ``pushed`` it, or over all ``workers`` of the
+        step, of which those that did not push it count as zeros.
     retain
         Synchronous: how many versions before the current one stay readable.
     push_codec, pull_codec
@@ -102,6 +107,7 @@ class JobSpec:
     nonfinite: str = "reject"
     aggregate: int | None = None
     on_straggler: str = "wait"
+    mean: str = "pushed"
     retain: int = 0
     push_codec: str = "raw"
     pull_codec: str = "raw"
@@ -134,6 +140,11 @@ class JobSpec:
                 f"staleness={self.staleness}: pass 0 for synchronous, n for bounded, None for asynchronous training"
             )
         checks.one_of("on_straggler", self.on_straggler, STRAGGLER_POLICIES)
+        checks.one_of("mean", self.mean, MEANS)
+        if self.mean != "pushed" and self.mode != "sync":
+            raise ConfigurationError(
+                f"mean={self.mean!r} belongs to synchronous training, staleness=0: elsewhere each push is applied alone"
+            )
         checks.whole("aggregate", self.aggregate, 1, optional=True)
         checks.whole("workers", self.workers, 1, optional=True)
         check_push_codec(self.push_codec)
@@ -319,6 +330,7 @@ OPTIONS: dict[str, tuple[type, ...]] = {
     "nonfinite": (str,),
     "aggregate": (int, type(None)),
     "on_straggler": (str,),
+    "mean": (str,),
     "retain": (int,),
     "push_codec": (str,),
     "pull_codec": (str,),

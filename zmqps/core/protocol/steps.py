@@ -50,26 +50,32 @@ class Waiting(Message):
 class Arrive(Message):
     """A worker has completed a step: all shards have acknowledged these pushes of it.
 
-    No attempts: it has skipped the step; or it only waits, once more, for what it has brought before.
+    No attempts: it has skipped the step; or it only waits, once more, for what it has brought before. ``examples`` is
+    as how many it counts in a mean over all workers, whatever it has pushed; one that has pushed nothing and does not
+    skip has an attempt of no push. With ``leaves_out`` 1 nobody's gradient of the step is to be applied.
     """
 
     kind: ClassVar[int] = 20
     request: U64
     step: U64
     attempts: Versions
+    examples: U64 = 1
+    leaves_out: U8 = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Proceed(Message):
     """The worker of ``request`` may go on, and reads version ``version`` or a later one; bounded: of the slowest clock.
 
-    ``counted`` is 0 when the step was over before its gradients were complete: they were dropped.
+    ``counted`` is 0 when the step was over before its gradients were complete: they were dropped. ``left_out`` is 1
+    when nobody's gradient was applied in the step that the worker had arrived at.
     """
 
     kind: ClassVar[int] = 21
     request: U64
     version: U64
     counted: U8
+    left_out: U8 = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +83,9 @@ class Commit(Message):
     """The coordinator closes a step: apply the mean of these contributors' gradients, in this order.
 
     With ``measure`` 1 nothing is applied yet: the server is to say how large the mean is (`Measured`), and is told
-    again, then with the ``terms`` that follow from the norm of all shards' together.
+    again, then with the ``terms`` that follow from the norm of all shards' together. ``examples`` is as how many
+    all contributors count, where a mean is over all of them; 0: it is over those that pushed. With ``left_out`` 1 no
+    gradient is applied; what was set in the step is set.
     """
 
     kind: ClassVar[int] = 22
@@ -86,6 +94,8 @@ class Commit(Message):
     contributors: Contributors
     terms: Terms = ()
     measure: U8 = 0
+    examples: U64 = 0
+    left_out: U8 = 0
 
 
 @dataclass(frozen=True, slots=True)

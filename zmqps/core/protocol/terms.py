@@ -1,7 +1,9 @@
-"""The terms of an update: what gradients are scaled with, and learning rates in the place of the optimizer's own.
+"""The terms of an update: what gradients are scaled with, and numbers in the place of the optimizer's own.
 
-They travel as a list of numbers: the scale, then a learning rate for each of the optimizer's rules, `UNCHANGED` where
-the rule's own holds. Of one number: all do. None at all: nothing is scaled, either.
+They travel as a list of numbers: the scale, then how many sets there are, then these: one for each of the optimizer's
+rules, or for each of its groups where those of one rule differ. A set has the first of the rule's numbers, the learning
+rate and whatever more was set; `UNCHANGED` where the rule's own holds. Only a scale: all do. None at all: nothing is
+scaled, either.
 
 In the place of a scale stands `SET` or `SET_TO_MEAN` where a push brings values, not gradients: no rule is asked then.
 """
@@ -17,12 +19,13 @@ from zmqps.core.protocol.message import Message
 if TYPE_CHECKING:
     from zmqps.core.protocol.message import U32, U64, Seconds, Terms
 
-#: In the place of a learning rate.
-UNCHANGED = -1.0
+#: In the place of a number: it may be negative, but none is as large.
+UNCHANGED = -1e30
 #: In the place of a scale: these are values. Synchronous: those of the first in the order of ranks, or the mean.
 SET, SET_TO_MEAN = -2.0, -3.0
-#: Rules whose learning rates may be set: they travel with every update.
-MOST_RATES = 256
+#: Numbers that may be set: they travel with every update. Some for each tensor of a large model that has groups of one
+#: tensor each, and not more bytes than a small push.
+MOST_NUMBERS = 4096
 Rates: TypeAlias = Sequence[float]
 
 
@@ -48,7 +51,7 @@ class Measured(Message):
 
 @dataclass(frozen=True, slots=True)
 class SetRates(Message):
-    """The chief sets learning rates: synchronous for the steps from ``step`` on, else for pushes that begin later."""
+    """The chief sets numbers: synchronous for the steps from ``step`` on, else for pushes that begin later."""
 
     kind: ClassVar[int] = 42
     request: U64

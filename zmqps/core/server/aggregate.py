@@ -181,14 +181,16 @@ class Stage:
         """Whether a push has brought something to an open step."""
         return push in self._steps.get(step, {})
 
-    def outcome(self, step: int, index: int, pushes: Sequence[PushId]) -> tuple[Stretches, Stretches]:
+    def outcome(
+        self, step: int, index: int, pushes: Sequence[PushId], total: int = 0, *, left_out: bool = False
+    ) -> tuple[Stretches, Stretches]:
         """Return what some pushes do to a slice: the mean of their gradients, and the values that it is set to instead.
 
         Of several that set an element, the first in their order has its way, before all that average it; and what is
-        set is not trained in that step. Valid until the next call.
+        set is not trained in that step. With ``left_out`` nothing is trained. Valid until the next call.
         """
         if step not in self._setting:
-            return self.mean(step, index, pushes), []
+            return [] if left_out else self.mean(step, index, pushes, total=total), []
         values: Stretches = []
         slices = self._steps.get(step, {})
         for push in pushes:
@@ -196,14 +198,18 @@ class Stage:
             if brought is not None and brought.sort == SET:
                 values = _beside(values, _all_of(brought))
         values = _beside(values, self.mean(step, index, pushes, SET_TO_MEAN))
-        return _left(self.mean(step, index, pushes), values), values
+        means = [] if left_out else self.mean(step, index, pushes, total=total)
+        return _left(means, values), values
 
-    def mean(self, step: int, index: int, pushes: Sequence[PushId], sort: float = GRADIENT) -> Stretches:
+    def mean(
+        self, step: int, index: int, pushes: Sequence[PushId], sort: float = GRADIENT, total: int = 0
+    ) -> Stretches:
         """Return the mean of the gradients that some pushes brought to a slice, or of values, added in their order.
 
-        Each counts as often as it has examples. Whoever did not push an element has no part in its mean,
-        neither in the sum nor in the number of examples that divides it: so the workers of one
-        replica may push different parameters (model parallelism), even within one slice.
+        Each counts as often as it has examples. Without a ``total`` a worker that did not push an element has no part
+        in its mean, neither in the sum nor in the number of examples that divides it: so the workers of one
+        replica may push different parameters (model parallelism), even within one slice. With a ``total``, the
+        examples of all contributors, the sum is divided by that, as if the others had pushed zeros.
 
         What was brought stays as it is, so it may be asked again. The mean of finite gradients is finite, however
         large they are and however many their examples.
@@ -217,24 +223,25 @@ class Stage:
         slices = self._steps.get(step, {})
         found = [slices[push][index] for push in pushes if push in slices and index in slices[push]]
         brought = [b for b in found if b.sort == sort]
-        if len(brought) == 1:
+        if len(brought) == 1 and brought[0].examples >= total:
             return _all_of(brought[0])
         bounds = sorted({bound for b in brought for pair in b.bounds for bound in pair})
-        totals = self._totals if sort == GRADIENT else self._averages
-        total = _grown(totals, bounds[-1], brought[0].buffer.dtype, self._memory) if brought else None
+        sums = self._totals if sort == GRADIENT else self._averages
+        into = _grown(sums, bounds[-1], brought[0].buffer.dtype, self._memory) if brought else None
         stretches: list[tuple[int, int]] = []
         for lo, hi in pairwise(bounds):
             some = [(array, b.examples) for b in brought if (array := b.between(lo, hi)) is not None]
-            if some and total is not None:
+            if some and into is not None:
                 arrays, examples = [array for array, _ in some], [examples for _, examples in some]
-                if not _averaged_equally(total[lo:hi], arrays, examples):
-                    scratch = _grown(self._scratch, bounds[-1], total.dtype, self._memory)
-                    _average(total[lo:hi], scratch[lo:hi], arrays, examples)
+                divisor = max(total, sum(examples))
+                if not _averaged_equally(into[lo:hi], arrays, examples, divisor):
+                    scratch = _grown(self._scratch, bounds[-1], into.dtype, self._memory)
+                    _average(into[lo:hi], scratch[lo:hi], arrays, examples, divisor)
                 if stretches and stretches[-1][1] == lo:
                     stretches[-1] = stretches[-1][0], hi
                 else:
                     stretches.append((lo, hi))
-        return [(lo, total[lo:hi]) for lo, hi in stretches if total is not None]
+        return [(lo, into[lo:hi]) for lo, hi in stretches if into is not None]
 
     def close(self, step: int) -> set[PushId]:
         """Forget a step and all before it; return the pushes that had brought something to it."""
@@ -324,11 +331,14 @@ def _grown(buffers: dict[np.dtype[Any], Array], size: int, dtype: np.dtype[Any],
     return buffers[dtype]
 
 
-def _averaged_equally(total: Array, summands: Sequence[Array], examples: Sequence[int]) -> bool:
+def _averaged_equally(total: Array, summands: Sequence[Array], examples: Sequence[int], divisor: int) -> bool:
     """Write the mean to ``total`` and return True, where each counts as often as the others and the sum is finite."""
     first, *rest = summands
     if not rest:
-        total[:] = first
+        if examples[0] == divisor:
+            total[:] = first
+        else:
+            np.multiply(first, total.dtype.type(examples[0] / divisor), out=total)
         return True
     if not isinstance(total, np.ndarray) or min(examples) != max(examples):  # a GPU does not report an overflow
         return False
@@ -337,18 +347,18 @@ def _averaged_equally(total: Array, summands: Sequence[Array], examples: Sequenc
             np.add(first, rest[0], out=total)
             for summand in rest[1:]:
                 total += summand
-        total *= total.dtype.type(1.0 / len(summands))
+        total *= total.dtype.type(examples[0] / divisor)
     except FloatingPointError:
         return False  # the sum is beyond what the dtype holds, the mean is not
     return True
 
 
-def _average(total: Array, scratch: Array, summands: Sequence[Array], examples: Sequence[int]) -> None:
-    """Write the mean of the summands, each counted as often as it has examples, to ``total``.
+def _average(total: Array, scratch: Array, summands: Sequence[Array], examples: Sequence[int], divisor: int) -> None:
+    """Write the sum of the summands, each counted as often as it has examples, over the divisor to ``total``.
 
     Each is multiplied with its part first, so that nothing grows.
     """
-    parts = [total.dtype.type(count / sum(examples)) for count in examples]
+    parts = [total.dtype.type(count / divisor) for count in examples]
     with np.errstate(over="ignore", invalid="ignore"):
         np.multiply(summands[0], parts[0], out=total)
         for summand, part in zip(summands[1:], parts[1:], strict=True):

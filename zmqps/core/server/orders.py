@@ -188,9 +188,10 @@ class Orders:
             raise ProtocolError(f"commit of step {message.step}, but this shard is at {shard.version}")
         if message.step == shard.version:  # else the coordinator has not had our answer
             if message.measure:
-                squares = shard.steps.measure(message.step, message.contributors)
+                squares = shard.steps.measure(message.step, message.contributors, message.examples)
                 return [Send(COORDINATOR, Measured(message.epoch, message.step, squares))]
-            shard.commit(message.step, message.contributors, message.terms)
+            left_out = bool(message.left_out)
+            shard.commit(message.step, message.contributors, message.terms, message.examples, left_out=left_out)
         due = self._host.unpark(tenant, [(COMMITTED, shard.version)])
         committed, saved = Committed(message.epoch, message.step), self._saves.committed(tenant, now)
         if tenant.stream is not None:

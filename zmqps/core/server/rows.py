@@ -68,7 +68,8 @@ class Rows:
 
     In the synchronous mode gradients are kept until their step is committed. Then those of the contributors are added
     per id, in their order, each counting as often as it has examples; the sum is divided by the examples of all who
-    pushed to the table in that step, whether they touched a row or not. So the result is that of one large batch.
+    pushed to the table in that step, whether they touched a row or not, or of all contributors, if the commit says how
+    many these are. So the result is that of one large batch.
 
     Parameters
     ----------
@@ -310,8 +311,13 @@ class Rows:
 
     # --- steps ---------------------------------------------------------------------------------
 
-    def commit(self, step: int, contributors: Sequence[Contributor]) -> None:
-        """Apply what the contributors brought to a step; asked again, it goes on where it has failed."""
+    def commit(
+        self, step: int, contributors: Sequence[Contributor], examples: int = 0, *, left_out: bool = False
+    ) -> None:
+        """Apply what the contributors brought to a step; asked again, it goes on where it has failed.
+
+        With ``left_out`` rows are set, and no gradient is applied.
+        """
         pushes = self._staged.get(step, {})
         order = [(who, attempt) for who, attempts in contributors for attempt in attempts]
         for number, table in enumerate(self.tables):
@@ -319,10 +325,10 @@ class Rows:
                 continue  # it was done before a later one failed
             brought = [pushes[push][number] for push in order if push in pushes and number in pushes[push]]
             grads = [[staged for staged in messages if not staged.is_set] for messages in brought]
-            total = sum(messages[0].examples for messages in grads if messages)
+            counted = [messages[0].examples for messages in grads if messages]
             parts = [(s.ids, s.grads, s.examples) for messages in grads for s in messages if s.ids.size]
-            if any(grads) and number not in self._updated:
-                ids, means = merged(parts, total, table.spec.dim)
+            if counted and not left_out and number not in self._updated:
+                ids, means = merged(parts, max(examples, sum(counted)), table.spec.dim)
                 table.update(ids, means, promised=True)
                 self._updated.add(number)  # what is set may yet fail, and all be asked for again
             taken = np.empty(0, np.int64)

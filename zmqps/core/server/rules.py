@@ -12,8 +12,8 @@ from zmqps.core.protocol.arrays import Array
 class UpdateKernel(Protocol):
     """One optimizer rule, compiled: ``step`` is the number of this update, from 1.
 
-    Gradients are multiplied with ``scale`` where the rule clips them by their norm; ``learning_rate`` is one in the
-    place of the rule's own.
+    Gradients are multiplied with ``scale`` where the rule clips them by their norm; ``numbers`` are in the place of the
+    first of the rule's own.
 
     What it raises it raises before it has written anything, unless its rules say that they allocate, or it is an
     `InternalError`.
@@ -27,7 +27,7 @@ class UpdateKernel(Protocol):
         slots: tuple[Array, ...],
         step: int,
         scale: float = ...,
-        learning_rate: float | None = ...,
+        numbers: tuple[float, ...] = ...,
         /,
     ) -> None:
         """Write the updated ``w`` to ``out`` (which may be ``w``) and update ``slots`` in place."""
@@ -44,17 +44,53 @@ class Rules(Protocol):
     def allocates(self) -> bool:
         """Whether kernels need memory while they compute, and may fail after they have begun to write."""
 
-    def kernels(self, names: Sequence[str]) -> tuple[Sequence[UpdateKernel | None], Sequence[int]]:
-        """Return the kernels in use (None: frozen), and the index of each parameter's."""
+    def kernels(self, names: Sequence[str]) -> tuple[Sequence[UpdateKernel | None], Sequence[int], Sequence[int]]:
+        """Return the kernels in use (None: frozen), the index of each parameter's, and the number of its group."""
 
     def all_finite(self, g: Array, /) -> bool:
         """Whether an array holds neither NaN nor infinity."""
 
 
-def kernels_of(rules: Rules, parameters: Sequence[Parameter]) -> tuple[Sequence[UpdateKernel | None], Sequence[int]]:
-    """Return the kernels in use, and the index of each parameter's; buffers have none."""
-    kernels, kernel_of = rules.kernels([parameter.name for parameter in parameters])
-    if not any(parameter.buffer for parameter in parameters):
-        return kernels, kernel_of
-    own = [len(kernels) if p.buffer else kernel for p, kernel in zip(parameters, kernel_of, strict=True)]
-    return [*kernels, None], own
+class Kernels:
+    """The kernels of a shard.
+
+    Parameters
+    ----------
+    rules
+        The optimizer's.
+    parameters
+        All of the job's.
+
+    Attributes
+    ----------
+    each
+        The kernels by number: of the rules, None of what is frozen or a buffer; then again, of each group.
+    of_rule, of_group
+        The number of each parameter's kernel among the former, and among the latter: those that share a rule may be
+        updated with other numbers.
+    num_rules, num_groups
+        How many there are.
+    first_group
+        The number of the first group's kernel.
+    """
+
+    def __init__(self, rules: Rules, parameters: Sequence[Parameter]) -> None:
+        kernels, kernel_of, group_of = rules.kernels([parameter.name for parameter in parameters])
+        self.num_rules, self.num_groups = len(kernels), 1 + max(group_of, default=0)
+        self.first_group = self.num_rules + 1
+        by_group: list[UpdateKernel | None] = [None] * (self.num_groups + 1)
+        self.of_rule, self.of_group = list[int](), list[int]()
+        for parameter, kernel, group in zip(parameters, kernel_of, group_of, strict=True):
+            if not parameter.buffer:
+                by_group[group] = kernels[kernel]
+            self.of_rule.append(self.num_rules if parameter.buffer else kernel)
+            self.of_group.append(self.first_group + (self.num_groups if parameter.buffer else group))
+        self.each: list[UpdateKernel | None] = [*kernels, None, *by_group]
+
+    def numbers(self, terms: Sequence[float]) -> tuple[bool, int]:
+        """Return whether the numbers of terms are of groups, and how many each has; of others than these, none."""
+        if len(terms) < 2:
+            return False, 0
+        of_groups = terms[1] == self.num_groups != self.num_rules
+        fit = of_groups or terms[1] == self.num_rules
+        return of_groups, (len(terms) - 2) // int(terms[1]) if fit else 0

@@ -31,7 +31,7 @@ from zmqps.core.server.finiteness import Finiteness
 from zmqps.core.server.ledger import Result
 from zmqps.core.server.memory import HostMemory, Memory
 from zmqps.core.server.rows import Rows
-from zmqps.core.server.rules import Rules, kernels_of
+from zmqps.core.server.rules import Kernels, Rules
 from zmqps.core.server.slices import Note, SliceState, Updates, bounds_of, check_sort, present, resolve, walk
 from zmqps.core.server.slots import Slots
 from zmqps.core.server.stale import treat
@@ -102,7 +102,7 @@ class Shard:
         self.kept_nbytes = retain * placement.nbytes(index)  # what kept versions take at most
         self._treatment = treatment
         self.copies = ReadCopies(memory.empty) if treatment is not None and treatment.needs_read else None
-        kernels, kernel_of = kernels_of(rules, placement.keyspace.parameters)
+        kernels = Kernels(rules, placement.keyspace.parameters)
         self.slices: list[SliceState] = []
         self._has_buffers = any(table.buffers for table in placement.keyspace.dense)
         dtypes = [table.dtype for table in placement.keyspace.dense]
@@ -113,7 +113,7 @@ class Shard:
         slots = Slots(bounds, dtypes, memory, rules.slot_fill)
         self.arena_nbytes = slots.nbytes + placement.nbytes(index)
         for slice_ in placement.slices[index]:
-            self.slices.append(SliceState(slice_, self._buffers.home(slice_), slots.of(slice_), kernel_of))
+            self.slices.append(SliceState(slice_, self._buffers.home(slice_), slots.of(slice_), kernels))
             self._buffers.add(self.slices[-1])
         self._missing = {slice_.index for slice_ in placement.slices[index]}
         self.loaded = not self._missing  # whether every slice has its initial values
@@ -307,12 +307,15 @@ class Shard:
         self.steps.collect(brought, pieces, push, step, examples, noted, sort, stays=checked == STAYS)
         return result
 
-    def commit(self, step: int, contributors: Sequence[Contributor], terms: Sequence[float] = ()) -> None:
+    def commit(
+        self, step: int, contributors: Sequence[Contributor], terms: Sequence[float] = (), examples: int = 0, *,
+        left_out: bool = False,
+    ) -> None:  # fmt: skip
         """Apply the mean of a step's gradients, as `Steps.commit`."""
         assert self.steps is not None
         if self.rows is not None:
-            self.rows.commit(step, contributors)
-        self.steps.commit(step, contributors, terms)
+            self.rows.commit(step, contributors, examples, left_out=left_out)
+        self.steps.commit(step, contributors, terms, examples, left_out=left_out)
         if self.rows is not None:
             self.rows.close(step)
 

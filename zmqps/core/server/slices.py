@@ -14,9 +14,9 @@ from zmqps.core.job.keyspace import Slice
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.events import Reader
 from zmqps.core.protocol.fields import Part
-from zmqps.core.protocol.terms import SET_TO_MEAN, UNCHANGED, are_values
+from zmqps.core.protocol.terms import SET_TO_MEAN, are_values
 from zmqps.core.server.memory import Memory
-from zmqps.core.server.rules import UpdateKernel
+from zmqps.core.server.rules import Kernels
 from zmqps.core.server.undo import Undo
 from zmqps.errors import InternalError, ProtocolError, PSError, ShardBrokenError, SliceRangeError, VersionError
 
@@ -62,6 +62,7 @@ class SliceState:
         *(
             "groups",
             "history",
+            "kernels",
             "num_set",
             "places",
             "positions",
@@ -76,7 +77,7 @@ class SliceState:
         "version",
     )
 
-    def __init__(self, slice_: Slice, value: Array, slots: tuple[Array, ...], kernel_of: Sequence[int]) -> None:
+    def __init__(self, slice_: Slice, value: Array, slots: tuple[Array, ...], kernels: Kernels) -> None:
         self.slice = slice_
         self.size = slice_.size
         self.value = value
@@ -88,7 +89,9 @@ class SliceState:
         self.places: list[tuple[Array, list[Reader]]] = [(value, self.readers)]  # where it belongs, and its readers
         self.history: deque[tuple[int, Array, list[Reader], Pin]] = deque()  # versions kept readable
         self.positions = [segment.position for segment in slice_.segments]
-        self.groups = np.array([kernel_of[segment.parameter] for segment in slice_.segments], np.int32)
+        # which kernel updates each parameter: that of its rule, or where groups of one rule differ, of its group
+        self.kernels = np.array([kernels.of_rule[segment.parameter] for segment in slice_.segments], np.int32)
+        self.groups = np.array([kernels.of_group[segment.parameter] for segment in slice_.segments], np.int32)
         # updates each parameter has had: a push of some parameters is not a step of the others
         self.steps = np.zeros(len(slice_.segments), np.int64)
 
@@ -138,14 +141,15 @@ class SliceState:
             oldest = self.history[0][0] if self.history else self.version
             raise VersionError(version=version, oldest=oldest, newest=self.version)
 
-    def runs(self, start: int, stop: int) -> list[Stretch]:
-        """Return the stretches between two elements that one kernel call can take."""
+    def runs(self, start: int, stop: int, *, of_groups: bool = False) -> list[Stretch]:
+        """Return the stretches between two elements that one kernel call can take, or one for each group at least."""
+        kernels = self.groups if of_groups else self.kernels
         if len(self.positions) == 1:
-            return [(start, stop, int(self.groups[0]), int(self.steps[0]))]
+            return [(start, stop, int(kernels[0]), int(self.steps[0]))]
         first, last = self.segments(start, stop)
         if last - first > MANY_SEGMENTS:
-            return self._runs_of_many(first, last, start, stop)
-        keys = list(zip(self.groups[first:last].tolist(), self.steps[first:last].tolist(), strict=True))
+            return self._runs_of_many(kernels[first:last], first, last, start, stop)
+        keys = list(zip(kernels[first:last].tolist(), self.steps[first:last].tolist(), strict=True))
         runs: list[Stretch] = []
         for number, (kernel, steps) in enumerate(keys):
             if number and keys[number - 1] == (kernel, steps):
@@ -156,14 +160,16 @@ class SliceState:
             runs.append((begin, stop, kernel, steps))
         return runs
 
-    def _runs_of_many(self, first: int, last: int, start: int, stop: int) -> list[Stretch]:
-        groups, steps = self.groups[first:last], self.steps[first:last]
-        changes = np.flatnonzero((groups[1:] != groups[:-1]) | (steps[1:] != steps[:-1])) + 1
+    def _runs_of_many(
+        self, kernels: np.ndarray[Any, np.dtype[np.int32]], first: int, last: int, start: int, stop: int
+    ) -> list[Stretch]:
+        steps = self.steps[first:last]
+        changes = np.flatnonzero((kernels[1:] != kernels[:-1]) | (steps[1:] != steps[:-1])) + 1
         begins = [start, *(self.positions[first + number] for number in changes.tolist())]
         numbers = [0, *changes.tolist()]
         ends = [*begins[1:], stop]
         return [
-            (begin, end, int(groups[number]), int(steps[number]))
+            (begin, end, int(kernels[number]), int(steps[number]))
             for begin, end, number in zip(begins, ends, numbers, strict=True)
         ]
 
@@ -269,7 +275,7 @@ class Updates:
     Parameters
     ----------
     kernels
-        By number; None: of frozen parameters.
+        Of the shard.
     rooms
         Where new values go while somebody reads the old ones.
     memory
@@ -278,12 +284,13 @@ class Updates:
         Whether kernels may fail after they have begun to write, so that copies must be kept meanwhile.
     """
 
-    def __init__(self, kernels: Sequence[UpdateKernel | None], rooms: Rooms, memory: Memory, *, undoes: bool) -> None:
+    def __init__(self, kernels: Kernels, rooms: Rooms, memory: Memory, *, undoes: bool) -> None:
         self.clock: Callable[[], float] = float  # by which updates are timed: 0, unless the shell says otherwise
         self.apply_s = 0.0
         self.applies = 0
         self.broken: PSError | None = None  # an update failed half way, or another copy has taken over
-        self.kernels = kernels  # a recorder may put such in their place as do the same
+        self.kernels = kernels.each  # a recorder may put such in their place as do the same
+        self._made_of = kernels
         self._rooms = rooms
         self._memory = memory
         self._undoes = undoes
@@ -342,7 +349,8 @@ class Updates:
                 pieces = self._memory.secure(pieces)
             if rooms:
                 _fill(rooms, states, pieces)
-            runs = [state.runs(start, start + piece.size) for state, start, piece in pieces]
+            of_groups, width = self._made_of.numbers(terms) if terms else (False, 0)
+            runs = [state.runs(start, start + piece.size, of_groups=of_groups) for state, start, piece in pieces]
             for number, (state, start, piece) in enumerate(pieces):
                 out = rooms[state.slice.index][0] if rooms and state.slice.index in rooms else state.value
                 gradient = gradients[number] if gradients else None
@@ -351,7 +359,7 @@ class Updates:
                     self._num_calls += 1
                     out[start : start + taken.size] = taken
                 else:
-                    self._compute(state, out, start, taken, runs[number], terms)
+                    self._compute(state, out, start, taken, runs[number], terms, width, of_groups)
             written = True
             if note is not None:  # as `_finish`, but for a call on the way of each push
                 note()
@@ -399,9 +407,12 @@ class Updates:
         gradient: Array,
         runs: Sequence[Stretch],
         terms: Sequence[float],
+        width: int,
+        of_groups: bool,
     ) -> None:
         """Update elements from ``start`` of a slice, out of its value into ``out``."""
         source, began = state.value, self.clock()
+        first = 2 - width * (self._made_of.first_group if of_groups else 0)
         for lo, hi, kernel_index, step in runs:
             kernel = self.kernels[kernel_index]
             if kernel is not None:
@@ -414,8 +425,8 @@ class Updates:
                 self._num_calls += 1
                 try:
                     if terms:
-                        rate = terms[1 + kernel_index] if len(terms) > 1 + kernel_index else UNCHANGED
-                        kernel(w, g, new, slots, step + 1, terms[0], None if rate == UNCHANGED else rate)
+                        at = first + width * kernel_index
+                        kernel(w, g, new, slots, step + 1, terms[0], tuple(terms[at : at + width]))
                     else:
                         kernel(w, g, new, slots, step + 1)
                 except BaseException:

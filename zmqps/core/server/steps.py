@@ -106,30 +106,34 @@ class Steps:
         ]
         self.stage.add(step, push, parts, examples, noted)
 
-    def measure(self, step: int, contributors: Sequence[Contributor]) -> float:
+    def measure(self, step: int, contributors: Sequence[Contributor], examples: int = 0) -> float:
         """Return the sum of the squares of the mean that `commit` would apply, without frozen parameters."""
         assert step == self.version
         total, brought = 0.0, _pushes(contributors)
         for state in self._slices:
-            for start, mean in self.stage.outcome(step, state.slice.index, brought)[0]:
+            for start, mean in self.stage.outcome(step, state.slice.index, brought, examples)[0]:
                 for lo, hi, kernel, _ in state.runs(start, start + mean.size):
                     if not self._updates.is_frozen(kernel):
                         total += squares(mean[lo - start : hi - start])
         return min(total, LARGEST)
 
-    def commit(self, step: int, contributors: Sequence[Contributor], terms: Sequence[float] = ()) -> None:
+    def commit(
+        self, step: int, contributors: Sequence[Contributor], terms: Sequence[float] = (), examples: int = 0, *,
+        left_out: bool = False,
+    ) -> None:  # fmt: skip
         """Apply the mean of the contributors' gradients of a step, added in their order.
 
-        A contributor that did not push a parameter has no part in that parameter's mean; what no
-        contributor pushed is not updated, and what one has set is that. What fails leaves the slices that
-        were not done as they were: asked again, it goes on with those.
+        A contributor that did not push a parameter has no part in that parameter's mean, unless there are
+        ``examples``, those of all contributors (`Stage.mean`); what no contributor pushed is not updated, and what one
+        has set is that. With ``left_out`` no gradient is applied. What fails leaves the slices that were not done as
+        they were: asked again, it goes on with those.
         """
         assert step == self.version
         brought = _pushes(contributors)
         contributed = set(brought)
         for state in self._slices:
             if state.version == step:  # else it was done before a later slice failed
-                means, values = self.stage.outcome(step, state.slice.index, brought)
+                means, values = self.stage.outcome(step, state.slice.index, brought, examples, left_out=left_out)
                 bounds = [(start, start + gradient.size) for start, gradient in means]
                 pieces = [(state, start, array) for start, array in (*means, *values)]
                 note = None if self.forward is None else self.forward(state, means, values, terms)

@@ -161,7 +161,8 @@ class Asked:
             host.member.num_workers = message.num_workers
             host.member.is_chief |= bool(message.chief)  # unless it has heard of it before
             host.member.terms = message.terms or host.member.terms
-            host.transfers.pace.attach(host.attached.job.mode, message.step)
+            mode, counts_all = host.attached.job.mode, host.attached.job.mean == "workers"
+            host.transfers.pace.attach(mode, message.step, counts_all=counts_all)
             actions += [Log("warning", message.note)] if message.note else []
             return actions + host.resolve(init, host.attached)
         if not init.loads:

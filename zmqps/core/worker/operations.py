@@ -130,9 +130,15 @@ class Attached:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Advance(Operation):
-    """End a step, whatever was pushed in it; ``skips``: and leave out what was."""
+    """End a step, whatever was pushed in it.
+
+    With ``skips`` what was is left out; with ``for_all``, too, nobody's gradient of the step is applied. ``examples``
+    is as how many this worker counts, where a mean is over all of them; None: what its pushes say.
+    """
 
     skips: bool = False
+    for_all: bool = False
+    examples: int | None = None
 
     @property
     def title(self) -> str:  # type: ignore[override]
@@ -181,11 +187,11 @@ class Take(Question):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class SetRates(Question):
-    """Set learning rates, one for each of the optimizer's rules; resolves to whether they hold."""
+    """Set numbers of the optimizer, as they travel; resolves to whether they hold."""
 
     rates: Sequence[float] = ()
 
-    title = "set_learning_rate"
+    title = "set_hyperparameters"
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from zmqps.core.protocol.messages import Arrive, Error, Message, Proceed, Waiting
 from zmqps.core.protocol.terms import are_values, terms_of
+from zmqps.core.worker.examples import StepExamples
 from zmqps.core.worker.operations import Advance, Exchange
 from zmqps.core.worker.transfer import Load, Pull, Push
 from zmqps.core.worker.unfinished import Unfinished
@@ -32,6 +33,8 @@ class Pace:
         self._unacknowledged: set[Push] = set()  # pushes of this step that are under way
         self._attempts: list[int] = []
         self._next_attempt = 1
+        self.counts_all = False  # the mean of a step is over all its workers
+        self.examples = StepExamples()
         self.unfinished = Unfinished()
         self.passed = False  # a step of partial pushes went by: the advance that was to end it ends nothing
         self._failed = False  # the last wait ended with an error; the worker has still arrived
@@ -49,9 +52,9 @@ class Pace:
         """Go on."""
         self.paused = self.resumes_at = None
 
-    def attach(self, mode: str, clock: int) -> None:
+    def attach(self, mode: str, clock: int, *, counts_all: bool = False) -> None:
         """The job is known."""
-        self.mode, self.clock = mode, max(clock, self.clock)
+        self.mode, self.clock, self.counts_all = mode, max(clock, self.clock), counts_all
         self.version = self.clock if mode == "sync" else 0
 
     @property
@@ -97,6 +100,8 @@ class Pace:
                 transfer.attempt = self._next_attempt
                 self._next_attempt += 1
                 self._unacknowledged.add(transfer)
+            elif self.counts_all:
+                self.examples.add(transfer)
             if transfer.whole:
                 self.closing = transfer
             elif not are_values(transfer.terms):
@@ -120,6 +125,9 @@ class Pace:
         """All shards have acknowledged a push."""
         if self.mode != "async":
             self._unacknowledged.discard(transfer)
+            if self.counts_all:
+                alone = transfer.whole and not self._attempts and not self._unacknowledged
+                self.examples.add(transfer, alone=alone)
             self._attempts.append(transfer.attempt)
 
     def forget(self, ended: Push | Advance) -> None:
@@ -141,16 +149,27 @@ class Pace:
 
     def arriving(self, request: int) -> Arrive:
         """Return the message that says the step is complete; the gate is closed until its answer."""
-        skips = isinstance(self.closing, Advance) and self.closing.skips
-        self.closing = None
+        closing, self.closing = self.closing, None
         self.unfinished.clear()
-        attempts: tuple[int, ...] = ()
+        self.arrive = Arrive(request, self.clock, ())
         if not self._failed:
-            attempts = () if skips else tuple(sorted(self._attempts))
+            self.arrive = self._all_brought(request, closing if isinstance(closing, Advance) else Advance())
             self._attempts.clear()
         self._failed = False
-        self.arrive = Arrive(request, self.clock, attempts)
         return self.arrive
+
+    def _all_brought(self, request: int, closing: Advance) -> Arrive:
+        """Return an arrival with all of the step; of one that is not skipped and has no push there is an attempt."""
+        for_all = closing.for_all and self.mode == "sync"
+        examples = self.examples.take() if closing.examples is None else closing.examples
+        self.examples.clear()
+        if closing.skips and not for_all:
+            return Arrive(request, self.clock, ())
+        attempts = tuple(sorted(self._attempts))
+        if not attempts and (for_all or (self.counts_all and examples)):
+            attempts = (self._next_attempt,)
+            self._next_attempt += 1
+        return Arrive(request, self.clock, attempts, examples, int(for_all))
 
     def proceed(self, message: Proceed) -> None:
         """The coordinator lets this worker go on."""
@@ -166,6 +185,7 @@ class Pace:
         self.clock = self.version = clock
         self.unfinished.clear()
         self._attempts.clear()
+        self.examples.clear()
         self._unacknowledged.clear()
         self._failed = False
         self.closing = None
@@ -183,10 +203,11 @@ class Pace:
         """
         if self.mode == "async" or clock <= self.clock:
             return False
-        self.attach(self.mode, clock)
+        self.attach(self.mode, clock, counts_all=self.counts_all)
         self.unfinished.clear()
         lost = bool(self._attempts)
         self._attempts.clear()
+        self.examples.clear()
         self.passed |= lost
         return lost
 

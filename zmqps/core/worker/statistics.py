@@ -35,6 +35,8 @@ class Statistics:
     dropped
         Synchronous: steps whose gradients came after the step was over. Otherwise: pushes of which
         a slice was too stale for the job's treatment.
+    left_out
+        Synchronous: steps in which nobody's gradient was applied, because a worker had said ``skip(for_all=True)``.
     clock
         Steps completed (bounded), or the step the next gradients belong to (synchronous).
     staleness_mean, staleness_max, staleness_last
@@ -68,6 +70,7 @@ class Statistics:
     retries: int = 0
     nonfinite: int = 0
     dropped: int = 0
+    left_out: int = 0
     clock: int = 0
     staleness_mean: float = 0.0
     staleness_max: int = 0
@@ -105,8 +108,9 @@ class Tally:
             if steps_at is not None:
                 self.stepped(steps_at)
 
-    def stepped(self, now: float) -> None:
-        """A step is over: a synchronous or bounded one, or asynchronous a push."""
+    def stepped(self, now: float, left_out: int = 0) -> None:
+        """A step is over: a synchronous or bounded one, or asynchronous a push; ``left_out`` 1: for all."""
+        self.counts["left_out"] += left_out
         if self._stepped_at is not None:
             self._steps_s += (took := now - self._stepped_at)
             self._steps[bisect_left(STEP_SECONDS, took)] += 1

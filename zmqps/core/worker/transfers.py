@@ -247,7 +247,7 @@ class Transfers:
                     Log("warning", f"step {pace.clock} was over before our gradients were complete: dropped")
                 )
             pace.proceed(message)
-            self._host.tally.stepped(self._host.now)
+            self._host.tally.stepped(self._host.now, left_out=message.left_out)
             self.moves.proceeded(pace.clock)
         elif isinstance(message, Error):
             pace.failed()

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmqps.core.coordinator.consistency import Decision, Synchronous
+from zmqps.core.coordinator.consistency import Decision, Grant, Synchronous
 from zmqps.core.coordinator.consistency.deadline import FLOOR_S, WARM_UP, ArrivalClock
+from zmqps.core.job.spec import MAX_COUNT
 
 A, B, C = b"a", b"b", b"c"
 
@@ -295,3 +296,79 @@ def test_a_worker_that_has_brought_two_gradients_counts_twice_when_the_coordinat
     policy = make(A, aggregate=3)
     policy.restore(before.dump(), now=1.0)
     assert contributors(arrive(policy, A, 0, attempt=3)) == {A}
+
+
+# --- over whom the mean is, and whether it is applied ---------------------------------------------
+
+
+def test_a_step_counts_the_examples_of_its_contributors_each_batch_once() -> None:
+    policy = make(A, B, C, aggregate=4)
+    policy.arrive(A, 0, (1,), 0.0, 8)
+    policy.arrive(A, 0, (1,), 0.0, 8)  # sent again
+    policy.arrive(B, 0, (1,), 0.0, 2)
+    policy.arrive(C, 0, (), 0.0, 5)  # it skips
+    assert {grant.worker for grant in decide(policy).granted} <= {A, B, C}
+    policy.arrive(A, 0, (2,), 0.0, 4)
+    policy.arrive(C, 0, (3,), 0.0, (1 << 63) - 20)
+    commitment = decide(policy).commitment
+    assert commitment is not None
+    assert commitment.examples == (1 << 63) - 20 + 14
+    assert not commitment.left_out
+
+
+def test_more_examples_than_a_message_can_say_are_the_most_it_can() -> None:
+    policy = make(A, B)
+    for worker in (A, B):
+        policy.arrive(worker, 0, (1,), 0.0, MAX_COUNT)
+    commitment = decide(policy).commitment
+    assert commitment is not None
+    assert commitment.examples == MAX_COUNT
+
+
+def test_a_step_that_one_leaves_out_for_all_is_left_out_and_everybody_is_told() -> None:
+    policy = make(A, B)
+    policy.arrive(A, 0, (1,), 0.0, leaves_out=True)
+    assert decide(policy) == Decision(), "the others end it as any step"
+    policy.leave(A)  # what it has said completely counts
+    policy.join(C)
+    arrive(policy, B, 0)
+    decision = arrive(policy, C, 0)
+    assert decision.commitment is not None
+    assert decision.commitment.left_out
+    assert {(grant.worker, grant.left_out) for grant in decision.granted} == {(B, True), (C, True)}
+    policy.arrive(B, 0, (), 0.0)  # its answer was lost
+    assert [grant.left_out for grant in decide(policy).granted] == [True]
+    arrive(policy, B, 1)
+    decision = arrive(policy, C, 1)
+    assert decision.commitment is not None
+    assert not decision.commitment.left_out
+    assert not any(grant.left_out for grant in decision.granted)
+
+
+def test_a_step_that_was_committed_before_is_not_left_out() -> None:
+    policy = make(A, B, C, aggregate=2)
+    arrive(policy, A, 0)
+    assert arrive(policy, B, 0).commitment is not None
+    policy.arrive(C, 0, (1,), 0.0, leaves_out=True)
+    assert decide(policy) == Decision((Grant(C, 1, False),))
+    arrive(policy, A, 1)
+    decision = arrive(policy, B, 1)
+    assert decision.commitment is not None
+    assert not decision.commitment.left_out
+
+
+def test_a_coordinator_that_is_back_knows_who_left_out_what_and_as_how_many_each_counts() -> None:
+    policy = make(A, B)
+    policy.arrive(A, 0, (1,), 0.0, leaves_out=True)
+    arrive(policy, B, 0)
+    policy.arrive(B, 1, (2,), 0.0, 6, leaves_out=True)
+    again = make(A, B)
+    again.restore(policy.dump(), 0.0)
+    again.validate()
+    again.arrive(A, 0, (), 0.0)
+    assert [grant.left_out for grant in decide(again).granted] == [True]
+    again.arrive(B, 1, (2,), 0.0, 6, leaves_out=True)
+    again.arrive(A, 1, (2,), 0.0, 3)
+    commitment = decide(again).commitment
+    assert commitment is not None
+    assert (commitment.examples, commitment.left_out) == (9, True)

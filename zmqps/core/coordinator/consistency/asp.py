@@ -38,7 +38,10 @@ class Asynchronous(Policy):
     def leave(self, worker: bytes) -> None:
         """A worker trains no more."""
 
-    def arrive(self, worker: bytes, step: int, attempts: tuple[int, ...], now: float) -> None:
+    def arrive(
+        self, worker: bytes, step: int, attempts: tuple[int, ...], now: float, examples: int = 1, *,
+        leaves_out: bool = False,
+    ) -> None:  # fmt: skip
         """A worker has completed its step."""
         self._arrived.append(worker)
 

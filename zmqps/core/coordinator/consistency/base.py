@@ -17,14 +17,20 @@ class Grant:
     worker: bytes
     version: int
     counted: bool  # whether the gradients it arrived with are part of the parameters
+    left_out: bool = False  # whether nobody's are, of the step that it arrived at
 
 
 @dataclass(frozen=True, slots=True)
 class Commitment:
-    """A step is complete: ``contributors`` are (worker, its pushes)."""
+    """A step is complete: ``contributors`` are (worker, its pushes), ``examples`` as how many they count.
+
+    With ``left_out`` one of them has said that nobody's gradient is to be applied.
+    """
 
     step: int
     contributors: tuple[tuple[bytes, tuple[int, ...]], ...]
+    examples: int = 0
+    left_out: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +48,8 @@ class Arrival:
 
     attempts: tuple[int, ...] = ()  # none: it has skipped it
     count: int = 0  # gradients
+    examples: int = 0  # as how many these count in a mean over all workers
+    leaves_out: bool = False  # nobody's gradient of the step is to be applied
 
 
 class Policy(ABC):
@@ -78,7 +86,10 @@ class Policy(ABC):
         """A worker trains no more. What it has brought completely stays brought."""
 
     @abstractmethod
-    def arrive(self, worker: bytes, step: int, attempts: tuple[int, ...], now: float) -> None:
+    def arrive(
+        self, worker: bytes, step: int, attempts: tuple[int, ...], now: float, examples: int = 1, *,
+        leaves_out: bool = False,
+    ) -> None:  # fmt: skip
         """A worker has completed its step and all shards have its pushes; none: it skips it, or waits once more."""
 
     @abstractmethod

@@ -8,6 +8,7 @@ from typing import Any
 
 from zmqps.core.coordinator.consistency.base import Arrival, Commitment, Decision, Grant, Policy
 from zmqps.core.coordinator.consistency.deadline import ArrivalClock
+from zmqps.core.job.spec import MAX_COUNT
 from zmqps.errors import counted
 
 
@@ -23,6 +24,9 @@ class Synchronous(Policy):
     What a worker has brought completely counts even if it dies before the step is complete; what
     it has brought in part never does. One that skips a step brings no gradient, and is not awaited. With
     ``aggregate`` it is asked for another one while too few are on their way.
+
+    One that arrives with ``leaves_out`` makes nobody's gradient of the step count, once that is complete; a step that
+    is committed by then is not undone.
 
     Parameters
     ----------
@@ -41,6 +45,7 @@ class Synchronous(Policy):
         self.step = 0
         self.clock = ArrivalClock()
         self.dropped = 0
+        self._left_out: int | None = None  # the last step of which nobody's gradient was applied
         self._live: dict[bytes, None] = {}
         self._paused: set[bytes] = set()
         self._absent: dict[bytes, None] = {}  # live workers that have brought nothing to this step
@@ -58,7 +63,7 @@ class Synchronous(Policy):
 
     def go_back(self, clock: int) -> None:
         """The next step is this one, and nobody has brought anything to it."""
-        self.step = clock
+        self.step, self._left_out = clock, None
         self._late.clear()
         self._begin_step()
 
@@ -93,12 +98,15 @@ class Synchronous(Policy):
         if worker in self._arrivals and not self._arrivals[worker].count:  # it has skipped the step
             self.retract(worker)
 
-    def arrive(self, worker: bytes, step: int, attempts: tuple[int, ...], now: float) -> None:
+    def arrive(
+        self, worker: bytes, step: int, attempts: tuple[int, ...], now: float, examples: int = 1, *,
+        leaves_out: bool = False,
+    ) -> None:  # fmt: skip
         """A worker brings a gradient, or none; of a step that is over it is dropped, and the worker told."""
         if step != self.step:
             # without any it has skipped the step, or waits once more for one to which it had brought its gradient
             self.dropped += bool(attempts)
-            self._late.append(Grant(worker, self.step, not attempts))
+            self._late.append(Grant(worker, self.step, not attempts, step == self._left_out))
             return
         if self._first_at is None:
             self._first_at = self._patient_from = now
@@ -108,6 +116,8 @@ class Synchronous(Policy):
             self._count += 1
             arrival.count += 1
             arrival.attempts += attempts
+            arrival.examples = min(arrival.examples + examples, MAX_COUNT)
+            arrival.leaves_out |= leaves_out
         else:
             self._patient_from = now  # or its wait would fail again at once
         self._waiting[worker] = None
@@ -115,15 +125,17 @@ class Synchronous(Policy):
             self._ready[worker] = None
 
     def dump(self) -> list[Any]:
-        """Return the step, how many it has dropped so far, and what workers have brought to it."""
-        arrivals = [[worker, list(a.attempts), a.count] for worker, a in self._arrivals.items()]
-        return [self.step, self.dropped, arrivals]
+        """Return the step, how many it has dropped so far, what workers have brought to it, and which was left out."""
+        arrivals = [
+            [worker, list(a.attempts), a.count, a.examples, a.leaves_out] for worker, a in self._arrivals.items()
+        ]
+        return [self.step, self.dropped, arrivals, self._left_out]
 
     def restore(self, kept: Sequence[Any], now: float) -> None:
         """Go on with the step that was kept, and what was brought to it; who waits for its end arrives again."""
-        self.step, self.dropped, arrivals = kept
-        for worker, attempts, count in arrivals:
-            self._arrivals[worker] = Arrival(tuple(attempts), count=count)
+        self.step, self.dropped, arrivals, self._left_out = kept
+        for worker, attempts, count, examples, leaves_out in arrivals:
+            self._arrivals[worker] = Arrival(tuple(attempts), count, examples, leaves_out)
             self._count += count
             self._absent.pop(worker, None)
         if arrivals:
@@ -142,11 +154,15 @@ class Synchronous(Policy):
                 self._ready.clear()
                 return Decision(tuple(granted), failed=failed)
             return Decision((*granted, *self._go_on()))
-        contributors = tuple((worker, a.attempts) for worker, a in self._arrivals.items() if a.attempts)
-        commitment = Commitment(self.step, contributors)
+        brought = {worker: arrival for worker, arrival in self._arrivals.items() if arrival.attempts}
+        contributors = tuple((worker, arrival.attempts) for worker, arrival in brought.items())
+        left_out = any(arrival.leaves_out for arrival in brought.values())
+        examples = min(sum(arrival.examples for arrival in brought.values()), MAX_COUNT)
+        commitment = Commitment(self.step, contributors, examples, left_out)
+        self._left_out = self.step if left_out else self._left_out
         self.clock.observe(now - (self._first_at if self._first_at is not None else now), late=overdue)
         self.step += 1
-        granted += [Grant(worker, self.step, True) for worker in self._arrivals if worker in self._waiting]
+        granted += [Grant(worker, self.step, True, left_out) for worker in self._arrivals if worker in self._waiting]
         self._begin_step()
         return Decision(tuple(granted), commitment)
 

@@ -73,7 +73,10 @@ class Bounded(Policy):
                 self._uncount(clock)
             self._paused.discard(worker)
 
-    def arrive(self, worker: bytes, step: int, attempts: tuple[int, ...], now: float) -> None:
+    def arrive(
+        self, worker: bytes, step: int, attempts: tuple[int, ...], now: float, examples: int = 1, *,
+        leaves_out: bool = False,
+    ) -> None:  # fmt: skip
         """A worker has completed its step."""
         if worker in self.clocks:
             self._move(worker, max(self.clocks[worker], step + 1))

@@ -1,0 +1,20 @@
+"""A sample of the conformance suite in each run of the tests with frameworks; ``make test-conformance`` runs all."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from tests.torch.conformance.cases import sample  # noqa: E402
+from tests.torch.conformance.run import run_all, table  # noqa: E402
+
+SIZE = 200
+
+
+@pytest.mark.timeout(180)
+def test_a_sample_of_all_combinations_is_what_pytorch_makes_of_it() -> None:
+    verdicts = run_all(sample(SIZE))
+    print(table(verdicts))
+    assert not [verdict for verdict in verdicts if verdict.kind == "failed"], table(verdicts)
+    assert sum(verdict.kind == "equal" for verdict in verdicts) > SIZE / 2

@@ -1,0 +1,41 @@
+"""Which model a worker's job trains: one, for two would share their values without a word."""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakKeyDictionary, ref
+
+from zmqps.errors import ConfigurationError
+
+_MODELS: WeakKeyDictionary[Any, ref[Any]] = WeakKeyDictionary()  # by worker
+
+
+def claim(worker: Any, model: object) -> None:
+    """Let a worker's job train a model; called by an optimizer when it is made.
+
+    Parameters
+    ----------
+    worker : Worker
+    model : object
+        The model, or what represents it: compared by identity, and not kept alive. Claimed again, nothing changes.
+
+    Raises
+    ------
+    ConfigurationError
+        The job trains another model, which still exists and was not released.
+    """
+    held = _MODELS.get(worker)
+    trained = None if held is None else held()
+    if trained is not None and trained is not model:
+        raise ConfigurationError(
+            "this worker's job already trains another model: a job has one model and one optimizer. Connect a second "
+            'time for this one, with a job of its own: zmqps.connect(job="discriminator")'
+        )
+    _MODELS[worker] = ref(model)
+
+
+def release(worker: Any, model: object) -> None:
+    """Let the job train another model; nothing happens where it does not train this one."""
+    held = _MODELS.get(worker)
+    if held is not None and held() is model:
+        del _MODELS[worker]

@@ -1,0 +1,99 @@
+"""Notices parameters that a script has written to: the next step brings the servers' values back."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+log = logging.getLogger("zmqps")
+
+#: Of a large parameter so many bytes are compared, others in each step: a write by ``.data`` leaves no other trace.
+SAMPLE_NBYTES = 1024
+#: So many parameters at most are compared in a step, in turn.
+MOST_SAMPLED = 1024
+
+#: A parameter as it is: where it lies, PyTorch's count of writes, and some of its bytes.
+_Mark = tuple[int, int, bytes]
+
+
+class Watch:
+    """What parameters were when their values came from the servers.
+
+    A write in place changes PyTorch's version of a tensor, and one of ``.data =`` its place. One through ``.data`` in
+    place changes only values, which are compared where they lie in this process's memory: parameters of up to
+    `SAMPLE_NBYTES` as a whole, others in part.
+
+    Parameters
+    ----------
+    trained
+        The parameters, by name.
+    """
+
+    def __init__(self, trained: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
+        self._trained = dict(trained)
+        self._number = {name: number for number, name in enumerate(self._trained)}
+        self._bytes: dict[str, tuple[int, np.ndarray[Any, Any] | None]] = {}  # with the address that they are at
+        self._marks: dict[str, _Mark] = {}
+        self._turn = 0
+        self._warned = False
+
+    def note(self, name: str) -> None:
+        """The values of a parameter have come."""
+        if not self._warned and (parameter := self._trained.get(name)) is not None:
+            self._marks[name] = self._mark(name, parameter)
+
+    def note_all(self) -> None:
+        """The values of all parameters have come."""
+        for name in self._trained:
+            self.note(name)
+
+    def check(self) -> None:
+        """Warn, once, where a script has written to a parameter; what is compared after this is another part."""
+        if self._warned:
+            return
+        for name, mark in self._marks.items():
+            if self._mark(name, self._trained[name]) != mark:
+                self._warned = True
+                self._marks.clear()
+                log.warning(
+                    "%r was written to since the last step, and the values of the servers come back with this one: "
+                    "write them there, by worker.set(dict(model.named_parameters()))",
+                    name,
+                )
+                return
+        self._turn += 1
+
+    def _mark(self, name: str, parameter: torch.nn.Parameter) -> _Mark:
+        address = parameter.data_ptr()
+        return address, parameter._version, self._sample(name, parameter, address)
+
+    def _sample(self, name: str, parameter: torch.nn.Parameter, address: int) -> bytes:
+        rounds = -(-len(self._trained) // MOST_SAMPLED)
+        if rounds > 1 and (self._number[name] + self._turn) % rounds:
+            return b""
+        known = self._bytes.get(name)
+        if known is None or known[0] != address:
+            known = self._bytes[name] = address, _bytes_of(parameter)
+        if (found := known[1]) is None:
+            return b""
+        if found.size <= SAMPLE_NBYTES:
+            return found.tobytes()
+        start = self._turn * SAMPLE_NBYTES % found.size
+        return found[start : start + SAMPLE_NBYTES].tobytes()
+
+
+def _bytes_of(parameter: torch.nn.Parameter) -> np.ndarray[Any, Any] | None:
+    """Return a parameter's bytes as they lie in memory; None: not here, or not one after the other."""
+    tensor = parameter.detach()
+    if tensor.device.type != "cpu" or tensor.layout != torch.strided or not tensor.numel():
+        return None
+    order = sorted(range(tensor.dim()), key=lambda dim: -tensor.stride(dim))
+    tensor = tensor.permute(order)  # as they lie, where that is another order (channels last)
+    if not tensor.is_contiguous():
+        return None
+    found: np.ndarray[Any, Any] = tensor.reshape(-1).view(torch.uint8).numpy()
+    return found
