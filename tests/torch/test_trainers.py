@@ -131,7 +131,9 @@ def prepare(
     return trainer
 
 
-def fit(output: Path, make: Any, worker: zmqps.Worker | None = None, *, resume: bool = False, **options: Any) -> Trainer:
+def fit(
+    output: Path, make: Any, worker: zmqps.Worker | None = None, *, resume: bool = False, **options: Any
+) -> Trainer:
     """Return a Trainer that has trained a model."""
     trainer = prepare(output, make, **options)
     trainer.worker = worker

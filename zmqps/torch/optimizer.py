@@ -211,8 +211,11 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
 
         `full_state_dict` has those, too. A `zmqps.Worker.checkpoint` made now is what this state belongs to.
         """
-        self.synchronize()
-        return {**super().state_dict(), "version": self.version}
+        state: dict[str, Any] = super().state_dict()
+        if self._trainer is not None:  # else this is a copy
+            self.synchronize()
+            state["version"] = self.version
+        return state
 
     def full_state_dict(self) -> dict[str, Any]:
         """Return what ``load_state_dict`` of the PyTorch optimizer takes, with the moments as the servers have them.
@@ -243,7 +246,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
                 "the moments in this state are not loaded, the servers keep theirs: write them with "
                 "zmqps.checkpoint.from_torch and start the cluster with --restore"
             )
-        self._trainer.check_version(state_dict.get("version"))
+        if self._trainer is not None:
+            self._trainer.check_version(state_dict.get("version"))
         super().load_state_dict({**state_dict, "state": {}})
 
 

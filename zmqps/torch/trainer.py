@@ -197,11 +197,11 @@ class Trainer:
         self.wait()
         if self.version < saved:
             raise ConfigurationError(
-                f"this optimizer's state was saved at version {saved} of the job, which is at {self.version}: its moments "
-                "are not on the servers. Save them by worker.checkpoint() when you save this state, and start the "
-                "cluster with --restore and that checkpoint"
+                f"this optimizer's state was saved at version {saved} of the job, which is at {self.version}: its "
+                "moments are not on the servers. Save them by worker.checkpoint() when you save this state, and start "
+                "the cluster with --restore and that checkpoint"
             )
-        if self._sync and self.version > saved:
+        if self.options.sync and self.version > saved:
             log.warning(
                 "this optimizer's state was saved at version %d of the job, which has gone on to %d: to go back, start "
                 "the cluster with --restore and the checkpoint of version %d",
