@@ -12,7 +12,7 @@ import torch
 
 from zmqps import checks
 from zmqps.errors import ConfigurationError
-from zmqps.rows.unique import different
+from zmqps.rows.unique import different, spread, summed
 from zmqps.worker import Worker
 
 if TYPE_CHECKING:
@@ -327,6 +327,23 @@ class _Rows(torch.nn.Module):  # type: ignore[misc,unused-ignore]
                 future.result()
 
 
+class _Gather(torch.autograd.Function):  # type: ignore[misc,unused-ignore]
+    """``torch.nn.functional.embedding`` of rows that all occur, in half the time."""
+
+    @staticmethod
+    def forward(ctx: Any, rows: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        ctx.places, ctx.num_rows = places.reshape(-1).numpy(), len(rows)
+        found = rows.new_empty(*places.shape, rows.shape[1])
+        spread(rows.detach().numpy(), 0, ctx.places, found.reshape(-1, rows.shape[1]).numpy())
+        return found
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator,unused-ignore]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        own = gradient.detach().reshape(ctx.places.size, gradient.shape[-1]).numpy()
+        return torch.from_numpy(summed(own, ctx.places, ctx.num_rows)), None
+
+
 class Embedding(_Rows):
     """As ``torch.nn.Embedding``, with rows of a sparse table by 64-bit id.
 
@@ -372,7 +389,8 @@ class Embedding(_Rows):
             As `zmqps.Table.pull`; or a push of an earlier pass has failed.
         """
         rows, places, padding = self._look_up(ids)
-        found = torch.nn.functional.embedding(places, rows)
+        on_host = rows.device.type == "cpu"
+        found = _Gather.apply(rows, places) if on_host else torch.nn.functional.embedding(places, rows)
         if padding is not None:
             found = found.masked_fill((places == padding).unsqueeze(-1), 0.0)
         return found
