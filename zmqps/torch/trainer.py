@@ -14,9 +14,10 @@ from zmqps import checks
 from zmqps.checkpoint import open_checkpoint
 from zmqps.checkpoint.torch_state import torch_state
 from zmqps.errors import ConfigurationError
-from zmqps.torch.embedding import Tables, is_rows, tables
+from zmqps.torch.embedding import Tables, tables
 from zmqps.torch.model import always_changed, buffers_of, parameters_of
 from zmqps.torch.overlap import Overlap, is_plain
+from zmqps.torch.rows import is_rows
 from zmqps.torch.translate import spec_of
 from zmqps.worker import Worker
 
