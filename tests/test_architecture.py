@@ -163,7 +163,7 @@ FOR_TYPING = {"typing_extensions"}
 PURE_NEVER_CALLS = {"open", "print", "input", "breakpoint"}
 
 #: The modules of `zmqps.torch`.
-OF_TORCH = ("data", "embedding", "model", "observer", "optimizer", "overlap", "trainer", "translate")
+OF_TORCH = ("data", "embedding", "model", "observer", "optimizer", "overlap", "rows", "trainer", "translate")
 #: One door per library: it -> the only files that import it.
 ONLY_IN = {
     "msgpack": {"zmqps/core/protocol/wire.py", "zmqps/core/protocol/plain.py"},  # what travels, and what is kept

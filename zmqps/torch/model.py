@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from zmqps.torch.embedding import is_rows
+from zmqps.torch.rows import is_rows
 
 
 def parameters_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:

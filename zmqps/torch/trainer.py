@@ -15,11 +15,12 @@ from zmqps.checkpoint.torch_state import torch_state
 from zmqps.client.claims import claim, release
 from zmqps.errors import ConfigurationError
 from zmqps.torch.buffers import Buffers
-from zmqps.torch.embedding import Tables, is_rows, tables
+from zmqps.torch.embedding import Tables, tables
 from zmqps.torch.followed import Followed
 from zmqps.torch.model import parameters_of
 from zmqps.torch.options import Options
 from zmqps.torch.overlap import Overlap, is_plain
+from zmqps.torch.rows import is_rows
 from zmqps.torch.translate import spec_of
 from zmqps.torch.watch import Watch
 from zmqps.worker import Worker

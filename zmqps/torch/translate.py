@@ -9,7 +9,7 @@ import torch
 
 from zmqps.errors import OptimizerError, listed
 from zmqps.optim import OptimizerSpec, adadelta, adagrad, adam, adamw, amsgrad, group, momentum, nesterov, rmsprop, sgd
-from zmqps.torch.embedding import is_rows
+from zmqps.torch.rows import is_rows
 
 #: How PyTorch computes, not what.
 OF_NO_CONSEQUENCE = frozenset({"foreach", "fused", "capturable"})
