@@ -195,6 +195,8 @@ class Suite:
     def _verdict(self, case: Case, right: list[Result] | str) -> tuple[str, str]:
         if isinstance(right, str):
             return "impossible", right
+        if not all(value.isfinite().all() for result in right for value in result.parameters.values()):
+            return "impossible", "what PyTorch has trained is not finite"
         self._said.texts.clear()
         try:
             ours = self.train(case)
