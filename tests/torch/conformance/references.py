@@ -50,6 +50,8 @@ class Replica:
     by_step
         Exchange gradients in ``step``, after a script has clipped them, of those that step; else after the backward
         pass, of all, as DDP.
+    stale
+        Take the first replica's buffers once a step, not before each forward pass.
     undone
         Let ``step`` bring back the values of the one before, whatever was written since.
     """
@@ -62,12 +64,13 @@ class Replica:
         optimizer: torch.optim.Optimizer,
         *,
         by_step: bool = False,
+        stale: bool = False,
         undone: bool = False,
     ) -> None:
         self.exchange, self.rank, self.module, self.optimizer = exchange, rank, module, optimizer
-        self.by_step = by_step
+        self.by_step, self.stale, self._stepped = by_step, stale, True
         self._values = self._copies() if undone else None
-        if by_step or undone:
+        if by_step or stale or undone:
             self._step = optimizer.step
             # a method of the optimizer, as schedulers want it
             optimizer.step = MethodType(lambda _, closure=None: self.step(closure), optimizer)
@@ -78,6 +81,9 @@ class Replica:
 
     def broadcast_buffers(self) -> None:
         """Take the buffers of the first replica."""
+        if self.stale and not self._stepped:
+            return
+        self._stepped = False
         mine = dict(self.module.named_buffers())
         theirs = self.exchange.gather(self.rank, {name: b.detach().clone() for name, b in mine.items()})[0]
         with torch.no_grad():
@@ -125,6 +131,7 @@ class Replica:
             self._step()
         if self._values is not None:
             self._values = self._copies()
+        self._stepped = True
         return loss
 
 
@@ -192,14 +199,13 @@ def ddp_like(
     loop_name: str,
     ranks: int,
     *,
-    by_step: bool = False,
     zeros: bool = False,
-    undone: bool = False,
+    **variant: bool,
 ) -> list[Result]:
     """Train replicas in one process, and return what each has.
 
-    With one rank it is plain PyTorch. ``by_step`` and ``undone`` as in `Replica`; with ``zeros`` gradients
-    are zeros where they would be None.
+    With one rank it is plain PyTorch. With ``zeros`` gradients are zeros where they would be None; other variants are
+    those of `Replica`.
     """
     model, loop, exchange = MODELS[model_name], LOOPS[loop_name], Exchange(ranks)
     modules = [model.build() for _ in range(ranks)]
@@ -209,7 +215,7 @@ def ddp_like(
         optimizer = optimizers.make(rule, groups, module)
         if zeros:
             _begin_with_zeros(optimizer)
-        replica = Replica(exchange, rank, module, optimizer, by_step=by_step, undone=undone)
+        replica = Replica(exchange, rank, module, optimizer, **variant)
         run = prepared(model, schedule, module, optimizer, rank, ranks)
         if ranks > 1:
             run.before_forward, run.after_backward = replica.broadcast_buffers, replica.after_backward

@@ -79,6 +79,9 @@ WRITTEN = "was written to since the last step"
 #: What share_gradients=True does to gradients that are None, as the docstring of `zmqps.torch.Optimizer` says.
 ZEROS = "with share_gradients a parameter that is not used has a gradient of zeros, not None"
 
+#: When workers share buffers.
+STALE = "buffers are shared in step(), where DDP shares them before each forward pass"
+
 
 def variants(case: Case, said: Sequence[str]) -> Iterator[tuple[dict[str, bool], str]]:
     """Return other references that are as right as that of DDP for a case, and where the documents say so."""
@@ -86,6 +89,8 @@ def variants(case: Case, said: Sequence[str]) -> Iterator[tuple[dict[str, bool],
     texts = {"by_step": loop.documented if case.workers > 1 else "", "zeros": ZEROS if "share" in case.mode else ""}
     if loop.writes or MODELS[case.model].writes:
         texts["undone"] = next((WRITTEN for each in said if WRITTEN in each), "")
+    if case.workers > 1 and any(True for _ in MODELS[case.model].build().buffers()):
+        texts["stale"] = STALE
     possible = [name for name, text in texts.items() if text]
     for number in range(1, len(possible) + 1):
         for names in itertools.combinations(possible, number):
