@@ -84,7 +84,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "local": "errors checks core/protocol worker",
         "ray": "errors checks core/protocol core/coordinator keys launch",
         "jax": "errors optim client worker",
-        "torch": "errors checks optim checkpoint client worker",
+        "torch": "errors checks optim rows checkpoint client worker",
         "keras": "errors checks optim worker",
         "zmqps": "errors codecs optim core/worker client checkpoint keys launch data initial stale pipeline worker aio "
         "local",

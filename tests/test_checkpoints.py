@@ -18,7 +18,7 @@ import zmqps
 from tests.team import PATIENCE, Team
 from tests.test_fallback import server
 from zmqps.checkpoint import open_checkpoint
-from zmqps.errors import CheckpointFailedError
+from zmqps.errors import CheckpointFailedError, JobMismatchError
 from zmqps.nodes.inquiry import inquire, run_blocking
 
 pytestmark = pytest.mark.processes
@@ -112,6 +112,30 @@ def test_a_worker_attaches_without_values_and_each_example_is_used_once_a_pass(t
         worker.pull(timeout=PATIENCE)  # no init: it takes the job as it is
         use(worker, 100)
     assert sorted(used) == [(data_pass, index) for data_pass in range(2) for index in range(50)]
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_restored_job_trains_with_the_numbers_that_its_chief_says(tmp_path: Path, mode: str) -> None:
+    params = {"w": np.zeros(4), "v": np.zeros(4)}
+    ones = {name: np.ones(4) for name in params}
+    optimizer = zmqps.optim.sgd(1.0, groups=[zmqps.optim.group("v", weight_decay=0.0)])
+    with cluster(tmp_path, 1, 1) as first, zmqps.connect(first.address, timeout=PATIENCE) as worker:
+        worker.init(params, optimizer=optimizer, timeout=PATIENCE, **MODES[mode])
+        assert worker.set_hyperparameters({"learning_rate": 0.01}, timeout=PATIENCE)
+        worker.push(ones, timeout=PATIENCE)
+        worker.checkpoint(timeout=PATIENCE)
+    with cluster(tmp_path, 1, 1, restore=tmp_path) as second, zmqps.connect(second.address, timeout=PATIENCE) as worker:
+        worker.init(params, optimizer=optimizer, timeout=PATIENCE, **MODES[mode])
+        values = worker.push_pull(ones, timeout=PATIENCE)
+        np.testing.assert_allclose(values["w"], -0.02, err_msg="a checkpoint keeps what was set")
+        constant = {"learning_rate": 1.0, "weight_decay": 0.0}
+        assert worker.is_chief
+        assert worker.set_hyperparameters(constant, groups=[constant], timeout=PATIENCE)
+        values = worker.push_pull(ones, timeout=PATIENCE)
+        np.testing.assert_allclose([values["w"], values["v"]], -1.02, err_msg="the script's constant is in force")
+    with cluster(tmp_path, 1, 1, restore=tmp_path) as third, zmqps.connect(third.address, timeout=PATIENCE) as worker:
+        with pytest.raises(JobMismatchError, match="optimizer"):  # what servers have is that of the checkpoint
+            worker.init(params, optimizer=zmqps.optim.sgd(0.5), timeout=PATIENCE, **MODES[mode])
 
 
 def test_all_that_is_killed_in_the_middle_of_a_save_goes_on_from_the_one_before(tmp_path: Path) -> None:

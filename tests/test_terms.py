@@ -114,6 +114,45 @@ def test_in_the_asynchronous_mode_the_chiefs_next_push_has_it_and_who_comes_late
             assert (values["a"][0, 0], values["b"][0]) == (-1.0, -3.25)
 
 
+@pytest.mark.parametrize("staleness", [0, None])
+def test_all_numbers_of_groups_are_set_and_groups_that_began_alike_part(staleness: int | None) -> None:
+    ones = {name: np.ones_like(value) for name, value in START.items()}
+    optimizer = momentum(1.0, momentum=0.5, groups=[group("b"), group("frozen", frozen=True)])
+    with InProcessCluster(servers=2, slice_nbytes=4096) as cluster, zmqps.connect(cluster.address) as worker:
+        worker.init({**START, "c": np.ones(5)}, optimizer=optimizer, staleness=staleness, timeout=PATIENCE)
+        ones["c"] = np.ones(5)
+        said: list[tuple[dict[str, float], dict[str, float]]] = [
+            ({}, {}),
+            ({"momentum": 0.9, "weight_decay": 0.1}, {"learning_rate": 0.5}),
+            ({"learning_rate": 0.25}, {"momentum": 0.0, "dampening": 0.5}),
+            ({}, {}),
+        ]
+        expected = {"a": (0.0, 0.0), "b": (0.0, 0.0), "c": (1.0, 0.0)}
+        for values, of_b in said:
+            assert worker.set_hyperparameters(values, groups=[of_b, None], timeout=PATIENCE) is True
+            pulled = worker.push_pull(ones, timeout=PATIENCE)
+            for name, (w, u) in expected.items():
+                own = {
+                    "learning_rate": 1.0,
+                    "momentum": 0.5,
+                    "weight_decay": 0.0,
+                    **values,
+                    **(of_b if name == "b" else {}),
+                }
+                g = 1.0 + own["weight_decay"] * w
+                if own["momentum"]:
+                    u = own["momentum"] * u + g
+                expected[name] = w - own["learning_rate"] * (u if own["momentum"] else g), u
+                np.testing.assert_allclose(pulled[name], expected[name][0], rtol=1e-12)
+
+
+def test_an_optimizer_that_has_no_such_number_says_so_and_which_it_has() -> None:
+    with InProcessCluster() as cluster, zmqps.connect(cluster.address) as worker:
+        worker.init(START, optimizer=sgd(0.1), timeout=PATIENCE)
+        with pytest.raises(OptimizerError, match=r"'momentum' cannot be set of sgd, .* learning_rate, weight_decay"):
+            worker.set_hyperparameters({"momentum": 0.9})
+
+
 def test_a_learning_rate_that_cannot_be_used_is_refused_at_once() -> None:
     with InProcessCluster() as cluster, zmqps.connect(cluster.address) as worker:
         worker.init(START, optimizer=adam(0.1), timeout=PATIENCE)

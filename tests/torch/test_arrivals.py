@@ -98,7 +98,7 @@ READS: dict[str, Callable[[Any], Any]] = {
     "deepcopy": lambda m: copy.deepcopy(m).fc.weight,
     "deepcopy of a parameter": lambda m: copy.deepcopy(m.fc.weight),
     "copy of a parameter": lambda m: copy.copy(m.fc.weight).detach(),
-    "pickle": lambda m: pickle.loads(pickle.dumps(m.fc.weight)),  # noqa: S301
+    "pickle": lambda m: pickle.loads(pickle.dumps(m.fc.weight)),
     "an average": average,
     "a vector of all": lambda m: torch.nn.utils.parameters_to_vector(m.fc.parameters()),
     "functional_call": lambda m: torch.func.functional_call(m.fc, dict(m.fc.named_parameters()), (torch.eye(3),)),
@@ -225,7 +225,7 @@ def test_a_copy_of_a_model_does_not_wait_and_can_be_written_to_a_file(model: Any
     file.seek(0)
     loaded = torch.load(file, weights_only=False)
     expect(arrivals, model)
-    for other in (copied, loaded, pickle.loads(pickle.dumps(model))):  # noqa: S301
+    for other in (copied, loaded, pickle.loads(pickle.dumps(model))):
         assert other(torch.eye(3)).shape == (3, 3)
         assert np.unique(other.fc.weight.detach().numpy()).tolist() == [0.25]
 

@@ -60,7 +60,11 @@ def test_each_way_of_writing_is_warned_of_once(options: dict[str, Any], caplog: 
                 sgd = torch.optim.SGD(model.parameters(), lr=0.1)
                 optimizer = zmqps.torch.Optimizer(model, worker, sgd, timeout=PATIENCE, **options)
                 plain_loop(model, optimizer, data[:2])
-                copy.deepcopy(model), model.state_dict(), torch.optim.swa_utils.AveragedModel(model)  # all of this reads
+                (
+                    copy.deepcopy(model),
+                    model.state_dict(),
+                    torch.optim.swa_utils.AveragedModel(model),
+                )  # all of this reads
                 plain_loop(model, optimizer, data[2:4])
                 assert caplog.text == "", name
                 for _ in range(2):

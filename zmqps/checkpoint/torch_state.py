@@ -71,6 +71,8 @@ def torch_state(checkpoint: Checkpoint, optimizer: Any, named_parameters: Named)
     state = {}
     has = checkpoint.keyspace
     for number, (name, tensor) in enumerate(zip(names, parameters, strict=True)):
+        if _of_table(tensor):
+            continue
         if name not in has.index or has.parameters[has.index[name]].shape != tuple(tensor.shape):
             raise CheckpointMismatchError(
                 path=checkpoint.path,
@@ -122,7 +124,7 @@ def from_torch(
     """
     wire = spec.to_wire()
     counts, slots = _twin(wire, optimizer)
-    tensors = dict(named_parameters)
+    tensors = {name: tensor for name, tensor in dict(named_parameters).items() if not _of_table(tensor)}
     parameters = tuple(Parameter(n, tuple(t.shape), str(t.dtype).removeprefix("torch.")) for n, t in tensors.items())
     owned = {id(p): optimizer.state.get(p, {}) for group in optimizer.param_groups for p in group["params"]}
     states = {name: owned.get(id(tensor), {}) for name, tensor in tensors.items()}
@@ -183,9 +185,14 @@ def _twin(wire: Mapping[str, Any], optimizer: Any) -> tuple[bool, dict[str, str]
 def _names(optimizer: Any, named_parameters: Named) -> list[str]:
     names = {id(tensor): name for name, tensor in dict(named_parameters).items()}
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if any(id(p) not in names for p in parameters):
+    if any(id(p) not in names and not _of_table(p) for p in parameters):
         raise OptimizerError("the optimizer has parameters that are not among named_parameters")
-    return [names[id(p)] for p in parameters]
+    return [names.get(id(p), "") for p in parameters]
+
+
+def _of_table(tensor: Any) -> bool:
+    """Return whether a parameter is that of a layer whose rows are in a table, which keeps its own state."""
+    return bool(getattr(tensor, "of_table", False))
 
 
 def _steps(state: Mapping[str, Any], counts: bool) -> int:

@@ -47,7 +47,7 @@ class ExactReference:
         self, contributors: Sequence[Contributor], gradients: Iterable[Gradient], rates: Sequence[float] = (), *,
         examples: int = 0, left_out: bool = False,
     ) -> None:  # fmt: skip
-        """Do a step of these gradients, one for each attempt of each contributor, with these learning rates."""
+        """Do a step of these gradients, one for each attempt of each contributor, with these numbers."""
         pushes = [(who, attempt) for who, attempts in contributors for attempt in attempts]
         brought = list(zip(pushes, gradients, strict=True))
         for shard in self._shards:

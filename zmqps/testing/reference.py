@@ -10,7 +10,8 @@ import numpy as np
 
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.terms import SET, SET_TO_MEAN
-from zmqps.testing.trained import MOMENTUM, RATE, RowGradient, RowReference
+from zmqps.testing.rates import OWN, Numbers
+from zmqps.testing.trained import RowGradient, RowReference
 
 #: float32 against float64 after some tens of steps; a wrong contributor changes values by a thousand times that.
 TOLERANCE = 1e-4
@@ -71,7 +72,7 @@ class Reference:
         self.velocities = [*[nothing] * first, [np.asarray(v, np.float64) for v in began]]
 
     def step(
-        self, gradients: Sequence[Gradient], rate: float = RATE, *, examples: int = 0, left_out: bool = False
+        self, gradients: Sequence[Gradient], numbers: Numbers = OWN, *, examples: int = 0, left_out: bool = False
     ) -> None:
         """Apply the mean of some gradients, each parameter's over those that have it; or set it.
 
@@ -94,8 +95,8 @@ class Reference:
         norm = float(np.sqrt(sum((mean**2).sum() for mean in means.values())))
         scale = 1.0 if self._clip_norm is None else min(1.0, self._clip_norm / (norm + 1e-6))
         for i, mean in means.items():
-            velocity[i] = MOMENTUM * velocity[i] + scale * mean
-            values[i] = values[i] - rate * velocity[i]
+            velocity[i] = numbers.momentum * velocity[i] + scale * mean + numbers.decay * values[i]
+            values[i] = values[i] - numbers.rate * velocity[i]
         self.rows.step([(g.rows, g.examples) for g in gradients if g.rows is not None], examples)
         self.versions.append(values)
         self.velocities.append(velocity)

@@ -70,7 +70,7 @@ class SyncTraining(Training):
     values
         Probability that a worker sets some of the parameters and buffers in a step, or averages them.
     sets
-        Probability that a worker sets the learning rate in a step, whether it is the chief or not.
+        Probability that a worker sets the learning rate, or all numbers, in a step, whether it is the chief or not.
     eager
         Probability that a worker asks for the next values too, before it pushes what makes them.
     together
@@ -185,14 +185,17 @@ class SyncTraining(Training):
             # else the others had finished before it came, and nobody comes any more
 
     def _set_rate(self, simulation: SimulatedCluster, worker: Node) -> Program:
-        """Sometimes set the learning rate, which counts for nothing where this is not the chief."""
+        """Sometimes set the learning rate, or all numbers, which counts for nothing where this is not the chief."""
         if self.sets and simulation.rng.random() < self.sets and self.witness is not None:
             assert isinstance(worker.machine, SessionMachine)
-            step, rate = worker.machine.transfers.pace.next_step, simulation.rng.uniform(0.05, 0.2)
+            rng, step = simulation.rng, worker.machine.transfers.pace.next_step
+            numbers = [rng.uniform(0.05, 0.2)]
+            if rng.random() < 0.5:
+                numbers += [rng.uniform(0.0, 0.3), rng.uniform(0.1, 0.9)]  # weight decay and momentum
             rates = self.witness.rates[life_of(worker)]
-            rates.ask(step, rate)
-            if (yield SetRates(0.0, rates=(rate,)), self.timeout):
-                rates.holds(step, rate)
+            rates.ask(step, numbers)
+            if (yield SetRates(0.0, rates=(1.0, *numbers)), self.timeout):
+                rates.holds(step, numbers)
 
     def _seconds(self, simulation: SimulatedCluster) -> float:
         rng = simulation.rng

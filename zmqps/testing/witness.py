@@ -255,8 +255,8 @@ class StepWitness:
             self._left_out[life, back].add(step)
         if (exact := self.exactly(life, back)) is not None:
             exact.step(contributors, gradients, commit.terms[1:], examples=examples, left_out=left_out)
-        rate = self.rates[life].of_step(step, commit.terms[1:])
-        self.reference(life, back).step(gradients, rate, examples=examples, left_out=left_out)
+        numbers = self.rates[life].of_step(step, commit.terms[1:])
+        self.reference(life, back).step(gradients, numbers, examples=examples, left_out=left_out)
 
     def _pushed(self, who: bytes, attempt: int, step: int) -> Pushed:
         """Return what an attempt has brought: nothing, where a worker had nothing and did not skip the step."""

@@ -7,8 +7,11 @@ that stays as it is, and `zmqps.Worker.push` and `zmqps.Worker.pull`, which take
 
 from .data import shard
 from .embedding import Embedding, EmbeddingBag, tables
+from .model import parameters_of
 from .observer import evaluate
 from .optimizer import Optimizer, training
 from .translate import spec_of
 
-__all__ = ["Embedding", "EmbeddingBag", "Optimizer", "evaluate", "shard", "spec_of", "tables", "training"]
+__all__ = [
+    "Embedding", "EmbeddingBag", "Optimizer", "evaluate", "parameters_of", "shard", "spec_of", "tables", "training"
+]  # fmt: skip

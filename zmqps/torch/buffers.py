@@ -112,7 +112,7 @@ class Buffers:
         self._seen = self._marks()
 
     def end_step(self) -> None:
-        """The values of a step have come, with those of buffers where they come back; else what is live now is known."""
+        """The values of a step have come, and with them those of buffers, where they come back."""
         if self._come_back:
             self.land()
             return

@@ -2,23 +2,105 @@
 
 from __future__ import annotations
 
+from collections import deque
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 import numpy as np
 import torch
 
 from zmqps import checks
 from zmqps.errors import ConfigurationError
+from zmqps.rows.unique import different
 from zmqps.worker import Worker
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from zmqps.client.cache_options import CacheOptions
     from zmqps.client.tables import TableOptions
 
 Array = np.ndarray[Any, np.dtype[Any]]
 #: How the rows of a bag become one.
 MODES = ("sum", "mean")
+#: Batches whose rows a layer remembers within a step, for a forward pass that `backward` runs again.
+NUM_REMEMBERED = 4
+#: `torch.compile` breaks its graph at a layer, which asks servers for rows.
+outside_graphs = torch.compiler.disable(reason="an embedding of zmqps.torch asks servers for its rows")
+
+
+class TableRows(torch.nn.Parameter):  # type: ignore[misc,unused-ignore]
+    """A layer's rows that gradients were found for since ``zero_grad``: their gradients are its ``grad``.
+
+    So ``zero_grad``, clipping and ``GradScaler`` treat them as those of any parameter. Its own shape is ``(n, dim)``
+    between ``backward`` and ``step``, else ``(0, dim)``. It is no parameter of the job.
+    """
+
+    of_table = True
+
+
+def is_rows(parameter: torch.Tensor) -> bool:
+    """Return whether a parameter of a model is that of a layer whose rows are in a table."""
+    return isinstance(parameter, TableRows)
+
+
+class _Ids(NamedTuple):
+    """The ids of a batch: as they came, each once, and which of these each was."""
+
+    flat: Array
+    once: Array
+    places: Array
+
+    @classmethod
+    def of(cls, ids: torch.Tensor) -> _Ids:
+        """Return ids in memory that nobody else writes to."""
+        if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+            raise ConfigurationError(f"ids are integers, not {ids.dtype}")
+        flat = ids.detach().reshape(-1).to("cpu", torch.int64, copy=True).numpy()
+        once, _, places = different(flat, 0)
+        return cls(flat, once, places)
+
+    def are(self, others: _Ids) -> bool:
+        """Return whether both are of the same batch."""
+        return np.array_equal(self.flat, others.flat)
+
+
+class _Way:
+    """A layer's way to its table: the worker, and what is under way.
+
+    Parameters
+    ----------
+    worker
+        Of the job that has the table.
+    deferred
+        Whether gradients wait for the step.
+    copied
+        Whether the layer is a copy of the one that is trained, and only reads.
+    """
+
+    def __init__(self, worker: Worker, *, deferred: bool, copied: bool = False) -> None:
+        self.worker = worker
+        self.deferred = deferred
+        self.copied = copied
+        self.has_cache = copied  # the worker has been told of it
+        self.used = False  # by a forward pass since the last step
+        self.sent: list[Future[None]] = []
+        self.wanted: _Ids | None = None
+        self.coming: tuple[_Ids, Future[Any]] | None = None
+        self.recent: deque[tuple[_Ids, Array]] = deque(maxlen=NUM_REMEMBERED)
+
+    def pull(self, table: Any, ids: _Ids, *, remember: bool) -> Array:
+        """Return the rows of different ids, ``(n, dim)``; where `backward` runs a forward pass again, those it had."""
+        if torch._C._current_graph_task_id() != -1:
+            for known, rows in self.recent:
+                if known.are(ids):
+                    return rows
+        coming, self.coming = self.coming, None
+        found: Array = coming[1].result() if coming is not None and coming[0].are(ids) else table.pull(ids.once)
+        if remember:
+            self.recent.append((ids, found))
+        return found
 
 
 class _Rows(torch.nn.Module):  # type: ignore[misc,unused-ignore]
@@ -32,14 +114,11 @@ class _Rows(torch.nn.Module):  # type: ignore[misc,unused-ignore]
         self.name, self.table, self.cache = name, table, cache
         self.dim = table.named(name).dim
         self.padding_idx = padding_idx
-        self._worker: Worker | None = None
-        self._deferred = False
-        self._has_cache = False  # the worker has been told of it
-        self._used = False  # by a forward pass since the last step
-        self._pending: list[tuple[Array, Array]] = []
-        self._sent: list[Future[None]] = []
-        self._wanted: Array | None = None
-        self._coming: tuple[Array, Future[Any]] | None = None
+        self.rows = TableRows(torch.empty(0, self.dim))
+        self._way: _Way | None = None
+        self._ids: Array | None = None  # of the rows that `rows` has
+        self._was_zero = False  # their gradient, when `backward` found it
+        self._version = 0  # of `rows`, when they came there
 
     def attach(self, worker: Worker, *, deferred: bool = False) -> None:
         """Let it use a worker; called by `tables` and `zmqps.torch.Optimizer`.
@@ -51,22 +130,62 @@ class _Rows(torch.nn.Module):  # type: ignore[misc,unused-ignore]
         deferred : bool
             Keep gradients until `take`, instead of pushing them in ``backward``.
         """
-        self._worker, self._deferred, self._has_cache = worker, deferred, False
+        self._way = _Way(worker, deferred=deferred)
 
-    def _table(self) -> Any:
-        if self._worker is None:
+    def _connected(self) -> tuple[_Way, Any]:
+        """Return the way to the table, and the table."""
+        way = self._way
+        if way is None:
             raise ConfigurationError(
                 f"the embedding {self.name!r} has no worker: pass tables=zmqps.torch.tables(model, worker) to "
                 "worker.init, or give the model to zmqps.torch.Optimizer"
             )
-        found = self._worker.table(self.name, cache=None if self._has_cache else self.cache)
-        self._has_cache = True
-        return found
+        found = way.worker.table(self.name, cache=None if way.has_cache else self.cache)
+        way.has_cache = True
+        return way, found
 
     def extra_repr(self) -> str:
         """Say what stands in the module's ``repr``."""
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"{self.name!r}, {self.dim}{padding}"
+
+    # --- copies and files ----------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what a copy and a file have: no worker, nothing that is under way, no gradients."""
+        idle = TableRows(self.rows.new_empty(0, self.dim), self.rows.requires_grad)
+        return {**self.__dict__, "_parameters": {**self._parameters, "rows": idle}, "_way": None, "_ids": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.rows = TableRows(self.rows.data, self.rows.requires_grad)  # which a file knows as a parameter
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return a copy that reads rows by the same worker, and does not train them."""
+        copy = memo[id(self)] = type(self).__new__(type(self))
+        copy.__setstate__(deepcopy(self.__getstate__(), memo))
+        memo[id(self.rows)] = copy.rows
+        if self._way is not None:
+            copy._way = _Way(self._way.worker, deferred=self._way.deferred, copied=True)
+        return copy
+
+    def __prepare_scriptable__(self) -> None:
+        raise ConfigurationError(f"the embedding {self.name!r} asks servers for its rows, which torch.jit cannot")
+
+    def _replicate_for_data_parallel(self) -> None:
+        raise ConfigurationError(
+            f"the embedding {self.name!r} has one copy a process: use DistributedDataParallel, with a worker in each"
+        )
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        del destination[f"{prefix}rows"]  # checkpoints of the cluster have them
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: list[str], *rest: Any
+    ) -> None:
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, missing, *rest)
+        missing[:] = [key for key in missing if key != f"{prefix}rows"]
 
     # --- forward -------------------------------------------------------------------------------
 
@@ -75,76 +194,137 @@ class _Rows(torch.nn.Module):  # type: ignore[misc,unused-ignore]
 
         With `zmqps.torch.Optimizer`, between a forward pass and ``step``, they are asked for as soon as the step has
         been pushed, and come with its update. Otherwise they are asked for at once, and what is pushed meanwhile may
-        not be in them.
+        not be in them; they are forgotten when a step is pushed.
 
         Parameters
         ----------
         ids : tensor of integers
             Of any shape.
         """
-        self._wanted = _flat(ids)
-        if not (self._deferred and self._used):
-            self.ask()
+        way, table = self._connected()
+        wanted = _Ids.of(ids)
+        if way.deferred and way.used:
+            way.wanted = wanted
+        else:
+            way.coming = wanted, table.pull_async(wanted.once)
 
     def ask(self) -> None:
         """Ask for what `prefetch` was told; the step that it belongs to is on its way."""
-        self._used = False
-        if self._wanted is not None:
-            self._coming = self._wanted, self._table().pull_async(self._wanted)
-            self._wanted = None
+        way, table = self._connected()
+        self.rows.data = self.rows.new_empty(0, self.dim)
+        way.used, way.coming = False, None  # rows that were asked for before lack this step
+        way.recent.clear()
+        if way.wanted is not None:
+            way.coming = way.wanted, table.pull_async(way.wanted.once)
+            way.wanted = None
 
-    def _pull(self, ids: Array) -> Array:
-        """Return the rows of some ids ``(n, dim)``, in an array that nobody else has."""
-        coming, self._coming = self._coming, None
-        if coming is not None and np.array_equal(coming[0], ids):
-            found: Array = coming[1].result()
-        else:
-            found = self._table().pull(ids)
-        return found
+    def _look_up(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, int | None]:
+        """Return rows ``(n, dim)``, which of them each id has, and which is that of ``padding_idx``.
 
-    def _rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return rows ``(n, dim)`` where the ids are; what `backward` finds for them goes to the table."""
+        What `backward` finds for them goes to the table.
+        """
+        if torch.jit.is_tracing():
+            self.__prepare_scriptable__()
+        way, table = self._connected()
+        self._check_written()
         self.synchronize()
-        flat = _flat(ids)
-        rows = torch.from_numpy(self._pull(flat)).to(ids.device)
-        if self.training and torch.is_grad_enabled():
-            self._used = True
+        batch = _Ids.of(ids)
+        rows = torch.from_numpy(way.pull(table, batch, remember=self.training)).to(ids.device)
+        places = torch.from_numpy(batch.places).to(ids.device).reshape(ids.shape)
+        if self.training and torch.is_grad_enabled() and self.rows.requires_grad:
+            way.used = True
             rows.requires_grad_()
 
             def found(tensor: torch.Tensor) -> None:
                 gradient, tensor.grad = tensor.grad, None
                 if gradient is not None:
-                    self._take(flat, gradient.detach().float().cpu().numpy())
+                    self._found(batch.once, tensor.detach(), gradient.detach())
 
             rows.register_post_accumulate_grad_hook(found)
-        return rows
+        padding = np.flatnonzero(batch.once == self.padding_idx)
+        return rows, places, int(padding[0]) if padding.size else None
 
     # --- backward ------------------------------------------------------------------------------
 
-    def _take(self, ids: Array, gradient: Array) -> None:
+    def _found(self, ids: Array, values: torch.Tensor, gradient: torch.Tensor) -> None:
         """Keep the gradient of some rows, or push it."""
+        way, table = self._connected()
+        if way.copied:
+            raise ConfigurationError(
+                f"the embedding {self.name!r} is in a copy of a model, which reads rows and does not train them: train "
+                "the model it was copied from, or give the copy to zmqps.torch.Optimizer with a worker of another job, "
+                "from zmqps.connect(job=...)"
+            )
         if self.padding_idx is not None and (real := ids != self.padding_idx).sum() < ids.size:
-            ids, gradient = ids[real], gradient[real]
-        if self._deferred:
-            self._pending.append((ids, gradient))
+            at = torch.from_numpy(real).to(gradient.device)
+            ids, values, gradient = ids[real], values[at], gradient[at]
+        for hook in (self.rows._backward_hooks or {}).values():
+            changed = hook(gradient)
+            gradient = gradient if changed is None else changed
+        if way.deferred:
+            self._keep(ids, values, gradient)
         else:
-            self._sent.append(self._table().push_async(ids, np.ascontiguousarray(gradient)))
+            way.sent.append(table.push_async(ids, _array(gradient)))
+
+    def _keep(self, ids: Array, values: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Add the gradient of some rows to those of earlier passes."""
+        kept = self._kept()
+        if kept is not None:
+            once, _, places = different(np.concatenate([kept[0], ids]), 0)
+            at = torch.from_numpy(places).to(gradient.device)
+            shape = once.size, self.dim
+            known = self.rows.detach()  # none after a step
+            values = values.new_zeros(shape).index_copy_(0, at[len(kept[0]) :], values)
+            values.index_copy_(0, at[: len(known)], known)
+            gradient = gradient.new_zeros(shape).index_add_(0, at, torch.cat([kept[1], gradient]))
+            ids = once
+        self.rows.grad = None  # whose shape is that of the data
+        self.rows.data = values
+        self.rows.grad = gradient
+        self._ids, self._was_zero, self._version = ids, _is_zero(gradient), self.rows._version
+
+    def _kept(self) -> tuple[Array, torch.Tensor] | None:
+        """Return ids, and gradients as they are now; None: there are none, or they were zeroed."""
+        gradient = self.rows.grad
+        if self._ids is None or gradient is None or (_is_zero(gradient) and not self._was_zero):
+            return None
+        return self._ids, gradient
+
+    def _check_written(self) -> None:
+        """Raise where somebody has written to the rows since ``backward``: nothing becomes of that."""
+        if len(self.rows) and self.rows._version != self._version:
+            raise ConfigurationError(
+                f"the rows of {self.name!r} were written to after backward, and they are on the servers: set them "
+                f"there by worker.table({self.name!r}).load; in a loop with tables(deferred=True), call take() before "
+                "PyTorch's optimizer steps"
+            )
+
+    def gradients(self) -> tuple[Array, Array] | None:
+        """Return ids, each once, and the gradients of their rows as ``rows.grad`` has them; None: none, or zeroed.
+
+        Raises
+        ------
+        ConfigurationError
+            Somebody has written to ``rows`` since ``backward``.
+        """
+        kept = self._kept()
+        if kept is None:
+            return None
+        self._check_written()
+        return kept[0], _array(kept[1])
 
     def take(self) -> tuple[Array, Array] | None:
-        """Return ids and gradients that ``backward`` has left since the last step, and forget them; None: none."""
-        pending, self._pending = self._pending, []
-        if not pending:
-            return None
-        if len(pending) == 1:
-            return pending[0]
-        ids, gradients = zip(*pending, strict=True)
-        return np.concatenate(ids), np.concatenate(gradients)
+        """Return `gradients`, and forget them."""
+        found = self.gradients()
+        self.rows.grad, self.rows.data = None, self.rows.new_empty(0, self.dim)
+        return found
 
     def synchronize(self) -> None:
         """Return when what ``backward`` has pushed is applied, or waits for its step; raise what has failed."""
-        sent, self._sent = self._sent, []
-        for future in sent:
-            future.result()
+        if self._way is not None:
+            sent, self._way.sent = self._way.sent, []
+            for future in sent:
+                future.result()
 
 
 class Embedding(_Rows):
@@ -172,6 +352,7 @@ class Embedding(_Rows):
     >>> items = zmqps.torch.Embedding("items", zmqps.table(64, optimizer=zmqps.optim.adagrad(0.05)))  # doctest: +SKIP
     """
 
+    @outside_graphs  # type: ignore[untyped-decorator,unused-ignore]
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """Return rows.
 
@@ -190,10 +371,11 @@ class Embedding(_Rows):
         PSError
             As `zmqps.Table.pull`; or a push of an earlier pass has failed.
         """
-        rows = self._rows(ids).reshape(*ids.shape, self.dim)
-        if self.padding_idx is not None:
-            rows = rows.masked_fill((ids == self.padding_idx).unsqueeze(-1), 0.0)
-        return rows
+        rows, places, padding = self._look_up(ids)
+        found = torch.nn.functional.embedding(places, rows)
+        if padding is not None:
+            found = found.masked_fill((places == padding).unsqueeze(-1), 0.0)
+        return found
 
 
 class EmbeddingBag(_Rows):
@@ -227,6 +409,7 @@ class EmbeddingBag(_Rows):
         self.mode = checks.one_of("mode", mode, MODES)
         self.include_last_offset = checks.flag("include_last_offset", include_last_offset)
 
+    @outside_graphs  # type: ignore[untyped-decorator,unused-ignore]
     def forward(
         self, ids: Any, offsets: torch.Tensor | None = None, per_sample_weights: torch.Tensor | None = None
     ) -> torch.Tensor:
@@ -269,14 +452,8 @@ class EmbeddingBag(_Rows):
             raise ConfigurationError("ids are (n,) with offsets, or (bags, k) without")
         if offsets is not None:
             _check_offsets(offsets, ids.numel(), ends=ends)
-        places = torch.arange(ids.numel(), device=ids.device).reshape(ids.shape)
-        rows = self._rows(ids)
-        padding = None
-        if self.padding_idx is not None:
-            padding = ids.numel()  # one more row, which counts for nothing
-            rows = torch.cat([rows, rows.new_zeros(1, self.dim)])
-            places = places.masked_fill(ids == self.padding_idx, padding)
-        elif not ids.numel():  # which PyTorch wants to have a row
+        rows, places, padding = self._look_up(ids)
+        if not ids.numel():  # PyTorch wants to have a row
             rows = torch.cat([rows, rows.new_zeros(1, self.dim)])
         weights = None if per_sample_weights is None else per_sample_weights.to(rows.dtype)
         return torch.nn.functional.embedding_bag(
@@ -328,7 +505,16 @@ def tables(model: torch.nn.Module, worker: Worker, *, deferred: bool = False) ->
         if module.cache is not None and caches.setdefault(module.name, module.cache) != module.cache:
             raise ConfigurationError(f"two embeddings want different caches of the table {module.name!r}")
         module.attach(worker, deferred=deferred)
+    _leave_out_of_ddp(model)
     return found
+
+
+def _leave_out_of_ddp(model: torch.nn.Module) -> None:
+    """Have `DistributedDataParallel` of a model leave rows alone: each process pushes its own."""
+    rows = [name for name, parameter in model.named_parameters() if is_rows(parameter)]
+    if rows:
+        names = [*getattr(model, "_ddp_params_and_buffers_to_ignore", ()), *rows]
+        torch.nn.parallel.DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names)
 
 
 class Tables:
@@ -338,10 +524,24 @@ class Tables:
     ----------
     model
         That has them, perhaps.
+    owned
+        Ids of the parameters in the optimizer's groups.
+
+    Raises
+    ------
+    ConfigurationError
+        Rows that are to be trained are in no group: what is done to gradients by way of the optimizer would miss them.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, owned: Collection[int]) -> None:
         self._modules = embeddings_of(model)
+        for module in self._modules:
+            if module.rows.requires_grad and id(module.rows) not in owned:
+                raise ConfigurationError(
+                    f"the rows of {module.name!r} are in no param group of the optimizer: make it of "
+                    "model.parameters(), so that zero_grad and GradScaler find their gradients; or freeze the layer by "
+                    "requires_grad_(False)"
+                )
 
     def __bool__(self) -> bool:
         return bool(self._modules)
@@ -350,18 +550,13 @@ class Tables:
         """Push what `backward` has left, before what ends the step; ``scale``: what gradients were multiplied with."""
         sent = []
         for module in self._modules:
-            taken = module.take()
-            if taken is not None:
-                ids, gradients = taken
+            found = module.gradients()
+            if found is not None:
+                ids, gradients = found
                 if scale is not None:
                     gradients = gradients / np.float32(float(scale))
-                sent.append(module._table().push_async(ids, np.ascontiguousarray(gradients), step=False))
+                sent.append(module._connected()[1].push_async(ids, gradients, step=False))
         return sent
-
-    def drop(self) -> None:
-        """Forget what `backward` has left."""
-        for module in self._modules:
-            module.take()
 
     def ask(self) -> None:
         """Ask for what is to be used next."""
@@ -369,12 +564,14 @@ class Tables:
             module.ask()
 
 
-def _flat(ids: torch.Tensor) -> Array:
-    """Return ids as one array that nobody else writes to."""
-    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
-        raise ConfigurationError(f"ids are integers, not {ids.dtype}")
-    found: Array = ids.detach().reshape(-1).to("cpu", torch.int64, copy=True).numpy()
+def _array(gradient: torch.Tensor) -> Array:
+    found: Array = gradient.float().contiguous().cpu().numpy()
     return found
+
+
+def _is_zero(gradient: torch.Tensor) -> bool:
+    """Return whether all of it is zero; nearly always the first row says that it is not."""
+    return not bool(gradient[:1].any()) and not bool(gradient.any())
 
 
 def _check_offsets(offsets: torch.Tensor, number: int, *, ends: bool) -> None:

@@ -180,7 +180,6 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients, of tables as well; with ``share_gradients`` they become zeros where they lie."""
-        self.trainer.tables.drop()
         super().zero_grad(set_to_none and not self.trainer.options.share_gradients)
 
     def synchronize(self) -> None:

@@ -15,9 +15,9 @@ from zmqps.checkpoint.torch_state import torch_state
 from zmqps.client.claims import claim, release
 from zmqps.errors import ConfigurationError
 from zmqps.torch.buffers import Buffers
-from zmqps.torch.embedding import Tables, tables
-from zmqps.torch.model import parameters_of
+from zmqps.torch.embedding import Tables, is_rows, tables
 from zmqps.torch.followed import Followed
+from zmqps.torch.model import parameters_of
 from zmqps.torch.options import Options
 from zmqps.torch.overlap import Overlap, is_plain
 from zmqps.torch.translate import spec_of
@@ -50,11 +50,11 @@ class Trainer:
         self.model = model
         self.options = options
         self.version = 0
-        self.tables = Tables(model)
         self._worker = worker
         self._twin = optimizer
         owned = {id(tensor) for each in optimizer.param_groups for tensor in each["params"]}
-        self._trained = [(name, parameter) for name, parameter in model.named_parameters() if id(parameter) in owned]
+        self._trained = [(n, p) for n, p in model.named_parameters() if id(p) in owned and not is_rows(p)]
+        self.tables = Tables(model, owned)
         self._buffers = Buffers(model, options.buffers_by, come_back=options.sync)
         self._numbers: Followed | None = None
         self._overlap: Overlap | None = None
@@ -95,7 +95,9 @@ class Trainer:
             release(worker, self.model)
             raise
         self._buffers.land()
-        if any(self._twin.state.values()):
+        if any(
+            float(state.get("step", 1)) > 0 for state in self._twin.state.values() if state
+        ):
             log.warning(
                 "the moments that this optimizer has are not those of the job: write them with "
                 "zmqps.checkpoint.from_torch and start the cluster with --restore"
@@ -148,7 +150,7 @@ class Trainer:
 
     def _skip(self, worker: Worker) -> None:
         worker.skip(for_all=True, timeout=self.options.timeout)  # as the infinite mean of DDP makes all skip
-        self.tables.drop()
+        self.tables.ask()
         if self._overlap is not None and self._overlap.drop() and not self.options.sync:
             raise ConfigurationError(
                 "overlap=True has pushed gradients that are not finite: use it without a GradScaler"

@@ -9,6 +9,7 @@ import torch
 
 from zmqps.errors import OptimizerError, listed
 from zmqps.optim import OptimizerSpec, adadelta, adagrad, adam, adamw, amsgrad, group, momentum, nesterov, rmsprop, sgd
+from zmqps.torch.embedding import is_rows
 
 #: How PyTorch computes, not what.
 OF_NO_CONSEQUENCE = frozenset({"foreach", "fused", "capturable"})
@@ -108,15 +109,16 @@ def spec_of(
     """
     kind = _kind(optimizer)
     _check_options(optimizer, kind)
-    names = {id(tensor): name for name, tensor in named_parameters}
+    names = {id(tensor): name for name, tensor in named_parameters if not is_rows(tensor)}
     rows = [_row(kind, each) for each in optimizer.param_groups]
     common: dict[str, Any] = {"clip_norm": clip_norm, "clip_value": clip_value, "count": count}
     known = {"learning_rate", *kind.make(optimizer.param_groups[0], rows, common).hyper}
     groups, owned = [], set[str]()
     for number, (each, row) in enumerate(zip(optimizer.param_groups, rows, strict=True)):
-        if any(id(tensor) not in names for tensor in each["params"]):
+        dense = _dense(each)
+        if any(id(tensor) not in names for tensor in dense):
             raise OptimizerError(f"param group {number} has tensors that are not among the parameters of the model")
-        own = [names[id(tensor)] for tensor in each["params"]]
+        own = [names[id(tensor)] for tensor in dense]
         owned.update(own)
         if number and own:
             both = {name: row[name] for name in ("learning_rate", "weight_decay")}
@@ -147,8 +149,8 @@ class Numbers:
         made = kind.make(optimizer.param_groups[0], rows, {})
         self._sent = {"learning_rate", *made.hyper} & {name for names in kind.numbers.values() for name in names}
         self._has_momentum = made.name != "rmsprop" or any(row["momentum"] for row in rows)
-        self._used = [number for number, each in enumerate(optimizer.param_groups) if number and each["params"]]
-        owned = {id(tensor) for each in optimizer.param_groups for tensor in each["params"]}
+        self._used = [number for number, each in enumerate(optimizer.param_groups) if number and _dense(each)]
+        owned = {id(tensor) for each in optimizer.param_groups for tensor in _dense(each)}
         self._frozen = len(owned) < num_parameters
         self._last = self._began
         self._now = self._translated(optimizer.param_groups)
@@ -202,6 +204,11 @@ class Numbers:
                         f"param group {number}: {option} has gone from {old} to {new}, which needs other state on the "
                         "servers than the job began with: set it before zmqps.torch.Optimizer is made"
                     )
+
+
+def _dense(each: Options) -> list[torch.Tensor]:
+    """Return the parameters of a group that the job has: not the rows of tables."""
+    return [tensor for tensor in each["params"] if not is_rows(tensor)]
 
 
 def _kind(optimizer: torch.optim.Optimizer) -> Kind:
