@@ -340,6 +340,10 @@ class Twice(nn.Module):
 class Frozen(nn.BatchNorm1d):
     """A norm that stays as it is in evaluation."""
 
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.eval()
+
     def train(self, mode: bool = True) -> Frozen:
         return super().train(False)
 
