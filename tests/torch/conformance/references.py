@@ -77,7 +77,10 @@ class Replica:
             optimizer._step_supports_amp_scaling = True
 
     def _copies(self) -> list[torch.Tensor]:
-        return [parameter.detach().clone() for parameter in self.module.parameters()]
+        return [parameter.detach().clone() for parameter in self._trained()]
+
+    def _trained(self) -> list[torch.nn.Parameter]:
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
     def broadcast_buffers(self) -> None:
         """Take the buffers of the first replica."""
@@ -123,7 +126,7 @@ class Replica:
         if self.by_step:
             self.average(counts=not infinite)
         if self._values is not None:
-            for parameter, value in zip(self.module.parameters(), self._values, strict=True):
+            for parameter, value in zip(self._trained(), self._values, strict=True):
                 parameter.data.copy_(value)
         if not all(self.exchange.gather(self.rank, infinite)):
             if hasattr(self.optimizer, "grad_scale"):

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from tests.torch.conformance.cases import sample  # noqa: E402
 from tests.torch.conformance.run import run_all, table  # noqa: E402
 
-SIZE = 200
+SIZE = 150
 
 
 @pytest.mark.timeout(180)
