@@ -85,7 +85,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "ray": "errors checks core/protocol core/coordinator keys launch",
         "jax": "errors optim client worker",
         "torch": "errors checks optim rows checkpoint client worker",
-        "keras": "errors checks optim worker",
+        "keras": "errors checks optim client worker",
         "zmqps": "errors codecs optim core/worker client checkpoint keys launch data initial stale pipeline worker aio "
         "local",
         "cli": "errors logs core/protocol core/coordinator net gpu trace checkpoint metrics nodes keys launch doctor "
@@ -274,6 +274,7 @@ MIRROR_NOTHING = {
     "tests/test_terms.py": "end to end: norms that are clipped and learning rates that are set, on live nodes",
     "tests/torch/conformance/": "end to end: what PyTorch has, in pairs, with zmqps and without",
     "tests/torch/test_others.py": "end to end: loops of Lightning, Accelerate and DistributedDataParallel, unchanged",
+    "tests/torch/test_trainers.py": "end to end: the Trainer of Hugging Face, with a subclass of a few lines",
     "tests/test_means.py": "end to end: over whom a mean is, and steps that are left out for all, on live nodes",
     "tests/test_values.py": "end to end: buffers, and values that are set or averaged, on live nodes",
     "tests/test_scale.py": "end to end: jobs that lie on more servers, and on fewer, while they are trained",

@@ -146,6 +146,14 @@ def test_an_optimizer_does_what_that_of_optax_does(worker: Any, rule: str, dtype
     close(train(tx, model(dtype), gradients), train(theirs(), model(dtype), gradients), tolerance)
 
 
+def test_a_second_optimizer_on_one_job_is_refused(worker: zmqps.Worker) -> None:
+    first = zmqps.jax.optimizer(worker, optim.sgd(0.1), staleness=0, timeout=PATIENCE)
+    first.init(model())
+    first.init(model())  # the same optimizer may join its job again
+    with pytest.raises(ConfigurationError, match=r"already trains another model.*connect\(job="):
+        zmqps.jax.optimizer(worker, optim.sgd(0.1), staleness=0, timeout=PATIENCE).init(model())
+
+
 def test_two_workers_make_the_steps_of_one_with_the_whole_batch() -> None:
     gradient = jax.jit(jax.grad(loss))
 

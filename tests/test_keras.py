@@ -138,6 +138,25 @@ def test_a_learning_rate_that_a_callback_changes_is_told(worker: zmqps.Worker) -
     assert float(ours.optimizer.learning_rate) == pytest.approx(0.0025)
 
 
+def test_a_chief_says_its_constant_rate_at_its_first_step(worker: zmqps.Worker) -> None:
+    made = model(on_servers(worker, keras.optimizers.SGD(0.25)))
+    made.optimizer.build(made.trainable_variables)
+    assert worker.set_learning_rate(0.0, timeout=PATIENCE), "as a job that was restored goes on"
+    before = [np.array(value) for value in made.get_weights()]
+    fit(made, epochs=1)
+    assert not np.array_equal(before[0], made.get_weights()[0])
+
+
+def test_a_second_optimizer_on_one_job_is_refused(worker: zmqps.Worker) -> None:
+    first = fit(model(on_servers(worker, "sgd")), epochs=1)
+    second = on_servers(worker, "sgd")
+    with pytest.raises(ConfigurationError, match=r"already trains another model.*connect\(job="):
+        second.build(model("sgd").trainable_variables)
+    fit(first, epochs=1)
+    first.compile(on_servers(worker, "sgd"), loss="mse")
+    fit(first, epochs=1)
+
+
 def test_an_optimizer_of_zmqps_may_have_schedules_and_groups(worker: zmqps.Worker) -> None:
     spec = optim.sgd(optim.cosine_decay(0.1, decay_steps=12), groups=[optim.group("*/bias", frozen=True)])
     ours = fit(model(on_servers(worker, spec)))
@@ -197,14 +216,15 @@ def test_what_is_not_trained_by_gradients_stays_here(worker: zmqps.Worker) -> No
 def test_who_comes_later_begins_where_the_job_is(worker: zmqps.Worker) -> None:
     first = fit(model(on_servers(worker, "sgd")))
     keras.utils.clear_session()
-    later = model(on_servers(worker, "sgd"))
-    later.set_weights([weight * 3 for weight in later.get_weights()])
-    later.optimizer.build(later.trainable_variables)
-    close(later, first, 0.0)
-    assert int(later.optimizer.iterations) == 12
+    with zmqps.connect(worker.address) as other:
+        later = model(on_servers(other, "sgd"))
+        later.set_weights([weight * 3 for weight in later.get_weights()])
+        later.optimizer.build(later.trainable_variables)
+        close(later, first, 0.0)
+        assert int(later.optimizer.iterations) == 12
     keras.utils.clear_session()
-    with pytest.raises(JobMismatchError):
-        fit(model(on_servers(worker, "adam")))
+    with zmqps.connect(worker.address) as other, pytest.raises(JobMismatchError):
+        fit(model(on_servers(other, "adam")))
 
 
 def test_an_observer_pulls_into_a_model(worker: zmqps.Worker) -> None:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from zmqps.client.claims import claim
 from zmqps.client.pytrees import register
 from zmqps.errors import ConfigurationError, ShapeError
 from zmqps.optim import OptimizerSpec
@@ -156,6 +157,11 @@ def optimizer(worker: Worker, spec: OptimizerSpec, **options: Any) -> optax.Grad
     **options
         As for `zmqps.Worker.init`.
 
+    Raises
+    ------
+    ConfigurationError
+        By its ``init``: another such optimizer trains the job of this worker.
+
     Examples
     --------
     >>> worker = zmqps.connect()  # doctest: +SKIP
@@ -166,6 +172,7 @@ def optimizer(worker: Worker, spec: OptimizerSpec, **options: Any) -> optax.Grad
     """
 
     def begin(params: Any) -> State:
+        claim(worker, begin)
         values = init(worker, params, optimizer=spec, **options)
         same = jax.tree.map(lambda ours, theirs: bool(jnp.array_equal(ours, theirs)), params, values)
         if not all(jax.tree.leaves(same)):

@@ -15,6 +15,7 @@ import keras
 import numpy as np
 
 from zmqps import checks, optim
+from zmqps.client.claims import claim
 from zmqps.errors import ConfigurationError, OptimizerError, ShapeError
 from zmqps.optim import OptimizerSpec
 from zmqps.worker import Worker
@@ -201,7 +202,7 @@ class Optimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
             rate = theirs._learning_rate  # the schedule itself, which `learning_rate` evaluates
             rate = rate if callable(rate) and not isinstance(rate, keras.Variable) else spec.learning_rate
         super().__init__(learning_rate=rate, loss_scale_factor=scale, name=name)
-        self._link = Link(worker, theirs, spec, options, told=_number(self.learning_rate))
+        self._link = Link(worker, theirs, spec, options, rate=_number(self.learning_rate))
 
     def build(self, variables: Sequence[Any]) -> None:
         """Start the job with the variables' values, or join it and give them its values."""
@@ -269,17 +270,18 @@ class Link:
     """What an `Optimizer` has to do with its job; Keras looks into an optimizer's own attributes."""
 
     def __init__(
-        self, worker: Worker, theirs: Any, spec: OptimizerSpec, options: Mapping[str, Any], told: float
+        self, worker: Worker, theirs: Any, spec: OptimizerSpec, options: Mapping[str, Any], rate: float
     ) -> None:
         self.worker = worker
         self.theirs = theirs
         self.spec = spec
         self.options = dict(options)
-        self.told = told
+        #: The learning rate that this worker has set; it leaves a schedule of `zmqps.optim` alone until another is set.
+        self.told = rate if isinstance(spec.learning_rate, optim.Schedule) else None
         self.names: frozenset[str] = frozenset()
         self.variables: list[Any] = []
         #: What `exchange` was called with last, and how it failed.
-        self.rate, self.step = told, 0
+        self.rate, self.step = rate, 0
         self.error: BaseException | None = None
 
     @property
@@ -292,6 +294,7 @@ class Link:
         if keras.distribution.distribution() is not None:
             raise ConfigurationError("a keras.distribution is set: each process trains on one device of its own")
         trained = named(_trained(variables))
+        claim(self.worker, next(iter(trained.values()), self))
         for name, variable in trained.items():
             if variable.constraint is not None:
                 raise ConfigurationError(f"{name!r} has a constraint, of which the servers know nothing: leave it out")
@@ -316,13 +319,22 @@ class Link:
         """Push gradients; return the values after them, and the number of the next step."""
         self.rate, self.step, self.error = float(rate), int(step), None
         try:
-            if self.rate != self.told and self.worker.is_chief and self.worker.set_learning_rate(self.rate):
-                self.told = self.rate
+            self._follow_rate()
             values = self.worker.push_pull(grads, step=True)
         except BaseException as error:
             self.error = error
             raise
         return values, values.version if self.steps else self.step + 1
+
+    def _follow_rate(self) -> None:
+        """Set the learning rate, if this is the chief: also at its first step, for the job may go on with another."""
+        if not self.worker.is_chief or self.rate == self.told:
+            return
+        rate, own = self.rate, self.spec.learning_rate
+        if not isinstance(own, optim.Schedule) and np.float32(own) == np.float32(rate):
+            rate = own  # which a variable holds rounded
+        if self.worker.set_learning_rate(rate):
+            self.told = self.rate
 
 
 def _called(

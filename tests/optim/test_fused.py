@@ -102,7 +102,7 @@ def test_an_equation_of_somebodys_own_is_written_too(update: Callable[..., Any],
     slots[0][:], slots2[0][:] = 3.0, 3.0
     kernel = make_kernel(rule, "device", np, elementwise)
     assert isinstance(kernel, FusedKernel)
-    ArrayKernel(rule, np, None)(w, g, w, tuple(slots), 1)
+    ArrayKernel(rule, rule.slots, np, None)(w, g, w, tuple(slots), 1)
     kernel(w2, g, w2, tuple(slots2), 1)
     for ours, theirs in zip((w, *slots), (w2, *slots2), strict=True):
         np.testing.assert_array_equal(ours, theirs)

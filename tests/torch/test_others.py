@@ -96,6 +96,142 @@ def test_a_loop_with_accelerate_trains_as_it_does_alone() -> None:
     check_same(model, alone(mlp, adamw, data, loop))
 
 
+def _lightning_module() -> Any:
+    """Return a class of modules as anybody writes them, but for one line."""
+    lightning = pytest.importorskip("lightning")
+
+    class Module(lightning.LightningModule):  # type: ignore[misc]
+        def __init__(self, worker: zmqps.Worker | None = None, interval: str = "step", **options: Any) -> None:
+            super().__init__()
+            self.net = mlp()
+            self.worker, self.interval, self.options = worker, interval, options
+
+        def training_step(self, batch: Any, _: int) -> Any:
+            x, y = batch
+            return torch.nn.functional.mse_loss(self.net(x), y)
+
+        def configure_optimizers(self) -> Any:
+            optimizer = adamw(self)
+            if self.worker is not None:
+                optimizer = zmqps.torch.Optimizer(self, self.worker, optimizer, timeout=PATIENCE, **self.options)
+            schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": self.interval}}
+
+        def on_save_checkpoint(self, _: Any) -> None:
+            if self.worker is not None:
+                self.worker.checkpoint(timeout=PATIENCE)
+
+    return Module
+
+
+class _Manual:
+    """Steps taken by the module itself, as for two losses."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch: Any, _: int) -> None:
+        x, y = batch
+        optimizer = self.optimizers()  # type: ignore[attr-defined]
+        optimizer.zero_grad()
+        self.manual_backward(torch.nn.functional.mse_loss(self.net(x), y))  # type: ignore[attr-defined]
+        optimizer.step()
+        self.lr_schedulers().step()  # type: ignore[attr-defined]
+
+
+def _lightning_fit(module: Any, data: Sequence[Any], path: Path, resume: str | None = None, **options: Any) -> Any:
+    """Return a trainer of Lightning that has trained a module."""
+    lightning = pytest.importorskip("lightning")
+    trainer = lightning.Trainer(
+        accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, default_root_dir=path, **{"max_epochs": 2, **options},
+    )  # fmt: skip
+    trainer.fit(module, torch.utils.data.DataLoader(list(data), batch_size=None), ckpt_path=resume)
+    return trainer
+
+
+@pytest.mark.usefixtures("quiet")
+@pytest.mark.parametrize("interval", ["step", "epoch"])
+@pytest.mark.parametrize(
+    "options",
+    [{"gradient_clip_val": 0.1}, {"accumulate_grad_batches": 5}, {"precision": "bf16-mixed"}, {"manual": True}],
+    ids=str,
+)
+def test_lightning_schedules_clips_and_accumulates_as_it_does_alone(
+    interval: str, options: dict[str, Any], tmp_path: Path
+) -> None:
+    given = dict(options)
+    kind = _lightning_module()
+    if given.pop("manual", False):
+        kind = type("Manual", (_Manual, kind), {})
+    data = batches(STEPS)
+    expected = kind(interval=interval)
+    _lightning_fit(expected, data, tmp_path, **given)
+    with InProcessCluster(servers=2, slice_nbytes=4096) as cluster, zmqps.connect(cluster.address) as worker:
+        ours = kind(worker, interval)
+        _lightning_fit(ours, data, tmp_path, **given)
+        check_same(ours.net, expected.net)
+
+
+@pytest.mark.usefixtures("quiet")
+def test_lightning_resumes_with_the_moments_of_a_restored_cluster(tmp_path: Path) -> None:
+    data, module = batches(STEPS), _lightning_module()
+    expected = module()
+    _lightning_fit(expected, data, tmp_path, max_epochs=4)
+    path = str(tmp_path / "saved.ckpt")
+    options = {"servers": 2, "workers": 1, "kernels": "numpy", "checkpoint": tmp_path / "ps"}
+    with zmqps.LocalCluster(**options) as first, zmqps.connect(first.address, timeout=PATIENCE) as worker:
+        _lightning_fit(module(worker), data, tmp_path, max_epochs=2).save_checkpoint(path)
+    with (
+        zmqps.LocalCluster(**options, restore=tmp_path / "ps") as second,
+        zmqps.connect(second.address, timeout=PATIENCE) as worker,
+    ):
+        resumed = module(worker)
+        _lightning_fit(resumed, data, tmp_path, resume=path, max_epochs=4)
+        check_same(resumed.net, expected.net)
+
+
+@pytest.mark.usefixtures("quiet")
+def test_accelerate_saves_and_loads_with_the_moments_of_a_restored_cluster(tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+
+    def train(worker: zmqps.Worker | None, *, load: bool = False, save: bool = False) -> Any:
+        accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+        model = mlp()
+        optimizer = adamw(model)
+        if worker is not None:
+            optimizer = zmqps.torch.Optimizer(model, worker, optimizer, timeout=PATIENCE)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+        loader = torch.utils.data.DataLoader(batches(STEPS), batch_size=None)
+        model, optimizer, schedule, loader = accelerator.prepare(model, optimizer, schedule, loader)
+        if load:
+            accelerator.load_state(str(tmp_path / "state"))
+        for number in range(int(load), 2):
+            for x, y in loader:
+                with accelerator.accumulate(model):
+                    accelerator.backward(torch.nn.functional.mse_loss(model(x), y))
+                    if accelerator.sync_gradients:
+                        accelerator.clip_grad_norm_(model.parameters(), 0.1)
+                    optimizer.step()
+                    schedule.step()
+                    optimizer.zero_grad()
+            if save and number == 0:
+                accelerator.save_state(str(tmp_path / "state"), safe_serialization=False)
+                assert worker is not None
+                worker.checkpoint(timeout=PATIENCE)
+                break
+        return accelerator.unwrap_model(model)
+
+    expected = train(None)
+    options = {"servers": 2, "workers": 1, "kernels": "numpy", "checkpoint": tmp_path / "ps"}
+    with zmqps.LocalCluster(**options) as first, zmqps.connect(first.address, timeout=PATIENCE) as worker:
+        train(worker, save=True)
+    with (
+        zmqps.LocalCluster(**options, restore=tmp_path / "ps") as second,
+        zmqps.connect(second.address, timeout=PATIENCE) as worker,
+    ):
+        check_same(train(worker, load=True), expected)
+
+
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

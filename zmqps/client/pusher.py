@@ -1,8 +1,8 @@
-"""Pushing gradients, and where a worker's steps end, on top of `Puller`."""
+"""Pushing gradients, where a worker's steps end, and with which numbers they are applied, on top of `Puller`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -13,13 +13,17 @@ from zmqps.client.puller import Puller
 from zmqps.client.requests import Params
 from zmqps.client.thread import refuse_in_callback
 from zmqps.codecs import Codec
-from zmqps.core.protocol.terms import SET, SET_TO_MEAN
-from zmqps.core.worker.operations import Advance, Exchange
+from zmqps.core.job.spec import JobSpec
+from zmqps.core.protocol.terms import MOST_NUMBERS, SET, SET_TO_MEAN, UNCHANGED
+from zmqps.core.worker.operations import Advance, Exchange, SetRates
 from zmqps.errors import ConfigurationError
+from zmqps.optim import Hyperparameters, OptimizerSpec
 
 
 class Pusher(Puller):
     """A member of a cluster that brings gradients to its job; `zmqps.Worker` adds what begins and saves that."""
+
+    _settable: tuple[JobSpec, Hyperparameters] | None = None  # the job for which numbers were set last, and what can be
 
     def push(
         self,
@@ -302,3 +306,103 @@ class Pusher(Puller):
             self._job(timeout)  # whose mode says whether there are steps
         self._send_kept(timeout)
         return self._submit(advance, timeout)
+
+    # --- the optimizer ------------------------------------------------------------------------
+
+    def set_hyperparameters(
+        self,
+        values: Mapping[str, float],
+        *,
+        groups: Sequence[Mapping[str, float] | None] | None = None,
+        timeout: float | None = None,
+    ) -> bool:
+        """Set numbers of the job's optimizer, in the place of what it began with, from this worker's next push on.
+
+        What holds afterwards is exactly what this call says, and for all else what the optimizer has in `init`: of an
+        earlier call nothing is left. With ``{}`` the optimizer's own numbers hold again, schedules included.
+
+        Of the workers of a job only that counts which the chief says (`is_chief`): so all may run the same script, say
+        with a schedule that looks at the loss. In the synchronous mode the step of the chief's next push is the first
+        with it, on all servers. In the other modes the chief's own next push is, and those of other workers follow
+        within a second. A checkpoint and the coordinator's journal keep it.
+
+        Parameters
+        ----------
+        values : mapping of str to float
+            By the names of `zmqps.optim`: ``learning_rate``, ``weight_decay``, and each number of the optimizer, such
+            as ``momentum`` or ``b1``. They are for the parameters in no group, and for groups that have no number of
+            their own of that name.
+        groups : sequence of mapping, optional
+            Likewise of the optimizer's groups, in their order; None leaves one as it is. Groups that began with the
+            same numbers may part.
+        timeout : float, optional
+            Seconds; by default as `connect` says, at least 60.
+
+        Returns
+        -------
+        bool
+            Whether these hold now: False for a worker that is not the chief.
+
+        Raises
+        ------
+        OptimizerError
+            A number is out of its range, or not one of the optimizer's; or it decides which state is kept or what that
+            begins with, such as the first ``momentum`` of `zmqps.optim.rmsprop`; or there are not as many as groups.
+        ConfigurationError
+            This is an observer, or more than 4,096 numbers would travel with each update.
+        DeadlineError
+            The coordinator has not answered; it may yet do so.
+        """
+        refuse_in_callback()
+        return self.set_hyperparameters_async(values, groups=groups, timeout=timeout).result()
+
+    def set_hyperparameters_async(
+        self,
+        values: Mapping[str, float],
+        *,
+        groups: Sequence[Mapping[str, float] | None] | None = None,
+        timeout: float | None = None,
+    ) -> Future[bool]:
+        """`set_hyperparameters`, as a future."""
+        if self._role == "observer":
+            raise ConfigurationError("an observer trains nothing, and sets no numbers of the optimizer")
+        job = self._job(timeout).job
+        if self._settable is None or self._settable[0] is not job:
+            names = [parameter.name for parameter in job.parameters]
+            self._settable = job, Hyperparameters(OptimizerSpec.from_wire(job.optimizer), names)
+        terms = [UNCHANGED if number is None else number for number in self._settable[1].terms(values, groups)]
+        if len(terms) > 1 + MOST_NUMBERS:
+            raise ConfigurationError(
+                f"{len(terms) - 1} numbers would travel with each update, for {int(terms[0])} groups; there may be "
+                f"{MOST_NUMBERS}: put parameters with the same numbers into one group"
+            )
+        return self._submit(SetRates(0.0, rates=terms), timeout)
+
+    def set_learning_rate(
+        self, learning_rate: float, *, groups: Sequence[float | None] | None = None, timeout: float | None = None
+    ) -> bool:
+        """Set the job's learning rate: `set_hyperparameters` with that alone.
+
+        Parameters
+        ----------
+        learning_rate : float
+            Of the parameters that are in no group with a learning rate of its own.
+        groups : sequence of float, optional
+            The learning rates of the optimizer's groups, in their order; None leaves one as it is.
+        timeout : float, optional
+            Seconds; by default as `connect` says, at least 60.
+
+        Returns
+        -------
+        bool
+            As `set_hyperparameters`, and so are errors.
+        """
+        refuse_in_callback()
+        return self.set_learning_rate_async(learning_rate, groups=groups, timeout=timeout).result()
+
+    def set_learning_rate_async(
+        self, learning_rate: float, *, groups: Sequence[float | None] | None = None, timeout: float | None = None
+    ) -> Future[bool]:
+        """`set_learning_rate`, as a future."""
+        each = None if groups is None else [None if rate is None else {"learning_rate": rate} for rate in groups]
+        return self.set_hyperparameters_async({"learning_rate": learning_rate}, groups=each, timeout=timeout)

@@ -17,7 +17,6 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from copy import copy
 from functools import lru_cache
 from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
@@ -146,8 +145,8 @@ class Kernel(ABC):
             rule = self.rule
         code = _code(rule)
         same = self if code == _code(self.rule) else self._others.get(code)  # several threads may be here
-        made = copy(same or self)
-        made._others, made._sets = {}, {}
+        made = object.__new__(type(self))
+        vars(made).update(vars(same or self), _others={}, _sets={})  # shares what is compiled
         made._take(rule)
         if same is None:
             made._compile()

@@ -98,9 +98,13 @@ class OptimizerSpec:
         group_of = self.groups_of(names)
         found: dict[Rule, int] = {}
         rule_of: dict[int, int] = {}
+        same: dict[object, int] = {}  # by what a group differs in: many do in the same
         for number in sorted(set(group_of)):
             options = self.groups[number - 1].overrides() if number else {}
-            rule_of[number] = found.setdefault(cls(**{**common, **options}), len(found))
+            key = tuple(options.items())
+            if key not in same:
+                same[key] = found.setdefault(cls(**{**common, **options}), len(found))
+            rule_of[number] = same[key]
         slots_of(found)
         return tuple(found), [rule_of[number] for number in group_of]
 

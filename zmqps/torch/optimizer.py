@@ -206,8 +206,14 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the groups in PyTorch's format, without the moments: `full_state_dict` has those, too."""
+        """Return the groups in PyTorch's format, and the job's version, without the moments.
+
+        `full_state_dict` has those, too. A `zmqps.Worker.checkpoint` made now is what this state belongs to.
+        """
         state: dict[str, Any] = super().state_dict()
+        if self._trainer is not None:  # else this is a copy
+            self.synchronize()
+            state["version"] = self.version
         return state
 
     def full_state_dict(self) -> dict[str, Any]:
@@ -226,13 +232,21 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take learning rates of the groups; moments cannot be loaded into a job that has begun.
 
-        `zmqps.checkpoint.from_torch` writes them to where a cluster restores from.
+        A cluster that was started with ``--restore`` has them. `zmqps.checkpoint.from_torch` writes those of PyTorch to
+        where a cluster restores from.
+
+        Raises
+        ------
+        ConfigurationError
+            The state is of a later version than the job, which therefore lacks its moments and perhaps its values.
         """
         if state_dict["state"]:
             log.warning(
                 "the moments in this state are not loaded, the servers keep theirs: write them with "
                 "zmqps.checkpoint.from_torch and start the cluster with --restore"
             )
+        if self._trainer is not None:
+            self._trainer.check_version(state_dict.get("version"))
         super().load_state_dict({**state_dict, "state": {}})
 
 

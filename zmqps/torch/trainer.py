@@ -64,7 +64,8 @@ class Trainer:
         if worker is not None:
             self._begin(worker)
         self._spread()
-        self._watch.note_all()
+        if options.process_group is None:  # else DDP is yet to wrap the model, and writes the same values to it
+            self._watch.note_all()
 
     def _begin(self, worker: Worker) -> None:
         """Begin or join the job, and take its values."""
@@ -191,6 +192,24 @@ class Trainer:
         made = self._worker.checkpoint(timeout=self.options.timeout)
         self._twin.param_groups[:] = optimizer.param_groups
         return torch_state(open_checkpoint(made.path), self._twin, dict(self._trained))
+
+    def check_version(self, saved: int | None) -> None:
+        """Compare the job's version with the one that a state was saved at, if that is known."""
+        if saved is None or self._worker is None:
+            return
+        self.wait()
+        if self.version < saved:
+            raise ConfigurationError(
+                f"this optimizer's state was saved at version {saved} of the job, which is at {self.version}: its "
+                "moments are not on the servers. Save them by worker.checkpoint() when you save this state, and start "
+                "the cluster with --restore and that checkpoint"
+            )
+        if self.options.sync and self.version > saved:
+            log.warning(
+                "this optimizer's state was saved at version %d of the job, which has gone on to %d: to go back, start "
+                "the cluster with --restore and the checkpoint of version %d",
+                saved, self.version, saved,
+            )  # fmt: skip
 
     # --- the host ------------------------------------------------------------------------------
 

@@ -356,7 +356,7 @@ class CoordinatorMachine:
         return [Send(member.peer, ack), *self.checkpoints.look(now)]
 
     def _set_rates(self, member: MemberInfo, message: SetRates, now: float) -> list[Action]:
-        """Take learning rates of the chief of a job, and of nobody else."""
+        """Take numbers of the optimizer from the chief of a job, and from nobody else."""
         run, told = self.runs[member.job], list[MemberInfo]()
         if run.places.find_chief() is member and message.terms[1:] != run.rates.latest:
             run.rates.set(message.step, run.steps.clock, message.terms[1:])

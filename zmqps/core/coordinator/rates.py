@@ -1,4 +1,4 @@
-"""The learning rates that the chief of a job has set."""
+"""The numbers that the chief of a job has set, as they travel: nothing here looks into them."""
 
 from __future__ import annotations
 

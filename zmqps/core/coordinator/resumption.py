@@ -34,7 +34,7 @@ class Resumption:
     names
         Name of a parameter in the job -> its name in the checkpoint, where they differ.
     rates
-        The learning rates that the chief had set.
+        The numbers that the chief had set, as they travel.
     """
 
     path: str

@@ -25,7 +25,7 @@ class Beginning(NamedTuple):
     step: int  # the clock it begins with
     num_workers: int
     note: str  # whose values these are, if the user may expect other ones
-    terms: Sequence[float] = ()  # the learning rates in force
+    terms: Sequence[float] = ()  # the numbers in force
     is_chief: bool = False
 
 

@@ -93,7 +93,7 @@ class Member:
         self.rank = -1
         self.num_workers = 0
         self.is_chief = False  # of the workers of its job
-        self.terms: Sequence[float] = ()  # the learning rates that were set there
+        self.terms: Sequence[float] = ()  # the numbers that were set there
         self.num_servers = 0
         self.lost = False
         self.restarted = False  # another coordinator answers at the address of the one that is lost

@@ -75,7 +75,7 @@ class Heartbeat(Message):
 class HeartbeatAck(Message):
     """The coordinator's sign of life; also sent when what it says has changed.
 
-    ``chief``: whether the receiver is that of its job; ``terms``: the learning rates that this one has set.
+    ``chief``: whether the receiver is that of its job; ``terms``: the numbers that this one has set.
     """
 
     kind: ClassVar[int] = 4
