@@ -104,6 +104,18 @@ def _clip_value(run: Run) -> None:
     plain(run, clip=lambda run: utils.clip_grad_value_(run.module.parameters(), LARGEST / 10))
 
 
+def _trained(run: Run) -> list[torch.nn.Parameter]:
+    return [parameter for group in run.optimizer.param_groups for parameter in group["params"]]
+
+
+def _clip_norm_of_trained(run: Run) -> None:
+    plain(run, clip=lambda run: utils.clip_grad_norm_(_trained(run), LARGEST))
+
+
+def _clip_value_of_trained(run: Run) -> None:
+    plain(run, clip=lambda run: utils.clip_grad_value_(_trained(run), LARGEST / 10))
+
+
 def _closure(run: Run) -> None:
     for number, batch in enumerate(run.batches):
 
@@ -387,8 +399,8 @@ LOOPS: dict[str, Loop] = {
     "two-losses": Loop(_two_losses, with_overlap={"accumulate": 2}, words=("accumulate",)),
     "clip-norm-by-hand": Loop(_clip_norm, documented=LOCAL, words=("clip",)),
     "clip-value-by-hand": Loop(_clip_value, documented=LOCAL, words=("clip",)),
-    "clip-norm": Loop(plain, _clip_norm, options={"clip_norm": LARGEST}, words=("clip_norm",)),
-    "clip-value": Loop(plain, _clip_value, options={"clip_value": LARGEST / 10}, words=("clip_value",)),
+    "clip-norm": Loop(plain, _clip_norm_of_trained, options={"clip_norm": LARGEST}, words=("clip_norm",)),
+    "clip-value": Loop(plain, _clip_value_of_trained, options={"clip_value": LARGEST / 10}, words=("clip_value",)),
     **{f"zero-{name}": Loop(_zeroing(name), words=("zero_grad",)) for name in FORGET if name != "optimizer"},
     "zero-after": Loop(_forget_after, words=("zero_grad",)),
     "skip-after": Loop(_skip_after, words=("backward",)),

@@ -29,7 +29,8 @@ class Model:
     shape, ids
         Of one example; whole numbers below `IDS` in place of floats.
     across
-        Whether examples of a batch see one another, so that half batches are not a whole one.
+        Whether examples of a batch see one another, or weights depend on which there are, so that half batches are not
+        a whole one.
     tolerance
         How far from PyTorch the values may be, relative to the largest of the parameter.
     call
@@ -340,6 +341,10 @@ class Twice(nn.Module):
 class Frozen(nn.BatchNorm1d):
     """A norm that stays as it is in evaluation."""
 
+    def __init__(self, width: int) -> None:
+        super().__init__(width)
+        self.eval()
+
     def train(self, mode: bool = True) -> Frozen:
         return super().train(False)
 
@@ -401,8 +406,8 @@ def _layers() -> list[Model]:
         Model("conv-transpose-2d", over(lambda: nn.ConvTranspose2d(2, 2, 2), 18), (2, 2, 2)),
         Model("conv-transpose-3d", over(lambda: nn.ConvTranspose3d(1, 1, 2), 27), (1, 2, 2, 2)),
         Model("embedding", over(lambda: nn.Embedding(IDS, 2, padding_idx=0), 6), words, ids=True),
-        Model("embedding-max-norm", over(lambda: nn.Embedding(IDS, 2, max_norm=1.0), 6), words, ids=True, writes=True,
-              words=("max_norm",)),
+        Model("embedding-max-norm", over(lambda: nn.Embedding(IDS, 2, max_norm=1.0), 6), words, ids=True,
+              writes=True, across=True, words=("max_norm",)),
         Model("embedding-sparse", over(lambda: nn.Embedding(IDS, 2, sparse=True), 6), words, ids=True,
               rules=("sgd", "adagrad")),
         Model("embedding-bag", over(lambda: nn.EmbeddingBag(IDS, 3), 3), words, ids=True),

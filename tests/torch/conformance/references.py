@@ -50,6 +50,10 @@ class Replica:
     by_step
         Exchange gradients in ``step``, after a script has clipped them, of those that step; else after the backward
         pass, of all, as DDP.
+    stale
+        Take the first replica's buffers once a step, not before each forward pass.
+    undone
+        Let ``step`` bring back the values of the one before, whatever was written since.
     """
 
     def __init__(
@@ -60,17 +64,29 @@ class Replica:
         optimizer: torch.optim.Optimizer,
         *,
         by_step: bool = False,
+        stale: bool = False,
+        undone: bool = False,
     ) -> None:
         self.exchange, self.rank, self.module, self.optimizer = exchange, rank, module, optimizer
-        self.by_step = by_step
-        if by_step:
+        self.by_step, self.stale, self._stepped = by_step, stale, True
+        self._values = self._copies() if undone else None
+        if by_step or stale or undone:
             self._step = optimizer.step
             # a method of the optimizer, as schedulers want it
             optimizer.step = MethodType(lambda _, closure=None: self.step(closure), optimizer)
             optimizer._step_supports_amp_scaling = True
 
+    def _copies(self) -> list[torch.Tensor]:
+        return [parameter.detach().clone() for parameter in self._trained()]
+
+    def _trained(self) -> list[torch.nn.Parameter]:
+        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
+
     def broadcast_buffers(self) -> None:
         """Take the buffers of the first replica."""
+        if self.stale and not self._stepped:
+            return
+        self._stepped = False
         mine = dict(self.module.named_buffers())
         theirs = self.exchange.gather(self.rank, {name: b.detach().clone() for name, b in mine.items()})[0]
         with torch.no_grad():
@@ -107,11 +123,18 @@ class Replica:
             for parameter in self.module.parameters():
                 if parameter.grad is not None:
                     parameter.grad = parameter.grad / scale
-        self.average(counts=not infinite)
+        if self.by_step:
+            self.average(counts=not infinite)
+        if self._values is not None:
+            for parameter, value in zip(self._trained(), self._values, strict=True):
+                parameter.data.copy_(value)
         if not all(self.exchange.gather(self.rank, infinite)):
             if hasattr(self.optimizer, "grad_scale"):
                 self.optimizer.grad_scale = self.optimizer.found_inf = None  # which PyTorch's own step does not take
             self._step()
+        if self._values is not None:
+            self._values = self._copies()
+        self._stepped = True
         return loss
 
 
@@ -179,13 +202,13 @@ def ddp_like(
     loop_name: str,
     ranks: int,
     *,
-    by_step: bool = False,
     zeros: bool = False,
+    **variant: bool,
 ) -> list[Result]:
     """Train replicas in one process, and return what each has.
 
-    With one rank it is plain PyTorch. ``by_step`` as in `Replica`; with ``zeros`` gradients are zeros where they would
-    be None.
+    With one rank it is plain PyTorch. With ``zeros`` gradients are zeros where they would be None; other variants are
+    those of `Replica`.
     """
     model, loop, exchange = MODELS[model_name], LOOPS[loop_name], Exchange(ranks)
     modules = [model.build() for _ in range(ranks)]
@@ -195,9 +218,9 @@ def ddp_like(
         optimizer = optimizers.make(rule, groups, module)
         if zeros:
             _begin_with_zeros(optimizer)
-        replica = Replica(exchange, rank, module, optimizer, by_step=by_step) if ranks > 1 else None
+        replica = Replica(exchange, rank, module, optimizer, **variant)
         run = prepared(model, schedule, module, optimizer, rank, ranks)
-        if replica is not None:
+        if ranks > 1:
             run.before_forward, run.after_backward = replica.broadcast_buffers, replica.after_backward
         rightly(loop)(run)
         return Result(run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import re
 import time
@@ -70,25 +71,30 @@ def reference(what: tuple[Any, ...], **variant: bool) -> list[Result] | str:
     try:
         return ddp_like(*what, **variant)
     except Exception as error:
-        return f"{type(error).__name__}: {error}"
+        return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
-#: What zmqps warns of where a script writes to parameters, as docs/torch.md says.
+#: What zmqps warns of, once, where a script writes to parameters, which the next step undoes, as docs/torch.md says.
 WRITTEN = "was written to since the last step"
 #: What share_gradients=True does to gradients that are None, as the docstring of `zmqps.torch.Optimizer` says.
 ZEROS = "with share_gradients a parameter that is not used has a gradient of zeros, not None"
 
+#: When workers share buffers.
+STALE = "buffers are shared in step(), where DDP shares them before each forward pass"
 
-def variants(case: Case) -> Iterator[tuple[dict[str, bool], str]]:
+
+def variants(case: Case, said: Sequence[str]) -> Iterator[tuple[dict[str, bool], str]]:
     """Return other references that are as right as that of DDP for a case, and where the documents say so."""
-    by_step = LOOPS[case.loop].documented if case.workers > 1 else ""
-    zeros = ZEROS if "share" in case.mode else ""
-    if by_step:
-        yield {"by_step": True}, by_step
-    if zeros:
-        yield {"zeros": True}, zeros
-    if by_step and zeros:
-        yield {"by_step": True, "zeros": True}, f"{by_step}; {zeros}"
+    loop = LOOPS[case.loop]
+    texts = {"by_step": loop.documented if case.workers > 1 else "", "zeros": ZEROS if "share" in case.mode else ""}
+    if loop.writes or MODELS[case.model].writes:
+        texts["undone"] = next((WRITTEN for each in said if WRITTEN in each), "")
+    if case.workers > 1 and any(True for _ in MODELS[case.model].build().buffers()):
+        texts["stale"] = STALE
+    possible = [name for name, text in texts.items() if text]
+    for number in range(1, len(possible) + 1):
+        for names in itertools.combinations(possible, number):
+            yield dict.fromkeys(names, True), "; ".join(texts[name] for name in names)
 
 
 def difference(case: Case, ours: Sequence[Result], theirs: Sequence[Result], *, exact: bool = False) -> str:
@@ -129,7 +135,8 @@ class Said(logging.Handler):
         self.texts: list[str] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
+        if record.name == "zmqps":  # not the nodes of this cluster
+            self.texts.append(record.getMessage())
 
 
 class Suite:
@@ -174,8 +181,8 @@ class Suite:
             warned.clear()
             kind, text = self._verdict(case, right)
             ours = {str(w.message) for w in warned if "lr_scheduler" in str(w.message)} - set(theirs)
-        if kind == "equal" and ours:
-            kind, text = "failed", f"a warning that PyTorch does not give: {ours.pop()}"
+        if kind == "equal" and (unexpected := [*ours, *self._said.texts]):
+            kind, text = "failed", f"a warning that PyTorch does not give: {unexpected[0]}"
         self._known[case] = kind
         return Verdict(case, kind, text, time.perf_counter() - begun)
 
@@ -192,9 +199,11 @@ class Suite:
         return failed
 
     def _verdict(self, case: Case, right: list[Result] | str) -> tuple[str, str]:
+        self._said.texts.clear()
         if isinstance(right, str):
             return "impossible", right
-        self._said.texts.clear()
+        if not all(value.isfinite().all() for result in right for value in result.parameters.values()):
+            return "impossible", "what PyTorch has trained is not finite"
         try:
             ours = self.train(case)
         except REFUSALS as error:
@@ -203,16 +212,12 @@ class Suite:
             return ("refused" if named else "failed"), f"{type(error).__name__}: {error}"
         except Exception as error:
             return "failed", f"{type(error).__name__}: {error}"
-        loop = LOOPS[case.loop]
         if not (text := difference(case, ours, right)):
             return self._exactly(case, ours)
-        for variant, documented in variants(case):
+        for variant, documented in variants(case, self._said.texts):
             other = reference(case.reference, **variant)
             if not isinstance(other, str) and not difference(case, ours, other):
-                return "documented", documented
-        if loop.writes or MODELS[case.model].writes:
-            if said := [each for each in self._said.texts if WRITTEN in each]:
-                return "warned", said[0].partition(" ")[2]
+                return ("warned" if "undone" in variant else "documented"), documented
         return "failed", text
 
     def _exactly(self, case: Case, ours: Sequence[Result]) -> tuple[str, str]:

@@ -9,12 +9,15 @@ torch = pytest.importorskip("torch")
 from tests.torch.conformance.cases import sample  # noqa: E402
 from tests.torch.conformance.run import run_all, table  # noqa: E402
 
-SIZE = 200
+SIZE = 150
 
 
 @pytest.mark.timeout(180)
-def test_a_sample_of_all_combinations_is_what_pytorch_makes_of_it() -> None:
+def test_a_sample_of_all_combinations_is_what_pytorch_makes_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.handler.setLevel("ERROR")  # warnings are a part of what is compared, and not to be read one by one
     verdicts = run_all(sample(SIZE))
-    print(table(verdicts))
-    assert not [verdict for verdict in verdicts if verdict.kind == "failed"], table(verdicts)
+    found = table(verdicts)
+    print(found)
+    if any(verdict.kind == "failed" for verdict in verdicts):
+        pytest.fail(found, pytrace=False)
     assert sum(verdict.kind == "equal" for verdict in verdicts) > SIZE / 2
