@@ -84,7 +84,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "local": "errors checks core/protocol worker",
         "ray": "errors checks core/protocol core/coordinator keys launch",
         "jax": "errors optim client worker",
-        "torch": "errors checks optim rows checkpoint client worker",
+        "torch": "errors checks codecs optim rows core/treatments checkpoint client worker",
         "keras": "errors checks optim client worker",
         "zmqps": "errors codecs optim core/worker client checkpoint keys launch data initial stale pipeline worker aio "
         "local",
@@ -163,7 +163,10 @@ FOR_TYPING = {"typing_extensions"}
 PURE_NEVER_CALLS = {"open", "print", "input", "breakpoint"}
 
 #: The modules of `zmqps.torch`.
-OF_TORCH = ("data", "embedding", "model", "observer", "optimizer", "overlap", "rows", "trainer", "translate")
+OF_TORCH = (
+    "arrivals", "buffers", "changed", "data", "embedding", "followed", "model", "observer", "optimizer", "overlap",
+    "rows", "trainer", "translate", "watch",
+)  # fmt: skip
 #: One door per library: it -> the only files that import it.
 ONLY_IN = {
     "msgpack": {"zmqps/core/protocol/wire.py", "zmqps/core/protocol/plain.py"},  # what travels, and what is kept
@@ -273,6 +276,7 @@ MIRROR_NOTHING = {
     "tests/test_sparse_checkpoints.py": "end to end: sparse tables that are saved and restored, in processes",
     "tests/test_terms.py": "end to end: norms that are clipped and learning rates that are set, on live nodes",
     "tests/torch/conformance/": "end to end: what PyTorch has, in pairs, with zmqps and without",
+    "tests/torch/test_kinds.py": "end to end: what a model, an optimizer and their copies may be",
     "tests/torch/test_others.py": "end to end: loops of Lightning, Accelerate and DistributedDataParallel, unchanged",
     "tests/torch/test_trainers.py": "end to end: the Trainer of Hugging Face, with a subclass of a few lines",
     "tests/test_means.py": "end to end: over whom a mean is, and steps that are left out for all, on live nodes",

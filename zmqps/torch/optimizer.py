@@ -258,7 +258,8 @@ def stepped(optimizer: torch.optim.Optimizer, trainer: Trainer, closure: Callabl
             loss = closure()
     scale, found = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
     with torch.no_grad():
-        trainer.step(optimizer.param_groups, scale=scale, skip=found is not None and bool(found))
+        skip, unscaled = found is not None and bool(found), found is not None and scale is None
+        trainer.step(optimizer.param_groups, scale=scale, unscaled=unscaled, skip=skip)
     return loss
 
 

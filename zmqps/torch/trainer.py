@@ -15,6 +15,7 @@ from zmqps.checkpoint.torch_state import torch_state
 from zmqps.client.claims import claim, release
 from zmqps.errors import ConfigurationError
 from zmqps.torch.buffers import Buffers
+from zmqps.torch.changed import Changed
 from zmqps.torch.embedding import Tables, tables
 from zmqps.torch.followed import Followed
 from zmqps.torch.model import parameters_of
@@ -60,6 +61,7 @@ class Trainer:
         self._numbers: Followed | None = None
         self._overlap: Overlap | None = None
         self._watch = Watch(self._trained)
+        self._changed = Changed(self._trained) if options.sync and worker is not None else None
         if self.tables and options.process_group is not None:
             raise ConfigurationError("embeddings of tables want a worker in each process: leave out process_group")
         if worker is not None:
@@ -97,9 +99,7 @@ class Trainer:
             release(worker, self.model)
             raise
         self._buffers.land()
-        if any(
-            float(state.get("step", 1)) > 0 for state in self._twin.state.values() if state
-        ):
+        if any(float(state.get("step", 1)) > 0 for state in self._twin.state.values() if state):
             log.warning(
                 "the moments that this optimizer has are not those of the job: write them with "
                 "zmqps.checkpoint.from_torch and start the cluster with --restore"
@@ -123,7 +123,9 @@ class Trainer:
 
     # --- a step --------------------------------------------------------------------------------
 
-    def step(self, groups: Sequence[Mapping[str, Any]], *, scale: Any = None, skip: bool = False) -> None:
+    def step(
+        self, groups: Sequence[Mapping[str, Any]], *, scale: Any = None, unscaled: bool = False, skip: bool = False
+    ) -> None:
         """Push what `backward` has left in the parameters, and take the values after it.
 
         Parameters
@@ -131,7 +133,9 @@ class Trainer:
         groups
             The optimizer's, whose hyper-parameters count.
         scale
-            What gradients were multiplied with.
+            What gradients are multiplied with.
+        unscaled
+            Whether a `GradScaler` has divided them by that already.
         skip
             They are not finite: say so instead.
         """
@@ -139,6 +143,8 @@ class Trainer:
             if self._overlap is not None:
                 self._overlap.wait()  # a loop may step twice without a forward pass
             self._watch.check()
+            if self._changed is not None:
+                self._changed.check(unscaled=unscaled, num_workers=self._worker.num_workers)
             self._numbers.follow(groups)
             if skip:
                 self._skip(self._worker)
@@ -237,6 +243,8 @@ class Trainer:
         if self._overlap is not None:
             self._overlap.wait()
             self._overlap.close()
+        if self._changed is not None:
+            self._changed.close()
         if self._worker is not None:
             release(self._worker, self.model)
 
