@@ -26,15 +26,25 @@ class Followed:
         That the job was made from.
     num_parameters
         How many the model has.
+    sync
+        Whether a step says itself with which numbers it is done. Otherwise a push has those that hold when it begins,
+        so this waits for the answer.
     timeout
         Of each call.
     """
 
     def __init__(
-        self, worker: Worker, optimizer: torch.optim.Optimizer, num_parameters: int, timeout: float | None
+        self,
+        worker: Worker,
+        optimizer: torch.optim.Optimizer,
+        num_parameters: int,
+        *,
+        sync: bool,
+        timeout: float | None,
     ) -> None:
         self._worker = worker
         self._numbers = Numbers(optimizer, num_parameters)
+        self._sync = sync
         self._timeout = timeout
         self._told: Any = None
         self._telling: Future[bool] | None = None
@@ -49,10 +59,7 @@ class Followed:
         PSError
             As `zmqps.Worker.set_hyperparameters`, of a step before.
         """
-        if self._telling is not None and self._telling.done():
-            if not self._telling.result():  # another worker is the chief by now
-                self._told = None
-            self._telling = None
+        self._heed()
         now = self._numbers.now(groups)
         if not self._worker.is_chief:
             self._told = None
@@ -60,3 +67,13 @@ class Followed:
             values, of_groups = now
             self._telling = self._worker.set_hyperparameters_async(values, groups=of_groups, timeout=self._timeout)
             self._told = now
+            if not self._sync:
+                self._telling.exception()
+                self._heed()
+
+    def _heed(self) -> None:
+        """Take the answer to what was told, if it is there."""
+        if self._telling is not None and self._telling.done():
+            telling, self._telling = self._telling, None
+            if not telling.result():  # another worker is the chief by now
+                self._told = None

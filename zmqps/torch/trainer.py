@@ -104,7 +104,7 @@ class Trainer:
                 "the moments that this optimizer has are not those of the job: write them with "
                 "zmqps.checkpoint.from_torch and start the cluster with --restore"
             )
-        self._numbers = Followed(worker, self._twin, len(values), options.timeout)
+        self._numbers = Followed(worker, self._twin, len(values), sync=options.sync, timeout=options.timeout)
         if options.overlap:
             self._overlap = Overlap(
                 self.model, worker, self._trained, self._watch.note, options.accumulate, options.timeout
