@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from zmqps.errors import ConfigurationError
+
 #: Attributes and methods of a tensor that do not depend on its values: `zero_grad` must not wait for them. Not ``dim``
 #: and ``size``, though: ``torch.vmap`` calls nothing else before it wraps a tensor.
 _ATTRIBUTES = (
@@ -215,6 +217,14 @@ class _Hook:
             self._arrivals.wait_for(self._first)
             self._arrivals.wait_for(module.parameters(recurse=not module.training))
             self._arrivals.wait_for(module.buffers(recurse=not module.training))
+
+    @property
+    def __name__(self) -> str:
+        """Refuse ``torch.jit.script``, which alone asks for it: its code reads parameters where nothing can wait."""
+        raise ConfigurationError(
+            "torch.jit.script of a model that overlap=True reads values into: script it before zmqps.torch.Optimizer is "
+            "made, or leave overlap out"
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         return nothing

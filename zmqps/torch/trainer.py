@@ -150,20 +150,22 @@ class Trainer:
                 self._skip(self._worker)
             else:
                 self._push(self._worker, scale)
-        # as any optimizer that writes in place: a backward pass through what is older now is refused
-        torch.autograd.graph.increment_version([parameter for _, parameter in self._trained])
+        if not skip:  # as any optimizer that writes in place: a backward pass through what is older now is refused
+            torch.autograd.graph.increment_version([parameter for _, parameter in self._trained])
         self._spread()
-        if self._overlap is None:
+        if self._overlap is None or skip:  # else they are noted as they come
             self._watch.note_all()
 
     def _skip(self, worker: Worker) -> None:
-        worker.skip(for_all=True, timeout=self.options.timeout)  # as the infinite mean of DDP makes all skip
+        """Leave the step out for all, as the infinite mean of DDP does; what the forward pass wrote to buffers stays."""
+        sent = self._buffers.push(worker, self.options.timeout)
+        worker.skip(for_all=True, timeout=self.options.timeout)
         self.tables.ask()
         if self._overlap is not None and self._overlap.drop() and not self.options.sync:
             raise ConfigurationError(
                 "overlap=True has pushed gradients that are not finite: use it without a GradScaler"
             )
-        self._pull(worker, [])
+        self._pull(worker, sent)
 
     def _push(self, worker: Worker, scale: Any) -> None:
         sent = self._buffers.push(worker, self.options.timeout) + self.tables.push(scale)
