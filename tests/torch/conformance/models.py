@@ -469,7 +469,7 @@ def _wrappers() -> list[Model]:
         Model("used-twice", Twice),
         Model("functional-call", mlp, call=functional),
         Model("scripted", mlp, call=torch.jit.script),
-        Model("traced", mlp, call=torch.fx.symbolic_trace),
+        Model("traced", lambda: torch.fx.symbolic_trace(mlp())),
         Model("frozen-batch-norm", lambda: mlp(lambda layer: nn.Sequential(layer, Frozen(4)))),
         Model("no-elements", Nothing),
         Model("complex", Complex, words=("complex",)),
