@@ -136,3 +136,19 @@ def test_make_targets_named_in_the_documents_exist() -> None:
         for target in re.findall(r"^`?make ([a-z][a-z-]*)", code, re.MULTILINE)
     }
     assert [f"{document}: make {target}" for document, target in sorted(named) if target not in targets] == []
+
+
+def test_each_line_of_what_pytorch_has_names_a_test_that_there_is() -> None:
+    text = (ROOT / "docs/torch.md").read_text()
+    rows = text.partition("## What is supported")[2].partition("\n## ")[0].splitlines()
+    named = [
+        row.rpartition("| `")[2].rstrip("` |") for row in rows if row.startswith("| ") and not row.startswith("| what")
+    ]
+    assert len(named) > 20
+    missing = []
+    for name in named:
+        path, _, test = name.partition("::")
+        file = ROOT / "tests/torch" / path
+        if not file.exists() or f"def {test}(" not in file.read_text():
+            missing.append(name)
+    assert missing == []

@@ -121,6 +121,42 @@ def test_a_layer_that_is_unfrozen_later_is_trained_from_then_on() -> None:
         check_same(model, alone(frozen, OPTIMIZERS["adam"], data, loop))
 
 
+class Parted(torch.nn.Module):
+    """Workers use two of its parameters in turn: each step has a gradient of one of a worker, and of the other too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(6)
+        self.all = torch.nn.Linear(12, 1)
+        self.some = torch.nn.Parameter(torch.ones(1, 12))
+        self.none = torch.nn.Parameter(torch.ones(12))
+
+    def forward(self, x: Any) -> Any:
+        first, rest = x[: len(x) // 2], x[len(x) // 2 :]
+        if len(x) == BATCH:  # one process: the batches of both workers
+            return torch.cat([self.all(first * self.some), self.all(rest)])
+        return self.all(x * self.some if self.uses else x)
+
+
+@pytest.mark.parametrize("options", [{}, {"overlap": True}, {"share_gradients": True}], ids=str)
+def test_a_parameter_that_one_worker_does_not_use_has_the_mean_of_all(options: dict[str, Any]) -> None:
+    def loop(model: Any, optimizer: Any, data: Sequence[Any]) -> None:
+        if isinstance(optimizer, zmqps.torch.Optimizer):
+            model.uses = optimizer.trainer._worker.rank == 0
+        plain_loop(model, optimizer, data)
+
+    def make() -> Any:
+        return Parted().double()
+
+    data = batches(STEPS)
+    for name in ("momentum", "adamw"):
+        expected = alone(make, OPTIMIZERS[name], data, loop)
+        for model in together(make, OPTIMIZERS[name], data, loop, **options):
+            if "share_gradients" in options:  # what nobody uses has a gradient of zeros there, and decays
+                model.none = expected.none
+            check_same(model, expected)
+
+
 class Tied(torch.nn.Module):
     """Its last layer is its first one, transposed; a parameter of it is used in every other step only."""
 

@@ -61,7 +61,7 @@ class Watch:
                 self._marks.clear()
                 log.warning(
                     "%r was written to since the last step, and the values of the servers come back with this one: "
-                    "write them there, by worker.set(dict(model.named_parameters()))",
+                    "write them there, by worker.set(zmqps.torch.parameters_of(model))",
                     name,
                 )
                 return
