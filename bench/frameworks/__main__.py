@@ -20,7 +20,13 @@ import zmqps
 HERE = Path(__file__).resolve().parent
 WORKERS = 2
 #: Name in the table -> script.
-SCRIPTS = {"plain PyTorch": "plain", "DDP (gloo)": "ddp", "zmqps sync": "synchronous", "zmqps async": "asynchronous"}
+SCRIPTS = {
+    "plain PyTorch": "plain",
+    "DDP (gloo)": "ddp",
+    "zmqps sync": "synchronous",
+    "zmqps overlap": "overlapped",
+    "zmqps async": "asynchronous",
+}
 PATIENCE_S = 600
 
 

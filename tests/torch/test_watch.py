@@ -91,6 +91,14 @@ def test_what_is_compared_of_a_large_parameter_moves_on(
     assert steps == 1 + (5 * 64 + 3 * 4) // 64
 
 
+def test_a_step_that_fails_between_two_looks_is_no_write(caplog: pytest.LogCaptureFixture) -> None:
+    watch = Watch([("w", torch.nn.Parameter(torch.randn(64, 64)))])
+    watch.note_all()
+    for _ in range(3):
+        watch.check()
+    assert not caplog.text
+
+
 def test_many_parameters_are_compared_in_turn(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

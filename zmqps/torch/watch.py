@@ -16,8 +16,8 @@ SAMPLE_NBYTES = 1024
 #: So many parameters at most are compared in a step, in turn.
 MOST_SAMPLED = 1024
 
-#: A parameter as it is: where it lies, PyTorch's count of writes, and some of its bytes.
-_Mark = tuple[int, int, bytes]
+#: A parameter as it is: where it lies, PyTorch's count of writes, which of its bytes are compared, and these.
+_Mark = tuple[int, int, int, bytes]
 
 
 class Watch:
@@ -44,7 +44,7 @@ class Watch:
     def note(self, name: str) -> None:
         """The values of a parameter have come."""
         if not self._warned and (parameter := self._trained.get(name)) is not None:
-            self._marks[name] = self._mark(name, parameter)
+            self._marks[name] = self._mark(name, parameter, self._turn)
 
     def note_all(self) -> None:
         """The values of all parameters have come."""
@@ -52,11 +52,11 @@ class Watch:
             self.note(name)
 
     def check(self) -> None:
-        """Warn, once, where a script has written to a parameter; what is compared after this is another part."""
+        """Warn, once, where a script has written to a parameter; what is noted after this is another part."""
         if self._warned:
             return
         for name, mark in self._marks.items():
-            if self._mark(name, self._trained[name]) != mark:
+            if self._mark(name, self._trained[name], mark[2]) != mark:
                 self._warned = True
                 self._marks.clear()
                 log.warning(
@@ -67,13 +67,13 @@ class Watch:
                 return
         self._turn += 1
 
-    def _mark(self, name: str, parameter: torch.nn.Parameter) -> _Mark:
+    def _mark(self, name: str, parameter: torch.nn.Parameter, turn: int) -> _Mark:
         address = parameter.data_ptr()
-        return address, parameter._version, self._sample(name, parameter, address)
+        return address, parameter._version, turn, self._sample(name, parameter, address, turn)
 
-    def _sample(self, name: str, parameter: torch.nn.Parameter, address: int) -> bytes:
+    def _sample(self, name: str, parameter: torch.nn.Parameter, address: int, turn: int) -> bytes:
         rounds = -(-len(self._trained) // MOST_SAMPLED)
-        if rounds > 1 and (self._number[name] + self._turn) % rounds:
+        if rounds > 1 and (self._number[name] + turn) % rounds:
             return b""
         known = self._bytes.get(name)
         if known is None or known[0] != address:
@@ -82,7 +82,7 @@ class Watch:
             return b""
         if found.size <= SAMPLE_NBYTES:
             return found.tobytes()
-        start = self._turn * SAMPLE_NBYTES % found.size
+        start = turn * SAMPLE_NBYTES % found.size
         return found[start : start + SAMPLE_NBYTES].tobytes()
 
 

@@ -1,0 +1,20 @@
+"""PyTorch with zmqps, whose values come while the next forward pass runs."""
+
+import torch
+from torch.utils.data import DataLoader
+
+import zmqps.torch
+from bench.frameworks.tasks import BATCH, Task, loss_of
+
+worker = zmqps.connect()
+task = Task()
+model = task.model
+loader = zmqps.torch.shard(DataLoader(task.data, batch_size=BATCH // worker.num_workers), worker)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+optimizer = zmqps.torch.Optimizer(model, worker, optimizer, overlap=True)
+for x, y in task.measured(loader):
+    optimizer.zero_grad()
+    loss_of(model(x), y).backward()
+    optimizer.step()
+task.report(model, rank=worker.rank)
+worker.finish()
