@@ -39,6 +39,33 @@ def test_a_second_optimizer_on_a_job_names_the_way_to_another_job() -> None:
         check_same(second, first)
 
 
+def test_an_optimizer_that_is_made_again_for_a_model_takes_the_place_of_the_first() -> None:
+    data = batches(4)
+    with InProcessCluster(servers=1) as cluster, zmqps.connect(cluster.address) as worker:
+        model = mlp()
+        for part in (data[:2], data[2:]):
+            optimizer = zmqps.torch.Optimizer(model, worker, sgd(model), overlap=True, timeout=PATIENCE)
+            plain_loop(model, optimizer, part)
+        check_same(model, alone(mlp, sgd, data))
+        assert len(model[0].weight._post_accumulate_grad_hooks) == 1
+        assert len(model[0]._forward_pre_hooks) == 1
+        optimizer.close()
+        assert not model[0].weight._post_accumulate_grad_hooks
+        assert not model[0]._forward_pre_hooks
+
+
+def test_what_cannot_begin_leaves_nothing_behind() -> None:
+    with InProcessCluster(servers=1) as cluster, zmqps.connect(cluster.address) as worker:
+        model = mlp()
+        with pytest.raises(ConfigurationError, match="deterministic"):
+            zmqps.torch.Optimizer(
+                model, worker, sgd(model), deterministic=True, replicas_to_aggregate=1, timeout=PATIENCE
+            )
+        assert not model[0].weight._post_accumulate_grad_hooks
+        other = mlp()
+        zmqps.torch.Optimizer(other, worker, sgd(other), timeout=PATIENCE)
+
+
 def test_every_option_is_in_the_signature() -> None:
     init = inspect.signature(zmqps.Worker.init).parameters
     ours = inspect.signature(zmqps.torch.Optimizer).parameters

@@ -222,8 +222,8 @@ class _Hook:
     def __name__(self) -> str:
         """Refuse ``torch.jit.script``, which alone asks for it: its code reads parameters where nothing can wait."""
         raise ConfigurationError(
-            "torch.jit.script of a model that overlap=True reads values into: script it before zmqps.torch.Optimizer is "
-            "made, or leave overlap out"
+            "torch.jit.script reads parameters where nothing can wait for them: script the model before "
+            "zmqps.torch.Optimizer(…, overlap=True) is made, or leave overlap out"
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:

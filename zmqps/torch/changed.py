@@ -30,7 +30,7 @@ class Changed:
         self._warned = False
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(lambda p, name=name: self._note(name, p))
-            for name, parameter in trained[:: max(1, len(trained) // WATCHED)]
+            for name, parameter in trained[:: -(-len(trained) // WATCHED) or 1]
             if parameter.requires_grad
         ]
 

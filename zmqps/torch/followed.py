@@ -13,10 +13,10 @@ from zmqps.worker import Worker
 
 
 class Followed:
-    """Tells the servers what the groups of an optimizer hold, as the chief of the job.
+    """Sends the servers what the groups of an optimizer hold, if this worker is the chief of the job.
 
-    Nothing is taken for known before this worker has told it: the job may come from a checkpoint, or have had another
-    chief. What has not changed since is not told again.
+    Nothing is assumed to be known there before this worker has sent it: the job may come from a checkpoint, or have had
+    another chief. What has not changed since is not sent again.
 
     Parameters
     ----------
@@ -27,8 +27,8 @@ class Followed:
     num_parameters
         How many the model has.
     sync
-        Whether a step says itself with which numbers it is done. Otherwise a push has those that hold when it begins,
-        so this waits for the answer.
+        Whether a step itself decides with which numbers it is done. Otherwise a push has those that hold when it
+        begins, so this waits for the answer.
     timeout
         Of each call.
     """
@@ -46,34 +46,38 @@ class Followed:
         self._numbers = Numbers(optimizer, num_parameters)
         self._sync = sync
         self._timeout = timeout
-        self._told: Any = None
-        self._telling: Future[bool] | None = None
+        self._sent: Any = None
+        self._pending: Future[bool] | None = None
 
     def follow(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """Tell what the groups hold, for the step that is pushed next and those after it.
+        """Send what the groups hold, for the step that is pushed next and those after it.
 
         Raises
         ------
         OptimizerError
             A flag has changed, or a number that the servers' rule does not have.
         PSError
-            As `zmqps.Worker.set_hyperparameters`, of a step before.
+            As `zmqps.Worker.set_hyperparameters`, of a step before. The next step sends the numbers again.
         """
-        self._heed()
+        self._take_answer()
         now = self._numbers.now(groups)
         if not self._worker.is_chief:
-            self._told = None
-        elif now is not self._told:
+            self._sent = None
+        elif now is not self._sent:
             values, of_groups = now
-            self._telling = self._worker.set_hyperparameters_async(values, groups=of_groups, timeout=self._timeout)
-            self._told = now
+            self._pending = self._worker.set_hyperparameters_async(values, groups=of_groups, timeout=self._timeout)
+            self._sent = now
             if not self._sync:
-                self._telling.exception()
-                self._heed()
+                self._pending.exception()
+                self._take_answer()
 
-    def _heed(self) -> None:
-        """Take the answer to what was told, if it is there."""
-        if self._telling is not None and self._telling.done():
-            telling, self._telling = self._telling, None
-            if not telling.result():  # another worker is the chief by now
-                self._told = None
+    def forget(self) -> None:
+        """The job went back to a checkpoint, with the numbers of that: send all again."""
+        self._sent = None
+
+    def _take_answer(self) -> None:
+        """Look at the answer to what was sent, if it is there."""
+        if self._pending is not None and self._pending.done():
+            (pending, self._pending), (sent, self._sent) = (self._pending, None), (self._sent, None)
+            if pending.result():  # else another worker is the chief by now
+                self._sent = sent

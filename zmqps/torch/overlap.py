@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from zmqps import checks
 from zmqps.errors import ConfigurationError
 from zmqps.torch.arrivals import Arrivals, Group
 from zmqps.torch.buffers import Buffers
@@ -49,7 +48,7 @@ class Overlap:
         self._timeout = timeout
         self._trained = dict(trained)
         self._landed = landed
-        self._accumulate = checks.whole("accumulate", accumulate, 1)
+        self._accumulate = accumulate
         self._passes: dict[str, int] = {}  # backward passes that a parameter has had in this step
         self._ready: dict[str, torch.Tensor] = {}
         self._ready_nbytes = 0
@@ -104,9 +103,9 @@ class Overlap:
         """The step is skipped; return whether anything of it had left."""
         left = bool(self._pushed)
         self._reset()
-        for sent in self._sending:
-            sent.result()
-        self._sending.clear()
+        sending, self._sending = self._sending, []
+        for sent in sending:
+            sent.exception()  # servers may have refused what is not finite
         return left
 
     def _reset(self) -> None:
@@ -129,9 +128,9 @@ class Overlap:
         else:
             live = [tensor for name, tensor in buffers.live().items() if name in returning]
             self._arrivals.expect(Group(live, [futures[name] for name in returning], buffers.end_step))
-        for future in (*self._sending, *sent):
+        sending, self._sending = self._sending, []
+        for future in (*sending, *sent):
             future.result()
-        self._sending.clear()
 
     def _ask(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, Future[Any]]:
         """Ask for values; return the future of each name."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
+from weakref import WeakKeyDictionary, ref
 
 import torch
 import torch.distributed
@@ -13,7 +15,7 @@ import torch.distributed
 from zmqps.checkpoint import open_checkpoint
 from zmqps.checkpoint.torch_state import torch_state
 from zmqps.client.claims import claim, release
-from zmqps.errors import ConfigurationError
+from zmqps.errors import ConfigurationError, PSError
 from zmqps.torch.buffers import Buffers
 from zmqps.torch.changed import Changed
 from zmqps.torch.embedding import Tables, tables
@@ -27,6 +29,9 @@ from zmqps.torch.watch import Watch
 from zmqps.worker import Worker
 
 log = logging.getLogger("zmqps")
+
+#: The last one of each model, whose hooks are taken off before another's are put on.
+_TRAINERS: WeakKeyDictionary[torch.nn.Module, ref[Trainer]] = WeakKeyDictionary()
 
 
 class Trainer:
@@ -61,11 +66,15 @@ class Trainer:
         self._numbers: Followed | None = None
         self._overlap: Overlap | None = None
         self._watch = Watch(self._trained)
-        self._changed = Changed(self._trained) if options.sync and worker is not None else None
+        self._changed: Changed | None = None
         if self.tables and options.process_group is not None:
             raise ConfigurationError("embeddings of tables want a worker in each process: leave out process_group")
         if worker is not None:
-            self._begin(worker)
+            try:
+                self._begin(worker)
+            except BaseException:
+                self._let_go()
+                raise
         self._spread()
         if options.process_group is None:  # else DDP is yet to wrap the model, and writes the same values to it
             self._watch.note_all()
@@ -73,31 +82,31 @@ class Trainer:
     def _begin(self, worker: Worker) -> None:
         """Begin or join the job, and take its values."""
         options, values = self.options, parameters_of(self.model)
+        if (former := _TRAINERS.get(self.model)) is not None and (trainer := former()) is not None:
+            with suppress(PSError):  # of a worker that is closed by now, perhaps
+                trainer.close()  # Lightning makes an optimizer for each fit
+        _TRAINERS[self.model] = ref(self)
         claim(worker, self.model)
-        try:
-            more: dict[str, Any] = dict(options.init)
-            if self.tables:
-                more["tables"] = {**(more.get("tables") or {}), **tables(self.model, worker, deferred=True)}
-            if options.sync:
-                more["mean"] = "workers"
-            worker.init(
-                values,
-                optimizer=spec_of(
-                    self._twin,
-                    self.model.named_parameters(),
-                    clip_norm=options.clip_norm,
-                    clip_value=options.clip_value,
-                    count=options.count,
-                ),
-                buffers=self._buffers.copies,
-                staleness=options.staleness,
-                timeout=options.timeout,
-                **more,
-            )
-            self.version = worker.pull(out={**values, **self._buffers.copies}, timeout=options.timeout).version
-        except BaseException:
-            release(worker, self.model)
-            raise
+        more: dict[str, Any] = dict(options.init)
+        if self.tables:
+            more["tables"] = {**(more.get("tables") or {}), **tables(self.model, worker, deferred=True)}
+        if options.sync:
+            more["mean"] = "workers"
+        worker.init(
+            values,
+            optimizer=spec_of(
+                self._twin,
+                self.model.named_parameters(),
+                clip_norm=options.clip_norm,
+                clip_value=options.clip_value,
+                count=options.count,
+            ),
+            buffers=self._buffers.copies,
+            staleness=options.staleness,
+            timeout=options.timeout,
+            **more,
+        )
+        self.version = worker.pull(out={**values, **self._buffers.copies}, timeout=options.timeout).version
         self._buffers.land()
         if any(float(state.get("step", 1)) > 0 for state in self._twin.state.values() if state):
             log.warning(
@@ -109,6 +118,8 @@ class Trainer:
             self._overlap = Overlap(
                 self.model, worker, self._trained, self._watch.note, options.accumulate, options.timeout
             )
+        elif options.sync:
+            self._changed = Changed(self._trained)
         if options.share_gradients:
             self._share(worker)
 
@@ -137,9 +148,9 @@ class Trainer:
         unscaled
             Whether a `GradScaler` has divided them by that already.
         skip
-            They are not finite: say so instead.
+            The gradients are not finite: leave the step out for all workers.
         """
-        if self._worker is not None and self._numbers is not None:
+        if self._numbers is not None and self._worker is not None:  # both, or neither
             if self._overlap is not None:
                 self._overlap.wait()  # a loop may step twice without a forward pass
             self._watch.check()
@@ -157,7 +168,7 @@ class Trainer:
             self._watch.note_all()
 
     def _skip(self, worker: Worker) -> None:
-        """Leave the step out for all, as the infinite mean of DDP does; what the forward pass wrote to buffers stays."""
+        """Leave the step out for all, as with DDP, whose mean is infinite; what was written to buffers stays."""
         sent = self._buffers.push(worker, self.options.timeout)
         worker.skip(for_all=True, timeout=self.options.timeout)
         self.tables.ask()
@@ -188,8 +199,13 @@ class Trainer:
         pulled = worker.pull_async(out=_arrays(targets), timeout=self.options.timeout)
         for future in sent:
             future.result()
-        self.version = pulled.result().version
+        self._arrive_at(pulled.result().version)
         self._buffers.end_step()
+
+    def _arrive_at(self, version: int) -> None:
+        if version < self.version and self._numbers is not None:
+            self._numbers.forget()
+        self.version = version
 
     # --- the optimizer's state -----------------------------------------------------------------
 
@@ -238,15 +254,26 @@ class Trainer:
         if self._overlap is not None:
             self._overlap.wait()
             if self.options.sync and self._worker is not None:
-                self.version = self._worker.statistics().clock
+                self._arrive_at(self._worker.statistics().clock)
 
     def close(self) -> None:
-        """Let the model be, and the job train another one."""
-        if self._overlap is not None:
-            self._overlap.wait()
-            self._overlap.close()
-        if self._changed is not None:
-            self._changed.close()
+        """Let the model be, and the job train another one.
+
+        Raises
+        ------
+        PSError
+            The values of the last step have failed to come; all else is done.
+        """
+        try:
+            if self._overlap is not None:
+                self._overlap.wait()
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        for hooks in (self._overlap, self._changed):
+            if hooks is not None:
+                hooks.close()
         if self._worker is not None:
             release(self._worker, self.model)
 
