@@ -49,11 +49,36 @@ def scaled_and_clipped(model: Any, optimizer: Any, data: Sequence[Any]) -> None:
     scaled(model, optimizer, data, clip=True)
 
 
+def clamped_data(model: Any, optimizer: Any, data: Sequence[Any]) -> None:
+    for x, y in data:
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        for parameter in model.parameters():
+            parameter.grad.data.clamp_(-0.01, 0.01)
+        optimizer.step()
+
+
+def replaced(model: Any, optimizer: Any, data: Sequence[Any]) -> None:
+    for x, y in data:
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        model[2].weight.grad = model[2].weight.grad.clamp(-0.01, 0.01)
+        optimizer.step()
+
+
+def left_out(model: Any, optimizer: Any, data: Sequence[Any]) -> None:
+    for x, y in data:
+        for _ in range(2):  # the first batch of each pair does not count
+            optimizer.zero_grad(set_to_none=False)
+            torch.nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+
+
 @pytest.mark.parametrize(
     ("loop", "workers", "warned"),
     [
         (plain_loop, 2, False), (accumulated, 2, False), (scaled, 2, False), (clipped, 1, False), (clipped, 2, True),
-        (scaled_and_clipped, 2, True),
+        (scaled_and_clipped, 2, True), (clamped_data, 2, True), (replaced, 2, True), (left_out, 2, False),
     ],
 )  # fmt: skip
 def test_clipping_on_one_of_several_workers_is_warned_of(

@@ -13,17 +13,18 @@ torch = pytest.importorskip("torch")
 
 import zmqps  # noqa: E402
 import zmqps.torch  # noqa: E402
+import zmqps.torch.overlap  # noqa: E402
 from tests.inprocess import InProcessCluster  # noqa: E402
 from tests.team import PATIENCE  # noqa: E402
 from tests.torch.models import alone, batches, check_same, mlp, plain_loop, together  # noqa: E402
-from zmqps.errors import ConfigurationError  # noqa: E402
+from zmqps.errors import ConfigurationError, OptimizerError  # noqa: E402
 
 
 def sgd(model: Any) -> Any:
     return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
 
-def test_a_second_optimizer_on_a_job_names_the_way_to_another_job() -> None:
+def test_a_second_optimizer_on_a_job_names_the_way_to_another_job(caplog: pytest.LogCaptureFixture) -> None:
     data = batches(4)
     with InProcessCluster(servers=1) as cluster, zmqps.connect(cluster.address) as worker:
         first, second = mlp(), mlp()
@@ -35,8 +36,10 @@ def test_a_second_optimizer_on_a_job_names_the_way_to_another_job() -> None:
         check_same(first, alone(mlp, sgd, data))
         optimizer.close()
         again.close()
+        assert "goes on with its values and moments" not in caplog.text
         zmqps.torch.Optimizer(second, worker, sgd(second), timeout=PATIENCE)
         check_same(second, first)
+        assert "goes on with its values and moments" in caplog.text
 
 
 def test_an_optimizer_that_is_made_again_for_a_model_takes_the_place_of_the_first() -> None:
@@ -52,6 +55,62 @@ def test_an_optimizer_that_is_made_again_for_a_model_takes_the_place_of_the_firs
         optimizer.close()
         assert not model[0].weight._post_accumulate_grad_hooks
         assert not model[0]._forward_pre_hooks
+
+
+def test_what_would_be_ignored_in_silence_is_refused() -> None:
+    (x, y), *_ = data = batches(2)
+    with InProcessCluster(servers=1) as cluster, zmqps.connect(cluster.address) as worker:
+        model, calls = mlp(), list[str]()
+        theirs = sgd(model)
+        theirs.register_step_pre_hook(lambda *_: calls.append("before"))
+        theirs.register_step_post_hook(lambda *_: calls.append("after"))
+        optimizer = zmqps.torch.Optimizer(model, worker, theirs, timeout=PATIENCE)
+        plain_loop(model, optimizer, data[:1])
+        assert calls == ["before", "after"]
+        with pytest.raises(ConfigurationError, match="call step"):
+            theirs.step()
+        with pytest.raises(ConfigurationError, match="moments are on the servers"):
+            optimizer.state.clear()
+        with pytest.raises(ConfigurationError, match="accumulate"):
+            zmqps.torch.Optimizer(model, worker, sgd(model), accumulate=2)
+        optimizer.load_state_dict(optimizer.state_dict())
+        schedule = torch.optim.lr_scheduler.ConstantLR(theirs, 0.5)  # which goes on to move the groups
+        assert optimizer.param_groups[0]["lr"] == schedule.get_last_lr()[0] == 0.05
+        optimizer.param_groups[0]["params"].pop()
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        with pytest.raises(OptimizerError, match="replaced, or taken out"):
+            optimizer.step()
+        optimizer.close()
+        theirs.step()
+
+
+def test_a_state_that_is_loaded_in_a_context_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    with InProcessCluster(servers=1) as cluster, zmqps.connect(cluster.address) as worker:
+        model = mlp()
+        other, optimizer = sgd(model), sgd(model)
+        plain_loop(model, other, batches(1))
+        with zmqps.torch.training(model, optimizer, worker, timeout=PATIENCE):
+            optimizer.load_state_dict(other.state_dict())
+            assert "the moments in this state are not loaded" in caplog.text
+            assert not optimizer.state
+        optimizer.load_state_dict(other.state_dict())
+        assert optimizer.state
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # of the compiler's own copies
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_step_that_is_compiled_as_a_whole(overlap: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zmqps.torch.overlap, "BUCKET_NBYTES", 1)
+
+    def loop(model: Any, optimizer: Any, data: Any) -> None:
+        torch._dynamo.reset()
+        step = torch.compile(lambda x, y: plain_loop(model, optimizer, [(x, y)]), backend="eager")
+        for x, y in data:
+            step(x, y)
+
+    data = batches(4)
+    [model] = together(mlp, sgd, data, loop, workers=1, overlap=overlap)
+    check_same(model, alone(mlp, sgd, data))
 
 
 def test_what_cannot_begin_leaves_nothing_behind() -> None:

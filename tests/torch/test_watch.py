@@ -16,7 +16,7 @@ import zmqps.torch  # noqa: E402
 import zmqps.torch.watch  # noqa: E402
 from tests.inprocess import InProcessCluster  # noqa: E402
 from tests.team import PATIENCE  # noqa: E402
-from tests.torch.models import batches, mlp, plain_loop  # noqa: E402
+from tests.torch.models import alone, batches, check_same, mlp, plain_loop, together  # noqa: E402
 from zmqps.torch.watch import Watch  # noqa: E402
 
 
@@ -73,6 +73,37 @@ def test_each_way_of_writing_is_warned_of_once(options: dict[str, Any], caplog: 
                 optimizer.synchronize()
                 assert caplog.text.count("was written to since the last step") == 1, name
                 worker.finish()
+
+
+@pytest.mark.parametrize("options", [{}, {"overlap": True}, {"staleness": None, "workers": 1}], ids=str)
+def test_what_a_script_writes_is_the_jobs_when_it_says_so(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    def loop(model: Any, optimizer: Any, data: Any) -> None:
+        for each in data:
+            plain_loop(model, optimizer, [each])
+            for parameter in model.parameters():
+                parameter.data.clamp_(-0.1, 0.1)
+            if isinstance(optimizer, zmqps.torch.Optimizer):
+                optimizer.set_values()
+
+    def adam(model: Any) -> Any:
+        return torch.optim.Adam(model.parameters(), lr=0.01)
+
+    expected = alone(mlp, adam, batches(6), loop)
+    for model in together(mlp, adam, batches(6), loop, **options):
+        check_same(model, expected)
+    assert caplog.text == ""
+
+
+def test_it_is_warned_again_after_steps_without_a_write(caplog: pytest.LogCaptureFixture) -> None:
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    watch = Watch([("w", parameter)])
+    for writes in (True, True, False, False, True):
+        watch.note_all()
+        parameter.data.add_(writes)
+        watch.check()
+    assert caplog.text.count("was written to") == 2
 
 
 def test_what_is_compared_of_a_large_parameter_moves_on(

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
-log = logging.getLogger("zmqps")
+from zmqps.torch.model import sample_of
 
-#: So many parameters are watched: what clips changes all of them.
-WATCHED = 4
+log = logging.getLogger("zmqps")
 
 
 class Changed:
-    """What the gradients of some parameters were when ``backward`` had computed them.
+    """What gradients were when ``backward`` had computed them.
 
     DDP averages in ``backward``, so what a script does to gradients after it is done to the mean. Here the mean is
     known to the servers alone, and what is not linear (clipping by norm or value) gives something else.
@@ -26,32 +26,39 @@ class Changed:
     """
 
     def __init__(self, trained: Sequence[tuple[str, torch.nn.Parameter]]) -> None:
-        self._computed: dict[str, tuple[torch.Tensor, int]] = {}  # by name, with PyTorch's count of writes
+        self._trained = dict(trained)
+        self._computed: dict[str, tuple[torch.Tensor, int, bytes]] = {}  # with PyTorch's count of writes, and a sample
+        self._is_on = False
         self._warned = False
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(lambda p, name=name: self._note(name, p))
-            for name, parameter in trained[:: -(-len(trained) // WATCHED) or 1]
+            parameter.register_post_accumulate_grad_hook(partial(self._note, name)) for name, parameter in trained
             if parameter.requires_grad
-        ]
+        ]  # fmt: skip
 
     def _note(self, name: str, parameter: torch.Tensor) -> None:
-        if parameter.grad is not None:
-            self._computed[name] = parameter.grad, parameter.grad._version
+        if self._is_on and (gradient := parameter.grad) is not None:
+            self._computed[name] = gradient, gradient._version, sample_of(gradient)
 
     def check(self, *, unscaled: bool, num_workers: int) -> None:
         """Warn, once, where the gradients of a step were changed; a `GradScaler` may have ``unscaled`` them."""
         computed, self._computed = self._computed, {}
-        if self._warned or num_workers < 2:
-            return
-        changed = [name for name, (gradient, version) in computed.items() if gradient._version > version + unscaled]
-        if changed:
-            self._warned = True
-            log.warning(
-                "the gradient of %r was changed between backward and step, on this worker alone: with DDP it would be "
-                "the mean of %d workers. To clip the mean, pass clip_norm= or clip_value= to zmqps.torch.Optimizer",
-                changed[0],
-                num_workers,
-            )
+        self._is_on = num_workers > 1 and not self._warned  # from the next step on
+        for name, (gradient, version, sample) in computed.items():
+            now = self._trained[name].grad
+            if now is not None and (
+                now is not gradient
+                or gradient._version > version + unscaled
+                or (not unscaled and sample_of(gradient) != sample)
+            ):
+                self._warned, self._is_on = True, False
+                log.warning(
+                    "the gradient of %r was changed between backward and step, on this worker alone: with DDP it would "
+                    "be the mean of %d workers. To clip the mean, pass clip_norm= or clip_value= to "
+                    "zmqps.torch.Optimizer",
+                    name,
+                    num_workers,
+                )
+                return
 
     def close(self) -> None:
         """Watch nothing any more."""

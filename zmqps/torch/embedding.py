@@ -10,6 +10,7 @@ import torch
 
 from zmqps import checks
 from zmqps.errors import ConfigurationError
+from zmqps.torch.model import outside_graphs
 from zmqps.torch.rows import Gather, Rows, is_rows
 from zmqps.worker import Worker
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 #: How the rows of a bag become one.
 MODES = ("sum", "mean")
-#: `torch.compile` breaks its graph at a layer, which asks servers for rows.
-outside_graphs = torch.compiler.disable(reason="an embedding of zmqps.torch asks servers for its rows")
 
 
 class Embedding(Rows):

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from zmqps.errors import OptimizerError
 from zmqps.torch.translate import Numbers
 from zmqps.worker import Worker
 
@@ -44,6 +45,7 @@ class Followed:
     ) -> None:
         self._worker = worker
         self._numbers = Numbers(optimizer, num_parameters)
+        self._parameters = [list(map(id, each["params"])) for each in optimizer.param_groups]
         self._sync = sync
         self._timeout = timeout
         self._sent: Any = None
@@ -60,6 +62,11 @@ class Followed:
             As `zmqps.Worker.set_hyperparameters`, of a step before. The next step sends the numbers again.
         """
         self._take_answer()
+        if [list(map(id, each["params"])) for each in groups] != self._parameters:
+            raise OptimizerError(
+                "the parameters of the param groups are not those that the job began with: one was replaced, or taken "
+                "out. Write to parameters in place, and freeze those that stay as they are (requires_grad_(False))"
+            )
         now = self._numbers.now(groups)
         if not self._worker.is_chief:
             self._sent = None

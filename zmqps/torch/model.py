@@ -6,6 +6,11 @@ import torch
 
 from zmqps.torch.rows import is_rows
 
+#: A decorator: what talks to servers is no part of a compiled graph.
+outside_graphs = torch.compiler.disable(reason="zmqps.torch talks to servers here")
+#: Values that `sample_of` looks at.
+NUM_SAMPLED = 64
+
 
 def parameters_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return a model's parameters as tensors that may be written to; tied ones once, by their first name.
@@ -19,3 +24,20 @@ def buffers_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     """Return a model's buffers that belong to its state: not those it can make again, nor complex ones."""
     state = model.state_dict(keep_vars=True).keys()
     return {n: b.detach() for n, b in model.named_buffers() if n in state and not b.is_complex()}
+
+
+def sample_of(tensor: torch.Tensor) -> bytes:
+    """Return some of a tensor's values, spread over it: a write to all of them by ``.data`` leaves no other trace.
+
+    Of one that is not in this process's memory as plain numbers, nothing.
+    """
+    if not is_plain(tensor):
+        return b""
+    flat = tensor.detach().numpy().reshape(-1)
+    return bytes(flat[:: flat.size // NUM_SAMPLED + 1].tobytes())
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether values can be put right into a tensor's memory."""
+    floating = tensor.dtype in (torch.float32, torch.float64)
+    return tensor.device.type == "cpu" and tensor.layout == torch.strided and floating and tensor.is_contiguous()

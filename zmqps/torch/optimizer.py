@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import MethodType
@@ -12,6 +13,7 @@ import torch
 import torch.distributed
 
 from zmqps.errors import ConfigurationError
+from zmqps.torch.model import outside_graphs
 from zmqps.torch.options import Options
 from zmqps.torch.trainer import Trainer
 from zmqps.worker import Worker
@@ -130,12 +132,17 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         )  # fmt: skip
         self._trainer: Trainer | None = Trainer(model, worker, optimizer, options)
         super().__init__(optimizer.param_groups, optimizer.defaults)
+        self._optimizer_step_pre_hooks.update(optimizer._optimizer_step_pre_hooks)
+        self._optimizer_step_post_hooks.update(optimizer._optimizer_step_post_hooks)
+        self.state = _Moments(dict)
+        optimizer.step = MethodType(_refuse_to_step, optimizer)  # until `close`
         self._begun = True
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Have the groups of a state; a copy of an optimizer has no worker."""
         super().__setstate__(state)
         self.__dict__.setdefault("_trainer", None)
+        self.state = _Moments(dict)
 
     @property
     def trainer(self) -> Trainer:
@@ -182,6 +189,21 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         """Forget the gradients, of tables as well; with ``share_gradients`` they become zeros where they lie."""
         super().zero_grad(set_to_none and not self.trainer.options.share_gradients)
 
+    def set_values(self) -> None:
+        """Let the job have the parameters and buffers that are in the model, in the place of the servers'.
+
+        Call it after a script has written to them, for instance to clip a critic's weights. In the synchronous and the
+        bounded mode it is a step of its own, in which nothing is trained: each worker calls this, and the values of the
+        first one count. Moments and step counts stay as they are.
+
+        Raises
+        ------
+        PSError
+            As `zmqps.Worker.set` and `zmqps.Worker.pull`.
+        """
+        with torch.no_grad():
+            self.trainer.set_values()
+
     def synchronize(self) -> None:
         """Return when all values of the last step are in the model; without ``overlap`` they always are."""
         self.trainer.wait()
@@ -189,6 +211,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
     def close(self) -> None:
         """Let the model be PyTorch's alone again, and the worker's job train another one; the worker stays open."""
         self.trainer.close()
+        self.trainer.twin.__dict__.pop("step", None)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Take the groups of the optimizer that this was made from; later ones are refused.
@@ -240,16 +263,32 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         ConfigurationError
             The state is of a later version than the job, which therefore lacks its moments and perhaps its values.
         """
-        if state_dict["state"]:
-            log.warning(
-                "the moments in this state are not loaded, the servers keep theirs: write them with "
-                "zmqps.checkpoint.from_torch and start the cluster with --restore"
-            )
         if self._trainer is not None:
-            self._trainer.check_version(state_dict.get("version"))
+            self._trainer.check_state(state_dict)
         super().load_state_dict({**state_dict, "state": {}})
+        if self._trainer is not None:
+            self._trainer.take_groups(self.param_groups)
 
 
+def _refuse_to_step(optimizer: torch.optim.Optimizer, *_: Any, **__: Any) -> None:
+    raise ConfigurationError(
+        f"the servers do the steps of this {type(optimizer).__name__}: call step() of the zmqps.torch.Optimizer that "
+        "was made from it, or close() that"
+    )
+
+
+class _Moments(defaultdict[Any, Any]):
+    """The state of an optimizer whose moments are on the servers: none."""
+
+    def clear(self) -> None:
+        """Refuse to forget what is not here."""
+        raise ConfigurationError(
+            "the moments are on the servers, and go on there: for a fresh start train a job of its own, "
+            'zmqps.connect(job="again")'
+        )
+
+
+@outside_graphs  # type: ignore[untyped-decorator,unused-ignore]
 def stepped(optimizer: torch.optim.Optimizer, trainer: Trainer, closure: Callable[[], Any] | None) -> Any:
     """Do a step on behalf of an optimizer, whose groups and whose scaler's findings count."""
     loss = None
@@ -272,7 +311,8 @@ def training(
     Parameters
     ----------
     model, optimizer, worker, **options
-        As for `Optimizer`. The optimizer keeps its class; its ``step`` pushes and pulls.
+        As for `Optimizer`. The optimizer keeps its class; its ``step`` pushes and pulls. It has no moments, neither in
+        the context nor after it: these are on the servers.
 
     Examples
     --------
@@ -281,9 +321,9 @@ def training(
     """
     if options.get("share_gradients"):
         raise ConfigurationError("share_gradients=True needs zmqps.torch.Optimizer, whose zero_grad keeps the memory")
-    trainer = Optimizer(model, worker, optimizer, **options).trainer
-    names = ("step", "_step_supports_amp_scaling")
+    names = ("step", "_step_supports_amp_scaling", "load_state_dict")
     before = {name: optimizer.__dict__[name] for name in names if name in optimizer.__dict__}
+    trainer = Optimizer(model, worker, optimizer, **options).trainer
 
     def step(self: torch.optim.Optimizer, closure: Callable[[], Any] | None = None) -> Any:
         self._opt_called = True  # as a scheduler's own wrapper says it, which this takes the place of
@@ -294,6 +334,13 @@ def training(
         hooked._wrapped_by_lr_sched = True
     optimizer.step = MethodType(hooked, optimizer)
     optimizer._step_supports_amp_scaling = True
+    load = optimizer.load_state_dict
+
+    def load_state_dict(state_dict: Mapping[str, Any]) -> None:
+        trainer.check_state(state_dict)
+        load({**state_dict, "state": {}})
+
+    optimizer.load_state_dict = load_state_dict
     try:
         yield optimizer
     finally:

@@ -45,5 +45,9 @@ class Options:
             raise ConfigurationError("buffers are averaged in a synchronous step: pass staleness=0, or buffers='chief'")
         if not has_worker and self.process_group is None:
             raise ConfigurationError("worker=None is for processes of a process_group whose first one has the worker")
+        if self.accumulate > 1 and not self.overlap:
+            raise ConfigurationError(
+                "accumulate= is for overlap=True; without it, call step() after as many backward passes as you like"
+            )
         if self.overlap and self.clip_norm is not None and not self.sync:
             raise ConfigurationError("overlap=True pushes before the norm is known: clip_norm needs staleness=0")

@@ -12,6 +12,7 @@ import torch
 from zmqps.errors import ConfigurationError
 from zmqps.torch.arrivals import Arrivals, Group
 from zmqps.torch.buffers import Buffers
+from zmqps.torch.model import is_plain, outside_graphs, sample_of
 from zmqps.worker import Worker
 
 #: Gradients are pushed together from so many bytes on.
@@ -52,7 +53,7 @@ class Overlap:
         self._passes: dict[str, int] = {}  # backward passes that a parameter has had in this step
         self._ready: dict[str, torch.Tensor] = {}
         self._ready_nbytes = 0
-        self._pushed: dict[str, tuple[torch.Tensor, int]] = {}  # gradients that have left, and as what
+        self._pushed: dict[str, tuple[torch.Tensor, int, bytes]] = {}  # gradients that have left, and as what
         self._sending: list[Future[Any]] = []
         self._arrivals = Arrivals(model)
         self._hooks = [
@@ -63,6 +64,7 @@ class Overlap:
 
     # --- out -----------------------------------------------------------------------------------
 
+    @outside_graphs  # type: ignore[untyped-decorator,unused-ignore]
     def _computed(self, name: str, parameter: torch.Tensor) -> None:
         """The gradient of a parameter is there: push it, with those before it, if it is that of a whole step."""
         self._passes[name] = self._passes.get(name, 0) + 1
@@ -75,7 +77,7 @@ class Overlap:
 
     def _flush(self) -> None:
         gradients, self._ready, self._ready_nbytes = self._ready, {}, 0
-        self._pushed |= {name: (gradient, gradient._version) for name, gradient in gradients.items()}
+        self._pushed |= {name: (g, g._version, sample_of(g)) for name, g in gradients.items()}
         self._sending.append(self._worker.push_async(gradients, step=False, timeout=self._timeout))
 
     def pushed(self, *, scaled: bool) -> set[str]:
@@ -88,14 +90,15 @@ class Overlap:
         """
         pushed = self._pushed
         self._reset()
-        for name, (gradient, version) in pushed.items():
-            if scaled or self._trained[name].grad is not gradient or gradient._version != version:
+        for name, (gradient, version, sample) in pushed.items():
+            same = self._trained[name].grad is gradient and gradient._version == version
+            if scaled or not same or sample_of(gradient) != sample:
                 self._worker.skip(timeout=self._timeout)  # with what has left: the next step begins with nothing
                 raise ConfigurationError(
                     f"the gradient of {name!r} has changed after overlap=True had pushed it, and this step is skipped: "
                     "do not call backward again after it has failed, clip by clip_norm= of the "
-                    "optimizer, say how many backward passes make a step (accumulate=), use no GradScaler; or leave "
-                    "overlap out"
+                    "optimizer, say how many backward passes make a step (accumulate=), freeze what a backward pass is "
+                    "not for (requires_grad_(False)), use no GradScaler; or leave overlap out"
                 )
         return set(pushed)
 
@@ -152,9 +155,3 @@ class Overlap:
         self._arrivals.close()
         for hook in self._hooks:
             hook.remove()
-
-
-def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether values can be put right into a tensor's memory."""
-    floating = tensor.dtype in (torch.float32, torch.float64)
-    return tensor.device.type == "cpu" and floating and tensor.is_contiguous()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary, WeakSet, ref
 
 import torch
 import torch.distributed
@@ -20,9 +20,9 @@ from zmqps.torch.buffers import Buffers
 from zmqps.torch.changed import Changed
 from zmqps.torch.embedding import Tables, tables
 from zmqps.torch.followed import Followed
-from zmqps.torch.model import parameters_of
+from zmqps.torch.model import is_plain, parameters_of
 from zmqps.torch.options import Options
-from zmqps.torch.overlap import Overlap, is_plain
+from zmqps.torch.overlap import Overlap
 from zmqps.torch.rows import is_rows
 from zmqps.torch.translate import spec_of
 from zmqps.torch.watch import Watch
@@ -32,6 +32,8 @@ log = logging.getLogger("zmqps")
 
 #: The last one of each model, whose hooks are taken off before another's are put on.
 _TRAINERS: WeakKeyDictionary[torch.nn.Module, ref[Trainer]] = WeakKeyDictionary()
+#: Those that have trained a model.
+_WORKERS: WeakSet[Worker] = WeakSet()
 
 
 class Trainer:
@@ -48,6 +50,8 @@ class Trainer:
     ----------
     version
         Of the values in the model.
+    twin
+        The optimizer that this was made from.
     """
 
     def __init__(
@@ -58,7 +62,7 @@ class Trainer:
         self.options = options
         self.version = 0
         self._worker = worker
-        self._twin = optimizer
+        self.twin = optimizer
         owned = {id(tensor) for each in optimizer.param_groups for tensor in each["params"]}
         self._trained = [(n, p) for n, p in model.named_parameters() if id(p) in owned and not is_rows(p)]
         self.tables = Tables(model, owned)
@@ -82,11 +86,12 @@ class Trainer:
     def _begin(self, worker: Worker) -> None:
         """Begin or join the job, and take its values."""
         options, values = self.options, parameters_of(self.model)
-        if (former := _TRAINERS.get(self.model)) is not None and (trainer := former()) is not None:
+        former = _TRAINERS.get(self.model)
+        if former is not None and (trainer := former()) is not None:
             with suppress(PSError):  # of a worker that is closed by now, perhaps
                 trainer.close()  # Lightning makes an optimizer for each fit
-        _TRAINERS[self.model] = ref(self)
         claim(worker, self.model)
+        _TRAINERS[self.model] = ref(self)
         more: dict[str, Any] = dict(options.init)
         if self.tables:
             more["tables"] = {**(more.get("tables") or {}), **tables(self.model, worker, deferred=True)}
@@ -95,7 +100,7 @@ class Trainer:
         worker.init(
             values,
             optimizer=spec_of(
-                self._twin,
+                self.twin,
                 self.model.named_parameters(),
                 clip_norm=options.clip_norm,
                 clip_value=options.clip_value,
@@ -108,12 +113,18 @@ class Trainer:
         )
         self.version = worker.pull(out={**values, **self._buffers.copies}, timeout=options.timeout).version
         self._buffers.land()
-        if any(float(state.get("step", 1)) > 0 for state in self._twin.state.values() if state):
+        if former is None and worker in _WORKERS and self.version > 0:
+            log.warning(
+                "this worker has trained another model in this job, and this one goes on with its values and moments: "
+                'for a fresh start connect again, zmqps.connect(job="again")'
+            )
+        _WORKERS.add(worker)
+        if any(float(state.get("step", 1)) > 0 for state in self.twin.state.values() if state):
             log.warning(
                 "the moments that this optimizer has are not those of the job: write them with "
                 "zmqps.checkpoint.from_torch and start the cluster with --restore"
             )
-        self._numbers = Followed(worker, self._twin, len(values), sync=options.sync, timeout=options.timeout)
+        self._numbers = Followed(worker, self.twin, len(values), sync=options.sync, timeout=options.timeout)
         if options.overlap:
             self._overlap = Overlap(
                 self.model, worker, self._trained, self._watch.note, options.accumulate, options.timeout
@@ -207,6 +218,18 @@ class Trainer:
             self._numbers.forget()
         self.version = version
 
+    def set_values(self) -> None:
+        """Let the job have what is in the model."""
+        self.wait()
+        if self._worker is not None:
+            timeout = self.options.timeout
+            buffers = {name: tensor.detach().clone() for name, tensor in self._buffers.live().items()}
+            values = {**parameters_of(self.model), **buffers}
+            self._worker.set(values, step=self.options.staleness is not None, timeout=timeout)
+            self._pull(self._worker, [])
+        self._spread()
+        self._watch.note_all()
+
     # --- the optimizer's state -----------------------------------------------------------------
 
     def full_state(self, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
@@ -215,11 +238,27 @@ class Trainer:
             raise ConfigurationError("the process of this host that has the worker can read the state")
         self.wait()
         made = self._worker.checkpoint(timeout=self.options.timeout)
-        self._twin.param_groups[:] = optimizer.param_groups
-        return torch_state(open_checkpoint(made.path), self._twin, dict(self._trained))
+        self.twin.param_groups[:] = optimizer.param_groups
+        return torch_state(open_checkpoint(made.path), self.twin, dict(self._trained))
 
-    def check_version(self, saved: int | None) -> None:
-        """Compare the job's version with the one that a state was saved at, if that is known."""
+    def take_groups(self, groups: list[dict[str, Any]]) -> None:
+        """Let the optimizer that this was made from have these groups: schedules may write to its own."""
+        self.twin.param_groups[:] = groups
+
+    def check_state(self, state: Mapping[str, Any]) -> None:
+        """Say what of a state that is loaded the job does not take; refuse one that is later than the job.
+
+        Raises
+        ------
+        ConfigurationError
+            The job lacks the moments of that state.
+        """
+        if state["state"]:
+            log.warning(
+                "the moments in this state are not loaded, the servers keep theirs: write them with "
+                "zmqps.checkpoint.from_torch and start the cluster with --restore"
+            )
+        saved: int | None = state.get("version")
         if saved is None or self._worker is None:
             return
         self.wait()

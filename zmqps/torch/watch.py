@@ -43,7 +43,7 @@ class Watch:
 
     def note(self, name: str) -> None:
         """The values of a parameter have come."""
-        if not self._warned and (parameter := self._trained.get(name)) is not None:
+        if (parameter := self._trained.get(name)) is not None:
             self._marks[name] = self._mark(name, parameter, self._turn)
 
     def note_all(self) -> None:
@@ -52,19 +52,16 @@ class Watch:
             self.note(name)
 
     def check(self) -> None:
-        """Warn, once, where a script has written to a parameter; what is noted after this is another part."""
-        if self._warned:
-            return
-        for name, mark in self._marks.items():
-            if self._mark(name, self._trained[name], mark[2]) != mark:
-                self._warned = True
-                self._marks.clear()
-                log.warning(
-                    "%r was written to since the last step, and the values of the servers come back with this one: "
-                    "write them there, by worker.set(zmqps.torch.parameters_of(model))",
-                    name,
-                )
-                return
+        """Warn where a script has written to a parameter, once for steps in a row; then another part is compared."""
+        marks = self._marks.items()
+        written = next((n for n, mark in marks if self._mark(n, self._trained[n], mark[2]) != mark), None)
+        if written is not None and not self._warned:
+            log.warning(
+                "%r was written to since the last step, and the values of the servers come back with this one: let the "
+                "job have what you write, by optimizer.set_values() on every worker",
+                written,
+            )
+        self._warned = written is not None
         self._turn += 1
 
     def _mark(self, name: str, parameter: torch.nn.Parameter, turn: int) -> _Mark:
