@@ -10,6 +10,7 @@ In the place of a scale stands `SET` or `SET_TO_MEAN` where a push brings values
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
@@ -37,6 +38,15 @@ def terms_of(scale: float, rates: Rates) -> tuple[float, ...]:
 def are_values(terms: Terms) -> bool:
     """Whether a push on these terms brings values, not gradients."""
     return bool(terms) and terms[0] < 0.0
+
+
+def are_sets(numbers: Sequence[object]) -> bool:
+    """Whether what follows a scale is in order: finite numbers, how many sets there are, then sets of one size."""
+    if not all(type(number) in (int, float) and math.isfinite(number) for number in numbers):  # type: ignore[arg-type]
+        return False
+    count, more = numbers[0], len(numbers) - 1
+    assert isinstance(count, int | float)
+    return 1 <= count <= more and count == int(count) and more % int(count) == 0
 
 
 @dataclass(frozen=True, slots=True)
