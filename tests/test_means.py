@@ -1,4 +1,4 @@
-"""Over whom the mean of a synchronous step is taken, and steps that a worker leaves out for all.
+"""What the mean of a synchronous step is divided by, and steps that a worker leaves out for all.
 
 Real workers and servers, against a few lines of numpy.
 """

@@ -210,7 +210,8 @@ def test_what_is_published_says_what_jobs_begin_from(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "rates", [0.5, [], [1.0], [0.0, 0.5], [2.0, 0.5], [1.5, 0.5], [1.0, float("nan")], [1.0, "x"], [1.0, True]]
+    "rates",
+    [0.5, [], [1.0], [0.0, 0.5], [2.0, 0.5], [1.5, 0.5], [1.0, float("nan")], [1.0, 10**400], [1.0, "x"], [1, True]],
 )
 def test_numbers_that_no_update_could_have_count_as_none(rates: Any) -> None:
     manifest: Any = SimpleNamespace(run={"rates": rates})

@@ -432,5 +432,5 @@ def resumptions(config: CheckpointConfig) -> dict[str, Resumption]:
 def numbers_of(manifest: Manifest) -> tuple[float, ...]:
     """Return the numbers that the chief had set when a checkpoint was made, as they travel; none if unusable."""
     kept = manifest.run.get("rates", [])
-    usable = isinstance(kept, list) and 0 < len(kept) <= 1 + MOST_NUMBERS and are_sets(kept)
+    usable = isinstance(kept, list) and len(kept) <= 1 + MOST_NUMBERS and are_sets(kept)
     return tuple(map(float, kept)) if usable else ()

@@ -185,9 +185,8 @@ def _terms(value: Any) -> Any:
     terms = tuple(_list(value))
     if len(terms) > 2 + MOST_NUMBERS:
         raise LimitError(what="number of hyperparameters", got=len(terms) - 2, limit=MOST_NUMBERS)
-    if not all(type(number) in (int, float) and math.isfinite(number) for number in terms):
-        raise ProtocolError(f"{_show(value)} are not numbers")
-    scaled = not terms or 0.0 <= terms[0] <= 1.0 or terms[0] in (SET, SET_TO_MEAN)
+    scale = terms[0] if terms else 1.0
+    scaled = type(scale) in (int, float) and (0.0 <= scale <= 1.0 or scale in (SET, SET_TO_MEAN))
     if not scaled or (len(terms) > 1 and not are_sets(terms[1:])):
         raise ProtocolError(f"{_show(value)} are not a scale between 0 and 1, and sets of numbers of one size")
     return tuple(map(float, terms))
