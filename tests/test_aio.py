@@ -44,7 +44,7 @@ def test_everything_of_a_worker_can_be_awaited(address) -> None:
             np.testing.assert_array_equal(looked_at["w"], before - 3.0)
             assert not looked_at["w"].flags.writeable
             await worker.barrier("here", timeout=10.0)
-            assert (worker.rank, worker.num_workers) == (0, 1)
+            assert (worker.rank, worker.num_workers, worker.steps_left_out) == (0, 1, 0)
             assert [m["name"] for m in (await worker.status())["members"]] == ["server-0", "a"]
             assert (await worker.statistics()).pushes == 3
             await worker.finish()

@@ -154,6 +154,13 @@ def test_a_second_optimizer_on_one_job_is_refused(worker: zmqps.Worker) -> None:
         zmqps.jax.optimizer(worker, optim.sgd(0.1), staleness=0, timeout=PATIENCE).init(model())
 
 
+def test_an_optimizer_whose_job_could_not_be_begun_makes_room_for_another(worker: zmqps.Worker) -> None:
+    first = zmqps.jax.optimizer(worker, optim.sgd(0.1), staleness=-1, timeout=PATIENCE)
+    with pytest.raises(ConfigurationError, match="staleness=-1"):
+        first.init(model())
+    zmqps.jax.optimizer(worker, optim.sgd(0.1), staleness=0, timeout=PATIENCE).init(model())
+
+
 def test_two_workers_make_the_steps_of_one_with_the_whole_batch() -> None:
     gradient = jax.jit(jax.grad(loss))
 

@@ -157,6 +157,50 @@ def test_a_second_optimizer_on_one_job_is_refused(worker: zmqps.Worker) -> None:
     fit(first, epochs=1)
 
 
+def test_an_optimizer_whose_job_could_not_be_begun_makes_room_for_another(worker: zmqps.Worker) -> None:
+    first, made = zmqps.keras.Optimizer(worker, "sgd", staleness=-1), model("sgd")
+    with pytest.raises(ConfigurationError, match="staleness=-1"):
+        first.build(made.trainable_variables)
+    fit(model(on_servers(worker, "sgd")), epochs=1)
+
+
+class Chief:
+    """A worker that is the chief of a job whose versions are given."""
+
+    is_chief = True
+
+    def __init__(self, *versions: int) -> None:
+        self.versions = list(versions)
+        self.rates: list[float] = []
+
+    def set_learning_rate(self, rate: float) -> bool:
+        self.rates.append(rate)
+        return True
+
+    def push_pull(self, grads: Any, *, step: bool) -> Any:
+        return zmqps.Params({}, version=self.versions.pop(0))
+
+
+def rates_set(learning_rate: Any, rates: list[float], *versions: int) -> list[float]:
+    """Return the rates that a chief sets in steps whose ends have these versions."""
+    chief: Any = Chief(*versions)
+    link = zmqps.keras.Link(chief, None, optim.sgd(learning_rate), {"staleness": 0}, rate=rates[0])
+    for number, rate in enumerate(rates):
+        link.exchange({}, rate, number)
+    return chief.rates
+
+
+def test_a_chief_sends_its_rate_again_after_a_fallback_to_a_checkpoint() -> None:
+    assert rates_set(0.5, [0.5, 0.25, 0.25], 1, 2, 3) == [0.5, 0.25]
+    assert rates_set(0.5, [0.5, 0.25, 0.25, 0.25], 1, 2, 2, 3) == [0.5, 0.25, 0.25]
+
+
+def test_a_schedule_of_zmqps_is_left_alone_after_a_fallback_unless_another_rate_was_set() -> None:
+    schedule = optim.cosine_decay(0.5, decay_steps=10)
+    assert rates_set(schedule, [0.5, 0.5, 0.5], 5, 4, 5) == []
+    assert rates_set(schedule, [0.5, 0.25, 0.25, 0.25], 1, 2, 1, 2) == [0.25, 0.25]
+
+
 def test_an_optimizer_of_zmqps_may_have_schedules_and_groups(worker: zmqps.Worker) -> None:
     spec = optim.sgd(optim.cosine_decay(0.1, decay_steps=12), groups=[optim.group("*/bias", frozen=True)])
     ours = fit(model(on_servers(worker, spec)))

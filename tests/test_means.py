@@ -1,4 +1,4 @@
-"""Over whom the mean of a synchronous step is taken, and steps that a worker leaves out for all.
+"""What the mean of a synchronous step is divided by, and steps that a worker leaves out for all.
 
 Real workers and servers, against a few lines of numpy.
 """
@@ -62,7 +62,7 @@ def push(worker: zmqps.Worker, step: int) -> Any:
 
 
 def counts(one: Brought) -> int:
-    """Return as how many examples a worker counts that does not skip."""
+    """Return the weight of a worker that does not skip."""
     said = one.way != "advance" or one.grads or one.rows is not None
     return one.examples if said else 1
 

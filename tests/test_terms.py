@@ -160,9 +160,11 @@ def test_a_learning_rate_that_cannot_be_used_is_refused_at_once() -> None:
             worker.set_learning_rate(-1.0)
         with pytest.raises(OptimizerError, match="groups has 1 entries"):
             worker.set_learning_rate(0.1, groups=[0.2])
+        with pytest.raises(OptimizerError, match="set_hyperparameters: groups must be a sequence"):
+            worker.set_learning_rate(0.1, groups=5)  # type: ignore[arg-type]
         with (
             zmqps.connect(cluster.address, observer=True) as observer,
-            pytest.raises(ConfigurationError, match="observer"),
+            pytest.raises(ConfigurationError, match="an observer does not train, and cannot set hyperparameters"),
         ):
             observer.set_learning_rate(0.1)
 

@@ -232,6 +232,11 @@ class AsyncWorker(_Awaitable[Worker]):
         return self._worker.num_workers
 
     @property
+    def steps_left_out(self) -> int:
+        """How many of this worker's steps were skipped for all workers, as `zmqps.Worker.steps_left_out`."""
+        return self._worker.steps_left_out
+
+    @property
     def parameters(self) -> tuple[Parameter, ...]:
         """What the job trains; empty before `init` or the first pull."""
         return self._worker.parameters

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from zmqps.client.claims import claim
+from zmqps.client.claims import claimed
 from zmqps.client.pytrees import register
 from zmqps.errors import ConfigurationError, ShapeError
 from zmqps.optim import OptimizerSpec
@@ -81,8 +81,8 @@ def init(worker: Worker, params: Any, *, optimizer: OptimizerSpec, **options: An
     optimizer : OptimizerSpec
         From `zmqps.optim`.
     **options
-        As for `zmqps.Worker.init`: ``staleness=0``, for instance, where the mean of a step is over all workers
-        (``mean="workers"``) unless you say otherwise.
+        As for `zmqps.Worker.init`: ``staleness=0``, for instance. With that the mean is over all workers
+        (``mean="workers"``) unless you pass another.
 
     Returns
     -------
@@ -172,8 +172,8 @@ def optimizer(worker: Worker, spec: OptimizerSpec, **options: Any) -> optax.Grad
     """
 
     def begin(params: Any) -> State:
-        claim(worker, begin)
-        values = init(worker, params, optimizer=spec, **options)
+        with claimed(worker, begin):
+            values = init(worker, params, optimizer=spec, **options)
         same = jax.tree.map(lambda ours, theirs: bool(jnp.array_equal(ours, theirs)), params, values)
         if not all(jax.tree.leaves(same)):
             log.warning(

@@ -15,7 +15,7 @@ import keras
 import numpy as np
 
 from zmqps import checks, optim
-from zmqps.client.claims import claim
+from zmqps.client.claims import claimed
 from zmqps.errors import ConfigurationError, OptimizerError, ShapeError
 from zmqps.optim import OptimizerSpec
 from zmqps.worker import Worker
@@ -165,7 +165,8 @@ class Optimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     ``model.fit`` starts the job or joins it, and begins with its values. After each batch it pushes the gradients,
     waits as the mode demands, and goes on with the values after them. A learning rate that changes, by a schedule or a
-    callback such as ``ReduceLROnPlateau``, is told to the servers before the next push; that of the chief counts.
+    callback such as ``ReduceLROnPlateau``, is sent before the next push; only the chief's takes effect. With
+    ``staleness=0`` the mean of a step is over all workers (``mean="workers"``) unless you pass another.
 
     Parameters
     ----------
@@ -276,8 +277,10 @@ class Link:
         self.theirs = theirs
         self.spec = spec
         self.options = dict(options)
-        #: The learning rate that this worker has set; it leaves a schedule of `zmqps.optim` alone until another is set.
-        self.told = rate if isinstance(spec.learning_rate, optim.Schedule) else None
+        #: While a schedule of `zmqps.optim` is left alone, the rate that it began with; None once another was set.
+        self.scheduled = rate if isinstance(spec.learning_rate, optim.Schedule) else None
+        self.sent = self.scheduled  # the learning rate that this worker has set
+        self.version = 0  # of the values that the last push returned
         self.names: frozenset[str] = frozenset()
         self.variables: list[Any] = []
         #: What `exchange` was called with last, and how it failed.
@@ -294,17 +297,17 @@ class Link:
         if keras.distribution.distribution() is not None:
             raise ConfigurationError("a keras.distribution is set: each process trains on one device of its own")
         trained = named(_trained(variables))
-        claim(self.worker, next(iter(trained.values()), self))
         for name, variable in trained.items():
             if variable.constraint is not None:
                 raise ConfigurationError(f"{name!r} has a constraint, of which the servers know nothing: leave it out")
-        self.worker.init(
-            {name: keras.ops.convert_to_numpy(variable) for name, variable in trained.items()},
-            optimizer=self._with_groups(trained),
-            **({"mean": "workers"} if self.options.get("staleness") == 0 else {}) | self.options,  # as one process
-        )
-        values = self.worker.pull(list(trained), timeout=self.options.get("timeout"))
-        _fill(trained, values)
+        with claimed(self.worker, next(iter(trained.values()), self)):
+            self.worker.init(
+                {name: keras.ops.convert_to_numpy(variable) for name, variable in trained.items()},
+                optimizer=self._with_groups(trained),
+                **({"mean": "workers"} if self.options.get("staleness") == 0 else {}) | self.options,  # as one process
+            )
+            values = self.worker.pull(list(trained), timeout=self.options.get("timeout"))
+            _fill(trained, values)
         self.names, self.variables = frozenset(trained), list(variables)
         return values.version if self.steps else 0
 
@@ -324,17 +327,20 @@ class Link:
         except BaseException as error:
             self.error = error
             raise
+        if values.version <= self.version:  # the job went back to a checkpoint, and so did the rate in force
+            self.sent = self.scheduled
+        self.version = values.version
         return values, values.version if self.steps else self.step + 1
 
     def _follow_rate(self) -> None:
         """Set the learning rate, if this is the chief: also at its first step, for the job may go on with another."""
-        if not self.worker.is_chief or self.rate == self.told:
+        if not self.worker.is_chief or self.rate == self.sent:
             return
         rate, own = self.rate, self.spec.learning_rate
         if not isinstance(own, optim.Schedule) and np.float32(own) == np.float32(rate):
             rate = own  # which a variable holds rounded
         if self.worker.set_learning_rate(rate):
-            self.told = self.rate
+            self.sent, self.scheduled = self.rate, None
 
 
 def _called(

@@ -110,11 +110,10 @@ class Worker(Pusher):
             (`zmqps.core.coordinator.consistency.deadline`): wait on, go on without those who are late, or let
             those who wait fail with `DeadlineError`.
         mean : {"pushed", "workers"}
-            Synchronous: over whom the mean of a step is taken, for each element. ``pushed``: over the workers that
-            pushed it, so that they may hold different layers. ``workers``: over all of the step but those that skip
-            it, as by PyTorch's DDP, Horovod, or one process with the whole batch: one that did not push an element,
-            or no row of a table, counts with its ``examples`` as if its gradient were zeros. What nobody pushed is not
-            updated in either.
+            Synchronous: what each element's sum of gradients is divided by. ``pushed``: the examples of the workers
+            that pushed it, so workers may hold different layers. ``workers``: the examples of all workers of the step
+            except those that skip it, as in PyTorch's DDP, Horovod or one process with the whole batch; a worker that
+            pushed nothing for an element counts as zeros. Elements that nobody pushed are not updated.
         retain : int
             Synchronous: how many versions before the current one ``pull(exact=…)`` can still read.
         treatment : Treatment, optional

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zmqps.client.claims import claim, release
+from zmqps.client.claims import claim, claimed, release
 from zmqps.errors import ConfigurationError
 
 
@@ -42,3 +42,22 @@ def test_a_model_that_nobody_has_any_more_does_not_stand_in_the_way() -> None:
     claim(worker, model)
     del model
     claim(worker, Thing())
+
+
+def test_a_job_that_could_not_be_begun_is_free_for_another_model() -> None:
+    worker, model, other = Thing(), Thing(), Thing()
+    with pytest.raises(OSError, match="lost"), claimed(worker, model):
+        raise OSError("lost")
+    with claimed(worker, other):
+        pass
+    with pytest.raises(ConfigurationError), claimed(worker, model):
+        pass
+
+
+def test_a_model_that_trains_keeps_its_job_where_it_is_begun_once_more_and_that_fails() -> None:
+    worker, model = Thing(), Thing()
+    claim(worker, model)
+    with pytest.raises(OSError, match="lost"), claimed(worker, model):
+        raise OSError("lost")
+    with pytest.raises(ConfigurationError):
+        claim(worker, Thing())

@@ -162,23 +162,45 @@ LARGE = np.arange(1100, dtype="<f4")  # beyond what travels inside the header
 IDS = np.array([-1, 1 << 62, 7, 0, 1], "<i8").view("<f4")
 
 MESSAGES: dict[str, Message] = {
-    "hello of a worker": Hello("zmqps", 3, "worker", WORKER, "worker-a", "host-a", 4711, job="resnet", secret=SECRET),
+    "hello of a worker": Hello(
+        "zmqps", PROTOCOL_VERSION, "worker", WORKER, "worker-a", "host-a", 4711, job="resnet", secret=SECRET
+    ),
     "hello of an observer": Hello(
-        "zmqps", 3, "observer", WORKER, "reader", "host-a", 4712, job="ünder 50 %", secret=SECRET, guard=PROOF
+        "zmqps",
+        PROTOCOL_VERSION,
+        "observer",
+        WORKER,
+        "reader",
+        "host-a",
+        4712,
+        job="ünder 50 %",
+        secret=SECRET,
+        guard=PROOF,
     ),
     "hello of a server": Hello(
-        "zmqps", 3, "server", SERVER, "server-b", "host-b", 12, "tcp://10.0.0.2:5571", ("x",), secret=SECRET
+        "zmqps",
+        PROTOCOL_VERSION,
+        "server",
+        SERVER,
+        "server-b",
+        "host-b",
+        12,
+        "tcp://10.0.0.2:5571",
+        ("x",),
+        secret=SECRET,
     ),
     "hello of a worker to a server": Hello(
-        "zmqps", 3, "worker", WORKER, "worker-a", "host-a", 4711, job="resnet", secret=TICKET, epoch=7
+        "zmqps", PROTOCOL_VERSION, "worker", WORKER, "worker-a", "host-a", 4711, job="resnet", secret=TICKET, epoch=7
     ),
     "back": Back(SERVER),
     "farewell": Farewell(WORKER, PROOF, "finished"),
     "resumed": Resumed(7),
-    "welcome of a coordinator with a journal": Welcome(3, SERVER, "coordinator", 2, 1.0, 10.0, 4, 2, patience=600.0),
+    "welcome of a coordinator with a journal": Welcome(
+        PROTOCOL_VERSION, SERVER, "coordinator", 2, 1.0, 10.0, 4, 2, patience=600.0
+    ),
     "hello of a worker that was started again": Hello(
         "zmqps",
-        3,
+        PROTOCOL_VERSION,
         "worker",
         WORKER,
         "worker-2",
@@ -189,8 +211,8 @@ MESSAGES: dict[str, Message] = {
         claim=claim_of(KEY, "worker", "resnet", "worker-2"),
         life=1,
     ),
-    "welcome": Welcome(3, SERVER, "coordinator", 2, 1.0, 10.0, 4, 2),
-    "welcome of a server": Welcome(3, SERVER, "server-b", 0, 0.0, 0.0, 4, 2, proof=PROOF),
+    "welcome": Welcome(PROTOCOL_VERSION, SERVER, "coordinator", 2, 1.0, 10.0, 4, 2),
+    "welcome of a server": Welcome(PROTOCOL_VERSION, SERVER, "server-b", 0, 0.0, 0.0, 4, 2, proof=PROOF),
     "heartbeat": Heartbeat({"pushes": 12, "staleness_mean": 0.5, "loaded": True, "nested": {"list": [1, None, "x"]}}),
     "heartbeat answered": HeartbeatAck(4),
     "leave": Leave("finished"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from zmqps.nodes.checkpoints import (
     CheckpointStore,
     ShardFiles,
     cadence,
+    numbers_of,
     resumptions,
 )
 from zmqps.nodes.host import LONGEST_REST_S, Rests
@@ -205,6 +207,17 @@ def test_what_is_published_says_what_jobs_begin_from(tmp_path: Path) -> None:
     assert found.names == {"x": "a"}
     assert found.job == job
     assert resumptions(CheckpointConfig()) == {}
+
+
+@pytest.mark.parametrize(
+    "rates",
+    [0.5, [], [1.0], [0.0, 0.5], [2.0, 0.5], [1.5, 0.5], [1.0, float("nan")], [1.0, 10**400], [1.0, "x"], [1, True]],
+)
+def test_numbers_that_no_update_could_have_count_as_none(rates: Any) -> None:
+    manifest: Any = SimpleNamespace(run={"rates": rates})
+    assert numbers_of(manifest) == ()
+    manifest.run["rates"] = [2.0, 0.5, 0.25]
+    assert numbers_of(manifest) == (2.0, 0.5, 0.25)
 
 
 def test_an_asynchronous_checkpoint_has_the_version_of_its_oldest_slice(tmp_path: Path) -> None:

@@ -93,6 +93,7 @@ def test_a_model_may_have_a_group_for_each_of_many_parameters() -> None:
         (optim.sgd(), {"learning_rate": "x"}, None, "learning_rate must be"),
         (optim.sgd(), rate(0.1), [rate(0.1)], "groups has 1 entries, the optimizer 0 groups"),
         (optim.sgd(), 0.1, None, "values must be a mapping"),
+        (optim.sgd(), {}, 5, "groups must be a sequence, with an entry for each group"),
         (optim.sgd(groups=[group("*.b")]), {}, [0.1], r"groups\[0\] must be a mapping"),
         (optim.sgd(groups=[group("*.b")]), {}, [rate(float("inf"))], "learning_rate must be"),
         (optim.sgd(), {"momentum": 0.9}, None, "'momentum' cannot be set of sgd, .* learning_rate, weight_decay\n"),

@@ -8,7 +8,7 @@ import pytest
 
 from tests.testing.test_invariants import caught, wrap
 from zmqps.core.coordinator.commits import Commits
-from zmqps.core.coordinator.rates import LearningRates
+from zmqps.core.coordinator.rates import Numbers
 from zmqps.core.server.rules import Kernels
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.steps import Steps
@@ -35,12 +35,12 @@ def test_a_backup_that_replays_a_mean_without_its_terms(monkeypatch: Patch) -> N
 
 
 def test_a_learning_rate_that_comes_a_step_late(monkeypatch: Patch) -> None:
-    wrap(monkeypatch, LearningRates, "at", lambda original, self, step: original(self, step - 1))
+    wrap(monkeypatch, Numbers, "at", lambda original, self, step: original(self, step - 1))
     caught("sync-terms", "has the optimizer's own numbers")
 
 
 def test_a_coordinator_that_forgets_the_learning_rate_when_it_has_come_back(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(LearningRates, "restore", lambda self, kept: None)
+    monkeypatch.setattr(Numbers, "restore", lambda self, kept: None)
     caught("sync-terms-returned", "has the optimizer's own numbers")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -32,6 +34,26 @@ def claim(worker: Any, model: object) -> None:
             'time for this one, with a job of its own: zmqps.connect(job="discriminator")'
         )
     _MODELS[worker] = ref(model)
+
+
+@contextmanager
+def claimed(worker: Any, model: object) -> Iterator[None]:
+    """Claim a model while its job is begun; where that fails, the job is free for another model, as it was before.
+
+    Parameters
+    ----------
+    worker, model
+        As for `claim`, as are the errors.
+    """
+    held = _MODELS.get(worker)
+    was_ours = held is not None and held() is model
+    claim(worker, model)
+    try:
+        yield
+    except BaseException:
+        if not was_ours:
+            release(worker, model)
+        raise
 
 
 def release(worker: Any, model: object) -> None:

@@ -269,17 +269,17 @@ class Pusher(Puller):
         too few are on their way, this worker is let go to bring another one. In the bounded mode the worker's clock
         goes on. Nothing happens in asynchronous mode.
 
-        With ``for_all`` nobody's gradient of the step is applied, as DDP with a GradScaler does where the gradient of
-        one worker is not finite. The step ends when all have arrived at it, as any other, and the version is one
-        higher; neither parameters, nor rows, nor the optimizer's slots and step counts have changed. What was `set`
-        or averaged in the step is set, also what this worker has. The others learn it from `steps_left_out`.
-        A step that was committed before this arrives is not undone (``replicas_to_aggregate``, ``on_straggler``).
-        In the other modes, whose workers share no steps, it is a plain skip.
+        With ``for_all`` the step's gradients of all workers are discarded, as DDP with a GradScaler does when one
+        worker has a gradient that is not finite. The step ends as usual, once all have arrived, and the version rises
+        by one; parameters, rows, optimizer slots and step counts stay the same. Values passed to `set` or `average` in
+        this step are still written. Other workers see it in `steps_left_out`. A step that was committed before this
+        call arrives is not undone (``replicas_to_aggregate``, ``on_straggler``). In the other modes, which have no
+        common steps, this is a plain skip.
 
         Parameters
         ----------
         for_all : bool
-            Synchronous: whether all workers leave out the step.
+            Synchronous: discard the gradients of all workers, not only this one's.
         timeout
             As for `advance`, as are the errors.
         """
@@ -292,10 +292,10 @@ class Pusher(Puller):
 
     @property
     def steps_left_out(self) -> int:
-        """How many of this worker's steps were left out for all, by `skip` with ``for_all``, also of another worker.
+        """How many of this worker's steps were skipped for all workers, by this worker or another.
 
-        A step's end is known when the next transfer has ended: compare what this is before a `push_pull` and after it,
-        or before a push and after the pull that follows. It costs nothing, and begins anew with `rejoin`.
+        The count rises when the next transfer ends: compare it before and after a `push_pull`, or before a push and
+        after the next pull. Reading it sends nothing and never blocks. `rejoin` resets it to 0.
         """
         return self._thread.machine.tally.counts["left_out"]
 
@@ -316,13 +316,13 @@ class Pusher(Puller):
         groups: Sequence[Mapping[str, float] | None] | None = None,
         timeout: float | None = None,
     ) -> bool:
-        """Set numbers of the job's optimizer, in the place of what it began with, from this worker's next push on.
+        """Replace numbers of the job's optimizer, from this worker's next push on.
 
-        What holds afterwards is exactly what this call says, and for all else what the optimizer has in `init`: of an
-        earlier call nothing is left. With ``{}`` the optimizer's own numbers hold again, schedules included.
+        Each call replaces the previous one completely: numbers it does not mention return to those of `init`, schedules
+        included. ``{}`` restores them all.
 
-        Of the workers of a job only that counts which the chief says (`is_chief`): so all may run the same script, say
-        with a schedule that looks at the loss. In the synchronous mode the step of the chief's next push is the first
+        Only the chief's calls take effect (`is_chief`), so all workers can run the same script, such as one whose
+        schedule follows the loss. In the synchronous mode the step of the chief's next push is the first
         with it, on all servers. In the other modes the chief's own next push is, and those of other workers follow
         within a second. A checkpoint and the coordinator's journal keep it.
 
@@ -341,7 +341,8 @@ class Pusher(Puller):
         Returns
         -------
         bool
-            Whether these hold now: False for a worker that is not the chief.
+            Whether these numbers are in force now. For a worker that is not the chief: only if the chief has set the
+            same.
 
         Raises
         ------
@@ -351,7 +352,7 @@ class Pusher(Puller):
         ConfigurationError
             This is an observer, or more than 4,096 numbers would travel with each update.
         DeadlineError
-            The coordinator has not answered; it may yet do so.
+            The coordinator did not answer in time; the numbers may still take effect.
         """
         refuse_in_callback()
         return self.set_hyperparameters_async(values, groups=groups, timeout=timeout).result()
@@ -365,7 +366,7 @@ class Pusher(Puller):
     ) -> Future[bool]:
         """`set_hyperparameters`, as a future."""
         if self._role == "observer":
-            raise ConfigurationError("an observer trains nothing, and sets no numbers of the optimizer")
+            raise ConfigurationError("an observer does not train, and cannot set hyperparameters")
         job = self._job(timeout).job
         if self._settable is None or self._settable[0] is not job:
             names = [parameter.name for parameter in job.parameters]
@@ -373,7 +374,7 @@ class Pusher(Puller):
         terms = [UNCHANGED if number is None else number for number in self._settable[1].terms(values, groups)]
         if len(terms) > 1 + MOST_NUMBERS:
             raise ConfigurationError(
-                f"{len(terms) - 1} numbers would travel with each update, for {int(terms[0])} groups; there may be "
+                f"{len(terms) - 1} numbers would travel with each update, for {int(terms[0])} groups; the limit is "
                 f"{MOST_NUMBERS}: put parameters with the same numbers into one group"
             )
         return self._submit(SetRates(0.0, rates=terms), timeout)
@@ -382,6 +383,8 @@ class Pusher(Puller):
         self, learning_rate: float, *, groups: Sequence[float | None] | None = None, timeout: float | None = None
     ) -> bool:
         """Set the job's learning rate: `set_hyperparameters` with that alone.
+
+        Other numbers set before return to those of `init`.
 
         Parameters
         ----------
@@ -404,5 +407,7 @@ class Pusher(Puller):
         self, learning_rate: float, *, groups: Sequence[float | None] | None = None, timeout: float | None = None
     ) -> Future[bool]:
         """`set_learning_rate`, as a future."""
-        each = None if groups is None else [None if rate is None else {"learning_rate": rate} for rate in groups]
+        each: Any = groups  # what is no sequence is refused where it is looked into
+        if isinstance(groups, Sequence):
+            each = [None if rate is None else {"learning_rate": rate} for rate in groups]
         return self.set_hyperparameters_async({"learning_rate": learning_rate}, groups=each, timeout=timeout)

@@ -32,7 +32,7 @@ from zmqps.core.coordinator.files import Served
 from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import MAX_NAME_CHARS, JobSpec
-from zmqps.core.protocol.terms import MOST_NUMBERS
+from zmqps.core.protocol.terms import MOST_NUMBERS, are_sets
 from zmqps.core.server.changes import Unchanged
 from zmqps.core.server.row_snapshot import RowPiece
 from zmqps.core.server.shard import Shard
@@ -430,7 +430,7 @@ def resumptions(config: CheckpointConfig) -> dict[str, Resumption]:
 
 
 def numbers_of(manifest: Manifest) -> tuple[float, ...]:
-    """Return the numbers that the chief had set when a checkpoint was made, as they travel."""
+    """Return the numbers that the chief had set when a checkpoint was made, as they travel; none if unusable."""
     kept = manifest.run.get("rates", [])
-    usable = isinstance(kept, list) and len(kept) <= 1 + MOST_NUMBERS and all(isinstance(rate, float) for rate in kept)
-    return tuple(kept) if usable else ()
+    usable = isinstance(kept, list) and len(kept) <= 1 + MOST_NUMBERS and are_sets(kept)
+    return tuple(map(float, kept)) if usable else ()

@@ -64,6 +64,8 @@ class Hyperparameters:
             A number is out of its range, or the optimizer does not have it, or it cannot change; or there are not as
             many as groups.
         """
+        if groups is not None and not isinstance(groups, Sequence):
+            raise OptimizerError("set_hyperparameters: groups must be a sequence, with an entry for each group")
         asked: list[Mapping[str, float] | None] = [None, *(groups or [None] * len(self._spec.groups))]
         if len(asked) != 1 + len(self._spec.groups):
             raise OptimizerError(

@@ -108,7 +108,7 @@ class Kernel(ABC):
             What gradients are multiplied with, where the rule has a `clip_norm`.
         numbers : tuple of float
             In the place of the rule's own, the first of its `Rule.numbers`: as many as there are. Beyond `LARGEST`:
-            the rule's own. None counts if an option does not take one of them.
+            the rule's own. If the rule refuses one of them, all are ignored.
         """
         if numbers:
             kernel = self._sets.get(numbers) or self._with(numbers)
@@ -141,7 +141,7 @@ class Kernel(ABC):
             usable = set(rule.slots) <= set(self._slots)
         except OptimizerError:
             usable = False
-        if not usable:  # workers check what they send, so this one does not: nothing that it says counts
+        if not usable:  # workers check what they send; from one that did not, all numbers are ignored
             rule = self.rule
         code = _code(rule)
         same = self if code == _code(self.rule) else self._others.get(code)  # several threads may be here

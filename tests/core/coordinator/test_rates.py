@@ -6,19 +6,19 @@ from collections.abc import Sequence
 
 import pytest
 
-from zmqps.core.coordinator.rates import LearningRates
+from zmqps.core.coordinator.rates import Numbers
 from zmqps.core.protocol.limits import OPEN_STEPS
 
 
-def history(*sets: tuple[int, int, Sequence[float]]) -> LearningRates:
-    rates = LearningRates()
+def history(*sets: tuple[int, int, Sequence[float]]) -> Numbers:
+    rates = Numbers()
     for first, clock, values in sets:
         rates.set(first, clock, values)
     return rates
 
 
 def test_before_anything_is_set_the_optimizers_own_hold() -> None:
-    rates = LearningRates()
+    rates = Numbers()
     assert rates.at(0) == rates.latest == rates.terms == ()
 
 
@@ -52,7 +52,7 @@ def test_what_is_kept_of_the_past_is_bounded() -> None:
 
 def test_what_was_kept_is_what_it_was() -> None:
     rates = history((4, 3, [0.1]), (5, 4, [0.2, -1.0]))
-    again = LearningRates()
+    again = Numbers()
     again.restore(rates.dump())
     assert [again.at(step) for step in range(7)] == [rates.at(step) for step in range(7)]
     assert again.terms == rates.terms == (1.0, 0.2, -1.0)

@@ -43,7 +43,7 @@ KEPT = {
     "_Move": "copy generation version lost awaited",
     "Steps": "policy _counted _ranks _told _behind _waits_for_all",
     "Commits": "unconfirmed measuring",
-    "LearningRates": "latest _before",
+    "Numbers": "latest _before",
     "Bringing": "behind moving",
     "Synchronous": "step dropped _count _arrivals _left_out",
     "DataSets": "by_name _saved",
@@ -105,7 +105,7 @@ NOT_KEPT = {
         "_attendance _training _commits _paused _requests _retry_due _since pauses delays counted"
     ),
     "Commits": "copies _squares",
-    "LearningRates": "_changed",
+    "Numbers": "_changed",
     "Bringing": "torn _commits _members",
     "Pauses": "suspended holding closed",
     "Synchronous": "aggregate on_straggler clock _live _paused _absent _waiting _ready _late _first_at _patient_from",

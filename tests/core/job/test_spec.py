@@ -52,6 +52,12 @@ def test_a_job_survives_the_wire(job) -> None:  # type: ignore[no-untyped-def]
     assert JobSpec.from_wire(job.to_wire()) == job
 
 
+def test_a_job_from_before_there_was_another_mean_has_the_one_there_was() -> None:
+    wire = JOB.to_wire()
+    del wire["mean"]
+    assert JobSpec.from_wire(wire) == JOB
+
+
 @given(st.dictionaries(st.sampled_from(["parameters", "optimizer", *OPTIONS, "x"]), PLAIN))
 def test_any_map_is_a_job_or_an_error_of_ours(wire) -> None:  # type: ignore[no-untyped-def]
     with contextlib.suppress(PSError):

@@ -18,7 +18,7 @@ from zmqps.core.protocol.guard import (
     join_guard,
     welcome_guard,
 )
-from zmqps.core.protocol.messages import EndJob, Examine, Hello, Welcome
+from zmqps.core.protocol.messages import PROTOCOL_VERSION, EndJob, Examine, Hello, Welcome
 from zmqps.errors import IdentityError
 
 SECRET, OTHER, NONE = b"what all who join know", b"what somebody guesses", b""
@@ -31,7 +31,7 @@ def joining(secret: bytes, hello: Hello = HELLO) -> Hello:
 
 
 def answering(proof: bytes) -> Welcome:
-    return Welcome(3, b"c" * 16, "coordinator", 0, 1.0, 10.0, 1, 1, proof=proof)
+    return Welcome(PROTOCOL_VERSION, b"c" * 16, "coordinator", 0, 1.0, 10.0, 1, 1, proof=proof)
 
 
 def test_who_knows_the_secret_joins_and_knows_the_coordinator() -> None:

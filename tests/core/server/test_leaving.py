@@ -8,7 +8,7 @@ from tests.core.machines import exits_of, identity, logged, sent
 from zmqps.core.node.member import Member
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import COORDINATOR, Action, Exit, Stop
-from zmqps.core.protocol.messages import Drain, Draining, Leave, Welcome
+from zmqps.core.protocol.messages import PROTOCOL_VERSION, Drain, Draining, Leave, Welcome
 from zmqps.core.protocol.resizing import GOING, GONE, STAYS
 from zmqps.core.server.leaving import AGAIN_S, Leaving
 
@@ -21,7 +21,7 @@ class Server:
         self.now = 0.0
         self.member.start(0.0)
         if joined:
-            self.member.on_message(Welcome(3, b"i" * 16, "c", 0, 1.0, 1e9, 1, 1, patience=patience), 0.0)
+            self.member.on_message(Welcome(PROTOCOL_VERSION, b"i" * 16, "c", 0, 1.0, 1e9, 1, 1, patience=patience), 0.0)
         self.leaving = Leaving(self.member)
 
     def stop(self, drain_s: float = 60.0) -> list[Action]:

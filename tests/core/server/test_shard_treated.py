@@ -12,7 +12,7 @@ from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.protocol.events import COORDINATOR, Received, Returned, Run, Send
 from zmqps.core.protocol.keys import LOADER, ticket_of
-from zmqps.core.protocol.messages import Ack, Departed, Hello, Leave, Load, Pull, Push, Values
+from zmqps.core.protocol.messages import PROTOCOL_VERSION, Ack, Departed, Hello, Leave, Load, Pull, Push, Values
 from zmqps.core.server.admission import Room
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Shard
@@ -134,7 +134,9 @@ class Server:
         self.machine.handle(Returned(run.tag, run.work()), 0.0)
         for peer, incarnation, role in ((b"a", A, "worker"), (b"b", B, "worker"), (b"o", b"o" * 16, "observer")):
             ticket = ticket_of(KEY, LOADER if peer == b"a" else role, incarnation)
-            hello = Hello("zmqps", 3, role, incarnation, "x", "host", 1, job="default", secret=ticket, epoch=1)
+            hello = Hello(
+                "zmqps", PROTOCOL_VERSION, role, incarnation, "x", "host", 1, job="default", secret=ticket, epoch=1
+            )
             self.take(peer, hello)
         for index in (0, 1):
             self.take(b"a", Load(1, 1, ((index, 0, ()),), (np.zeros(SIZE, "f4"),)))

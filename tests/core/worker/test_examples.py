@@ -1,4 +1,4 @@
-"""As how many examples a worker counts in a step."""
+"""A worker's examples in a step."""
 
 from __future__ import annotations
 
@@ -32,6 +32,13 @@ def push(examples: int, *parameters: int, terms: Any = (), rows: bool = False) -
     return Push(cargoes=() if rows else cargoes, source=source, examples=examples, terms=terms)
 
 
+def wanted() -> StepExamples:
+    """Return those of a job whose mean is over all workers."""
+    counted = StepExamples()
+    counted.wanted = True
+    return counted
+
+
 @pytest.mark.parametrize(
     ("pushes", "examples"),
     [
@@ -48,17 +55,24 @@ def push(examples: int, *parameters: int, terms: Any = (), rows: bool = False) -
     ],
 )
 def test_parts_of_a_batch_count_once_and_batches_add_up(pushes: list[Push], examples: int) -> None:
-    counted = StepExamples()
+    counted = wanted()
     for one in pushes:
         counted.add(one)
-    assert counted.take() == examples
-    assert counted.take() == 1, "a step begins anew"
+    assert counted.so_far == examples
+    counted.clear()
+    assert counted.so_far == 1, "a step begins anew"
 
 
 def test_a_push_that_is_alone_in_its_step_is_not_taken_apart() -> None:
-    counted = StepExamples()
+    counted = wanted()
     counted.add(Push(source=Source(), examples=5), alone=True)
-    assert counted.take() == 5
+    assert counted.so_far == 5
     counted.add(push(5, 0))
     counted.clear()
-    assert counted.take() == 1
+    assert counted.so_far == 1
+
+
+def test_where_no_mean_is_over_all_workers_nothing_is_counted() -> None:
+    counted = StepExamples()
+    counted.add(push(5, 0))
+    assert counted.so_far == 1

@@ -247,7 +247,7 @@ def test_a_worker_with_nothing_counts_in_a_mean_over_all_and_one_that_skips_does
     assert arriving(p, Advance(examples=0))[0] == [], "another one counts for it"
     assert arriving(p, Advance(examples=24)) == ([3], 24, 0)
     p.resume(9)
-    assert p.counts_all
+    assert p.examples.wanted
 
 
 def test_where_the_mean_is_over_those_that_pushed_a_worker_with_nothing_has_skipped() -> None:

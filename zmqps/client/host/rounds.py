@@ -34,7 +34,7 @@ class HostModels:
         self.values = MappedModels(self.values_layout, NUM_PLACES)
         self.gradients = SharedModel(self.gradients_layout, arenas)
         self.counts: dict[int, int] = {}  # how many examples the gradients are the sum of
-        self.examples = 0  # the most that a push of the step is said to be of
+        self.examples = 0  # the largest `examples` of the step's pushes
 
 
 def lead(me: Pusher, models: HostModels, met: meeting.Met, path: Path) -> Leader:

@@ -8,7 +8,7 @@ from zmqps.core.coordinator.attendance import Attendance, unnamed
 from zmqps.core.coordinator.journal import Changed, Plain, nothing
 from zmqps.core.coordinator.losses import Losses
 from zmqps.core.coordinator.membership import MemberInfo, Roster
-from zmqps.core.coordinator.rates import LearningRates
+from zmqps.core.coordinator.rates import Numbers
 from zmqps.core.coordinator.spares import Kept, Spares, waiting_for
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import Action, Log, Send
@@ -46,7 +46,7 @@ class Places:
         job: Callable[[], JobSpec | None],
         dismiss: Callable[[MemberInfo, PSError], list[Action]],
         changed: Changed = nothing,
-        rates: LearningRates | None = None,
+        rates: Numbers | None = None,
     ) -> None:
         self.attendance = Attendance(changed)
         self.spares = Spares(members)
@@ -58,7 +58,7 @@ class Places:
         self._job = job
         self._dismiss = dismiss
         self._changed = changed
-        self._rates = rates or LearningRates()
+        self._rates = rates or Numbers()
         self.chief: MemberInfo | None = None  # as far as it has been told
         self._all_joined = 0  # the largest number of workers that was expected and came
         self._missed: set[bytes] = set()  # workers that count and have begun: if lost, the job has lost a worker

@@ -10,7 +10,7 @@ from zmqps.core.protocol.limits import OPEN_STEPS
 from zmqps.core.protocol.terms import Rates, terms_of
 
 
-class LearningRates:
+class Numbers:
     """What replaces the optimizer's own: from some step on where steps are common, else at once.
 
     Parameters

@@ -16,7 +16,7 @@ from zmqps.core.coordinator.missing import torn
 from zmqps.core.coordinator.occupancy import Occupancy
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.places import Places
-from zmqps.core.coordinator.rates import LearningRates
+from zmqps.core.coordinator.rates import Numbers
 from zmqps.core.coordinator.reach import check_in_reach
 from zmqps.core.coordinator.replication import Replication
 from zmqps.core.coordinator.resumption import Resumption
@@ -85,7 +85,7 @@ class JobRun:
         self._options = options
         self._servers = servers
         self.occupancy = Occupancy(name, before, self.members, self.workers, options.lease)
-        self.rates = LearningRates(self._changed)
+        self.rates = Numbers(self._changed)
         self.places = Places(
             name, options.workers, self.members, self.workers,
             lambda: self.startup.job, lambda member, error: self.barriers.dismiss(member, error),

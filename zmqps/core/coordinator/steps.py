@@ -15,7 +15,7 @@ from zmqps.core.coordinator.delays import Delays
 from zmqps.core.coordinator.journal import Changed, Plain, nothing
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.pauses import Pauses
-from zmqps.core.coordinator.rates import LearningRates
+from zmqps.core.coordinator.rates import Numbers
 from zmqps.core.coordinator.waits import Waiter
 from zmqps.core.job.norms import scale_to
 from zmqps.core.job.spec import JobSpec
@@ -52,7 +52,7 @@ class Steps:
         members: Mapping[bytes, MemberInfo],
         attendance: Attendance,
         changed: Changed = nothing,
-        rates: LearningRates | None = None,
+        rates: Numbers | None = None,
         *,
         replicated: bool = False,
     ) -> None:
@@ -75,7 +75,7 @@ class Steps:
         self._waits_for_all = False
         self._clip_norm: float | None = None
         self._counts_all = False  # a mean is over all contributors, whatever they have pushed
-        self._rates = rates or LearningRates()
+        self._rates = rates or Numbers()
         self._paused: dict[bytes, set[str]] = {}  # what those who are not waited for wait for themselves
         self._requests: dict[bytes, int] = {}  # arrivals that wait for their answer
         self._retry_due: float | None = None

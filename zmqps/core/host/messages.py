@@ -47,7 +47,7 @@ class Bring(HostMessage):
     """My gradients of a step lie in ``places``, one for each table of the key space.
 
     ``counts`` says how many examples they are the sum of, as runs of parameters: first, one past the last, count. A
-    parameter that is in none has no gradient. ``examples`` is as how many the worker counts in the step; 0: it skips
+    parameter that is in none has no gradient. ``examples`` is the worker's weight in the step's mean; 0: it skips
     it, and with ``for_all`` nobody's gradient of it is applied. ``codec`` is empty where the job's is meant.
     """
 

@@ -30,7 +30,7 @@ MAX_COUNT = (1 << 63) - 1
 #: Names stand in errors, logs and the status; real ones have tens of characters.
 MAX_NAME_CHARS = 512
 NONFINITE_POLICIES = ("reject", "allow")
-#: Over whom the mean of a synchronous step is taken, for each element.
+#: What the sum of a synchronous step's gradients is divided by, for each element: whose examples.
 MEANS = ("pushed", "workers")
 STRAGGLER_POLICIES = ("wait", "continue", "fail")
 #: Old versions that a job may keep readable; each is another copy of the model.
@@ -266,10 +266,11 @@ class JobSpec:
         ConfigurationError, DtypeError
             It is, but the job it describes cannot be trained.
         """
-        if set(wire) - {"tables"} != {"parameters", "optimizer", *OPTIONS}:
+        wire = {"mean": "pushed", "tables": [], **wire}  # which may be left out, as in checkpoints from before them
+        if set(wire) != {"parameters", "optimizer", "tables", *OPTIONS}:
             known = ", ".join(("parameters", "optimizer", *OPTIONS))
             raise ProtocolError(f"a job has {known}, not {sorted(wire)[:8]}")
-        entries, optimizer, tables = wire["parameters"], wire["optimizer"], wire.get("tables", [])
+        entries, optimizer, tables = wire["parameters"], wire["optimizer"], wire["tables"]
         if type(entries) is not list or type(optimizer) is not dict or type(tables) is not list:
             raise ProtocolError("a job's parameters and tables are lists, and its optimizer a map")
         for name, types in OPTIONS.items():

@@ -163,7 +163,7 @@ __all__ = [
     "Yielded",
 ]
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 MAGIC = "zmqps"
 
 # Not Message.__subclasses__(): slots=True makes each class twice, and the first one lingers there.

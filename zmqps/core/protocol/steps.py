@@ -50,9 +50,9 @@ class Waiting(Message):
 class Arrive(Message):
     """A worker has completed a step: all shards have acknowledged these pushes of it.
 
-    No attempts: it has skipped the step; or it only waits, once more, for what it has brought before. ``examples`` is
-    as how many it counts in a mean over all workers, whatever it has pushed; one that has pushed nothing and does not
-    skip has an attempt of no push. With ``leaves_out`` 1 nobody's gradient of the step is to be applied.
+    No attempts: it has skipped the step; or it only waits, once more, for what it has brought before. ``examples``:
+    the worker's weight in a mean over all workers, whatever it pushed. A worker that pushed nothing and does not skip
+    names an attempt without a push. With ``leaves_out`` 1 the step's gradients of all workers are to be discarded.
     """
 
     kind: ClassVar[int] = 20
@@ -83,8 +83,8 @@ class Commit(Message):
     """The coordinator closes a step: apply the mean of these contributors' gradients, in this order.
 
     With ``measure`` 1 nothing is applied yet: the server is to say how large the mean is (`Measured`), and is told
-    again, then with the ``terms`` that follow from the norm of all shards' together. ``examples`` is as how many
-    all contributors count, where a mean is over all of them; 0: it is over those that pushed. With ``left_out`` 1 no
+    again, then with the ``terms`` that follow from the norm of all shards' together. ``examples`` is the weight of all
+    contributors together, where a mean is over all of them; 0: it is over those that pushed. With ``left_out`` 1 no
     gradient is applied; what was set in the step is set.
     """
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 from zmqps.core.protocol.message import Message
 
@@ -26,6 +26,8 @@ SET, SET_TO_MEAN = -2.0, -3.0
 #: Numbers that may be set: they travel with every update. Some for each tensor of a large model that has groups of one
 #: tensor each, and not more bytes than a small push.
 MOST_NUMBERS = 4096
+#: A whole number may be larger, and is then no number of an optimizer.
+LARGEST_FLOAT = 1.7976931348623157e308
 Rates: TypeAlias = Sequence[float]
 
 
@@ -37,6 +39,15 @@ def terms_of(scale: float, rates: Rates) -> tuple[float, ...]:
 def are_values(terms: Terms) -> bool:
     """Whether a push on these terms brings values, not gradients."""
     return bool(terms) and terms[0] < 0.0
+
+
+def are_sets(numbers: Sequence[Any]) -> bool:
+    """Whether numbers after a scale are usable: all finite, how many sets there are, then sets of one size."""
+    # compared, for `math.isfinite` raises where a whole number is too large for a float
+    if not numbers or not all(type(n) in (int, float) and abs(n) <= LARGEST_FLOAT for n in numbers):
+        return False
+    count, more = numbers[0], len(numbers) - 1
+    return bool(1 <= count <= more and count == int(count) and more % int(count) == 0)
 
 
 @dataclass(frozen=True, slots=True)

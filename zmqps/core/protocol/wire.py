@@ -59,7 +59,7 @@ from zmqps.core.protocol.messages import (
     Watched,
 )
 from zmqps.core.protocol.notes import checked_entries
-from zmqps.core.protocol.terms import MOST_NUMBERS, SET, SET_TO_MEAN
+from zmqps.core.protocol.terms import MOST_NUMBERS, SET, SET_TO_MEAN, are_sets
 from zmqps.core.protocol.typed import are_ordered, pack, reader
 from zmqps.errors import LimitError, ProtocolError
 
@@ -185,16 +185,11 @@ def _terms(value: Any) -> Any:
     terms = tuple(_list(value))
     if len(terms) > 2 + MOST_NUMBERS:
         raise LimitError(what="number of hyperparameters", got=len(terms) - 2, limit=MOST_NUMBERS)
-    if not all(type(number) in (int, float) and math.isfinite(number) for number in terms):
-        raise ProtocolError(f"{_show(value)} are not numbers")
-    scaled = not terms or 0.0 <= terms[0] <= 1.0 or terms[0] in (SET, SET_TO_MEAN)
-    if not scaled or (len(terms) > 1 and not _are_sets(terms[1], len(terms) - 2)):
+    scale = terms[0] if terms else 1.0
+    scaled = type(scale) in (int, float) and (0.0 <= scale <= 1.0 or scale in (SET, SET_TO_MEAN))
+    if not scaled or (len(terms) > 1 and not are_sets(terms[1:])):
         raise ProtocolError(f"{_show(value)} are not a scale between 0 and 1, and sets of numbers of one size")
     return tuple(map(float, terms))
-
-
-def _are_sets(count: float, numbers: int) -> bool:
-    return 1 <= count <= numbers and count == int(count) and numbers % int(count) == 0
 
 
 def _parts(value: Any) -> Any:

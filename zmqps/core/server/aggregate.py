@@ -189,8 +189,9 @@ class Stage:
         Of several that set an element, the first in their order has its way, before all that average it; and what is
         set is not trained in that step. With ``left_out`` nothing is trained. Valid until the next call.
         """
+        means = [] if left_out else self.mean(step, index, pushes, total=total)
         if step not in self._setting:
-            return [] if left_out else self.mean(step, index, pushes, total=total), []
+            return means, []
         values: Stretches = []
         slices = self._steps.get(step, {})
         for push in pushes:
@@ -198,7 +199,6 @@ class Stage:
             if brought is not None and brought.sort == SET:
                 values = _beside(values, _all_of(brought))
         values = _beside(values, self.mean(step, index, pushes, SET_TO_MEAN))
-        means = [] if left_out else self.mean(step, index, pushes, total=total)
         return _left(means, values), values
 
     def mean(

@@ -160,7 +160,7 @@ class Asked:
         if not message.load:
             host.member.num_workers = message.num_workers
             host.member.is_chief |= bool(message.chief)  # unless it has heard of it before
-            host.member.terms = message.terms or host.member.terms
+            host.member.terms = message.terms  # none: the optimizer's own numbers hold
             mode, counts_all = host.attached.job.mode, host.attached.job.mean == "workers"
             host.transfers.pace.attach(mode, message.step, counts_all=counts_all)
             actions += [Log("warning", message.note)] if message.note else []

@@ -1,4 +1,4 @@
-"""As how many examples a worker counts in a step, where a mean is over all workers."""
+"""A worker's examples in a step: its weight where a mean is over all workers."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ class StepExamples:
     """
 
     def __init__(self) -> None:
+        self.wanted = False  # by the job, whose mean is over all workers of a step
         self._largest = 0
         self._of: Counter[int] = Counter()  # by parameter, where there are several pushes
 
     def add(self, push: Push, *, alone: bool = False) -> None:
         """A push is with the servers, or brings nothing; ``alone``: it is the step's first and last."""
-        if are_values(push.terms):
+        if not self.wanted or are_values(push.terms):
             return
         self._largest = max(self._largest, push.examples)
         if not alone and not isinstance(push.source, RowSource):
@@ -34,12 +35,6 @@ class StepExamples:
     def so_far(self) -> int:
         """Those of the step; one in which nothing is said has one."""
         return min(max(1, self._largest, *self._of.values()), MAX_COUNT)
-
-    def take(self) -> int:
-        """Return the step's examples, and begin the next one."""
-        found = self.so_far
-        self.clear()
-        return found
 
     def clear(self) -> None:
         """The step is over, or was dropped."""

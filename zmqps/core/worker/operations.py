@@ -133,7 +133,7 @@ class Advance(Operation):
     """End a step, whatever was pushed in it.
 
     With ``skips`` what was is left out; with ``for_all``, too, nobody's gradient of the step is applied. ``examples``
-    is as how many this worker counts, where a mean is over all of them; None: what its pushes say.
+    is this worker's weight where a mean is over all workers; None: what its pushes say.
     """
 
     skips: bool = False

@@ -33,7 +33,6 @@ class Pace:
         self._unacknowledged: set[Push] = set()  # pushes of this step that are under way
         self._attempts: list[int] = []
         self._next_attempt = 1
-        self.counts_all = False  # the mean of a step is over all its workers
         self.examples = StepExamples()
         self.unfinished = Unfinished()
         self.passed = False  # a step of partial pushes went by: the advance that was to end it ends nothing
@@ -54,7 +53,7 @@ class Pace:
 
     def attach(self, mode: str, clock: int, *, counts_all: bool = False) -> None:
         """The job is known."""
-        self.mode, self.clock, self.counts_all = mode, max(clock, self.clock), counts_all
+        self.mode, self.clock, self.examples.wanted = mode, max(clock, self.clock), counts_all
         self.version = self.clock if mode == "sync" else 0
 
     @property
@@ -100,7 +99,7 @@ class Pace:
                 transfer.attempt = self._next_attempt
                 self._next_attempt += 1
                 self._unacknowledged.add(transfer)
-            elif self.counts_all:
+            else:
                 self.examples.add(transfer)
             if transfer.whole:
                 self.closing = transfer
@@ -125,9 +124,8 @@ class Pace:
         """All shards have acknowledged a push."""
         if self.mode != "async":
             self._unacknowledged.discard(transfer)
-            if self.counts_all:
-                alone = transfer.whole and not self._attempts and not self._unacknowledged
-                self.examples.add(transfer, alone=alone)
+            alone = transfer.whole and not self._attempts and not self._unacknowledged
+            self.examples.add(transfer, alone=alone)
             self._attempts.append(transfer.attempt)
 
     def forget(self, ended: Push | Advance) -> None:
@@ -161,12 +159,12 @@ class Pace:
     def _all_brought(self, request: int, closing: Advance) -> Arrive:
         """Return an arrival with all of the step; of one that is not skipped and has no push there is an attempt."""
         for_all = closing.for_all and self.mode == "sync"
-        examples = self.examples.take() if closing.examples is None else closing.examples
+        examples = self.examples.so_far if closing.examples is None else closing.examples
         self.examples.clear()
         if closing.skips and not for_all:
             return Arrive(request, self.clock, ())
         attempts = tuple(sorted(self._attempts))
-        if not attempts and (for_all or (self.counts_all and examples)):
+        if not attempts and (for_all or (self.examples.wanted and examples)):
             attempts = (self._next_attempt,)
             self._next_attempt += 1
         return Arrive(request, self.clock, attempts, examples, int(for_all))
@@ -203,7 +201,7 @@ class Pace:
         """
         if self.mode == "async" or clock <= self.clock:
             return False
-        self.attach(self.mode, clock, counts_all=self.counts_all)
+        self.attach(self.mode, clock, counts_all=self.examples.wanted)
         self.unfinished.clear()
         lost = bool(self._attempts)
         self._attempts.clear()

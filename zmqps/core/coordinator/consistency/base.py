@@ -22,7 +22,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Commitment:
-    """A step is complete: ``contributors`` are (worker, its pushes), ``examples`` as how many they count.
+    """A step is complete: ``contributors`` are (worker, its pushes), ``examples`` their weight together.
 
     With ``left_out`` one of them has said that nobody's gradient is to be applied.
     """
@@ -48,7 +48,7 @@ class Arrival:
 
     attempts: tuple[int, ...] = ()  # none: it has skipped it
     count: int = 0  # gradients
-    examples: int = 0  # as how many these count in a mean over all workers
+    examples: int = 0  # the worker's weight in a mean over all workers
     leaves_out: bool = False  # nobody's gradient of the step is to be applied
 
 
