@@ -66,7 +66,7 @@ def test_each_way_of_writing_is_warned_of_once(options: dict[str, Any], caplog: 
                     torch.optim.swa_utils.AveragedModel(model),
                 )  # all of this reads
                 plain_loop(model, optimizer, data[2:4])
-                assert caplog.text == "", name
+                assert "was written to" not in caplog.text, name
                 for _ in range(2):
                     write(model)
                     plain_loop(model, optimizer, data[4:5])
@@ -93,7 +93,7 @@ def test_what_a_script_writes_is_the_jobs_when_it_says_so(
     expected = alone(mlp, adam, batches(6), loop)
     for model in together(mlp, adam, batches(6), loop, **options):
         check_same(model, expected)
-    assert caplog.text == ""
+    assert "was written to" not in caplog.text
 
 
 def test_it_is_warned_again_after_steps_without_a_write(caplog: pytest.LogCaptureFixture) -> None:
