@@ -195,6 +195,11 @@ def test_a_backward_pass_through_what_is_older_than_the_last_step_is_refused_as_
             optimizer.step()
             with pytest.raises(RuntimeError, match="modified by an inplace operation"):
                 loss.backward()
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(model(x), y)
+            model[0].weight.grad = torch.ones_like(model[0].weight)  # only this one is stepped
+            optimizer.step()
+            loss.backward(inputs=[model[4].weight])  # for which it is not needed
 
 
 def quantized() -> Any:

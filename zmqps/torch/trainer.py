@@ -173,7 +173,7 @@ class Trainer:
             else:
                 self._push(self._worker, scale)
         if not skip:  # as any optimizer that writes in place: a backward pass through what is older now is refused
-            torch.autograd.graph.increment_version([parameter for _, parameter in self._trained])
+            torch.autograd.graph.increment_version([p for _, p in self._trained if p.grad is not None])
         self._spread()
         if self._overlap is None or skip:  # else they are noted as they come
             self._watch.note_all()
