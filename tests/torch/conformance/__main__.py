@@ -8,13 +8,14 @@ import random
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from multiprocessing import get_context
 
 for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
 from tests.torch.conformance.cases import CROSSES, Case, covering, everything  # noqa: E402
-from tests.torch.conformance.run import Verdict, run_all, table  # noqa: E402
+from tests.torch.conformance.run import run_all, say, say_nothing, table  # noqa: E402
 
 
 def main() -> int:
@@ -41,13 +42,13 @@ def main() -> int:
     if arguments.list:
         print(*cases, sep="\n")
         return 0
-    begun = time.perf_counter()
+    begun, tell = time.perf_counter(), say if arguments.verbose else say_nothing
     if arguments.processes > 1:
         shares = [cases[first :: arguments.processes] for first in range(arguments.processes)]
         with ProcessPoolExecutor(arguments.processes, mp_context=get_context("spawn")) as pool:
-            verdicts = [verdict for found in pool.map(run_all, shares) for verdict in found]
+            verdicts = [verdict for found in pool.map(partial(run_all, tell=tell), shares) for verdict in found]
     else:
-        verdicts = run_all(cases, say if arguments.verbose else lambda verdict: None)
+        verdicts = run_all(cases, tell)
     print(table(verdicts))
     print(f"{len(verdicts)} combinations in {time.perf_counter() - begun:.0f} s")
     return any(verdict.kind == "failed" for verdict in verdicts)
@@ -70,11 +71,6 @@ def chosen(arguments: argparse.Namespace) -> list[Case]:
     if arguments.sample is not None and arguments.sample < len(cases):
         cases = random.Random(arguments.seed).sample(cases, arguments.sample)
     return cases
-
-
-def say(verdict: Verdict) -> None:
-    """Print one verdict."""
-    print(f"{verdict.kind:10} {verdict.seconds:6.2f} s {verdict.case} {verdict.text[:120]}", flush=True)
 
 
 if __name__ == "__main__":

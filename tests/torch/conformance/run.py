@@ -295,7 +295,16 @@ class Suite:
         return torch.distributed.group.WORLD
 
 
-def run_all(cases: Iterable[Case], say: Callable[[Verdict], None] = lambda verdict: None) -> list[Verdict]:
+def say(verdict: Verdict) -> None:
+    """Print one verdict."""
+    print(f"{verdict.kind:10} {verdict.seconds:6.2f} s {verdict.case} {verdict.text[:120]}", flush=True)
+
+
+def say_nothing(verdict: Verdict) -> None:
+    """Leave it to the table."""
+
+
+def run_all(cases: Iterable[Case], tell: Callable[[Verdict], None] = say_nothing) -> list[Verdict]:
     """Run cases, and return what became of them."""
     verdicts = []
     with Suite() as suite:
@@ -304,7 +313,7 @@ def run_all(cases: Iterable[Case], say: Callable[[Verdict], None] = lambda verdi
             if verdict.kind == "failed":
                 verdict = replace(verdict, cause=suite.cause(case).unusual())
             verdicts.append(verdict)
-            say(verdicts[-1])
+            tell(verdicts[-1])
     return verdicts
 
 
