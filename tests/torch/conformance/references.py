@@ -96,7 +96,7 @@ class Replica:
 
     def average(self, *, counts: bool = True) -> None:
         """Take the mean of all gradients that count; None is zero where another replica has one."""
-        parameters = list(self.module.parameters())
+        parameters = self._trained() if self.by_step else list(self.module.parameters())
         mine = [None if p.grad is None else p.grad.clone() for p in parameters] if counts else None
         found = [each for each in self.exchange.gather(self.rank, mine) if each is not None]
         for index, parameter in enumerate(parameters):
