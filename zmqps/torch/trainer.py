@@ -161,9 +161,10 @@ class Trainer:
         skip
             The gradients are not finite: leave the step out for all workers.
         """
+        if self._overlap is not None:
+            self._overlap.wait()  # a loop may step twice without a forward pass
+        stepped = [] if skip else [parameter for _, parameter in self._trained if parameter.grad is not None]
         if self._numbers is not None and self._worker is not None:  # both, or neither
-            if self._overlap is not None:
-                self._overlap.wait()  # a loop may step twice without a forward pass
             self._watch.check()
             if self._changed is not None:
                 self._changed.check(unscaled=unscaled, num_workers=self._worker.num_workers)
@@ -172,8 +173,8 @@ class Trainer:
                 self._skip(self._worker)
             else:
                 self._push(self._worker, scale)
-        if not skip:  # as any optimizer that writes in place: a backward pass through what is older now is refused
-            torch.autograd.graph.increment_version([p for _, p in self._trained if p.grad is not None])
+        # as any optimizer that writes in place: a backward pass through what is older now is refused
+        torch.autograd.graph.increment_version(stepped)
         self._spread()
         if self._overlap is None or skip:  # else they are noted as they come
             self._watch.note_all()
