@@ -100,7 +100,7 @@ class StepWitness:
         self._pushes: dict[tuple[bytes, int], Pushed] = {}  # by incarnation and attempt
         self._counted: set[tuple[bytes, int]] = set()
         self.left_out: set[tuple[bytes, int]] = set()  # pushes of a step that its worker has skipped
-        self._leaves_out: set[tuple[bytes, int, int]] = set()  # who has left out a step for all, as in `_brought`
+        self._leaves_out: set[tuple[bytes, int, int]] = set()  # left out for all; as in `_brought`
         self._left_out: dict[Track, set[int]] = defaultdict(set)  # steps of which no gradient was applied
         self._asked: dict[tuple[bytes, int], Arrive] = {}  # by incarnation and request
         # by incarnation, step, and how often that had gone back

@@ -47,7 +47,7 @@ _ASK_FOR_CLASSES = torch.nn.MultiheadAttention, torch.nn.TransformerEncoder, tor
 #: What PyTorch calls them when it asks `__torch_function__`.
 _WITHOUT_VALUES = frozenset(_functions())
 
-#: Of each tensor whose values are on their way, by ``id``; who waits for them keeps the tensor alive.
+#: Of each tensor whose values are on their way, by ``id``; its `Group` keeps the tensor alive.
 _AWAITED: dict[int, Arrivals] = {}
 
 

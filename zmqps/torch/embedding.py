@@ -228,7 +228,7 @@ class Tables:
     Raises
     ------
     ConfigurationError
-        Rows that are to be trained are in no group: what is done to gradients by way of the optimizer would miss them.
+        Rows that are trained are in no param group, so `GradScaler` and the like would miss their gradients.
     """
 
     def __init__(self, model: torch.nn.Module, owned: Collection[int]) -> None:
