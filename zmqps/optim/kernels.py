@@ -182,13 +182,13 @@ class ArrayKernel(Kernel):
     allocates = True
 
     def __init__(self, rule: Rule, slots: Sequence[str], xp: Any, block_nbytes: int | None) -> None:
-        self._xp = xp
+        # not the namespace itself: machines are copied with their kernels, and a module cannot be
+        self._equations: Callable[[Rule], Any] = lambda rule: (rule.equation(xp), rule.gradient(xp))
         self._block_nbytes = block_nbytes
         super().__init__(rule, slots)
 
     def _compile(self) -> None:
-        self._update = self.rule.equation(self._xp)
-        self._gradient = self.rule.gradient(self._xp)
+        self._update, self._gradient = self._equations(self.rule)
 
     def _run(
         self, w: Any, g: Any, out: Any, slots: tuple[Any, ...], gradient_scalars: tuple[Any, ...], scalars: Any
