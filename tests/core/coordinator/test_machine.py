@@ -27,6 +27,7 @@ from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import Log, Received, Stop, Undecodable
 from zmqps.core.protocol.messages import (
+    PROTOCOL_VERSION,
     Assign,
     Departed,
     Discard,
@@ -477,7 +478,7 @@ def test_too_many_barriers_are_refused() -> None:
     [
         ("worker", {"magic": "other"}, ProtocolError.code),
         ("worker", {"version": 1, "job": ""}, ProtocolVersionError.code),
-        ("worker", {"version": 4}, ProtocolVersionError.code),
+        ("worker", {"version": PROTOCOL_VERSION + 1}, ProtocolVersionError.code),
         ("worker", {"role": "king"}, ProtocolError.code),
         ("worker", {"job": ""}, ProtocolError.code),
         ("observer", {"job": ""}, ProtocolError.code),
