@@ -74,8 +74,9 @@ def reference(what: tuple[Any, ...], **variant: bool) -> list[Result] | str:
         return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
-#: What zmqps warns of, once, where a script writes to parameters, which the next step undoes, as docs/torch.md says.
+#: What zmqps warns of, once, where a script changes gradients on one of several workers, as docs/torch.md says.
 CHANGED = "was changed between backward and step"
+#: Where it writes to parameters, which the next step undoes.
 WRITTEN = "was written to since the last step"
 #: What share_gradients=True does to gradients that are None, as the docstring of `zmqps.torch.Optimizer` says.
 ZEROS = "with share_gradients a parameter that is not used has a gradient of zeros, not None"
