@@ -101,6 +101,7 @@ NUMBERS = {
     "Z050": "ServerMemoryError",
     "Z051": "ShardBrokenError",
     "Z052": "TableFullError",
+    "Z053": "AmbiguousNodeError",
     "Z060": "DeviceError",
     "Z061": "DeviceMemoryError",
     "Z070": "CheckpointError",

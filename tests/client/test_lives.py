@@ -13,15 +13,24 @@ TOKEN = "0123456789abcdef" * 2
 
 
 def test_what_is_not_said_is_no_life() -> None:
-    assert find_life({"ZMQPS_WORKER_RESTART": "3", "ZMQPS_WORKER_INDEX": "1"}) == Life()
+    assert find_life({"ZMQPS_WORKER_RESTART": "3"}) == Life()
+    assert find_life({"ZMQPS_WORKER_RESTART": "3", "ZMQPS_WORKER_INDEX": "1"}) == Life(index=1)
     assert find_life({"ZMQPS_WORKER_TOKEN": TOKEN}) == Life(bytes.fromhex(TOKEN), 0)
     assert Life(bytes.fromhex(TOKEN), 0).name("worker") is None, "then it is called as any other process"
+
+
+def test_a_worker_is_called_as_its_log_is() -> None:
+    facts = {"ZMQPS_WORKER_INDEX": "1", "ZMQPS_LOG_NODE": "worker-1@host-b"}
+    assert find_life(facts).name("worker") == "worker-1@host-b"
+    assert find_life(facts).name("observer") == "observer-1"
+    assert find_life({**facts, "ZMQPS_LOG_NODE": "worker-2"}).name("worker") == "worker-1", "that of its launcher"
+    assert [find_life(facts).wish(role) for role in ("worker", "observer")] == [1, None]
 
 
 @pytest.mark.parametrize(
     ("name", "value"),
     [("TOKEN", "12"), ("TOKEN", "x" * 32), ("RESTART", "-1"), ("RESTART", "one"), ("RESTART", "4294967296"),
-     ("RESTART", "٣")],
+     ("RESTART", "٣"), ("INDEX", "-1"), ("INDEX", "one")],
 )  # fmt: skip
 def test_what_cannot_be_used_is_refused(name: str, value: str) -> None:
     with pytest.raises(ConfigurationError, match=f"ZMQPS_WORKER_{name}"):

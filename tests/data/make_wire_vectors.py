@@ -192,6 +192,9 @@ MESSAGES: dict[str, Message] = {
     "hello of a worker to a server": Hello(
         "zmqps", PROTOCOL_VERSION, "worker", WORKER, "worker-a", "host-a", 4711, job="resnet", secret=TICKET, epoch=7
     ),
+    "hello of a worker with a number": Hello(
+        "zmqps", PROTOCOL_VERSION, "worker", WORKER, "worker-3", "host-a", 4714, job="resnet", secret=SECRET, wish=4
+    ),
     "back": Back(SERVER),
     "farewell": Farewell(WORKER, PROOF, "finished"),
     "resumed": Resumed(7),

@@ -16,9 +16,9 @@ from zmqps.core.coordinator.data import DataSet
 from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.losses import Losses
 from zmqps.core.coordinator.machine import CoordinatorMachine
-from zmqps.core.coordinator.membership import Roster
 from zmqps.core.coordinator.partings import Partings
 from zmqps.core.coordinator.places import Places
+from zmqps.core.coordinator.roster import Roster
 from zmqps.core.coordinator.steps import Steps
 from zmqps.core.node.handshake import Handshake
 from zmqps.core.node.member import Member

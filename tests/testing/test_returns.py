@@ -10,8 +10,8 @@ from tests.testing.test_invariants import caught, wrap
 from zmqps.core.coordinator.attendance import Attendance
 from zmqps.core.coordinator.claims import Claims
 from zmqps.core.coordinator.machine import CoordinatorMachine
-from zmqps.core.coordinator.membership import Roster
 from zmqps.core.coordinator.partings import Partings
+from zmqps.core.coordinator.roster import Roster
 from zmqps.core.protocol.messages import Hello
 from zmqps.testing.scenarios import SCENARIOS
 

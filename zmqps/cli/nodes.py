@@ -95,6 +95,10 @@ def coordinator(**told: Any) -> int:
 @setting(
     "--spare", is_flag=True, help="Be a spare from the first: get the copies that a lost server had, and jobs last."
 )
+@setting(
+    "--index", type=click.IntRange(0, 4095), shared=False,
+    help="The number that it is to have; by default the lowest that is free and no launcher has given.",
+)  # fmt: skip
 @setting("--name", shared=False, help="This node's name in logs and errors.")
 @settings.job_secret
 @settings.keys
@@ -116,6 +120,7 @@ def server(
     io_threads: int,
     handover_timeout: float,
     spare: bool,
+    index: int | None,
     name: str | None,
     job_secret: Path | None,
     keys: Path | None,
@@ -151,6 +156,7 @@ def server(
                 spare=spare,
                 handover_timeout=handover_timeout,
                 metrics=MetricsPlace(metrics or "", metrics_token, insecure),
+                index=index,
             ),
             parent_fd,
         ),

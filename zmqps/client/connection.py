@@ -22,7 +22,7 @@ from typing import Any, NoReturn, Self, cast
 
 from zmqps import checks
 from zmqps.client.draining import is_draining
-from zmqps.client.lives import INDEX_VARIABLE, find_life
+from zmqps.client.lives import find_life
 from zmqps.client.scraped import scraped
 from zmqps.client.speeds import Speeds
 from zmqps.client.tensors import are_finite, warm_up
@@ -140,7 +140,7 @@ class Connection:
         warm_up()  # here, not where heartbeats are sent: numba's import takes a while
         identity = new_identity(
             self._role, name=self._name, job=self._job_name, job_secret=self._job_secret, token=self._life.token,
-            life=self._life.number,
+            life=self._life.number, index=self._life.wish(self._role),
         )  # fmt: skip
         check, coding = around("check", "worker", are_finite), watched_coding(self._speeds.coding)
         lanes: list[LaneTransport] = []  # once it is made
@@ -156,8 +156,8 @@ class Connection:
             lanes.append(LaneTransport(ZmqTransport(io_threads, keys=keys, role=role), transport, arenas=arenas))
             return lanes[0]
 
-        if index := os.environ.get(INDEX_VARIABLE):  # its standard error is a log, where `zmqps stack` looks
-            answer_signal(f"worker-{index}")
+        if self._life.index is not None:  # its standard error is a log, where `zmqps stack` looks
+            answer_signal(self._life.log or f"worker-{self._life.index}")
         thread = SessionThread(machine, make_transport, self._listeners, self._scraped.held(arenas, lanes))
         self._scraped.follow(thread)
         # a worker that nobody refers to any more leaves, as a notebook's does when its cell is run again
@@ -172,9 +172,10 @@ class Connection:
 
     @property
     def rank(self) -> int:
-        """This worker's 0-based index: the lowest free one, or the one that it had before where it is restarted.
+        """This worker's 0-based index: its number where a launcher has started it (``ZMQPS_WORKER_INDEX``).
 
-        Where a number of workers is expected `init` may change it, so that strangers take none from those who train.
+        Without a launcher it is the lowest free one, or the one that it had before. Where a number of workers is
+        expected `init` may change it to one below that, so that strangers take none from those who train.
         """
         return self._thread.machine.member.rank
 

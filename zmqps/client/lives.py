@@ -1,4 +1,4 @@
-"""Which life of which worker this process is, where a supervisor starts workers again when they fail."""
+"""Which worker of its launcher this process is, and which life of it, where workers that fail are started again."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from zmqps.core.protocol.keys import KEY_NBYTES
 from zmqps.errors import ConfigurationError
+from zmqps.logs.handler import VARIABLE as LOG_VARIABLE
 
 TOKEN_VARIABLE, LIFE_VARIABLE, INDEX_VARIABLE = "ZMQPS_WORKER_TOKEN", "ZMQPS_WORKER_RESTART", "ZMQPS_WORKER_INDEX"
 MOST_LIVES = 2**32
@@ -24,16 +25,29 @@ class Life:
     number
         How many there were before.
     index
-        The worker's number, as its supervisor counts; empty where that is not known.
+        The worker's number, as its launcher counts; None: nobody has started it as one of several.
+    log
+        What its launcher calls the log of what it says; empty where there is none.
     """
 
     token: bytes = field(default=b"", repr=False)
     number: int = 0
-    index: str = ""
+    index: int | None = None
+    log: str = ""
 
     def name(self, role: str) -> str | None:
-        """Return what it is called where its user does not say: the same in each life; None: as any other process."""
-        return f"{role}-{self.index}" if self.token and self.index else None
+        """Return what it is called where its user does not say: the same in each life; None: as any other process.
+
+        A worker is called as its log is.
+        """
+        if self.index is None:
+            return None
+        own = f"{role}-{self.index}"
+        return self.log if self.log.partition("@")[0] == own else own
+
+    def wish(self, role: str) -> int | None:
+        """Return the number that it is to have; None: any."""
+        return self.index if role == "worker" else None
 
 
 def find_life(environ: Mapping[str, str]) -> Life:
@@ -45,10 +59,14 @@ def find_life(environ: Mapping[str, str]) -> Life:
         It is no token, or no number.
     """
     text, number = environ.get(TOKEN_VARIABLE, ""), environ.get(LIFE_VARIABLE, "") or "0"
+    told = environ.get(INDEX_VARIABLE, "")
+    if told and (not re.fullmatch(r"\d{1,9}", told, re.ASCII)):
+        raise ConfigurationError(f"{INDEX_VARIABLE} is the number of a worker, from 0, not {told!r:.40}")
+    index, log = int(told) if told else None, environ.get(LOG_VARIABLE, "")
     if not text:
-        return Life()
+        return Life(index=index, log=log)
     if not re.fullmatch(rf"[0-9a-fA-F]{{{2 * KEY_NBYTES}}}", text):
         raise ConfigurationError(f"{TOKEN_VARIABLE} has {2 * KEY_NBYTES} hex digits: openssl rand -hex {KEY_NBYTES}")
     if not re.fullmatch(r"\d{1,10}", number, re.ASCII) or int(number) >= MOST_LIVES:
         raise ConfigurationError(f"{LIFE_VARIABLE} is how often a worker was restarted, not {number!r:.40}")
-    return Life(bytes.fromhex(text), int(number), environ.get(INDEX_VARIABLE, ""))
+    return Life(bytes.fromhex(text), int(number), index, log)

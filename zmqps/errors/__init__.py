@@ -34,6 +34,7 @@
     │   ├── SliceRangeError (IndexError)     no such slice, or a range that cuts a parameter
     │   └── LedgerError                      a sequence number the ledger can no longer judge
     ├── JobError (RuntimeError)              the job cannot be started, or is not started yet
+    │   ├── AmbiguousNodeError               a name that means several nodes; says how each is named
     │   ├── JobEndedError                    the job has ended; says how, and how to begin anew
     │   ├── JobMemoryError (MemoryError)     a server lacks the memory for its shard; says what is needed and free
     │   └── ShardBrokenError                 an update of a shard failed half way: its values are lost
@@ -111,6 +112,7 @@ from zmqps.errors.protocol import (
     StaleEpochError,
 )
 from zmqps.errors.training import (
+    AmbiguousNodeError,
     DeviceError,
     DeviceMemoryError,
     DtypeError,
@@ -132,6 +134,7 @@ from zmqps.words import counted, listed, num_bytes, printable
 __all__ = [
     "BY_CODE",
     "AddressInUseError",
+    "AmbiguousNodeError",
     "CheckpointCorruptError",
     "CheckpointError",
     "CheckpointFailedError",

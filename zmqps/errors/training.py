@@ -19,6 +19,23 @@ class JobError(PSError, RuntimeError):
     code = 40
 
 
+class AmbiguousNodeError(JobError):
+    """A name means several nodes: what one calls itself is another's number, or several jobs have such a node.
+
+    What to do next
+    ---------------
+    - Give the name that the text has behind the node you mean, in quotes: role and number, as `zmqps status` has them,
+      and for one of several jobs the name of the job and a slash before them.
+    - Names and numbers are the same as long as a launcher numbers the nodes and scripts leave their names alone: do
+      not give `connect(name=...)` the number of another worker.
+    """
+
+    code = 53
+    text = "{name!r} means several nodes; say which, by what stands behind it: {nodes}"
+    name: str
+    nodes: str
+
+
 class JobEndedError(JobError):
     """The job this node was there for has ended.
 

@@ -109,7 +109,7 @@ class ClusterConfig:
             *([f"--memory={self.memory_nbytes}"] if self.memory_nbytes is not None else []),
             *([f"--ports={self.ports}"] if self.ports else []),
         ]  # fmt: skip
-        return [*flags, *self._common(name or f"server-{index}")]
+        return [*flags, f"--index={index}", *self._common(name or f"server-{index}")]
 
     def _saving(self) -> list[str]:
         c = self.checkpoints

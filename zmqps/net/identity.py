@@ -29,10 +29,12 @@ def new_identity(
     keyed: bool = False,
     token: bytes = b"",
     life: int = 0,
+    index: int | None = None,
 ) -> Identity:
     """Return the identity of this life of this process.
 
-    ``job`` is what a worker or observer is there for, ``token`` and ``life`` those of one that is started again.
+    ``job`` is what a worker or observer is there for, ``token`` and ``life`` those of one that is started again,
+    ``index`` the number that its launcher has given it.
     """
     host = socket.gethostname()
     return Identity(
@@ -48,6 +50,7 @@ def new_identity(
         keyed=keyed,
         token=token,
         life=life,
+        index=index,
     )
 
 

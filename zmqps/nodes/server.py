@@ -113,6 +113,8 @@ class ServerConfig:
         Seconds that it may take after SIGTERM to hand over what it has to other servers; 0: it ends at once.
     metrics
         Where Prometheus is answered.
+    index
+        The number that its launcher has given it, which is its rank; None: it was started by hand.
     """
 
     coordinator: str
@@ -132,6 +134,7 @@ class ServerConfig:
     spare: bool = False
     handover_timeout: float = HANDOVER_TIMEOUT_S
     metrics: MetricsPlace = field(default_factory=MetricsPlace)
+    index: int | None = None
 
     def __post_init__(self) -> None:
         check_endpoint(self.coordinator)
@@ -370,7 +373,7 @@ async def _serve(config: ServerConfig, source: Source, log: logging.Logger, pare
         raise
     secret = read_job_secret(config.job_secret)
     identity = new_identity("server", name=config.name, endpoint=advertised, job_secret=secret, keyed=keys is not None)
-    identity = replace(identity, spare=config.spare)
+    identity = replace(identity, spare=config.spare, index=config.index)
     if not secret and keys is None:
         identity = replace(identity, server_key=server_key(config.coordinator))
 

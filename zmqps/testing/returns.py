@@ -10,7 +10,8 @@ from zmqps.core.protocol.messages import Hello, Message
 from zmqps.testing.engine import Node
 
 if TYPE_CHECKING:
-    from zmqps.core.coordinator.membership import MemberInfo, Roster
+    from zmqps.core.coordinator.membership import MemberInfo
+    from zmqps.core.coordinator.roster import Roster
     from zmqps.testing.cluster import SimulatedCluster
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tests.core.machines import hello, peer
 from zmqps.core.coordinator.attendance import Attendance
-from zmqps.core.coordinator.membership import MemberInfo, Roster
+from zmqps.core.coordinator.membership import MemberInfo
+from zmqps.core.coordinator.roster import Roster
 
 
 def member(role: str, name: str) -> MemberInfo:

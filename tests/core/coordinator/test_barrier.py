@@ -6,7 +6,8 @@ import pytest
 
 from tests.core.machines import hello, peer, sent
 from zmqps.core.coordinator.barrier import MAX_BARRIERS, MOST_LOOKED_AT, Barriers
-from zmqps.core.coordinator.membership import MemberInfo, Roster
+from zmqps.core.coordinator.membership import MemberInfo
+from zmqps.core.coordinator.roster import Roster
 from zmqps.core.protocol.hello import MAX_NAME_CHARS
 from zmqps.core.protocol.messages import Enter, Error, Released, Waiting
 from zmqps.errors import LimitError, PeerLostError, ProtocolError

@@ -18,7 +18,7 @@ from tests.core.machines import (
     receivers,
     sent,
 )
-from zmqps.core.coordinator.membership import Roster
+from zmqps.core.coordinator.roster import Roster
 from zmqps.core.protocol.events import Action, Received
 from zmqps.core.protocol.keys import claim_of
 from zmqps.core.protocol.messages import (

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tests.core.machines import hello, peer, receivers
 from zmqps.core.coordinator.cluster_end import GOODBYE_S, ClusterEnd
-from zmqps.core.coordinator.membership import MemberInfo, Roster
+from zmqps.core.coordinator.membership import MemberInfo
+from zmqps.core.coordinator.roster import Roster
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import Exit
 from zmqps.core.protocol.messages import Shutdown

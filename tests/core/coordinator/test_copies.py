@@ -6,7 +6,8 @@ from itertools import count
 
 from tests.core.machines import hello, peer
 from zmqps.core.coordinator.copies import Copies
-from zmqps.core.coordinator.membership import MemberInfo, Roster
+from zmqps.core.coordinator.membership import MemberInfo
+from zmqps.core.coordinator.roster import Roster
 from zmqps.core.protocol.keys import LOADER, proof_of, ticket_of
 
 ROOT = b"r" * 16

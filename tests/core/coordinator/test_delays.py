@@ -6,7 +6,8 @@ import pytest
 
 from tests.core.machines import hello, peer
 from zmqps.core.coordinator.delays import IN_A_ROW, Delays
-from zmqps.core.coordinator.membership import MemberInfo, Roster
+from zmqps.core.coordinator.membership import MemberInfo
+from zmqps.core.coordinator.roster import Roster
 
 
 def member(rank: int) -> MemberInfo:

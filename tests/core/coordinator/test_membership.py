@@ -10,14 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.core.machines import Coordinator, hello, job, logged, peer, receivers
-from zmqps.core.coordinator.membership import (
-    MAX_GONE,
-    MAX_GONE_COUNTERS_NBYTES,
-    MAX_MEMBERS,
-    MemberInfo,
-    Membership,
-    Roster,
-)
+from zmqps.core.coordinator.membership import MAX_GONE, MAX_GONE_COUNTERS_NBYTES, MAX_MEMBERS, MemberInfo, Membership
+from zmqps.core.coordinator.roster import Roster
 from zmqps.core.protocol.messages import Assign, Heartbeat
 from zmqps.errors import EvictedError, LimitError, PSError
 

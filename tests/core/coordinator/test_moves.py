@@ -6,8 +6,9 @@ from itertools import count
 
 from tests.core.machines import hello, peer, receivers, sent
 from zmqps.core.coordinator.copies import Copies, Copy
-from zmqps.core.coordinator.membership import MemberInfo, Roster
+from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.moves import RETRY_S, Moves
+from zmqps.core.coordinator.roster import Roster
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.messages import Moved, Retargeted
 

@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from zmqps.core.coordinator.membership import MemberInfo, Membership, Roster
+from zmqps.core.coordinator.membership import MemberInfo, Membership
 from zmqps.core.coordinator.probes import MOST_EXAMINATIONS, PROBE_S, Probes
+from zmqps.core.coordinator.roster import Roster
 from zmqps.core.protocol.events import Action, Send
 from zmqps.core.protocol.messages import MAGIC, PROTOCOL_VERSION, Examine, Examined, Hello, Probe, Probed
 from zmqps.core.protocol.probing import COORDINATOR_NODE, MAX_STACKS_NBYTES
 from zmqps.core.protocol.wire import decode, encode
-from zmqps.errors import JobError, LimitError
+from zmqps.errors import AmbiguousNodeError, JobError, LimitError
 
 ASKER = b"@asker"
 
@@ -132,18 +133,32 @@ def test_one_node_is_asked_for_its_stacks_by_any_of_its_names(name: str) -> None
     assert found["stacks"] == ["thread MainThread", "  train.py:3 step"]
 
 
-def test_what_a_node_calls_itself_counts_before_its_number() -> None:
+def test_a_name_that_is_anothers_number_is_refused_with_how_each_is_named() -> None:
     cluster = Cluster("server-0", "server-1")
     cluster.by_name["server-0"].hello = replace(cluster.by_name["server-0"].hello, name="server-1")
-    assert set(probed(cluster.examine("server-1"))) == {cluster.by_name["server-0"].peer}
-    assert set(probed(cluster.examine("server 1", request=2))) == {cluster.by_name["server-1"].peer}
+    with pytest.raises(
+        AmbiguousNodeError, match=r"server 0 \(server-1, host, pid 100\): 'server 0', server 1 \(.*"
+    ) as e:
+        cluster.examine("server-1")
+    assert e.value.number == "Z053"
+    for number in (0, 1):
+        asked = probed(cluster.examine(f"server {number}", request=2 + number))
+        assert set(asked) == {cluster.by_name[f"server-{number}"].peer}
 
 
-def test_a_name_that_several_nodes_have_is_refused_with_those_that_only_one_has() -> None:
+def test_a_name_of_several_jobs_nodes_is_refused_with_those_that_only_one_has() -> None:
     cluster = Cluster("a/worker-0", "b/worker-0")
-    with pytest.raises(JobError, match=r"2 nodes are called 'worker-0': say which, of a/worker-0.*b/worker-0"):
+    with pytest.raises(AmbiguousNodeError, match=r"'worker-0' means several nodes.* 'a/worker 0'.* 'b/worker 0'"):
         cluster.examine("worker-0")
     assert len(probed(cluster.examine("b/worker-0"))) == 1
+    assert len(probed(cluster.examine("b/worker 0", request=2))) == 1
+
+
+def test_a_name_is_known_without_the_host_behind_it() -> None:
+    cluster = Cluster("server-0", "server-1")
+    cluster.by_name["server-1"].hello = replace(cluster.by_name["server-1"].hello, name="server-1@host-b")
+    for request, name in enumerate(("server-1", "server-1@host-b", "server 1"), 1):
+        assert set(probed(cluster.examine(name, request))) == {cluster.by_name["server-1"].peer}
 
 
 def test_a_name_that_nobody_has_is_refused_with_those_that_are_there() -> None:

@@ -60,10 +60,10 @@ NOT_KEPT = {
     "Membership": "timeout _changed _nobody_before gone _by_silence _peers _barred_peers",
     "MemberInfo": (
         "peer roster seen_at unreached counters counters_nbytes num_pushes counters_of told again_at note_answer "
-        "doing awaited_s sample notes_due"
+        "doing awaited_s sample notes_due doubts"
     ),
-    "Roster": "_free _next _names num_finished",
-    "Fleet": "_free _next _names num_finished",
+    "Roster": "_expected _numbered _lowest _next _names num_finished",
+    "Fleet": "_expected _numbered _lowest _next _names num_finished",
     "Claims": "_living _ranks",
     "Erasures": "_changed _not_before",
     "ClusterEnd": "_changed idle_since _idle_timeout _members _anybody _due",

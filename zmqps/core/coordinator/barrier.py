@@ -11,7 +11,8 @@ from functools import partial
 from itertools import islice
 
 from zmqps.core.coordinator.attendance import Attendance
-from zmqps.core.coordinator.membership import MemberInfo, Roster
+from zmqps.core.coordinator.membership import MemberInfo
+from zmqps.core.coordinator.roster import Roster
 from zmqps.core.coordinator.waits import Waiter
 from zmqps.core.protocol.events import Action, Send
 from zmqps.core.protocol.hello import check_name

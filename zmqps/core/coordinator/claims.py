@@ -8,7 +8,7 @@ the one that saw the member die. A name alone shows nothing: it says only which 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from zmqps.core.protocol.keys import same
 from zmqps.core.protocol.messages import Hello
@@ -35,15 +35,24 @@ class Claimant(Protocol):
 M = TypeVar("M", bound=Claimant)
 
 
+class Last(NamedTuple):
+    """Whoever had a rank last that is free."""
+
+    name: str
+    claim: bytes
+    numbered: bool  # whether it was the number that its launcher had given it
+
+
 class Claims(Generic[M]):
     """Of one roster: the live members that have a claim, and who had each free rank last.
 
-    The latter are as many as there were members at once: a rank that somebody else takes is remembered no more.
+    The latter are as many as there were members at once, and as launchers have given numbers, which are below
+    `zmqps.core.coordinator.membership.MAX_MEMBERS`: a rank that somebody else takes is remembered no more.
     """
 
     def __init__(self) -> None:
         self._living: dict[bytes, dict[bytes, M]] = {}  # by claim and incarnation, in the order they came
-        self._last: dict[int, tuple[str, bytes]] = {}  # free rank -> name and claim of whoever had it last
+        self._last: dict[int, Last] = {}  # by free rank: whoever had it last
         self._ranks: dict[str, set[int]] = {}  # the same by name
 
     def predecessor(self, hello: Hello, holder: KeyHolder | None) -> M | None:
@@ -67,14 +76,24 @@ class Claims(Generic[M]):
     def rank(self, hello: Hello) -> int | None:
         """Return the lowest free rank that was this one's last, by its name and, if that had one, its claim."""
         ranks = self._ranks.get(hello.name, ())
-        return min((r for r in ranks if not self._last[r][1] or same(self._last[r][1], hello.claim)), default=None)
+        last = self._last
+        return min((r for r in ranks if not last[r].claim or same(last[r].claim, hello.claim)), default=None)
+
+    def is_numbered(self, rank: int) -> bool:
+        """Whether a free rank is the number of a process that its launcher may start again."""
+        return rank in self._last and self._last[rank].numbered
+
+    @property
+    def any_numbered(self) -> bool:
+        """Whether any free rank is."""
+        return any(last.numbered for last in self._last.values())
 
     def took(self, member: M) -> None:
         """A member has its rank."""
         if (last := self._last.pop(member.rank, None)) is not None:
-            self._ranks[last[0]].remove(member.rank)
-            if not self._ranks[last[0]]:
-                del self._ranks[last[0]]
+            self._ranks[last.name].remove(member.rank)
+            if not self._ranks[last.name]:
+                del self._ranks[last.name]
         if claim := member.hello.claim:
             self._living.setdefault(claim, {})[member.incarnation] = member
 
@@ -86,17 +105,17 @@ class Claims(Generic[M]):
             if not self._living[claim]:
                 del self._living[claim]
         if frees:
-            self._last[member.rank] = member.hello.name, claim
+            self._last[member.rank] = Last(member.hello.name, claim, member.hello.wish == member.rank + 1)
             self._ranks.setdefault(member.hello.name, set()).add(member.rank)
 
     def dump(self) -> list[list[Any]]:
         """Return who had the free ranks last, as plain data; those who live say the rest of themselves."""
-        return [[rank, name, claim] for rank, (name, claim) in sorted(self._last.items())]
+        return [[rank, *last] for rank, last in sorted(self._last.items())]
 
     def restore(self, kept: Sequence[Sequence[Any]]) -> None:
         """Remember who had the free ranks last."""
-        for rank, name, claim in kept:
-            self._last[rank] = name, claim
+        for rank, name, claim, numbered in kept:
+            self._last[rank] = Last(name, claim, bool(numbered))
             self._ranks.setdefault(name, set()).add(rank)
 
     def validate(self, by_rank: Mapping[int, M]) -> None:
@@ -105,6 +124,6 @@ class Claims(Generic[M]):
         assert {who for living in self._living.values() for who in living} == claimed
         assert self._last.keys().isdisjoint(by_rank)
         ranks: dict[str, set[int]] = {}
-        for rank, (name, _) in self._last.items():
-            ranks.setdefault(name, set()).add(rank)
+        for rank, last in self._last.items():
+            ranks.setdefault(last.name, set()).add(rank)
         assert ranks == self._ranks

@@ -12,11 +12,12 @@ from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.fleet import Fleet
 from zmqps.core.coordinator.journal import Changed, Plain, nothing, packed_error, unpacked_error
 from zmqps.core.coordinator.membership import MemberInfo
+from zmqps.core.coordinator.naming import find_named
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.protocol.events import Action, Log, Send
 from zmqps.core.protocol.messages import Drain, Draining
 from zmqps.core.protocol.resizing import GOING, GONE, STAYS
-from zmqps.errors import DrainError, JobError, PSError, counted, listed
+from zmqps.errors import DrainError, PSError, counted, listed
 
 #: A server that may go says so within milliseconds; one that did not may not have been told.
 RETRY_S = 1.0
@@ -82,13 +83,15 @@ class Drains:
             Nobody else could take what it has.
         JobError
             There is no such server.
+        AmbiguousNodeError
+            There are several.
         """
         ended = self._ended.get(message.nonce) if message.nonce else None
         if isinstance(ended, PSError):
             raise ended.again()
         if ended is not None:
             return Draining(message.request, GONE, ended), []
-        found = server or self._named(message.server)
+        found = server or find_named(message.server, list(self._fleet), "server")
         drain = self._of.get(found.incarnation)
         if message.stay:
             actions = [] if drain is None else self._keep(drain, "somebody asked it to stay", now)
@@ -126,16 +129,6 @@ class Drains:
     def note_fleet(self) -> None:
         """Another number of servers is wanted."""
         self._changed()
-
-    def _named(self, name: str) -> MemberInfo:
-        found = [s for s in self._fleet if name == s.hello.name] or [
-            s for s in self._fleet if name in (f"server {s.rank}", str(s.rank))
-        ]
-        if len(found) == 1:
-            return found[0]
-        there = listed([server.hello.name for server in self._fleet], 16) or "none"
-        what = "several servers have the name" if found else "there is no server"
-        raise JobError(f"{what} {name!r}; here are: {there}")
 
     def _begin(self, server: MemberInfo, now: float) -> _Drain:
         """Begin, unless it is clear already that it cannot be."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from zmqps.core.coordinator.membership import MemberInfo, Roster
+from zmqps.core.coordinator.membership import MemberInfo
+from zmqps.core.coordinator.roster import Roster
 
 
 class Fleet(Roster):
@@ -22,7 +23,7 @@ class Fleet(Roster):
     """
 
     def __init__(self, wanted: int) -> None:
-        super().__init__()
+        super().__init__(lambda: self.most)
         self.wanted = self.most = wanted
 
     @property

@@ -14,6 +14,7 @@ from zmqps.core.coordinator.membership import MemberInfo, Membership
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.partings import Partings
 from zmqps.core.coordinator.reach import check_advertised, check_in_reach
+from zmqps.core.coordinator.roster import index_of
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.node.member import Identity
 from zmqps.core.protocol.events import Action, Log, Received, Send
@@ -51,6 +52,11 @@ def join(host: Host, event: Received, hello: Hello, now: float) -> list[Action]:
         roster, num_workers = host.servers, max((run.num_workers for run in host.runs.values()), default=0)
     was_absent = known and host.membership.members[hello.incarnation].absent
     before = None if known or run is None else roster.predecessor(hello, event.holder)
+    rival = None if known or before is not None else roster.rival(hello)
+    if rival is not None:
+        is_new = hello.incarnation not in rival.doubts
+        if roster.awaits(hello, now, host.options.heartbeat_interval):  # the newcomer says Hello again
+            return [Log("info", f"{hello.name} is here again; {rival.title} is looked for first")] if is_new else []
     member = host.membership.join(hello, event.peer, roster, now, event.holder, before)
     actions: list[Action] = []
     if was_absent:
@@ -60,6 +66,10 @@ def join(host: Host, event: Received, hello: Hello, now: float) -> list[Action]:
         as_spare = " as a spare" if len(host.servers) > host.servers.most else ""
         where = f" job {hello.job!r}" if run else as_spare
         actions.append(Log("info", f"{member.title} joined{where}", "joined", job=member.job, peer=hello.name))
+        if rival is not None:
+            text = f"{member.title} is number {index_of(hello)} of its launcher, but that is {rival.title}"
+            advice = "commands that take a name ask which is meant"
+            actions.append(Log("warning", f"{text}: {advice}", "joined", job=member.job, peer=hello.name))
         if before is not None:
             actions += host.partings.succeed(before, member, now)
         elif run is not None:

@@ -1,16 +1,14 @@
-"""Who is there: members, their ranks, their last sign of life, and who has gone."""
+"""Who is there: members, their last sign of life, and who has gone."""
 
 from __future__ import annotations
 
-import heapq
 from collections import OrderedDict, deque
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from math import inf
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from zmqps.core.coordinator.claims import Claims
 from zmqps.core.coordinator.journal import Changed, Plain, nothing, packed, packed_error, unpacked, unpacked_error
 from zmqps.core.protocol.events import Peer, Send
 from zmqps.core.protocol.hello import SPARE
@@ -18,6 +16,9 @@ from zmqps.core.protocol.keys import KEY_NBYTES, same
 from zmqps.core.protocol.messages import Error, Hello, Job, Message, Proceed, Range, Released
 from zmqps.core.protocol.roles import KeyHolder, check_same, shut_out
 from zmqps.errors import EvictedError, IdentityError, LimitError, ProtocolError, PSError
+
+if TYPE_CHECKING:
+    from zmqps.core.coordinator.roster import Roster
 
 MAX_MEMBERS = 4096
 #: After so many heartbeats that have not come a member is taken for silent.
@@ -62,6 +63,7 @@ class MemberInfo:
     again_at: float = 0.0  # when it may ask again for what it waits for, or soon before
     leaving: bool = False  # a server that is to go, and gets nothing new
     must_leave: bool = False  # it goes even where shards have fewer backups then
+    doubts: dict[bytes, float] = field(default_factory=dict)  # since when newcomers wait for its number
     noted: int = 0  # how many calls of its script's log are here, or known to be lost
     notes_due: float = 0.0  # when its next message of them were to come, if all came at the longest intervals
     note_answer: Changed = nothing  # called when an answer is remembered that is kept
@@ -153,113 +155,6 @@ class Departure:
     member: MemberInfo
     how: str
     at: float
-
-
-class Roster:
-    """The members of one role: of the cluster its servers, of a job its workers, and its observers."""
-
-    def __init__(self) -> None:
-        self._by_rank: dict[int, MemberInfo] = {}
-        self._free: list[int] = []  # a heap of the ranks below ``_next`` that are free; some are taken again
-        self._next = 0
-        self._names: set[str] = set()  # of all who ever joined
-        self._claims: Claims[MemberInfo] = Claims()
-        self.num_finished = 0
-
-    def __len__(self) -> int:
-        return len(self._by_rank)
-
-    def __iter__(self) -> Iterator[MemberInfo]:
-        """Yield the members by rank; a few of them cost no more than that."""
-        by_rank = self._by_rank
-        return (by_rank[rank] for rank in range(self._next) if rank in by_rank)
-
-    @property
-    def num_joined(self) -> int:
-        """How many have joined so far: one that is restarted under its name is not counted twice.
-
-        Those that all have the same name are counted while they are here, and when they have finished.
-        """
-        return max(len(self._names), len(self) + self.num_finished)
-
-    def predecessor(self, hello: Hello, holder: KeyHolder | None) -> MemberInfo | None:
-        """Return the member whose next life says this `Hello`, as `Claims.predecessor` knows it."""
-        return self._claims.predecessor(hello, holder)
-
-    def enter(
-        self, hello: Hello, peer: Peer, now: float, holder: KeyHolder | None = None, before: MemberInfo | None = None
-    ) -> MemberInfo:
-        """Return a new member: under the rank of its predecessor, which is to leave, or the one that it had last.
-
-        Of any other it is the lowest that is free.
-        """
-        member = MemberInfo(hello=hello, peer=peer, roster=self, rank=0, seen_at=now, holder=holder)
-        self.take(member, self._claims.rank(hello) if before is None else before.rank)
-        return member
-
-    def take(self, member: MemberInfo, rank: int | None = None) -> None:
-        """Enter a member under a rank that is free here, or of one that is to leave; by default the lowest."""
-        while rank is None and self._free:
-            free = heapq.heappop(self._free)
-            rank = None if free in self._by_rank else free
-        if rank is None:
-            rank = self._next
-        while self._next <= rank:
-            if self._next < rank:
-                heapq.heappush(self._free, self._next)
-            self._next += 1
-        member.roster, member.rank = self, rank
-        self._by_rank[member.rank] = member
-        self._claims.took(member)
-        if len(self._names) < MAX_MEMBERS:
-            self._names.add(member.hello.name)
-
-    def dump(self) -> Plain:
-        """Return what is kept of it: who has which rank, and who had those that are free."""
-        return [[[member.incarnation, member.rank] for member in self], self._claims.dump()]
-
-    def restore(self, kept: Plain, members: Mapping[bytes, MemberInfo]) -> None:
-        """Have the members that were kept at their ranks."""
-        ranks, claims = kept
-        for who, rank in ranks:
-            self.take(members[who], rank)
-        self._claims.restore(claims)
-
-    def promote(self, member: MemberInfo, below: int, settled: Container[bytes]) -> None:
-        """Give a member whose rank is not below this one the lowest that is.
-
-        Whoever has that and is not settled (by incarnation) takes the member's in exchange.
-        """
-        if member.rank < below:
-            return
-        held, before = self._by_rank, member.rank
-        rank = next((r for r in range(below) if r not in held or held[r].incarnation not in settled), before)
-        if rank == before:
-            return
-        other = held.pop(rank, None)
-        member.rank, held[rank] = rank, held.pop(before)
-        self._claims.took(member)
-        if other is None:
-            heapq.heappush(self._free, before)
-        else:
-            other.rank, held[before] = before, other
-
-    def leave(self, member: MemberInfo, how: str) -> None:
-        """A member has gone."""
-        frees = self._by_rank[member.rank] is member  # else somebody has come in its place
-        self._claims.left(member, frees=frees)
-        if frees:
-            del self._by_rank[member.rank]
-            heapq.heappush(self._free, member.rank)
-        if not self._by_rank:
-            self._free, self._next = [], 0
-        self.num_finished += how == "finished"
-
-    def validate(self) -> None:
-        """Assert that every rank below the next one is taken or free."""
-        taken_or_free = {*self._by_rank, *self._free}
-        assert taken_or_free == set(range(self._next))
-        self._claims.validate(self._by_rank)
 
 
 class Membership:

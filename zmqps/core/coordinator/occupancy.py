@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from zmqps.core.coordinator.journal import Plain
-from zmqps.core.coordinator.membership import MemberInfo, Roster
+from zmqps.core.coordinator.membership import MemberInfo
+from zmqps.core.coordinator.roster import Roster
 
 
 class Occupancy:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Collection, Mapping
 from zmqps.core.coordinator.attendance import Attendance, unnamed
 from zmqps.core.coordinator.journal import Changed, Plain, nothing
 from zmqps.core.coordinator.losses import Losses
-from zmqps.core.coordinator.membership import MemberInfo, Roster
+from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.rates import Numbers
+from zmqps.core.coordinator.roster import Roster
 from zmqps.core.coordinator.spares import Kept, Spares, waiting_for
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import Action, Log, Send

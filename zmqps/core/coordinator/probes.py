@@ -7,11 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zmqps.core.coordinator.membership import MemberInfo
+from zmqps.core.coordinator.naming import find_named
 from zmqps.core.coordinator.status import Inquiries
 from zmqps.core.protocol.events import Action, Peer, Send
 from zmqps.core.protocol.messages import Examine, Examined, Probe, Probed
 from zmqps.core.protocol.probing import COORDINATOR_NODE, MAX_STACKS_NBYTES
-from zmqps.errors import JobError, LimitError, listed
+from zmqps.errors import LimitError
 
 #: Seconds that a node has to answer: a loop that is later than that does not look after its heartbeats either.
 PROBE_S = 2.0
@@ -19,10 +20,6 @@ PROBE_S = 2.0
 MOST_EXAMINATIONS = 8
 #: So many nodes are told of one by one: first those who are silent, then the slowest.
 MOST_LISTED = 1024
-#: How nodes are called in an error that says which there are.
-MOST_NAMED = 16
-#: In how many ways one may be named, beside by its job.
-NAMES = 3
 ANSWERED, SILENT, GONE = "answered", "silent", "gone"
 
 
@@ -60,7 +57,9 @@ class Probes:
         Raises
         ------
         JobError
-            There is no node of that name, or there are several.
+            There is no node of that name.
+        AmbiguousNodeError
+            There are several.
         LimitError
             Too many have asked for too much.
         """
@@ -72,11 +71,11 @@ class Probes:
         if len(self._open) >= MOST_EXAMINATIONS:
             what = "number of examinations at a time"
             raise LimitError(what=what, got=len(self._open) + 1, limit=MOST_EXAMINATIONS)
-        named = {} if not message.node else self._named(message.node)
-        awaited = named or dict(self._members)
+        named = find_named(message.node, self._members.values()) if message.node else None
+        awaited = dict(self._members) if named is None else {named.incarnation: named}
         self._inquiries.check(len(awaited), now)
         self._number += 1
-        stacks = bool(named)
+        stacks = named is not None
         one = self._open[self._number] = _Examination(
             number=self._number, asker=asker, stacks=stacks, began_at=now, awaited=awaited
         )
@@ -131,29 +130,6 @@ class Probes:
             findings["stacks"] = one.lines
         peer, request = one.asker
         return [Send(peer, Examined(request, findings))]
-
-    def _named(self, name: str) -> dict[bytes, MemberInfo]:
-        """Return the one member of that name: what it calls itself, else ``worker-2``; with its job's name before."""
-        members = self._members.items()
-        found: dict[bytes, MemberInfo] = {}
-        for kind in range(NAMES):
-            found = found or {who: member for who, member in members if name in _with_job(member, _names(member)[kind])}
-        if len(found) == 1:
-            return found
-        chosen = found or self._members
-        here = listed(sorted(_with_job(member, _names(member)[-1])[-1] for member in chosen.values()), MOST_NAMED)
-        several = f"{len(found)} nodes are called {name!r}: say which, of {here}"
-        raise JobError(several if found else f"there is no node {name!r}; here are: {here or 'none'}")
-
-
-def _names(member: MemberInfo) -> tuple[str, str, str]:
-    """Return what a member is called: in titles, by itself, by its number. The first that fits somebody counts."""
-    return f"{member.role} {member.rank}", member.hello.name, f"{member.role}-{member.rank}"
-
-
-def _with_job(member: MemberInfo, name: str) -> tuple[str, ...]:
-    """Return a name without and with its job's, the longer one last."""
-    return (name, f"{member.job}/{name}") if member.job else (name,)
 
 
 def _who(member: MemberInfo) -> dict[str, Any]:

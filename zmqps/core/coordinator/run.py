@@ -11,7 +11,7 @@ from zmqps.core.coordinator.data import DataSets
 from zmqps.core.coordinator.fallback import Fallback
 from zmqps.core.coordinator.fleet import Fleet
 from zmqps.core.coordinator.journal import Changes, set_key
-from zmqps.core.coordinator.membership import SILENT_BEATS, MemberInfo, Roster
+from zmqps.core.coordinator.membership import SILENT_BEATS, MemberInfo
 from zmqps.core.coordinator.missing import torn
 from zmqps.core.coordinator.occupancy import Occupancy
 from zmqps.core.coordinator.options import CoordinatorOptions
@@ -20,6 +20,7 @@ from zmqps.core.coordinator.rates import Numbers
 from zmqps.core.coordinator.reach import check_in_reach
 from zmqps.core.coordinator.replication import Replication
 from zmqps.core.coordinator.resumption import Resumption
+from zmqps.core.coordinator.roster import Roster
 from zmqps.core.coordinator.spares import Kept
 from zmqps.core.coordinator.startup import Beginning, Startup
 from zmqps.core.coordinator.steps import Steps
@@ -79,7 +80,7 @@ class JobRun:
         self.name, self._changed = name, changes.of("job", name)
         self._changed()
         self.members: dict[bytes, MemberInfo] = {}
-        self.workers = Roster()
+        self.workers = Roster(lambda: self.places.expected)
         self.observers = Roster()
         self.lost_shard: PSError | None = None  # a server of this job is gone
         self._options = options

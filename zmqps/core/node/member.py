@@ -58,6 +58,7 @@ class Identity:
     token: bytes = field(default=b"", repr=False)  # of the task that a supervisor starts again; empty: it does not
     life: int = 0  # how often that has been started again
     spare: bool = False  # a server beyond those that the cluster waits for
+    index: int | None = None  # the number that its launcher has given it; None: it was started by hand
 
     def hello(self, ticket: bytes = b"", epoch: int = 0) -> Hello:
         """Return the first message of a connection: to a server with a ticket, else to the coordinator."""
@@ -67,6 +68,8 @@ class Identity:
         )  # fmt: skip
         if ticket:
             return hello
+        if self.index is not None:
+            hello = replace(hello, wish=self.index + 1)
         if self.token:
             claim = claim_of(self.token, self.role, self.job, self.name)
             hello = replace(hello, claim=claim, life=self.life)

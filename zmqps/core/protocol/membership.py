@@ -20,7 +20,8 @@ class Hello(Message):
     ``job`` names the job that a worker trains or an observer looks at; a server has none of its own. ``secret``
     is known to the sender and, from then on, the receiver alone; to a server it is the ticket of ``epoch``'s `Job`.
     ``guard`` proves that the sender knows the cluster's job secret. ``claim`` is the same in all lives of a worker that
-    its supervisor starts again, which ``life`` numbers.
+    its supervisor starts again, which ``life`` numbers. ``wish`` is one more than the number that the sender's launcher
+    has given it, which is to be its rank; 0: it has none.
     """
 
     kind: ClassVar[int] = 1
@@ -39,6 +40,7 @@ class Hello(Message):
     guard: Key = field(default=b"", repr=False)
     claim: Key = field(default=b"", repr=False)
     life: U32 = 0
+    wish: U32 = 0
 
 
 @dataclass(frozen=True, slots=True)

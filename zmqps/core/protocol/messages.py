@@ -163,7 +163,7 @@ __all__ = [
     "Yielded",
 ]
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 MAGIC = "zmqps"
 
 # Not Message.__subclasses__(): slots=True makes each class twice, and the first one lingers there.
