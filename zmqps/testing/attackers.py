@@ -9,11 +9,11 @@ another worker.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from zmqps.core.coordinator.losses import ASKED
 from zmqps.core.coordinator.machine import CoordinatorMachine
@@ -45,6 +45,8 @@ from zmqps.testing.engine import Node
 
 if TYPE_CHECKING:
     from zmqps.testing.cluster import SimulatedCluster
+
+S = TypeVar("S")
 
 #: How often a second one of them does something, until `LAST_S`, and over how many connections.
 RATE = 60.0
@@ -168,3 +170,11 @@ class Attackers:
         secret = rng.choice((bytes(KEY_NBYTES), rng.randbytes(KEY_NBYTES), who.incarnation))
         role = who.role if who.role in roles and rng.random() < 0.5 else rng.choice(roles)
         return replace(who, role=role, job=who.job or self._job).hello(secret, epoch)
+
+
+def attacked_scenarios(found: Mapping[str, S]) -> Mapping[str, S]:
+    """Return scenarios with strangers, made of those without."""
+    made = {"async": "async-twisted", "sync": "sync-twisted", "jobs": "jobs-everything"}
+    attacked = {f"{mode}-attacked": replace(found[name], attacked=True) for mode, name in made.items()}  # type: ignore[type-var]
+    keyed = {f"{mode}-keyed": replace(attacked[f"{mode}-attacked"], keyed=True) for mode in ("async", "jobs")}  # type: ignore[type-var]
+    return attacked | keyed

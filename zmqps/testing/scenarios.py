@@ -8,6 +8,7 @@ from functools import partial
 
 from zmqps.core.job.data import DataSpec
 from zmqps.testing.asynchronous import AsyncTraining
+from zmqps.testing.attackers import attacked_scenarios
 from zmqps.testing.bounded import BoundedTraining
 from zmqps.testing.coded import CodedTraining
 from zmqps.testing.crowd import CrowdedTraining, OutrankedTraining
@@ -16,6 +17,7 @@ from zmqps.testing.lines import LINE_BANDWIDTH, LineTraining
 from zmqps.testing.means import mean_scenarios
 from zmqps.testing.network import Faults
 from zmqps.testing.notes import note_scenarios
+from zmqps.testing.numbers import NumberedSimulation, numbered_scenarios
 from zmqps.testing.probing import probed_scenarios
 from zmqps.testing.restores import Restored
 from zmqps.testing.row_scenarios import row_scenarios
@@ -108,6 +110,8 @@ class Scenario:
         Whether it dies again and again, and comes back from its journal.
     claimed
         Whether workers that are started again have a claim to their place.
+    numbered
+        Whether a launcher has given servers and workers numbers.
     calm_s
         After so many seconds nothing goes wrong any more.
     bandwidth
@@ -136,6 +140,7 @@ class Scenario:
     succeeded: bool = False
     journaled: bool = False
     claimed: bool = False
+    numbered: bool = False
     calm_s: float = CALM_S
     bandwidth: float = BANDWIDTH
     saved: bool = False
@@ -154,7 +159,7 @@ class Scenario:
                 seed, self.servers, self.workers, self.faults, self.training(), calm_s=self.calm_s,
                 replicas=self.replicas, journaled=self.journaled, chained=self.chained,
             )  # fmt: skip
-        return (Traced if self.faults.trace else Simulation)(
+        return (Traced if self.faults.trace else NumberedSimulation if self.numbered else Simulation)(
             seed, self.servers, self.workers, self.faults, self.training(), supervised=True, calm_s=self.calm_s,
             attacked=self.attacked, keyed=self.keyed, orphaned=self.orphaned, succeeded=self.succeeded,
             claimed=self.claimed, bandwidth=self.bandwidth, thrifty=self.bandwidth < BANDWIDTH, replicas=self.replicas,
@@ -473,11 +478,7 @@ def _scenarios() -> Mapping[str, Scenario]:
     found["ssp-skips"] = Scenario(faults=EVERYTHING, training=skips)
     found["sync-data-crashes"] = Scenario(faults=CRASHES, training=policies["data"])
     found["sync-backup-stops"] = Scenario(faults=STOPS, training=policies["backup"])
-    found["async-attacked"] = Scenario(faults=TWISTED, training=_asynchronous, attacked=True)
-    found["sync-attacked"] = Scenario(faults=TWISTED, training=_synchronous(), attacked=True)
-    found["async-keyed"] = Scenario(faults=TWISTED, training=_asynchronous, attacked=True, keyed=True)
-    found["jobs-keyed"] = Scenario(faults=EVERYTHING, training=_several, workers=6, attacked=True, keyed=True)
-    found["jobs-attacked"] = Scenario(faults=EVERYTHING, training=_several, workers=6, attacked=True)
+    found |= {**attacked_scenarios(found), **numbered_scenarios(found)}
     for kind, faults in {"loss": LOSS, "twisted": TWISTED, "drops": DROPS}.items():
         found[f"async-auto-{kind}"] = Scenario(faults=faults, training=CodedTraining)
         found[f"sync-auto-{kind}"] = Scenario(faults=faults, training=lambda: CodedTraining(staleness=0), workers=4)

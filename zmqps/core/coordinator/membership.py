@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from math import inf
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from zmqps.core.coordinator.journal import Changed, Plain, nothing, packed, packed_error, unpacked, unpacked_error
 from zmqps.core.protocol.events import Peer, Send
@@ -16,9 +16,6 @@ from zmqps.core.protocol.keys import KEY_NBYTES, same
 from zmqps.core.protocol.messages import Error, Hello, Job, Message, Proceed, Range, Released
 from zmqps.core.protocol.roles import KeyHolder, check_same, shut_out
 from zmqps.errors import EvictedError, IdentityError, LimitError, ProtocolError, PSError
-
-if TYPE_CHECKING:
-    from zmqps.core.coordinator.roster import Roster
 
 MAX_MEMBERS = 4096
 #: After so many heartbeats that have not come a member is taken for silent.
@@ -38,13 +35,35 @@ RETURN_S = 5.0
 ABSENT = b"?"
 
 
+class Ranks(Protocol):
+    """Where members have their ranks: `zmqps.core.coordinator.roster.Roster`."""
+
+    def enter(
+        self, hello: Hello, peer: Peer, now: float, holder: KeyHolder | None = None, before: MemberInfo | None = None
+    ) -> MemberInfo:
+        """Return a new member, which has its rank."""
+
+    def take(self, member: MemberInfo, rank: int | None = None) -> None:
+        """Enter a member under a rank."""
+
+    def leave(self, member: MemberInfo, how: str) -> None:
+        """A member has gone."""
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[MemberInfo]: ...
+
+
 @dataclass(slots=True, kw_only=True)
 class MemberInfo:
     """A node that has joined."""
 
     hello: Hello
     peer: Peer
-    roster: Roster
+    roster: Ranks
     rank: int
     seen_at: float
     origin: str = ""  # the address of the other host that it comes from; empty: from this one
@@ -184,7 +203,7 @@ class Membership:
         self,
         hello: Hello,
         peer: Peer,
-        roster: Roster,
+        roster: Ranks,
         now: float,
         holder: KeyHolder | None = None,
         before: MemberInfo | None = None,
@@ -337,7 +356,7 @@ class Membership:
         """Return what is kept of one that may not speak any more."""
         return packed_error(self._barred[who][1]) if who in self._barred else None
 
-    def restore(self, kept: Plain, servers: Roster, now: float) -> None:
+    def restore(self, kept: Plain, servers: Ranks, now: float) -> None:
         """Have a member that was kept; where it is reached it says itself, and its job where it belongs."""
         hello, rank, origin, holder = kept
         hello = unpacked(hello)

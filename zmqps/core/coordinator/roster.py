@@ -100,7 +100,7 @@ class Roster:
 
     def take(self, member: MemberInfo, rank: int | None = None) -> None:
         """Enter a member under a rank that is free here, or of one that is to leave; by default the lowest."""
-        member.roster, member.rank = self, self._free() if rank is None else rank
+        member.roster, member.rank = self, self._free(member) if rank is None else rank
         self._by_rank[member.rank] = member
         self._claims.took(member)
         self._numbered |= index_of(member.hello) is not None
@@ -110,9 +110,10 @@ class Roster:
         if len(self._names) < MAX_MEMBERS:
             self._names.add(member.hello.name)
 
-    def _free(self) -> int:
+    def _free(self, member: MemberInfo) -> int:
         """Return the lowest rank that is free, and that no process is to come to by the number of its launcher."""
-        rank = max(self._lowest, (self._expected() or 0) if self._numbered else 0)
+        is_beyond = self._numbered or member.is_spare
+        rank = max(self._lowest, (self._expected() or 0) if is_beyond else 0)
         while rank in self._by_rank or self._claims.is_numbered(rank):
             rank += 1
         return rank

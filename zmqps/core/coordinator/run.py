@@ -80,8 +80,7 @@ class JobRun:
         self.name, self._changed = name, changes.of("job", name)
         self._changed()
         self.members: dict[bytes, MemberInfo] = {}
-        self.workers = Roster(lambda: self.places.expected)
-        self.observers = Roster()
+        self.workers, self.observers = Roster(lambda: self.places.expected), Roster()
         self.lost_shard: PSError | None = None  # a server of this job is gone
         self._options = options
         self._servers = servers
