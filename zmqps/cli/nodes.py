@@ -132,6 +132,8 @@ def server(
     parent_fd: int | None,
 ) -> int:
     """Run a server: it holds a shard of each job's model and applies gradients to it."""
+    if name is None and index is not None:
+        name = f"server-{index}"
     set_up_logging(name or "server", level=log_level, as_json=log_json)
     from zmqps.metrics.place import MetricsPlace
     from zmqps.nodes.server import ServerConfig, run

@@ -35,7 +35,7 @@ class NumberedSimulation(Simulation):
 
     def __init__(self, seed: int, servers: int, workers: int, *facts: Any, **options: Any) -> None:
         self.num_numbered = 0  # nodes that have joined with a number
-        self.num_again = 0  # of them those whose life before was not missed yet
+        self.doubted: set[bytes] = set()  # who came before its life before was missed
         self._numbers = {"server": servers, "worker": workers}
         self._last: dict[str, Node] = {}  # by role and number: the life that has been started last
         self._is_by_hand = False  # whether the next server is
@@ -81,7 +81,9 @@ class NumberedSimulation(Simulation):
         if not isinstance(machine, CoordinatorMachine) or not isinstance(message, Hello) or not message.wish:
             return
         if message.incarnation not in machine.membership.members:
-            self._rivals[message.incarnation] = _of_rank(machine, message)
+            rival = self._rivals[message.incarnation] = _of_rank(machine, message)
+            if rival is not None and rival.hello.name == message.name:
+                self.doubted.add(message.incarnation)
 
     def check(self, node: Node) -> None:
         """Assert what must hold after an event of a node."""
@@ -94,7 +96,6 @@ class NumberedSimulation(Simulation):
         for who in [who for who in self._rivals if who in members]:
             member, rival = members[who], self._rivals.pop(who)
             self.num_numbered += 1
-            self.num_again += rival is not None and rival.hello.name == member.hello.name
             if rival is not None and self._lives_beside(rival, member):
                 self._excused.add(who)
         for member in members.values():

@@ -100,10 +100,10 @@ class Roster:
 
     def take(self, member: MemberInfo, rank: int | None = None) -> None:
         """Enter a member under a rank that is free here, or of one that is to leave; by default the lowest."""
+        self._numbered |= index_of(member.hello) is not None
         member.roster, member.rank = self, self._free(member) if rank is None else rank
         self._by_rank[member.rank] = member
         self._claims.took(member)
-        self._numbered |= index_of(member.hello) is not None
         self._next = max(self._next, member.rank + 1)
         while self._lowest in self._by_rank:
             self._lowest += 1
