@@ -68,8 +68,9 @@ def stack(
     """Show what the threads of NODE are doing: names, files and lines, no values.
 
     NODE is worker-2, server-0, coordinator, or what the node calls itself in `zmqps status`; JOB/worker-2 where several
-    jobs have one. One whose loop does not answer is sent SIGUSR2, if it is a process of this user on this host that
-    takes it for that: then it writes its stacks to its log. It takes what ends a job.
+    jobs have one. Where a name means two nodes the error says how each is named. One whose loop does not answer is sent
+    SIGUSR2, if it is a process of this user on this host that takes it for that: then it writes its stacks to its log.
+    It takes what ends a job.
     """
     from zmqps.keys import find_keys
     from zmqps.nodes.inquiry import ask_stacks, ask_status

@@ -32,8 +32,8 @@ def drain(
 ) -> int:
     """Let the server NAME hand over all that it has to others, and end; training goes on.
 
-    NAME is that of `zmqps status`, or its number there. The command returns when the server has gone; if it takes
-    longer than --timeout, it goes on nevertheless.
+    NAME is that of `zmqps status`, server-1 or "server 1", or the number alone. The command returns when the server has
+    gone; if it takes longer than --timeout, it goes on nevertheless.
     """
     from zmqps.keys import find_keys
     from zmqps.nodes.inquiry import drain_server
