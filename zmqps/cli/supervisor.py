@@ -36,6 +36,7 @@ from zmqps.launch.processes import (
     worker_command,
     worker_environment,
 )
+from zmqps.launch.reports import Reports
 from zmqps.launch.restarts import DRAIN_TIMEOUT_S, RESTART_S, RESTARTS, Restarts, failed
 from zmqps.logs.handler import VARIABLE as LOG_NODE
 from zmqps.nodes.files import Folder
@@ -116,6 +117,7 @@ class Supervisor:
         self._files: dict[str, LogFile] = {}  # the logs of nodes and workers, by name
         self._keys: dict[str, str] = {}  # where workers find what they show
         self._pumps: dict[str, Pump] = {}
+        self._reports = Reports()
         self._node_watches: list[asyncio.Task[int]] = []
         self._a_node_failed = asyncio.Event()
         self._asked: signal.Signals | None = None
@@ -243,10 +245,19 @@ class Supervisor:
     async def _watch_worker(self, index: int) -> int:
         """Run a worker, and again as often as it may fail; return how the last life has ended."""
         life = self._lives[index] = Restarts(self._config.restarts)
+        over: list[tuple[Process, int]] = []
         while True:
             worker = self._spawn_worker(index)
             code = await worker.exited()
-            if not code or self._ending or self._asked is not None:
+            if self._ending or self._asked is not None:
+                return code
+            over.append((worker, code))
+            others = any(not other.ended for other in self._workers.values())
+            # else its next life says so, and takes its place, or what has become of all is looked at here
+            if not life.may_follow(code) and (code or others):
+                for process, how in over:
+                    self._report(process, how)
+            if not code:
                 return code
             await self._said(worker.name)
             if not failed(code):
@@ -263,6 +274,9 @@ class Supervisor:
             if self._is_over:  # what it died of was noticed meanwhile
                 return code
             life.begin()
+
+    def _report(self, process: Process, code: int) -> None:
+        self._reports.tell(process, code, self._nodes.address, self._nodes.keys)
 
     @property
     def _is_over(self) -> bool:
@@ -300,6 +314,8 @@ class Supervisor:
         while True:
             node = self._nodes.processes[index]
             code = await node.exited()
+            if index and not self._has_ended(code):
+                self._report(node, code)
             if self._has_ended(code) or not life.may_follow(code) or not returns():
                 return code
             await self._said(node.name)
@@ -349,6 +365,7 @@ class Supervisor:
         number = signal.SIGINT if self._asked == signal.SIGINT else signal.SIGTERM
         grace = self._config.drain_timeout if self._asked == signal.SIGTERM else GRACE_S
         await end(self._workers.values(), number, grace)
+        await self._reports.close()
         await self._nodes.stop()
         for name, pump in self._pumps.items():
             await self._said(name)

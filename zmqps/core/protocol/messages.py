@@ -14,6 +14,8 @@ from zmqps.core.protocol.jobs import Assign, Discard, Discarded, EndJob, Init, J
 from zmqps.core.protocol.membership import (
     Departed,
     Error,
+    Exited,
+    ExitNoted,
     Forgotten,
     Heartbeat,
     HeartbeatAck,
@@ -90,6 +92,8 @@ __all__ = [
     "Error",
     "Examine",
     "Examined",
+    "ExitNoted",
+    "Exited",
     "Farewell",
     "Fetch",
     "FileAnswer",
@@ -163,7 +167,7 @@ __all__ = [
     "Yielded",
 ]
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 MAGIC = "zmqps"
 
 # Not Message.__subclasses__(): slots=True makes each class twice, and the first one lingers there.
