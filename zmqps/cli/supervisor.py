@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import traceback
 from collections.abc import Callable, Sequence
@@ -28,7 +27,6 @@ from zmqps.launch.processes import (
     Process,
     describe_exit,
     end,
-    lives,
     mark_of,
     node_environment,
     start_of,
@@ -118,6 +116,7 @@ class Supervisor:
         self._keys: dict[str, str] = {}  # where workers find what they show
         self._pumps: dict[str, Pump] = {}
         self._reports = Reports()
+        self._silent: list[str] = []  # members whose processes have ended well, and without a goodbye
         self._node_watches: list[asyncio.Task[int]] = []
         self._a_node_failed = asyncio.Event()
         self._asked: signal.Signals | None = None
@@ -226,6 +225,7 @@ class Supervisor:
 
     async def _lost(self) -> str:
         """Say which workers were lost and did not come back, or have ended without a goodbye; empty if none has."""
+        await self._reports.settle(STATUS_S)
         if self._nodes.coordinator.ended:  # with the job, and has said it
             code = await self._nodes.coordinator.exited()
             return "a worker was lost, see the coordinator's last line" if code == exits.WORKERS_FAILED else ""
@@ -234,12 +234,11 @@ class Supervisor:
         except PSError as error:
             self._log.say("warning", f"whether a worker was lost is not known: {error}")
             return ""
+        if self._silent:
+            return f"{listed(self._silent, 8)} ended without worker.finish() or close()"
         said = [run["lost"] for run in status["jobs"].values() if run["lost"]]
         but = f"{FINISHED}, but "
         said += [job["how"].removeprefix(but) for job in status["ended"] if job["how"].startswith(but)]
-        ours = [m for m in status["members"] if m["role"] == "worker" and m["host"] == socket.gethostname()]
-        silent = [f"worker {m['rank']} ({m['name']}, pid {m['pid']})" for m in ours if not lives(m["pid"])]
-        said += [f"{listed(silent, 8)} ended without worker.finish() or close()"] if silent else []
         return "; ".join(said)
 
     async def _watch_worker(self, index: int) -> int:
@@ -252,9 +251,7 @@ class Supervisor:
             if self._ending or self._asked is not None:
                 return code
             over.append((worker, code))
-            others = any(not other.ended for other in self._workers.values())
-            # else its next life says so, and takes its place, or what has become of all is looked at here
-            if not life.may_follow(code) and (code or others):
+            if not life.may_follow(code):  # else its next life says so, and takes its place
                 for process, how in over:
                     self._report(process, how)
             if not code:
@@ -276,7 +273,9 @@ class Supervisor:
             life.begin()
 
     def _report(self, process: Process, code: int) -> None:
-        self._reports.tell(process, code, self._nodes.address, self._nodes.keys)
+        """Tell the coordinator that a process has ended; with one that ended well, who is lost has said no goodbye."""
+        then = self._silent.extend if not code else lambda lost: None
+        self._reports.tell(process, code, self._nodes.address, self._nodes.keys, then)
 
     @property
     def _is_over(self) -> bool:

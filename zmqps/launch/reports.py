@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable, Sequence
 
 from zmqps.core.node.inquiry import Inquiry
 from zmqps.core.protocol.messages import Exited
@@ -28,13 +29,20 @@ class Reports:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def tell(self, process: Process, code: int, address: str, keys: Keys | None) -> None:
+    def tell(
+        self,
+        process: Process,
+        code: int,
+        address: str,
+        keys: Keys | None,
+        then: Callable[[Sequence[str]], None] = lambda lost: None,
+    ) -> None:
         """Tell the coordinator at an address that a process has ended, and go on; again until it has answered.
 
         Parameters
         ----------
         process
-            One that has ended. Where it is not sure that all who say that they live in it have ended as well, nothing is
+            One that has ended. Where some of those that say that they live in it may not have ended as well, nothing is
             said: their heartbeats will show it.
         code
             Its exit code, negative for a signal.
@@ -42,11 +50,18 @@ class Reports:
             The coordinator's endpoint.
         keys
             Those of this cluster, of whatever role; None: it has none.
+        then
+            Takes who is lost with it.
         """
         if process.ended_whole and address:
-            task = asyncio.create_task(report(process.token, describe_exit(code), address, keys))
+            task = asyncio.create_task(_tell(process.token, describe_exit(code), address, keys, then))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+
+    async def settle(self, timeout: float) -> None:
+        """Wait until all has been told, for so many seconds at most."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=timeout)
 
     async def close(self) -> None:
         """Say no more: the cluster ends."""
@@ -55,9 +70,11 @@ class Reports:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
-async def report(token: bytes, how: str, address: str, keys: Keys | None, timeout: float = REPORT_S) -> None:
-    """Tell the coordinator at an address that the process with a token has ended; return when it has answered."""
+async def _tell(token: bytes, how: str, address: str, keys: Keys | None, then: Callable[[Sequence[str]], None]) -> None:
+    machine = Inquiry(address, question=Exited(1, token, how))
     try:
-        await ask(Inquiry(address, question=Exited(1, token, how)), "report of an exit", timeout, keys)
+        await ask(machine, "report of an exit", REPORT_S, keys)
     except PSError as error:
         log.debug("the coordinator does not know yet that a process has ended (%s): %s", how, error)
+    else:
+        then(machine.lost)

@@ -41,6 +41,10 @@ from zmqps.core.protocol.messages import (
     SpansRecorded,
     Trace,
 )
+from zmqps.errors import ProtocolError
+
+#: Of the members that are lost with one process so many are named.
+MOST_NAMED = 8
 
 
 class Host(Protocol):
@@ -99,13 +103,18 @@ def take(host: Host, event: Received, member: MemberInfo | None, now: float) -> 
 def note_exit(host: Host, peer: Peer, message: Exited, now: float) -> list[Action]:
     """A supervisor saw a process end, as its token shows; where nobody lives in that, nothing changes."""
     how = check_name("how a process ended", message.how)
-    actions: list[Action] = []
+    if not message.token:
+        raise ProtocolError("whoever says that a process has ended shows the token that it was started with")
+    actions, lost = list[Action](), list[str]()
     for member in host.membership.processes.end(process_of(message.token)):
         if member.incarnation in host.membership.members:  # not gone with the job that the one before it has ended
+            if len(lost) < MOST_NAMED:
+                lost.append(member.title)
             said = f"{member.title} has ended ({how}), says its supervisor"
             actions.append(Log("info", said, "exited", job=member.job, peer=member.hello.name))
             actions += host.lose(member, now)
-    answers = [Send(peer, ExitNoted(message.request))] if message.request else []  # 0: its own process has seen it
+    # 0: it is this coordinator's own process that has seen it
+    answers = [Send(peer, ExitNoted(message.request, tuple(lost)))] if message.request else []
     return [*actions, *host.jobs.discard_given_up(now), *answers]
 
 

@@ -56,6 +56,7 @@ class Processes(Generic[M]):
 
     def end(self, process: bytes) -> list[M]:
         """A process has ended: return the members that lived in it, which are to leave; servers first."""
+        assert process
         self._ended[process] = None
         self._ended.move_to_end(process)
         if len(self._ended) > MAX_ENDED:

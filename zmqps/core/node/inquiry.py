@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from zmqps.core.node.asking import Asking
@@ -73,6 +73,7 @@ class Inquiry(Asking):
         self.text = ""  # what was answered in words
         self.findings: Mapping[str, Any] | None = None  # what an examination has shown
         self.made: Checkpointed | None = None  # the checkpoint that was asked for
+        self.lost: Sequence[str] = ()  # who is lost with a process that has ended
         self._question = question
         self._until = until
         self._progress = progress
@@ -123,7 +124,7 @@ class Inquiry(Asking):
         elif isinstance(message, Examined):
             self.findings = presented(message.findings)
         elif isinstance(message, ExitNoted):
-            self.text = "noted"
+            self.text, self.lost = "noted", [printable(title) for title in message.lost]
         elif isinstance(message, Checkpointed):
             self.made = message
         elif isinstance(message, Draining):

@@ -149,10 +149,11 @@ class Exited(Message):
 
 @dataclass(frozen=True, slots=True)
 class ExitNoted(Message):
-    """Answer to `Exited`."""
+    """Answer to `Exited`: who of its members had not said goodbye, and so is lost."""
 
     kind: ClassVar[int] = 108
     request: U32
+    lost: Texts = ()
 
 
 @dataclass(frozen=True, slots=True)
