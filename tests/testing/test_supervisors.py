@@ -28,7 +28,7 @@ def test_nodes_are_lost_by_what_their_supervisors_tell(name: str) -> None:
 
 
 def test_a_coordinator_that_takes_no_notice_of_reports(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Processes, "end", lambda self, process: [])
+    monkeypatch.setattr(operators, "note_exit", lambda host, peer, message, now: [])
     caught("async-reported", "has ended, and is not known to be lost")
 
 

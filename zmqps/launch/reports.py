@@ -9,12 +9,10 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from zmqps.core.node.inquiry import Inquiry
-from zmqps.core.protocol.messages import Exited
 from zmqps.errors import PSError
 from zmqps.launch.processes import Process, describe_exit
 from zmqps.net.keyring import Keys
-from zmqps.nodes.inquiry import ask
+from zmqps.nodes.inquiry import report_exit
 
 #: A coordinator that is away, and comes back from its journal, is told when it is back. One that does not answer for so
 #: long has missed the heartbeats as well by then.
@@ -71,10 +69,7 @@ class Reports:
 
 
 async def _tell(token: bytes, how: str, address: str, keys: Keys | None, then: Callable[[Sequence[str]], None]) -> None:
-    machine = Inquiry(address, question=Exited(1, token, how))
     try:
-        await ask(machine, "report of an exit", REPORT_S, keys)
+        then(await report_exit(address, token, how, timeout=REPORT_S, keys=keys))
     except PSError as error:
         log.debug("the coordinator does not know yet that a process has ended (%s): %s", how, error)
-    else:
-        then(machine.lost)

@@ -12,7 +12,7 @@ from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.node.inquiry import Inquiry
 from zmqps.core.node.member import Identity
 from zmqps.core.protocol.keys import process_of
-from zmqps.core.protocol.messages import Exited, Message
+from zmqps.core.protocol.messages import Exited, ExitNoted, Message
 from zmqps.testing.cluster import token_of
 from zmqps.testing.engine import Node
 from zmqps.testing.network import Faults
@@ -44,10 +44,12 @@ class Reported(Simulation):
         self.num_reports = 0  # that the coordinator has taken
         self.num_lost = 0  # and who was lost by these
         self._own = Random(f"supervisors {seed}")
-        self._ended: dict[bytes, object] = {}  # processes whose end was told, and to which coordinator
+        self._ended: dict[bytes, object] = {}  # processes of whose end some coordinator has said that it knows
         self._taken: tuple[bytes, set[bytes]] | None = None  # a process whose end is being told, and who is there
+        self._told_by: dict[str, bytes] = {}  # of which process somebody tells
         super().__init__(seed, *args, **kwargs)
         self.on_receive.append(self._received)
+        self.on_send.append(self._sent)
 
     def ended(self, node: Node) -> None:
         """A supervisor has seen the end of a node; whether it was a good one is not looked at."""
@@ -79,8 +81,12 @@ class Reported(Simulation):
         if isinstance(message, Exited) and isinstance(machine, CoordinatorMachine):
             process = process_of(message.token)
             self.num_reports += 1
-            self._ended[process] = machine
+            self._told_by[sender] = process
             self._taken = process, set(machine.membership.members)
+
+    def _sent(self, sender: Node, to: str, message: Message) -> None:
+        if isinstance(message, ExitNoted):
+            self._ended[self._told_by[to]] = sender.machine
 
     def check(self, node: Node) -> None:
         """Assert what must hold of reports, besides the rest."""
