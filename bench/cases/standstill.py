@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -91,8 +92,7 @@ def _ends(folder: Path) -> dict[int, list[float]]:
 
 
 def _longest(ends: Sequence[float], killed_at: float) -> float:
-    pairs = zip(ends, ends[1:], strict=False)
-    return max(after - before for before, after in pairs if after > killed_at)
+    return max(after - before for before, after in pairwise(ends) if after > killed_at)
 
 
 def _find(root: int, victim: str) -> int:
@@ -174,13 +174,11 @@ def command(runs: int, only: str, json_path: Path | None) -> None:
                 click.echo(f"{name}: left out: {error}")
                 continue
         seconds = [standstill(place, victim, options) for _ in range(runs)]
-        load = os.getloadavg()[0]
-        click.echo(
-            f"{name}: median {percentile(seconds, 50):.2f} s, maximum {max(seconds):.2f} s ({runs} runs, load {load:.1f})"
-        )
+        median, load = percentile(seconds, 50), os.getloadavg()[0]
+        click.echo(f"{name}: median {median:.2f} s, maximum {max(seconds):.2f} s ({runs} runs, load {load:.1f})")
         rows.append(
             Row(
-                case="standstill", servers=SERVERS, workers=WORKERS, median_s=percentile(seconds, 50), steps=runs,
+                case="standstill", servers=SERVERS, workers=WORKERS, median_s=median, steps=runs,
                 extra={"what": name, "max_s": max(seconds), "load": load},
             )
         )  # fmt: skip
