@@ -45,7 +45,7 @@ exec nsenter --net=$net sh -c "$3"
 """
 #: Steps before something is killed; training goes on if there is another one so many seconds after that.
 STEPS, ON_S = 30, 2.5
-PATIENCE_S = 60.0
+PATIENCE_S = 180.0
 POLL_S = 0.02
 #: Of what there is between two namespaces.
 WIRE = WireOptions(mbit=10_000)
