@@ -36,8 +36,6 @@ SIGNALLED = 128
 #: How long an actor may take to answer beyond what it was given.
 ANSWER_S = 5.0
 MOST_NAMED = 8
-#: How long after the heartbeat timeout a lost server counts as lost everywhere.
-MARGIN_S = 1.0
 
 log = logging.getLogger("zmqps.ray")
 
