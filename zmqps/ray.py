@@ -36,8 +36,6 @@ SIGNALLED = 128
 #: How long an actor may take to answer beyond what it was given.
 ANSWER_S = 5.0
 MOST_NAMED = 8
-#: How long after the heartbeat timeout a lost server counts as lost everywhere.
-MARGIN_S = 1.0
 
 log = logging.getLogger("zmqps.ray")
 
@@ -342,9 +340,8 @@ class RayCluster:
         self._token = keys.token("worker", keys.pair("worker"), self._address) if keys is not None else ""
         for index in range(self._config.options.servers):
             command = self._config.server(index, self._address, bind=f"tcp://{HOST}:0")
-            pause = self._config.options.heartbeat_timeout + MARGIN_S  # before that its place is not free
             order = Order(
-                role="server", command=[*command, *flags], files=files, restarts=restart_servers, pause=pause
+                role="server", command=[*command, *flags], address=self._address, files=files, restarts=restart_servers
             )  # fmt: skip
             self._run(f"server-{index}", order)
         left = max(0.0, ends_at - time.monotonic())

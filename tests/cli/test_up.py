@@ -195,7 +195,29 @@ def test_workers_that_end_without_a_goodbye_are_named_although_their_exit_code_i
     result = zmqps(*UP, "--workers", "2", "--", "python", str(script))
     assert result.returncode == exits.WORKERS_FAILED, result.stdout + result.stderr
     (last,) = [line for line in result.stdout.splitlines() if "all workers have ended well, but" in line]
-    assert re.search(r"but worker 1 \(w[01], pid \d+\) ended without worker\.finish\(\) or close\(\): its part", last)
+    assert re.search(
+        r"but worker 1 \(w[01], [^,]+, pid \d+\) ended without worker\.finish\(\) or close\(\): its part", last
+    )
+
+
+@pytest.mark.processes
+def test_a_worker_that_is_killed_holds_the_others_up_no_longer_than_its_supervisor_takes(zmqps, tmp_path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import os, signal, numpy as np, zmqps\n"
+        "worker = zmqps.connect()\n"
+        "worker.init({'w': np.zeros(4, 'f4')}, optimizer=zmqps.optim.sgd(0.1), staleness=0)\n"
+        "worker.push({'w': np.ones(4, 'f4')}, timeout=60)\n"
+        "if worker.rank:\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "worker.push({'w': np.ones(4, 'f4')}, timeout=60)\n"
+        "worker.finish()\n"
+        "print('went on alone')\n"
+    )
+    result = zmqps(*UP, "--workers", "2", "--heartbeat-timeout", "1000", "--", "python", str(script))
+    assert result.returncode == exits.WORKERS_FAILED, result.stdout + result.stderr
+    assert "went on alone" in result.stdout
+    assert re.search(r"worker 1 \(.+\) has ended \(signal SIGKILL\), says its supervisor", result.stdout)
 
 
 @pytest.mark.processes

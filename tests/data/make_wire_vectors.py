@@ -15,7 +15,7 @@ import msgpack
 import numpy as np
 
 from zmqps.codecs import bf16
-from zmqps.core.protocol.keys import claim_of, proof_of, ticket_of
+from zmqps.core.protocol.keys import claim_of, process_of, proof_of, ticket_of
 from zmqps.core.protocol.messages import (
     BY_KIND,
     PROTOCOL_VERSION,
@@ -39,6 +39,8 @@ from zmqps.core.protocol.messages import (
     Error,
     Examine,
     Examined,
+    Exited,
+    ExitNoted,
     Farewell,
     Fetch,
     FileAnswer,
@@ -165,6 +167,18 @@ MESSAGES: dict[str, Message] = {
     "hello of a worker": Hello(
         "zmqps", PROTOCOL_VERSION, "worker", WORKER, "worker-a", "host-a", 4711, job="resnet", secret=SECRET
     ),
+    "hello of a worker that a supervisor has started": Hello(
+        "zmqps",
+        PROTOCOL_VERSION,
+        "worker",
+        WORKER,
+        "worker-a",
+        "host-a",
+        4711,
+        job="resnet",
+        secret=SECRET,
+        process=process_of(SECRET),
+    ),
     "hello of an observer": Hello(
         "zmqps",
         PROTOCOL_VERSION,
@@ -225,6 +239,8 @@ MESSAGES: dict[str, Message] = {
     "error about no request": Error(0, 21, "x", {"ours": 1, "theirs": 2}),
     "error about the end of a job": Error(0, ENDED.code, str(ENDED), ENDED.facts()),
     "error about memory": Error(3, MEMORY.code, str(MEMORY), MEMORY.facts()),
+    "end of a process": Exited(1, SECRET, "signal SIGKILL"),
+    "end of a process, noted": ExitNoted(1, ("worker 1 (worker-b, host-b, pid 12)",)),
     "lost": Lost("server", 1, "server-b", SERVER, 10.25),
     "shutdown": Shutdown("the job is finished"),
     "init": Init(1, JOB),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
@@ -18,7 +19,10 @@ import psutil
 import pytest
 
 from tests.imports import ROOT
+from zmqps.core.coordinator.options import CoordinatorOptions
+from zmqps.launch.config import ClusterConfig
 from zmqps.launch.far import FILES, GREETING, unpack
+from zmqps.nodes.inquiry import inquire
 
 pytestmark = pytest.mark.processes
 
@@ -219,3 +223,21 @@ def test_a_node_announces_itself_and_says_why_it_cannot_start(agent) -> None:
     while (ended := far.hear("ended"))["name"] != "c":
         pass
     assert ended["code"] == 143
+
+
+def test_the_end_of_a_server_is_told_to_the_coordinator(agent) -> None:
+    far = agent()
+    far.set_up()
+    config = ClusterConfig(options=CoordinatorOptions(heartbeat_timeout=1000.0), address="tcp://127.0.0.1:0")
+    far.tell("start", name="coordinator", role="coordinator", flags=config.coordinator(), address="")
+    address = far.hear("announced")["text"]
+    far.tell("start", name="server", role="server", flags=config.server(0, address), address=address)
+    far.hear("announced")
+
+    async def until(holds: Callable[[Any], bool]) -> Any:
+        return await inquire(address, timeout=PATIENCE, until=holds)
+
+    (server,) = asyncio.run(until(lambda status: len(status["members"]) == 1))["members"]
+    os.kill(server["pid"], signal.SIGKILL)
+    (gone,) = asyncio.run(until(lambda status: bool(status["gone"])))["gone"]
+    assert (gone["how"], gone["pid"]) == ("lost", server["pid"])

@@ -218,7 +218,7 @@ class Fleet:
             "directory": config.remote_directory, "files": files, "env": env, "workers": len(place.workers),
             "trace": bool(os.environ.get(TRACE)), "name": host.name, "local": host.is_local,
             "address": host.address, "interface": host.interface,
-            "keys": FOR_NODES if FOR_NODES in {name.partition("/")[0] for name in files} else "",
+            "keys": "" if self._keys is None else FOR_NODES if place.has_nodes else FOR_WORKERS,
         }  # fmt: skip
         self._addresses[host.name] = await self._hosts[host.name].set_up(facts)
 
@@ -289,7 +289,7 @@ class Fleet:
 
     def _start_node(self, place: Place, name: str, role: str, flags: Sequence[str]) -> RemoteProcess:
         keys = [f"--keys={FILES}/{FOR_NODES}"] * (self._keys is not None)
-        process = self._begin(place, name, role, {"flags": [*flags, *keys]})
+        process = self._begin(place, name, role, {"flags": [*flags, *keys], "address": self._address})
         self._processes.append(process)
         return process
 

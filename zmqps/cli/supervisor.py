@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import traceback
 from collections.abc import Callable, Sequence
@@ -28,7 +27,6 @@ from zmqps.launch.processes import (
     Process,
     describe_exit,
     end,
-    lives,
     mark_of,
     node_environment,
     start_of,
@@ -36,6 +34,7 @@ from zmqps.launch.processes import (
     worker_command,
     worker_environment,
 )
+from zmqps.launch.reports import Reports
 from zmqps.launch.restarts import DRAIN_TIMEOUT_S, RESTART_S, RESTARTS, Restarts, failed
 from zmqps.logs.handler import VARIABLE as LOG_NODE
 from zmqps.nodes.files import Folder
@@ -116,6 +115,8 @@ class Supervisor:
         self._files: dict[str, LogFile] = {}  # the logs of nodes and workers, by name
         self._keys: dict[str, str] = {}  # where workers find what they show
         self._pumps: dict[str, Pump] = {}
+        self._reports = Reports()
+        self._silent: list[str] = []  # members whose processes have ended well, and without a goodbye
         self._node_watches: list[asyncio.Task[int]] = []
         self._a_node_failed = asyncio.Event()
         self._asked: signal.Signals | None = None
@@ -224,6 +225,7 @@ class Supervisor:
 
     async def _lost(self) -> str:
         """Say which workers were lost and did not come back, or have ended without a goodbye; empty if none has."""
+        await self._reports.settle(STATUS_S)
         if self._nodes.coordinator.ended:  # with the job, and has said it
             code = await self._nodes.coordinator.exited()
             return "a worker was lost, see the coordinator's last line" if code == exits.WORKERS_FAILED else ""
@@ -232,21 +234,27 @@ class Supervisor:
         except PSError as error:
             self._log.say("warning", f"whether a worker was lost is not known: {error}")
             return ""
+        if self._silent:
+            return f"{listed(self._silent, 8)} ended without worker.finish() or close()"
         said = [run["lost"] for run in status["jobs"].values() if run["lost"]]
         but = f"{FINISHED}, but "
         said += [job["how"].removeprefix(but) for job in status["ended"] if job["how"].startswith(but)]
-        ours = [m for m in status["members"] if m["role"] == "worker" and m["host"] == socket.gethostname()]
-        silent = [f"worker {m['rank']} ({m['name']}, pid {m['pid']})" for m in ours if not lives(m["pid"])]
-        said += [f"{listed(silent, 8)} ended without worker.finish() or close()"] if silent else []
         return "; ".join(said)
 
     async def _watch_worker(self, index: int) -> int:
         """Run a worker, and again as often as it may fail; return how the last life has ended."""
         life = self._lives[index] = Restarts(self._config.restarts)
+        over: list[tuple[Process, int]] = []
         while True:
             worker = self._spawn_worker(index)
             code = await worker.exited()
-            if not code or self._ending or self._asked is not None:
+            if self._ending or self._asked is not None:
+                return code
+            over.append((worker, code))
+            if not life.may_follow(code):  # else its next life says so, and takes its place
+                for process, how in over:
+                    self._report(process, how)
+            if not code:
                 return code
             await self._said(worker.name)
             if not failed(code):
@@ -263,6 +271,11 @@ class Supervisor:
             if self._is_over:  # what it died of was noticed meanwhile
                 return code
             life.begin()
+
+    def _report(self, process: Process, code: int) -> None:
+        """Tell the coordinator that a process has ended; with one that ended well, who is lost has said no goodbye."""
+        then = self._silent.extend if not code else lambda lost: None
+        self._reports.tell(process, code, self._nodes.address, self._nodes.keys, then)
 
     @property
     def _is_over(self) -> bool:
@@ -300,6 +313,8 @@ class Supervisor:
         while True:
             node = self._nodes.processes[index]
             code = await node.exited()
+            if index and not self._has_ended(code):
+                self._report(node, code)
             if self._has_ended(code) or not life.may_follow(code) or not returns():
                 return code
             await self._said(node.name)
@@ -349,6 +364,7 @@ class Supervisor:
         number = signal.SIGINT if self._asked == signal.SIGINT else signal.SIGTERM
         grace = self._config.drain_timeout if self._asked == signal.SIGTERM else GRACE_S
         await end(self._workers.values(), number, grace)
+        await self._reports.close()
         await self._nodes.stop()
         for name, pump in self._pumps.items():
             await self._said(name)

@@ -21,7 +21,7 @@ import zmqps
 from zmqps.cli.output import LogFile, Pump, Terminal
 from zmqps.core.protocol import exits
 from zmqps.errors import PSError, ShutdownError, listed
-from zmqps.keys import load_node_keys
+from zmqps.keys import Keys, load_node_keys
 from zmqps.launch.config import ClusterConfig
 from zmqps.launch.handout import worker_keys
 from zmqps.launch.nodes import AT_ONCE, GRACE_S
@@ -38,6 +38,7 @@ from zmqps.launch.processes import (
     worker_environment,
 )
 from zmqps.launch.ranks import Roles
+from zmqps.launch.reports import Reports
 from zmqps.launch.restarts import DRAIN_TIMEOUT_S, Restarts, failed
 from zmqps.logs.handler import VARIABLE as LOG_NODE
 from zmqps.nodes.files import Folder
@@ -122,7 +123,9 @@ class Task:
         self._workers: dict[int, Process] = {}  # by number: the life under way, or the last one
         self._shown: dict[str, str] = {}  # where they find the key that they show
         self._pumps: dict[str, Pump] = {}
+        self._reports = Reports()
         self._files: dict[str, LogFile] = {}  # the logs of nodes and workers, by name
+        self._node_keys: Keys | None = None
         self._asked: signal.Signals | None = None
         self._ending = False
         self._observers: list[zmqps.Worker] = []  # that this task is there, and then that its workers have ended
@@ -173,7 +176,7 @@ class Task:
             here: int = sum(member["role"] == "server" for member in status["members"])
             return here >= config.cluster.options.servers
 
-        keys = load_node_keys(config.cluster.keys)
+        keys = self._node_keys = load_node_keys(config.cluster.keys)
         waits = asyncio.ensure_future(inquire(config.address, timeout=config.timeout, until=ready, keys=keys))
         ends = {asyncio.ensure_future(node.exited()): node for node in self._nodes}
         futures: list[asyncio.Future[Any]] = [waits, *ends]
@@ -263,6 +266,8 @@ class Task:
             code = await process.exited()
             if not code or code == exits.COORDINATOR_LOST:  # what `_watch_others` says better
                 return exits.OK
+            if process.name in self._servers:
+                self._report(process, code)
             outlived = process.name in self._servers and cluster.outlives_servers
             if not outlived or not lives.may_follow(code):
                 await self._say_failure(process, code, "it does not start again" if outlived else "")
@@ -283,6 +288,7 @@ class Task:
             worker = self._spawn_worker(index, lives)
             code = await worker.exited()
             if not failed(code):
+                self._report(worker, code)  # one that fails has another life, or the cluster ends with it
                 if code:
                     self._log.say("info", f"{worker.name} has drained")
                 return exits.OK
@@ -291,6 +297,9 @@ class Task:
                 return code if code > 0 else 128 - code
             await asyncio.sleep(lives.pause)
             lives.begin()
+
+    def _report(self, process: Process, code: int) -> None:
+        self._reports.tell(process, code, self._config.address, self._node_keys)
 
     async def _say_failure(self, process: Process, code: int, follows: str = "") -> None:
         with contextlib.suppress(TimeoutError):
@@ -359,6 +368,7 @@ class Task:
         number = signal.SIGINT if self._asked == signal.SIGINT else signal.SIGTERM
         grace = self._config.drain_timeout if self._asked == signal.SIGTERM else GRACE_S
         await end(self._workers.values(), number, grace)
+        await self._reports.close()
         for observer in self._observers:
             with contextlib.suppress(PSError):
                 await asyncio.to_thread(observer.close)

@@ -57,7 +57,7 @@ class ForkedError(ClosedError):
 
 
 class PeerLostError(PSError, ConnectionError):
-    """A node gave no sign of life for longer than the heartbeat timeout.
+    """A node has ended, as whoever started it has seen, or gave no sign of life for longer than the heartbeat timeout.
 
     It was killed, has crashed, its host is down, or no network leads there; which of these cannot be seen from here.
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from zmqps.errors import ConfigurationError, NodeFailedError, PSError
-from zmqps.keys import Keys, load_node_keys
+from zmqps.keys import Keys
 from zmqps.launch.far import (
     FILES,
     GREETING,
@@ -48,6 +48,8 @@ from zmqps.launch.processes import (
     worker_environment,
 )
 from zmqps.launch.reach import own_address, route_towards
+from zmqps.launch.reports import Reports
+from zmqps.launch.restarts import failed
 from zmqps.logs.lines import Lines
 from zmqps.nodes.inquiry import inquire
 from zmqps.trace import VARIABLE as TRACE
@@ -100,6 +102,8 @@ class Agent:
         self._num_workers = 1
         self._is_tracing = False
         self._keys: Keys | None = None
+        self._reports = Reports()
+        self._ending = False
         self._actions = {
             "alive": lambda told: None, "setup": self._setup, "start": self._start, "signal": self._signal,
             "joined": self._joined, "fetch": self._fetch, "route": self._route, "keys": self._renew,
@@ -174,7 +178,7 @@ class Agent:
         self._env = {name: self._filled(value) for name, value in told["env"].items()}
         self._num_workers = told["workers"]
         self._is_tracing = told["trace"]
-        self._keys = load_node_keys(self._folder / told["keys"]) if told["keys"] else None
+        self._keys = Keys.load(self._folder / told["keys"]) if told["keys"] else None
         address = own_address(told["address"], told["interface"], told["name"], is_local=told["local"])
         self._voice.say({"is": "ready", "address": address, "cores": num_cores()})
 
@@ -196,7 +200,7 @@ class Agent:
         self._processes[name], self._roles[name] = process, role
         if role != "worker":
             self._begin(self._announce(process))
-        self._begin(self._follow(process))
+        self._begin(self._follow(process, told.get("address", "")))
 
     def _worker_environment(self, told: Message) -> dict[str, str]:
         venv = {"VIRTUAL_ENV": sys.prefix} if sys.prefix != sys.base_prefix else {}
@@ -262,13 +266,16 @@ class Agent:
         else:
             self._voice.say({"is": "announced", "name": process.name, "text": text})
 
-    async def _follow(self, process: Process) -> None:
-        """Pass on what a process says, and then how it has ended."""
+    async def _follow(self, process: Process, coordinator: str) -> None:
+        """Pass on what a process says, and then how it has ended; tell the coordinator at an address, too."""
         assert process.popen.stdout is not None
         reader, transport = await open_reader(process.popen.stdout)
         talk = asyncio.create_task(self._pass_on(process.name, reader))
         code = await process.exited()
         self._guard.forget(process.popen.pid)
+        # a worker that fails has another life, or the cluster ends with it
+        if not self._ending and not (self._roles[process.name] == "worker" and failed(code)):
+            self._reports.tell(process, code, coordinator, self._keys)
         await asyncio.wait([talk], timeout=DRAIN_S)
         transport.close()
         talk.cancel()
@@ -286,6 +293,8 @@ class Agent:
 
     async def _end(self) -> None:
         """End workers, coordinator and servers, in this order."""
+        self._ending = True
+        await self._reports.close()
         for role in ("worker", "coordinator", "server"):
             found = [process for name, process in self._processes.items() if self._roles[name] == role]
             await end(found, AT_ONCE if role == "server" else signal.SIGTERM, GRACE_S)

@@ -343,7 +343,10 @@ class LocalCluster:
         assert self._directory is not None
         log = f"{name}.log"
         with Folder(self._directory, own=True) as folder, folder.begin(log) as file:
-            return Process(name, command, stdout=file, log=folder.path / log, env=node_environment(), is_node=True)
+            node = Process(name, command, stdout=file, log=folder.path / log, env=node_environment(), is_node=True)
+        if self._nodes.processes:
+            self._nodes.coordinator.watch(node)
+        return node
 
     def _refuse_in_fork(self) -> None:
         if os.getpid() != self._pid:

@@ -35,6 +35,7 @@ from zmqps.launch.processes import (
     worker_command,
     worker_environment,
 )
+from zmqps.launch.reports import Reports
 from zmqps.launch.restarts import PAUSE_S, Restarts
 from zmqps.logs.lines import Lines, read_message
 from zmqps.nodes.inquiry import inquire
@@ -57,7 +58,7 @@ class Order:
     command
         A worker's command, or the flags of a node.
     address, index
-        A worker's coordinator, and its number.
+        The coordinator, of all but itself; and a worker's number.
     env
         More variables of a worker.
     files
@@ -66,7 +67,7 @@ class Order:
         Where it runs; empty: where the keeper does.
     restarts, pause
         How often it is started again when it fails, and after how many seconds the first time; then after twice as
-        many each time. The coordinator takes a server in the place of a lost one only once that counts as lost.
+        many each time.
     """
 
     role: str
@@ -123,6 +124,7 @@ class Keeper:
         self._guard: Guard | None = None
         self._folder: Path | None = None
         self._keys: Keys | None = None
+        self._reports = Reports()
 
     async def run(self, order: Order) -> Ended:
         """Run a process until it has ended well, was asked to end, or has failed as often as it may."""
@@ -143,6 +145,8 @@ class Keeper:
             return Ended(error.code, f"  {error}")
         finally:
             self._settled.set()
+            if self._ending.is_set():
+                await self._reports.close()
             self._clear()
 
     async def address(self) -> dict[str, Any]:
@@ -185,6 +189,8 @@ class Keeper:
         write_files(self._folder, order.files)
         if order.files:
             self._keys = load_node_keys(self._folder / FOR_NODES)
+        elif token := order.env.get("ZMQPS_TOKEN"):
+            self._keys = Keys.of_token(token)
         if order.directory:
             try:
                 os.chdir(order.directory)
@@ -221,6 +227,8 @@ class Keeper:
         try:
             code = await process.exited()
             self._guard.forget(process.popen.pid)
+            if not self._ending.is_set() and not (order.role == "worker" and lives.may_follow(code)):
+                self._reports.tell(process, code, order.address, self._keys)
             await asyncio.wait([talk], timeout=DRAIN_S)
             return code
         finally:

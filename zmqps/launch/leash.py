@@ -14,6 +14,7 @@ import sys
 
 PR_SET_PDEATHSIG = 1
 NOT_FOUND = 127  # as shells have it
+PROCESS = "ZMQPS_PROCESS"  # as in `zmqps.net.identity`, which cannot be imported here
 
 
 def main() -> None:
@@ -23,6 +24,8 @@ def main() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:  # it ended before the leash was on
             sys.exit(NOT_FOUND)
+    if PROCESS in os.environ:  # whoever is in this process group ends with it
+        os.environ[PROCESS] += f":{os.getpid()}"
     try:
         os.execvp(command[0], command)
     except OSError as error:

@@ -22,9 +22,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
+from zmqps.core.protocol.keys import KEY_NBYTES
 from zmqps.errors import NodeFailedError, PSError, UnsafeFileError, from_wire
 from zmqps.launch.restarts import RESTART, TOKEN, Restarts
 from zmqps.logs.lines import read_message
+from zmqps.net.identity import PROCESS
 from zmqps.nodes.files import open_own
 from zmqps.trace import VARIABLE as TRACE
 
@@ -89,7 +91,12 @@ class Process:
     ) -> None:
         self.name = name
         self.log = log
+        #: What shows the coordinator that whoever says how this process has ended has started it.
+        self.token = secrets.token_bytes(KEY_NBYTES)
         self.channel: socket.socket | None = None
+        self._is_node = is_node
+        self._group_ended = False
+        env = {**(os.environ if env is None else env), PROCESS: self.token.hex()}
         theirs: socket.socket | None = None
         if is_node:
             self.channel, theirs = socket.socketpair()
@@ -112,6 +119,11 @@ class Process:
         """Whether it has ended and was waited for."""
         return self.popen.returncode is not None
 
+    @property
+    def ended_whole(self) -> bool:
+        """Whether it has ended, and so has all of its process group, as far as that says that it lives in it."""
+        return self.ended and (self._is_node or self._group_ended)
+
     async def announcement(self) -> str:
         """Wait for what a node announces, its endpoint; raise the error that kept it from starting."""
         assert self.channel is not None
@@ -127,6 +139,16 @@ class Process:
             await self.exited()
             raise from_wire(**json.loads(text.removeprefix(REFUSAL)))
         return text
+
+    def watch(self, other: Process) -> None:
+        """Have a coordinator notice by itself that another process of this host ends (`zmqps.nodes.siblings`)."""
+        assert self.channel is not None
+        with contextlib.suppress(AttributeError, OSError):  # not Linux, or one of them is gone: heartbeats will show it
+            fd = os.pidfd_open(other.popen.pid)
+            try:
+                socket.send_fds(self.channel, [other.token], [fd])
+            finally:
+                os.close(fd)
 
     def failure(self, code: int) -> NodeFailedError:
         """Return the error that says how it ended, with its last words."""
@@ -144,6 +166,7 @@ class Process:
             finally:
                 os.close(fd)
             self.kill()  # what it started and left running, while its number cannot be anybody else's yet
+            self._group_ended = True
         return self.popen.wait()
 
     def send_signal(self, number: signal.Signals) -> None:

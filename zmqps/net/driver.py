@@ -373,7 +373,14 @@ class Driver:
             self._arm()
 
 
-async def run_node(driver: Driver, announcement: str = "", parent_fd: int | None = None, drain_s: float = 0.0) -> int:
+async def run_node(
+    driver: Driver,
+    announcement: str = "",
+    parent_fd: int | None = None,
+    drain_s: float = 0.0,
+    *,
+    hear: Callable[[int], bool] = lambda fd: False,
+) -> int:
     """Run a server's or coordinator's driver until it exits; return the process's exit code.
 
     Ctrl-C and SIGTERM ask the machine to stop, which says goodbye first; a second one ends at once.
@@ -389,6 +396,8 @@ async def run_node(driver: Driver, announcement: str = "", parent_fd: int | None
         it, and when the parent is gone, however it ended, the node stops: no orphans.
     drain_s
         Seconds that the node may take after SIGTERM to hand over what it has.
+    hear
+        Takes what the parent says through ``parent_fd``; returns whether it is there. By default it says nothing.
     """
     loop = asyncio.get_running_loop()
     asked: list[int] = []
@@ -399,14 +408,15 @@ async def run_node(driver: Driver, announcement: str = "", parent_fd: int | None
         asked.append(code)
         driver.submit(Stop(signal.Signals(number).name, drain_s if number == signal.SIGTERM else 0.0))
 
-    def orphaned(fd: int) -> None:
-        loop.remove_reader(fd)  # readable without having been written to: the end of the parent
-        driver.submit(Stop("the parent process is gone"))
+    def heard(fd: int) -> None:
+        if not hear(fd):
+            loop.remove_reader(fd)  # readable without having been written to: the end of the parent
+            driver.submit(Stop("the parent process is gone"))
 
     if parent_fd is not None:
         with contextlib.suppress(BrokenPipeError):  # gone already, which the reader is about to notice
             os.write(parent_fd, announcement.encode() + b"\n")
-        loop.add_reader(parent_fd, orphaned, parent_fd)
+        loop.add_reader(parent_fd, heard, parent_fd)
     codes = {signal.SIGINT: exits.INTERRUPTED, signal.SIGTERM: exits.TERMINATED}
     for number, code in codes.items():
         with contextlib.suppress(NotImplementedError):  # platforms without signal handlers in loops

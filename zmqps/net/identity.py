@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import socket
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 
 from zmqps import checks
 from zmqps.core.node.member import Identity
 from zmqps.core.protocol.endpoints import is_loopback, is_wildcard, split
-from zmqps.core.protocol.keys import KEY_NBYTES
+from zmqps.core.protocol.keys import KEY_NBYTES, process_of
 from zmqps.errors import ConfigurationError
 
 #: A job secret is to be guessed by nobody; one in hex is twice as long as the bytes that it is made of.
 MIN_SECRET_NBYTES = 16
 MAX_SECRET_NBYTES = 4096
+#: In the environment of a process that a supervisor has started: its token, and a worker's process group.
+PROCESS = "ZMQPS_PROCESS"
 
 
 def new_identity(
@@ -51,7 +55,20 @@ def new_identity(
         token=token,
         life=life,
         index=index,
+        process=launched_process(os.environ),
     )
+
+
+def launched_process(environ: Mapping[str, str]) -> bytes:
+    """Return what names the process that a supervisor has started, if this one ends with it; else empty.
+
+    That is the case in its process group, which the supervisor kills when the process has ended: a worker's, which its
+    leash has named, or that of a node, which is the process itself.
+    """
+    found = re.fullmatch(rf"([0-9a-f]{{{2 * KEY_NBYTES}}})(?::([0-9]{{1,10}}))?", environ.get(PROCESS, ""))
+    if found is None or os.getpgrp() != int(found[2] or os.getpid()):
+        return b""
+    return process_of(bytes.fromhex(found[1]))
 
 
 def read_job_secret(path: str | os.PathLike[str] | None) -> bytes:

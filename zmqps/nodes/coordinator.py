@@ -31,6 +31,7 @@ from zmqps.nodes.journal import IDENTITY, Journal, resumed
 from zmqps.nodes.listening import Place, other_addresses
 from zmqps.nodes.page import check_page, page
 from zmqps.nodes.relay import CHUNK_NBYTES
+from zmqps.nodes.siblings import Siblings
 from zmqps.sinks.choose import check_texts, open_sinks
 from zmqps.sinks.feed import Feeds
 from zmqps.trace.record import watch
@@ -185,7 +186,9 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
                 except BaseException:
                     transport.close(0)
                     raise
-                code = await run_node(driver, endpoint, parent_fd)
+                siblings = Siblings(driver)
+                stack.enter_context(siblings.watched())
+                code = await run_node(driver, endpoint, parent_fd, hear=siblings.hear)
         if journal is not None:
             journal.retire()  # the cluster has ended: the next one begins anew
         return code

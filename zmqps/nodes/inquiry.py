@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +17,7 @@ from zmqps.core.node.inquiry import Inquiry
 from zmqps.core.protocol.guard import drain_guard, end_guard, examine_guard, save_guard, scale_guard
 from zmqps.core.protocol.hello import MAX_JOB_NAME_CHARS, MAX_NAME_CHARS
 from zmqps.core.protocol.keys import KEY_NBYTES
-from zmqps.core.protocol.messages import Checkpoint, Checkpointed, Drain, EndJob, Examine, Scale, Watch
+from zmqps.core.protocol.messages import Checkpoint, Checkpointed, Drain, EndJob, Examine, Exited, Scale, Watch
 from zmqps.errors import DeadlineError
 from zmqps.net.driver import Driver
 from zmqps.net.identity import check_endpoint, read_job_secret
@@ -247,6 +247,28 @@ def scale_servers(
     machine = Inquiry(address, question=question, progress=progress)
     run_blocking(_run_long(machine, "scale", timeout, keys))
     return machine.text
+
+
+async def report_exit(
+    address: str, token: bytes, how: str, *, timeout: float, keys: Keys | None = None
+) -> Sequence[str]:
+    """Tell the coordinator at an address that the process with a token has ended; return who is lost with it.
+
+    Parameters
+    ----------
+    token
+        What its supervisor gave the process, and nobody else knows.
+    how
+        How it ended, in words.
+
+    Raises
+    ------
+    DeadlineError, KeyRefusedError, ConfigurationError
+        As for `ask_status`.
+    """
+    machine = Inquiry(address, question=Exited(1, token, how))
+    await ask(machine, "report of an exit", timeout, keys)
+    return machine.lost
 
 
 def ask_status(address: str, *, timeout: float = 5.0, keys: Keys | None = None) -> dict[str, Any]:

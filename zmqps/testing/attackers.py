@@ -27,6 +27,7 @@ from zmqps.core.protocol.messages import (
     EndJob,
     Enter,
     Error,
+    Exited,
     Forgotten,
     Heartbeat,
     Init,
@@ -143,6 +144,7 @@ class Attackers:
                 lambda: Forgotten(rng.choice(sorted(self._simulation.nodes.items()))[1].identity.incarnation),
                 lambda: rng.choice((Committed(epoch, rng.randint(0, 5)), Error(epoch, 49, "x", {"reason": "x"}))),
                 partial(self._end, request),
+                lambda: Exited(request, self._token(), "killed"),
             ]
         return rng.choice(choices)()
 
@@ -150,6 +152,11 @@ class Attackers:
         nonce, guess = self._rng.randbytes(KEY_NBYTES), self._rng.randbytes(KEY_NBYTES)
         known = self._simulation.coordinator.identity.end_key if self._keyed else b""
         return EndJob(request, self._job, nonce, end_guard(known, self._job, nonce) if known else guess)
+
+    def _token(self) -> bytes:
+        """Return what may be taken for the token of a process: what it is called, or a guess."""
+        who = self._rng.choice(sorted(self._simulation.nodes.items()))[1].identity
+        return self._rng.choice((who.process, who.incarnation, self._rng.randbytes(KEY_NBYTES)))
 
     def _hello(self, target: Node, epoch: int, holder: KeyHolder | None) -> Message:
         """Return what somebody else might say, but for what only that one knows."""

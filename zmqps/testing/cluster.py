@@ -15,6 +15,11 @@ from zmqps.testing.engine import Engine, Node
 from zmqps.testing.network import Network
 
 
+def token_of(incarnation: bytes) -> bytes:
+    """Return the token that a supervisor has given a node, and nobody else knows."""
+    return incarnation[::-1]
+
+
 class SimulatedCluster(Engine):
     """A coordinator, servers and workers in one `Engine`.
 

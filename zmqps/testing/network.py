@@ -76,6 +76,8 @@ class Faults:
         How often a second another number of servers is asked for.
     trace
         How often a second somebody asks for a trace.
+    report
+        Probability that the supervisor of a node that has ended tells the coordinator so.
     copying
         Probability that a server dies as it sends or takes a message about copies of shards.
     """
@@ -105,6 +107,7 @@ class Faults:
     drain: float = 0.0
     scale: float = 0.0
     trace: float = 0.0
+    report: float = 0.0
     copying: float = 0.0
 
     @property

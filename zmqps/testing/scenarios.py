@@ -24,6 +24,7 @@ from zmqps.testing.row_scenarios import row_scenarios
 from zmqps.testing.setting import SettingTraining
 from zmqps.testing.several import SeveralJobs
 from zmqps.testing.simulation import Simulation
+from zmqps.testing.supervisors import Reported, reported_scenarios
 from zmqps.testing.synchronous import SyncTraining
 from zmqps.testing.traced import Traced, traced_scenarios
 from zmqps.testing.training import Training
@@ -159,7 +160,8 @@ class Scenario:
                 seed, self.servers, self.workers, self.faults, self.training(), calm_s=self.calm_s,
                 replicas=self.replicas, journaled=self.journaled, chained=self.chained,
             )  # fmt: skip
-        return (Traced if self.faults.trace else NumberedSimulation if self.numbered else Simulation)(
+        kind = Traced if self.faults.trace else Reported if self.faults.report else Simulation
+        return (NumberedSimulation if self.numbered else kind)(
             seed, self.servers, self.workers, self.faults, self.training(), supervised=True, calm_s=self.calm_s,
             attacked=self.attacked, keyed=self.keyed, orphaned=self.orphaned, succeeded=self.succeeded,
             claimed=self.claimed, bandwidth=self.bandwidth, thrifty=self.bandwidth < BANDWIDTH, replicas=self.replicas,
@@ -492,8 +494,8 @@ def _scenarios() -> Mapping[str, Scenario]:
     for mode in ("async", "sync"):
         for kind, faults in {"crashes": CRASHES, "stops": STOPS, "everything": EVERYTHING}.items():
             found[f"{mode}-combined-{kind}"] = Scenario(faults=faults, training=_asynchronous, workers=4, combined=mode)
-    made = (row_scenarios(found), note_scenarios(found), probed_scenarios(found), traced_scenarios(found))
-    return {**found, **{name: scenario for part in made for name, scenario in part.items()}}
+    made = (row_scenarios, note_scenarios, probed_scenarios, traced_scenarios, reported_scenarios)
+    return {**found, **{name: scenario for make in made for name, scenario in make(found).items()}}
 
 
 #: By name: ``mode-what``. A seed and a name say everything about a run.

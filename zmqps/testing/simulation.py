@@ -14,7 +14,7 @@ from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.node.member import Identity
-from zmqps.core.protocol.keys import KEY_NBYTES
+from zmqps.core.protocol.keys import KEY_NBYTES, process_of
 from zmqps.core.protocol.messages import Discard, Message
 from zmqps.core.protocol.plain import unpack
 from zmqps.core.server.admission import Room
@@ -26,7 +26,7 @@ from zmqps.core.worker.session import SessionMachine
 from zmqps.errors import DeadlineError
 from zmqps.testing.asynchronous import AsyncTraining
 from zmqps.testing.attackers import Attackers
-from zmqps.testing.cluster import SimulatedCluster
+from zmqps.testing.cluster import SimulatedCluster, token_of
 from zmqps.testing.comebacks import PATIENCE_S, Comebacks
 from zmqps.testing.copies import CopyWitness
 from zmqps.testing.departures import Departures
@@ -393,6 +393,7 @@ class Simulation(SimulatedCluster):
             secret=self.rng.randbytes(KEY_NBYTES),
             end_key=END_KEY if role == "coordinator" else b"",
             keyed=self._keyed,
+            process=process_of(token_of(incarnation)),
         )
 
     def _calm(self) -> None:
@@ -470,8 +471,7 @@ class Simulation(SimulatedCluster):
                 self.workers_to_come += 1
                 self._again.append(node.identity)
                 late = self._claimed and self.rng.random() < LATE_RETURNS
-                pause = self.rng.uniform(*(LATE_S if late else SOON_S))
-                self.at(self.now + pause, self.start_worker)
+                self.at(self.now + self.rng.uniform(*(LATE_S if late else SOON_S)), self.start_worker)
         elif node.role in ("server", "coordinator") and self._supervised and (node.exit is None or node.exit.code):
             if node.role == "coordinator" and node.exit is not None:
                 return  # with its job, perhaps not well

@@ -96,7 +96,7 @@ def test_only_who_was_barred_may_not_come_back_and_is_told_why(barred: PSError |
     joined(membership, "a")
     leave(membership, "a", "lost", barred=barred)
     for check in (
-        lambda: membership.check_welcome(hello("worker", "a").incarnation),
+        lambda: membership.check_welcome(hello("worker", "a")),
         lambda: membership.check_known(peer("a")),
     ):
         if barred is None:
@@ -107,7 +107,7 @@ def test_only_who_was_barred_may_not_come_back_and_is_told_why(barred: PSError |
             assert type(caught.value) is type(barred)
             assert str(caught.value) == str(barred)
             assert barred.__traceback__ is None, "it would keep the message that was refused"
-    membership.check_welcome(hello("worker", "b").incarnation)
+    membership.check_welcome(hello("worker", "b"))
     membership.check_known(peer("b"))
 
 
@@ -133,8 +133,8 @@ def test_what_is_remembered_of_the_gone_is_bounded() -> None:
     assert len(membership._barred) == MAX_MEMBERS
     assert len(membership.rosters["worker"]._names) == MAX_MEMBERS
     with pytest.raises(EvictedError):
-        membership.check_welcome(hello("worker", f"{MAX_MEMBERS + 9}").incarnation)
-    membership.check_welcome(hello("worker", "0").incarnation)  # the oldest are forgotten
+        membership.check_welcome(hello("worker", f"{MAX_MEMBERS + 9}"))
+    membership.check_welcome(hello("worker", "0"))  # the oldest are forgotten
 
 
 def test_who_is_restarted_under_its_name_has_joined_once() -> None:

@@ -57,7 +57,8 @@ NOT_KEPT = {
         "checkpoints ended files drains scales probes traces holders notes partings _reminder_due _lose_due _inquiries "
         "_news _telling watching"
     ),
-    "Membership": "timeout _changed _nobody_before gone _by_silence _peers _barred_peers",
+    "Membership": "timeout _changed _nobody_before gone _by_silence _peers _barred_peers processes",
+    "Processes": "_living _ended",
     "MemberInfo": (
         "peer roster seen_at unreached counters counters_nbytes num_pushes counters_of told again_at note_answer "
         "doing awaited_s sample notes_due doubts"
@@ -136,7 +137,7 @@ def parts() -> Iterator[Any]:
     machine, run = kept.machine, kept.run()
     yield from (machine, machine.membership, machine.servers, machine.servers._claims, machine.erasures, run.workers)
     yield from (machine.drains, *machine.drains._of.values(), machine.scales, run.replication.recuts)
-    yield from machine.membership.members.values()
+    yield from (*machine.membership.members.values(), machine.membership.processes)
     yield from (machine.cluster_end, machine.jobs, machine.ended, machine.checkpoints, machine.notes)
     yield from (run, run.places, run.attendance, run.losses, run.occupancy, run.startup, run.replication, run.steps)
     yield from (run.startup.copies, *run.startup.copies, run.replication.moves, *run.replication.moves._moves.values())

@@ -140,7 +140,7 @@ HELLO = ["zmqps", 7, "worker", bytes(16), "name", "host", 1, "", []]
         ([], ""),
         (["resnet"], "resnet"),
         (["resnet", b""], "resnet"),
-        (["resnet", b"", 0, b"", b"", 0, 0, {"a": b"x"}, [[[]]], None], "resnet"),
+        (["resnet", b"", 0, b"", b"", 0, 0, b"", {"a": b"x"}, [[[]]], None], "resnet"),
     ],
 )
 def test_a_hello_of_any_version_can_be_read(appended: list[object], job: str) -> None:

@@ -40,7 +40,7 @@ class Host(Protocol):
 def join(host: Host, event: Received, hello: Hello, now: float) -> list[Action]:
     """Take somebody in, or once more; return its welcome, and what follows."""
     check_admission(host.identity, hello, event.holder)
-    host.membership.check_welcome(hello.incarnation)
+    host.membership.check_welcome(hello)
     if host.cluster_end.ending is not None:
         return [Send(event.peer, Shutdown(host.cluster_end.ending.reason))]
     known = hello.incarnation in host.membership.members

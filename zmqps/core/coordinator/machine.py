@@ -291,8 +291,7 @@ class CoordinatorMachine:
         actions: list[Action] = []
         if now >= self._lose_due:
             for member in self.membership.overdue(now, MOST_LOST):
-                actions += self._news.of_member(self.partings.lose(member, now), member, now)
-                actions.append(Send(member.peer, Error.of(0, member.lost(now))))
+                actions += self.lose(member, now)
                 self._lose_due = now + PIECE_S
         for run in list(self.runs.values()):
             actions += self._news.of_job(run.on_deadline(now), run.name, now)
@@ -307,6 +306,11 @@ class CoordinatorMachine:
             actions += self._news.summaries(now)
         actions += [*self._move(now), *self.traces.on_deadline(now)]
         return [*actions, *self.cluster_end.on_deadline(now)]
+
+    def lose(self, member: MemberInfo, now: float) -> list[Action]:
+        """A member is lost: it was silent for too long, or its process has ended."""
+        told = Send(member.peer, Error.of(0, member.lost(now)))
+        return [*self._news.of_member(self.partings.lose(member, now), member, now), told]
 
     def validate(self) -> None:
         """Assert the invariants."""

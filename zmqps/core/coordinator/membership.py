@@ -10,6 +10,7 @@ from math import inf
 from typing import Any, Protocol
 
 from zmqps.core.coordinator.journal import Changed, Plain, nothing, packed, packed_error, unpacked, unpacked_error
+from zmqps.core.coordinator.processes import Processes
 from zmqps.core.protocol.events import Peer, Send
 from zmqps.core.protocol.hello import SPARE
 from zmqps.core.protocol.keys import KEY_NBYTES, same
@@ -198,6 +199,7 @@ class Membership:
         # incarnations that may not speak any more, and why; and the connections that they had
         self._barred: dict[bytes, tuple[Peer, PSError]] = {}
         self._barred_peers: dict[Peer, PSError] = {}
+        self.processes: Processes[MemberInfo] = Processes()
 
     def join(
         self,
@@ -231,6 +233,7 @@ class Membership:
                 raise LimitError(what="number of members", got=len(self.members) + 1, limit=MAX_MEMBERS)
             member = roster.enter(hello, peer, now, holder, before)
             self.members[hello.incarnation] = self._by_silence[hello.incarnation] = member
+            self.processes.took(member)
             self._watch(member)
             self._changed("member", hello.incarnation)
         else:
@@ -280,6 +283,7 @@ class Membership:
         del self.members[member.incarnation]
         del self._by_silence[member.incarnation]
         del self._peers[member.peer]
+        self.processes.left(member)
         member.roster.leave(member, how)
         member.answered.clear()  # a job's description is large, and nobody asks any more
         self._changed("member", member.incarnation)
@@ -306,10 +310,11 @@ class Membership:
             if room < 0:
                 member.counters, member.counters_nbytes, member.counters_of = "{}", 0, {}
 
-    def check_welcome(self, incarnation: bytes) -> None:
-        """Raise what bars an incarnation that the others went on without."""
-        if incarnation in self._barred:
-            raise self._barred[incarnation][1].again()
+    def check_welcome(self, hello: Hello) -> None:
+        """Raise what bars an incarnation that the others went on without, or whose process has ended."""
+        if hello.incarnation in self._barred:
+            raise self._barred[hello.incarnation][1].again()
+        self.processes.check(hello)
 
     def check_known(self, peer: Peer) -> None:
         """Raise what bars the one that was behind a connection."""
@@ -366,6 +371,7 @@ class Membership:
         )  # fmt: skip
         self.members[hello.incarnation] = self._by_silence[hello.incarnation] = member
         self._peers[member.peer] = hello.incarnation
+        self.processes.took(member)
         self._watch(member)
         if member.role == "server":
             servers.take(member, rank)
@@ -383,6 +389,7 @@ class Membership:
             for member in roster:
                 assert member.roster is roster
             roster.validate()
+        self.processes.validate(self.members)
         assert self._by_silence.keys() == self.members.keys()
         seen_at = -inf
         for member in self._by_silence.values():

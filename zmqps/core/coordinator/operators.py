@@ -1,4 +1,5 @@
-"""What somebody may ask for without joining: jobs end, are saved or traced, servers go or become more, nodes answer."""
+"""What somebody may ask for without joining: jobs end, are saved or traced, servers go or become more, nodes
+answer, processes have ended."""
 
 from __future__ import annotations
 
@@ -17,17 +18,21 @@ from zmqps.core.coordinator.checkpoints import Checkpoints
 from zmqps.core.coordinator.drains import Drains
 from zmqps.core.coordinator.jobs import Jobs
 from zmqps.core.coordinator.making import Wish
-from zmqps.core.coordinator.membership import MemberInfo
+from zmqps.core.coordinator.membership import MemberInfo, Membership
 from zmqps.core.coordinator.probes import Probes
 from zmqps.core.coordinator.scales import Scales
 from zmqps.core.coordinator.traces import Traces
 from zmqps.core.node.member import Identity
-from zmqps.core.protocol.events import Action, Peer, Received, Send
+from zmqps.core.protocol.events import Action, Log, Peer, Received, Send
+from zmqps.core.protocol.hello import check_name
+from zmqps.core.protocol.keys import process_of
 from zmqps.core.protocol.messages import (
     Checkpoint,
     Drain,
     EndJob,
     Examine,
+    Exited,
+    ExitNoted,
     Fetch,
     Message,
     Piece,
@@ -36,18 +41,26 @@ from zmqps.core.protocol.messages import (
     SpansRecorded,
     Trace,
 )
+from zmqps.errors import ProtocolError
+
+#: Of the members that are lost with one process so many are named.
+MOST_NAMED = 8
 
 
 class Host(Protocol):
     """What is needed of the machine."""
 
     identity: Identity
+    membership: Membership
     jobs: Jobs
     checkpoints: Checkpoints
     drains: Drains
     scales: Scales
     probes: Probes
     traces: Traces
+
+    def lose(self, member: MemberInfo, now: float) -> list[Action]:
+        """A member is lost."""
 
 
 def take(host: Host, event: Received, member: MemberInfo | None, now: float) -> list[Action] | None:
@@ -64,6 +77,8 @@ def take(host: Host, event: Received, member: MemberInfo | None, now: float) -> 
         return host.traces.ask(event.peer, message, now)
     if isinstance(message, (SpansRecorded, Piece)) and member is not None:
         return host.traces.told(member, message, now)
+    if isinstance(message, Exited):
+        return note_exit(host, event.peer, message, now)
     if isinstance(message, EndJob):
         check_ending(host.identity, message, event.holder)
         return host.jobs.end_asked(event.peer, message, now)
@@ -83,6 +98,24 @@ def take(host: Host, event: Received, member: MemberInfo | None, now: float) -> 
     else:
         return None
     return [*actions, *host.jobs.discard_given_up(now), Send(event.peer, answer)]
+
+
+def note_exit(host: Host, peer: Peer, message: Exited, now: float) -> list[Action]:
+    """A supervisor saw a process end, as its token shows; where nobody lives in that, nothing changes."""
+    how = check_name("how a process ended", message.how)
+    if not message.token:
+        raise ProtocolError("whoever says that a process has ended shows the token that it was started with")
+    actions, lost = list[Action](), list[str]()
+    for member in host.membership.processes.end(process_of(message.token)):
+        if member.incarnation in host.membership.members:  # not gone with the job that the one before it has ended
+            if len(lost) < MOST_NAMED:
+                lost.append(member.title)
+            said = f"{member.title} has ended ({how}), says its supervisor"
+            actions.append(Log("info", said, "exited", job=member.job, peer=member.hello.name))
+            actions += host.lose(member, now)
+    # 0: it is this coordinator's own process that has seen it
+    answers = [Send(peer, ExitNoted(message.request, tuple(lost)))] if message.request else []
+    return [*actions, *host.jobs.discard_given_up(now), *answers]
 
 
 def save(host: Host, peer: Peer, member: MemberInfo | None, message: Checkpoint, job: str, now: float) -> list[Action]:

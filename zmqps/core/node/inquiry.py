@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from zmqps.core.node.asking import Asking
 from zmqps.core.protocol import exits
@@ -27,6 +27,8 @@ from zmqps.core.protocol.messages import (
     Error,
     Examine,
     Examined,
+    Exited,
+    ExitNoted,
     JobEnded,
     Message,
     Scale,
@@ -38,6 +40,8 @@ from zmqps.core.protocol.messages import (
 from zmqps.core.protocol.resizing import GOING
 from zmqps.errors import LimitError, from_wire, printable
 
+#: What an `Inquiry` may ask.
+Question: TypeAlias = StatusRequest | Watch | EndJob | Checkpoint | Drain | Scale | Examine | Exited
 #: How soon to ask again after an answer that is not satisfactory yet; and how far something is that takes long.
 AGAIN_S, PROGRESS_S = 0.05, 0.25
 
@@ -61,7 +65,7 @@ class Inquiry(Asking):
         self,
         endpoint: str,
         until: Callable[[Mapping[str, Any]], bool] = lambda status: True,
-        question: StatusRequest | Watch | EndJob | Checkpoint | Drain | Scale | Examine = StatusRequest(1),  # noqa: B008
+        question: Question = StatusRequest(1),  # noqa: B008
         progress: Callable[[str], None] = lambda text: None,
     ) -> None:
         super().__init__(endpoint)
@@ -69,6 +73,7 @@ class Inquiry(Asking):
         self.text = ""  # what was answered in words
         self.findings: Mapping[str, Any] | None = None  # what an examination has shown
         self.made: Checkpointed | None = None  # the checkpoint that was asked for
+        self.lost: Sequence[str] = ()  # who is lost with a process that has ended
         self._question = question
         self._until = until
         self._progress = progress
@@ -118,6 +123,8 @@ class Inquiry(Asking):
             self.text = printable(message.text)
         elif isinstance(message, Examined):
             self.findings = presented(message.findings)
+        elif isinstance(message, ExitNoted):
+            self.text, self.lost = "noted", [printable(title) for title in message.lost]
         elif isinstance(message, Checkpointed):
             self.made = message
         elif isinstance(message, Draining):

@@ -57,6 +57,7 @@ class Identity:
     keyed: bool = False  # whether nobody connects to this process without a key
     token: bytes = field(default=b"", repr=False)  # of the task that a supervisor starts again; empty: it does not
     life: int = 0  # how often that has been started again
+    process: bytes = b""  # the one that a supervisor has started and with which this one ends; empty: there is none
     spare: bool = False  # a server beyond those that the cluster waits for
     index: int | None = None  # the number that its launcher has given it; None: it was started by hand
 
@@ -70,6 +71,7 @@ class Identity:
             return hello
         if self.index is not None:
             hello = replace(hello, wish=self.index + 1)
+        hello = replace(hello, process=self.process)
         if self.token:
             claim = claim_of(self.token, self.role, self.job, self.name)
             hello = replace(hello, claim=claim, life=self.life)

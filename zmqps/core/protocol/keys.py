@@ -42,6 +42,11 @@ def claim_of(token: bytes, role: str, job: str, name: str) -> bytes:
     return _derive(token, b"claim", "\0".join((role, job, name)).encode()) if token else b""
 
 
+def process_of(token: bytes) -> bytes:
+    """Return what members say of the process that a supervisor has started with this token; empty without one."""
+    return _derive(token, b"process", b"") if token else b""
+
+
 def key_of(text: str) -> bytes:
     """Return the key that a hex text says; raise `ProtocolError` if it says none."""
     try:

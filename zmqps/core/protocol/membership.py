@@ -21,7 +21,8 @@ class Hello(Message):
     is known to the sender and, from then on, the receiver alone; to a server it is the ticket of ``epoch``'s `Job`.
     ``guard`` proves that the sender knows the cluster's job secret. ``claim`` is the same in all lives of a worker that
     its supervisor starts again, which ``life`` numbers. ``wish`` is one more than the number that the sender's launcher
-    has given it, which is to be its rank; 0: it has none.
+    has given it, which is to be its rank; 0: it has none. ``process`` is made of the token of the process that a
+    supervisor has started and with which the sender ends, see `Exited`; empty where there is none.
     """
 
     kind: ClassVar[int] = 1
@@ -41,6 +42,7 @@ class Hello(Message):
     claim: Key = field(default=b"", repr=False)
     life: U32 = 0
     wish: U32 = 0
+    process: Key = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +133,29 @@ class Lost(Message):
     name: Text
     incarnation: Incarnation
     silent_s: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Exited(Message):
+    """A supervisor saw a process end: all members that live in it are lost. Nobody has to join to say so.
+
+    ``token`` is what the supervisor gave that process alone, and so the proof that the sender may say it; `Hello` has
+    only what is made of it. ``how`` says in words how it ended. ``request`` 0 is not answered.
+    """
+
+    kind: ClassVar[int] = 107
+    request: U32
+    token: Key = field(repr=False)
+    how: Text = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ExitNoted(Message):
+    """Answer to `Exited`: who of its members had not said goodbye, and so is lost."""
+
+    kind: ClassVar[int] = 108
+    request: U32
+    lost: Texts = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ from zmqps.core.protocol.jobs import Assign, Discard, Discarded, EndJob, Init, J
 from zmqps.core.protocol.membership import (
     Departed,
     Error,
+    Exited,
+    ExitNoted,
     Forgotten,
     Heartbeat,
     HeartbeatAck,
@@ -90,6 +92,8 @@ __all__ = [
     "Error",
     "Examine",
     "Examined",
+    "ExitNoted",
+    "Exited",
     "Farewell",
     "Fetch",
     "FileAnswer",
