@@ -87,7 +87,7 @@ from zmqps.errors.configuration import (
     UnsafeFileError,
 )
 from zmqps.errors.durable import DeposedError, DrainError, ScaleError
-from zmqps.errors.hosts import SAME_VERSION, ProgramMissingError, UnusableHostError, host_advice
+from zmqps.errors.hosts import RSYNC, SAME_VERSION, ProgramMissingError, UnusableHostError, host_advice
 from zmqps.errors.journal import JournalBehindError, JournalError
 from zmqps.errors.nodes import (
     ClosedError,
@@ -134,6 +134,7 @@ from zmqps.words import counted, listed, num_bytes, printable
 
 __all__ = [
     "BY_CODE",
+    "RSYNC",
     "SAME_VERSION",
     "AddressInUseError",
     "CheckpointCorruptError",

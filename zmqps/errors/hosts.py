@@ -24,6 +24,8 @@ _ADVICE = (
     ),
     (("No such command", "No such option"), "install the same zmqps there as here"),
 )
+#: The first rsync that makes the folders that it copies into.
+RSYNC = "3.2.3"
 #: Another version of zmqps than that of this host.
 SAME_VERSION = "install the same version everywhere"
 

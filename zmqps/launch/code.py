@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from zmqps.errors import ConfigurationError, ProgramMissingError, counted, listed, num_bytes
+from zmqps.errors import RSYNC, ConfigurationError, ProgramMissingError, counted, listed, num_bytes
 
 #: Folders that no other host needs; beside them what git ignores, and virtual environments.
 NOT_COPIED = (".git", ".venv", "__pycache__", "runs", ".zmqps")
@@ -25,8 +25,6 @@ OF_VENV = "pyvenv.cfg"
 MUCH_NBYTES = 100_000_000
 #: What most of it is, or was left out, is named, up to so many.
 MOST_NAMED = 4
-#: The first rsync that makes the folders that it is to copy into.
-RSYNC = (3, 2, 3)
 #: What rsync here ends with when there is none there, and when it does not know its options itself.
 NO_SUCH_COMMAND, WRONG_USAGE = 127, 1
 #: What shells there say: sh, bash; zsh; fish. rsync here may have ended before it knew how they did.
@@ -226,7 +224,5 @@ def rsync_missing(code: int, said: str, host: str) -> ProgramMissingError | None
     if code == NO_SUCH_COMMAND or NOT_FOUND.search(said):
         return ProgramMissingError.of("rsync", host)
     if "unknown option" in said or "unrecognized option" in said:
-        return ProgramMissingError.of(
-            f"rsync {'.'.join(map(str, RSYNC))} or newer", "" if code == WRONG_USAGE else host
-        )
+        return ProgramMissingError.of(f"rsync {RSYNC} or newer", "" if code == WRONG_USAGE else host)
     return None
