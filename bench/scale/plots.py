@@ -21,6 +21,8 @@ def draw_steps(axes, rows: Sequence[Row]) -> bool:  # type: ignore[no-untyped-de
 def draw_coordinator(axes, rows: Sequence[Row]) -> bool:  # type: ignore[no-untyped-def]
     """Draw how much of its one processor the coordinator uses, over the number of workers."""
     found = _lines(axes, rows, lambda row: 100 * row.extra["coordinator_share"])
+    if not found:
+        return False  # the line alone has no least and most
     axes.axhline(100, color="black", linewidth=0.8)
     axes.set_ylabel("per cent of a processor that the coordinator uses")
     axes.set_yscale("log")

@@ -181,7 +181,7 @@ class Plot {
       scales: { x: { time: true, range: () => this.range }, y: this.isLog ? { distr: 3, log: 10, range: Plot.decades } : { range: (chart, low, high) => Plot.range(low, high, this.zero) } },
       axes: [
         { ...axis, size: 26, space: 70, values: (chart, splits) => splits.map((at) => Plot.when(at, this.range[1] - this.range[0])) },
-        { ...axis, size: 58, space: 34, values: (chart, splits) => this.mark(splits) },
+        { ...axis, size: 58, space: 34, values: (chart, splits) => this.mark(splits), ...(this.isLog ? Plot.byDecades : {}) },
       ],
       hooks: { setCursor: [(chart) => this.tell(chart.cursor.idx)] },
     };
@@ -200,6 +200,18 @@ class Plot {
   static decades(chart, low, high) {
     return low > 0 && high > 0 ? [low / 1.3, high * 1.3] : [0.1, 1];
   }
+
+  /* A line for each power of ten; where these are few, two and five times as much, too. */
+  static byDecades = {
+    filter: (chart, splits) => splits,
+    splits: (chart, axis, low, high) => {
+      const from = Math.floor(Math.log10(low)), to = Math.ceil(Math.log10(high));
+      const every = Math.ceil((to - from) / 6), steps = to - from > 2 ? [1] : [1, 2, 5];
+      const all = [];
+      for (let power = from; power <= to; power += every) all.push(...steps.map((step) => Number(`${step}e${power}`)));
+      return all.filter((value) => value >= low && value <= high);
+    },
+  };
 
   static when(at, span) {
     return span > 90000 ? Words.clock(at, true).replace(/:\d\d$/, "") : span > 600 ? Words.clock(at).slice(0, 5) : Words.clock(at);
