@@ -62,7 +62,7 @@ def print_key_figures(rows: Sequence[Row], machine: Mapping[str, Any]) -> None:
     for row in chosen:
         beside = f"{row.ratio_to_limit:.2f} times as long" if row.ratio_to_limit else ""
         table.add_row(row.title, seconds(row.median_s), _two_digits(row.goodput_gb_s), beside)
-    console.print(table)
+    console.print(table, "")
 
 
 def _first(rows: Sequence[Row], wanted: Mapping[str, str]) -> Row | None:
@@ -96,16 +96,15 @@ def print_rows(rows: Sequence[Row]) -> None:
         )
     console.print(table)
     if any(row.limit_s or row.bound_s for row in rows):
-        console.print(LEGEND, style="dim", highlight=False)
+        console.print(LEGEND, "", style="dim", highlight=False, sep="\n")
     for row in rows:
-        if row.extra:
-            plain = {name: value for name, value in row.extra.items() if not isinstance(value, dict)}
+        if plain := {name: value for name, value in row.extra.items() if not isinstance(value, dict)}:
             named = ", ".join(f"{name} {_short(value)}" for name, value in plain.items())
             console.print(f"{row.title}: {named}", style="dim", highlight=False)
 
 
 def _two_digits(value: float | None) -> str:
-    return f"{value:.2f}" if value else ""
+    return f"{value:.2f}" if value and value >= 0.005 else ""
 
 
 def _short(value: object) -> str:

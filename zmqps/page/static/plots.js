@@ -98,7 +98,7 @@ class Plot {
     this.ticks = [];
     this.place = Words.el("div", "plot");
     this.legend = Words.el("div", "legend");
-    this.card = Words.el("div", "card", Words.el("h2", "", `${title} `, this.note, this.axis), this.place, this.legend);
+    this.card = Words.el("div", "card", this.axis, Words.el("h2", "", `${title} `, this.note), this.place, this.legend);
     this.card.dataset.plot = title;
     host.append(this.card);
     this.chart = null;
