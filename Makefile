@@ -145,7 +145,7 @@ bench-gpu: $(INSTALLED) ## kernels and whole steps on a GPU, beside its memory a
 	$(PY) -m bench apply --device $(DEVICE) --optimizer adam
 	$(PY) -m bench push_pull --device $(DEVICE) --transport shm
 
-bench-gate: $(INSTALLED) ## fail if a case is slower than at the last tag, or at BASE=commit, both measured in turns: about eight minutes
+bench-gate: $(INSTALLED) ## fail if a case is slower than at the last tag (without one, what is committed), or at BASE=commit, both measured in turns: about eight minutes
 	$(PY) -m bench gate $(if $(BASE),--base '$(BASE)') $(ARGS)
 
 bench-peers: $(INSTALLED) $(PEERS)/.installed ## zmqps beside TensorFlow, PyTorch RPC, DDP, Ray, hivemind and gloo in the same run: ARGS="--targets --runs 5"

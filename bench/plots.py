@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench import models
-from bench.results import Row
+from bench.results import Row, environment
 from bench.scale import plots as scale
+from bench.tables import machine_text
 
 OPERATIONS = ("push", "pull", "push_pull")
 
@@ -21,18 +22,25 @@ def write_plots(rows: Sequence[Row], directory: Path) -> list[Path]:
 
     directory.mkdir(parents=True, exist_ok=True)
     written = []
-    for name, draw in (
-        ("times", _draw_times),
-        ("goodput", _draw_goodput),
-        ("phases", _draw_phases),
-        ("sparse", _draw_sparse),
-        ("lookups", _draw_lookups),
-        ("scale-steps", scale.draw_steps),
-        ("scale-coordinator", scale.draw_coordinator),
-        ("scale-waiting", scale.draw_idle),
+    machine = machine_text(environment()["machine"])
+    for name, title, draw in (
+        ("times", "How long a step takes, beside the limit", _draw_times),
+        ("goodput", "Payload a second by size, beside plain sockets", _draw_goodput),
+        ("phases", "What a step consists of", _draw_phases),
+        ("sparse", "Rows of sparse tables, beside others", _draw_sparse),
+        ("lookups", "What a row costs by the size of its table", _draw_lookups),
+        ("scale-steps", "How long a step takes by the number of workers, simulated", scale.draw_steps),
+        (
+            "scale-coordinator",
+            "How busy the coordinator is by the number of workers, simulated",
+            scale.draw_coordinator,
+        ),
+        ("scale-waiting", "Waiting and time in all by the bound of staleness, simulated", scale.draw_idle),
     ):
-        figure, axes = pyplot.subplots(figsize=(9, 5), layout="constrained")
+        figure, axes = pyplot.subplots(figsize=(9, 5.4), layout="constrained")
         if draw(axes, rows):
+            figure.suptitle(title, fontsize=13)
+            figure.supxlabel(machine, fontsize=8, color="0.4", x=0.99, ha="right")
             for kind in ("png", "svg"):
                 written.append(directory / f"{name}.{kind}")
                 figure.savefig(written[-1], dpi=150)

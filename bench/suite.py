@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,9 +16,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from bench.cases import apply, codecs, core, fairness, latency, memory, sync_step
 from bench.phases import phases_of, print_phases
 from bench.plots import OPERATIONS, write_plots
-from bench.results import Row, check_environment, read_rows, write_rows
+from bench.results import Row, check_environment, environment, read_rows, write_rows
 from bench.setup import OPTIMIZERS, TRANSPORTS, Setup
-from bench.tables import console, print_rows
+from bench.tables import console, print_key_figures, print_rows
 from bench.transfer import measure, record
 from zmqps.codecs import CODECS, parse
 from zmqps.trace import merge
@@ -30,17 +32,31 @@ NODES = ((1, 1), (1, 2), (2, 1), (2, 2), (2, 4), (4, 4))
 EXPLICIT = tuple(transport for transport in TRANSPORTS if transport != "auto")
 LOSSY = tuple(name for name in CODECS if name != "raw")
 
+#: Seconds of a case, to tell how long the rest takes: what this machine makes of them shows as it goes.
+SECONDS = {
+    "push": 6.0, "pull": 7.0, "push_pull": 8.0, "push_pull in place": 10.0, "sync_step": 25.0, "latency": 7.0,
+    "fairness": 12.0, "apply": 4.0, "codecs": 1.0, "core": 2.0, "memory": 10.0, "phases": 12.0,
+}  # fmt: skip
+#: … and how many times as long it takes with this model.
+LONGER = {"gpt2-small": 3.0}
+EXPECTED_S = 8.0
+#: What so many seconds have shown counts as much as what is expected.
+SURE_S = 15.0
+
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A case to run, and the title its row will have."""
+    """A case to run, the title its row will have, and how long it took on two quiet cores, in seconds."""
 
     title: str
     run: Callable[[], Row]
+    expected_s: float = EXPECTED_S
 
 
 def _job(case: str, run: Callable[[], Row], **labels: Any) -> Job:
-    return Job(Row(case=case, **labels).title, run)
+    return Job(
+        Row(case=case, **labels).title, run, SECONDS.get(case, EXPECTED_S) * LONGER.get(labels.get("model", ""), 1.0)
+    )
 
 
 def _of(case: str, run: Callable[[Setup], Row], setup: Setup) -> Job:
@@ -179,6 +195,7 @@ def command(everything: bool, only: tuple[str, ...], listing: bool, resume: bool
     rows = _kept(path) if resume else []
     done = {row.title for row in rows}
     failed = run_all([job for job in jobs if job.title not in done], rows, path)
+    print_key_figures(rows, environment()["machine"])
     print_rows(rows)
     for row in rows:
         if "phases" in row.extra:
@@ -194,13 +211,18 @@ def command(everything: bool, only: tuple[str, ...], listing: bool, resume: bool
 def run_all(jobs: list[Job], rows: list[Row], path: Path) -> list[str]:
     """Run jobs, add their rows and write them after each; return the titles of those that failed."""
     failed = []
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("{task.fields[left]}"),
+    )  # fmt: skip
+    started = time.monotonic()
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task("", total=len(jobs))
+        task = progress.add_task("", total=len(jobs), left="")
         for number, job in enumerate(jobs, start=1):
-            progress.update(task, description=job.title)
+            left = time_left(jobs, number - 1, time.monotonic() - started)
+            progress.update(task, description=job.title, left=left)
             if not console.is_terminal:
-                console.print(f"{number}/{len(jobs)} {job.title}", style="dim", highlight=False)
+                console.print(f"{number}/{len(jobs)} {job.title}, {left}", style="dim", highlight=False)
             try:
                 rows.append(job.run())
             except Exception as error:
@@ -210,3 +232,11 @@ def run_all(jobs: list[Job], rows: list[Row], path: Path) -> list[str]:
                 write_rows(path, rows)  # now: an interrupted run is worth something
             progress.advance(task)
     return failed
+
+
+def time_left(jobs: Sequence[Job], done: int, elapsed_s: float) -> str:
+    """Say how long the jobs that are not done take, as those that are took longer or shorter than expected."""
+    expected = [job.expected_s for job in jobs]
+    pace = (elapsed_s + SURE_S) / (sum(expected[:done]) + SURE_S)
+    left = pace * sum(expected[done:])
+    return f"about {left / 60:.0f} min left" if left >= 90 else f"about {math.ceil(left / 10) * 10} s left"

@@ -196,8 +196,8 @@ def print_crowd(rows: Sequence[Row]) -> None:
         "server's processor",
         "of it ZeroMQ",
         "pipelined/s",
-        "server's",
-        "of it ZeroMQ",
+        "server's then",
+        "ZeroMQ's then",
     )
     for row in rows:
         cells = [f"{row.workers}", seconds(row.median_s)]

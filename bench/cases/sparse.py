@@ -220,7 +220,7 @@ def print_beside(rows: Sequence[Row]) -> None:
 def _print_table(rows: Sequence[Row], names: Sequence[str], speeds: Sequence[str] = ()) -> None:
     """Print the time of others, and zmqps' over theirs; before these how fast zmqps was, where that is wanted."""
     names = [name for name in names if any(f"{name}_s" in row.extra for row in rows)]
-    table = new_table("operation", *speeds, *[text for name in names for text in (BESIDE[name], "ratio")])
+    table = new_table("operation", *speeds, *[text for name in names for text in (BESIDE[name], f"×{BESIDE[name]}")])
     for row in rows:
         found = []
         if speeds:

@@ -10,7 +10,7 @@ import sys
 import tarfile
 import tempfile
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -28,19 +28,30 @@ from bench.tables import console, new_table, seconds
 TURNS, WARM_UP = 10, 3
 
 
-def last_tag() -> str:
-    """Return the last tag before this checkout.
+def find_base() -> str:
+    """Return what to compare with where nothing was named: the last tag, or where there is none what is committed.
+
+    That is the last commit, if the package here differs from it, else the one before.
 
     Raises
     ------
     click.ClickException
-        There is none.
+        There is no earlier version.
     """
-    try:
-        return _git("describe", "--tags", "--abbrev=0").decode().strip()
-    except subprocess.CalledProcessError:
-        words = "there is no tag to compare with: say a commit, as in make bench-gate BASE=main~20"
-        raise click.ClickException(words) from None
+    for command in (("describe", "--tags", "--abbrev=0"), ("status", "--porcelain", "--", "zmqps")):
+        try:
+            found = _git(*command).decode().strip()
+        except (OSError, subprocess.SubprocessError):
+            continue
+        if command[0] == "describe":
+            return found
+        base = "HEAD" if found else "HEAD~1"
+        with suppress(subprocess.SubprocessError):
+            named = _git("log", "-1", "--format=%h (%s)", base).decode().strip()
+            console.print(f"there is no tag: comparing with {base}, {named}; make bench-gate BASE=COMMIT names another")
+            return base
+    words = "there is no earlier version here to compare with: name a commit, as in make bench-gate BASE=main~20"
+    raise click.ClickException(words)
 
 
 def _git(*arguments: str) -> bytes:
@@ -93,7 +104,7 @@ def print_verdicts(found: Sequence[Verdict], base: str) -> None:
 
 
 @click.command("gate")
-@click.option("--base", metavar="COMMIT", help="The earlier version.  [default: the last tag]")
+@click.option("--base", metavar="COMMIT", help="The earlier version.  [default: the last tag, or what is committed]")
 @click.option("--only", metavar="TEXT", multiple=True, help=f"Only cases whose name holds this, of {', '.join(CASES)}.")
 @click.option(
     "--rounds",
@@ -125,7 +136,7 @@ def command(base: str | None, only: tuple[str, ...], rounds: int, turns: int, th
     one ratio of their medians, and the quartiles of the rounds decide. What is not committed here counts as this
     version.
     """
-    base = base or last_tag()
+    base = base or find_base()
     cases = [case for case in CASES if not only or any(text in case for text in only)]
     if not cases:
         raise click.ClickException(f"no case holds {' or '.join(only)}")

@@ -23,7 +23,7 @@ TRIES = 2
 
 def print_results(results: Sequence[Result]) -> None:
     """Print what both took; below 1 zmqps is faster."""
-    table = new_table("work", "beside", "zmqps", "other", "min", "min", "ratio", "quartiles", "of minima")
+    table = new_table("work", "beside", "zmqps", "other", "zmqps, min", "other, min", "ratio", "quartiles", "of minima")
     for r in results:
         times = [seconds(value) for value in (r.zmqps_s, r.peer_s, r.zmqps_min_s, r.peer_min_s)]
         minima = f"{r.zmqps_min_s / r.peer_min_s:.2f}" if r.zmqps_min_s and r.peer_min_s else ""

@@ -21,6 +21,8 @@ def draw_steps(axes, rows: Sequence[Row]) -> bool:  # type: ignore[no-untyped-de
 def draw_coordinator(axes, rows: Sequence[Row]) -> bool:  # type: ignore[no-untyped-def]
     """Draw how much of its one processor the coordinator uses, over the number of workers."""
     found = _lines(axes, rows, lambda row: 100 * row.extra["coordinator_share"])
+    if not found:
+        return False  # the line alone has no least and most
     axes.axhline(100, color="black", linewidth=0.8)
     axes.set_ylabel("per cent of a processor that the coordinator uses")
     axes.set_yscale("log")
@@ -52,9 +54,12 @@ def draw_idle(axes, rows: Sequence[Row]) -> bool:  # type: ignore[no-untyped-def
     axes.set_xticks(places, [str(tau) for tau in taus])
     axes.set_xlabel("bound of staleness τ; 0: synchronous")
     axes.set_ylabel("per cent of a worker's time")
+    if not found:
+        return False
     total = axes.twinx()
     total.plot(places, [row.extra["total_s"] for row in found], "C1o-", label="until the loss is near its least")
     total.set_ylabel("simulated seconds")
     total.set_ylim(bottom=0)
-    axes.figure.legend(loc="outside upper center", ncols=3, frameon=False)
-    return bool(found)
+    named = [both for one in (axes, total) for both in zip(*one.get_legend_handles_labels(), strict=True)]
+    axes.legend(*zip(*named, strict=True), loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3, frameon=False)
+    return True

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from rich.console import Console
 
-from bench import suite
+from bench import suite, tables
 from bench.__main__ import main
 from bench.plots import write_plots
-from bench.results import Row, read_rows
+from bench.results import Row, environment, read_rows
 
 
 def fake_job(case: str, ran: list[str]) -> suite.Job:
@@ -75,7 +77,49 @@ def test_phases_and_times_are_drawn(tmp_path: Path) -> None:
     ]  # fmt: skip
     drawn = {path.name for path in write_plots(rows, tmp_path)}
     assert drawn == {f"{name}.{kind}" for name in ("times", "goodput", "phases") for kind in ("png", "svg")}
+    words = (tmp_path / "times.svg").read_text()
+    assert "<!-- How long a step takes, beside the limit -->" in words
+    assert f"<!-- {tables.machine_text(environment()['machine'])} -->" in words
     assert write_plots([], tmp_path) == []
+
+
+def test_while_it_runs_it_says_how_long_the_rest_takes(tmp_path: Path, ran: list[str]) -> None:
+    lines = [line for line in run_suite(tmp_path).output.splitlines() if " left" in line]
+    assert [line.partition(",")[0] for line in lines] == ["1/3 push 1KB", "2/3 latency 1KB", "3/3 pull 1KB"]
+    assert all(re.search(r", about \d+ (s|min) left$", line) for line in lines), lines
+
+
+def test_the_time_left_follows_the_pace_of_what_was_done() -> None:
+    jobs = [suite.Job(title, lambda: Row(case="push"), seconds) for title, seconds in (("a", 60.0), ("b", 240.0))]
+    assert suite.time_left(jobs, 0, 0.0) == "about 5 min left"
+    assert suite.time_left(jobs, 1, 60.0) == "about 4 min left"
+    assert suite.time_left(jobs, 1, 180.0) == "about 10 min left"
+    assert suite.time_left(jobs[:1], 0, 0.0) == "about 60 s left"
+
+
+def test_each_short_case_says_how_long_it_takes(tmp_path: Path) -> None:
+    assert {job.title.partition(" ")[0] for job in suite.short(tmp_path)} <= set(suite.SECONDS)
+
+
+def test_the_key_figures_come_first_and_each_column_has_a_name_of_its_own_and_is_explained(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "console", Console(width=132, color_system=None))
+    row = Row(case="push_pull", model="resnet50", servers=1, workers=1, transport="tcp", median_s=0.1, limit_s=0.05,
+        goodput_gb_s=2.0, ratio_to_limit=2.0, ratio_low=1.9, ratio_high=2.1, bound_s=0.02)  # fmt: skip
+    machine = {"cpu": "A Processor", "cores": 2, "memory_gb": 25.3}
+    tables.print_key_figures([Row(case="core"), row], machine)
+    tables.print_rows([Row(case="core"), row])
+    said = capsys.readouterr().out
+    assert said.splitlines()[0] == "Key figures on A Processor, 2 cores, 25.3 GB"
+    assert "2.00 times as long" in said
+    heads = next(line for line in said.splitlines() if "p90" in line)
+    names = heads.replace("case, servers×workers", "case").split()
+    assert len(set(names)) == len(names)
+    for name in ("limit", "×limit", "bound", "×bound", "GB/s", "quartiles"):
+        assert f"{name}:" in said or name in tables.LEGEND
+    with pytest.raises(ValueError, match="one name"):
+        tables.new_table("case", "ratio", "ratio")
 
 
 def test_titles_can_be_listed_without_running_anything(tmp_path: Path, ran: list[str]) -> None:

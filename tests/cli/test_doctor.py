@@ -100,6 +100,24 @@ def test_hosts_are_those_of_a_launch(seen: list[Wanted], tmp_path: Path) -> None
     assert seen[1].model.nbytes == 1 << 20
 
 
+def test_the_directory_and_the_script_are_those_of_a_launch(
+    seen: list[Wanted], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").touch()
+    run(["doctor", "-H", "host-a:1,host-b:1"])
+    run(["doctor", "-H", "host-a:1", "--remote-directory", "/srv", "--sync-code", "--", "python", "code/train.py"])
+    run(["doctor"])
+    first, second, alone = (wanted.code for wanted in seen)
+    assert first is not None
+    assert second is not None
+    assert (first.directory, first.script, first.copied) == (str(tmp_path), "", False)
+    assert (second.directory, second.script, second.copied) == ("/srv", "/srv/code/train.py", True)
+    assert second.here.script
+    assert alone is None
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -111,6 +129,9 @@ def test_hosts_are_those_of_a_launch(seen: list[Wanted], tmp_path: Path) -> None
         (["--ports", "5580-5571"], "ports"),
         (["--ports", "a"], "5571-5580"),
         (["--ports", "5571-5603"], "33 ports are too many to look at at once; name 32 at most, say --ports 5571-5602"),
+        (["-H", "a:1", "--sync-code"], "say which script"),
+        (["-H", "a:1", "--", "true"], "names no script"),
+        (["--", "python", "train.py"], "say which hosts"),
         (["--coordinator", "127.0.0.1"], "write tcp://HOST:PORT"),
     ],
 )

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import stat
+import sys
 import time
 from pathlib import Path
 
+import click
 import psutil
 import pytest
 
@@ -18,6 +21,7 @@ from zmqps import keys
 from zmqps.cli.main import run
 from zmqps.core.protocol import exits
 from zmqps.errors import KeyRefusedError
+from zmqps.launch import code
 from zmqps.trace import merge
 
 PATIENCE = 30.0
@@ -62,17 +66,78 @@ def test_a_dry_run_prints_who_runs_where_and_starts_nothing(capsys, tmp_path, mo
     (tmp_path / "hosts.txt").write_text("me@a slots=1 port=2222\nb servers=1 workers=1 address=10.0.0.7\n")
     (tmp_path / "train.py").touch()
     flags = ["--hosts", "hosts.txt", "--dry-run", "--sync-code", "--ports", "5571-5580"]
-    code = run(["launch", *flags, "--", "python", "train.py", "--lr", "1 e"])
+    ended = run(["launch", *flags, "--", "python", "train.py", "--lr", "1 e"])
     said = capsys.readouterr().out.splitlines()
-    assert code == exits.OK
-    assert [line for line in said if not line.startswith(" ")] == ["a: coordinator, worker-0", "b: server-0, worker-1"]
+    assert ended == exits.OK
+    assert [line for line in said if not line.startswith((" ", "copies"))] == [
+        "a: coordinator, worker-0",
+        "b: server-0, worker-1",
+    ]
     assert any(line.startswith("  ssh -T ") and " -p 2222 -- me@a " in line for line in said)
+    assert f"copies 2 files, 62 B, of {tmp_path} to 2 hosts" in said
     assert any(line.startswith("  rsync ") and line.endswith(f"{tmp_path}/ b:{tmp_path}/") for line in said)
     (server,) = (line for line in said if "zmqps server " in line)
     assert "--address=tcp://10.0.0.7:0" in server
     assert "--ports=5571-5580" in server
     assert f"    cd {tmp_path} && ZMQPS_WORKER_INDEX=1 python train.py --lr '1 e'" in said
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.fixture
+def large(tmp_path, monkeypatch) -> Path:
+    """A folder with more in it than code mostly is, to be copied for a script."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(code, "MUCH_NBYTES", 1000)
+    (tmp_path / "train.py").write_text("pass\n")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "images").write_bytes(bytes(2000))
+    return tmp_path
+
+
+SYNC = ("launch", "-H", "a,b", "--sync-code", "--", "python", "train.py")
+
+
+def test_much_code_is_asked_for_on_a_terminal(large, capsys, monkeypatch) -> None:
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(click, "confirm", lambda *told, **options: False)
+    monkeypatch.setattr(code, "check_rsync", lambda: None)
+    assert run(list(SYNC)) == exits.USAGE
+    said = capsys.readouterr().err
+    assert f"--sync-code copies 2 files, 2 kB, of {large} to 2 hosts; most of it is data/ 2 kB, train.py 5 B" in said
+    assert not (large / "runs").exists(), "nothing was started"
+
+
+def test_without_rsync_it_is_said_which_package_to_install_here(large, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert run(list(SYNC)) == exits.USAGE
+    said = capsys.readouterr().err
+    assert "there is no rsync on this host: install the package rsync there, or share the directory" in said
+    assert "Z031" in said
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(shutil.which("rsync") is None, reason="there is no rsync")
+@pytest.mark.parametrize(
+    ("rsync", "says"),
+    [
+        ("", "there is no rsync on 127.0.0.11: install the package rsync there"),
+        ("echo 'rsync: --mkpath: unknown option' >&2; exit 1", "no rsync 3.2.3 or newer on 127.0.0.11"),
+    ],
+    ids=["none", "old"],
+)
+def test_without_rsync_on_a_host_it_is_said_which_package_to_install_there(ssh, zmqps, tmp_path, rsync, says) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    if rsync:
+        (there / "rsync").write_text(f"#!/bin/sh\n{rsync}\n")
+        (there / "rsync").chmod(0o755)
+    stand_in = Path(ssh[2])
+    instead = f"case $* in *' rsync --server'*) PATH={there}; exec /bin/sh -c 'rsync --server';; esac"
+    stand_in.write_text(stand_in.read_text().replace("#!/bin/sh\n", f"#!/bin/sh\n{instead}\n"))
+    (tmp_path / "train.sh").write_text("true\n")
+    result = zmqps(*ssh, "-H", "127.0.0.11:1", "--sync-code", "--", "sh", "train.sh")
+    assert result.returncode == exits.USAGE, result.stdout + result.stderr
+    assert says in result.stderr
 
 
 @pytest.mark.processes
@@ -196,9 +261,7 @@ def test_what_cannot_be_brought_here_is_said(ssh, zmqps, tmp_path) -> None:
 def test_a_host_that_cannot_be_reached_is_named(ssh, zmqps) -> None:
     result = zmqps(*ssh, "-H", "127.0.0.11,nowhere", "--", "true", ZMQPS_TRACE="trace")  # which nobody waits for
     assert result.returncode == exits.FAILED
-    assert (
-        "nowhere ended with exit code 255; its last lines:\n  ssh: Could not resolve hostname nowhere" in result.stderr
-    )
+    assert "nowhere cannot run zmqps: ssh: Could not resolve hostname nowhere; see what `ssh nowhere" in result.stderr
 
 
 @pytest.mark.processes
@@ -208,7 +271,7 @@ def test_a_host_that_cannot_be_reached_is_named(ssh, zmqps) -> None:
         ("127.0.0.11 address=10.9.9.9", (), exits.USAGE, "cannot bind 'tcp://10.9.9.9:0'"),
         ("127.0.0.11 interface=eth17", (), exits.FAILED, "no interface 'eth17' on"),
         ("127.0.0.11", ("--remote-directory", "/nowhere"), exits.FAILED, "there is no directory '/nowhere'"),
-        ("127.0.0.11 python=/nowhere/python", (), exits.FAILED, "/nowhere/python"),
+        ("127.0.0.11 python=/nowhere/python", (), exits.FAILED, "or name its Python with --python"),
         ("127.0.0.11", ("--device", "cuda:77"), exits.FAILED, ""),
     ],
 )

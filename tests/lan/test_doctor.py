@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,6 +62,26 @@ def test_a_blocked_port_and_a_slow_wire_are_named_with_the_host_and_what_to_do()
         code, rows, found = look(a, lines, "--port", 5570, "--ports", "5571-5572", "--quick")
         assert (code, found["wrong"], wrong(rows)) == (FINE, False, [])
         assert "5570–5572 free, and reached by all others" in [row["found"] for row in found["rows"]]
+
+
+@pytest.mark.lan
+def test_a_host_without_the_directory_or_the_script_of_a_launch_is_named() -> None:
+    with Lan(3) as lan:
+        a, b, c = lan.hosts
+        for host, text in ((a, "new"), (b, "old")):
+            (host.tmp / "project").mkdir()
+            (host.tmp / "project" / "train.py").write_text(text)
+        words = ["-H", ",".join(lan.names), "--json", "--quick"]
+        command = ["--", "python", "train.py"]
+        found = a.zmqps("doctor", *words, *command, cwd=Path("/tmp/project"))
+        assert found.finish(PATIENCE) == WRONG
+        rows = [row for row in json.loads(found.output)["rows"] if row["check"] in ("directory", "script", "rsync")]
+        assert [(row["where"], row["check"], row["verdict"]) for row in rows] == [
+            (c.name, "directory", "wrong"), (b.name, "script", "warning"), ("all hosts", "rsync", "good"),
+        ]  # fmt: skip
+        assert "with --sync-code" in rows[0]["advice"]
+        copied = a.zmqps("doctor", *words, "--sync-code", *command, cwd=Path("/tmp/project"))
+        assert copied.finish(PATIENCE) == FINE, copied.output
 
 
 @pytest.mark.lan("block")

@@ -109,10 +109,18 @@ def test_code_is_copied_to_hosts_that_share_no_files(lan: Lan) -> None:
     folder.mkdir()
     (folder / "part.py").write_text("TEXT = 'from a file beside it'\n")
     (folder / "train.py").write_text("import part, socket\nprint(socket.gethostname(), part.TEXT)\n")
+    (folder / "env").mkdir()
+    (folder / "env" / "pyvenv.cfg").touch()
     launched = launch(lan, "python", "project/train.py", options=["--sync-code"])
     assert launched.finish(90) == 0, launched.output
     for name in lan.names:
         assert f"{name} from a file beside it" in launched.output
+    said = "copying 2 files, 90 B, of /tmp/project to 4 hosts, without env/"
+    assert said in launched.output
+    assert sorted(path.name for path in (lan.hosts[1].tmp / "project").iterdir() if path.suffix) == [
+        "part.py",
+        "train.py",
+    ]
     check_emptied(lan.hosts)
 
 

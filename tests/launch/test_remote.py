@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from zmqps.core.protocol import exits
-from zmqps.errors import NodeFailedError
+from zmqps.errors import NodeFailedError, ProgramMissingError, UnusableHostError
 from zmqps.launch.far import GREETING, Message, encode
 from zmqps.launch.hosts import Host
 from zmqps.launch.remote import RemoteHost
 
 PATIENCE = 20.0
+#: What to do about a host that lets nobody in, and about one that has no zmqps.
+LOGIN, INSTALL = "see what `ssh far true` says; it must work without a password", "install zmqps there at the same path"
 HELLO = f"""echo 'Welcome!'; echo '{GREETING}{{"zmqps": "1"}}'; """
 READY = """echo '{"is":"ready","address":"10.0.0.7","cores":8}'; """
 
@@ -53,16 +55,39 @@ def lost_worker(host: RemoteHost) -> Coroutine[Any, Any, tuple[int, str]]:
 @pytest.mark.parametrize(
     ("script", "says"),
     [
-        ("echo 'Permission denied' >&2; exit 255", "exit code 255; its last lines:\n  Permission denied"),
-        ("echo 'motd'; exit 0", "exit code 0; its last lines:\n  motd"),
-        (f"""echo '{GREETING}{{"zmqps": "0.9"}}'; sleep 1000""", "another version: zmqps 0.9 there, 1 here"),
-        ("yes; sleep 1000", "too much text of login scripts"),
+        ("echo 'Permission denied' >&2; exit 255", ("Permission denied", LOGIN)),
+        ("echo 'no identity: No such file or directory' >&2; echo Denied >&2; exit 255", ("Denied", LOGIN)),
+        ("echo 'motd'; exit 0", ("motd", LOGIN)),
+        ("exit 255", ("sh ended with exit code 255, and said nothing", LOGIN)),
+        (
+            "echo 'bash: line 1: /opt/python: No such file or directory' >&2; exit 127",
+            ("/opt/python: No such", INSTALL),
+        ),
+        ("echo 'python: No module named zmqps' >&2; exit 1", ("python: No module named zmqps", INSTALL)),
+        ("echo 'No such command: agent'; echo 'Try --help'; exit 2", ("No such command", "install the same zmqps")),
+        ("""echo "ModuleNotFoundError: No module named 'msgpack'"; exit 1""", ("msgpack", "install zmqps again")),
+        (
+            f"""echo '{GREETING}{{"zmqps": "0.9"}}'; sleep 1000""",
+            ("zmqps 0.9 there, 1 here", "the same version everywh"),
+        ),
+        ("yes; sleep 1000", ("lines came before an answer", "login scripts print nothing")),
     ],
 )
-def test_a_host_without_an_agent_is_named_with_what_ssh_said(script: str, says: str) -> None:
-    with pytest.raises(NodeFailedError) as caught:
+def test_a_host_without_an_agent_is_named_with_what_ssh_said_and_what_to_do(script: str, says: tuple[str, str]) -> None:
+    with pytest.raises(UnusableHostError) as caught:
         with_agent(script, nothing)
-    assert says in str(caught.value)
+    assert (caught.value.host, caught.value.number) == ("far", "Z030")
+    assert [text in str(caught.value) for text in says] == [True, True], str(caught.value)
+
+
+def test_without_ssh_it_is_said_which_package_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+
+    async def main() -> None:
+        await RemoteHost(Host(name="far"), ["ssh", "far", "true"], "1", PATIENCE, print).open()
+
+    with pytest.raises(ProgramMissingError, match="there is no ssh on this host: install the package openssh-client"):
+        asyncio.run(main())
 
 
 def test_what_a_login_script_says_is_heard_and_passed_over() -> None:

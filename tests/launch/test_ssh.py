@@ -10,7 +10,7 @@ import pytest
 
 from zmqps.errors import ConfigurationError
 from zmqps.launch.hosts import Host
-from zmqps.launch.ssh import Shell, folder_of_script
+from zmqps.launch.ssh import Shell
 
 HOST = Host(name="host-b", user="me", port=2222)
 
@@ -52,7 +52,7 @@ def test_a_folder_is_copied_by_the_same_ssh() -> None:
     assert command[0] == "rsync"
     assert command[-2:] == ["/home/me/my code/", "me@host-b:/srv/my code/"]
     assert shlex.split(command[command.index("--rsh") + 1])[:3] == ["ssh", "-F", "file"]
-    assert "--exclude=runs/" in command
+    assert "--files-from=-" in command, "which files is said on its input"
     assert Shell().copy(Host(name="fd00::7"), Path("/a"), "/b")[-1] == "[fd00::7]:/b/"
 
 
@@ -60,19 +60,3 @@ def test_a_folder_is_copied_by_the_same_ssh() -> None:
 def test_a_shell_that_is_no_command_is_refused(ssh: str) -> None:
     with pytest.raises(ConfigurationError, match="--ssh"):
         Shell(ssh).agent(HOST)
-
-
-@pytest.mark.parametrize(
-    "command",
-    [["python", "code/train.py"], ["./code/train.py", "-v"], [sys.executable, "-u", "code/train.py", "code.txt"]],
-)
-def test_the_script_is_the_first_argument_that_is_a_file(tmp_path: Path, command: list[str]) -> None:
-    (tmp_path / "code").mkdir()
-    (tmp_path / "code" / "train.py").touch()
-    (tmp_path / "code.txt").touch()
-    assert folder_of_script(command, tmp_path).resolve() == tmp_path / "code"
-
-
-def test_a_command_without_a_script_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="names no script"):
-        folder_of_script(["python", "-m", "train"], tmp_path)

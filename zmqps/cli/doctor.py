@@ -21,7 +21,7 @@ from zmqps.errors import ConfigurationError, PSError
 
 if TYPE_CHECKING:
     from zmqps.doctor.examine import Wanted
-    from zmqps.doctor.facts import Cluster, Findings, Host, Model
+    from zmqps.doctor.facts import Cluster, Code, Findings, Host, Model
 
 #: Seconds for a coordinator to answer.
 STATUS_S = 3.0
@@ -30,7 +30,7 @@ MAX_HOSTS = 256
 DEFAULT_PORT = 5570
 
 
-@click.command()
+@click.command(context_settings={"allow_interspersed_args": False})
 @setting(
     "--hosts", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
     help="The hosts to look at, one a line, as `zmqps launch` has them; by default this one alone.",
@@ -59,14 +59,25 @@ DEFAULT_PORT = 5570
 @setting("--workers", type=click.IntRange(1, 65535), shared=False, help="How many workers are to run.")
 @setting("--interface", metavar="NAME", help="The network interface of all hosts that do not say another one.")
 @setting("--python", metavar="PATH", help="The Python with zmqps on the hosts; by default the path of this one.")
+@setting(
+    "--remote-directory", metavar="DIR", help="Where the workers run on the hosts; by default the path of this one."
+)
+@setting("--sync-code", is_flag=True, help="The script's folder is copied to the hosts: look for rsync.")
 @setting("--ssh", default="ssh", metavar="COMMAND", help="What is run in place of ssh; takes the same arguments.")
 @setting("--keys", metavar="DIR", help="The cluster's keys: their rights, and the copies of each host.")
 @setting("--quick", is_flag=True, shared=False, help="Leave out bandwidth, which takes a second a pair.")
 @setting("--json", "as_json", is_flag=True, shared=False, help="Print rows and findings as plain data.")
 @click.option("--probe", is_flag=True, hidden=True)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def doctor(ctx: click.Context, /, probe: bool, **told: Any) -> int:
-    """Look for what may go wrong before a run: versions, ports, bandwidth, memory, GPUs, keys.
+    """Look for what may go wrong before a run: versions, ports, bandwidth, memory, GPUs, keys, code.
+
+    \b
+    zmqps doctor
+    zmqps doctor -H host1:4,host2:4 -- python train.py
+
+    With hosts, the directory of the workers is looked for on each, and the script of COMMAND.
 
     Each row of the table is good, a warning or wrong, with what to do. Ends with 1 if one is wrong.
     """
@@ -152,6 +163,23 @@ def _hosts(told: Mapping[str, Any]) -> list[Host]:
     ]
 
 
+def _code(told: Mapping[str, Any]) -> Code:
+    """Return what a launch would look for on the hosts."""
+    from zmqps.doctor.facts import Code
+    from zmqps.doctor.host import look_for_code
+    from zmqps.launch.code import place_of, script_of
+
+    here = Path.cwd()
+    directory = told["remote_directory"] or str(here)
+    if not told["command"]:
+        if told["sync_code"]:
+            raise click.UsageError("--sync-code: say which script: zmqps doctor -H HOST --sync-code -- python train.py")
+        return Code(directory=directory, here=look_for_code(directory))
+    script = script_of(told["command"], here)
+    found = look_for_code(str(here), str(script))
+    return Code(directory=directory, script=place_of(script, here, directory), here=found, copied=told["sync_code"])
+
+
 def _wanted(told: Mapping[str, Any], cluster: Cluster | None) -> Wanted:
     from zmqps.doctor.examine import Wanted
     from zmqps.doctor.probe import MAX_PORTS
@@ -166,6 +194,8 @@ def _wanted(told: Mapping[str, Any], cluster: Cluster | None) -> Wanted:
             f"say --ports {ports[0]}-{ports[MAX_PORTS - 1]}: servers take the first free ones"
         )
     alone = told["hosts"] is None and told["host"] is None
+    if alone and told["command"]:
+        raise click.UsageError("say which hosts are to run it: zmqps doctor -H HOST,HOST -- python train.py")
     port = 0 if cluster else told["port"] or (DEFAULT_PORT if alone else 0)
     split = [(name, urlsplit(endpoint)) for name, endpoint in endpoints(cluster)] if cluster else []
     return Wanted(
@@ -175,6 +205,7 @@ def _wanted(told: Mapping[str, Any], cluster: Cluster | None) -> Wanted:
         measured=not told["quick"],
         model=_model(told["model"]),
         keys=told["keys"] or "",
+        code=None if alone else _code(told),
         nodes=[(name, parts.hostname, parts.port) for name, parts in split if parts.hostname and parts.port],
     )
 

@@ -24,6 +24,7 @@ from zmqps.core.protocol import exits
 from zmqps.core.protocol.endpoints import is_loopback, join
 from zmqps.errors import DeadlineError, NodeFailedError, PSError, counted, listed
 from zmqps.keys import create
+from zmqps.launch.code import Code, rsync_missing
 from zmqps.launch.config import ClusterConfig
 from zmqps.launch.far import FILES, pack
 from zmqps.launch.handout import FOR_NODES, FOR_WORKERS, Version, changed, key_files, version
@@ -149,7 +150,8 @@ class Fleet:
             )
             self._hosts[name].not_renewed = partial(self._not_renewed, name)
         await self._each("hosts reached", [self._reach(host) for host in self._hosts.values()])
-        if config.sync is not None:
+        if config.code is not None and config.num_copies:
+            self._say_what_is_copied(config.code)
             await self._each("hosts have the code", [self._copy(host) for host in self._hosts.values()])
         await self._each("hosts ready", [self._set_up(place) for place in places])
         names, towards = undecided(self._addresses)
@@ -191,21 +193,33 @@ class Fleet:
     async def _copy(self, host: RemoteHost) -> None:
         if host.host.is_local:
             return
-        assert self._config.sync is not None
+        code = self._config.code
+        assert code is not None
         process = await asyncio.create_subprocess_exec(
-            *self._config.shell.copy(host.host, *self._config.sync), stdin=asyncio.subprocess.DEVNULL,
+            *self._config.shell.copy(host.host, code.folder, code.there), stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, process_group=0,
         )  # fmt: skip
         try:
-            said, _ = await process.communicate()
+            said, _ = await process.communicate(code.listing)
         finally:
             if process.returncode is None:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
         if process.returncode:
-            last = "\n".join(f"  {line}" for line in said.decode(errors="replace").splitlines()[-10:])
+            text = said.decode(errors="replace")
+            if missing := rsync_missing(process.returncode, text, host.name):
+                raise missing
+            last = "\n".join(f"  {line}" for line in text.splitlines()[-10:])
             raise NodeFailedError(name=f"rsync to {host.name}", how=describe_exit(process.returncode), tail=last)
+
+    def _say_what_is_copied(self, code: Code) -> None:
+        self._log.say("info", f"copying {code.describe(self._config.num_copies)}")
+        if code.is_much:
+            self._log.say(
+                "warning", f"that is much for code: most of it is {code.largest()}; have git ignore what the hosts do "
+                "not need, or keep it in another folder than the script"
+            )  # fmt: skip
 
     async def _set_up(self, place: Place) -> None:
         host, config = place.host, self._config

@@ -18,6 +18,7 @@ from zmqps.core.protocol import exits
 
 if TYPE_CHECKING:
     from zmqps.cli.launch_config import LaunchConfig
+    from zmqps.launch.code import Code
 
 #: Variables of zmqps itself that mean the same on every host; all others go with --env.
 PASSED = ("ZMQPS_TRANSPORT", "ZMQPS_JOB", "ZMQPS_COMBINE")
@@ -56,7 +57,9 @@ PASSED = ("ZMQPS_TRANSPORT", "ZMQPS_JOB", "ZMQPS_COMBINE")
 @setting(
     "--remote-directory", metavar="DIR", help="Where the workers run on the hosts; by default the path of this one."
 )
-@setting("--sync-code", is_flag=True, help="Copy the script's folder to the hosts first (rsync).")
+@setting(
+    "--sync-code", is_flag=True, help="Copy the script's folder to the hosts first (rsync), without what git ignores."
+)
 @settings.restart_workers
 @settings.restart_servers
 @settings.drain_timeout
@@ -92,6 +95,8 @@ def launch(ctx: click.Context, /, **told: Any) -> int:
     if told["dry_run"]:
         _show(config)
         return exits.OK
+    if not _agreed(config):
+        return exits.USAGE
     import asyncio
 
     from zmqps.cli.fleet import Fleet
@@ -111,7 +116,7 @@ def _config(told: dict[str, Any]) -> LaunchConfig:
     from zmqps.core.coordinator.options import CoordinatorOptions
     from zmqps.launch.config import ClusterConfig
     from zmqps.launch.hosts import read_hostfile, read_hosts, spread
-    from zmqps.launch.ssh import Shell, folder_of_script
+    from zmqps.launch.ssh import Shell
 
     if (told["hosts"] is None) == (told["host"] is None):
         raise click.UsageError("say which hosts: --hosts FILE or -H HOST:SLOTS,HOST:SLOTS")
@@ -138,17 +143,39 @@ def _config(told: dict[str, Any]) -> LaunchConfig:
     )  # fmt: skip
     here = Path.cwd()
     there = told["remote_directory"] or str(here)
-    sync = None
-    if told["sync_code"]:
-        folder = folder_of_script(told["command"], here).resolve()
-        inside = folder.is_relative_to(here)
-        sync = folder, os.path.normpath(os.path.join(there, folder.relative_to(here))) if inside else str(folder)
+    code = _code(told["command"], here, there) if told["sync_code"] else None
     return LaunchConfig(
         cluster=cluster, places=places, shell=Shell(told["ssh"], told["python"] or "", told["silence"]),
         command=told["command"], env=_variables(told["env"]), name=told["name"], directory=told["directory"],
         remote_directory=there, port=told["port"], timeout=told["timeout"], restarts=told["restart_workers"],
-        drain_timeout=told["drain_timeout"], sync=sync,
+        drain_timeout=told["drain_timeout"], code=code,
     )  # fmt: skip
+
+
+def _code(command: tuple[str, ...], here: Path, there: str) -> Code:
+    """Return what --sync-code copies."""
+    from zmqps.errors import ConfigurationError
+    from zmqps.launch.code import code_of, script_of
+
+    try:
+        script = script_of(command, here)
+    except ConfigurationError as error:
+        raise ConfigurationError(f"--sync-code: {error}") from None
+    return code_of(script, here, there)
+
+
+def _agreed(config: LaunchConfig) -> bool:
+    """Whether what --sync-code copies may be copied: much of it is asked for, where somebody can answer."""
+    from zmqps.launch.code import check_rsync
+
+    code = config.code
+    if code is None or not config.num_copies:
+        return True
+    check_rsync()
+    if not code.is_much or not sys.stdin.isatty():
+        return True
+    click.echo(f"--sync-code copies {code.describe(config.num_copies)}; most of it is {code.largest()}", err=True)
+    return click.confirm("Copy all of it?", err=True)
 
 
 def _variables(told: tuple[str, ...]) -> dict[str, str]:
@@ -168,13 +195,15 @@ def _show(config: LaunchConfig) -> None:
     """Print what would run where, and by which command."""
     from zmqps.cli.launch_config import names
 
+    if config.code is not None and config.num_copies:
+        click.echo(f"copies {config.code.describe(config.num_copies)}")
     for place in config.places:
         if not place.is_used:
             click.echo(f"{place.host.name}: nothing")
             continue
         click.echo(f"{place.host.name}: {', '.join(name.partition('@')[0] for name in names(place))}")
-        if config.sync is not None and not place.host.is_local:
-            click.echo(f"  {shlex.join(config.shell.copy(place.host, *config.sync))}")
+        if config.code is not None and not place.host.is_local:
+            click.echo(f"  {shlex.join(config.shell.copy(place.host, config.code.folder, config.code.there))}")
         click.echo(f"  {shlex.join(config.shell.agent(place.host))}")
         where = f"tcp://{place.host.address or place.host.interface or place.host.name}"
         if place.coordinator:

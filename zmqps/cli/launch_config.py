@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from zmqps.launch.code import Code
 from zmqps.launch.config import ClusterConfig
 from zmqps.launch.hosts import Place
 from zmqps.launch.restarts import DRAIN_TIMEOUT_S
@@ -43,8 +44,8 @@ class LaunchConfig:
         How often a worker that fails is started again.
     drain_timeout
         Seconds that workers have to end after SIGTERM.
-    sync
-        The folder to copy to each host first, and its name there; None: nothing.
+    code
+        What to copy to each host first; None: nothing.
     """
 
     cluster: ClusterConfig
@@ -59,7 +60,7 @@ class LaunchConfig:
     timeout: float = 60.0
     restarts: int = 0
     drain_timeout: float = DRAIN_TIMEOUT_S
-    sync: tuple[Path, str] | None = None
+    code: Code | None = None
 
     @property
     def num_workers(self) -> int:
@@ -70,6 +71,11 @@ class LaunchConfig:
     def num_servers(self) -> int:
         """How many servers there are."""
         return sum(len(place.servers) for place in self.places)
+
+    @property
+    def num_copies(self) -> int:
+        """How many hosts the code is copied to."""
+        return sum(place.is_used and not place.host.is_local for place in self.places)
 
     @property
     def width(self) -> int:

@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from zmqps.doctor.facts import Clock, Findings, Host, HostFacts, Model, Port, Rate, Reach, read
+from zmqps.doctor.facts import Clock, Code, Findings, Host, HostFacts, Model, Port, Rate, Reach, read
 from zmqps.doctor.host import local_address_towards
 from zmqps.doctor.remote import START_S, ProbeError, RemoteProbe
 from zmqps.doctor.rounds import rounds
@@ -41,6 +41,8 @@ class Wanted:
         0 for any free one.
     measured
         Whether bandwidth is measured.
+    code
+        What a launch is to run, to be looked for on each host.
     nodes
         Nodes that run: a name, a host and a port each, which every host knocks at.
     """
@@ -51,6 +53,7 @@ class Wanted:
     measured: bool = True
     model: Model | None = None
     keys: str = ""
+    code: Code | None = None
     nodes: Sequence[tuple[str, str, int]] = ()
 
 
@@ -87,7 +90,7 @@ async def examine(wanted: Wanted) -> tuple[Findings, list[Reach]]:
     findings = Findings(
         hosts=wanted.hosts, facts=facts, problems=found.problems, clocks=found.clocks, rates=found.rates,
         addresses=addresses, ports=[entry.port for entry in ports], reaches=reaches, unmeasured=unmeasured,
-        model=wanted.model, keys=wanted.keys,
+        model=wanted.model, keys=wanted.keys, code=wanted.code,
     )  # fmt: skip
     return findings, to_nodes
 
@@ -118,7 +121,8 @@ async def _each(probes: dict[str, RemoteProbe], found: _Found, work: Any) -> Non
 
 async def _look(probe: RemoteProbe, wanted: Wanted, found: _Found) -> None:
     names = [host.name for host in wanted.hosts]
-    answer = await probe.ask(START_S, do="look", names=names, keys=wanted.keys)
+    code = {"directory": wanted.code.directory, "script": wanted.code.script} if wanted.code else {}
+    answer = await probe.ask(START_S, do="look", names=names, keys=wanted.keys, **code)
     found.facts[probe.host.name] = read(HostFacts, answer)
 
 

@@ -41,6 +41,25 @@ class KeyFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CodeFacts:
+    """What a host has of what `zmqps launch` runs there.
+
+    Attributes
+    ----------
+    problem
+        Why the directory cannot be entered; empty if it can.
+    script
+        The digest of the script (SHA-256); empty where there is none, or it cannot be read.
+    rsync
+        Its version; empty where there is none.
+    """
+
+    problem: str = ""
+    script: str = ""
+    rsync: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
     """What a host says of itself.
 
@@ -70,6 +89,8 @@ class HostFacts:
         At which of its addresses this host was reached; empty where no ssh was needed.
     keys
         The directory of keys and its files; empty where there is none.
+    code
+        What there is of what a launch runs; as if there were nothing, where nobody has asked.
     """
 
     hostname: str
@@ -88,6 +109,7 @@ class HostFacts:
     names: dict[str, list[str]]
     reached_at: str = ""
     keys: list[KeyFile] = field(default_factory=list)
+    code: CodeFacts = field(default_factory=CodeFacts)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,6 +206,28 @@ class Model:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Code:
+    """What a launch is to run on all hosts.
+
+    Attributes
+    ----------
+    directory
+        In which the workers run.
+    script
+        Its path on the hosts; empty if none was named.
+    here
+        What the script is here, and which rsync there is.
+    copied
+        Whether its folder is copied there first (``--sync-code``).
+    """
+
+    directory: str
+    script: str = ""
+    here: CodeFacts = field(default_factory=CodeFacts)
+    copied: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """A running cluster as seen from outside.
 
@@ -228,6 +272,7 @@ class Findings:
     unmeasured: int = 0  # pairs whose bandwidth was left out, for there are too many
     model: Model | None = None
     keys: str = ""  # the directory of keys that was asked for
+    code: Code | None = None
     cluster: Cluster | None = None
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import re
 import socket
 import stat
+import subprocess
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -15,7 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from zmqps.core.protocol.messages import PROTOCOL_VERSION
-from zmqps.doctor.facts import HostFacts, Interface, KeyFile
+from zmqps.doctor.facts import CodeFacts, HostFacts, Interface, KeyFile
 from zmqps.errors import DeviceError
 from zmqps.gpu.device import open_device
 from zmqps.gpu.pinning import visible_gpus
@@ -27,13 +29,15 @@ PACKAGES = ("pyzmq", "numpy", "msgpack", "numba")
 SHARED_MEMORY = Path("/dev/shm")
 #: Seconds that names may take to be resolved, all together: a resolver that nobody answers takes 5 or more for each.
 RESOLVE_S = 3.0
+#: … and rsync, to say which one it is.
+RSYNC_S = 5.0
 #: A cluster's keys are a handful of files; more are not looked at.
 MAX_KEY_FILES = 1000
 #: Of these all hosts with nodes have copies. They hold no secret, so that a digest may be told.
 COMPARED = (CLUSTER_PUBLIC, AUTHORIZED)
 
 
-def look(version: str, names: Sequence[str], keys: str = "") -> HostFacts:
+def look(version: str, names: Sequence[str], keys: str = "", directory: str = "", script: str = "") -> HostFacts:
     """Return what there is to know about this host.
 
     Parameters
@@ -44,6 +48,8 @@ def look(version: str, names: Sequence[str], keys: str = "") -> HostFacts:
         What to resolve.
     keys
         A directory of keys to look at, if it exists; empty for none.
+    directory, script
+        Those of a launch, to be looked for; empty for none.
     """
     import psutil
 
@@ -69,6 +75,7 @@ def look(version: str, names: Sequence[str], keys: str = "") -> HostFacts:
         names=resolve(names, RESOLVE_S),
         reached_at=_reached_at(),
         keys=_key_files(Path(keys)) if keys else [],
+        code=look_for_code(directory, script) if directory else CodeFacts(),
     )
 
 
@@ -147,6 +154,35 @@ def local_address_towards(host: str) -> str:
         with socket.socket(family, socket.SOCK_DGRAM) as way:
             way.connect(address)  # nothing is sent
             return str(way.getsockname()[0])
+    return ""
+
+
+def look_for_code(directory: str, script: str = "") -> CodeFacts:
+    """Return what there is here of what a launch runs; of an empty script there is nothing."""
+    return CodeFacts(problem=_problem_of(directory), script=_whole_digest(script) if script else "", rsync=_rsync())
+
+
+def _problem_of(directory: str) -> str:
+    try:
+        os.close(os.open(f"{directory}/", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    except OSError as error:
+        return str(error.strerror)
+    return "" if os.access(directory, os.X_OK) else "it may not be entered"
+
+
+def _whole_digest(script: str) -> str:
+    with suppress(OSError), open(os.open(script, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
+        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    return ""
+
+
+def _rsync() -> str:
+    with suppress(OSError, subprocess.TimeoutExpired):
+        command = ["rsync", "--version"]
+        said = subprocess.run(command, capture_output=True, timeout=RSYNC_S, stdin=subprocess.DEVNULL).stdout
+        found = re.search(r"version v?(\d+(?:\.\d+)*)", said.decode(errors="replace"))
+        return found[1] if found else "0"
     return ""
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from zmqps.doctor import bound, keyfiles, network, resources, running, versions, wires
+from zmqps.doctor import bound, code, keyfiles, network, resources, running, versions, wires
 from zmqps.doctor.facts import Findings
 from zmqps.doctor.rows import Row, Verdict
 
 CHECKS: tuple[Callable[[Findings], Iterator[Row]], ...] = (
     versions.judge,
     resources.judge,
+    code.judge,
     network.judge,
     wires.judge,
     bound.judge,

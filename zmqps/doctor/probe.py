@@ -60,7 +60,8 @@ class Probe:
         if what == "time":
             return time.time()
         if what == "look":
-            return asdict(look(self._version, command["names"], command.get("keys", "")))
+            where = {name: command.get(name, "") for name in ("keys", "directory", "script")}
+            return asdict(look(self._version, command["names"], **where))
         if what == "listen":
             return self._listen(command["host"], command["ports"], bytes.fromhex(command["token"]))
         if what == "knock":

@@ -51,6 +51,8 @@ class RemoteProbe:
                 *self._command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE, limit=MAX_ANSWER_NBYTES,
             )  # fmt: skip
+        except FileNotFoundError:
+            raise ProbeError(f"there is no {self._command[0]} on this host") from None
         except OSError as error:
             raise ProbeError(f"cannot run {self._command[0]}: {error.strerror}") from None
         return self

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from zmqps.doctor.facts import Findings, Host, HostFacts
 from zmqps.doctor.rows import Row, counted, good, span, warning, wrong
-from zmqps.errors import num_bytes
+from zmqps.errors import host_advice, num_bytes
 
 #: More than this share of the processors busy already, and a run is slowed down.
 BUSY = 0.5
@@ -44,13 +44,7 @@ def judge(findings: Findings) -> Iterator[Row]:
 def _problem(host: Host, problem: str) -> Row:
     if not host.login:
         return wrong(host.name, "probe", problem, "run zmqps doctor without --hosts to look at this host alone")
-    if "No module named" in problem or "not found" in problem or "No such file" in problem:
-        advice = "install zmqps there at the same path as here, or name its Python with --python"
-    elif "No such command" in problem or "No such option" in problem:
-        advice = "install the same zmqps there as here"
-    else:
-        advice = f"see what `ssh {host.login} true` says; it must work without a password"
-    return wrong(host.name, "ssh", problem, advice)
+    return wrong(host.name, "ssh", problem, host_advice(problem, host.login))
 
 
 def _cores(host: Host, facts: HostFacts) -> Row:

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping
 
 from zmqps.doctor.facts import Findings
 from zmqps.doctor.rows import Row, everywhere, good, those, warning, wrong
+from zmqps.errors import SAME_VERSION
 
 #: Shown where all are the same; the others only where they differ.
 SHOWN = ("zmqps", "Python", "libzmq", "pyzmq", "numpy", "msgpack", "numba")
 HIDDEN = ("protocol", "source")
 #: What to do about a difference, and whether a run fails by it.
 ADVICE: Mapping[str, tuple[bool, str]] = {
-    "zmqps": (True, "install the same version everywhere"),
+    "zmqps": (True, SAME_VERSION),
     "protocol": (True, "these hosts refuse each other: install the same zmqps everywhere"),
     "source": (True, "the number is the same, the files are not: bring all hosts to the same commit"),
     "Python": (False, "take the same minor version everywhere; --python names another one"),

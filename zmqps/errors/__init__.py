@@ -6,6 +6,7 @@
     ├── ConfigurationError (ValueError)      a flag, variable or option that cannot be used
     │   ├── UnsafeFileError                  a file or directory that another user may have put there
     │   ├── JournalError                     a coordinator's journal from which it cannot go on; says what to do
+    │   ├── ProgramMissingError              ssh or rsync is not installed, or too old; says where
     │   ├── UnresolvedNameError              a host's name that stands for no address
     │   └── UnreachableAddressError          a server tells others an address by which they cannot reach it
     ├── AddressInUseError (OSError)          the port is taken, and by whom
@@ -16,6 +17,7 @@
     ├── ClosedError (RuntimeError)           the worker was closed or has finished
     │   └── ForkedError                      it belongs to the process that this one was forked from
     ├── PeerLostError (ConnectionError)      a node vanished; names it and its last sign of life
+    ├── UnusableHostError (ConnectionError)  a host that ssh does not reach, or that cannot run this zmqps
     ├── CoordinatorRestartedError (ConnectionError)  another coordinator answers at the address of the one it had joined
     ├── HostLeaderLostError (ConnectionError)  the worker that pushes for its host ended while it did
     ├── JournalBehindError (RuntimeError)    servers have steps of which the coordinator's journal knows nothing
@@ -86,6 +88,7 @@ from zmqps.errors.configuration import (
     UnsafeFileError,
 )
 from zmqps.errors.durable import DeposedError, DrainError, ScaleError
+from zmqps.errors.hosts import RSYNC, SAME_VERSION, ProgramMissingError, UnusableHostError, host_advice
 from zmqps.errors.journal import JournalBehindError, JournalError
 from zmqps.errors.nodes import (
     ClosedError,
@@ -133,6 +136,8 @@ from zmqps.words import counted, listed, num_bytes, printable
 
 __all__ = [
     "BY_CODE",
+    "RSYNC",
+    "SAME_VERSION",
     "AddressInUseError",
     "AmbiguousNodeError",
     "CheckpointCorruptError",
@@ -173,6 +178,7 @@ __all__ = [
     "OptimizerError",
     "PSError",
     "PeerLostError",
+    "ProgramMissingError",
     "ProtocolError",
     "ProtocolVersionError",
     "ScaleError",
@@ -187,10 +193,12 @@ __all__ = [
     "UnreachableAddressError",
     "UnresolvedNameError",
     "UnsafeFileError",
+    "UnusableHostError",
     "VersionError",
     "WrongPeerError",
     "counted",
     "from_wire",
+    "host_advice",
     "listed",
     "num_bytes",
     "printable",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 from collections import deque
@@ -13,7 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from zmqps.core.protocol import exits
-from zmqps.errors import NodeFailedError, PSError, from_wire, printable
+from zmqps.errors import (
+    SAME_VERSION,
+    NodeFailedError,
+    ProgramMissingError,
+    PSError,
+    UnusableHostError,
+    from_wire,
+    printable,
+)
 from zmqps.launch.agent import WORDS
 from zmqps.launch.far import GREETING, MAX_PREAMBLE_LINES, Message, Voice, decode, open_reader, open_voice, unpack
 from zmqps.launch.hosts import Host
@@ -22,6 +31,8 @@ from zmqps.logs.lines import Lines
 
 #: Lines of ssh's that an error shows.
 LAST_WORDS = 10
+#: What ssh itself ends with where it does not reach a host; else it ends as the command there does.
+SSH_FAILED = 255
 #: Seconds that a host that was told to end may take to be gone; its agent gives its processes half of that.
 GOODBYE_S = 20.0
 
@@ -138,8 +149,10 @@ class RemoteHost:
 
         Raises
         ------
-        NodeFailedError
+        UnusableHostError
             ssh has failed, or what answered is no agent of this version; says what was heard.
+        ProgramMissingError
+            There is no ssh here.
         """
         popen = self._popen = self._spawn()
         assert popen.stdin is not None
@@ -158,10 +171,16 @@ class RemoteHost:
                 raise await self._unreachable()
             self._said(line)  # of a login script
         else:
-            raise NodeFailedError(name=f"{self.name}", how="too much text of login scripts", tail=self._words())
+            raise UnusableHostError(
+                host=self.name,
+                why=f"more than {MAX_PREAMBLE_LINES} lines came before an answer",
+                advice="let its login scripts print nothing where nobody is logged in",
+            )
         self._tasks += [asyncio.create_task(self._listen(reader)), asyncio.create_task(self._breathe())]
 
     def _spawn(self) -> subprocess.Popen[bytes]:
+        if not self.host.is_local and shutil.which(self._command[0]) is None:
+            raise ProgramMissingError.of(self._command[0], "")
         return subprocess.Popen(
             worker_command(self._command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env=node_environment(), process_group=0,
@@ -169,18 +188,16 @@ class RemoteHost:
 
     def _check(self, facts: Message) -> None:
         if facts.get("zmqps") != self._version:
-            raise NodeFailedError(
-                name=f"the agent of {self.name}",
-                how=f"another version: zmqps {facts.get('zmqps')!s:.40} there, {self._version} here",
-                tail="  install the same version on all hosts",
-            )
+            why = f"zmqps {printable(str(facts.get('zmqps'))[:40])} there, {self._version} here"
+            raise UnusableHostError(host=self.name, why=why, advice=SAME_VERSION)
 
-    async def _unreachable(self) -> NodeFailedError:
+    async def _unreachable(self) -> UnusableHostError:
         assert self._popen is not None
         await gone(self._popen.pid)
         await asyncio.wait(self._tasks[:1], timeout=1.0)
         code = self._popen.wait()
-        return NodeFailedError(name=f"{self._command[0]} {self.name}", how=describe_exit(code), tail=self._words())
+        how = f"{self._command[0]} ended with {describe_exit(code)}, and said nothing"
+        return UnusableHostError.of(self.name, self.host.destination, self._last_words, how, reached=code != SSH_FAILED)
 
     def _words(self) -> str:
         return "\n".join(f"  {line}" for line in self._last_words) or "  (it said nothing)"

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import os
 import shlex
 import sys
 import sysconfig
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,8 +18,6 @@ OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "RemoteCommand=none")
 ALIVE_COUNT = 3
 #: The longest interval, in seconds, whatever silence is allowed: ssh takes no number that is too large.
 MAX_ALIVE_S = 1 << 20
-#: What a script's folder may hold that no other host needs.
-NOT_COPIED = (".git/", ".venv/", "__pycache__/", "runs/", ".zmqps/")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +59,12 @@ class Shell:
         return [*self._ssh(), "-T", *(word for option in (*OPTIONS, *alive) for word in ("-o", option)), *port]
 
     def copy(self, host: Host, folder: Path, there: str) -> list[str]:
-        """Return the command that copies what is in a folder to one of a host, and makes that."""
-        leave_out = [f"--exclude={name}" for name in NOT_COPIED]
+        """Return the command that copies the files of a folder that are named on its input to one of a host."""
         name = f"[{host.name}]" if ":" in host.name else host.name
         target = f"{host.user}@{name}" if host.user else name
         return [
-            "rsync", "--archive", "--compress", "--mkpath", *leave_out, "--rsh", shlex.join(self.reach(host)),
-            "--", f"{folder}/", f"{target}:{there}/",
+            "rsync", "--archive", "--compress", "--mkpath", "--from0", "--files-from=-", "--ignore-missing-args",
+            "--rsh", shlex.join(self.reach(host)), "--", f"{folder}/", f"{target}:{there}/",
         ]  # fmt: skip
 
     def _ssh(self) -> list[str]:
@@ -86,19 +81,3 @@ def _home() -> str:
     """Return where this package is, unless every program of this Python finds it anyway."""
     home = str(Path(__file__).parents[2])
     return "" if home in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")) else home
-
-
-def folder_of_script(command: Sequence[str], directory: Path) -> Path:
-    """Return the folder of the script that a command runs: its first argument that is a file, here.
-
-    Raises
-    ------
-    ConfigurationError
-        There is none.
-    """
-    for number, word in enumerate(command):
-        if number == 0 and word.startswith(os.sep):  # an interpreter
-            continue
-        if not word.startswith("-") and (path := directory / word).is_file():
-            return path.parent
-    raise ConfigurationError(f"--sync-code: {shlex.join(command)!r:.200} names no script that is a file here")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -62,12 +62,41 @@ def test_what_is_to_be_compared_with_has_to_be_there(
     result = gate(tmp_path / "gate.json", "--base", "no-such-commit")
     assert (result.exit_code, roots) == (1, [])
     assert "no package in 'no-such-commit'" in result.output
-    monkeypatch.setattr(command, "_git", no_tags)
-    assert "BASE=" in gate(tmp_path / "gate.json").output
+    monkeypatch.setattr(command, "_git", answers())
+    result = gate(tmp_path / "gate.json")
+    assert (result.exit_code, roots) == (1, [])
+    assert result.output.splitlines()[-1] == (
+        "Error: there is no earlier version here to compare with: name a commit, as in make bench-gate BASE=main~20"
+    )
 
 
-def no_tags(*arguments: str) -> bytes:
-    raise command.subprocess.CalledProcessError(128, ["git", *arguments])
+def answers(**said: str) -> Callable[..., bytes]:
+    """Return a git that answers so, and fails in all else."""
+
+    def git(command_: str, *arguments: str) -> bytes:
+        if command_ not in said:
+            raise command.subprocess.CalledProcessError(128, ["git", command_, *arguments])
+        return said[command_].encode()
+
+    return git
+
+
+@pytest.mark.parametrize(
+    ("said", "base"),
+    [
+        ({"describe": "v0.1.0\n"}, "v0.1.0"),
+        ({"status": "", "log": "c0ffee1 (Mend it)"}, "HEAD~1"),
+        ({"status": " M zmqps/words.py", "log": "c0ffee1 (Mend it)"}, "HEAD"),
+    ],
+)
+def test_without_a_tag_it_is_compared_with_what_is_committed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], said: dict[str, str], base: str
+) -> None:
+    monkeypatch.setattr(command, "_git", answers(**said))
+    assert command.find_base() == base
+    told = capsys.readouterr().out
+    assert ("there is no tag" in told) is ("describe" not in said)
+    assert ("BASE=COMMIT" in told) is ("describe" not in said)
 
 
 @pytest.mark.processes

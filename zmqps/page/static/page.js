@@ -88,6 +88,7 @@ const Page = {
     const live = Page.live;
     const to = live.now + Page.offset, from = Page.since(live, to);
     const latest = new Latest(Page.series, live.now);
+    Inks.meet(live, Page.series);
     Panels.headline(live);
     Panels.jobs(live, latest);
     Panels.bars(live);

@@ -28,7 +28,8 @@ const Panels = {
       if (job.lost) lines.push(Words.el("p", "bad", `${of(name)}${job.lost}`));
       if (live.waits.some((wait) => wait.job === name)) continue;
       const at = job.steps && job.steps.step !== undefined ? `, step ${Words.number(job.steps.step)}` : "";
-      lines.push(Words.el("p", job.state === "training" ? "good" : "", `${of(name)}${job.state}${at}: nobody is waited for`));
+      if (live.slowest[name]) lines.push(Words.el("p", "", `${of(name)}${job.state}${at}`)); // who is slow is said above
+      else lines.push(Words.el("p", job.state === "training" ? "good" : "", `${of(name)}${job.state}${at}: nobody is waited for`));
     }
     if (!Object.keys(live.jobs).length) lines.push(Words.el("p", "", "no job is being trained"));
     const told = new Set(live.waits.map((wait) => `job '${wait.job}': step waits for `));
@@ -68,17 +69,19 @@ const Panels = {
       }
       const size = (copies) => copies.reduce((sum, copy) => sum + shards.get(copy.shard).nbytes, 0);
       const most = Math.max(1, ...[...held.values()].map(size));
+      const owners = new Map(job.copies.filter((copy) => !copy.backup).map((copy) => [copy.shard, copy.server]));
+      const owner = (shard) => Inks.of(name, owners.get(shard) || `shard ${shard}`);
       const bars = Words.el("div", "holders");
       for (const [server, copies] of [...held].sort(([a], [b]) => a.localeCompare(b, "en", { numeric: true }))) {
         const bar = Words.el("div", "shards");
         for (const copy of copies) {
           const row = shards.get(copy.shard);
-          const piece = Words.el("div", `c${copy.shard % COLOURS}${copy.backup ? " copy" : ""}`, `${copy.backup ? "copy of " : ""}shard ${copy.shard}`);
+          const piece = Words.el("div", `${Inks.colour(owner(copy.shard))}${copy.backup ? " copy" : ""}`, `${copy.backup ? "copy of " : ""}shard ${copy.shard}`);
           piece.style.width = `${(100 * row.nbytes) / most}%`;
           piece.title = `${copy.backup ? "copy of " : ""}shard ${row.shard}, ${Words.nbytes(row.nbytes)}: ${Panels.range(row)}`;
           bar.append(piece);
         }
-        bars.append(Words.el("span", "", server), bar, Words.el("span", "number", Words.nbytes(size(copies))));
+        bars.append(Words.el("span", "", Inks.swatch(name, server), server), bar, Words.el("span", "number", Words.nbytes(size(copies))));
       }
       const who = (shard, backup) => job.copies.filter((copy) => copy.shard === shard && copy.backup === backup).map((copy) => copy.server).join(", ");
       const rows = job.placement.map((row) => ({ kind: "", cells: [
@@ -102,16 +105,17 @@ const Panels = {
     const card = (title, words, rows) => {
       const most = Math.max(...rows.map((row) => row.size));
       const cells = rows.flatMap((row) => {
-        const bar = Words.el("div", row.slow ? "bar slow" : "bar");
+        const bar = Words.el("div", "bar");
         bar.style.width = `${(100 * row.size) / most}%`;
-        return [Words.el("span", "", row.label), bar, Words.el("span", "number", row.text)];
+        if (row.ink) bar.classList.add(row.ink);
+        return [Words.el("span", row.slow ? "wait" : "", ...(row.spot ? [row.spot] : []), row.label), bar, Words.el("span", "number", row.text)];
       });
       cards.push(Words.el("div", "card", Words.el("h2", "", `${title} `, Words.el("span", "dim", words)), Words.el("div", "bars", ...cells)));
     };
     for (const [name, awaited] of Object.entries(live.awaited_s)) {
       const slow = live.slowest[name] ? live.slowest[name].node : "";
       card("Barrier waits", `of job ${name}: how long others waited for a worker alone`,
-        Object.entries(awaited).map(([node, seconds]) => ({ label: node, size: seconds, text: Words.seconds(seconds), slow: node === slow })));
+        Object.entries(awaited).map(([node, seconds]) => ({ label: node, size: seconds, text: Words.seconds(seconds), slow: node === slow, spot: Inks.swatch(name, node), ink: Inks.colour(Inks.of(name, node)) })));
     }
     for (const name of Object.keys(live.jobs)) {
       const rows = Panels.histogram(live, name);
@@ -144,7 +148,7 @@ const Panels = {
       const node = `${member.role} ${member.rank}`;
       const figure = (name) => latest.of(member.job, node, name);
       return { kind: slow.has(`${member.job} ${node}`) ? "slow" : "", cells: [
-        slow.has(`${member.job} ${node}`) ? `${node} (slowest)` : node, member.job, member.name, member.host, Words.percent(figure("cpu")), Words.nbytes(figure("rss_nbytes")),
+        Words.el("span", "", Inks.swatch(member.job, node), slow.has(`${member.job} ${node}`) ? `${node} (slowest)` : node), member.job, member.name, member.host, Words.percent(figure("cpu")), Words.nbytes(figure("rss_nbytes")),
         Words.seconds(figure("step_seconds")), Words.nbytes(figure("bytes_sent_per_second")), Words.nbytes(figure("bytes_received_per_second")),
         [Words.ago(member.silent_s), member.silent_s > 3 ? "bad" : ""], [member.counters.doing || "", "long"],
       ] };

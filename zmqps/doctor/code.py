@@ -1,0 +1,82 @@
+"""Whether `zmqps launch` finds its directory and script on each host, and rsync where it copies them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from zmqps.doctor.facts import Code, CodeFacts, Findings
+from zmqps.doctor.rows import Row, everywhere, good, those, warning, wrong
+from zmqps.errors import RSYNC
+
+HERE = "this host"
+COPY = "share the directory, or copy the script's folder with --sync-code"
+
+
+def judge(findings: Findings) -> Iterator[Row]:
+    """Yield rows on the directory, the script and rsync of each host that a launch would use."""
+    if findings.code is None:
+        return
+    used = [host for host in findings.hosts if host.coordinator or host.servers or host.workers]
+    facts = {host.name: findings.facts[host.name].code for host in used if host.name in findings.facts}
+    far = {host.name: facts[host.name] for host in used if host.login and host.name in facts}
+    if facts:
+        near = {name: found for name, found in facts.items() if name not in far}
+        given = near if findings.code.copied else facts  # what is copied need not be there yet
+        yield from _directory(findings.code, _is_made(findings.code), facts, given)
+        yield from _script(findings.code, given)
+    if far:
+        yield from _rsync(findings.code, {HERE: findings.code.here, **far})
+
+
+def _is_made(code: Code) -> bool:
+    """Whether copying the script's folder makes the directory."""
+    return code.copied and code.script.startswith(f"{code.directory.rstrip('/')}/")
+
+
+def _directory(
+    code: Code, is_made: bool, facts: Mapping[str, CodeFacts], given: Mapping[str, CodeFacts]
+) -> Iterator[Row]:
+    looked_at = given if is_made else facts
+    problems = {name: found.problem for name, found in looked_at.items() if found.problem}
+    row = wrong if code.script else warning  # without a script it may be that nothing is launched
+    for problem in dict.fromkeys(problems.values()):
+        names = [name for name in problems if problems[name] == problem]
+        advice = f"{COPY}, or name another with --remote-directory" if not code.copied else "make it there"
+        yield row(those(names), "directory", f"{code.directory}: {problem}", advice)
+    if looked_at and not problems:
+        yield good(everywhere([*looked_at]), "directory", f"{code.directory} is there")
+
+
+def _script(code: Code, given: Mapping[str, CodeFacts]) -> Iterator[Row]:
+    if not code.script or not given:
+        return
+    missing = [name for name, found in given.items() if not found.script and not found.problem]
+    others = [name for name, found in given.items() if found.script and found.script != code.here.script]
+    if missing:
+        yield wrong(those(missing), "script", f"there is no {code.script}", COPY)
+    if others:
+        advice = "copy it there, or the whole folder with --sync-code"
+        yield warning(those(others), "script", f"{code.script} is not as it is here", advice)
+    if not missing and not others and not any(found.problem for found in given.values()):
+        yield good(everywhere([*given]), "script", f"{code.script} is the same as here")
+
+
+def _rsync(code: Code, ends: Mapping[str, CodeFacts]) -> Iterator[Row]:
+    """Yield what is wrong with rsync where it is needed; else say where it is, as one may want to copy."""
+    unfit = {name: found.rsync or "none" for name, found in ends.items() if not _is_recent(found.rsync)}
+    for version in dict.fromkeys(unfit.values()):
+        names = those(name for name in unfit if unfit[name] == version)
+        if code.copied:
+            yield wrong(names, "rsync", version, f"install the package rsync there, {RSYNC} or newer")
+        else:
+            yield good(names, "rsync", f"{version}; only --sync-code needs it, {RSYNC} or newer")
+    if not unfit:
+        yield good(everywhere(["all hosts"]), "rsync", those(dict.fromkeys(found.rsync for found in ends.values())))
+
+
+def _is_recent(version: str) -> bool:
+    return _numbers(version) >= _numbers(RSYNC)
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".") if part.isdecimal()]
