@@ -19,8 +19,12 @@ for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
+import pytest_timeout  # noqa: E402
 from zmq.utils import garbage  # noqa: E402
 
+import zmqps  # noqa: E402
+import zmqps.aio  # noqa: E402
+from tests import pace  # noqa: E402
 from tests.leaks import Before, left_behind  # noqa: E402
 
 # No deadline: the first example of a test may pay for a compilation. In CI the same examples every time,
@@ -30,6 +34,19 @@ hypothesis.settings.register_profile("default", deadline=None, max_examples=30)
 hypothesis.settings.register_profile("ci", deadline=None, max_examples=30, derandomize=True, print_blob=True)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=1000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "default"))
+
+# --- how long tests may take ----------------------------------------------------------------------
+
+# What the package itself waits by default, where a test does not say how long: these are no limits of tests.
+for function in (zmqps.connect, zmqps.aio.connect, zmqps.LocalCluster.__init__):
+    function.__kwdefaults__["timeout"] = pace.allow(function.__kwdefaults__["timeout"])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: pytest_timeout.Settings) -> object:
+    """Give a test as much more time as this machine needs."""
+    return pytest_timeout.pytest_timeout_set_timer(item, settings._replace(timeout=pace.allow(settings.timeout)))
+
 
 # --- the garbage collector ------------------------------------------------------------------------
 

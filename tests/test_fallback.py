@@ -17,13 +17,14 @@ import numpy as np
 import pytest
 
 import zmqps
+from tests.pace import allow
 from tests.team import Team
 from zmqps.errors import PeerLostError
 from zmqps.nodes.inquiry import inquire, run_blocking
 
 pytestmark = pytest.mark.processes
 
-PATIENCE = 60.0
+PATIENCE = allow(60.0)
 #: Two servers have a slice each: a push is one message to each of them.
 ZEROS = {"w": np.zeros(20_000, np.float32), "b": np.zeros(7, np.float32)}
 ONES = {name: np.full_like(value, -1) for name, value in ZEROS.items()}

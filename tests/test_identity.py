@@ -20,6 +20,7 @@ import zmqps
 from tests import inprocess
 from tests.fuzz.cluster import hello
 from tests.inprocess import InProcessCluster
+from tests.pace import allow
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.messages import Error, Leave, Left, Load, Message, Pull, Push, Welcome
 from zmqps.core.protocol.wire import decode, encode
@@ -27,7 +28,7 @@ from zmqps.errors import IdentityError, NotJoinedError, WrongPeerError
 from zmqps.launch.processes import node_command
 from zmqps.nodes.inquiry import ask_status, end_job, inquire, run_blocking
 
-PATIENCE = 60.0
+PATIENCE = allow(60.0)
 
 
 class Stranger:

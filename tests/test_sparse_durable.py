@@ -17,12 +17,13 @@ import pytest
 
 import zmqps
 from tests.core.server.followed import followed
+from tests.pace import allow
 from zmqps import optim
 from zmqps.nodes.inquiry import drain_server
 
 pytestmark = pytest.mark.processes
 
-PATIENCE = 60.0
+PATIENCE = allow(60.0)
 DIM = 3
 POOL = np.arange(-300, 300) * 1_000_000_007
 TABLES = {name: zmqps.table(DIM, optimizer=optim.sgd(1.0)) for name in ("one", "other")}

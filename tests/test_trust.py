@@ -21,6 +21,7 @@ import zmq
 
 import zmqps
 from tests.inprocess import InProcessCluster
+from tests.pace import allow
 from zmqps import keys
 from zmqps.core.protocol.events import COORDINATOR
 from zmqps.core.protocol.messages import Leave
@@ -36,7 +37,7 @@ from zmqps.nodes.coordinator import CoordinatorConfig
 from zmqps.nodes.inquiry import ask_health, ask_stacks, ask_status, drain_server, end_job
 from zmqps.nodes.server import ServerConfig
 
-PATIENCE = 30.0
+PATIENCE = allow(30.0)
 #: Within so many seconds both ends know.
 SOON_S = 2.0
 #: ZMTP's greeting and CURVE's first command (RFC 23, 26).

@@ -14,10 +14,11 @@ import pytest
 
 import zmqps
 from tests.durable.nodes import Nodes
+from tests.pace import allow
 
 pytestmark = pytest.mark.processes
 
-PATIENCE = 20.0
+PATIENCE = allow(20.0)
 PARAMS = {"w": np.zeros(4, np.float32)}
 SGD = zmqps.optim.sgd(1.0)
 

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.inprocess import InProcessCluster
+from tests.pace import allow
 
-PATIENCE = 60.0
+PATIENCE = allow(60.0)
 PROGRAM = Path(__file__).with_name("forks.py")
 
 

@@ -18,11 +18,12 @@ import psutil
 import pytest
 
 from tests.imports import ROOT
+from tests.pace import allow
 from zmqps.launch.far import FILES, GREETING, unpack
 
 pytestmark = pytest.mark.processes
 
-PATIENCE = 30.0
+PATIENCE = allow(30.0)
 Message = dict[str, Any]
 
 

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from tests.pace import allow
 from zmqps.core.protocol import exits
 from zmqps.errors import NodeFailedError
 from zmqps.launch.far import GREETING, Message, encode
 from zmqps.launch.hosts import Host
 from zmqps.launch.remote import RemoteHost
 
-PATIENCE = 20.0
+PATIENCE = allow(20.0)
 HELLO = f"""echo 'Welcome!'; echo '{GREETING}{{"zmqps": "1"}}'; """
 READY = """echo '{"is":"ready","address":"10.0.0.7","cores":8}'; """
 
