@@ -120,7 +120,7 @@ test-prometheus: $(INSTALLED) ## metrics, rules and alerts as Prometheus itself 
 	$(PY) -m pytest -m engines --numprocesses 2 --dist loadfile -rs tests/deploy/test_observability_prometheus.py
 
 test-frameworks: $(FRAMEWORKS)/.installed ## the tests with PyTorch, JAX, Keras, pyarrow and OpenTelemetry, which are installed into a virtualenv of their own
-	$(FRAMEWORKS)/bin/python -m pytest --numprocesses 2 --dist loadfile -rs $(WITH_FRAMEWORKS)
+	$(FRAMEWORKS)/bin/python -m pytest --numprocesses 2 --dist loadfile -rs -m '$(USUAL)' $(WITH_FRAMEWORKS)
 
 test-conformance: $(FRAMEWORKS)/.installed ## PyTorch's models, optimizers, schedules and loops in pairs, with zmqps and without: SEED=0 ARGS="--only overlap"
 	$(FRAMEWORKS)/bin/python -m tests.torch.conformance --processes 2 --seed $(SEED) $(ARGS)
@@ -235,6 +235,8 @@ $(PEERS)/.installed: bench/peers/requirements.txt
 	@touch $@
 
 # The tests that skip where PyTorch, JAX, Keras or pyarrow is missing.
+# What is run of a file that is named, where no file is to be run whole.
+USUAL = not (slow or repeats or processes or lan or engines)
 WITH_FRAMEWORKS = tests/torch tests/test_jax.py tests/test_keras.py tests/examples/test_jax_digits.py tests/examples/test_torch_digits.py tests/examples/test_lightning_digits.py tests/examples/test_keras_digits.py tests/examples/test_trainer_digits.py tests/checkpoint tests/client/test_tensors_torch.py tests/client/test_whole.py tests/trace/test_otel.py
 
 $(FRAMEWORKS)/.installed: pyproject.toml constraints.txt tests/frameworks.txt

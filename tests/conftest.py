@@ -35,6 +35,19 @@ hypothesis.settings.register_profile("ci", deadline=None, max_examples=30, deran
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=1000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "default"))
 
+# --- what is run, and what is said of it ----------------------------------------------------------
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what is in a file that was named on the command line: all of it runs, whatever is left out by default."""
+    paths = [config.invocation_params.dir / arg.partition("::")[0] for arg in config.args]
+    named = {path.resolve() for path in paths if path.is_file()}
+    for item in items:
+        if item.path.resolve() in named:
+            item.add_marker("named")
+
+
 # --- how long tests may take ----------------------------------------------------------------------
 
 # What the package itself waits by default, where a test does not say how long: these are no limits of tests.
