@@ -42,12 +42,15 @@ ZMQPS     := $(VENV)/bin/python -m zmqps
 INSTALLED := $(VENV)/.installed
 endif
 
+# What `make test` runs, for targets that have an expression of their own or name files.
+USUAL := not (slow or repeats or processes or lan or engines)
+
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Where it is set, each of the hundreds of processes of the tests compiles every module anew.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-python test-slow test-repeats test-processes test-lan test-engines test-browser test-prometheus test-frameworks test-conformance attack soak simulate mutate test-gpu bench bench-full bench-gpu bench-gate bench-peers bench-frameworks experiments picture screenshots metrics errors constraints audit sbom demo demo-sparse up down scale status observe logs trace launch doctor coordinator server worker clean
+.PHONY: help install check format test test-random test-python test-slow test-repeats test-processes test-lan test-engines test-browser test-prometheus test-frameworks test-conformance attack soak simulate mutate test-gpu bench bench-full bench-gpu bench-gate bench-peers bench-frameworks experiments picture screenshots metrics errors constraints audit sbom demo demo-sparse up down scale status observe logs trace launch doctor coordinator server worker clean
 
 ##@ Development
 
@@ -88,6 +91,9 @@ format: $(INSTALLED) ## rewrite the files the way `make check` wants them
 
 test: $(INSTALLED) ## the default test suite, in three processes: tests wait more than they compute
 	$(PY) -m pytest --numprocesses 3 --dist loadfile
+
+test-random: $(INSTALLED) ## the default suite's hypothesis tests with other examples each time, two minutes; failures in runs/random
+	HYPOTHESIS_PROFILE=random $(PY) -m pytest -m 'hypothesis and $(USUAL)' --numprocesses 3 --dist loadfile
 
 test-python: ## the default suite on another Python, in a virtualenv of its own: PYTHON=python3.13
 	$(MAKE) test VENV=.venv-$(notdir $(PYTHON))
@@ -235,8 +241,6 @@ $(PEERS)/.installed: bench/peers/requirements.txt
 	@touch $@
 
 # The tests that skip where PyTorch, JAX, Keras or pyarrow is missing.
-# What is run of a file that is named, where no file is to be run whole.
-USUAL = not (slow or repeats or processes or lan or engines)
 WITH_FRAMEWORKS = tests/torch tests/test_jax.py tests/test_keras.py tests/examples/test_jax_digits.py tests/examples/test_torch_digits.py tests/examples/test_lightning_digits.py tests/examples/test_keras_digits.py tests/examples/test_trainer_digits.py tests/checkpoint tests/client/test_tensors_torch.py tests/client/test_whole.py tests/trace/test_otel.py
 
 $(FRAMEWORKS)/.installed: pyproject.toml constraints.txt tests/frameworks.txt

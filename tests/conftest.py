@@ -24,18 +24,27 @@ from zmq.utils import garbage  # noqa: E402
 
 import zmqps  # noqa: E402
 import zmqps.aio  # noqa: E402
-from tests import pace  # noqa: E402
+from tests import found, pace  # noqa: E402
 from tests.leaks import Before, left_behind  # noqa: E402
 
-# No deadline: the first example of a test may pay for a compilation. In CI the same examples every time,
-# so that a red build is red for what changed; developers explore new ones.
+# No deadline: the first example of a test may pay for a compilation. The same examples every time, so that a red run is
+# red for what changed; `make test-random` draws others and keeps those that fail.
 # Few examples in every run, many where time does not matter: `HYPOTHESIS_PROFILE=thorough make test`.
-hypothesis.settings.register_profile("default", deadline=None, max_examples=30)
-hypothesis.settings.register_profile("ci", deadline=None, max_examples=30, derandomize=True, print_blob=True)
-hypothesis.settings.register_profile("thorough", deadline=None, max_examples=1000)
-hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "default"))
+hypothesis.settings.register_profile("default", deadline=None, max_examples=30, derandomize=True, print_blob=True)
+hypothesis.settings.register_profile(
+    "random", deadline=None, max_examples=30, database=found.database(), print_blob=True, derandomize=False
+)
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=1000, derandomize=False)
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE") or "default"
+hypothesis.settings.load_profile(PROFILE)
 
 # --- what is run, and what is said of it ----------------------------------------------------------
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # one of xdist's, which reports to the first process
+        if PROFILE == "random":
+            config.pluginmanager.register(found.Found())
 
 
 @pytest.hookimpl(tryfirst=True)
