@@ -50,7 +50,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-random test-python test-slow test-repeats test-processes test-lan test-engines test-browser test-prometheus test-frameworks test-conformance attack soak simulate mutate test-gpu bench bench-full bench-gpu bench-gate bench-peers bench-frameworks experiments picture screenshots metrics errors constraints audit sbom demo demo-sparse up down scale status observe logs trace launch doctor coordinator server worker clean
+.PHONY: help install check format test test-random test-python test-slow test-repeats test-processes test-lan test-clusters test-engines test-browser test-prometheus frameworks test-frameworks test-conformance attack soak simulate mutate test-gpu bench bench-full bench-gpu bench-gate bench-peers bench-frameworks experiments picture screenshots metrics errors constraints audit sbom demo demo-sparse up down scale status observe logs trace launch doctor coordinator server worker clean
 
 ##@ Development
 
@@ -116,6 +116,9 @@ test-processes: $(INSTALLED) ## the tests with many processes for many seconds: 
 test-lan: $(INSTALLED) ## clusters over hosts of network namespaces, with cuts, loss and slow wires; as root
 	$(PY) -m pytest -m 'lan and not slow' --numprocesses 3 -rs
 
+test-clusters: $(INSTALLED) ## test-processes and test-lan in one run, five at a time, as they wait more than they compute: what CI runs
+	$(PY) -m pytest -m '(processes or lan) and not slow' --numprocesses 5 --dist loadfile --durations 20 -rs
+
 test-engines: $(INSTALLED) ## the engines people already run: Slurm, Ray, Kubernetes manifests; each skips where it is not installed
 	$(PY) -m pytest -m engines -rs
 
@@ -125,8 +128,10 @@ test-browser: $(INSTALLED) ## the page in a real browser, Debian's chromium; ski
 test-prometheus: $(INSTALLED) ## metrics, rules and alerts as Prometheus itself reads them; skips where it is not installed
 	$(PY) -m pytest -m engines --numprocesses 2 --dist loadfile -rs tests/deploy/test_observability_prometheus.py
 
+frameworks: $(FRAMEWORKS)/.installed ## install what the next target needs
+
 test-frameworks: $(FRAMEWORKS)/.installed ## the tests with PyTorch, JAX, Keras, pyarrow and OpenTelemetry, which are installed into a virtualenv of their own
-	$(FRAMEWORKS)/bin/python -m pytest --numprocesses 2 --dist loadfile -rs -m '$(USUAL)' $(WITH_FRAMEWORKS)
+	$(FRAMEWORKS)/bin/python -m pytest --numprocesses 3 --dist loadfile -rs -m '$(USUAL)' $(WITH_FRAMEWORKS)
 
 test-conformance: $(FRAMEWORKS)/.installed ## PyTorch's models, optimizers, schedules and loops in pairs, with zmqps and without: SEED=0 ARGS="--only overlap"
 	$(FRAMEWORKS)/bin/python -m tests.torch.conformance --processes 2 --seed $(SEED) $(ARGS)

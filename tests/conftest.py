@@ -24,7 +24,7 @@ from zmq.utils import garbage  # noqa: E402
 
 import zmqps  # noqa: E402
 import zmqps.aio  # noqa: E402
-from tests import found, pace  # noqa: E402
+from tests import found, pace, skips  # noqa: E402
 from tests.leaks import Before, left_behind  # noqa: E402
 
 # No deadline: the first example of a test may pay for a compilation. The same examples every time, so that a red run is
@@ -43,6 +43,8 @@ hypothesis.settings.load_profile(PROFILE)
 
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):  # one of xdist's, which reports to the first process
+        if os.environ.get("CI"):
+            config.pluginmanager.register(skips.Skips())
         if PROFILE == "random":
             config.pluginmanager.register(found.Found())
 

@@ -316,6 +316,7 @@ MIRROR_NOTHING = {
     "tests/test_supply.py": "what is installed: pyproject.toml and the constraints",
     "tests/test_leaks.py": "the tests: what one may leave behind",
     "tests/test_found.py": "the tests: what random examples have found",
+    "tests/test_skips.py": "the tests: what CI may skip",
     "tests/test_selection.py": "the tests: which are run",
     "tests/test_package.py": "the package's own names",
 }
