@@ -15,6 +15,7 @@ from bench.cases import (
     core,
     crowd,
     day,
+    deadline,
     fairness,
     growing,
     lan,
@@ -50,7 +51,22 @@ def main() -> None:
 
 cases = (
     *(push, pull, push_pull, sync_step, latency, fairness, apply, codecs, core, walk, memory, members, crowd),
-    *(checkpoint, saving, changes, copies, refill, sparse, lookups, growing, lan, combine, log, day, watching),
+    *(
+        checkpoint,
+        saving,
+        changes,
+        copies,
+        refill,
+        sparse,
+        lookups,
+        growing,
+        lan,
+        combine,
+        log,
+        day,
+        deadline,
+        watching,
+    ),
 )
 for command in (
     *(module.command for module in (*cases, suite, compare, peers, gate, scale)),
