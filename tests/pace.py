@@ -27,22 +27,35 @@ def work() -> int:
     return total
 
 
+def load() -> float:
+    """Return how many have wanted a core in the last minute, for each core that there is."""
+    return os.getloadavg()[0] / (os.cpu_count() or 1)
+
+
 def slowness() -> float:
     """Return how much longer than usual work takes here and now: by a trial, and by how many wait for a core."""
     began = time.perf_counter()
     work()
     trial = (time.perf_counter() - began) / USUAL_S
-    return min(MOST, max(1.0, trial, os.getloadavg()[0] / (os.cpu_count() or 1)))
+    return min(MOST, max(1.0, trial, load()))
 
 
 SLOWNESS = float(os.environ.setdefault(VARIABLE, f"{slowness():.2f}"))
 
 
+def now() -> float:
+    """Return how much slower than usual this machine is: as measured at first, or by the load since then."""
+    return min(MOST, max(SLOWNESS, load()))
+
+
 def allow(seconds: float) -> float:
     """Return how long something may take here that takes a fraction of so many seconds on an idle machine."""
-    return seconds * max(MARGIN, 2 * SLOWNESS)
+    return seconds * max(MARGIN, 2 * now())
 
 
 def stretch(seconds: float) -> float:
-    """Return how long to let pass what a test waits for in full: as it is on an idle machine, longer on a busy one."""
-    return seconds * SLOWNESS
+    """Return how long to let pass what a test waits for in full, or how soon something has to be done.
+
+    That is as it is written on an idle machine, and longer on a busy one.
+    """
+    return seconds * now()

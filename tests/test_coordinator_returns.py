@@ -17,7 +17,7 @@ import pytest
 
 import zmqps
 from tests.durable.nodes import Nodes
-from tests.pace import allow
+from tests.pace import allow, stretch
 from tests.team import PATIENCE, Team
 from zmqps.launch.processes import node_command, node_environment
 from zmqps.nodes.journal import FILE
@@ -38,7 +38,7 @@ def started(directory: Path, servers: int = 2, replicas: int = 0) -> Nodes:
     """Return a coordinator with a journal and servers, in processes of their own."""
     return Nodes(
         directory, servers, journal=directory / "journal", replicas=replicas, heartbeat_interval=0.2,
-        heartbeat_timeout=TIMEOUT_S, patience=PATIENCE_S,
+        heartbeat_timeout=stretch(TIMEOUT_S), patience=PATIENCE_S,
     )  # fmt: skip
 
 

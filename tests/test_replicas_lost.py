@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import zmqps
-from tests.pace import allow
+from tests.pace import allow, stretch
 
 pytestmark = pytest.mark.processes
 
@@ -43,7 +43,7 @@ def test_a_server_that_is_killed_costs_nothing_that_was_acknowledged(staleness: 
 
     with (
         zmqps.LocalCluster(
-            servers=3, replicas=1, heartbeat_interval=0.5, heartbeat_timeout=3.0, slice_nbytes=1 << 14,
+            servers=3, replicas=1, heartbeat_interval=0.5, heartbeat_timeout=stretch(3.0), slice_nbytes=1 << 14,
             directory=tmp_path, kernels="numpy",
         ) as cluster,
         ThreadPoolExecutor(2) as pool,

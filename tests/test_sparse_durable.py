@@ -17,7 +17,7 @@ import pytest
 
 import zmqps
 from tests.core.server.followed import followed
-from tests.pace import allow
+from tests.pace import allow, stretch
 from zmqps import optim
 from zmqps.nodes.inquiry import drain_server
 
@@ -108,7 +108,7 @@ def test_no_row_is_lost_and_no_gradient_counts_twice(
     with (
         zmqps.LocalCluster(
             servers=3, replicas=replicas, directory=tmp_path,
-            **({"heartbeat_interval": 0.5, "heartbeat_timeout": 3.0} if trouble is lose else {}),
+            **({"heartbeat_interval": 0.5, "heartbeat_timeout": stretch(3.0)} if trouble is lose else {}),
         ) as cluster,
         ThreadPoolExecutor(WORKERS) as pool,
         ExitStack() as stack,

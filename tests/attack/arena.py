@@ -22,7 +22,7 @@ import zmqps
 from tests.attack import bound, training
 from tests.attack.nodes import MAX_ARENAS, Held, held_by_all, lines_with, logged_nbytes, most
 from tests.attack.training import CORE, Tally
-from tests.pace import allow
+from tests.pace import allow, stretch
 
 #: How it begins what is said of the speed.
 SLOW = ("half the speed", "not recovered")
@@ -166,7 +166,7 @@ class Arena:
         self._expected = expected
         self._descriptors = descriptors
         self._begun = begun
-        times = {"heartbeat_interval": 0.5, "heartbeat_timeout": HEARTBEAT_TIMEOUT}
+        times = {"heartbeat_interval": 0.5, "heartbeat_timeout": stretch(HEARTBEAT_TIMEOUT)}
         self._options = {**times, **options}
         self._stack = ExitStack()
         self.trainers: dict[int, Trainer] = {}

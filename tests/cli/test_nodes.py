@@ -11,7 +11,7 @@ import urllib.request
 
 import pytest
 
-from tests.pace import allow
+from tests.pace import allow, stretch
 from tests.ports import reserved_port
 from zmqps.core.protocol import exits
 
@@ -71,7 +71,7 @@ def test_a_server_started_first_says_whom_it_waits_for_and_joins_when_it_can(sta
         server = start("server", "--coordinator", address, "--name", "early")
         server.wait_for(f"waiting for the coordinator at {address}")
         coordinator = start(
-            "coordinator", "--address", address, "--heartbeat-interval", "0.1", "--heartbeat-timeout", "0.5"
+            "coordinator", "--address", address, "--heartbeat-interval", "0.1", "--heartbeat-timeout", str(stretch(0.5))
         )
         server.wait_for("joined as server 0")
     coordinator.wait_for(r"server 0 \(early")

@@ -18,7 +18,7 @@ import pytest
 import zmqps
 from tests.client.host.trainer import SIZE, gradient
 from tests.inprocess import InProcessCluster
-from tests.pace import allow
+from tests.pace import allow, stretch
 from zmqps.errors import ConfigurationError
 
 TRAINER = Path(__file__).with_name("trainer.py")
@@ -67,7 +67,7 @@ class Trainer:
 @contextlib.contextmanager
 def trainers(number: int = WORKERS, **options: Any) -> Iterator[list[Trainer]]:
     """Start workers of a job on two servers, all of which have joined; end them."""
-    heartbeats = {"heartbeat_interval": 0.2, "heartbeat_timeout": 2.0}
+    heartbeats = {"heartbeat_interval": 0.2, "heartbeat_timeout": stretch(2.0)}
     with InProcessCluster(servers=2, workers=number, **heartbeats) as cluster:
         started = [Trainer(cluster.address, f"worker-{index}", **options) for index in range(number)]
         try:
