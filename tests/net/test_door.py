@@ -24,7 +24,7 @@ import zmqps.optim
 from tests.attack.raw import NULL, RawPeer, connect, frame, message
 from tests.net.cluster import Cluster, running
 from tests.net.test_zeromq import ANYWHERE, HELLO, PATIENCE, End, with_ends
-from tests.pace import allow
+from tests.pace import allow, stretch
 from zmqps.core.protocol.events import COORDINATOR
 from zmqps.core.protocol.limits import MAX_BACKLOG_NBYTES
 from zmqps.core.protocol.messages import Pull
@@ -83,7 +83,7 @@ def sends(client: RawPeer, pieces: Iterator[bytes]) -> int:
     """Send until the other side has had enough; return how many bytes that took."""
     sent = 0
     with contextlib.suppress(OSError):
-        client.socket.settimeout(0.5)  # once it is shut nothing is read any more, and nothing can be sent
+        client.socket.settimeout(stretch(0.5))  # once it is shut nothing is read any more, and nothing can be sent
         for piece in pieces:
             client.socket.sendall(piece)
             sent += len(piece)
