@@ -42,12 +42,15 @@ ZMQPS     := $(VENV)/bin/python -m zmqps
 INSTALLED := $(VENV)/.installed
 endif
 
+# What `make test` runs, for targets that have an expression of their own or name files.
+USUAL := not (slow or repeats or processes or lan or engines)
+
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # Where it is set, each of the hundreds of processes of the tests compiles every module anew.
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-python test-slow test-repeats test-processes test-lan test-engines test-browser test-prometheus test-frameworks test-conformance attack soak simulate mutate test-gpu bench bench-full bench-gpu bench-gate bench-peers bench-frameworks experiments picture screenshots metrics errors constraints audit sbom demo demo-sparse up down scale status observe logs trace launch doctor coordinator server worker clean
+.PHONY: help install check format test test-random test-python test-slow test-repeats test-processes test-lan test-clusters test-engines test-browser test-prometheus frameworks test-frameworks test-conformance attack soak simulate mutate test-gpu bench bench-full bench-gpu bench-gate bench-peers bench-frameworks experiments picture screenshots metrics errors constraints audit sbom demo demo-sparse up down scale status observe logs trace launch doctor coordinator server worker clean
 
 ##@ Development
 
@@ -89,6 +92,9 @@ format: $(INSTALLED) ## rewrite the files the way `make check` wants them
 test: $(INSTALLED) ## the default test suite, in three processes: tests wait more than they compute
 	$(PY) -m pytest --numprocesses 3 --dist loadfile
 
+test-random: $(INSTALLED) ## the default suite's hypothesis tests with other examples each time, two minutes; failures in runs/random
+	HYPOTHESIS_PROFILE=random $(PY) -m pytest -m 'hypothesis and $(USUAL)' --numprocesses 3 --dist loadfile
+
 test-python: ## the default suite on another Python, in a virtualenv of its own: PYTHON=python3.13
 	$(MAKE) test VENV=.venv-$(notdir $(PYTHON))
 
@@ -110,6 +116,9 @@ test-processes: $(INSTALLED) ## the tests with many processes for many seconds: 
 test-lan: $(INSTALLED) ## clusters over hosts of network namespaces, with cuts, loss and slow wires; as root
 	$(PY) -m pytest -m 'lan and not slow' --numprocesses 3 -rs
 
+test-clusters: $(INSTALLED) ## test-processes and test-lan in one run, five at a time, as they wait more than they compute: what CI runs
+	$(PY) -m pytest -m '(processes or lan) and not slow' --numprocesses 5 --dist loadfile --durations 20 -rs
+
 test-engines: $(INSTALLED) ## the engines people already run: Slurm, Ray, Kubernetes manifests; each skips where it is not installed
 	$(PY) -m pytest -m engines -rs
 
@@ -119,8 +128,10 @@ test-browser: $(INSTALLED) ## the page in a real browser, Debian's chromium; ski
 test-prometheus: $(INSTALLED) ## metrics, rules and alerts as Prometheus itself reads them; skips where it is not installed
 	$(PY) -m pytest -m engines --numprocesses 2 --dist loadfile -rs tests/deploy/test_observability_prometheus.py
 
+frameworks: $(FRAMEWORKS)/.installed ## install what the next target needs
+
 test-frameworks: $(FRAMEWORKS)/.installed ## the tests with PyTorch, JAX, Keras, pyarrow and OpenTelemetry, which are installed into a virtualenv of their own
-	$(FRAMEWORKS)/bin/python -m pytest --numprocesses 2 --dist loadfile -rs $(WITH_FRAMEWORKS)
+	$(FRAMEWORKS)/bin/python -m pytest --numprocesses 3 --dist loadfile -rs -m '$(USUAL)' $(WITH_FRAMEWORKS)
 
 test-conformance: $(FRAMEWORKS)/.installed ## PyTorch's models, optimizers, schedules and loops in pairs, with zmqps and without: SEED=0 ARGS="--only overlap"
 	$(FRAMEWORKS)/bin/python -m tests.torch.conformance --processes 2 --seed $(SEED) $(ARGS)
@@ -235,7 +246,7 @@ $(PEERS)/.installed: bench/peers/requirements.txt
 	@touch $@
 
 # The tests that skip where PyTorch, JAX, Keras or pyarrow is missing.
-WITH_FRAMEWORKS = tests/torch tests/test_jax.py tests/test_keras.py tests/examples/test_jax_digits.py tests/examples/test_torch_digits.py tests/examples/test_lightning_digits.py tests/examples/test_keras_digits.py tests/examples/test_trainer_digits.py tests/checkpoint tests/client/test_tensors_torch.py tests/client/test_whole.py tests/trace/test_otel.py
+WITH_FRAMEWORKS = tests/torch tests/test_jax.py tests/test_keras.py tests/examples/test_jax_digits.py tests/examples/test_torch_digits.py tests/examples/test_lightning_digits.py tests/examples/test_keras_digits.py tests/examples/test_trainer_digits.py tests/checkpoint tests/client/test_tensors_torch.py tests/client/test_rows.py tests/client/test_whole.py tests/trace/test_otel.py
 
 $(FRAMEWORKS)/.installed: pyproject.toml constraints.txt tests/frameworks.txt
 	@echo 'Installing zmqps with PyTorch, JAX and Keras into $(FRAMEWORKS): a few minutes.'

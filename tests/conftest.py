@@ -19,17 +19,58 @@ for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import hypothesis  # noqa: E402
 import pytest  # noqa: E402
+import pytest_timeout  # noqa: E402
 from zmq.utils import garbage  # noqa: E402
 
+import zmqps  # noqa: E402
+import zmqps.aio  # noqa: E402
+from tests import found, pace, skips  # noqa: E402
 from tests.leaks import Before, left_behind  # noqa: E402
 
-# No deadline: the first example of a test may pay for a compilation. In CI the same examples every time,
-# so that a red build is red for what changed; developers explore new ones.
+# No deadline: the first example of a test may pay for a compilation. The same examples every time, so that a red run is
+# red for what changed; `make test-random` draws others and keeps those that fail.
 # Few examples in every run, many where time does not matter: `HYPOTHESIS_PROFILE=thorough make test`.
-hypothesis.settings.register_profile("default", deadline=None, max_examples=30)
-hypothesis.settings.register_profile("ci", deadline=None, max_examples=30, derandomize=True, print_blob=True)
-hypothesis.settings.register_profile("thorough", deadline=None, max_examples=1000)
-hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "default"))
+hypothesis.settings.register_profile("default", deadline=None, max_examples=30, derandomize=True, print_blob=True)
+hypothesis.settings.register_profile(
+    "random", deadline=None, max_examples=30, database=found.database(), print_blob=True, derandomize=False
+)
+hypothesis.settings.register_profile("thorough", deadline=None, max_examples=1000, derandomize=False)
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE") or "default"
+hypothesis.settings.load_profile(PROFILE)
+
+# --- what is run, and what is said of it ----------------------------------------------------------
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # one of xdist's, which reports to the first process
+        if os.environ.get("CI"):
+            config.pluginmanager.register(skips.Skips())
+        if PROFILE == "random":
+            config.pluginmanager.register(found.Found())
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what is in a file that was named on the command line: all of it runs, whatever is left out by default."""
+    paths = [config.invocation_params.dir / arg.partition("::")[0] for arg in config.args]
+    named = {path.resolve() for path in paths if path.is_file()}
+    for item in items:
+        if item.path.resolve() in named:
+            item.add_marker("named")
+
+
+# --- how long tests may take ----------------------------------------------------------------------
+
+# What the package itself waits by default, where a test does not say how long: these are no limits of tests.
+for function in (zmqps.connect, zmqps.aio.connect, zmqps.LocalCluster.__init__):
+    function.__kwdefaults__["timeout"] = pace.allow(function.__kwdefaults__["timeout"])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: pytest_timeout.Settings) -> object:
+    """Give a test as much more time as this machine needs."""
+    return pytest_timeout.pytest_timeout_set_timer(item, settings._replace(timeout=pace.allow(settings.timeout)))
+
 
 # --- the garbage collector ------------------------------------------------------------------------
 

@@ -10,6 +10,8 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.pace import allow
+
 #: Takes ssh's arguments, and is reached at the address that is the host's name.
 STAND_IN = """#!/bin/sh
 while [ $# -gt 0 ]; do
@@ -38,7 +40,9 @@ def real_sshd(directory: Path) -> Iterator[str]:
     assert sshd is not None
     Path("/run/sshd").mkdir(exist_ok=True)
     for name in ("host_key", "key"):
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", directory / name], check=True, timeout=20)
+        subprocess.run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", directory / name], check=True, timeout=allow(20)
+        )
     with socket.socket() as probe:
         probe.bind(("127.0.0.21", 0))
         port = probe.getsockname()[1]

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.pace import allow
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol.events import Stop
@@ -26,7 +27,7 @@ from zmqps.net.zeromq import ZmqTransport
 from zmqps.nodes.inquiry import inquire, run_blocking
 from zmqps.nodes.server import ServerConfig, make_shard
 
-PATIENCE = 20.0
+PATIENCE = allow(20.0)
 ANYWHERE = "tcp://127.0.0.1:0"
 
 

@@ -8,12 +8,13 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import zmqps
+from tests.pace import allow
 from zmqps.client.requests import Params
 
 T = TypeVar("T")
 
 #: Seconds that any single wait may take on a busy machine.
-PATIENCE = 20.0
+PATIENCE = allow(20.0)
 
 
 class Team:

@@ -13,6 +13,7 @@ import pytest
 
 import zmqps
 from tests.inprocess import InProcessCluster
+from tests.pace import allow
 from zmqps.core.worker.rollbacks import Rollback
 from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, UnknownParameterError
 
@@ -43,7 +44,7 @@ def test_everything_of_a_worker_can_be_awaited(address) -> None:
             looked_at = await worker.push_pull(buffers, copy=False)
             np.testing.assert_array_equal(looked_at["w"], before - 3.0)
             assert not looked_at["w"].flags.writeable
-            await worker.barrier("here", timeout=10.0)
+            await worker.barrier("here", timeout=allow(10.0))
             assert (worker.rank, worker.num_workers, worker.steps_left_out) == (0, 1, 0)
             assert [m["name"] for m in (await worker.status())["members"]] == ["server-0", "a"]
             assert (await worker.statistics()).pushes == 3
@@ -97,13 +98,13 @@ def test_a_cancelled_wait_leaves_the_operation_to_its_end(address) -> None:
     async def main() -> None:
         async with zmqps.aio.connect(address) as worker, zmqps.aio.connect(address) as other:
             await start(worker)
-            waiting = asyncio.create_task(worker.barrier("later", timeout=10.0))
+            waiting = asyncio.create_task(worker.barrier("later", timeout=allow(10.0)))
             while not any("later" in text for text in (await other.status())["waiting"]):
                 pass
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiting
-            await other.barrier("later", timeout=10.0)  # the first is still in it
+            await other.barrier("later", timeout=allow(10.0))  # the first is still in it
 
     asyncio.run(main())
 
@@ -129,7 +130,7 @@ def test_a_cancelled_connect_closes_what_comes_of_it(address) -> None:
     asyncio.run(main())
     for thread in threading.enumerate():
         if thread.name.startswith("zmqps-aio"):
-            thread.join(30.0)  # it connects and closes yet; the check for leaks has the last word
+            thread.join(allow(30.0))  # it connects and closes yet; the check for leaks has the last word
 
 
 def test_partial_pushes_become_a_step_and_who_rejoins_goes_on_with_the_job() -> None:
@@ -145,7 +146,7 @@ def test_partial_pushes_become_a_step_and_who_rejoins_goes_on_with_the_job() -> 
             await worker.advance()
             pulled = await worker.pull()
             assert (pulled.version, pulled["w"].tolist(), pulled["v"].tolist()) == (1, [-1.0] * 3, [-1.0] * 3)
-            await worker.rejoin(timeout=20.0)
+            await worker.rejoin(timeout=allow(20.0))
             assert ((await worker.statistics()).pushes, worker.rank) == (0, 0)
             assert (await worker.pull()).version == 1
             assert (await worker.push_pull(params)).version == 2

@@ -315,6 +315,10 @@ MIRROR_NOTHING = {
     "tests/test_documents.py": "the documents",
     "tests/test_supply.py": "what is installed: pyproject.toml and the constraints",
     "tests/test_leaks.py": "the tests: what one may leave behind",
+    "tests/test_found.py": "the tests: what random examples have found",
+    "tests/test_skips.py": "the tests: what CI may skip",
+    "tests/test_pace.py": "the tests: how long they may wait",
+    "tests/test_selection.py": "the tests: which are run",
     "tests/test_package.py": "the package's own names",
 }
 #: Folders of tests that mirror another folder than the package's.

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 import zmqps
+from tests.pace import allow
 from zmqps.core.worker.link import WINDOW_NBYTES
 from zmqps.core.worker.probe import PROBE_S
 
@@ -46,7 +47,7 @@ def test_pushes_to_a_stopped_server_do_not_pile_up(transport: str, seconds: floa
         before = resident(os.getpid()), resident(server)
         os.kill(server, signal.SIGSTOP)
         try:
-            futures = [worker.push_async({"w": gradient}, timeout=50.0) for _ in range(PUSHES)]
+            futures = [worker.push_async({"w": gradient}, timeout=allow(50.0)) for _ in range(PUSHES)]
             with pytest.raises(zmqps.DeadlineError):  # by then all was sent that can be
                 worker.push({"w": gradient}, timeout=seconds)
             waiting = resident(os.getpid())

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import zmqps
+from tests.pace import stretch
 from tests.team import PATIENCE, Team
 from tests.test_fallback import server
 from zmqps.checkpoint import open_checkpoint
@@ -41,7 +42,7 @@ def gradients(params: Mapping[str, Any], rank: int, step: int) -> dict[str, Any]
 
 
 def cluster(directory: Path, servers: int = 2, workers: int = 2, **options: Any) -> zmqps.LocalCluster:
-    options = {"heartbeat_timeout": 10.0, **options}
+    options = {"heartbeat_timeout": stretch(10.0), **options}
     return zmqps.LocalCluster(
         servers=servers, workers=workers, kernels="numpy", slice_nbytes=SLICE_NBYTES, checkpoint=directory,
         heartbeat_interval=0.3, **options,
@@ -255,7 +256,7 @@ def test_what_was_saved_as_changes_is_restored_exactly_after_all_was_killed(
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_a_job_falls_back_to_a_chain_and_begins_another_one(tmp_path: Path, mode: str) -> None:
     with (
-        cluster(tmp_path, workers=1, checkpoint_full_every=9, heartbeat_timeout=2.0) as first,
+        cluster(tmp_path, workers=1, checkpoint_full_every=9, heartbeat_timeout=stretch(2.0)) as first,
         zmqps.connect(first.address, timeout=PATIENCE) as worker,
     ):
         worker.init(LAYERS, optimizer=ADAM, timeout=PATIENCE, **MODES[mode])
@@ -282,7 +283,9 @@ def test_a_job_falls_back_to_a_chain_and_begins_another_one(tmp_path: Path, mode
 
 def test_after_a_copy_has_taken_over_the_next_one_is_whole(tmp_path: Path) -> None:
     with (
-        cluster(tmp_path, workers=1, checkpoint_full_every=9, keep=9, replicas=1, heartbeat_timeout=2.0) as first,
+        cluster(
+            tmp_path, workers=1, checkpoint_full_every=9, keep=9, replicas=1, heartbeat_timeout=stretch(2.0)
+        ) as first,
         zmqps.connect(first.address, timeout=PATIENCE) as worker,
     ):
         worker.init(LAYERS, optimizer=ADAM, timeout=PATIENCE)

@@ -17,6 +17,7 @@ import pytest
 
 import zmqps
 from tests.durable.nodes import Nodes
+from tests.pace import allow, stretch
 from tests.team import PATIENCE, Team
 from zmqps.launch.processes import node_command, node_environment
 from zmqps.nodes.journal import FILE
@@ -37,7 +38,7 @@ def started(directory: Path, servers: int = 2, replicas: int = 0) -> Nodes:
     """Return a coordinator with a journal and servers, in processes of their own."""
     return Nodes(
         directory, servers, journal=directory / "journal", replicas=replicas, heartbeat_interval=0.2,
-        heartbeat_timeout=TIMEOUT_S, patience=PATIENCE_S,
+        heartbeat_timeout=stretch(TIMEOUT_S), patience=PATIENCE_S,
     )  # fmt: skip
 
 
@@ -117,7 +118,7 @@ def test_a_synchronous_step_goes_on_when_the_coordinator_is_back(tmp_path: Path,
         with ThreadPoolExecutor(1) as trainer:
             team.workers[0].push(gradients(0), timeout=PATIENCE)  # one worker has arrived, or is about to
             cluster.kill("coordinator")
-            waiting = trainer.submit(team.workers[0].pull, timeout=60.0)
+            waiting = trainer.submit(team.workers[0].pull, timeout=allow(60.0))
             team.workers[1].push(gradients(1), timeout=PATIENCE)
             stay_away(cluster)
             assert not waiting.done()
@@ -152,7 +153,7 @@ def test_a_synchronous_step_is_committed_once_when_both_are_killed_together(tmp_
                 worker.push(gradients(worker.rank), timeout=PATIENCE)
             cluster.kill("coordinator")
             cluster.kill("server-0")
-            waiting = [trainers.submit(worker.pull, timeout=60.0) for worker in team.workers]
+            waiting = [trainers.submit(worker.pull, timeout=allow(60.0)) for worker in team.workers]
             cluster.restart("coordinator")
             assert [each.result(2 * PATIENCE).version for each in waiting] == [2, 2]
         for version in range(3, 6):
@@ -219,7 +220,7 @@ def test_finishing_waits_for_a_coordinator_that_is_away(tmp_path: Path) -> None:
     with started(tmp_path) as cluster, Team(cluster.address, 2, ZEROS, **ASYNC) as team:
         cluster.kill("coordinator")
         with ThreadPoolExecutor(1) as finisher:
-            finished = finisher.submit(team.all, lambda worker: worker.finish(timeout=60.0))
+            finished = finisher.submit(team.all, lambda worker: worker.finish(timeout=allow(60.0)))
             stay_away(cluster)
             assert not finished.done()
             cluster.restart("coordinator")

@@ -15,6 +15,7 @@ import pytest
 
 import zmqps
 from tests.inprocess import InProcessCluster
+from tests.pace import allow, stretch
 from zmqps.data import DataRange, split
 from zmqps.errors import ConfigurationError, DeadlineError, JobMismatchError
 
@@ -44,7 +45,9 @@ def start(address: str, stops_after: int) -> subprocess.Popen[str]:
 
 @pytest.mark.processes
 def test_every_example_is_used_once_a_pass_although_workers_are_killed() -> None:
-    with zmqps.LocalCluster(workers=3, kernels="numpy", heartbeat_interval=0.2, heartbeat_timeout=1.5) as cluster:
+    with zmqps.LocalCluster(
+        workers=3, kernels="numpy", heartbeat_interval=0.2, heartbeat_timeout=stretch(1.5)
+    ) as cluster:
         workers = [start(cluster.address, stops_after) for stops_after in (1, 4, 10**9)]
         lines: list[str] = []
         for victim in workers[:2]:
@@ -53,7 +56,7 @@ def test_every_example_is_used_once_a_pass_although_workers_are_killed() -> None
                 lines.append(line)
             victim.kill()  # with a range that it has not used
             victim.communicate()
-        rest, errors = workers[2].communicate(timeout=50)
+        rest, errors = workers[2].communicate(timeout=allow(50))
         assert workers[2].returncode == 0, errors
         used = [json.loads(line) for line in [*lines, *rest.splitlines()]]
     counts = Counter((data_pass, index) for data_pass, indices in used for index in indices)
@@ -141,7 +144,7 @@ def test_who_joins_before_the_workers_and_idles_takes_no_part_from_them() -> Non
             assert (idle.rank, one.rank, other.rank) == (0, 1, 2)
             inits = [w.init_async({"w": np.ones(3, "f4")}, optimizer=zmqps.optim.sgd(0.1)) for w in (one, other)]
             for init in inits:
-                init.result(20.0)
+                init.result(allow(20.0))
             parts = [split(9, worker.rank, worker.num_workers).tolist() for worker in (one, other)]
             assert sorted([*parts[0], *parts[1]]) == list(range(9))
             ranks = {m["rank"]: m["name"] for m in cluster.status()["members"] if m["role"] == "worker"}

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 import zmqps
+from tests.pace import allow
 from zmqps.nodes.inquiry import drain_server
 
 pytestmark = pytest.mark.processes
 
-PATIENCE = 60.0
+PATIENCE = allow(60.0)
 ONES = {"w": np.full(300_000, -1, np.float32), "b": np.full(7, -1, np.float32)}
 
 

@@ -17,13 +17,14 @@ import numpy as np
 import pytest
 
 import zmqps
+from tests.pace import allow, stretch
 from tests.team import Team
 from zmqps.errors import PeerLostError
 from zmqps.nodes.inquiry import inquire, run_blocking
 
 pytestmark = pytest.mark.processes
 
-PATIENCE = 60.0
+PATIENCE = allow(60.0)
 #: Two servers have a slice each: a push is one message to each of them.
 ZEROS = {"w": np.zeros(20_000, np.float32), "b": np.zeros(7, np.float32)}
 ONES = {name: np.full_like(value, -1) for name, value in ZEROS.items()}
@@ -33,7 +34,7 @@ SGD = zmqps.optim.sgd(1.0)
 def cluster(directory: Path, **options: Any) -> zmqps.LocalCluster:
     options = {"servers": 2, "workers": 2, "checkpoint": directory / "saved", **options}
     return zmqps.LocalCluster(
-        heartbeat_interval=0.3, heartbeat_timeout=2.0, slice_nbytes=1 << 16, kernels="numpy",
+        heartbeat_interval=0.3, heartbeat_timeout=stretch(2.0), slice_nbytes=1 << 16, kernels="numpy",
         directory=directory / "logs", **options,
     )  # fmt: skip
 

@@ -20,6 +20,7 @@ import zmqps
 from tests import inprocess
 from tests.fuzz.cluster import hello
 from tests.inprocess import InProcessCluster
+from tests.pace import allow, stretch
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.messages import Error, Leave, Left, Load, Message, Pull, Push, Welcome
 from zmqps.core.protocol.wire import decode, encode
@@ -27,7 +28,7 @@ from zmqps.errors import IdentityError, NotJoinedError, WrongPeerError
 from zmqps.launch.processes import node_command
 from zmqps.nodes.inquiry import ask_status, end_job, inquire, run_blocking
 
-PATIENCE = 60.0
+PATIENCE = allow(60.0)
 
 
 class Stranger:
@@ -149,7 +150,9 @@ def servers_of(status: Mapping[str, Any]) -> list[str]:
 
 @pytest.mark.processes
 def test_nobody_else_is_a_server_of_a_cluster_that_one_command_started(tmp_path: Path) -> None:
-    with zmqps.LocalCluster(servers=1, kernels="numpy", heartbeat_interval=0.1, heartbeat_timeout=2.0) as cluster:
+    with zmqps.LocalCluster(
+        servers=1, kernels="numpy", heartbeat_interval=0.1, heartbeat_timeout=stretch(2.0)
+    ) as cluster:
         os.kill(cluster.pids["server-0"], signal.SIGKILL)
         run_blocking(inquire(cluster.address, timeout=PATIENCE, until=lambda status: not servers_of(status)))
         with stranger(cluster.address) as one:
@@ -212,5 +215,5 @@ def test_a_worker_that_meets_another_clusters_server_is_told_and_sends_it_nothin
             begun = time.monotonic()
             with pytest.raises(WrongPeerError, match="is not the server that the coordinator named"):
                 worker.init({"w": np.ones(4, np.float32)}, optimizer=zmqps.optim.sgd(1.0))
-            assert time.monotonic() - begun < 5
+            assert time.monotonic() - begun < stretch(5)
         assert theirs.pull()["w"].tolist() == [0.0] * 4

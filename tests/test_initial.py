@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import zmqps
+from tests.pace import allow
 from zmqps import initial
 from zmqps.core.protocol.arrays import Array
 from zmqps.errors import ConfigurationError
@@ -90,7 +91,9 @@ def test_another_process_makes_the_same_bits() -> None:
         "import sys, numpy as np; from tests.test_initial import rows; from zmqps.initial import normal;"
         "sys.stdout.write(rows(normal(0.1, seed=3), 50).tobytes().hex())"
     )
-    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=50)
+    said = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=allow(50)
+    )
     assert bytes.fromhex(said.stdout) == rows(normal(0.1, seed=3), 50).tobytes()
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from tests.inprocess import InProcessCluster
+from tests.pace import allow
 from tests.team import PATIENCE
 
 jax = pytest.importorskip("jax")
@@ -292,7 +293,11 @@ def test_it_is_one_as_soon_as_a_program_with_jax_connects() -> None:
     )
     with InProcessCluster() as cluster:
         run = subprocess.run(
-            [sys.executable, "-c", script, cluster.address], capture_output=True, text=True, timeout=50, check=False
+            [sys.executable, "-c", script, cluster.address],
+            capture_output=True,
+            text=True,
+            timeout=allow(50),
+            check=False,
         )
     assert (run.stdout, run.returncode) == ("3.0 False\n", 0), run.stderr
 

@@ -20,6 +20,7 @@ import pytest
 import zmqps
 from tests.attack.stranger import Stranger
 from tests.inprocess import InProcessCluster
+from tests.pace import allow
 from zmqps.cli.main import run as run_cli
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.guard import end_guard
@@ -31,7 +32,7 @@ from zmqps.nodes.inquiry import end_job
 pytestmark = pytest.mark.processes
 
 SGD = zmqps.optim.sgd(1.0)
-PATIENCE = 30.0
+PATIENCE = allow(30.0)
 
 
 def ones(size: int, name: str = "w") -> dict[str, np.ndarray[Any, Any]]:

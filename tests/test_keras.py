@@ -17,6 +17,7 @@ import pytest
 
 from tests.imports import ROOT
 from tests.inprocess import InProcessCluster
+from tests.pace import allow
 from tests.team import PATIENCE
 
 BACKENDS = [name for name in ("torch", "jax", "tensorflow") if find_spec(name)]
@@ -392,7 +393,7 @@ def start(backend: str, script: str, *arguments: object) -> subprocess.Popen[str
 
 def end(*processes: subprocess.Popen[str]) -> str:
     try:
-        said = [process.communicate(timeout=100)[0] for process in processes]
+        said = [process.communicate(timeout=allow(100))[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 
 import zmqps
+from tests.pace import stretch
 from tests.team import PATIENCE, Team
 from zmqps.client.requests import Params
 from zmqps.errors import ClosedError
@@ -158,7 +159,7 @@ class Victim:
 def arena() -> Iterator[Arena]:
     params = gradients(0.0)
     options = {"optimizer": zmqps.optim.sgd(1.0), "staleness": 0}
-    times = {"heartbeat_interval": TIMEOUT / 20, "heartbeat_timeout": TIMEOUT}
+    times = {"heartbeat_interval": TIMEOUT / 20, "heartbeat_timeout": stretch(TIMEOUT)}
     with (
         closing(Nursery()) as nursery,  # first: it imports while the cluster starts
         # no number of workers is expected: where one is, a third worker would be a spare

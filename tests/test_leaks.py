@@ -12,8 +12,9 @@ import zmq
 
 from tests import leaks
 from tests.leaks import Before, left_behind
+from tests.pace import allow
 
-PATIENCE = 20.0
+PATIENCE = allow(20.0)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import pytest
 
 import zmqps
 from tests.inprocess import InProcessCluster
+from tests.pace import allow
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.errors import ConfigurationError, DeadlineError
 from zmqps.local import ElasticAveraging, LocalSteps
@@ -150,14 +151,14 @@ def address() -> Iterator[str]:
 
 
 def diloco(address: str, rank: int) -> tuple[np.ndarray, zmqps.Statistics]:
-    with zmqps.connect(address, timeout=30.0) as worker:
+    with zmqps.connect(address, timeout=allow(30.0)) as worker:
         worker.init({"w": np.zeros(5)}, optimizer=zmqps.optim.nesterov(0.7, momentum=0.9), staleness=0)
-        local = LocalSteps(worker, every=EVERY, timeout=30.0)
+        local = LocalSteps(worker, every=EVERY, timeout=allow(30.0))
         for _ in range(ROUNDS * EVERY):
             local.params["w"] -= INNER * (local.params["w"] - TARGETS[rank])
             local.step()
         values = local.finish()["w"].copy()
-        worker.finish(timeout=30.0)
+        worker.finish(timeout=allow(30.0))
         return values, worker.statistics()
 
 
@@ -183,7 +184,10 @@ def test_synchronous_local_steps_are_diloco(address) -> None:  # type: ignore[no
 @pytest.mark.parametrize("staleness", [None, 0])
 @pytest.mark.parametrize("elastic", [False, True])
 def test_buffers_are_the_scripts_own_and_set_in_the_step_of_an_exchange(staleness, elastic) -> None:  # type: ignore[no-untyped-def]
-    with InProcessCluster(servers=2, workers=1) as cluster, zmqps.connect(cluster.address, timeout=30.0) as worker:
+    with (
+        InProcessCluster(servers=2, workers=1) as cluster,
+        zmqps.connect(cluster.address, timeout=allow(30.0)) as worker,
+    ):
         buffers = {"bn.mean": np.zeros(3), "bn.count": np.array(0)}
         sgd = zmqps.optim.sgd(1.0)
         worker.init({"w": np.zeros(4)}, buffers=buffers, optimizer=sgd, staleness=staleness)

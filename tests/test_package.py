@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from tests.pace import allow
+
 pytestmark = pytest.mark.processes
 
 #: Public module -> what scripts use of it. These paths are promised: a name may come, none may go.
@@ -29,7 +31,7 @@ PUBLIC = {
 
 def run(program: str) -> str:
     """Run it where nothing else has been imported."""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=allow(60))
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -15,6 +15,7 @@ import pytest
 import zmq
 
 import zmqps
+from tests.pace import allow
 from zmqps import codecs, pipeline
 from zmqps.errors import (
     AddressInUseError,
@@ -32,8 +33,8 @@ SECRET = "what both stages know"
 @pytest.fixture
 def both() -> Iterator[tuple[pipeline.Channel, pipeline.Channel]]:
     with (
-        pipeline.bind("tcp://127.0.0.1:0", name="head", timeout=20) as head,
-        pipeline.connect(head.endpoint, name="tail", timeout=20) as tail,
+        pipeline.bind("tcp://127.0.0.1:0", name="head", timeout=allow(20)) as head,
+        pipeline.connect(head.endpoint, name="tail", timeout=allow(20)) as tail,
     ):
         yield head, tail
 
@@ -57,7 +58,7 @@ def test_arrays_go_both_ways_in_order(both: tuple[pipeline.Channel, pipeline.Cha
                 answer = head.receive()
                 assert (answer["dx"] == 2 * (10 * number + micro)).all()
                 assert answer["count"] == x.size
-        done.result(timeout=20)
+        done.result(timeout=allow(20))
     assert "tail (" in head.peer
     assert "head (" in tail.peer
 
@@ -67,13 +68,13 @@ def test_floats_travel_in_the_codec_of_the_channel_or_the_call(codec, tmp_path: 
     x = np.random.default_rng(0).standard_normal((64, 100)).astype(np.float32)
     endpoint = f"ipc://{tmp_path}/channel"
     with (
-        pipeline.connect(endpoint, secret=SECRET, codec=codec, timeout=20) as a,
-        pipeline.bind(endpoint, secret=SECRET, timeout=20) as b,
+        pipeline.connect(endpoint, secret=SECRET, codec=codec, timeout=allow(20)) as a,
+        pipeline.bind(endpoint, secret=SECRET, timeout=allow(20)) as b,
     ):
         with ThreadPoolExecutor(1) as pool:
             sending = pool.submit(lambda: (a.send({"x": x}), a.send({"x": x}, codec="raw")))
             encoded, exact = b.receive()["x"], b.receive()["x"]
-            sending.result(timeout=20)
+            sending.result(timeout=allow(20))
     np.testing.assert_array_equal(exact, x)
     assert not np.array_equal(encoded, x)
     np.testing.assert_allclose(encoded, x, atol=0.03)
@@ -85,7 +86,7 @@ def test_an_array_of_many_frames_arrives_whole(both: tuple[pipeline.Channel, pip
     with ThreadPoolExecutor(1) as pool:
         received = pool.submit(tail.receive)
         head.send({"large": large})
-        np.testing.assert_array_equal(received.result(timeout=20)["large"], large)
+        np.testing.assert_array_equal(received.result(timeout=allow(20))["large"], large)
 
 
 # --- waits --------------------------------------------------------------------------------------
@@ -106,7 +107,7 @@ def meet(head: pipeline.Channel, tail: pipeline.Channel) -> None:
     with ThreadPoolExecutor(1) as pool:
         received = pool.submit(tail.receive)
         head.send({})
-        assert received.result(timeout=20) == {}
+        assert received.result(timeout=allow(20)) == {}
 
 
 def test_a_stage_that_says_nothing_is_named_and_later_still_heard(
@@ -153,7 +154,7 @@ def test_a_killed_stage_is_named_and_so_is_that_it_was_started_again() -> None:
     def start(endpoint: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-c", STAGE, endpoint], stdin=subprocess.PIPE)
 
-    with pipeline.bind("tcp://127.0.0.1:0", timeout=20) as channel:
+    with pipeline.bind("tcp://127.0.0.1:0", timeout=allow(20)) as channel:
         first = start(channel.endpoint)
         channel.send({"x": np.ones(2)})
         assert channel.receive()["x"].tolist() == [1, 1]
@@ -223,13 +224,16 @@ def test_the_end_that_binds_makes_a_secret_where_there_is_none(both: tuple[pipel
 def test_a_secret_is_found_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZMQPS_CHANNEL_SECRET", SECRET)
     endpoint = f"ipc://{tmp_path}/channel"
-    with pipeline.bind(endpoint, timeout=20) as head, pipeline.connect(endpoint, timeout=20) as tail:
+    with pipeline.bind(endpoint, timeout=allow(20)) as head, pipeline.connect(endpoint, timeout=allow(20)) as tail:
         assert head.endpoint == endpoint
         meet(head, tail)
-    with pipeline.bind(endpoint, secret="another one, by the call", timeout=20) as head:
-        with pipeline.connect(endpoint, secret="another one, by the call", timeout=20) as tail:
+    with pipeline.bind(endpoint, secret="another one, by the call", timeout=allow(20)) as head:
+        with pipeline.connect(endpoint, secret="another one, by the call", timeout=allow(20)) as tail:
             meet(head, tail)
-        with pipeline.connect(endpoint, timeout=20) as tail, pytest.raises(ConfigurationError, match="another secret"):
+        with (
+            pipeline.connect(endpoint, timeout=allow(20)) as tail,
+            pytest.raises(ConfigurationError, match="another secret"),
+        ):
             tail.receive()
 
 
@@ -248,7 +252,7 @@ def test_a_stage_with_another_secret_is_told_and_harms_nobody(
     head, tail = both
     meet(head, tail)
     where = head.endpoint.partition("#")[0]
-    with pipeline.connect(where, secret=SECRET, timeout=20) as stranger:
+    with pipeline.connect(where, secret=SECRET, timeout=allow(20)) as stranger:
         for _ in range(2):
             with pytest.raises(ConfigurationError, match=f"{where} refused this one.*give both the same"):
                 stranger.receive()
@@ -277,14 +281,14 @@ def test_it_is_a_public_module() -> None:
 
 
 def test_beyond_this_host_a_channel_is_encrypted() -> None:
-    with pipeline.bind("tcp://0.0.0.0:0", timeout=30.0) as here:
+    with pipeline.bind("tcp://0.0.0.0:0", timeout=allow(30.0)) as here:
         port, _, token = here.endpoint.rpartition(":")[2].partition("#")
-        with pipeline.connect(f"tcp://127.0.0.1:{port}#{token}", timeout=30.0) as there:
+        with pipeline.connect(f"tcp://127.0.0.1:{port}#{token}", timeout=allow(30.0)) as there:
             sender = threading.Thread(target=there.send, args=({"x": np.arange(3)},))
             sender.start()
             assert here.receive()["x"].tolist() == [0, 1, 2]
             sender.join()
             assert there._pair._socket.getsockopt(zmq.MECHANISM) == zmq.CURVE  # type: ignore[attr-defined]
-        with pipeline.connect(f"tcp://127.0.0.1:{port}", secret="0" * 32, timeout=30.0) as stranger:
+        with pipeline.connect(f"tcp://127.0.0.1:{port}", secret="0" * 32, timeout=allow(30.0)) as stranger:
             with pytest.raises(ConfigurationError, match="another secret"):
                 stranger.receive()

@@ -17,12 +17,13 @@ import pytest
 
 import zmqps.ray
 from tests.imports import ROOT
+from tests.pace import allow
 from zmqps.errors import ConfigurationError
 from zmqps.keys import create
 from zmqps.launch.keeper import Ended
 from zmqps.ray import Outcome, asked, resources
 
-PATIENCE = 120.0
+PATIENCE = allow(120.0)
 NAMES = ["coordinator", "server-0", "worker-0", "worker-1"]
 
 
@@ -217,7 +218,7 @@ def test_digits_are_learned_and_nothing_is_left(driver: Callable[..., Any], tmp_
     create(tmp_path / "keys")
     before = set(ours())
     popen = driver(TRAIN, tmp_path / "keys")
-    said, _ = popen.communicate(timeout=200)
+    said, _ = popen.communicate(timeout=allow(200))
     assert popen.returncode == 0, said
     found = [float(text) for text in re.findall(r"worker \d: test accuracy (\d\.\d+)", said)]
     assert len(found) == 4, said
@@ -260,7 +261,7 @@ def test_who_is_killed_comes_back_and_all_end_with_the_driver(driver: Callable[.
 @pytest.mark.timeout(300)
 def test_a_failure_is_the_exit_code_and_its_last_lines_are_shown(driver: Callable[..., Any]) -> None:
     popen = driver(FAIL)
-    said, _ = popen.communicate(timeout=200)
+    said, _ = popen.communicate(timeout=allow(200))
     assert popen.returncode == 9, said
     assert "worker-0 failed with exit code 9; its last lines:\n  bad luck" in said
 
@@ -268,5 +269,5 @@ def test_a_failure_is_the_exit_code_and_its_last_lines_are_shown(driver: Callabl
 @pytest.mark.engines
 @pytest.mark.timeout(300)
 def test_what_ray_has_no_room_for_is_said(driver: Callable[..., Any]) -> None:
-    said, _ = driver(TOO_MUCH).communicate(timeout=200)
+    said, _ = driver(TOO_MUCH).communicate(timeout=allow(200))
     assert re.search(r"DeadlineError: the start of the cluster timed out .* Ray to find room for", said), said

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 import zmqps
+from tests.pace import allow, stretch
 
 pytestmark = pytest.mark.processes
 
-PATIENCE = 60.0
+PATIENCE = allow(60.0)
 PUSHES = 40
 ONES = {"w": np.full(30_000, -1, np.float32), "b": np.full(7, -1, np.float32)}
 
@@ -42,7 +43,7 @@ def test_a_server_that_is_killed_costs_nothing_that_was_acknowledged(staleness: 
 
     with (
         zmqps.LocalCluster(
-            servers=3, replicas=1, heartbeat_interval=0.5, heartbeat_timeout=3.0, slice_nbytes=1 << 14,
+            servers=3, replicas=1, heartbeat_interval=0.5, heartbeat_timeout=stretch(3.0), slice_nbytes=1 << 14,
             directory=tmp_path, kernels="numpy",
         ) as cluster,
         ThreadPoolExecutor(2) as pool,

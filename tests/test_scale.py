@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 import zmqps
+from tests.pace import allow
 
 pytestmark = pytest.mark.processes
 
-PATIENCE = 60.0
+PATIENCE = allow(60.0)
 ONES = {"w": np.full((300, 1000), -1, np.float32), "b": np.full(7, -1, np.float32)}
 
 

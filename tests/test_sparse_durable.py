@@ -17,12 +17,13 @@ import pytest
 
 import zmqps
 from tests.core.server.followed import followed
+from tests.pace import allow, stretch
 from zmqps import optim
 from zmqps.nodes.inquiry import drain_server
 
 pytestmark = pytest.mark.processes
 
-PATIENCE = 60.0
+PATIENCE = allow(60.0)
 DIM = 3
 POOL = np.arange(-300, 300) * 1_000_000_007
 TABLES = {name: zmqps.table(DIM, optimizer=optim.sgd(1.0)) for name in ("one", "other")}
@@ -107,7 +108,7 @@ def test_no_row_is_lost_and_no_gradient_counts_twice(
     with (
         zmqps.LocalCluster(
             servers=3, replicas=replicas, directory=tmp_path,
-            **({"heartbeat_interval": 0.5, "heartbeat_timeout": 3.0} if trouble is lose else {}),
+            **({"heartbeat_interval": 0.5, "heartbeat_timeout": stretch(3.0)} if trouble is lose else {}),
         ) as cluster,
         ThreadPoolExecutor(WORKERS) as pool,
         ExitStack() as stack,

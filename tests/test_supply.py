@@ -19,6 +19,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.imports import ROOT
+from tests.pace import allow
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 FILES = ("constraints.txt", "constraints-tools.txt")
@@ -161,6 +162,6 @@ def test_an_audit_fails_for_what_it_finds_and_not_for_what_it_cannot_ask(
     double.write_text(DOUBLE.format(python=sys.executable, kind=kind))
     double.chmod(0o755)
     command = [".ci/audit", str(double), "constraints.txt"]
-    result = subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=30)
+    result = subprocess.run(command, cwd=ROOT, env=dict(os.environ), capture_output=True, text=True, timeout=allow(30))
     assert result.returncode == code, result.stderr
     assert said in result.stdout

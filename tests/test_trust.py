@@ -21,6 +21,7 @@ import zmq
 
 import zmqps
 from tests.inprocess import InProcessCluster
+from tests.pace import allow, stretch
 from zmqps import keys
 from zmqps.core.protocol.events import COORDINATOR
 from zmqps.core.protocol.messages import Leave
@@ -36,7 +37,7 @@ from zmqps.nodes.coordinator import CoordinatorConfig
 from zmqps.nodes.inquiry import ask_health, ask_stacks, ask_status, drain_server, end_job
 from zmqps.nodes.server import ServerConfig
 
-PATIENCE = 30.0
+PATIENCE = allow(30.0)
 #: Within so many seconds both ends know.
 SOON_S = 2.0
 #: ZMTP's greeting and CURVE's first command (RFC 23, 26).
@@ -65,7 +66,7 @@ def lines(caplog: pytest.LogCaptureFixture, text: str) -> list[str]:
 
 def heard(caplog: pytest.LogCaptureFixture, text: str, number: int = 1) -> None:
     """Wait for the nodes' lines: they are logged by other threads."""
-    ends_at, patience = time.monotonic() + SOON_S, threading.Event()
+    ends_at, patience = time.monotonic() + stretch(SOON_S), threading.Event()
     while len(lines(caplog, text)) < number:
         assert time.monotonic() < ends_at, f"{text!r}: {[record.getMessage() for record in caplog.records]}"
         patience.wait(0.01)
@@ -77,7 +78,7 @@ def refused_soon(caplog: pytest.LogCaptureFixture, here: str, there: str) -> Ite
     begun = time.monotonic()
     with pytest.raises(KeyRefusedError) as found:
         yield
-    assert time.monotonic() - begun < SOON_S
+    assert time.monotonic() - begun < stretch(SOON_S)
     assert here in str(found.value)
     assert "\n" not in str(found.value)
     heard(caplog, there)
@@ -197,7 +198,7 @@ def test_a_worker_s_key_does_not_make_a_server(folder: Path, tmp_path: Path, cap
         transport = ZmqTransport(keys=worker, role="worker")
         machine = ServerMachine(new_identity("server"), made.address, lambda *_: None)  # type: ignore[arg-type,return-value]
         ended = asyncio.run(Driver(machine, transport, logging.getLogger("zmqps.tests")).run())
-        assert time.monotonic() - begun < SOON_S
+        assert time.monotonic() - begun < stretch(SOON_S)
         assert "the worker's key 'worker-1' does not allow to join as a server" in ended.reason
         assert len(lines(caplog, "refused a request of peer")) == 1
         with pytest.raises(ConfigurationError, match="does not hold the keys of a node"):
@@ -348,7 +349,7 @@ def test_what_was_recorded_of_a_token_s_connection_opens_nothing_when_it_is_said
             start(worker)
         begun = time.monotonic()
         host, _, port = made.address.removeprefix("tcp://").rpartition(":")
-        with socket.create_connection((host, int(port)), SOON_S) as replay:
+        with socket.create_connection((host, int(port)), stretch(SOON_S)) as replay:
             replay.sendall(recorder.asked[:HELLO_NBYTES])
             answer = bytearray()
             while b"WELCOME" not in answer:
@@ -356,7 +357,7 @@ def test_what_was_recorded_of_a_token_s_connection_opens_nothing_when_it_is_said
             replay.sendall(recorder.asked[HELLO_NBYTES:])
             with contextlib.suppress(ConnectionResetError):
                 answer += replay.recv(1 << 16)
-        assert time.monotonic() - begun < SOON_S
+        assert time.monotonic() - begun < stretch(SOON_S)
         assert b"READY" in recorder.seen
         assert b"READY" not in answer
         heard(caplog, "or it repeats what somebody else has said")

@@ -14,10 +14,11 @@ import pytest
 
 import zmqps
 from tests.durable.nodes import Nodes
+from tests.pace import allow, stretch
 
 pytestmark = pytest.mark.processes
 
-PATIENCE = 20.0
+PATIENCE = allow(20.0)
 PARAMS = {"w": np.zeros(4, np.float32)}
 SGD = zmqps.optim.sgd(1.0)
 
@@ -95,7 +96,7 @@ def test_a_coordinator_that_is_killed_and_comes_back_takes_nothing_twice(tmp_pat
     path = tmp_path / "log.jsonl"
     with Nodes(
         tmp_path, 1, journal=tmp_path / "journal", values=[f"jsonl:{path}"], heartbeat_interval=0.2,
-        heartbeat_timeout=2.0, patience=60.0,
+        heartbeat_timeout=stretch(2.0), patience=60.0,
     ) as cluster, zmqps.connect(cluster.address, timeout=PATIENCE) as worker:  # fmt: skip
         worker.init(PARAMS, optimizer=SGD)
         number = 0

@@ -22,6 +22,7 @@ import zmqps
 from tests.attack import bound, training
 from tests.attack.nodes import MAX_ARENAS, Held, held_by_all, lines_with, logged_nbytes, most
 from tests.attack.training import CORE, Tally
+from tests.pace import allow, stretch
 
 #: How it begins what is said of the speed.
 SLOW = ("half the speed", "not recovered")
@@ -35,7 +36,7 @@ FORGED_LINE = "2026-01-01 00:00:00 zmqps"
 LOOK_S = 0.1
 #: Seconds without a sign of life after which a node is lost.
 HEARTBEAT_TIMEOUT = 5.0
-START_TIMEOUT = 60.0
+START_TIMEOUT = allow(60.0)
 #: Seconds that an attacker takes to notice that it is over.
 END_TIMEOUT = 5.0
 #: What a node may hold more while one attacker is there, who is a member and has a thousand other connections.
@@ -165,7 +166,7 @@ class Arena:
         self._expected = expected
         self._descriptors = descriptors
         self._begun = begun
-        times = {"heartbeat_interval": 0.5, "heartbeat_timeout": HEARTBEAT_TIMEOUT}
+        times = {"heartbeat_interval": 0.5, "heartbeat_timeout": stretch(HEARTBEAT_TIMEOUT)}
         self._options = {**times, **options}
         self._stack = ExitStack()
         self.trainers: dict[int, Trainer] = {}
@@ -507,8 +508,8 @@ def newcomer(arena: Arena) -> list[str]:
     command = [sys.executable, "-m", "zmqps", "status", "--coordinator", arena.cluster.address]
     try:
         shown = subprocess.run(command, capture_output=True, timeout=START_TIMEOUT, check=True).stdout.decode()
-        with zmqps.connect(arena.cluster.address, observer=True, timeout=10.0) as observer:
-            observer.pull(timeout=10.0)
+        with zmqps.connect(arena.cluster.address, observer=True, timeout=allow(10.0)) as observer:
+            observer.pull(timeout=allow(10.0))
     except (zmqps.PSError, subprocess.SubprocessError, UnicodeDecodeError) as error:
         return [f"a newcomer: {type(error).__name__}: {getattr(error, 'stderr', '') or error}"[:300]]
     shown += "".join(path.read_text() for path in sorted((arena.directory / "logs").glob("*.log")))
@@ -521,8 +522,8 @@ def final_values(arena: Arena) -> list[str]:
     """Compare what the servers have at the end with what the workers know was acknowledged."""
     tally = arena.tally
     try:
-        with zmqps.connect(arena.cluster.address, observer=True, timeout=15.0) as observer:
-            values = observer.pull(timeout=15.0)
+        with zmqps.connect(arena.cluster.address, observer=True, timeout=allow(15.0)) as observer:
+            values = observer.pull(timeout=allow(15.0))
     except zmqps.PSError as error:
         return [f"no values at the end: {error}"[:200]]
     if arena.mode == "sync":

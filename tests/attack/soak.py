@@ -12,6 +12,7 @@ from tests.attack.arena import DEFECTS, Arena, final_values, growth, newcomer, s
 from tests.attack.attackers import all_attackers
 from tests.attack.nodes import Held, lines_with, logged_nbytes, most
 from tests.attack.training import CORE
+from tests.pace import stretch
 
 #: A worker is killed so often.
 KILL_S = 5.0
@@ -61,7 +62,7 @@ def soak(
     out, rng = Soak(mode), random.Random(seed)
     names = list(names or all_attackers())
     turns: list[str] = []
-    options = {"heartbeat_interval": 0.25, "heartbeat_timeout": HEARTBEAT_TIMEOUT}
+    options = {"heartbeat_interval": 0.25, "heartbeat_timeout": stretch(HEARTBEAT_TIMEOUT)}
     with Arena(mode, expected=CORE + 1, **options) as arena:
         arena.replace_victim()
         arena.warm_up()

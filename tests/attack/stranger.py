@@ -11,6 +11,7 @@ from typing import Any, Self
 
 import zmq
 
+from tests.pace import allow
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.messages import (
@@ -29,7 +30,7 @@ from zmqps.core.protocol.messages import (
 from zmqps.core.protocol.wire import decode, encode
 from zmqps.errors import PSError
 
-PATIENCE = 30.0
+PATIENCE = allow(30.0)
 #: Seconds between two signs of life of a member.
 BEAT_S = 0.25
 

@@ -18,6 +18,7 @@ from tests.attack.faults import FAULTS, NEED_ROOM
 from tests.attack.nodes import most
 from tests.attack.soak import soak
 from tests.attack.training import CORE, parameters
+from tests.pace import allow
 
 ROOT = Path(__file__).parents[2]
 
@@ -107,8 +108,11 @@ def test_without_a_job_secret_who_comes_before_the_first_worker_holds_the_job_on
     with Arena(mode, begun=False) as arena:
         with arena.attacked("first-comer") as attack:
             arena.wait_for(lambda: attack.look() > 3)
-            with zmqps.connect(arena.cluster.address, timeout=30.0) as worker, pytest.raises(zmqps.JobMismatchError):
-                worker.init(parameters(), optimizer=zmqps.optim.sgd(1.0), timeout=30.0)
+            with (
+                zmqps.connect(arena.cluster.address, timeout=allow(30.0)) as worker,
+                pytest.raises(zmqps.JobMismatchError),
+            ):
+                worker.init(parameters(), optimizer=zmqps.optim.sgd(1.0), timeout=allow(30.0))
         assert "attacker" not in attack.counts, attack.counts
         arena.wait_for(lambda: all(member["role"] != "worker" for member in arena.cluster.status()["members"]))
         check_that_training_is_exact(arena)

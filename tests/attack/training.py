@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.pace import allow
+
 #: Elements of each parameter; two servers share them in slices of 32 KiB.
 SIZE = 20_000
 SLICE_NBYTES = 32 << 10
@@ -32,7 +34,7 @@ SHARED, OWN = (2, 4, 3), 6
 #: would take nothing of this one's processors, and one on this machine takes what training leaves.
 STEP_S = 0.012
 #: Seconds that any step may take before the training counts as broken.
-PATIENCE = 60.0
+PATIENCE = allow(60.0)
 NAMES = ("begun", "acknowledged", "wrong", "failed", "stop", "longest_us", "incarnation_hi", "incarnation_lo", "ready")
 
 

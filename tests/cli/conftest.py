@@ -17,16 +17,20 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.pace import allow
+
 ROOT = Path(__file__).resolve().parents[2]
 #: Seconds that anything here may take; a machine under load is slow, a hang is for ever.
-PATIENCE = 30.0
+PATIENCE = allow(30.0)
+#: What the commands wait for a start by default, given the time that it takes here.
+STARTS = {"ZMQPS_UP_TIMEOUT": str(allow(30.0)), "ZMQPS_LAUNCH_TIMEOUT": str(allow(60.0))}
 #: Not passed on: asyncio's debug mode tells stderr of each step of more than 0.1 s, and that is the machine's doing.
 LEFT_OUT = ("ZMQPS_", "PYTHONASYNCIODEBUG")
 
 
 def environment() -> dict[str, str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith(LEFT_OUT)}
-    return {**env, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
+    return {**env, "PYTHONPATH": str(ROOT), "COLUMNS": "200", **STARTS}
 
 
 class Running:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.pace import allow
 from zmqps.cli.follow import FollowedLog, Wakeup, generations, is_log, logs_in
 from zmqps.cli.output import OLDER_LOGS, LogFile
 from zmqps.errors import UnsafeFileError
@@ -123,14 +124,14 @@ def test_who_writes_wakes_who_follows(folder: Folder) -> None:
 
         def follow() -> None:
             began.set()
-            wakeup.wait(30.0)
+            wakeup.wait(allow(30.0))
             woken.set()
 
         thread = threading.Thread(target=follow)
         thread.start()
-        assert began.wait(30.0)
+        assert began.wait(allow(30.0))
         (folder.path / "a.log").write_text("x\n")
-        assert woken.wait(29.0), "by what was written, not by the timeout"
+        assert woken.wait(allow(29.0)), "by what was written, not by the timeout"
         thread.join()
 
 
@@ -139,7 +140,7 @@ def test_a_reader_that_is_gone_ends_the_wait(folder: Folder) -> None:
     with Wakeup(folder, writing) as wakeup:
         os.close(reading)
         with pytest.raises(BrokenPipeError):
-            wakeup.wait(30.0)
+            wakeup.wait(allow(30.0))
     os.close(writing)
 
 

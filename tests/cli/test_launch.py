@@ -17,6 +17,7 @@ import pytest
 
 import zmqps
 from tests import hosts
+from tests.pace import allow
 from zmqps import keys
 from zmqps.cli.main import run
 from zmqps.core.protocol import exits
@@ -24,7 +25,7 @@ from zmqps.errors import KeyRefusedError
 from zmqps.launch import code
 from zmqps.trace import merge
 
-PATIENCE = 30.0
+PATIENCE = allow(30.0)
 TWO = ("-H", "127.0.0.11:2,127.0.0.12:2")
 
 

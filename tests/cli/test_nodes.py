@@ -11,6 +11,7 @@ import urllib.request
 
 import pytest
 
+from tests.pace import allow, stretch
 from tests.ports import reserved_port
 from zmqps.core.protocol import exits
 
@@ -70,7 +71,7 @@ def test_a_server_started_first_says_whom_it_waits_for_and_joins_when_it_can(sta
         server = start("server", "--coordinator", address, "--name", "early")
         server.wait_for(f"waiting for the coordinator at {address}")
         coordinator = start(
-            "coordinator", "--address", address, "--heartbeat-interval", "0.1", "--heartbeat-timeout", "0.5"
+            "coordinator", "--address", address, "--heartbeat-interval", "0.1", "--heartbeat-timeout", str(stretch(0.5))
         )
         server.wait_for("joined as server 0")
     coordinator.wait_for(r"server 0 \(early")
@@ -89,7 +90,7 @@ def test_the_log_can_be_json(start) -> None:
 
 
 def scrape(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=allow(10)) as answer:
         return answer.read().decode()
 
 
@@ -101,7 +102,7 @@ def test_nodes_answer_prometheus_where_they_say(start) -> None:
     server = start("server", "--coordinator", address, "--metrics", "127.0.0.1:0")
     own = server.wait_for(r"metrics at (http://127\.0\.0\.1:\d+/metrics)")[1]
     assert 'zmqps_cpu_seconds_total{job="",role="coordinator"}' in scrape(at)
-    until = time.monotonic() + 30
+    until = time.monotonic() + allow(30)
     while 'zmqps_cpu_seconds_total{job="",rank="0",role="server"}' not in scrape(at):  # it comes with a heartbeat
         assert time.monotonic() < until
         time.sleep(0.05)

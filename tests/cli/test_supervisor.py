@@ -12,6 +12,7 @@ import pytest
 
 from tests import hosts
 from tests.cli.conftest import Running
+from tests.pace import stretch
 from tests.ports import free_port
 from zmqps.core.protocol import exits
 
@@ -139,7 +140,7 @@ def test_sigterm_lets_workers_complete_what_they_do(start) -> None:
 
 SERVERS = (
     "--kernels", "numpy", "--timeout", "90", "--servers", "2", "--slice-size", "64KiB",
-    "--heartbeat-interval", "0.3", "--heartbeat-timeout", "3",
+    "--heartbeat-interval", "0.3", "--heartbeat-timeout", str(stretch(3)),
 )  # fmt: skip
 #: Kills a server after its 20th step, ten steps after a checkpoint; knows nothing of what follows.
 LOSES = """

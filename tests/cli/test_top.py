@@ -21,6 +21,7 @@ import pytest
 import zmqps
 from tests.cli.conftest import PATIENCE, ROOT, environment
 from tests.inprocess import InProcessCluster
+from tests.pace import allow
 from zmqps.cli.main import run
 from zmqps.core.protocol import exits
 
@@ -129,7 +130,7 @@ sys.stdin = sys.stdout = type("Terminal", (), {{"isatty": lambda self: True, "wr
 from zmqps.cli.main import run
 sys.exit(run(["top"]))
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=ROOT,
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=allow(60), cwd=ROOT,
                           env=environment())  # fmt: skip
     assert done.returncode == exits.USAGE
     assert "pip install 'zmqps[watch]'" in done.stderr
@@ -144,7 +145,7 @@ run(["--help"])
 run(["top", "--help"])
 assert "textual" not in sys.modules
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=ROOT,
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=allow(60), cwd=ROOT,
                           env=environment())  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "health" in done.stdout

@@ -17,6 +17,7 @@ import pytest
 import zmqps as zmqps_package
 from tests.inprocess import InProcessCluster
 from tests.net.test_addresses import has_ipv6
+from tests.pace import allow
 from zmqps import keys
 from zmqps.cli.main import run
 from zmqps.cli.state import Claim, State, read_state, state_path
@@ -25,7 +26,7 @@ from zmqps.errors import ConfigurationError, ShutdownError
 
 ANYWHERE = ("--address", "tcp://127.0.0.1:0")
 UP = ("up", *ANYWHERE, "--kernels", "numpy")
-PATIENCE = 20.0
+PATIENCE = allow(20.0)
 #: Seconds for a test that starts one cluster: `--timeout` of pytest, in pyproject.toml.
 STARTING = 60.0
 

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 import zmqps
+from tests.pace import allow
 
 PARAMS = {"w": np.zeros(1000, np.float32)}
 ONE = {"w": np.ones(1000, np.float32)}
@@ -84,7 +85,7 @@ def main() -> None:
 
     aio = asyncio.run(connect())
     asyncio.run(aio.pull())
-    pending = worker.pull_async(at_least=99, timeout=60.0)
+    pending = worker.pull_async(at_least=99, timeout=allow(60.0))
     reader, writer = os.pipe()
 
     def child() -> None:
@@ -119,7 +120,7 @@ def main() -> None:
         begun = time.monotonic()
         process.start()
         os.close(writer)
-        process.join(30.0)
+        process.join(allow(30.0))
         code = process.exitcode  # None: it still runs
         process.kill()
     took = time.monotonic() - begun

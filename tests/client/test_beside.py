@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.codecs.cases import DTYPES, EDGES, SPECS, gradient
+from tests.pace import allow
 from zmqps import codecs
 from zmqps.client import beside
 from zmqps.client.beside import TwoThreads
@@ -51,7 +52,7 @@ def test_what_is_done_beside_is_done_by_another_thread_and_in_order() -> None:
     met = threading.Barrier(2)
 
     def number() -> int:
-        met.wait(10.0)  # whoever is alone waits for nobody
+        met.wait(allow(10.0))  # whoever is alone waits for nobody
         return threading.get_ident()
 
     first, second = TwoThreads()([number, number])
@@ -64,7 +65,7 @@ def test_an_error_waits_for_the_other_half() -> None:
     entered = threading.Event()
 
     def fails() -> None:
-        entered.wait(10.0)
+        entered.wait(allow(10.0))
         raise ValueError("here")
 
     def beside_it() -> None:

@@ -14,6 +14,7 @@ import pytest
 import zmqps
 from tests.inprocess import PATIENCE, InProcessCluster
 from tests.net.proxy import Proxy
+from tests.pace import stretch
 from zmqps.core.job.data import DataSpec
 from zmqps.core.protocol.events import Stop
 
@@ -53,7 +54,7 @@ class Wire(Proxy):
 @contextlib.contextmanager
 def training(staleness: int | None = None) -> Iterator[tuple[InProcessCluster, Wire, zmqps.Worker]]:
     """Start a cluster and its worker, which reaches the coordinator by a wire and has pushed once."""
-    with InProcessCluster(workers=1, heartbeat_interval=0.2, heartbeat_timeout=LOST_AFTER) as cluster:
+    with InProcessCluster(workers=1, heartbeat_interval=0.2, heartbeat_timeout=stretch(LOST_AFTER)) as cluster:
         wire = Wire(cluster)
 
         def run(coroutine: Coroutine[Any, Any, Any]) -> Any:

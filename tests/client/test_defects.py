@@ -11,6 +11,7 @@ import pytest
 
 import zmqps
 from tests.inprocess import InProcessCluster
+from tests.pace import allow
 from tests.team import PATIENCE
 from zmqps.core.coordinator import machine as coordinator_machine
 from zmqps.core.server.shard import Shard
@@ -48,23 +49,23 @@ def failure(future: Future[Any]) -> InternalError:
 def test_a_defect_in_a_worker_fails_all_that_waits_and_all_that_comes(
     worker: zmqps.Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    waits = worker.pull_async(at_least=99, timeout=60.0)
+    waits = worker.pull_async(at_least=99, timeout=allow(60.0))
     with monkeypatch.context() as broken:
         broken.setattr(Transfers, "handle", break_down)
-        error = failure(worker.push_async(ONE, timeout=60.0))
+        error = failure(worker.push_async(ONE, timeout=allow(60.0)))
         assert error.node.startswith("worker 0 (")
         assert error.what == "Defect: of the test"
         assert isinstance(error.__cause__, Defect)
         assert failure(waits) is error
         for operation in (worker.pull, worker.finish):
             with pytest.raises(InternalError, match="please report it"):
-                operation(timeout=60.0)
+                operation(timeout=allow(60.0))
 
 
 def test_after_a_defect_a_worker_can_join_again(worker: zmqps.Worker, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as broken:
         broken.setattr(Transfers, "begin", break_down)
-        failure(worker.push_async(ONE, timeout=60.0))
+        failure(worker.push_async(ONE, timeout=allow(60.0)))
     worker.rejoin(timeout=PATIENCE)
     worker.push(ONE, timeout=PATIENCE)
     assert (worker.pull(timeout=PATIENCE)["w"] == -1).all()
@@ -75,7 +76,7 @@ def test_a_server_tells_whose_request_met_a_defect_and_goes_on(
 ) -> None:
     with monkeypatch.context() as broken:
         broken.setattr(Shard, "push", break_down)
-        error = failure(worker.push_async(ONE, timeout=60.0))
+        error = failure(worker.push_async(ONE, timeout=allow(60.0)))
         assert error.node.startswith("server 0 (")
     worker.push(ONE, timeout=PATIENCE)
     assert (worker.pull(timeout=PATIENCE)["w"] == -1).all()
@@ -86,5 +87,5 @@ def test_the_coordinator_tells_whose_request_met_a_defect_and_goes_on(
 ) -> None:
     with monkeypatch.context() as broken:
         broken.setattr(coordinator_machine, "cluster_status", break_down)
-        assert failure(worker.status_async(timeout=60.0)).node.startswith("the coordinator (")
+        assert failure(worker.status_async(timeout=allow(60.0))).node.startswith("the coordinator (")
     assert worker.status(timeout=PATIENCE)["jobs"]["default"]["steps"] is not None

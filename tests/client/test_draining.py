@@ -14,6 +14,7 @@ import pytest
 
 import zmqps
 from tests.inprocess import InProcessCluster
+from tests.pace import allow
 from zmqps.client import draining
 from zmqps.core.protocol import exits
 from zmqps.errors import ClosedError, ConfigurationError
@@ -100,6 +101,11 @@ print("still there", flush=True)
 @pytest.mark.processes
 def test_a_second_sigterm_ends_the_program() -> None:
     result = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=False, env={**os.environ}
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True,
+        text=True,
+        timeout=allow(60),
+        check=False,
+        env={**os.environ},
     )
     assert (result.returncode, result.stdout) == (-signal.SIGTERM, "asked\n")

@@ -6,6 +6,7 @@ import pytest
 
 import zmqps
 from tests.inprocess import InProcessCluster
+from tests.pace import allow
 from zmqps.client.lives import Life, find_life
 from zmqps.errors import ConfigurationError
 
@@ -54,4 +55,4 @@ def test_the_next_life_of_a_worker_takes_its_place_although_the_first_one_seems_
         ]  # fmt: skip
         assert [(gone["name"], gone["how"]) for gone in status["gone"]] == [("worker-0", "restarted")]
         with pytest.raises(zmqps.EvictedError, match="was started again, and its new life has its place"):
-            first.barrier("b", timeout=20.0)
+            first.barrier("b", timeout=allow(20.0))

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import zmqps
+from tests.pace import stretch
 from tests.team import PATIENCE, Team
 from zmqps import optim
 from zmqps.core.job.tables import NUM_BUCKETS
@@ -45,7 +46,7 @@ ONE_TABLE = {"items": zmqps.table(2, optimizer=SGD)}
 @pytest.fixture(scope="module")
 def pair() -> Iterator[zmqps.LocalCluster]:
     """Two servers for all tests; the first message about rows makes a server compile, which it may take seconds for."""
-    options: dict[str, Any] = {"heartbeat_interval": 0.1, "heartbeat_timeout": 6.0}
+    options: dict[str, Any] = {"heartbeat_interval": 0.1, "heartbeat_timeout": stretch(6.0)}
     with zmqps.LocalCluster(servers=2, kernels="numpy", slice_nbytes=4096, **options) as cluster:
         yield cluster
 

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 
+from tests.pace import allow
 from zmqps.client import tensors
 from zmqps.client.tensors import are_finite
 
@@ -51,4 +52,4 @@ assert os.waitpid(child, 0)[1] == 0
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_process_looks_with_a_thread_of_its_own() -> None:
-    subprocess.run([sys.executable, "-c", FORK], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", FORK], check=True, timeout=allow(60))

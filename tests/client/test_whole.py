@@ -19,6 +19,7 @@ import safetensors.numpy
 import zmqps
 from tests.core.server.followed import followed
 from tests.inprocess import InProcessCluster
+from tests.pace import allow
 from tests.team import PATIENCE
 from zmqps import initial, optim
 from zmqps.client.feed import Changes, Feed
@@ -193,5 +194,5 @@ def _followed(items: zmqps.Table) -> list[list[int]]:
 
 def test_neither_zmqps_nor_its_files_import_pyarrow_before_it_is_needed() -> None:
     code = "import sys, zmqps.client.tables, zmqps.checkpoint, zmqps.worker; print('pyarrow' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=50)
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=allow(50))
     assert found.stdout.strip() == "False"

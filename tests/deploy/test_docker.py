@@ -15,6 +15,7 @@ from packaging.requirements import Requirement
 
 from tests.deploy.commands import DEPLOY
 from tests.imports import ROOT
+from tests.pace import allow
 
 DOCKER = DEPLOY / "docker"
 DOCKERFILE = DOCKER / "Dockerfile"
@@ -91,12 +92,12 @@ def test_the_image_has_exactly_what_zmqps_needs() -> None:
 
 def test_the_pins_are_those_of_the_constraints() -> None:
     program = [sys.executable, str(DOCKER / "pins.py"), str(ROOT / "constraints.txt")]
-    result = subprocess.run([*program, "click", "pyzmq"], capture_output=True, text=True, timeout=30, check=True)
+    result = subprocess.run([*program, "click", "pyzmq"], capture_output=True, text=True, timeout=allow(30), check=True)
     assert re.match(r"click==\S+ \\\n    --hash=sha256:", result.stdout)
     entries = result.stdout.strip().split("\npyzmq==")
     assert len(entries) == 2
     assert all(entry in (ROOT / "constraints.txt").read_text() for entry in entries)
-    result = subprocess.run([*program, "no-such"], capture_output=True, text=True, timeout=30, check=False)
+    result = subprocess.run([*program, "no-such"], capture_output=True, text=True, timeout=allow(30), check=False)
     assert result.returncode == 1
     assert "pins no no-such" in result.stderr
 
@@ -106,7 +107,7 @@ def test_hadolint_finds_nothing_in_the_dockerfile() -> None:
     program = shutil.which("hadolint")
     if program is None:
         pytest.skip("no hadolint here: pip install -r tests/deploy/requirements.txt")
-    result = subprocess.run([program, str(DOCKERFILE)], capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run([program, str(DOCKERFILE)], capture_output=True, text=True, timeout=allow(60), check=False)
     assert (result.returncode, result.stdout) == (0, "")
 
 

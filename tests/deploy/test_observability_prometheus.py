@@ -21,6 +21,7 @@ import zmqps
 from tests.deploy.conftest import Observe, assert_gone
 from tests.deploy.test_observability import OBSERVABILITY, queries
 from tests.metrics.test_metrics import CATALOGUE
+from tests.pace import allow
 from tests.team import PATIENCE, Team
 from zmqps.core.node.measured import Counted, Known, Measured
 from zmqps.core.protocol.figures import BOUNDS, OF_COORDINATOR, OF_NODES, SCOPES
@@ -39,7 +40,9 @@ MAY_BE_EMPTY = re.compile(r"ALERTS|checkpoint|table|replication|staleness_update
 
 def promtool(*arguments: str, directory: Path = OBSERVABILITY, text: str = "") -> subprocess.CompletedProcess[str]:
     command = ["promtool", *arguments]
-    return subprocess.run(command, cwd=directory, input=text, capture_output=True, text=True, timeout=50, check=False)
+    return subprocess.run(
+        command, cwd=directory, input=text, capture_output=True, text=True, timeout=allow(50), check=False
+    )
 
 
 def everything() -> Measured:
@@ -118,7 +121,9 @@ def scraped(tmp_path: Path) -> Iterator[str]:
 
 
 def ask(address: str, path: str, **arguments: str) -> Any:
-    with urllib.request.urlopen(f"{address}/api/v1/{path}?{urllib.parse.urlencode(arguments)}", timeout=10) as answer:
+    with urllib.request.urlopen(
+        f"{address}/api/v1/{path}?{urllib.parse.urlencode(arguments)}", timeout=allow(10)
+    ) as answer:
         return json.loads(answer.read())["data"]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.commands import DEPLOY
+from tests.pace import allow
 
 pytestmark = [
     pytest.mark.engines,
@@ -31,7 +32,7 @@ def installed(tmp_path: Path) -> Path:
 
 def analyze(*arguments: str, directory: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["systemd-analyze", "--no-pager", *arguments], cwd=directory, capture_output=True, text=True, timeout=30,
+        ["systemd-analyze", "--no-pager", *arguments], cwd=directory, capture_output=True, text=True, timeout=allow(30),
         check=False,
     )  # fmt: skip
 

@@ -25,13 +25,14 @@ from tests.lan.ability import missing
 from tests.lan.host import Host, Process
 from tests.lan.lan import Lan
 from tests.lan.namespaces import LanError
+from tests.pace import allow
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "squeue", "scancel")
 #: What Slurm itself runs on a host; the steps of its jobs are `slurmstepd`.
 DAEMONS = re.compile(r"^(\S*munged|\S*slurmctld|\S*slurmd|: slurmscriptd)\b")
 UNFINISHED = ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING")
 #: Seconds until all nodes are idle.
-START_S = 90.0
+START_S = allow(90.0)
 COMMAND_S = 60.0
 #: Seconds between looks at what only commands of Slurm tell.
 LOOK_S = 0.5

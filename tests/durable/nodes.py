@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from tests.pace import allow
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol import exits
 from zmqps.launch import cluster as launch
@@ -18,7 +19,7 @@ from zmqps.launch.processes import Process, all_exited, node_environment
 from zmqps.nodes.inquiry import inquire, run_blocking
 
 #: Seconds that any wait may take on a busy machine.
-PATIENCE = 60.0
+PATIENCE = allow(60.0)
 
 
 class Nodes:

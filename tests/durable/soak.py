@@ -14,6 +14,7 @@ import psutil
 
 from tests.durable.nodes import PATIENCE, Nodes, is_whole, servers_in
 from tests.durable.training import SLICE_NBYTES, Training
+from tests.pace import stretch
 from zmqps.nodes.inquiry import drain_server, scale_servers
 
 #: Something happens so often.
@@ -22,7 +23,7 @@ FAULT_S = 5.0
 FEWEST_TO_COMPARE = 12
 #: Jobs are scaled to so many servers at most.
 MOST_SERVERS = 5
-HEARTBEAT = {"heartbeat_interval": 0.25, "heartbeat_timeout": 1.5}
+HEARTBEAT = {"heartbeat_interval": 0.25, "heartbeat_timeout": stretch(1.5)}
 
 
 class Fault(NamedTuple):

@@ -17,6 +17,7 @@ from typing import Any, Self
 import numpy as np
 
 import zmqps
+from tests.pace import allow
 
 #: Elements of each parameter: together some slices for each server.
 SIZE = 20_000
@@ -28,7 +29,7 @@ SPREAD = 1_000_000_007
 SHARED, OWN = (2, 4, 3, 3), 6
 MEAN = 3
 #: Seconds that any step may take before the training counts as broken.
-PATIENCE = 60.0
+PATIENCE = allow(60.0)
 STALENESS: Mapping[str, int | None] = {"async": None, "ssp": 3, "sync": 0}
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.examples.test_recommend import ROOT, write_ratings
+from tests.pace import allow
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]
 
@@ -20,7 +21,9 @@ def test_both_models_are_trained_and_reported(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "examples" / "demo_sparse.py"), "--servers=2", "--workers=2"]
     command += [f"--data={data}", f"--output={output}", "--examples=20000", "--passes=3"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"}
-    done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=140)
+    done = subprocess.run(
+        command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=allow(140)
+    )
     assert done.returncode == 0, done.stdout
     movies, clicks = json.loads((output / "summary.json").read_text())
     for found, rows in ((movies, 100), (clicks, 20_000)):

@@ -16,6 +16,7 @@ import pytest
 import zmqps
 from examples import digits
 from tests.inprocess import PATIENCE, InProcessCluster
+from tests.pace import stretch
 
 pytestmark = pytest.mark.processes
 
@@ -66,7 +67,7 @@ def test_a_worker_that_the_others_went_on_without_trains_to_its_end(
     options = {"passes": 2, "batch": 100, "mode": "async", "staleness": 3, "share": 1, "codec": "raw"}
     released, pushes, errors = threading.Event(), itertools.count(), []
     with (
-        InProcessCluster(workers=1, heartbeat_interval=0.2, heartbeat_timeout=3.0) as cluster,
+        InProcessCluster(workers=1, heartbeat_interval=0.2, heartbeat_timeout=stretch(3.0)) as cluster,
         zmqps.connect(cluster.address, timeout=PATIENCE) as worker,
     ):
         push, rejoin = worker.push, worker.rejoin

@@ -12,6 +12,7 @@ import pytest
 
 from tests.imports import ROOT
 from tests.inprocess import InProcessCluster
+from tests.pace import allow
 
 pytest.importorskip("sklearn")
 BACKENDS = [name for name in ("torch", "jax", "tensorflow") if find_spec(name)]
@@ -34,7 +35,7 @@ def test_it_learns_the_digits(backend: str, mode: str, workers: int, passes: int
             for _ in range(workers)
         ]
         try:
-            said = [run.communicate(timeout=150)[0] for run in runs]
+            said = [run.communicate(timeout=allow(150))[0] for run in runs]
         finally:
             for run in runs:
                 run.kill()

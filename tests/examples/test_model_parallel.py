@@ -17,6 +17,7 @@ import pytest
 
 import zmqps
 from examples import digits, model_parallel
+from tests.pace import allow
 from zmqps import pipeline
 
 pytestmark = pytest.mark.processes
@@ -29,7 +30,7 @@ STEPS = 25
 def test_the_script_gives_the_parameters_of_the_uncut_network() -> None:
     command = [sys.executable, "examples/model_parallel.py", "--replicas=2", "--passes=1", "--batch=24"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=140)
+    result = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=allow(140))
     assert result.returncode == 0, result.stderr
     report = json.loads(result.stdout)
     assert report["steps"] == 1437 // 48
@@ -65,7 +66,7 @@ def test_stages_share_slices_and_momentum_as_if_there_were_one_worker(slice_nbyt
         replica, which = divmod(number, 2)
         mine = [batch[20 * replica : 20 * replica + 20] for batch in batches]
         run, end = [(model_parallel.first_stage, pipeline.bind), (model_parallel.second_stage, pipeline.connect)][which]
-        with end(f"ipc://{tmp_path}/{replica}", secret="what all stages know", timeout=30) as channel:
+        with end(f"ipc://{tmp_path}/{replica}", secret="what all stages know", timeout=allow(30)) as channel:
             run(worker, channel, x, y, mine)
 
     def whole(worker: zmqps.Worker, number: int) -> None:

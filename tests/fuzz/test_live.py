@@ -16,6 +16,7 @@ import zmqps
 from tests.attack.raw import GREETING, NULL, connect, ready, receive
 from tests.attack.stranger import Member, fuzzer, hello
 from tests.fuzz.cluster import ASSIGN, EPOCH, JOB, PLACEMENT, Cluster, live_cluster, stream
+from tests.pace import allow
 from zmqps.core.coordinator import membership
 from zmqps.core.protocol.messages import (
     Departed,
@@ -193,11 +194,11 @@ def is_server(message: Message) -> bool:
 def train_and_fuzz(cluster: Cluster, count: int) -> None:
     coordinator, server = cluster.endpoints
     with (
-        zmqps.connect(coordinator, timeout=30.0) as worker,
+        zmqps.connect(coordinator, timeout=allow(30.0)) as worker,
         Member(coordinator) as member,
         Member(coordinator) as twice,
     ):
-        worker.init(PARAMETERS, optimizer=zmqps.optim.sgd(0.5), timeout=30.0)
+        worker.init(PARAMETERS, optimizer=zmqps.optim.sgd(0.5), timeout=allow(30.0))
         worker.push({"b": np.ones(4)})
         member.take_job()
         twice.take_job()
@@ -229,8 +230,8 @@ def train_and_fuzz(cluster: Cluster, count: int) -> None:
         assert len(cluster.server.clients) <= clients + 2, "who has no ticket is nobody"
         few = clients + 10 + count // 25  # a Hello with a damaged incarnation is somebody new to the coordinator
         assert len(cluster.coordinator.membership.members) <= min(membership.MAX_MEMBERS, few)
-        worker.push({"b": np.ones(4), "c": np.ones(3, np.float32)}, timeout=30.0)
-        pulled = worker.pull(timeout=30.0)
+        worker.push({"b": np.ones(4), "c": np.ones(3, np.float32)}, timeout=allow(30.0))
+        pulled = worker.pull(timeout=allow(30.0))
         np.testing.assert_array_equal(pulled["b"], np.zeros(4))
         np.testing.assert_array_equal(pulled["c"], np.full(3, 0.5))
         np.testing.assert_array_equal(pulled["w"], PARAMETERS["w"])
@@ -267,8 +268,8 @@ def test_raw_tcp_clients_do_not_disturb_a_live_cluster(cluster: Cluster) -> None
     coordinator, server = cluster.endpoints
     rng = random.Random(0)
     speeches = [*SPEECHES.values(), *(rng.randbytes(rng.randint(1, 300)) for _ in range(40))]
-    with zmqps.connect(coordinator, timeout=30.0) as worker:
-        worker.init(PARAMETERS, optimizer=zmqps.optim.sgd(0.5), timeout=30.0)
+    with zmqps.connect(coordinator, timeout=allow(30.0)) as worker:
+        worker.init(PARAMETERS, optimizer=zmqps.optim.sgd(0.5), timeout=allow(30.0))
         before = cluster.snapshot()
         open_ones = []
         try:
@@ -277,14 +278,14 @@ def test_raw_tcp_clients_do_not_disturb_a_live_cluster(cluster: Cluster) -> None
                     client = connect(endpoint)
                     open_ones.append(client)
                     client.sendall(speech)
-            pulled = worker.pull(timeout=30.0)  # while they are all connected
+            pulled = worker.pull(timeout=allow(30.0))  # while they are all connected
         finally:
             for client in open_ones:
                 client.close()
         np.testing.assert_array_equal(pulled["w"], PARAMETERS["w"])
         assert cluster.snapshot() == before
         assert len(cluster.server.clients) == 1, "nobody of them is known"
-        worker.push({"w": PARAMETERS["w"]}, timeout=30.0)
+        worker.push({"w": PARAMETERS["w"]}, timeout=allow(30.0))
 
 
 def test_a_frame_beyond_the_limit_costs_its_sender_the_connection(cluster: Cluster) -> None:
@@ -304,12 +305,12 @@ def test_a_frame_beyond_the_limit_costs_its_sender_the_connection(cluster: Clust
 
 def test_a_peer_that_never_reads_does_not_stop_the_others(cluster: Cluster) -> None:
     coordinator, server = cluster.endpoints
-    with zmqps.connect(coordinator, timeout=30.0) as worker:
-        worker.init(PARAMETERS, optimizer=zmqps.optim.sgd(0.5), timeout=30.0)
+    with zmqps.connect(coordinator, timeout=allow(30.0)) as worker:
+        worker.init(PARAMETERS, optimizer=zmqps.optim.sgd(0.5), timeout=allow(30.0))
         with fuzzer(server, b"deaf") as deaf, Member(coordinator) as member:
             deaf.send_multipart(encode(member.hello(0)))
             for i in range(3000):
                 deaf.send_multipart(encode(Pull(i + 1, EPOCH, 0, 0, "raw", WHOLE)))
             for _ in range(20):
-                worker.push({"b": np.ones(4)}, timeout=30.0)
-            np.testing.assert_array_equal(worker.pull(timeout=30.0)["b"], np.full(4, -9.0))
+                worker.push({"b": np.ones(4)}, timeout=allow(30.0))
+            np.testing.assert_array_equal(worker.pull(timeout=allow(30.0))["b"], np.full(4, -9.0))

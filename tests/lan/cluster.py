@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.imports import ROOT
 from tests.lan.host import Host, Process
+from tests.pace import allow
 
 TRAINER = ROOT / "tests/lan/trainer.py"
 DIGITS = ROOT / "examples/digits.py"
@@ -121,6 +122,6 @@ def check_recording(frames: Path, *, readable: bool) -> None:
     assert (NAME.encode() in recorded) == (VALUES in recorded) == readable
 
 
-def check_emptied(hosts: Sequence[Host], timeout: float = 30) -> None:
+def check_emptied(hosts: Sequence[Host], timeout: float = allow(30.0)) -> None:
     """Nothing runs any more on hosts."""
     assert {host.name: host.emptied(timeout) for host in hosts} == {host.name: [] for host in hosts}

@@ -19,6 +19,7 @@ from typing import Any
 
 from tests.imports import ROOT
 from tests.lan.namespaces import PATIENCE, LanError, Namespaces
+from tests.pace import allow
 
 #: What a host does not share with this machine: directories of its own, on disk, and such in memory.
 ON_DISK = ("tmp", "var/tmp")
@@ -79,7 +80,7 @@ class Process(subprocess.Popen[str]):
         with self._spoken:
             return "\n".join(line for _, line in self.lines)
 
-    def said(self, pattern: str, timeout: float = 30.0) -> re.Match[str]:
+    def said(self, pattern: str, timeout: float = allow(30.0)) -> re.Match[str]:
         """Wait until it says a line in which a regular expression is found.
 
         Raises
@@ -101,7 +102,7 @@ class Process(subprocess.Popen[str]):
                     raise LanError(f"{self.args!r} has not said {pattern!r} {why}:\n{self.output}")
                 self._spoken.wait(min(left, 1.0))
 
-    def finish(self, timeout: float = 60.0) -> int:
+    def finish(self, timeout: float = allow(60.0)) -> int:
         """Wait for its end and for all that it had to say; return its exit code."""
         try:
             code = self.wait(timeout)
@@ -255,7 +256,7 @@ class Host:
         self,
         command: Sequence[Any],
         *,
-        timeout: float = 30.0,
+        timeout: float = allow(30.0),
         check: bool = True,
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
@@ -280,7 +281,7 @@ class Host:
         """Return the command lines of all that runs here, beside sshd."""
         return [line for _, line in self.namespaces.processes() if not line.startswith(SSHD)]
 
-    def emptied(self, timeout: float = 15.0) -> list[str]:
+    def emptied(self, timeout: float = allow(15.0)) -> list[str]:
         """Wait until nothing of `left` runs here any more; return what does when the time is over."""
         ends_at = time.monotonic() + timeout
         while time.monotonic() < ends_at:

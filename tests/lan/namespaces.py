@@ -12,9 +12,11 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.pace import allow
+
 KEEPER = Path(__file__).with_name("keeper.py")
 #: Seconds to wait for a namespace to be made and to vanish, and for a command that only sets something up.
-PATIENCE = 15.0
+PATIENCE = allow(15.0)
 
 
 class LanError(Exception):

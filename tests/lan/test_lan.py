@@ -15,6 +15,7 @@ from tests.imports import ROOT
 from tests.lan.host import Host
 from tests.lan.lan import PLACE, Lan
 from tests.lan.namespaces import LanError
+from tests.pace import allow
 
 PLAIN = ROOT / "tests/lan/plain.py"
 MB = 1_000_000
@@ -30,7 +31,7 @@ def ping(host: Host, to: str, port: int = 7000, timeout: float = 40) -> float:
 
 
 def send(host: Host, to: str, nbytes: int, port: int = 7000) -> float:
-    return float(host.run(["python", PLAIN, "send", to, port, nbytes], timeout=50))
+    return float(host.run(["python", PLAIN, "send", to, port, nbytes], timeout=allow(50)))
 
 
 @pytest.mark.lan

@@ -11,6 +11,7 @@ from tests.imports import ROOT
 from tests.lan import cluster
 from tests.lan.host import Host, Process
 from tests.lan.lan import Lan
+from tests.pace import allow
 
 PLAIN = ROOT / "tests/lan/plain.py"
 #: What may be sent beside the values: frames' headers, TCP's own acknowledgements, heartbeats.
@@ -25,7 +26,7 @@ def plain(source: Host, target: Host, mb: float) -> tuple[float, float]:
     listener.said("listening")
     before = target.traffic()
     words = ["python", PLAIN, "send", target.address, 7000, int(mb * 1e6)]
-    seconds = float(source.run(words, timeout=120))
+    seconds = float(source.run(words, timeout=allow(120)))
     listener.kill()
     return seconds, (target.traffic() - before).received / 1e6
 
@@ -63,7 +64,7 @@ def check(lan: Lan, *, mb: float, workers: int, steps: int, slice_size: str, tim
 @pytest.mark.timeout(150)
 def test_a_model_of_25_MB_over_100_Mbit_takes_what_plain_tcp_takes(lan: Lan) -> None:
     lan.limit(lan.hosts[0], mbit=100)
-    check(lan, mb=MB, workers=1, steps=2, slice_size="4MiB", timeout=60)
+    check(lan, mb=MB, workers=1, steps=2, slice_size="4MiB", timeout=allow(60))
 
 
 @pytest.mark.lan("limit")
@@ -95,7 +96,7 @@ def test_nothing_is_sent_twice_over_slow_and_shared_wires(
     lan: Lan, mbit: int, mb: float, workers: int, slice_size: str
 ) -> None:
     lan.limit(lan.hosts[0], mbit=mbit)
-    check(lan, mb=mb, workers=workers, steps=1, slice_size=slice_size, timeout=150)
+    check(lan, mb=mb, workers=workers, steps=1, slice_size=slice_size, timeout=allow(150))
 
 
 @pytest.mark.lan

@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from tests.imports import ROOT
+from tests.pace import allow
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.launch.config import ClusterConfig
 from zmqps.launch.far import FILES, GREETING, unpack
@@ -26,7 +27,7 @@ from zmqps.nodes.inquiry import inquire
 
 pytestmark = pytest.mark.processes
 
-PATIENCE = 30.0
+PATIENCE = allow(30.0)
 Message = dict[str, Any]
 
 

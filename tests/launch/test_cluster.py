@@ -18,6 +18,7 @@ import pytest
 
 import zmqps
 from tests.inprocess import InProcessCluster
+from tests.pace import allow
 from zmqps import keys
 from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, NodeFailedError, ShutdownError
 from zmqps.launch.handout import FOR_WORKERS, key_files, write_files
@@ -102,10 +103,10 @@ def test_it_can_be_used_where_a_loop_runs_already() -> None:
 def test_stopping_ends_waiting_workers_and_may_be_repeated() -> None:
     cluster = zmqps.LocalCluster(workers=2).start()
     with zmqps.connect(cluster.address) as worker:
-        future = worker.barrier_async("never", timeout=30.0)
+        future = worker.barrier_async("never", timeout=allow(30.0))
         cluster.stop()
         with pytest.raises(ShutdownError):
-            future.result(timeout=10.0)
+            future.result(timeout=allow(10.0))
     cluster.stop()
     with pytest.raises(ClosedError, match="stopped"):
         cluster.address  # noqa: B018
@@ -119,20 +120,20 @@ def test_whoever_stops_it_waits_until_it_has_stopped(monkeypatch: pytest.MonkeyP
 
     def slowly(self: Nodes) -> None:
         there.set()
-        assert go_on.wait(20.0)
+        assert go_on.wait(allow(20.0))
         close(self)
 
     monkeypatch.setattr(Nodes, "close", slowly)
     cluster = zmqps.LocalCluster().start()
     with ThreadPoolExecutor(2) as pool:
         first = pool.submit(cluster.stop)
-        assert there.wait(20.0)
+        assert there.wait(allow(20.0))
         second = pool.submit(cluster.stop)
         with pytest.raises(TimeoutError):
             second.result(timeout=0.1)
         go_on.set()
-        first.result(timeout=20.0)
-        second.result(timeout=20.0)
+        first.result(timeout=allow(20.0))
+        second.result(timeout=allow(20.0))
 
 
 def test_before_its_start_there_is_no_address() -> None:
@@ -192,7 +193,7 @@ FORKING = """if True:
 
 
 def test_a_forked_child_neither_ends_the_cluster_nor_removes_its_logs() -> None:
-    ended = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=60)
+    ended = subprocess.run([sys.executable, "-c", FORKING], capture_output=True, text=True, timeout=allow(60))
     assert ended.returncode == 0, ended.stderr
     facts = json.loads(ended.stdout)
     assert facts == {"said": "refused refused ", "members": 1, "logs": ["coordinator.log", "server-0.log"]}

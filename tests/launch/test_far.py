@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.pace import allow
 from zmqps.errors import ConfigurationError
 from zmqps.launch.far import (
     MAX_LINE_NBYTES,
@@ -23,7 +24,7 @@ from zmqps.launch.far import (
     unpack,
 )
 
-PATIENCE = 20.0
+PATIENCE = allow(20.0)
 
 
 @pytest.mark.parametrize(

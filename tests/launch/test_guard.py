@@ -10,6 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.pace import allow
+
 pytestmark = pytest.mark.processes
 
 #: Starts a group of two processes, has them guarded, says who they are, and waits.
@@ -27,7 +29,7 @@ GUARDED = """if True:
         guard.forget(child.pid)
         guard.close()
         child.kill()"""
-PATIENCE = 20.0
+PATIENCE = allow(20.0)
 
 
 def start(folder: Path, how: str) -> tuple[subprocess.Popen[str], list[psutil.Process]]:

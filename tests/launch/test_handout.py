@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.pace import allow
 from zmqps.errors import ConfigurationError
 from zmqps.keys import create, load_node_keys, rotate, token
 from zmqps.launch.handout import FOR_NODES, FOR_WORKERS, changed, key_files, version, worker_keys, write_files
 from zmqps.net.keyring import Keys
 
-PATIENCE = 20.0
+PATIENCE = allow(20.0)
 
 
 @pytest.mark.parametrize("has_nodes", [True, False])

@@ -10,6 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.pace import allow
 from zmqps.keys import create
 from zmqps.launch import keeper
 from zmqps.launch.config import ClusterConfig
@@ -19,7 +20,7 @@ from zmqps.launch.keeper import HOST, Ended, Keeper, Order
 
 pytestmark = pytest.mark.processes
 
-PATIENCE = 20.0
+PATIENCE = allow(20.0)
 
 
 @pytest.fixture(autouse=True)

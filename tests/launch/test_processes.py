@@ -13,12 +13,13 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
+from tests.pace import allow
 from zmqps.launch import processes
 from zmqps.launch.processes import gone, has_mark, mark_of, marked, signal_if
 
 pytestmark = pytest.mark.processes
 
-PATIENCE = 20.0
+PATIENCE = allow(20.0)
 SOMEBODY = mark_of(7, 8)
 #: Starts a child that waits, says its number, and waits as well. The child runs by then: in the midst of its `exec` it
 #: has no environment that others can read.

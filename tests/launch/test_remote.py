@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from tests.pace import allow
 from zmqps.core.protocol import exits
 from zmqps.errors import NodeFailedError, ProgramMissingError, UnusableHostError
 from zmqps.launch.far import GREETING, Message, encode
 from zmqps.launch.hosts import Host
 from zmqps.launch.remote import RemoteHost
 
-PATIENCE = 20.0
+PATIENCE = allow(20.0)
 #: What to do about a host that lets nobody in, and about one that has no zmqps.
 LOGIN, INSTALL = "see what `ssh far true` says; it must work without a password", "install zmqps there at the same path"
 HELLO = f"""echo 'Welcome!'; echo '{GREETING}{{"zmqps": "1"}}'; """

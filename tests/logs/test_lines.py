@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from tests.pace import allow
 from zmqps.cli.output import MAX_BACKLOG, LogFile, Painter, Terminal
 from zmqps.logs.handler import NodeFormatter, set_up_logging
 from zmqps.logs.lines import read_line, read_message, without_date, write_line
@@ -92,7 +93,7 @@ def test_a_paused_terminal_holds_nobody_up(tmp_path) -> None:
 
     class Paused(io.StringIO):
         def write(self, text: str) -> int:
-            assert go_on.wait(30.0)
+            assert go_on.wait(allow(30.0))
             return super().write(text)
 
     screen = Paused()

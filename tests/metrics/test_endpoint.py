@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.metrics.samples import small
+from tests.pace import allow
 
 pytest.importorskip("prometheus_client")
 
@@ -46,7 +47,7 @@ def serve() -> Iterator[Serve]:
 def get(url: str, **headers: str) -> tuple[int, str]:
     request = urllib.request.Request(url, headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=allow(10)) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         with error:
@@ -98,9 +99,9 @@ def test_a_node_that_does_not_answer_in_time_fails_the_scrape_and_no_more(serve:
 def test_as_many_scrape_at_a_time_as_there_are_places(serve: Serve) -> None:
     url = serve()
     host, port = url.removeprefix("http://").split(":")
-    slow = [socket.create_connection((host, int(port)), timeout=10) for _ in range(MAX_AT_ONCE)]
+    slow = [socket.create_connection((host, int(port)), timeout=allow(10)) for _ in range(MAX_AT_ONCE)]
     try:
-        with socket.create_connection((host, int(port)), timeout=10) as one_more:
+        with socket.create_connection((host, int(port)), timeout=allow(10)) as one_more:
             assert one_more.recv(1) == b"", "hung up on: all others are still asking"
         slow.pop().close()
         slow[0].sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
@@ -161,7 +162,7 @@ def test_a_source_asks_in_the_loop_and_gives_up_on_one_that_is_held_up(monkeypat
         assert threads == [threading.current_thread()]
         monkeypatch.setattr(endpoint, "ASK_S", 0.05)
         asked = asyncio.get_running_loop().run_in_executor(None, ask, source)
-        held.wait(10)  # the loop does nothing else meanwhile
+        held.wait(allow(10))  # the loop does nothing else meanwhile
         await asked
         assert len(threads) == 1, "what nobody waits for any more is not measured"
         return source

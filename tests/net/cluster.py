@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from tests.net.proxy import Proxy
+from tests.pace import allow
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol.events import Stop
@@ -23,7 +24,7 @@ from zmqps.net.routes import new_local_endpoint
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.nodes.server import ServerConfig, make_shard
 
-PATIENCE = 30.0
+PATIENCE = allow(30.0)
 
 
 class Cluster:

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.net.proxy import Proxy
+from tests.pace import allow
 from zmqps.core.protocol.events import COORDINATOR, Peer
 from zmqps.net.zeromq import ZmqTransport
 
@@ -82,7 +83,7 @@ def slowed(monkeypatch: pytest.MonkeyPatch, nbytes_s: float, delay_s: float = 0.
 
     def connect_by_wire(self: ZmqTransport, peer: Peer, endpoint: str) -> None:
         if peer != COORDINATOR:
-            endpoint = asyncio.run_coroutine_threadsafe(wire.before(endpoint), loop).result(20.0)
+            endpoint = asyncio.run_coroutine_threadsafe(wire.before(endpoint), loop).result(allow(20.0))
         connect(self, peer, endpoint)
 
     monkeypatch.setattr(ZmqTransport, "connect", connect_by_wire)
@@ -98,7 +99,7 @@ def slowed(monkeypatch: pytest.MonkeyPatch, nbytes_s: float, delay_s: float = 0.
     try:
         yield wire
     finally:
-        asyncio.run_coroutine_threadsafe(end(), loop).result(20.0)
+        asyncio.run_coroutine_threadsafe(end(), loop).result(allow(20.0))
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()

@@ -13,13 +13,14 @@ import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from tests.pace import allow
 from zmqps import keys
 from zmqps.errors import ConfigurationError
 from zmqps.net import curve
 from zmqps.net.curve import DOMAIN, Gate, secure_dealer
 from zmqps.net.keyring import AUTHORIZED, Entry, Keys, load_node_keys
 
-PATIENCE = 20.0
+PATIENCE = allow(20.0)
 #: So often the list is looked at while nothing may be said about it again.
 LOOKS = 5
 ENDED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH

@@ -24,6 +24,7 @@ import zmqps.optim
 from tests.attack.raw import NULL, RawPeer, connect, frame, message
 from tests.net.cluster import Cluster, running
 from tests.net.test_zeromq import ANYWHERE, HELLO, PATIENCE, End, with_ends
+from tests.pace import allow, stretch
 from zmqps.core.protocol.events import COORDINATOR
 from zmqps.core.protocol.limits import MAX_BACKLOG_NBYTES
 from zmqps.core.protocol.messages import Pull
@@ -82,7 +83,7 @@ def sends(client: RawPeer, pieces: Iterator[bytes]) -> int:
     """Send until the other side has had enough; return how many bytes that took."""
     sent = 0
     with contextlib.suppress(OSError):
-        client.socket.settimeout(0.5)  # once it is shut nothing is read any more, and nothing can be sent
+        client.socket.settimeout(stretch(0.5))  # once it is shut nothing is read any more, and nothing can be sent
         for piece in pieces:
             client.socket.sendall(piece)
             sent += len(piece)
@@ -322,7 +323,7 @@ while True:
         seen.append((fd + 1, scarce))
 print(json.dumps([*seen[1:], routes.new_local_endpoint()]))
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=allow(60))
     assert json.loads(done.stdout) == [[48, None], [56, True], ""], "and nobody is let in over ipc"
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from tests.core.machines import hello
 from tests.logged import logged
+from tests.pace import allow
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import (
     COORDINATOR,
@@ -466,7 +467,7 @@ class Copy:
         self.error = error
 
     def wait(self) -> None:
-        assert self.finish.wait(10)
+        assert self.finish.wait(allow(10))
         if self.error is not None:
             raise self.error
 

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.pace import allow
 from zmqps.net.loops import ask_loop
 
-PATIENCE = 20.0
+PATIENCE = allow(20.0)
 
 
 @pytest.fixture

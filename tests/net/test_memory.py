@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from tests.pace import allow
 from zmqps.net.memory import Reserve, keep_freed_memory
 
 #: Allocates and frees eight megabytes again and again, as ZeroMQ does with what it receives; prints the page faults.
@@ -31,7 +32,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 def test_freed_memory_is_used_again() -> None:
     if not keep_freed_memory():
         pytest.skip("not glibc")
-    done = subprocess.run([sys.executable, "-c", LOOP], capture_output=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", LOOP], capture_output=True, check=True, timeout=allow(60))
     pages = 20 * 4 * (2 << 20) // resource.getpagesize()
     assert int(done.stdout) < pages / 50
 
@@ -57,7 +58,7 @@ print(kept, before - rss())
 def test_memory_freed_for_good_goes_back_to_the_system() -> None:
     if not keep_freed_memory():
         pytest.skip("not glibc")
-    done = subprocess.run([sys.executable, "-c", GIVEN_BACK], capture_output=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", GIVEN_BACK], capture_output=True, check=True, timeout=allow(60))
     kept, given_back = map(int, done.stdout.split())
     assert kept < 20e6, "malloc keeps it"
     assert given_back > 190e6
@@ -96,7 +97,7 @@ thread.join()
 def test_a_threads_freed_memory_goes_back_to_the_system_while_it_is_to() -> None:
     if not keep_freed_memory():
         pytest.skip("not glibc")
-    done = subprocess.run([sys.executable, "-c", OF_A_THREAD], capture_output=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", OF_A_THREAD], capture_output=True, check=True, timeout=allow(60))
     kept, given_back = map(int, done.stdout.split())
     assert kept < 1 << 20, "or the system does it now, and this needs no more"
     assert given_back > 7 << 20
@@ -130,5 +131,5 @@ print(reserve.take())
 
 
 def test_where_there_is_no_memory_the_reserve_is_some() -> None:
-    done = subprocess.run([sys.executable, "-c", IN_NEED], capture_output=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", IN_NEED], capture_output=True, check=True, timeout=allow(60))
     assert done.stdout.split() == [b"False"], "nor can it be set aside while it is needed"

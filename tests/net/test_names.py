@@ -8,12 +8,13 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from tests.pace import allow
 from zmqps.errors import UnresolvedNameError
 from zmqps.net import names
 from zmqps.net.names import Dialer, find, has_name
 
 NODE = "tcp://node-b:5571"
-PATIENCE = 20.0
+PATIENCE = allow(20.0)
 
 
 def test_what_has_a_name() -> None:

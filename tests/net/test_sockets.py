@@ -11,13 +11,14 @@ import pytest
 import zmq
 
 from tests.net.test_addresses import needs_ipv6
+from tests.pace import allow
 from zmqps.errors import AddressInUseError, ConfigurationError
 from zmqps.net.addresses import join, split
 from zmqps.net.dealer import Dealer
 from zmqps.net.memory import keep_freed_memory
 from zmqps.net.sockets import bind_socket
 
-PATIENCE_MS = 20_000
+PATIENCE_MS = int(allow(20_000))
 
 
 @pytest.fixture
@@ -128,7 +129,7 @@ def test_what_io_threads_have_received_goes_back_to_the_system() -> None:
     if not keep_freed_memory():
         pytest.skip("not glibc")
     command = [sys.executable, "-c", RECEIVED, str(os.getpid())]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=allow(60))
     received, kept = map(float, done.stdout.split())
     assert received > 40
     assert kept < 10

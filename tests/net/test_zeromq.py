@@ -15,6 +15,7 @@ import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from tests.pace import allow
 from zmqps.core.protocol.events import COORDINATOR, Connected, Disconnected, Reader, Unreachable
 from zmqps.errors import AddressInUseError, ConfigurationError
 from zmqps.net import zeromq
@@ -23,7 +24,7 @@ from zmqps.net.transport import INBOUND
 from zmqps.net.zeromq import COPY_NBYTES, ZmqTransport
 
 ANYWHERE = "tcp://127.0.0.1:0"
-PATIENCE = 20.0
+PATIENCE = allow(20.0)
 HELLO = b"let me in"
 
 

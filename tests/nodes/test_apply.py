@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.optim.specs import SPECS, rule_of
+from tests.pace import allow
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.errors import ConfigurationError, InternalError
@@ -79,7 +80,7 @@ def test_an_error_is_raised_when_no_thread_writes_any_more(failing: int) -> None
         if bool(out[0]) == bool(failing):
             other_may_end.set()
             raise FloatingPointError("of this block")
-        assert other_may_end.wait(10.0)
+        assert other_may_end.wait(allow(10.0))
         ended.append(True)
 
     w[-w.size // 2 :] = 1.0  # the second block

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.pace import allow
 from tests.page.asked import live, series
 from tests.ports import reserved_port
 from zmqps.core.protocol.messages import Watch
@@ -23,7 +24,7 @@ from zmqps.nodes.journal import PAGE
 from zmqps.nodes.page import Kept, check_page, page, read_page
 from zmqps.page.serving import open_page
 
-PATIENCE = 20.0
+PATIENCE = allow(20.0)
 
 
 def view(asked: Watch, now: float) -> dict[str, Any]:

@@ -9,11 +9,12 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
+from tests.pace import allow
 from zmqps.core.protocol.figures import BOUNDS
 from zmqps.core.protocol.messages import Watch
 from zmqps.page.serving import PageServer, open_page, url_of
 
-PATIENCE = 20.0
+PATIENCE = allow(20.0)
 
 
 class Asked:

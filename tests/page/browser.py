@@ -20,11 +20,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from tests.pace import allow
+
 T = TypeVar("T")
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 #: Seconds that anything may take on a busy machine.
-PATIENCE = 40.0
+PATIENCE = allow(40.0)
 
 
 @functools.cache

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from tests.pace import allow
 from zmqps.sinks.feed import ENTRY_NBYTES, FLUSH_S, SAY_S, VALUE_NBYTES, Call, Feed, Feeds
 
 NBYTES = ENTRY_NBYTES + VALUE_NBYTES
-WAIT_S = 20.0
+WAIT_S = allow(20.0)
 
 
 class Noted:

@@ -52,7 +52,7 @@ def run(asked: Asked, test: Test, size: tuple[int, int] = (80, 24)) -> None:
         app = Top(asked.questions, "tcp://127.0.0.1:5570", every_s=None)
         async with app.run_test(size=size) as pilot:
             await app.refresh_view()
-            await pilot.pause()
+            await drawn(app, pilot)
             await test(app, pilot)
 
     asyncio.run(main())
@@ -63,11 +63,20 @@ def screen(app: Top) -> str:
     return "\n".join("".join(segment.text for segment in strip).rstrip() for strip in strips)
 
 
+async def drawn(app: Top, pilot: Pilot[None]) -> None:
+    """Wait until nothing on the screen changes any more: a pause ends on a busy machine before all is drawn."""
+    before, unchanged = "", 0
+    while unchanged < 3:
+        await pilot.pause()
+        unchanged = unchanged + 1 if screen(app) == before else 0
+        before = screen(app)
+
+
 async def press(app: Top, pilot: Pilot[None], *keys: str) -> str:
     for key in keys:
         await pilot.press(key)
         await app.workers.wait_for_complete()
-        await pilot.pause()
+        await drawn(app, pilot)
     return screen(app)
 
 
@@ -92,7 +101,7 @@ def test_narrow_and_wide_terminals_do(width: int) -> None:
     async def test(app: Top, pilot: Pilot[None]) -> None:
         assert "worker 2" in screen(app)
         await pilot.resize_terminal(80, 12)
-        await pilot.pause()
+        await drawn(app, pilot)
         assert "worker 0" in screen(app)
 
     run(Asked(), test, (width, 24))
@@ -179,7 +188,7 @@ def test_the_cursor_stays_at_its_node_when_others_come_and_go() -> None:
         assert app.chosen.title == "worker 2"
         view["status"]["members"] = [m for m in view["status"]["members"] if m["name"] != "worker-0"]
         await app.refresh_view()
-        await pilot.pause()
+        await drawn(app, pilot)
         assert app.chosen is not None
         assert app.chosen.title == "worker 2"
 
@@ -192,13 +201,13 @@ def test_a_coordinator_that_does_not_answer_is_named_until_it_does() -> None:
     async def test(app: Top, pilot: Pilot[None]) -> None:
         asked.view = DeadlineError(operation="watch", seconds=3.0, waiting_for="the coordinator")
         await app.refresh_view()
-        await pilot.pause()
+        await drawn(app, pilot)
         shown = screen(app)
         assert re.search(r"the coordinator has not answered for \d+ s; this is what it said last", shown)
         assert "worker 3" in shown
         asked.view = training()
         await app.refresh_view()
-        await pilot.pause()
+        await drawn(app, pilot)
         assert "nobody is waited for" in screen(app)
 
     run(asked, test)

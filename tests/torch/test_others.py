@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 import zmqps  # noqa: E402
 import zmqps.torch  # noqa: E402
 from tests.inprocess import InProcessCluster  # noqa: E402
+from tests.pace import allow  # noqa: E402
 from tests.team import PATIENCE  # noqa: E402
 from tests.torch.models import BATCH, alone, batches, check_same, mlp, together  # noqa: E402
 
@@ -271,7 +272,7 @@ def test_processes_of_a_host_average_by_ddp_and_one_of_them_talks_to_servers(tmp
         for process in processes:
             process.start()
         for process in processes:
-            process.join(50)
+            process.join(allow(50))
         assert [process.exitcode for process in processes] == [0, 0], threading.enumerate()
     for rank in range(2):
         model = mlp()

@@ -18,6 +18,7 @@ import pytest
 import zmqps
 from tests.client.host.trainer import SIZE, gradient
 from tests.inprocess import InProcessCluster
+from tests.pace import allow, stretch
 from zmqps.errors import ConfigurationError
 
 TRAINER = Path(__file__).with_name("trainer.py")
@@ -59,14 +60,14 @@ class Trainer:
         errors = []
         while (said := self.line())[0] != "done":
             errors += [said] if said[0] == "error" else []
-        assert self.process.wait(30) == 0
+        assert self.process.wait(allow(30)) == 0
         return errors, json.loads(" ".join(said[1:]))
 
 
 @contextlib.contextmanager
 def trainers(number: int = WORKERS, **options: Any) -> Iterator[list[Trainer]]:
     """Start workers of a job on two servers, all of which have joined; end them."""
-    heartbeats = {"heartbeat_interval": 0.2, "heartbeat_timeout": 2.0}
+    heartbeats = {"heartbeat_interval": 0.2, "heartbeat_timeout": stretch(2.0)}
     with InProcessCluster(servers=2, workers=number, **heartbeats) as cluster:
         started = [Trainer(cluster.address, f"worker-{index}", **options) for index in range(number)]
         try:
@@ -181,13 +182,13 @@ def test_what_counts_gradients_of_single_workers_is_refused() -> None:
     start = {"w": np.zeros(3, np.float32)}
     with (
         InProcessCluster(servers=1) as cluster,
-        zmqps.connect(cluster.address, combine="host", timeout=20) as worker,
+        zmqps.connect(cluster.address, combine="host", timeout=allow(20)) as worker,
     ):
         for options in ({"replicas_to_aggregate": 2}, {"deterministic": True, "workers": 1}):
             with pytest.raises(ConfigurationError, match="combine='host'"):
                 worker.init(start, optimizer=zmqps.optim.sgd(1.0), staleness=0, **options)
         with pytest.raises(ConfigurationError, match="observer"):
-            zmqps.connect(cluster.address, combine="host", observer=True, timeout=20)
+            zmqps.connect(cluster.address, combine="host", observer=True, timeout=allow(20))
     with pytest.raises(ConfigurationError, match="combine must be"):
         zmqps.connect(cluster.address, combine="rack")
 
@@ -200,4 +201,4 @@ def test_who_does_not_combine_imports_nothing_of_it() -> None:
         "    worker.status()\n"
         "assert not [name for name in sys.modules if 'zmqps.client.host' in name or 'zmqps.core.host' in name]\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=allow(60))

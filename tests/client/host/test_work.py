@@ -8,10 +8,11 @@ import threading
 
 import pytest
 
+from tests.pace import allow
 from zmqps.client.host.work import Work
 from zmqps.errors import ClosedError
 
-PATIENCE = 20.0
+PATIENCE = allow(20.0)
 
 
 def test_work_is_done_in_order_and_errors_are_the_futures() -> None:

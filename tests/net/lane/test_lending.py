@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from tests.net.lane.test_shm import RING, SERVER, WORKER, Pair, with_pair
+from tests.pace import allow
 from zmqps.core.protocol.loans import lender_of
 from zmqps.net.lane import arena as arena_module
 from zmqps.net.lane import lending
@@ -59,7 +60,7 @@ def test_another_process_reads_what_is_written_and_cannot_write() -> None:
         memory = attach(Description(*{tuple(description_of(arenas, values))!r}))
         assert memory.nbytes == {values.nbytes} and not memory.flags.writeable
         print(memory.view(np.float32)[[0, 1, -1]].tolist())"""
-    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=allow(60))
     assert out.stdout.strip() == str([0.0, 1.0, SIZE - 1.0])
 
 

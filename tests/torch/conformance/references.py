@@ -9,12 +9,13 @@ from typing import Any
 
 import torch
 
+from tests.pace import allow
 from tests.torch.conformance import optimizers
 from tests.torch.conformance.loops import LOOPS, Batch, Loop, Run
 from tests.torch.conformance.models import MODELS, Model
 from tests.torch.conformance.schedules import SCHEDULES, STEPS
 
-PATIENCE = 30.0
+PATIENCE = allow(30.0)
 
 
 class Exchange:

@@ -1,0 +1,50 @@
+"""What CI may skip: what no machine of it has, and not what it could have installed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.imports import ROOT
+from tests.pace import allow
+from tests.skips import is_allowed
+
+
+@pytest.mark.parametrize(
+    ("reason", "here", "allowed"),
+    [
+        ("no GPU", {}, True),
+        ("no ssh: not installed: sshd", {}, False),
+        ("no ssh: not installed: sshd", {"missing": "promtool sshd"}, True),
+        ("no ssh: not installed: sshd", {"missing": "promtool"}, False),
+        ("there is no sshd", {"missing": "ssh"}, False),
+        ("only root can be another user", {}, False),
+        ("only root can be another user", {"is_root": False}, True),
+        ("could not import 'torch': No module named 'torch'", {"has_frameworks": False}, True),
+        ("could not import 'pyarrow': No module named 'pyarrow'", {}, False),
+        ("could not import 'prometheus_client': No module named 'prometheus_client'", {"has_frameworks": False}, False),
+        ("I have no time", {}, False),
+    ],
+)
+def test_a_skip_is_allowed_for_what_cannot_be_installed_here(
+    reason: str, here: dict[str, object], allowed: bool
+) -> None:
+    usual = {"has_frameworks": True, "is_root": True, "missing": ""}
+    assert is_allowed(reason, **(usual | here)) == allowed  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("reason", "code"), [("no GPU", 0), ("not installed: sshd", 1)])
+def test_ci_lists_skips_and_fails_for_one_that_is_not_allowed(tmp_path: Path, reason: str, code: int) -> None:
+    (tmp_path / "test_it.py").write_text(f"import pytest\n\ndef test_it():\n    pytest.skip({reason!r})\n")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "-p", "no:cacheprovider", "test_it.py"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "CI": "1", "CI_MISSING": ""}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=allow(60), check=False
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert f"skipped: {reason} (test_it.py::test_it)" in done.stdout
+    assert ("FAILED: CI may not skip because of" in done.stdout) == bool(code)
