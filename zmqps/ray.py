@@ -25,7 +25,7 @@ from zmqps.launch.config import ClusterConfig
 from zmqps.launch.far import FILES
 from zmqps.launch.handout import FOR_NODES, key_files
 from zmqps.launch.keeper import HOST, Ended, Keeper, Order
-from zmqps.launch.nodes import GRACE_S
+from zmqps.launch.config import GRACE_S
 from zmqps.launch.processes import CHANNEL_SECRET
 
 __all__ = ["RayCluster", "start"]

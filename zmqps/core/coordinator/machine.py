@@ -386,6 +386,11 @@ class CoordinatorMachine:
                 return [*actions, *self._leave(member, message, now)]
         return [Send(member.peer, Left()), *self.partings.lose(member, now, "closed")]  # it takes its shards with it
 
+    def _drain_own(self, member: MemberInfo, message: Drain, now: float) -> list[Action]:
+        if self.cluster_end.asked is not None:
+            return []  # it stays until what it has is saved, and is told then
+        return self.drains.ask_own(member, message, now)
+
     def _init(self, member: MemberInfo, message: Init, now: float) -> list[Action]:
         run, actions = self.runs[member.job], list[Action]()
         if (member.incarnation, message.request) in run.startup.parked and self._telling.too_soon(member, now):
@@ -429,7 +434,7 @@ class CoordinatorMachine:
             draining=self.drains.status(),
             scaling=self.scales.status(),
             options=self.options,
-            ending=self.ending,
+            ending=self.cluster_end.asked,
             identity=self.identity,
             uptime_s=round(now - self.started_at, 3),
             waiting=self._waiting(),
@@ -468,7 +473,7 @@ HANDLERS: dict[tuple[str, type[Message]], Callable[[CoordinatorMachine, MemberIn
     **{(role, Heartbeat): CoordinatorMachine._heartbeat for role in ("server", "worker", "observer")},
     ("server", Leave): CoordinatorMachine._server_leaves,
     **{("server", kind): _of_holder(take) for kind, take in OF_HOLDERS.items()},
-    ("server", Drain): lambda machine, member, message, now: machine.drains.ask_own(member, message, now),
+    ("server", Drain): CoordinatorMachine._drain_own,
     ("server", Saved): lambda machine, member, message, now: machine.checkpoints.saved(member, message, now),
     ("server", FileAsk): lambda machine, member, message, now: machine.files.ask(member, message),
     ("worker", Holding): CoordinatorMachine._holds,
