@@ -54,6 +54,7 @@ class Worker(Pusher):
 
     # --- the job ------------------------------------------------------------------------------
 
+    @checks.options()
     def init(
         self,
         params: Mapping[str, Any],
@@ -164,6 +165,7 @@ class Worker(Pusher):
             timeout=timeout,
         ).result()
 
+    @checks.options()
     def init_async(
         self,
         params: Mapping[str, Any],
@@ -337,6 +339,7 @@ class Worker(Pusher):
         return self._submit(SaveJob(0.0, consistent=consistent, state=checks.plain("state", state or {})), timeout)
 
 
+@checks.options()
 def connect(
     address: str | None = None,
     *,

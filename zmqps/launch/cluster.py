@@ -129,6 +129,7 @@ class LocalCluster:
     ...         worker.init({"w": np.zeros(10, np.float32)}, optimizer=zmqps.optim.sgd(learning_rate=0.1))
     """
 
+    @checks.options()
     def __init__(
         self,
         servers: int = 1,

@@ -65,6 +65,10 @@ class Parameter:
         return [self.name, list(self.shape), self.dtype, *([1] if self.buffer else [])]
 
 
+#: What somebody may write for `JobSpec.staleness` -> what is meant.
+MODES = {"sync": 0, "synchronous": 0, "bsp": 0, "async": None, "asynchronous": None, "asp": None, "none": None}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """Everything that must be equal on all workers of a job.
@@ -133,6 +137,13 @@ class JobSpec:
             if parameter.dtype not in known:
                 raise DtypeError(name=parameter.name, got=parameter.dtype[:40], expected=" or ".join(known))
         checks.one_of("nonfinite", self.nonfinite, NONFINITE_POLICIES)
+        if not isinstance(self.staleness, int | None) or isinstance(self.staleness, bool):
+            word = self.staleness if isinstance(self.staleness, str) else ""
+            hint = f"; {word!r} is {MODES[word.lower()]}" if word.lower() in MODES else ""
+            raise ConfigurationError(
+                f"staleness must be 0 for synchronous, n for bounded, None for asynchronous training, not "
+                f"{checks.shown(self.staleness)}{hint}"
+            )
         for label in ("staleness", "aggregate", "workers"):
             checks.whole(label, getattr(self, label), at_most=MAX_COUNT, optional=True)
         if self.staleness is not None and self.staleness < 0:
