@@ -298,15 +298,15 @@ class JobSpec:
     def is_same(self, other: JobSpec) -> bool:
         """Whether `check_same` would pass."""
         try:
-            self.check_same(other, "")
+            self.check_same(other, "", "")
         except JobMismatchError:
             return False
         return True
 
-    def check_same(self, ours: JobSpec, owner: str) -> None:
+    def check_same(self, ours: JobSpec, owner: str, advice: str) -> None:
         """Raise `JobMismatchError` unless ``ours``, a later worker's description, is this job.
 
-        The order of the parameters need not be the same; theirs, the job's, counts.
+        The order of the parameters need not be the same; theirs, the job's, counts. ``advice``: what else to do.
         """
         job = {p.name: p for p in self.parameters}
         worker = {p.name: p for p in ours.parameters}
@@ -317,6 +317,7 @@ class JobSpec:
                     ours=worker[name].describe() if name in worker else "no such parameter",
                     theirs=job[name].describe() if name in job else "no such parameter",
                     owner=owner,
+                    advice=advice,
                 )
         theirs, mine = ({table.name: table.to_wire() for table in spec.tables} for spec in (self, ours))
         for name in [*theirs, *mine]:
@@ -328,11 +329,16 @@ class JobSpec:
                     ours=_described(mine.get(name), different),
                     theirs=_described(theirs.get(name), different),
                     owner=owner,
+                    advice=advice,
                 )
         for what in ("optimizer", *OPTIONS):
             if getattr(self, what) != getattr(ours, what):
                 raise JobMismatchError(
-                    what=what, ours=repr(getattr(ours, what)), theirs=repr(getattr(self, what)), owner=owner
+                    what=what,
+                    ours=repr(getattr(ours, what)),
+                    theirs=repr(getattr(self, what)),
+                    owner=owner,
+                    advice=advice,
                 )
 
 
