@@ -59,7 +59,7 @@ def options(error: Refusal = ConfigurationError, owner: str = "") -> Callable[[C
     """
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        code = function.__code__  # type: ignore[attr-defined]
+        code = function.__code__
         known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         there, called = frozenset(known), owner or function.__qualname__.removesuffix(".__init__")
 
@@ -79,8 +79,7 @@ def options_of(owner: str, error: Refusal = ConfigurationError) -> Callable[[typ
     """Let the constructor of a class do as `options`."""
 
     def decorate(cls: type[R]) -> type[R]:
-        made: Any = options(error, owner)(cls.__init__)
-        cls.__init__ = made  # type: ignore[misc]
+        setattr(cls, "__init__", options(error, owner)(cls.__init__))  # noqa: B010  (mypy takes no other way)
         return cls
 
     return decorate

@@ -157,7 +157,7 @@ class Startup:
             job = JobSpec.from_wire(message.job)
             job.check_startable(self._expected if job.workers is None else job.workers)
             if self.job is not None:
-                self.job.check_same(job, self.owner, OTHER_JOB.format(name=shlex.quote(self._name)))
+                self.job.check_same(job, self.owner, OTHER_JOB.format(name=shlex.quote(self.name)))
             elif resumption is not None:
                 resumption.check(job)
         else:
