@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from zmqps.core.coordinator.losses import ASKED, FINISHED
 from zmqps.core.coordinator.machine import CoordinatorMachine
@@ -25,6 +25,20 @@ ASKS_AGAIN_S = 0.5
 LEFT = (FINISHED, "no worker for", "left by its workers")
 
 
+class Seen(NamedTuple):
+    """A job that can be trained."""
+
+    run: JobRun
+    life: Life
+    mode: str
+    clock: int
+
+    @property
+    def begun_with(self) -> int:
+        """The version of the checkpoint that it has begun from."""
+        return self.run.startup.resumption.version if self.run.startup.resumption is not None else 0
+
+
 class LastSaves:
     """What was trained when, what of it is saved, and how jobs have ended.
 
@@ -36,7 +50,7 @@ class LastSaves:
 
     def __init__(self, simulation: SimulatedCluster) -> None:
         self._simulation = simulation
-        self._runs: dict[str, JobRun] = {}  # as they were after the coordinator's last event
+        self._seen: dict[str, Seen] = {}  # the jobs as they were after the coordinator's last event
         self._begun_at: dict[str, float] = {}  # by path of a checkpoint
         self._saved: dict[Life, tuple[float, int]] = {}  # the newest: when it was begun, and its version
         self._trained_at: dict[Life, float] = {}  # when a push was acknowledged last
@@ -85,31 +99,31 @@ class LastSaves:
         """Assert that jobs that have ended since the last event were saved, or that it says why they are not."""
         machine = coordinator.machine
         assert isinstance(machine, CoordinatorMachine)
-        for name, run in self._runs.items():
-            if machine.runs.get(name) is not run and (ended := machine.ended.by_name.get(name)) is not None:
+        for name, seen in self._seen.items():
+            if machine.runs.get(name) is not seen.run and (ended := machine.ended.by_name.get(name)) is not None:
                 if ended.how.startswith(LEFT):  # a synchronous one has no step after the one that is saved
-                    trained_at = self._trained_at.get(self._life(machine, run), NEVER)
-                    self._check(machine, run, self._simulation.now if run.mode == "sync" else trained_at)
+                    trained_at = self._trained_at.get(seen.life, NEVER)
+                    self._check(seen, self._simulation.now if seen.mode == "sync" else trained_at)
                 elif ended.how == ASKED:
-                    self._check(machine, run, self._asked_at[name])
-        self._runs = dict(machine.runs)
+                    self._check(seen, self._asked_at[name])
+        who = machine.identity.incarnation
+        self._seen = {
+            name: Seen(run, (who, run.startup.epoch), run.mode, run.steps.clock)
+            for name, run in machine.runs.items()
+            if run.startup.ready
+        }
 
     def _all_end(self, coordinator: Node) -> None:
         """Assert the same where the coordinator tells everybody that the cluster ends."""
         self.check(coordinator)
         assert isinstance(coordinator.machine, CoordinatorMachine)
         if "" in self._asked_at:
-            for run in self._runs.values():
-                self._check(coordinator.machine, run, self._asked_at[""])
+            for seen in self._seen.values():
+                self._check(seen, self._asked_at[""])
             self._ending()
 
-    def _life(self, machine: CoordinatorMachine, run: JobRun) -> Life:
-        return machine.identity.incarnation, run.startup.epoch
-
-    def _check(self, machine: CoordinatorMachine, run: JobRun, due: float) -> None:
-        begun_at, version = self._saved.get(self._life(machine, run), (NEVER, 0))
-        if run.startup.resumption is not None and begun_at == NEVER:
-            version = run.startup.resumption.version
-        saved = begun_at >= due or (run.mode == "sync" and version == run.steps.clock)
-        if run.startup.ready and not saved:
-            assert self._failed_at.get(run.name, NEVER) >= due, f"job {run.name!r} ends, and is not saved before"
+    def _check(self, seen: Seen, due: float) -> None:
+        begun_at, version = self._saved.get(seen.life, (NEVER, seen.begun_with))
+        if begun_at < due and not (seen.mode == "sync" and version == seen.clock):
+            failed_at = self._failed_at.get(seen.run.name, NEVER)
+            assert failed_at >= due, f"job {seen.run.name!r} ends, and is not saved before"

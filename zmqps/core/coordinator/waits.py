@@ -23,7 +23,7 @@ def not_joined(missing: int, there: int) -> str:
     """Say how many workers have not come, of how many that are expected, and what to do; ``there``: how many have."""
     them, have = ("it", "has") if missing == 1 else ("them", "have")
     begin = f", or begin with {'the one' if there == 1 else 'those'} here: init(workers={there})" if there else ""
-    return f"{missing} of {counted(missing + there, 'worker')} that {have} not joined (start {them}{begin})"
+    return f"{missing} of {counted(missing + there, 'worker')} that {have} not joined the job (start {them}{begin})"
 
 
 class Waits:

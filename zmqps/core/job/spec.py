@@ -65,6 +65,8 @@ class Parameter:
         return [self.name, list(self.shape), self.dtype, *([1] if self.buffer else [])]
 
 
+#: What to do about a job that differs, where no more is known.
+ANOTHER_NAME = "give this worker's job another name: connect(..., job=...)"
 #: What somebody may write for `JobSpec.staleness` -> what is meant.
 MODES = {"sync": 0, "synchronous": 0, "bsp": 0, "async": None, "asynchronous": None, "asp": None, "none": None}
 
@@ -298,12 +300,12 @@ class JobSpec:
     def is_same(self, other: JobSpec) -> bool:
         """Whether `check_same` would pass."""
         try:
-            self.check_same(other, "", "")
+            self.check_same(other, "")
         except JobMismatchError:
             return False
         return True
 
-    def check_same(self, ours: JobSpec, owner: str, advice: str) -> None:
+    def check_same(self, ours: JobSpec, owner: str, advice: str = ANOTHER_NAME) -> None:
         """Raise `JobMismatchError` unless ``ours``, a later worker's description, is this job.
 
         The order of the parameters need not be the same; theirs, the job's, counts. ``advice``: what else to do.
