@@ -20,7 +20,7 @@ from tests.team import PATIENCE, Team
 from tests.test_fallback import server
 from zmqps.checkpoint import open_checkpoint
 from zmqps.errors import CheckpointFailedError, JobMismatchError
-from zmqps.nodes.inquiry import inquire, run_blocking
+from zmqps.nodes.inquiry import end_job, inquire, run_blocking
 
 pytestmark = pytest.mark.processes
 
@@ -42,7 +42,7 @@ def gradients(params: Mapping[str, Any], rank: int, step: int) -> dict[str, Any]
 
 
 def cluster(directory: Path, servers: int = 2, workers: int = 2, **options: Any) -> zmqps.LocalCluster:
-    options = {"heartbeat_timeout": stretch(10.0), **options}
+    options = {"heartbeat_timeout": stretch(10.0), "checkpoint_at_end": False, **options}
     return zmqps.LocalCluster(
         servers=servers, workers=workers, kernels="numpy", slice_nbytes=SLICE_NBYTES, checkpoint=directory,
         heartbeat_interval=0.3, **options,
@@ -64,6 +64,27 @@ def train_in_turn(team: Team, steps: range) -> dict[str, Any]:
             values = worker.pull(timeout=PATIENCE)
             worker.push(gradients(values, worker.rank, step), timeout=PATIENCE)
     return {name: np.array(value) for name, value in team.workers[0].pull(timeout=PATIENCE).items()}
+
+
+@pytest.mark.parametrize("end", ["close", "finish", "jobs end"])
+@pytest.mark.parametrize("mode", MODES)
+def test_what_was_trained_is_saved_at_the_end_of_its_job_or_cluster(tmp_path: Path, mode: str, end: str) -> None:
+    go_on = train if mode == "sync" else train_in_turn
+    with cluster(tmp_path, checkpoint_at_end=True) as first:
+        with Team(first.address, 2, START, optimizer=ADAM, **MODES[mode]) as team:
+            expected = go_on(team, range(3))
+            for worker in team.workers if end == "finish" else ():
+                worker.finish()
+            if end == "jobs end":
+                end_job(first.address, "default", timeout=PATIENCE)
+        log = first.directory / "coordinator.log"
+        first.stop()
+        text = log.read_text() if log.exists() else ""
+    saved = open_checkpoint(str(tmp_path))
+    assert saved.manifest.version == {"async": 6, "ssp": 3, "sync": 3}[mode]
+    for name, value in zmqps.load(saved.path).items():
+        np.testing.assert_array_equal(value, expected[name])
+    assert not text or "last checkpoint of version" in text
 
 
 @pytest.mark.parametrize("servers", [2, 3])

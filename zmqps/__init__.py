@@ -88,6 +88,7 @@ _MODULES = (
     "local",
     "optim",
     "pipeline",
+    "ray",
     "stale",
     "torch",
 )
@@ -95,7 +96,10 @@ _MODULES = (
 
 def __getattr__(name: str) -> Any:
     if name in _MODULES:
-        return import_module(f"zmqps.{name}")
+        try:
+            return import_module(f"zmqps.{name}")
+        except ModuleNotFoundError as error:  # an extra that is missing; `hasattr` is to be False then
+            raise AttributeError(str(error)) from error
     if name in _HOMES:
         return getattr(import_module(_HOMES[name]), name)
     if name.endswith("Error") and hasattr(errors := import_module("zmqps.errors"), name):
@@ -104,4 +108,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return sorted({*__all__, *_MODULES})

@@ -26,6 +26,7 @@ from functools import partial, wraps
 from types import TracebackType
 from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar
 
+from zmqps import checks
 from zmqps.client.cache_options import CacheOptions, CacheStatistics
 from zmqps.client.tables import Table
 from zmqps.client.whole import CHUNK_ROWS, TableStatistics
@@ -321,6 +322,7 @@ class _Connecting:
         await self._worker.close()
 
 
+@checks.options()
 def connect(
     address: str | None = None,
     *,

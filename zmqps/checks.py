@@ -9,13 +9,95 @@ from __future__ import annotations
 import json
 import math
 import reprlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from functools import wraps
 from numbers import Integral, Real
-from typing import Any, NoReturn
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 from .errors import ConfigurationError, PSError
 
 Refusal = type[PSError]
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: Whole numbers beyond this are a limit of what travels, not one that somebody may come near.
+LARGEST_SAID = 1 << 53
+#: What other libraries, or equations, call an option -> what it is called here, wherever there is one of that name.
+ALIASES = {
+    "lr": "learning_rate",
+    "eta": "learning_rate",
+    "step_size": "learning_rate",
+    "beta1": "b1",
+    "beta_1": "b1",
+    "beta2": "b2",
+    "beta_2": "b2",
+    "betas": "b1",
+    "epsilon": "eps",
+    "wd": "weight_decay",
+    "l2": "weight_decay",
+    "max_norm": "clip_norm",
+    "clipnorm": "clip_norm",
+    "global_clipnorm": "clip_norm",
+    "clipvalue": "clip_value",
+    "num_workers": "workers",
+    "num_servers": "servers",
+    "world_size": "workers",
+    "coordinator": "address",
+    "endpoint": "address",
+    "mode": "staleness",
+    "secret": "job_secret",
+    "codec": "push_codec",
+    "dimension": "dim",
+}
+
+
+def options(error: Refusal = ConfigurationError, owner: str = "") -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Let a function that is called with an option it does not have raise ``error``, which says what may be meant.
+
+    ``owner``: what the function is called in errors, if not by its name.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        code = function.__code__
+        known = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        there, called = frozenset(known), owner or function.__qualname__.removesuffix(".__init__")
+
+        @wraps(function)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            if not kwargs.keys() <= there:
+                wrong = next(name for name in kwargs if name not in there)
+                raise error(f"{called}() {no_option(wrong, [name for name in known if name != 'self'])}")
+            return function(*args, **kwargs)
+
+        return checked
+
+    return decorate
+
+
+def options_of(owner: str, error: Refusal = ConfigurationError) -> Callable[[type[R]], type[R]]:
+    """Let the constructor of a class do as `options`."""
+
+    def decorate(cls: type[R]) -> type[R]:
+        setattr(cls, "__init__", options(error, owner)(cls.__init__))  # noqa: B010  (mypy takes no other way)
+        return cls
+
+    return decorate
+
+
+def no_option(wrong: str, known: Iterable[str]) -> str:
+    """Say that there is no option of that name, and which one is meant, or which there are."""
+    known = list(known)
+    hint = meant(wrong, known) or f"its options are {', '.join(known)}"
+    return f"has no option {shown(wrong)}; {hint}"
+
+
+def meant(wrong: str, known: Iterable[str]) -> str:
+    """Ask whether one of those that there are is meant; empty: none is near."""
+    known = list(known)
+    alias = ALIASES.get(wrong.lower())
+    near = [alias] if alias in known else get_close_matches(wrong.lower(), known, n=1, cutoff=0.6)
+    return f"did you mean {near[0]!r}?" if near else ""
 
 
 def number(
@@ -120,7 +202,8 @@ def one_of(label: str, value: object, choices: Iterable[str], error: Refusal = C
     choices = tuple(choices)
     if isinstance(value, str) and value in choices:
         return value
-    refuse(label, f"one of {', '.join(choices)}", value, error)
+    near = meant(value, choices) if isinstance(value, str) else ""
+    raise error(f"{label} must be one of {', '.join(choices)}, not {shown(value)}{f'; {near}' if near else ''}")
 
 
 def mapping(label: str, value: object, contents: str) -> Mapping[Any, Any]:
@@ -177,6 +260,8 @@ def shown(value: object) -> str:
 
 
 def _range(at_least: float | None, above: float | None, at_most: float | None, below: float | None) -> str:
+    if isinstance(at_most, int) and at_most >= LARGEST_SAID:
+        at_most = None
     if isinstance(at_least, int) and isinstance(at_most, int):
         return f" from {at_least} to {at_most}"
     bounds = {"at least": at_least, "above": above, "at most": at_most, "below": below}

@@ -9,10 +9,16 @@ from __future__ import annotations
 import logging
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
+
+from zmqps.words import lacks_extra
+
+try:
+    import jax
+    import jax.numpy as jnp
+    import optax
+except ModuleNotFoundError as error:
+    raise lacks_extra("jax", error) from error
 
 from zmqps.client.claims import claimed
 from zmqps.client.pytrees import register

@@ -11,8 +11,14 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-import keras
 import numpy as np
+
+from zmqps.words import lacks_extra
+
+try:
+    import keras
+except ModuleNotFoundError as error:
+    raise lacks_extra("keras", error) from error
 
 from zmqps import checks, optim
 from zmqps.client.claims import claimed

@@ -21,11 +21,10 @@ from zmqps.core.protocol.endpoints import is_loopback
 from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, NodeFailedError, counted, from_wire, listed
 from zmqps.keys import Keys, create
 from zmqps.launch.agent import THREADS
-from zmqps.launch.config import ClusterConfig
+from zmqps.launch.config import GRACE_S, ClusterConfig
 from zmqps.launch.far import FILES
 from zmqps.launch.handout import FOR_NODES, key_files
 from zmqps.launch.keeper import HOST, Ended, Keeper, Order
-from zmqps.launch.nodes import GRACE_S
 from zmqps.launch.processes import CHANNEL_SECRET
 
 __all__ = ["RayCluster", "start"]

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import cache
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -54,6 +55,7 @@ class Worker(Pusher):
 
     # --- the job ------------------------------------------------------------------------------
 
+    @checks.options()
     def init(
         self,
         params: Mapping[str, Any],
@@ -164,6 +166,7 @@ class Worker(Pusher):
             timeout=timeout,
         ).result()
 
+    @checks.options()
     def init_async(
         self,
         params: Mapping[str, Any],
@@ -337,6 +340,18 @@ class Worker(Pusher):
         return self._submit(SaveJob(0.0, consistent=consistent, state=checks.plain("state", state or {})), timeout)
 
 
+def _own_names(worker: type[Worker]) -> None:
+    """Let errors of calls name the class that a script knows, not the one below that has the method."""
+    for name in dir(worker):
+        method = getattr(worker, name)
+        if not name.startswith("_") and isinstance(method, FunctionType):
+            method.__qualname__ = f"{worker.__name__}.{name}"
+
+
+_own_names(Worker)
+
+
+@checks.options()
 def connect(
     address: str | None = None,
     *,

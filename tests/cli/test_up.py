@@ -19,6 +19,7 @@ from tests.inprocess import InProcessCluster
 from tests.net.test_addresses import has_ipv6
 from tests.pace import allow
 from zmqps import keys
+from zmqps.checkpoint import open_checkpoint
 from zmqps.cli.main import run
 from zmqps.cli.state import Claim, State, read_state, state_path
 from zmqps.core.protocol import exits
@@ -253,6 +254,52 @@ def test_a_signal_ends_workers_and_nodes_in_order(start, tmp_path, number, code)
     assert "coordinator | " in up.output.partition(f"{number.name}: ending")[2]
     assert_gone(processes)
     assert not state_path(tmp_path).exists()
+
+
+TRAIN = """
+import sys, numpy as np, zmqps
+worker = zmqps.connect()
+worker.init({"w": np.zeros(8, np.float32)}, optimizer=zmqps.optim.sgd(learning_rate=0.1), staleness=0)
+for step in range(47):
+    worker.push({"w": np.ones(8, np.float32)})
+if "finish" in sys.argv:
+    worker.finish()
+else:
+    print("at work", flush=True)
+    worker.barrier("nobody else comes", timeout=1000) if "wait" in sys.argv else worker.close()
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("how", ["close", "finish"])
+def test_what_was_trained_is_saved_when_the_workers_have_ended(zmqps, tmp_path, how) -> None:
+    result = zmqps(*UP, "--checkpoint", "ckpt", "--", sys.executable, "-c", TRAIN, how)
+    assert result.returncode == exits.OK
+    made = open_checkpoint(str(tmp_path / "ckpt"))
+    assert made.manifest.version == 47
+    assert "last checkpoint of version 47, 0.0 MB in " in result.stdout
+    assert made.path in result.stdout
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_what_was_trained_is_saved_when_a_signal_ends_the_cluster(start, tmp_path, number) -> None:
+    up = start(*UP, "--workers", "2", "--checkpoint", "ckpt", "--drain-timeout", "1", "--", "sh", "-c",
+               'if [ $ZMQPS_WORKER_INDEX = 0 ]; then exec "$0" -c "$1" wait; else sleep 1000; fi',
+               sys.executable, TRAIN.replace("staleness=0", "workers=1"))  # fmt: skip
+    up.wait_for("worker-0 .* at work")
+    up.popen.send_signal(number)
+    up.exit_code()
+    assert "last checkpoint of version " in up.output
+    assert open_checkpoint(str(tmp_path / "ckpt")).manifest.version == 47
+
+
+@pytest.mark.processes
+def test_no_last_checkpoint_is_written_where_that_is_said(zmqps, tmp_path) -> None:
+    saving = ("--checkpoint", "ckpt", "--checkpoint-at-end", "no")
+    result = zmqps(*UP, *saving, "--", sys.executable, "-c", TRAIN, "finish")
+    assert result.returncode == exits.OK
+    assert not (tmp_path / "ckpt").exists()
 
 
 @pytest.mark.processes

@@ -182,6 +182,28 @@ def test_who_reads_in_a_step_that_nothing_has_ended_is_warned_once(caplog: pytes
     ]
 
 
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [([], "0 of 4 parameters pushed, not 'embed.w', 'embed.b', 'body', 'head'"),
+     (["body"], "1 of 4 parameters pushed, not 'embed.w', 'embed.b', 'head'")],
+)  # fmt: skip
+def test_who_pushes_nothing_or_a_part_asynchronously_is_warned_once(
+    names: list[str], said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with team(1, optim.sgd(1.0), staleness=None) as one, caplog.at_level(logging.WARNING, "zmqps"):
+        [worker] = one.workers
+        worker.push(of(1.0, "body"), step=False)
+        worker.push(of(1.0, "body"), step=True)
+        worker.push(of(1.0, *worker.pull()))
+        assert not [record for record in caplog.records if "parameters pushed" in record.getMessage()]
+        for _ in range(2):
+            worker.push(of(1.0, *names))
+    texts = [record.getMessage() for record in caplog.records]
+    assert [text for text in texts if "parameters pushed" in text] == [
+        f"{said}, and only what is pushed is updated; push(step=True) says that this is meant"
+    ]
+
+
 def test_a_group_that_no_parameter_is_in_is_refused_before_the_job_begins() -> None:
     with InProcessCluster(servers=1) as cluster, zmqps.connect(cluster.address) as worker:
         for group, text in (

@@ -17,7 +17,8 @@ import pytest
 import zmqps
 from tests.inprocess import PATIENCE, InProcessCluster
 from zmqps.client import turns
-from zmqps.client.turns import Turns, running
+from zmqps.client.turns import Turns, not_started, running
+from zmqps.errors import ConfigurationError, InternalError
 
 NEVER = 1 << 40
 PARAMS = {"w": np.zeros(4, np.float32)}
@@ -251,3 +252,27 @@ def test_a_session_that_ends_meanwhile_says_so(worker: zmqps.Worker) -> None:
     with pytest.raises(zmqps.errors.ClosedError):
         worker.pull(at_least=NEVER, timeout=PATIENCE)
     closing.join(PATIENCE)
+
+
+# --- a thread of its own ---------------------------------------------------------------------------
+
+
+def test_a_worker_whose_thread_is_none_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Green:
+        """A thread as gevent has them: it runs in the one that starts it."""
+
+        def __init__(self, target: Callable[[], None], **_: object) -> None:
+            self.start = target
+
+    async def connect() -> None:
+        monkeypatch.setattr("zmqps.client.thread.threading.Thread", Green)
+        zmqps.connect("tcp://127.0.0.1:9", timeout=1.0)
+
+    with pytest.raises(ConfigurationError, match=r"gevent.monkey.patch_all\(thread=False\)"):
+        asyncio.run(connect())
+
+
+def test_what_keeps_a_background_thread_from_its_work_is_an_error_of_ours() -> None:
+    assert isinstance(not_started(OSError("no more files")), InternalError)
+    error = ConfigurationError("as it is")
+    assert not_started(error) is error

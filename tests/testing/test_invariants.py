@@ -14,11 +14,13 @@ from zmqps.core.coordinator.checkpoints import Checkpoints
 from zmqps.core.coordinator.consistency import Bounded, Decision, Synchronous
 from zmqps.core.coordinator.data import DataSet
 from zmqps.core.coordinator.erasures import Erasures
+from zmqps.core.coordinator.jobs import Jobs
 from zmqps.core.coordinator.losses import Losses
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.partings import Partings
 from zmqps.core.coordinator.places import Places
 from zmqps.core.coordinator.roster import Roster
+from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.steps import Steps
 from zmqps.core.node.handshake import Handshake
 from zmqps.core.node.member import Member
@@ -764,6 +766,24 @@ def test_a_server_that_keeps_its_shard_after_the_next_commit(monkeypatch: Patch)
     seen: set[int] = set()
     wrap(monkeypatch, Saves, "ask", later)
     caught("sync-saves", "has versions")
+
+
+def test_a_coordinator_that_ends_jobs_without_saving_them(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Jobs, "close", lambda jobs, run, how, now, moved=False: jobs.end(run, how, now, moved=moved))
+    caught("async-saves", "ends, and is not saved before")
+
+
+def test_a_coordinator_that_ends_its_cluster_before_jobs_are_saved(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Jobs, "is_saving", False)
+    caught("async-saves-ended", "ends, and is not saved before")
+
+
+def test_a_coordinator_that_takes_an_earlier_checkpoint_for_the_last_one(monkeypatch: Patch) -> None:
+    def last(original: Any, checkpoints: Checkpoints, run: JobRun, now: float) -> list[Action]:
+        return [] if run.fallback.good else original(checkpoints, run, now)
+
+    wrap(monkeypatch, Checkpoints, "last", last)
+    caught("async-saves-ended", "ends, and is not saved before")
 
 
 def test_a_coordinator_that_saves_before_all_workers_hold(monkeypatch: Patch) -> None:

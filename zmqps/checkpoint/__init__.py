@@ -19,6 +19,7 @@ from zmqps.checkpoint.reader import Checkpoint, Restored, Restorer, ShardState
 from zmqps.checkpoint.remote import storage_of
 from zmqps.checkpoint.storage import LocalStorage, Storage
 from zmqps.checkpoint.table_file import read_table
+from zmqps.checkpoint.torch_file import export_torch
 from zmqps.checkpoint.torch_state import from_torch, torch_state
 from zmqps.checkpoint.writer import ShardWriter
 
@@ -42,6 +43,7 @@ __all__ = [
     "entries",
     "export",
     "export_table",
+    "export_torch",
     "find_job",
     "from_torch",
     "good_ones",

@@ -117,26 +117,35 @@ def verify(path: str, job: str | None) -> int:
 @click.option("--optimizer", is_flag=True, help="Also the optimizer's slots, as optimizer.<slot>.<name>.")
 @click.option("--table", help="Only the rows of this sparse table.")
 @click.option("--format", type=click.Choice(["safetensors", "parquet", "arrow"]), help="By default as FILE ends.")
+@click.option("--torch", is_flag=True, help="A state_dict of PyTorch; by default where FILE ends in .pt or .pth.")
 @click.option("--force", is_flag=True, help="Replace FILE if it is there.")
 def export(
-    path: str, file: str, job: str | None, optimizer: bool, table: str | None, format: str | None, force: bool
-) -> int:
+    path: str, file: str, job: str | None, optimizer: bool, table: str | None, format: str | None, torch: bool,
+    force: bool,
+) -> int:  # fmt: skip
     """Write the values of a checkpoint into one safetensors file, say model.safetensors.
 
+    Or, with --torch, into a file that torch.load reads, say model.pt: the state_dict of the model, buffers included.
     Or the rows of a sparse table into a Parquet or Arrow file, say items.parquet; with --table also into a safetensors
     file.
     """
-    from zmqps.checkpoint import export, export_table, open_checkpoint, with_advice
+    from zmqps.checkpoint import export, export_table, export_torch, open_checkpoint, with_advice
     from zmqps.checkpoint.table_file import is_for_tables
+    from zmqps.checkpoint.torch_file import ENDINGS
     from zmqps.errors import CheckpointCorruptError, ConfigurationError, counted, num_bytes
 
-    of_table = table is not None or is_for_tables(file, format)
+    of_table = table is not None or (not torch and is_for_tables(file, format))
+    of_torch = torch or (not of_table and format is None and file.endswith(ENDINGS))
+    if of_torch and (of_table or optimizer or format is not None):
+        raise ConfigurationError("a state_dict has parameters and buffers: leave out --table, --optimizer and --format")
     one = open_checkpoint(path, job)
     try:
         if of_table:
             if optimizer:
                 raise ConfigurationError("the optimizer's slots of a sparse table stay in the checkpoint")
             written = counted(export_table(one, file, table, format=format, replace=force), "row")
+        elif of_torch:
+            written = num_bytes(export_torch(one, file, replace=force))
         else:
             written = num_bytes(export(one, file, optimizer=optimizer, replace=force))
     except CheckpointCorruptError as error:

@@ -8,6 +8,7 @@ import sys
 
 import click
 
+from zmqps.cli.docstrings import docstring
 from zmqps.core.protocol import exits
 from zmqps.errors import BY_CODE, PSError
 
@@ -71,7 +72,7 @@ def _in_order() -> list[type[PSError]]:
 
 def _sections(cls: type[PSError]) -> tuple[str, str]:
     """Return of a docstring what has happened, and what to do next."""
-    doc = inspect.cleandoc(cls.__doc__ or "")
+    doc = inspect.cleandoc(docstring(cls))
     parts = re.split(r"^(.+)\n-{3,}\n", doc, flags=re.MULTILINE)
     named = dict(zip(parts[1::2], parts[2::2], strict=True))
     return re.sub(r"``(.+?)``", r"`\1`", parts[0].strip()), named.get(SECTION, "").strip()

@@ -25,11 +25,11 @@ from zmqps.core.protocol.endpoints import is_loopback, join
 from zmqps.errors import DeadlineError, NodeFailedError, PSError, counted, listed
 from zmqps.keys import create
 from zmqps.launch.code import Code, rsync_missing
-from zmqps.launch.config import ClusterConfig
+from zmqps.launch.config import GRACE_S, ClusterConfig
 from zmqps.launch.far import FILES, pack
 from zmqps.launch.handout import FOR_NODES, FOR_WORKERS, Version, changed, key_files, version
 from zmqps.launch.hosts import Place
-from zmqps.launch.nodes import AT_ONCE, GRACE_S
+from zmqps.launch.nodes import AT_ONCE
 from zmqps.launch.processes import CHANNEL_SECRET, describe_exit, end, start_of, tail
 from zmqps.launch.reach import undecided
 from zmqps.launch.remote import RemoteHost, RemoteProcess
@@ -98,7 +98,7 @@ class Fleet:
                 loop.add_signal_handler(number, self._ask, number, task)
             started = datetime.now().astimezone().isoformat(timespec="seconds")
             facts = {"pid": os.getpid(), "name": config.name, "logs": str(self._folder.path), "started": started}
-            facts["start"] = start_of(os.getpid())
+            facts |= {"start": start_of(os.getpid()), "saves": config.cluster.checkpoints.saves_at_end}
             claim.write(State(address="", **facts))  # type: ignore[arg-type]
             self._keys = self._logs.enter_context(self._find_keys())
             try:
@@ -424,9 +424,14 @@ class Fleet:
     # --- the end --------------------------------------------------------------------------------
 
     def _ask(self, number: signal.Signals, task: asyncio.Task[int]) -> None:
-        if self._ending or self._asked is not None:
+        saves = self._config.cluster.checkpoints.saves_at_end
+        if self._asked is not None or (self._ending and not saves):
             for host in self._hosts.values():
                 host.kill()  # the agents notice, and end the rest
+            return
+        if self._ending:
+            self._asked = number
+            self._log.say("info", f"{number.name}: what was trained is being saved; once more to end at once, without")
             return
         self._asked = number
         self._log.say("info", f"{number.name}: ending the cluster; once more to end it at once")
@@ -437,7 +442,7 @@ class Fleet:
         by_role = {role: [p for p in self._processes if p.role == role] for role in ("worker", "coordinator", "server")}
         grace = self._config.drain_timeout if self._asked == signal.SIGTERM else GRACE_S
         await end(by_role["worker"], number, grace)
-        await end(by_role["coordinator"], signal.SIGTERM, GRACE_S)
+        await end(by_role["coordinator"], signal.SIGTERM, self._config.cluster.goodbye_s)
         await end(by_role["server"], AT_ONCE, GRACE_S)
         if directory := os.environ.get(TRACE):
             used = {process.host for process in self._processes}  # others have nothing, and may not even be reached

@@ -11,6 +11,7 @@ import click
 
 from zmqps import __version__
 from zmqps.cli.checkpoint import checkpoint
+from zmqps.cli.docstrings import give_help
 from zmqps.cli.doctor import doctor
 from zmqps.cli.explain import explain
 from zmqps.cli.health import health, stack
@@ -58,6 +59,7 @@ for command in (
     drain, scale, coordinator, server, agent, explain,
 ):  # fmt: skip
     cli.add_command(command)
+give_help(cli)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

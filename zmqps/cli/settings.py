@@ -163,7 +163,12 @@ def cluster_settings(
             help="Where jobs are saved, a directory that all hosts share; by default, nowhere.",
         ),
         setting(
-            "--checkpoint-every", metavar="5min|500steps", help="Save jobs every so often; by default, when asked."
+            "--checkpoint-every", metavar="5min|500steps",
+            help="Save jobs every so often, too; by default, when asked and at the end.",
+        ),
+        setting(
+            "--checkpoint-at-end", type=click.Choice(("yes", "no")), default="yes",
+            help="Save each job once more when it ends, or the cluster does, where there is a --checkpoint DIR.",
         ),
         setting(
             "--checkpoint-full-every", type=click.IntRange(1, 50), default=1, metavar="N",
@@ -210,6 +215,7 @@ def checkpoint_config(told: Mapping[str, Any]) -> CheckpointConfig:
         directory=told["checkpoint"],
         every=told["checkpoint_every"] or "",
         full_every=told["checkpoint_full_every"],
+        at_end=told["checkpoint_at_end"] == "yes",
         keep=told["keep"],
         via=told["checkpoint_via"],
         restore=told["restore"],

@@ -41,6 +41,8 @@ class State:
         When, in local time.
     page
         The page's address, with its token; empty: there is none.
+    saves
+        Whether its end takes as long as its jobs take to be saved.
     start
         What tells the supervisor from another process of its number; see `zmqps.launch.processes.start_of`.
     running
@@ -54,10 +56,13 @@ class State:
     started: str
     page: str = ""
     start: int = 0
+    saves: bool = False
     running: bool = True
 
 
-KINDS = {"pid": int, "name": str, "address": str, "logs": str, "started": str, "page": str, "start": int}
+KINDS = {
+    "pid": int, "name": str, "address": str, "logs": str, "started": str, "page": str, "start": int, "saves": bool
+}  # fmt: skip
 
 
 def state_path(directory: Path) -> Path:

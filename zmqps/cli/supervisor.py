@@ -20,9 +20,9 @@ from zmqps.core.coordinator.losses import FINISHED
 from zmqps.core.protocol import exits
 from zmqps.errors import PSError, counted, listed
 from zmqps.gpu.pinning import pin
-from zmqps.launch.config import ClusterConfig
+from zmqps.launch.config import GRACE_S, ClusterConfig
 from zmqps.launch.handout import worker_keys
-from zmqps.launch.nodes import GRACE_S, Nodes
+from zmqps.launch.nodes import Nodes
 from zmqps.launch.processes import (
     Process,
     describe_exit,
@@ -151,7 +151,10 @@ class Supervisor:
             started = datetime.now().astimezone().isoformat(timespec="seconds")
             pid, start = os.getpid(), start_of(os.getpid())
             self._mark = mark_of(pid, start)
-            state = State(pid=pid, name=config.name, address="", logs=str(logs), started=started, start=start)
+            saves = config.cluster.checkpoints.saves_at_end
+            state = State(
+                pid=pid, name=config.name, address="", logs=str(logs), started=started, start=start, saves=saves
+            )
             claim.write(state)
             try:
                 if config.cluster.keys is not None and config.command:  # they have no use for what a node may
@@ -352,9 +355,14 @@ class Supervisor:
     # --- the end ------------------------------------------------------------------------------
 
     def _ask(self, number: signal.Signals, task: asyncio.Task[int]) -> None:
-        if self._ending or self._asked is not None:
+        saves = self._config.cluster.checkpoints.saves_at_end
+        if self._asked is not None or (self._ending and not saves):
             for process in [*self._workers.values(), *self._nodes.processes]:
                 process.kill()
+            return
+        if self._ending:
+            self._asked = number
+            self._log.say("info", f"{number.name}: what was trained is being saved; once more to end at once, without")
             return
         self._asked = number
         self._log.say("info", f"{number.name}: ending the cluster; once more to end it at once")

@@ -22,11 +22,12 @@ from zmqps.cli.output import LogFile, Pump, Terminal
 from zmqps.core.protocol import exits
 from zmqps.errors import PSError, ShutdownError, listed
 from zmqps.keys import Keys, load_node_keys
-from zmqps.launch.config import ClusterConfig
+from zmqps.launch.config import GRACE_S, ClusterConfig
 from zmqps.launch.handout import worker_keys
-from zmqps.launch.nodes import AT_ONCE, GRACE_S
+from zmqps.launch.nodes import AT_ONCE
 from zmqps.launch.processes import (
     Process,
+    all_exited,
     describe_exit,
     end,
     mark_of,
@@ -356,9 +357,14 @@ class Task:
     # --- the end --------------------------------------------------------------------------------
 
     def _ask(self, number: signal.Signals, task: asyncio.Task[int]) -> None:
-        if self._ending or self._asked is not None:
+        saves = self._config.cluster.checkpoints.saves_at_end
+        if self._asked is not None or (self._ending and not saves):
             for process in [*self._workers.values(), *self._nodes]:
                 process.kill()
+            return
+        if self._ending:
+            self._asked = number
+            self._log.say("info", f"{number.name}: what was trained is being saved; once more to end at once, without")
             return
         self._asked = number
         self._log.say("info", f"{number.name}: ending this task, and with it the cluster")
@@ -372,7 +378,11 @@ class Task:
         for observer in self._observers:
             with contextlib.suppress(PSError):
                 await asyncio.to_thread(observer.close)
-        await end(self._nodes[:1], signal.SIGTERM, GRACE_S)
+        cluster = self._config.cluster
+        if self._config.roles.coordinator:
+            await end(self._nodes[:1], signal.SIGTERM, cluster.goodbye_s)
+        elif cluster.checkpoints.saves_at_end:  # the servers are told, once what they have is saved
+            await all_exited(self._nodes, cluster.goodbye_s)
         await end(self._nodes, AT_ONCE, GRACE_S)
         for pump in self._pumps.values():
             with contextlib.suppress(TimeoutError):

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from zmqps.cli.output import Terminal
     from zmqps.cli.state import State
 
+#: How long a cluster may take to end.
+DOWN_S = 20.0
+
 
 @click.command(context_settings={"allow_interspersed_args": False})
 @settings.cluster_settings
@@ -224,10 +227,12 @@ def _report(writer: int, state: State) -> None:
     "--timeout",
     shared=False,
     type=click.FloatRange(min=0),
-    default=20.0,
+    show_default="20, and where it saves its jobs 600 more",
     help="Seconds until the processes are killed; of a cluster elsewhere, to wait for its end.",
 )
-def down(coordinator: str | None, job_secret: Path | None, keys: Path | None, directory: Path, timeout: float) -> int:
+def down(
+    coordinator: str | None, job_secret: Path | None, keys: Path | None, directory: Path, timeout: float | None
+) -> int:
     """End the cluster that `zmqps up` has started here, and wait until all its processes are gone.
 
     With --coordinator end any other one: workers and servers are told, and the coordinator is gone when this returns.
@@ -237,18 +242,21 @@ def down(coordinator: str | None, job_secret: Path | None, keys: Path | None, di
         from zmqps.nodes.inquiry import end_cluster
 
         found = find_keys(keys, None, os.environ)
-        end_cluster(coordinator, timeout=timeout, job_secret=job_secret, keys=found)
+        end_cluster(coordinator, timeout=DOWN_S if timeout is None else timeout, job_secret=job_secret, keys=found)
         click.echo(f"ended the cluster at {coordinator}")
         return exits.OK
     import asyncio
 
     from zmqps.cli.ending import end_rest, end_supervisor
     from zmqps.cli.state import forget_state, read_state, state_path
+    from zmqps.core.coordinator.last import WAITS_S
 
     state = read_state(directory)
     if state is None:
         click.echo("no cluster runs here")
         return exits.OK
+    saves_s = WAITS_S if state.saves else 0.0
+    timeout = DOWN_S + saves_s if timeout is None else timeout
     if not state.running:
         forget_state(directory)
         asyncio.run(end_rest(state.pid, state.start, timeout))

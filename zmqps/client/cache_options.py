@@ -63,6 +63,7 @@ class CacheOptions:
         return STALENESS if self.staleness is None else self.staleness
 
 
+@checks.options()
 def row_cache(rows: int, *, staleness: int | None = None, defer: bool = False, read_own: bool = True) -> CacheOptions:
     """Describe a worker's cache of hot rows, for ``worker.table("items", cache=zmqps.row_cache(100_000))``.
 

@@ -202,13 +202,20 @@ class Connection:
 
     # --- the others ---------------------------------------------------------------------------
 
-    def barrier(self, name: str, *, timeout: float) -> None:
+    def barrier(self, name: str, *, timeout: float | None = None) -> None:
         """Wait until every worker of the job has entered the barrier of this name.
 
         Workers that have finished are not waited for. No step of the synchronous or bounded mode
         waits for a worker that is in a barrier: the others complete their steps without it, and it goes
         on at the step they have reached. So workers may take different numbers of steps between
         two barriers. What was pushed before should be done by then (``push`` has returned).
+
+        Parameters
+        ----------
+        name : str
+            Of the barrier; workers that name the same meet there.
+        timeout : float, optional
+            Seconds; by default as `connect` says, at least 60.
 
         Raises
         ------
@@ -220,7 +227,7 @@ class Connection:
         refuse_in_callback()
         self.barrier_async(name, timeout=timeout).result()
 
-    def barrier_async(self, name: str, *, timeout: float) -> Future[None]:
+    def barrier_async(self, name: str, *, timeout: float | None = None) -> Future[None]:
         """`barrier`, as a future."""
         if self._role != "worker":
             raise ConfigurationError("an observer is not waited for, so it cannot enter a barrier")

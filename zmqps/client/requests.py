@@ -247,7 +247,7 @@ class Requests:
         lacking = () if len(named) == len(flat) else self._trained.difference(named)
         whole, complete = not lacking if step is None else step, len(named) == len(arrays)
         push = Push(cargoes=cargoes, source=source, examples=examples, atomic=atomic, whole=whole)
-        if not whole:
+        if not whole and (step is None or self.job.mode != "async"):  # else it is said to be meant
             push.lacking, push.expected = lacking, len(self._trained)
         port = self._encoder.port_for(source.codec, arrays) if plain is None and self._clip_norm is None else None
         if port is not None:

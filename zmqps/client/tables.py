@@ -46,6 +46,7 @@ class TableOptions:
         return spec
 
 
+@checks.options()
 def table(
     dim: int,
     *,

@@ -17,7 +17,7 @@ from threading import get_ident
 from typing import Any, TypeVar
 
 from zmqps import checks
-from zmqps.client.turns import Turns, running
+from zmqps.client.turns import Turns, check_own_thread, not_started, running
 from zmqps.core.protocol.events import Stop
 from zmqps.core.worker.operations import Cancelled, Finish, Operation
 from zmqps.core.worker.session import FAREWELL_S, SessionMachine
@@ -188,17 +188,20 @@ class SessionThread:
         self._rounds = count(1)
         self._round_asked, self._round_begun = 0, 0
         self._ended = False
-        self._defect: InternalError | None = None
+        self._defect: PSError | None = None
         self._pid = os.getpid()
         self.forked = False  # whether this is a child of the process that it runs in
         _threads.add(self)
         self._thread = threading.Thread(target=self._main, name="zmqps", daemon=True)
         self._thread.start()
         self._ready.wait()
+        if self._driver is None and self._defect is not None:
+            raise self._defect
 
     def _main(self) -> None:
         running.add(get_ident())
         try:
+            check_own_thread()
             with asyncio.Runner() as runner:
                 loop = runner.get_loop()
                 self._turns = Turns(loop)
@@ -206,8 +209,10 @@ class SessionThread:
                 session.add_done_callback(lambda _: loop.stop())
                 self._turns.serve(session.done)
                 session.result()
-        except Exception:
-            log.exception("the background thread failed; please report it")
+        except Exception as error:
+            self._defect = not_started(error)
+            if self._driver is not None:
+                log.exception("the background thread failed; please report it")
         finally:
             self._ended = True
             self._fail_pending(lambda: ClosedError("the worker was closed"))
@@ -216,14 +221,12 @@ class SessionThread:
             running.discard(get_ident())
 
     async def _run(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        session = self.machine
+        self._loop, session = asyncio.get_running_loop(), self.machine
         self.transport = self._make_transport()
         machine, transport = watch(session, self.transport, session.member.identity, session.operation_of)
         about = About(log, {"job": session.member.identity.job})
         self._driver = Driver(machine, transport, about, self._resolve, self._landed, self._fail)
-        self._driver.notify = self._notify
-        self._driver.more = self._more
+        self._driver.notify, self._driver.more = self._notify, self._more
         DOORS.add(session.transfers, "all_finite", DOORS.function("check", "worker"))
         member = session.member
         member.tracing.recorder = Switch(self._driver, member.identity, operation_of=session.operation_of)

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
+from zmqps.errors import ConfigurationError, InternalError, PSError
+
 #: So long the background thread rests: a loop of small calls comes back sooner, and whatever else is due can wait.
 REST_S = 2e-3
 #: And so long at most once a caller is done who has run the loop for long.
@@ -165,3 +167,29 @@ class Turns:
         if wake:
             self._wanted.set()
         return False
+
+
+def not_started(cause: Exception) -> PSError:
+    """Return the error of a background thread that could not begin, or go on."""
+    if isinstance(cause, PSError):
+        return cause
+    if isinstance(cause, NoThreadError):
+        return ConfigurationError(
+            "the worker's background thread is no thread of its own: gevent, eventlet or another library has put "
+            "its own in the place of threading's, and an asyncio loop runs in this one. Leave threads as they are, "
+            "gevent.monkey.patch_all(thread=False), or connect where no asyncio loop runs"
+        )
+    return InternalError(node="this worker", what=f"its background thread failed, {cause!r}")
+
+
+class NoThreadError(RuntimeError):
+    """What runs as a thread shares the one of somebody's asyncio loop."""
+
+
+def check_own_thread() -> None:
+    """Raise `NoThreadError` where somebody's loop runs in what should be a thread of our own."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return
+    raise NoThreadError

@@ -126,12 +126,13 @@ class JobMismatchError(PSError, ValueError):
     code = 41
     text = (
         "this worker and the running job differ in {what}: the job, set by {owner}, has {theirs}; this worker has "
-        "{ours}. Make them equal, or give this worker's job another name: connect(..., job=...)"
+        "{ours}. Make them equal, or {advice}"
     )
     what: str
     ours: str
     theirs: str
     owner: str
+    advice: str
 
 
 class UnknownParameterError(PSError, KeyError):

@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 
 from zmqps.errors import ConfigurationError, NodeFailedError, PSError
 from zmqps.keys import Keys
+from zmqps.launch.config import GRACE_S
 from zmqps.launch.far import (
     FILES,
     GREETING,
@@ -36,7 +37,7 @@ from zmqps.launch.far import (
 )
 from zmqps.launch.guard import Guard
 from zmqps.launch.handout import write_files
-from zmqps.launch.nodes import AT_ONCE, GRACE_S
+from zmqps.launch.nodes import AT_ONCE
 from zmqps.launch.processes import (
     Process,
     end,

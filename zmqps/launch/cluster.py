@@ -68,7 +68,10 @@ class LocalCluster:
     checkpoint : path, optional
         Where jobs are saved; by default nowhere.
     checkpoint_every : str
-        Save jobs every ``5min``, ``90s``, ``2h`` or ``500steps``; by default only when asked (`Worker.checkpoint`).
+        Save jobs every ``5min``, ``90s``, ``2h`` or ``500steps``; by default when asked (`Worker.checkpoint`), and at
+        their end.
+    checkpoint_at_end : bool
+        Save each job once more when it ends, or the cluster does; `stop` waits for that.
     checkpoint_full_every : int
         Every so many-th checkpoint of a job is whole; those between hold what has changed since the one before.
     keep : int
@@ -126,6 +129,7 @@ class LocalCluster:
     ...         worker.init({"w": np.zeros(10, np.float32)}, optimizer=zmqps.optim.sgd(learning_rate=0.1))
     """
 
+    @checks.options()
     def __init__(
         self,
         servers: int = 1,
@@ -139,6 +143,7 @@ class LocalCluster:
         replicas: int = 0,
         checkpoint: str | Path | None = None,
         checkpoint_every: str = "",
+        checkpoint_at_end: bool = True,
         checkpoint_full_every: int = 1,
         keep: int = KEEP,
         checkpoint_via: str = "shared",
@@ -172,6 +177,7 @@ class LocalCluster:
             directory=_path("checkpoint", checkpoint),
             every=checkpoint_every,
             full_every=checkpoint_full_every,
+            at_end=checkpoint_at_end,
             keep=keep,
             via=checkpoint_via,
             restore=_path("restore", restore),
@@ -281,7 +287,9 @@ class LocalCluster:
         return self
 
     def stop(self) -> None:
-        """End all processes and wait for it, a few seconds at most; connected workers get `ShutdownError`.
+        """End all processes and wait for it; connected workers get `ShutdownError`.
+
+        That takes a few seconds at most, and where jobs are saved (``checkpoint``) as long as that does.
 
         Raises
         ------

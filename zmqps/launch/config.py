@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from zmqps.core.coordinator.cluster_end import GOODBYE_S
+from zmqps.core.coordinator.last import WAITS_S
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol.endpoints import host_of, is_loopback, is_wildcard, join
 from zmqps.launch.restarts import RESTARTS
 from zmqps.nodes.checkpoints import CheckpointConfig
 from zmqps.nodes.server import IO_THREADS
+
+#: How long a node may take to end when asked to. The coordinator says goodbye first.
+GRACE_S = GOODBYE_S + 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +121,7 @@ class ClusterConfig:
         flags = [f"--checkpoint={_absolute(c.directory)}"] if c.directory is not None else []
         flags += [f"--checkpoint-every={c.every}"] if c.every else []
         flags += [f"--checkpoint-full-every={c.full_every}"] if c.full_every > 1 else []
+        flags += ["--checkpoint-at-end=no"] * (not c.at_end)
         flags += [f"--restore={_absolute(c.restore)}"] if c.restore is not None else []
         flags += [f"--restore-name={name}={there}" for name, there in c.restore_names.items()]
         flags += [f"--keep={c.keep}", f"--checkpoint-via={c.via}"]
@@ -126,6 +132,11 @@ class ClusterConfig:
         """Whether jobs go on when a server is lost: from copies of its shards, or from a checkpoint."""
         saved = self.checkpoints.directory is not None or self.checkpoints.restore is not None
         return bool(self.options.replicas) or (saved and self.options.fallback_timeout > 0)
+
+    @property
+    def goodbye_s(self) -> float:
+        """How long the coordinator may take to end when asked to: its jobs are saved first, and it says goodbye."""
+        return GRACE_S + (WAITS_S if self.checkpoints.saves_at_end else 0.0)
 
     @property
     def why_servers_return(self) -> str:

@@ -21,10 +21,10 @@ from typing import Any
 
 from zmqps.errors import ConfigurationError, NodeFailedError, PSError
 from zmqps.keys import Keys, load_node_keys
+from zmqps.launch.config import GRACE_S
 from zmqps.launch.far import FILES, open_reader
 from zmqps.launch.guard import Guard
 from zmqps.launch.handout import FOR_NODES, write_files
-from zmqps.launch.nodes import GRACE_S
 from zmqps.launch.processes import (
     TAIL_LINES,
     Process,

@@ -7,17 +7,14 @@ import signal
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from zmqps.core.coordinator.cluster_end import GOODBYE_S
 from zmqps.errors import DeadlineError, counted
 from zmqps.keys import load_node_keys
-from zmqps.launch.config import ClusterConfig
+from zmqps.launch.config import GRACE_S, ClusterConfig
 from zmqps.launch.processes import Process, all_exited, end, node_command, tail
 from zmqps.nodes.inquiry import inquire
 
 T = TypeVar("T")
 
-#: How long a node may take to end when asked to. The coordinator says goodbye first.
-GRACE_S = GOODBYE_S + 2.0
 #: Ends a server without a coordinator at once: at SIGTERM it would hand over what it has first.
 AT_ONCE = signal.SIGINT
 
@@ -156,8 +153,8 @@ class Nodes:
             await asyncio.gather(task, *exits, return_exceptions=True)
 
     async def stop(self) -> None:
-        """End all: the coordinator tells the servers (and any worker), then what is left is ended."""
-        await end(self.processes[:1], signal.SIGTERM, GRACE_S)
+        """End all: the coordinator saves jobs, tells the servers (and any worker); then what is left is ended."""
+        await end(self.processes[:1], signal.SIGTERM, self._config.goodbye_s)
         await end(self.servers, AT_ONCE, GRACE_S)
 
     async def ended_by_themselves(self) -> bool:

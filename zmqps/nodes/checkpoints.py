@@ -72,6 +72,8 @@ class CheckpointConfig:
         When jobs are saved without being asked: ``5min``, ``90s``, ``2h`` or ``500steps``; empty: never.
     full_every
         Every so many-th checkpoint of a job is whole; those between hold what has changed since the one before.
+    at_end
+        Whether each job is saved once more when it ends, or the cluster does.
     keep
         How many checkpoints of a job are kept, with those that they build upon.
     via
@@ -88,6 +90,7 @@ class CheckpointConfig:
     directory: str | None = None
     every: str = ""
     full_every: int = 1
+    at_end: bool = True
     keep: int = KEEP
     via: str = "shared"
     restore: str | None = None
@@ -100,6 +103,7 @@ class CheckpointConfig:
                 checks.text(label, path, MAX_PATH_CHARS)
         cadence(self.every)
         checks.flag("restore_optimizer", self.restore_optimizer)
+        checks.flag("checkpoint_at_end", self.at_end)
         names = checks.mapping("restore_names", self.restore_names, "names")
         for name in (*names, *names.values()):
             checks.text("a name in restore_names", name, MAX_NAME_CHARS)
@@ -108,6 +112,11 @@ class CheckpointConfig:
         checks.one_of("checkpoint_via", self.via, VIA)
         if self.every != "" and self.directory is None:
             raise ConfigurationError("to save jobs every so often, say where: --checkpoint DIR")
+
+    @property
+    def saves_at_end(self) -> bool:
+        """Whether the end of a cluster may take as long as its jobs take to be saved."""
+        return self.at_end and self.directory is not None
 
 
 def cadence(every: str) -> tuple[float | None, int | None]:

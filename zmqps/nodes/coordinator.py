@@ -221,7 +221,7 @@ def _options(config: CoordinatorConfig) -> CoordinatorOptions:
     patience = config.options.patience if config.journal is not None else 0.0  # else nobody comes back
     return replace(
         config.options, checkpoint_seconds=seconds, checkpoint_steps=steps, patience=patience,
-        checkpoint_full_every=config.checkpoints.full_every,
+        checkpoint_full_every=config.checkpoints.full_every, checkpoint_at_end=config.checkpoints.saves_at_end,
     )  # fmt: skip
 
 

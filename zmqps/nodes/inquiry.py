@@ -91,7 +91,8 @@ def end_job(
 ) -> str:
     """End a job of the cluster at an address; return what the coordinator says to it.
 
-    Its members are told, and its memory on the servers is freed. A job that had ended before is not an error.
+    It is saved before, where the cluster has a place for checkpoints: the time that this takes is not counted. Then its
+    members are told, and its memory on the servers is freed. A job that had ended before is not an error.
 
     Raises
     ------
@@ -105,13 +106,22 @@ def end_job(
     ConfigurationError
         ``address`` is not an endpoint, or ``job_secret`` is no file with a secret.
     """
-    return _end(address, checks.name("a job's name", job, MAX_JOB_NAME_CHARS), "jobs end", timeout, job_secret, keys)
+    name, nonce = checks.name("a job's name", job, MAX_JOB_NAME_CHARS), secrets.token_bytes(KEY_NBYTES)
+    while True:
+        try:
+            return _end(address, name, "jobs end", timeout, job_secret, keys, nonce)
+        except DeadlineError:
+            jobs = ask_status(address, timeout=timeout, keys=keys)["jobs"]
+            if name in jobs and "under_way" not in jobs[name]["checkpoint"]:
+                raise
 
 
 def end_cluster(
     address: str, *, timeout: float = 20.0, job_secret: Path | None = None, keys: Keys | None = None
 ) -> None:
     """End the cluster at an address, with all its jobs; return when its coordinator does not answer any more.
+
+    Its jobs are saved before, where it has a place for checkpoints: the time that this takes is not counted.
 
     Raises
     ------
@@ -121,20 +131,23 @@ def end_cluster(
         As for `end_job`.
     """
     ends_at = time.monotonic() + timeout
-    _end(address, "", "down", timeout, job_secret, keys)
+    _end(address, "", "down", timeout, job_secret, keys, secrets.token_bytes(KEY_NBYTES))
     while (left := ends_at - time.monotonic()) > 0:
         try:
-            ask_status(address, timeout=min(left, GONE_S), keys=keys)
+            status = ask_status(address, timeout=min(left, GONE_S), keys=keys)
+            if any("under_way" in job["checkpoint"] for job in status["jobs"].values()):
+                ends_at = time.monotonic() + timeout
             # the connection may have ended before the coordinator has heard it
-            _end(address, "", "down", min(left, GONE_S), job_secret, keys)
+            _end(address, "", "down", min(left, GONE_S), job_secret, keys, secrets.token_bytes(KEY_NBYTES))
         except DeadlineError:
             return
     waited = f"the coordinator at {address} to end, which it was told to and has not"
     raise DeadlineError(operation="down", seconds=timeout, waiting_for=waited)
 
 
-def _end(address: str, job: str, operation: str, timeout: float, job_secret: Path | None, keys: Keys | None) -> str:
-    nonce = secrets.token_bytes(KEY_NBYTES)
+def _end(
+    address: str, job: str, operation: str, timeout: float, job_secret: Path | None, keys: Keys | None, nonce: bytes
+) -> str:
     secret = read_job_secret(job_secret) or find_end_key(check_endpoint(address))
     machine = Inquiry(address, question=EndJob(1, job, nonce, end_guard(secret, job, nonce)))
     run_blocking(ask(machine, operation, timeout, keys))

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .. import checks
+from ..errors import OptimizerError
 from .base import Rule
 from .groups import Group
 from .options import number
@@ -44,6 +46,7 @@ class Adadelta(Rule):
         return update
 
 
+@checks.options(OptimizerError)
 def adadelta(
     learning_rate: Rate = 1.0,
     *,

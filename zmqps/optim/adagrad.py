@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .. import checks
+from ..errors import OptimizerError
 from .base import Rule
 from .groups import Group
 from .options import flag, number
@@ -49,6 +51,7 @@ class Adagrad(Rule):
         return under_the_root if self.eps_in_sqrt else update
 
 
+@checks.options(OptimizerError)
 def adagrad(
     learning_rate: Rate = 1e-2,
     *,

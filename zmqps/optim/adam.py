@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Any, ClassVar
 
+from .. import checks
+from ..errors import OptimizerError
 from .base import Rule
 from .groups import Group
 from .options import flag, number
@@ -49,6 +51,7 @@ class Adam(Rule):
         return update
 
 
+@checks.options(OptimizerError)
 def adam(
     learning_rate: Rate = 1e-3,
     *,

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .. import checks
+from ..errors import OptimizerError
 from .adam import Adam
 from .groups import Group
 from .schedules import Rate
@@ -53,6 +55,7 @@ class AdamW(Adam):
         return update
 
 
+@checks.options(OptimizerError)
 def adamw(
     learning_rate: Rate = 1e-3,
     *,

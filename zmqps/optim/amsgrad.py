@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .. import checks
+from ..errors import OptimizerError
 from .adam import Adam
 from .groups import Group
 from .options import flag
@@ -58,6 +60,7 @@ class AMSGrad(Adam):
         return decaying if self.decoupled else update
 
 
+@checks.options(OptimizerError)
 def amsgrad(
     learning_rate: Rate = 1e-3,
     *,

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .. import checks
+from ..errors import OptimizerError
 from .base import Rule
 from .groups import Group
 from .options import number
@@ -52,6 +54,7 @@ class FTRL(Rule):
         return update
 
 
+@checks.options(OptimizerError)
 def ftrl(
     learning_rate: float = 0.1,
     *,

@@ -8,6 +8,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
+from .. import checks
 from ..errors import OptimizerError
 from .options import Hyper, Names, Number, Text, check_fields, fields_of, flag, option
 from .schedules import Rate, RateOption, rate_to_wire
@@ -91,6 +92,10 @@ def group(
     >>> from zmqps.optim import adamw
     >>> spec = adamw(1e-3, groups=[group("*.bias", weight_decay=0.0), group(names=["embedding[0]"], frozen=True)])
     """
+    named = ("pattern", "names", "learning_rate", "weight_decay", "frozen")
+    for name in hyper:
+        if checks.ALIASES.get(name) in named:
+            raise OptimizerError(f"group() {checks.no_option(name, named)}")
     return Group(
         pattern,
         names=names,  # type: ignore[arg-type]

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .. import checks
+from ..errors import OptimizerError
 from .base import Rule
 from .groups import Group
 from .options import number
@@ -46,6 +48,7 @@ class Lion(Rule):
         return update
 
 
+@checks.options(OptimizerError)
 def lion(
     learning_rate: Rate = 1e-4,
     *,

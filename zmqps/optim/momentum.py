@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .. import checks
+from ..errors import OptimizerError
 from .base import Rule
 from .groups import Group
 from .options import number
@@ -43,6 +45,7 @@ class Momentum(Rule):
         return update if self.momentum else at_rest  # as in PyTorch, which leaves its buffer as it is at 0
 
 
+@checks.options(OptimizerError)
 def momentum(
     learning_rate: Rate = 1e-3,
     *,

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .. import checks
+from ..errors import OptimizerError
 from .base import Rule
 from .groups import Group
 from .options import number
@@ -42,6 +44,7 @@ class Nesterov(Rule):
         return update if self.momentum else at_rest  # as in PyTorch, which leaves its buffer as it is at 0
 
 
+@checks.options(OptimizerError)
 def nesterov(
     learning_rate: Rate = 1e-3,
     *,

@@ -169,9 +169,10 @@ def check_fields(
     known = {f.name: f for f in declared}
     unknown = [key for key in values if not isinstance(key, str) or key not in known]
     if unknown:
-        raise OptimizerError(
-            f"{owner} has no option {reprlib.repr(unknown[0])}; its options are {', '.join(sorted(known)) or 'none'}"
-        )
+        wrong = unknown[0]
+        hint = checks.meant(wrong[:100], known) if isinstance(wrong, str) else ""
+        hint = hint or f"its options are {', '.join(sorted(known)) or 'none'}"
+        raise OptimizerError(f"{owner} has no option {reprlib.repr(wrong)}; {hint}")
     missing = [n for n, f in known.items() if n not in values and f.default is MISSING and f.default_factory is MISSING]
     if missing and not partial:
         raise OptimizerError(f"{owner} needs a value for {', '.join(missing)}")

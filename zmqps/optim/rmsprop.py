@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .. import checks
+from ..errors import OptimizerError
 from .base import Rule
 from .groups import Group
 from .options import flag, number
@@ -103,6 +105,7 @@ class RMSProp(Rule):
         return rolling if self.momentum > 0.0 else plain
 
 
+@checks.options(OptimizerError)
 def rmsprop(
     learning_rate: Rate = 1e-2,
     *,

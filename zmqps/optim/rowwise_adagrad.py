@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from .. import checks
+from ..errors import OptimizerError
 from .base import Rule
 from .options import number
 from .schedules import Rate
@@ -48,6 +50,7 @@ class RowwiseAdagrad(Rule):
         return update
 
 
+@checks.options(OptimizerError)
 def rowwise_adagrad(
     learning_rate: Rate = 1e-2,
     *,

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any, ClassVar, Self, TypeVar
 
+from .. import checks
 from ..errors import OptimizerError
 from .options import Number, check_fields, fields_of, option
 
@@ -49,9 +50,9 @@ KINDS: dict[str, type[Schedule]] = {}
 
 
 def named(cls: type[T]) -> type[T]:
-    """Let a schedule be named by a peer."""
+    """Let a schedule be named by a peer, and by a script, whose mistakes in names of options are told."""
     KINDS[cls.kind] = cls
-    return cls
+    return checks.options_of(cls.kind, OptimizerError)(cls)
 
 
 def rate_to_wire(rate: Rate) -> float | dict[str, Any]:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .. import checks
+from ..errors import OptimizerError
 from .base import Rule
 from .groups import Group
 from .schedules import Rate
@@ -29,6 +31,7 @@ class SGD(Rule):
         return update
 
 
+@checks.options(OptimizerError)
 def sgd(
     learning_rate: Rate = 1e-3,
     *,

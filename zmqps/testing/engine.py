@@ -121,6 +121,8 @@ class Engine:
         #: Called before a node's journal takes records, and after that: ``hook(node)``; they may kill.
         self.on_write: list[Callable[[Node], None]] = []
         self.on_written: list[Callable[[Node], None]] = []
+        #: Called with each line that a node logs: ``hook(node, line)``.
+        self.on_log: list[Callable[[Node, Log], None]] = []
         #: What the journals of nodes hold, by name and key, as it lies on a disk.
         self.journals: dict[str, dict[str, bytes]] = defaultdict(dict)
         #: Whether a message is lost, and nothing else: ``hook(sender, receiver's name, message)``.
@@ -291,6 +293,8 @@ class Engine:
                 self.notified(node, event)
             case Log(level, text):
                 self.note(node.name, f"{level}: {text}")
+                for hook in self.on_log:
+                    hook(node, action)
             case Connect(peer, endpoint):
                 assert peer not in node.connections, f"{node.name} opens {peer!r} twice"
                 acceptor = endpoint.removeprefix("sim://")

@@ -13,7 +13,9 @@ from zmqps.testing.simulation import Report, Simulation
 from zmqps.testing.stores import Disk
 from zmqps.testing.training import Training
 
-#: When the power fails.
+#: How long a cluster may take to end, once its jobs are saved.
+ENDING_S = 4.0
+#: When the power fails, or the cluster is asked to end.
 POWER_FAILS_S = (1.5, 9.0)
 #: Servers afterwards.
 MOST_SERVERS = 4
@@ -30,6 +32,8 @@ class Restored:
         As for `Simulation`; the second has another number of servers.
     chained
         Whether most checkpoints hold only what has changed since the one before.
+    ended
+        Whether the first one is asked to end, in the place of losing its power.
     """
 
     def __init__(
@@ -44,8 +48,10 @@ class Restored:
         replicas: int = 0,
         journaled: bool = False,
         chained: bool = False,
+        ended: bool = False,
     ) -> None:
         self.seed = seed
+        self._ended = ended
         self._journaled, self._chained = journaled, chained
         self.disk = Disk()
         self.training = training
@@ -62,7 +68,11 @@ class Restored:
             An invariant was violated.
         """
         rng = self._rng
-        first = self._simulation(self.seed, self._servers, power_fails_s=rng.uniform(*POWER_FAILS_S))
+        ends_s = rng.uniform(*POWER_FAILS_S)
+        first = self._simulation(self.seed, self._servers, **({} if self._ended else {"power_fails_s": ends_s}))
+        if self._ended:
+            assert first.savers is not None
+            first.savers.lasts.end_at(ends_s, lambda: setattr(first, "power_fails_s", first.now + ENDING_S))
         before = first.run()
         # as if found by its manifest
         saved = self.disk.published[-1] if self.disk.published else None

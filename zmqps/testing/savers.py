@@ -11,6 +11,7 @@ from zmqps.core.worker.session import SessionMachine
 from zmqps.core.worker.transfers import PAUSE_S
 from zmqps.errors import PSError
 from zmqps.testing.engine import Node, Program
+from zmqps.testing.lasts import LastSaves
 from zmqps.testing.stores import Disk, SavedJob
 from zmqps.testing.training import Life, Training
 
@@ -52,6 +53,7 @@ class Savers:
         self._crash = crash
         self._lives: dict[str, Life] = {}  # by path: of the job that is saved there
         self._paused_at: dict[str, tuple[float, int]] = {}
+        self.lasts = LastSaves(simulation)
         disk.on_publish = self._published
         simulation.on_send.append(self._sent)
         simulation.on_receive.append(self._received)
@@ -95,6 +97,7 @@ class Savers:
             life = self._lives.setdefault(message.path, ours)
             assert life == ours, "two jobs are saved to one place"
             if first:
+                self.lasts.begun(message.path)
                 self._training.saving(self._simulation, message.path, life)
         elif isinstance(message, Assign) and message.restore and not self._goes_back(message):
             saved = next(saved for saved in self._disk.published if saved.path == message.restore["path"])
@@ -116,10 +119,14 @@ class Savers:
     # --- what must hold -----------------------------------------------------------------------
 
     def _published(self, saved: SavedJob) -> None:
+        self.lasts.published(saved, self._lives[saved.path])
         self._training.check_saved(self._simulation, saved, self._lives[saved.path])
 
     def check(self, node: Node) -> None:
-        """Assert that nobody stays paused."""
+        """Assert that nobody stays paused, and that no job ends unsaved."""
+        if node.role == "coordinator":
+            self.lasts.check(node)
+            return
         if not isinstance(node.machine, SessionMachine) or node.machine.transfers.pace.paused is None:
             self._paused_at.pop(node.name, None)
             return

@@ -119,6 +119,8 @@ class Scenario:
         Bytes a second that a node sends; where it is little, nothing may be sent twice.
     saved
         Whether it is saved while it trains, loses its power, and goes on from the disk.
+    ended
+        Whether it is asked to end then, in the place of losing its power.
     replicas
         How many backups each shard has.
     chained
@@ -145,6 +147,7 @@ class Scenario:
     calm_s: float = CALM_S
     bandwidth: float = BANDWIDTH
     saved: bool = False
+    ended: bool = False
     replicas: int = 0
     chained: bool = False
     spares: int = 0
@@ -159,6 +162,7 @@ class Scenario:
             return Restored(
                 seed, self.servers, self.workers, self.faults, self.training(), calm_s=self.calm_s,
                 replicas=self.replicas, journaled=self.journaled, chained=self.chained,
+                ended=self.ended,
             )  # fmt: skip
         kind = Traced if self.faults.trace else Reported if self.faults.report else Simulation
         return (NumberedSimulation if self.numbered else kind)(
@@ -284,6 +288,8 @@ def _scenarios() -> Mapping[str, Scenario]:
     for mode, training in saved.items():
         for kind, faults in saving.items():
             found[f"{mode}-{kind}"] = Scenario(faults=faults, training=training, saved=True)
+        for kind, faults in (("saves", saving["saves"]), ("saves-crashes", saving["saves-crashes"])):
+            found[f"{mode}-{kind}-ended"] = Scenario(faults=faults, training=training, saved=True, ended=True)
     # nobody gives up and tries again what an old primary has turned away: it has to come by itself
     drained = {
         "async": lambda: AsyncTraining(steps=10, parameters=4, size=48, lives=12, compute_s=1.0, timeout=200.0),

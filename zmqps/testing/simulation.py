@@ -205,17 +205,17 @@ class Simulation(SimulatedCluster):
         self.num_started = first_worker
         self._disk = disk
         self._resumptions = {self.training.name: resumed.resumption()} if resumed is not None else {}
-        self._power_fails_s = power_fails_s
+        self.power_fails_s = power_fails_s
         self.on_receive.append(self._freed)
         if validate:
             self.training.watch(self)
             self._departures = Departures(self, faults.departure, calm_s)
-        self._savers: Savers | None = None
+        self.savers: Savers | None = None
         self._fallbacks: Fallbacks | None = None
         if disk is not None:
             disk.fails = lambda: self.network.happens(faults.disk)
             self.copies_move = True
-            self._savers = Savers(self, disk, faults.saving, self.training)
+            self.savers = Savers(self, disk, faults.saving, self.training)
             self._fallbacks = Fallbacks(self, disk, faults.falling, self.training)
         self._orphans = Orphans(self) if orphaned else None
         self._successors = Successors(self) if succeeded else None
@@ -258,24 +258,23 @@ class Simulation(SimulatedCluster):
             while not self.finished:
                 next_at = self.next_at
                 assert next_at is not None, f"nothing happens any more, yet these wait: {self._waiting()}"
-                if next_at >= self._power_fails_s:
+                if next_at >= self.power_fails_s:
                     break
                 assert next_at <= self._limit_s, f"after {self._limit_s} s these are not done: {self._waiting()}"
                 self.step()
             finished_at = self.now
             self.network.quiet = True
-            ends_at = min(finished_at + ENDING_S, self._power_fails_s)
+            ends_at = min(finished_at + ENDING_S, self.power_fails_s)
             while self.next_at is not None and self.next_at < ends_at and self._anybody_alive:
                 self.step()
             for server in self.servers:
                 self.training.check_freed(self, server)
             self.training.check_end(self)
-            if self._savers is not None:
-                self._savers.check_end()
-            if self._validate and self.now < self._power_fails_s:
+            if self._validate and self.now < self.power_fails_s:
                 self._departures.check_end()
-            if self._successors is not None:
-                self._successors.check_end()
+            for part in (self.savers, self._successors):
+                if part is not None:
+                    part.check_end()
             self._thrift.check_end()
             if self._attackers is not None:
                 self._attackers.check_end(nobody_lost=not self.faults.may_lose)
@@ -372,8 +371,8 @@ class Simulation(SimulatedCluster):
             number=self.num_started,
         )
         node.program = program or self.training.program(self, node)
-        if self._savers is not None:
-            node.program = self._savers.program(node, node.program)
+        if self.savers is not None:
+            node.program = self.savers.program(node, node.program)
         if self._orphans is not None:
             node.program = self._orphans.program(node, node.program)
         self.num_started += 1
@@ -416,12 +415,12 @@ class Simulation(SimulatedCluster):
         if role == "coordinator":
             parts = [self.copies, self.losses, self._attackers, self._fallbacks, self._successors, self.comebacks]
             checks = [self._check_fleet, *checks]
-            parts.append(self.returns)
+            parts += [self.returns, self.savers]
         elif role == "server":
             parts = [self.copies, self._attackers, self._successors, self._departures]
             checks = [self._check_told, *checks]
         else:
-            parts = [self._orphans if role == "worker" else None, self._savers, self._successors]
+            parts = [self._orphans if role == "worker" else None, self.savers, self._successors]
             checks = [self._check_told, *checks]
         checks += [part.check for part in parts if part is not None]
         return [*checks, self._check_parked] if role == "server" else checks

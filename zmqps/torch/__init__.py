@@ -5,6 +5,13 @@ that stays as it is, and `zmqps.Worker.push` and `zmqps.Worker.pull`, which take
 `EmbeddingBag` are layers whose rows are those of a sparse table.
 """
 
+from zmqps.words import lacks_extra
+
+try:
+    import torch  # noqa: F401  (said before anything else here needs it)
+except ModuleNotFoundError as error:
+    raise lacks_extra("torch", error) from error
+
 from .data import shard
 from .embedding import Embedding, EmbeddingBag, tables
 from .model import parameters_of

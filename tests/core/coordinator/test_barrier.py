@@ -8,6 +8,7 @@ from tests.core.machines import hello, peer, sent
 from zmqps.core.coordinator.barrier import MAX_BARRIERS, MOST_LOOKED_AT, Barriers
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.roster import Roster
+from zmqps.core.coordinator.waits import not_joined
 from zmqps.core.protocol.hello import MAX_NAME_CHARS
 from zmqps.core.protocol.messages import Enter, Error, Released, Waiting
 from zmqps.errors import LimitError, PeerLostError, ProtocolError
@@ -66,7 +67,7 @@ def test_who_has_not_entered_is_awaited_in_the_order_of_ranks() -> None:
 
 def test_observers_are_not_awaited_and_those_to_come_are() -> None:
     hall = Hall("a", "o")
-    assert hall.enter("a", missing=2) == ["2 workers to join"]
+    assert hall.enter("a", missing=2) == [not_joined(2, 1)]
     assert len(sent(hall.barriers.release(0), Released)) == 1
 
 

@@ -76,9 +76,11 @@ class Store:
 class Cluster(Coordinator):
     """A coordinator with a store, two servers and two workers that train; what the store is to do waits in ``work``."""
 
-    def __init__(self, mode: str = "async", jobs: tuple[str, ...] = ("default",), **options: Any) -> None:
+    def __init__(
+        self, mode: str = "async", jobs: tuple[str, ...] = ("default",), *, at_end: bool = False, **options: Any
+    ) -> None:
         self.store = Store()
-        super().__init__(self.store, servers=2, **options)
+        super().__init__(self.store, servers=2, checkpoint_at_end=at_end, **options)
         self.work: list[Run] = []
         staleness = {"async": None, "ssp": 1, "sync": 0}[mode]
         self.join(*SERVERS)

@@ -67,9 +67,12 @@ NOT_KEPT = {
     "Fleet": "_expected _numbered _lowest _next _names num_finished",
     "Claims": "_living _ranks",
     "Erasures": "_changed _not_before",
-    "ClusterEnd": "_changed idle_since _idle_timeout _members _anybody _due",
+    "ClusterEnd": "_changed idle_since _idle_timeout _members _anybody _due asked save is_saving",
     "Notes": "history num_taken num_lost _changed",
-    "Jobs": ("ended _changes _options _membership _servers _erasures _cluster_end _root _resumptions on_end"),
+    "Jobs": (
+        "ended _changes _options _membership _servers _erasures _cluster_end _root _resumptions on_end closing "
+        "save_last is_saving_last"
+    ),
     "EndedJobs": "_changed _answers",
     "JobRun": (
         "_changed members workers observers _options _servers occupancy places attendance spares losses steps startup "
@@ -77,7 +80,7 @@ NOT_KEPT = {
     ),
     "Places": "attendance spares losses chief _rates _name _cluster_expects _members _workers _job _dismiss _changed",
     "Attendance": "_changed",
-    "Occupancy": "_name _members _workers _lease",
+    "Occupancy": "_name _members _workers _lease is_closing",
     "Startup": (
         "_changed name _replicas num_servers num_workers _expected _root _begin _count _new_epoch _slice_nbytes "
         "given_up _rows _wire _cuts copies parked _requests _falls_back held cutting"

@@ -207,8 +207,19 @@ def test_who_waits_is_told_for_whom() -> None:
     cluster.arrive("w1", 0)
     (waiting,) = sent(cluster.due(), Waiting)
     assert waiting.request == cluster.requests["w1"]
-    assert "worker 0 (w0, host, pid 7), worker 2 (w2, host, pid 7): step 0 has the gradients of 1" in waiting.text
-    assert waiting.text.endswith("2 live workers are awaited, 1 has not joined yet")
+    assert waiting.text.startswith("worker 0 (w0, host, pid 7), worker 2 (w2, host, pid 7), 1 of 4 workers that has ")
+    assert (
+        "not joined the job (start it, or begin with those here: init(workers=3)): step 0 has the grad" in waiting.text
+    )
+    assert waiting.text.endswith("2 live workers are awaited, and waits for all")
+
+
+def test_who_waits_for_workers_that_have_not_joined_is_told_how_many_and_what_to_do() -> None:
+    cluster = Cluster("s0", "w0", expected=3)
+    cluster.arrive("w0", 0)
+    (waiting,) = sent(cluster.due(), Waiting)
+    said = "2 of 3 workers that have not joined the job (start them, or begin with the one here: init(workers=1))"
+    assert waiting.text == f"{said}: step 0 has the gradients of 1 worker, and waits for all"
 
 
 def test_a_worker_that_is_lost_is_awaited_no_more_and_what_it_brought_counts() -> None:

@@ -225,7 +225,7 @@ class HostPusher(Pusher):
 
     # --- what others are told of --------------------------------------------------------------
 
-    def barrier_async(self, name: str, *, timeout: float) -> Future[None]:
+    def barrier_async(self, name: str, *, timeout: float | None = None) -> Future[None]:
         """`barrier`, as a future."""
         return self._away(lambda: Pusher.barrier_async(self, name, timeout=timeout))
 

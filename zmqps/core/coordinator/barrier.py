@@ -13,7 +13,7 @@ from itertools import islice
 from zmqps.core.coordinator.attendance import Attendance
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.roster import Roster
-from zmqps.core.coordinator.waits import Waiter
+from zmqps.core.coordinator.waits import Waiter, not_joined
 from zmqps.core.protocol.events import Action, Send
 from zmqps.core.protocol.hello import check_name
 from zmqps.core.protocol.messages import Enter, Released, Waiting
@@ -149,7 +149,7 @@ class Barriers:
         number = len(everybody) - len(barrier.waiters)
         names = listed(list(islice(awaited, MOST_NAMED)), MOST_NAMED, number)
         texts = [names or counted(number, "worker")] if number else []
-        texts += [f"{counted(missing, 'worker')} to join"] if missing else []
+        texts += [not_joined(missing, len(everybody))] if missing else []
         return ", ".join(texts)
 
     def waiters(self, missing: int) -> Iterator[Waiter]:

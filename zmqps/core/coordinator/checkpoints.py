@@ -15,6 +15,7 @@ from itertools import count
 from typing import Any
 
 from zmqps.core.coordinator.chains import Chains
+from zmqps.core.coordinator.last import TORN, last_wish, try_again, unsaved
 from zmqps.core.coordinator.making import Cadence, Making, Storing, Wish
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.run import JobRun
@@ -28,7 +29,6 @@ from zmqps.errors import (
     JobError,
     LimitError,
     PSError,
-    counted,
     listed,
     printable,
 )
@@ -119,12 +119,27 @@ class Checkpoints:
         self._waiting.append(wish)
         return self._next(now)
 
+    def last(self, run: JobRun, now: float) -> list[Action]:
+        """Save a job once more, which is about to end, unless nothing was trained since; see `saves_last`."""
+        if self._store is None or not run.startup.ready or self.saves_last(run.name):
+            return []
+        if (wish := last_wish(run, now)) is None:
+            return []
+        self._waiting.append(wish)
+        return self._next(now)
+
+    def saves_last(self, name: str) -> bool:
+        """Whether the last checkpoint of a job is being made, or waits for its turn."""
+        making = [self._making.wish] if self._making is not None else []
+        return any(wish.is_last and wish.job == name for wish in (*making, *self._waiting))
+
     def _next(self, now: float) -> list[Action]:
         while self._making is None and (wish := self._next_wish()) is not None and self._store is not None:
             self._waiting.remove(wish)
             run = self._runs.get(wish.job)
             if run is None or not run.is_whole:
-                return [*self._tell(wish, _ended(wish.job)), *self._next(now)]
+                return [*self._unbegun(wish, TORN), *self._next(now)]
+            wish.state = wish.state or (run.fallback.good[-1].state if run.fallback.good else {})
             making = self._making = Making(wish, run, next(self.numbers), now)
             self._last[run.name] = now, self._steps_of(run)
             return [Run(Storing(making.number, "begin"), partial(self._store.begin, run.name, run.steps.clock))]
@@ -154,8 +169,8 @@ class Checkpoints:
         return self._published(making, path, nbytes, now)
 
     def _needs_hold(self, making: Making) -> bool:
-        mode = making.run.mode
-        return mode == "ssp" or (mode == "async" and making.wish.consistent)
+        mode, wish = making.run.mode, making.wish
+        return wish.pauses and (mode == "ssp" or (mode == "async" and wish.consistent))
 
     def _hold(self, making: Making, now: float) -> list[Action]:
         """Let workers begin no push, those as well that come meanwhile; once none does, the cut is made."""
@@ -258,7 +273,9 @@ class Checkpoints:
             self._answer(who, peer, n, Checkpointed(n, path, making.version, seconds, nbytes))
             for (who, n), peer in making.wish.askers.items()
         ]
-        text = f"job {name!r}: checkpoint of version {making.version}, {nbytes / 1e6:.1f} MB in {seconds:.2f} s: {path}"
+        last = "last " if making.wish.is_last else ""
+        text = f"job {name!r}: {last}checkpoint of version {making.version}, {nbytes / 1e6:.1f} MB in {seconds:.2f} s"
+        text += f": {path}"
         text += f", what has changed since {making.base.path}" if making.base is not None else ""
         return [Log("info", text, "checkpoint", job=name), *told, *self._next(now)]
 
@@ -279,12 +296,17 @@ class Checkpoints:
         error = CheckpointFailedError(job=making.run.name, why=why)
         if making.stage == "published":  # whether it is there, nobody knows
             self._chains.forget(making.run.name)
+        if self._runs.get(making.run.name) is making.run and try_again(making):
+            text = f"job {making.run.name!r}: its last checkpoint is tried once more: {why}"
+            return [Log("warning", text, job=making.run.name), *self._again(now)]
         self._failures[making.run.name] = why
-        actions = [
-            Log("error", str(error), "checkpoint failed", job=making.run.name, error=error.number),
-            *self._drop(making),
-        ]
-        return [*actions, *self._tell(making.wish, error), *self._next(now)]
+        said = Log("error", str(error), "checkpoint failed", job=making.run.name, error=error.number)
+        said = unsaved(making.run.name, why) if making.wish.is_last else said
+        return [said, *self._drop(making), *self._tell(making.wish, error), *self._next(now)]
+
+    def _unbegun(self, wish: Wish, why: str) -> list[Action]:
+        """Give up what has not begun: there is nothing to save any more, or it has waited too long."""
+        return [unsaved(wish.job, why)] if wish.is_last else self._tell(wish, _ended(wish.job))
 
     def _drop(self, making: Making) -> list[Action]:
         """Let nobody do anything more for a checkpoint, and leave nothing of it."""
@@ -334,7 +356,7 @@ class Checkpoints:
         actions: list[Action] = []
         for wish in [wish for wish in self._waiting if wish.job == run.name]:
             self._waiting.remove(wish)
-            actions += self._tell(wish, _ended(run.name))
+            actions += self._unbegun(wish, str(run.lost_shard or "it was ended"))
         making = self._making
         if making is not None and making.run is run and making.stage != "published":
             actions += self._fail("the job has ended", now)
@@ -402,6 +424,8 @@ class Checkpoints:
                 dues.append(making.cut_by)
         elif making is not None:
             dues.append(making.moved_at + STUCK_S)
+        else:
+            dues += [wish.begin_by for wish in self._waiting if wish.is_last]
         return min(dues, default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
@@ -415,6 +439,10 @@ class Checkpoints:
             actions = self._chase(making, now)
         elif making is not None and now >= making.moved_at + STUCK_S:
             actions = self._fail(f"the coordinator's disk has not answered for {STUCK_S:g} s", now)
+        elif making is None:
+            for wish in [wish for wish in self._waiting if now >= wish.begin_by]:
+                self._waiting.remove(wish)
+                actions += self._unbegun(wish, "its shards are still being cut anew")
         return [*actions, *self.look(now)]
 
     def _chase(self, making: Making, now: float) -> list[Action]:
@@ -443,13 +471,7 @@ class Checkpoints:
         if why := self._failures.get(run.name):
             shown["failed"] = why
         if self._making is not None and self._making.run is run:
-            making = self._making
-            stage = f"waiting for {counted(len(making.awaited), 'worker')} to pause" if making.awaited else making.stage
-            shown["under_way"] = {
-                "stage": stage,
-                "since_s": round(now - making.begun_at, 3),
-                "nbytes": sum(making.nbytes.values()),
-            }
+            shown["under_way"] = self._making.status(now)
         return shown
 
     def validate(self) -> None:
@@ -460,7 +482,7 @@ class Checkpoints:
             assert set(making.awaited) <= set(making.holding) <= set(making.run.members)
             assert not making.holding or making.cut_by is not None
             assert {server.incarnation for _, server in making.servers.values()} <= set(self._members)
-        assert len(self._waiting) <= MAX_WAITING + len(self._runs)
+        assert len(self._waiting) <= MAX_WAITING + 2 * len(self._runs)  # by cadence, and the last one
         self._chains.validate(self._runs)
 
 

@@ -26,6 +26,17 @@ class ClusterEnd:
         Returns whether somebody is there for a job.
     changed
         Called when the cluster begins to end.
+
+    Attributes
+    ----------
+    asked
+        How the cluster is to end, once its jobs are saved.
+    ending
+        How it ends, once everybody is told.
+    save
+        Called when it is to end: saves jobs once more.
+    is_saving
+        Returns whether that is still under way.
     """
 
     def __init__(
@@ -36,7 +47,10 @@ class ClusterEnd:
         changed: Changed = nothing,
     ) -> None:
         self._changed = changed
+        self.asked: Exit | None = None
         self.ending: Exit | None = None
+        self.save: Callable[[float], list[Action]] = lambda now: []
+        self.is_saving: Callable[[], bool] = lambda: False
         self.idle_since: float | None = None
         self._idle_timeout = idle_timeout
         self._members = members
@@ -44,10 +58,23 @@ class ClusterEnd:
         self._due = 0.0
 
     def begin(self, end: Exit, now: float) -> list[Action]:
-        """Tell everybody that the cluster ends; it does when they have left, or a little later."""
-        if self.ending is not None:
+        """End the cluster, once its jobs are saved; nobody joins it any more."""
+        if self.asked is not None:
             return []
-        self.ending, self._due, self.idle_since = end, now + GOODBYE_S, None
+        self.asked, self.idle_since = end, None
+        saves = self.save(now)
+        if self.is_saving():
+            saves.insert(0, Log("info", f"ending, once what was trained is saved: {end.reason}", "ending"))
+        return [*saves, *self.look(now)]
+
+    def look(self, now: float) -> list[Action]:
+        """Tell everybody that the cluster ends, as soon as jobs are saved; it does when they have left, or soon after.
+
+        Called after every event, for any may be the end of a checkpoint.
+        """
+        if (end := self.asked) is None or self.ending is not None or self.is_saving():
+            return []
+        self.ending, self._due = end, now + GOODBYE_S
         self._changed()
         shutdowns: list[Action] = [Send(member.peer, Shutdown(end.reason)) for member in self._members.values()]
         return [Log("info", f"ending: {end.reason}", "ending"), *shutdowns, *([] if shutdowns else [end])]
@@ -63,7 +90,7 @@ class ClusterEnd:
 
     def note_idle(self, now: float) -> None:
         """A job has ended, or a member has gone: from now on nobody may be there."""
-        if self.idle_since is None and self.ending is None and not self._anybody():
+        if self.idle_since is None and self.asked is None and not self._anybody():
             self.idle_since = now
 
     def dump(self) -> Plain:
@@ -73,7 +100,8 @@ class ClusterEnd:
     def restore(self, kept: Plain, now: float) -> None:
         """Go on ending, if it was; who comes back is told."""
         if kept is not None:
-            self.ending, self._due = Exit(*kept), now + GOODBYE_S
+            self.ending = self.asked = Exit(*kept)
+            self._due = now + GOODBYE_S
 
     def next_deadline(self) -> float | None:
         """Return when `on_deadline` wants to be called."""

@@ -60,7 +60,7 @@ class Holders:
         if run.steps.lacks(message.step):
             return run.fall_behind(member, message.step, now)
         actions = run.steps.confirmed(message.epoch, message.step)
-        ended = self._jobs.end(run, run.losses.outcome, now) if run.finished else []
+        ended = self._jobs.close(run, run.losses.outcome, now) if run.finished else []
         return [*actions, *self._checkpoints.look(now), *ended]
 
     def measured(self, member: MemberInfo, message: Measured, now: float) -> list[Action]:

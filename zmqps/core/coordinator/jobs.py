@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 from zmqps.core.coordinator.cluster_end import ClusterEnd
 from zmqps.core.coordinator.ended import EndedJobs, unknown_job
@@ -18,11 +20,21 @@ from zmqps.core.coordinator.run import JobRun
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import Action, Exit, Log, Peer, Send
-from zmqps.core.protocol.messages import EndJob, Error, Init
-from zmqps.errors import JobEndedError, LimitError
+from zmqps.core.protocol.messages import EndJob, Error, Init, Waiting
+from zmqps.errors import JobEndedError, LimitError, PSError
 
 #: Jobs at the same time; each has a shard on every server.
 MAX_JOBS = 256
+
+
+@dataclass(slots=True)
+class Closing:
+    """How a job ends that is saved once more before."""
+
+    how: str
+    moves: bool  # whether workers that have come meanwhile go on with another one of its name
+    parked: dict[bytes, Init] = field(default_factory=dict)  # what they have asked for, by incarnation
+    askers: dict[tuple[Any, int], tuple[Peer, EndJob]] = field(default_factory=dict)  # who wants to know of its end
 
 
 class Jobs:
@@ -71,6 +83,10 @@ class Jobs:
         self._root = root
         self._resumptions = resumptions
         self.begun: dict[str, None] = {}  # jobs that have begun from a checkpoint, and ended
+        self.closing: dict[str, Closing] = {}  # jobs that end as soon as they are saved once more
+        #: Saves a job once more, and says whether that is under way.
+        self.save_last: Callable[[JobRun, float], list[Action]] = lambda run, now: []
+        self.is_saving_last: Callable[[str], bool] = lambda name: False
         #: Called when a job ends, before anything is freed.
         self.on_end: Callable[[JobRun, float], list[Action]] = lambda run, now: []
 
@@ -104,9 +120,45 @@ class Jobs:
                 return run if copy.server is server else None
         return None
 
+    def close(self, run: JobRun, how: str, now: float, *, moved: bool = False) -> list[Action]:
+        """End a job as soon as it is saved once more; ``moved``: who is there goes on with another one of its name."""
+        if run.name in self.closing:
+            return []
+        self.closing[run.name], run.occupancy.is_closing = Closing(how, moved or not run.members), True
+        return [*self.save_last(run, now), *self.look(now)]
+
+    def save_all(self, now: float) -> list[Action]:
+        """Save all jobs once more, for the cluster ends."""
+        return [action for run in self.runs.values() for action in self.save_last(run, now)]
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether one of them is being saved before it ends."""
+        return bool(self.closing) or any(self.is_saving_last(name) for name in self.runs)
+
+    def look(self, now: float) -> list[Action]:
+        """End jobs that were to be saved before, and are; called after every event, for any may be the end of that."""
+        actions: list[Action] = []
+        for name in [name for name in self.closing if not self.is_saving_last(name)]:
+            run, closing = self.runs[name], self.closing[name]
+            moves = closing.moves and bool(len(run.workers)) and not self._options.once
+            actions += self._succeed(run, closing, now) if moves else self.end(run, closing.how, now)
+            self._cluster_end.note_idle(now)
+        return actions
+
+    def park(self, member: MemberInfo, message: Init) -> Action | None:
+        """Let a member wait that came to a job which is being saved before it ends; None: it need not."""
+        closing, run = self.closing.get(member.job), self.runs[member.job]
+        if closing is None or member.incarnation in run.occupancy.training:
+            return None
+        closing.parked[member.incarnation] = message
+        text = f"the last checkpoint of the job {member.job!r} that was there before, which has ended: {closing.how}"
+        return Send(member.peer, Waiting(message.request, text))
+
     def end(self, run: JobRun, how: str, now: float, *, moved: bool = False) -> list[Action]:
         """End a job: its members are told, its servers free what they keep of it; ``moved``: another one has begun."""
         actions = self.on_end(run, now)
+        closing = self.closing.pop(run.name, None)
         del self.runs[run.name]
         for what in OF_A_JOB:
             self._changes.add(what, run.name)
@@ -128,6 +180,9 @@ class Jobs:
             actions.append(Send(member.peer, told))
         run.startup.give_up()
         actions += self._discard(run, now)
+        if closing is not None:
+            text = f"job {run.name!r} has ended"
+            actions += [Send(peer, self.ended.answer(peer, asked, text)) for peer, asked in closing.askers.values()]
         if self._options.once and trained and not moved:
             actions += self._cluster_end.begin(end_of_cluster(how, run.losses, run.lost_shard), now)
         return actions
@@ -135,10 +190,10 @@ class Jobs:
     def end_if_over(self, run: JobRun, now: float) -> list[Action]:
         """End a job that nobody has come back to, that has failed and nobody else says so, or that is finished."""
         if run.expired(now):
-            return self.end(run, f"no worker for {self._options.lease:.0f} s", now)
+            return self.close(run, f"no worker for {self._options.lease:.0f} s", now)
         if run.lost_shard is not None and (run.vacant or run.broken):
             return self.end(run, str(run.lost_shard), now)
-        return self.end(run, run.losses.outcome, now) if run.finished else []
+        return self.close(run, run.losses.outcome, now) if run.finished else []
 
     def discard_given_up(self, now: float) -> list[Action]:
         """See to the shards of jobs that could not be started."""
@@ -155,16 +210,30 @@ class Jobs:
 
     def replace(self, run: JobRun, member: MemberInfo, now: float) -> list[Action]:
         """A worker begins another job under the name of one that was left alone; the others there move with it."""
+        how = f"left by its workers, and {member.hello.name} began another one"
+        return self.close(run, how, now, moved=True)
+
+    def _succeed(self, run: JobRun, closing: Closing, now: float) -> list[Action]:
+        """End a job, and let workers that are there go on with another one of its name."""
         moved = list(run.workers)  # they keep their ranks: nobody would tell them others
         for worker in moved:
             del run.members[worker.incarnation]
             run.workers.leave(worker, "moved")
-        actions = self.end(run, f"left by its workers, and {member.hello.name} began another one", now, moved=True)
+        actions = self.end(run, closing.how, now, moved=True)
         new = self.runs[run.name] = self.named(run.name)
         for worker in moved:
             new.workers.take(worker, worker.rank)
             actions += new.join(worker, now)
+        for worker in moved:
+            if (message := closing.parked.get(worker.incarnation)) is not None:
+                actions += self._init(new, worker, message, now)
         return actions
+
+    def _init(self, run: JobRun, member: MemberInfo, message: Init, now: float) -> list[Action]:
+        try:
+            return run.init(member, message, now)
+        except PSError as error:
+            return [member.fail(message.request, error)]
 
     def end_asked(self, peer: Peer, message: EndJob, now: float) -> list[Action]:
         """Somebody asks for the end of a job, or of all; asked again, because the answer was lost, it ends no other.
@@ -181,8 +250,11 @@ class Jobs:
             return [answer, *self._cluster_end.begin(Exit(exits.OK, DOWN), now)]
         run, actions = self.runs.get(message.job), list[Action]()
         if run is not None:
-            actions = self.end(run, ASKED, now)
+            actions = self.close(run, ASKED, now)
             self._cluster_end.note_idle(now)
+            if (closing := self.closing.get(message.job)) is not None:  # it is answered then
+                closing.askers[message.nonce or peer, message.request] = peer, message
+                return actions
             text = f"job {message.job!r} has ended"
         elif not (text := self.ended.describe(message.job, now)):
             raise unknown_job(message.job, self.runs)
@@ -194,6 +266,7 @@ class Jobs:
             run.validate()
         epochs = [epoch for run in self.runs.values() for epoch in run.startup.copies.by_epoch]
         assert len(set(epochs)) == len(epochs)
+        assert set(self.closing) <= set(self.runs)
 
 
 def is_replaceable(run: JobRun, member: MemberInfo, message: Init, workers: int | None) -> bool:

@@ -41,9 +41,9 @@ def join(host: Host, event: Received, hello: Hello, now: float) -> list[Action]:
     """Take somebody in, or once more; return its welcome, and what follows."""
     check_admission(host.identity, hello, event.holder)
     host.membership.check_welcome(hello)
-    if host.cluster_end.ending is not None:
-        return [Send(event.peer, Shutdown(host.cluster_end.ending.reason))]
     known = hello.incarnation in host.membership.members
+    if (end := host.cluster_end.asked) is not None and (host.cluster_end.ending is not None or not known):
+        return [Send(event.peer, Shutdown(end.reason))]
     check_advertised(hello, event.origin)
     if (run := None if hello.role == "server" else host.jobs.named(hello.job)) is not None:
         check_in_reach(hello.role, event.origin, host.servers)

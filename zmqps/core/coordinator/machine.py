@@ -157,6 +157,9 @@ class CoordinatorMachine:
         self.notes = Notes(lambda who: self.changes.add("noted", who.hex()))
         self.files = Files(self.membership.members, store.serve if store is not None and store.serves else None)
         self.jobs.on_end = self.checkpoints.ended
+        if options.checkpoint_at_end:
+            self.jobs.save_last, self.jobs.is_saving_last = self.checkpoints.last, self.checkpoints.saves_last
+        self.cluster_end.save, self.cluster_end.is_saving = self.jobs.save_all, lambda: self.jobs.is_saving
         self.drains = Drains(self.servers, self.runs, self.erasures, self.checkpoints, self.changes.of("drains"))
         self.scales = Scales(
             self.servers, self.runs, self.checkpoints, self.drains, identity.endpoint, options.replicas,
@@ -207,14 +210,18 @@ class CoordinatorMachine:
     def handle(self, event: NetworkEvent | Stop | Returned, now: float) -> list[Action]:
         """Take an event; every failure becomes an `Error` to its sender, never an exception."""
         actions = self._handle(event, now)
-        return self._recorded([*actions, *self._move(now)], now)
+        return self._recorded([*actions, *self._move(now), *self._end(now)], now)
+
+    def _end(self, now: float) -> list[Action]:
+        """End what was to be saved before."""
+        return [*self.jobs.look(now), *self.cluster_end.look(now)]
 
     def _move(self, now: float) -> list[Action]:
         """Go on with what is to move from one server to another, or to be cut."""
         if not (self.drains.is_active or self.scales.is_active):
             return []
         ended: list[Action] = []
-        if self.ending is not None:
+        if self.cluster_end.asked is not None:
             ended = self.scales.stop(now)
             self.drains.stop()
         moved = [*ended, *self.scales.look(now), *self.drains.look(now), *self.checkpoints.look(now)]
@@ -304,7 +311,7 @@ class CoordinatorMachine:
             waits = self._waiting() if self.ending is None else []
             actions += [Log("info", text, job=job_of(text, self.runs)) for text in waits]
             actions += self._news.summaries(now)
-        actions += [*self._move(now), *self.traces.on_deadline(now)]
+        actions += [*self._move(now), *self.traces.on_deadline(now), *self._end(now)]
         return [*actions, *self.cluster_end.on_deadline(now)]
 
     def lose(self, member: MemberInfo, now: float) -> list[Action]:
@@ -383,6 +390,11 @@ class CoordinatorMachine:
                 return [*actions, *self._leave(member, message, now)]
         return [Send(member.peer, Left()), *self.partings.lose(member, now, "closed")]  # it takes its shards with it
 
+    def _drain_own(self, member: MemberInfo, message: Drain, now: float) -> list[Action]:
+        if self.cluster_end.asked is not None:
+            return []  # it stays until what it has is saved, and is told then
+        return self.drains.ask_own(member, message, now)
+
     def _init(self, member: MemberInfo, message: Init, now: float) -> list[Action]:
         run, actions = self.runs[member.job], list[Action]()
         if (member.incarnation, message.request) in run.startup.parked and self._telling.too_soon(member, now):
@@ -390,6 +402,8 @@ class CoordinatorMachine:
         if is_replaceable(run, member, message, self.options.workers):
             actions = self.jobs.replace(run, member, now)
             run = self.runs[member.job]
+        if (waits := self.jobs.park(member, message)) is not None:
+            return [*actions, waits]
         return self._telling.space([*actions, *run.init(member, message, now)], now)
 
     def _holds(self, member: MemberInfo, message: Holding, now: float) -> list[Action]:
@@ -424,7 +438,7 @@ class CoordinatorMachine:
             draining=self.drains.status(),
             scaling=self.scales.status(),
             options=self.options,
-            ending=self.ending,
+            ending=self.cluster_end.asked,
             identity=self.identity,
             uptime_s=round(now - self.started_at, 3),
             waiting=self._waiting(),
@@ -463,7 +477,7 @@ HANDLERS: dict[tuple[str, type[Message]], Callable[[CoordinatorMachine, MemberIn
     **{(role, Heartbeat): CoordinatorMachine._heartbeat for role in ("server", "worker", "observer")},
     ("server", Leave): CoordinatorMachine._server_leaves,
     **{("server", kind): _of_holder(take) for kind, take in OF_HOLDERS.items()},
-    ("server", Drain): lambda machine, member, message, now: machine.drains.ask_own(member, message, now),
+    ("server", Drain): CoordinatorMachine._drain_own,
     ("server", Saved): lambda machine, member, message, now: machine.checkpoints.saved(member, message, now),
     ("server", FileAsk): lambda machine, member, message, now: machine.files.ask(member, message),
     ("worker", Holding): CoordinatorMachine._holds,

@@ -10,6 +10,7 @@ from zmqps.core.coordinator.chains import Link
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.protocol.events import Peer
+from zmqps.errors import counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,16 @@ class Wish:
     state: Mapping[str, Any] = field(default_factory=dict)
     #: Who asks for it (an incarnation, or the nonce of somebody who has not joined) by which request -> the connection
     askers: dict[tuple[bytes, int], Peer] = field(default_factory=dict)
+    #: Of the last one of a job: how often it may still be tried, and until when it may wait to be begun.
+    tries: int = 0
+    begin_by: float = float("inf")
+    #: Whether workers pause for a cut, where one is needed: not, once some did not.
+    pauses: bool = True
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it is made because the job is about to end."""
+        return self.tries > 0
 
 
 class Making:
@@ -77,6 +88,11 @@ class Making:
         """Whether shards go back to a checkpoint, or have, that were to be written."""
         there = self.run.startup.copies.by_epoch
         return not self.run.is_whole or any(epoch not in there for epoch, _ in self.unwritten)
+
+    def status(self, now: float) -> dict[str, Any]:
+        """Return what the status shows of it."""
+        stage = f"waiting for {counted(len(self.awaited), 'worker')} to pause" if self.awaited else self.stage
+        return {"stage": stage, "since_s": round(now - self.begun_at, 3), "nbytes": sum(self.nbytes.values())}
 
     def newcomers(self) -> list[MemberInfo]:
         """Return who may push and is not held."""

@@ -31,6 +31,8 @@ class Occupancy:
         Workers that have begun.
     idle_since
         Since when nobody is there.
+    is_closing
+        Whether it ends as soon as it is saved once more: nobody has to come back in time.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Occupancy:
     ) -> None:
         self.training: set[bytes] = set()
         self.idle_since: float | None = None
+        self.is_closing = False
         self._name = name
         self._before = before
         self._members = members
@@ -77,7 +80,9 @@ class Occupancy:
     @property
     def ends_at(self) -> float | None:
         """When nobody has been there for so long that the job is not kept any more."""
-        return None if self.idle_since is None or not self._lease else self.idle_since + self._lease
+        if self.idle_since is None or self.is_closing or not self._lease:
+            return None
+        return self.idle_since + self._lease
 
     def note(self, member: MemberInfo, owner: str) -> str:
         """Return what a member is told whose values are not those that its user may expect; else nothing."""

@@ -39,6 +39,8 @@ class CoordinatorOptions:
         Save jobs without being asked every so many seconds, or steps; None: not by that.
     checkpoint_full_every
         Every so many-th checkpoint of a job is whole; those between hold what has changed since the one before.
+    checkpoint_at_end
+        Save each job once more before it ends, where there is a place for checkpoints.
     """
 
     servers: int = 1
@@ -55,3 +57,4 @@ class CoordinatorOptions:
     checkpoint_seconds: float | None = None
     checkpoint_steps: int | None = None
     checkpoint_full_every: int = 1
+    checkpoint_at_end: bool = True

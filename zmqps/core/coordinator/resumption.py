@@ -69,13 +69,15 @@ class Resumption:
         offered = self.offered()
         if offered is None:
             return
-        offered.check_same(replace(offered, parameters=job.parameters), self.owner)
+        advice = "start the cluster without --restore, or with --restore-name where only names differ"
+        offered.check_same(replace(offered, parameters=job.parameters), self.owner, advice)
         if dict(offered.optimizer) != dict(job.optimizer):
             raise JobMismatchError(
                 what="optimizer",
                 ours=repr(job.optimizer),
-                theirs=f"{offered.optimizer!r}; to begin with another one, restore with restore_optimizer=False",
+                theirs=repr(offered.optimizer),
                 owner=self.owner,
+                advice="restore values only: --restore-values-only, restore_optimizer=False",
             )
 
     def source(self) -> dict[str, Any]:

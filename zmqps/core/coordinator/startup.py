@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -17,6 +18,12 @@ from zmqps.core.job.spec import JobSpec, attached
 from zmqps.core.protocol.events import Action, Log, Send
 from zmqps.core.protocol.messages import Assign, Init, Job
 from zmqps.errors import LimitError, PSError, counted
+
+#: What to do where a worker's job is another one than that which has its name.
+OTHER_JOB = (
+    "give this worker's job another name, connect(..., job=...), or end the job that is there, if it is an old one: "
+    "zmqps jobs end {name}"
+)
 
 
 class Beginning(NamedTuple):
@@ -150,7 +157,7 @@ class Startup:
             job = JobSpec.from_wire(message.job)
             job.check_startable(self._expected if job.workers is None else job.workers)
             if self.job is not None:
-                self.job.check_same(job, self.owner)
+                self.job.check_same(job, self.owner, OTHER_JOB.format(name=shlex.quote(self.name)))
             elif resumption is not None:
                 resumption.check(job)
         else:

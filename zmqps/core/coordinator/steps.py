@@ -16,13 +16,13 @@ from zmqps.core.coordinator.journal import Changed, Plain, nothing
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.pauses import Pauses
 from zmqps.core.coordinator.rates import Numbers
-from zmqps.core.coordinator.waits import Waiter
+from zmqps.core.coordinator.waits import Waiter, not_joined
 from zmqps.core.job.norms import scale_to
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import Action, Log, Send
 from zmqps.core.protocol.messages import Arrive, Measured, Proceed
 from zmqps.core.protocol.terms import terms_of
-from zmqps.errors import DeadlineError, listed
+from zmqps.errors import DeadlineError, counted, listed
 
 #: A server answers a commit within milliseconds; one that did not may not have received it.
 COMMIT_RETRY_S = 1.0
@@ -452,8 +452,12 @@ class Steps:
         if self._granted and not self.settled:
             return f"{listed(self._commits.late(), MOST_NAMED)}{' and its backups' * self._replicated} to have the step"
         awaited = [self._members[w] for w in self.policy.awaited() if w in self._members]
-        titles = listed([worker.title for worker in awaited[:MOST_NAMED]], MOST_NAMED, len(awaited))
-        return f"{titles or 'nobody alive'}: {self.policy.why(self._to_begin(missing))}"
+        texts = [listed([worker.title for worker in awaited[:MOST_NAMED]], MOST_NAMED, len(awaited))]
+        texts += [not_joined(missing, len(self._attendance))] if missing else []
+        to_begin = self._to_begin(missing)
+        texts += [f"{counted(to_begin - missing, 'worker')} to call init"] if to_begin > missing else []
+        who = ", ".join(text for text in texts if text)
+        return f"{who or 'more gradients'}: {self.policy.why(to_begin)}"
 
     def awaited(self, now: float) -> tuple[float, list[MemberInfo]]:
         """Return for how long somebody has waited for the open step, and whom that waits for."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.protocol.events import Action, Send
 from zmqps.core.protocol.messages import Waiting
+from zmqps.errors import counted
 
 #: Seconds between two such messages to a member that waits, however often the answer changes.
 TELL_S = 0.1
@@ -16,6 +17,13 @@ MOST_TOLD = 64
 PIECE_S = 0.02
 
 Waiter = tuple[MemberInfo, int, Callable[[], str]]  # who waits, with which request, and what says for whom
+
+
+def not_joined(missing: int, there: int) -> str:
+    """Say how many workers have not come, of how many that are expected, and what to do; ``there``: how many have."""
+    them, have = ("it", "has") if missing == 1 else ("them", "have")
+    begin = f", or begin with {'the one' if there == 1 else 'those'} here: init(workers={there})" if there else ""
+    return f"{missing} of {counted(missing + there, 'worker')} that {have} not joined the job (start {them}{begin})"
 
 
 class Waits:

@@ -79,6 +79,7 @@ class DataSpec:
                     ours=repr(getattr(ours, what)),
                     theirs=repr(getattr(self, what)),
                     owner=owner,
+                    advice="give this data set another name: ranges(..., name=...)",
                 )
 
 

@@ -65,6 +65,12 @@ class Parameter:
         return [self.name, list(self.shape), self.dtype, *([1] if self.buffer else [])]
 
 
+#: What to do about a job that differs, where no more is known.
+ANOTHER_NAME = "give this worker's job another name: connect(..., job=...)"
+#: What somebody may write for `JobSpec.staleness` -> what is meant.
+MODES = {"sync": 0, "synchronous": 0, "bsp": 0, "async": None, "asynchronous": None, "asp": None, "none": None}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """Everything that must be equal on all workers of a job.
@@ -133,6 +139,13 @@ class JobSpec:
             if parameter.dtype not in known:
                 raise DtypeError(name=parameter.name, got=parameter.dtype[:40], expected=" or ".join(known))
         checks.one_of("nonfinite", self.nonfinite, NONFINITE_POLICIES)
+        if not isinstance(self.staleness, int | None) or isinstance(self.staleness, bool):
+            word = self.staleness if isinstance(self.staleness, str) else ""
+            hint = f"; {word!r} is {MODES[word.lower()]}" if word.lower() in MODES else ""
+            raise ConfigurationError(
+                f"staleness must be 0 for synchronous, n for bounded, None for asynchronous training, not "
+                f"{checks.shown(self.staleness)}{hint}"
+            )
         for label in ("staleness", "aggregate", "workers"):
             checks.whole(label, getattr(self, label), at_most=MAX_COUNT, optional=True)
         if self.staleness is not None and self.staleness < 0:
@@ -292,10 +305,10 @@ class JobSpec:
             return False
         return True
 
-    def check_same(self, ours: JobSpec, owner: str) -> None:
+    def check_same(self, ours: JobSpec, owner: str, advice: str = ANOTHER_NAME) -> None:
         """Raise `JobMismatchError` unless ``ours``, a later worker's description, is this job.
 
-        The order of the parameters need not be the same; theirs, the job's, counts.
+        The order of the parameters need not be the same; theirs, the job's, counts. ``advice``: what else to do.
         """
         job = {p.name: p for p in self.parameters}
         worker = {p.name: p for p in ours.parameters}
@@ -306,6 +319,7 @@ class JobSpec:
                     ours=worker[name].describe() if name in worker else "no such parameter",
                     theirs=job[name].describe() if name in job else "no such parameter",
                     owner=owner,
+                    advice=advice,
                 )
         theirs, mine = ({table.name: table.to_wire() for table in spec.tables} for spec in (self, ours))
         for name in [*theirs, *mine]:
@@ -317,11 +331,16 @@ class JobSpec:
                     ours=_described(mine.get(name), different),
                     theirs=_described(theirs.get(name), different),
                     owner=owner,
+                    advice=advice,
                 )
         for what in ("optimizer", *OPTIONS):
             if getattr(self, what) != getattr(ours, what):
                 raise JobMismatchError(
-                    what=what, ours=repr(getattr(ours, what)), theirs=repr(getattr(self, what)), owner=owner
+                    what=what,
+                    ours=repr(getattr(ours, what)),
+                    theirs=repr(getattr(self, what)),
+                    owner=owner,
+                    advice=advice,
                 )
 
 

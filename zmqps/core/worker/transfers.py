@@ -225,8 +225,11 @@ class Transfers:
             if pace.closing is None and pace.brought and (warning := pace.unfinished.warning(self._host.attached)):
                 actions.append(Log("warning", warning))
             return actions + self.start(operation, pull, now)
-        if pull is not None and pace.mode == "async" and pull.cargoes is push.cargoes:
-            push.target = pull.target  # both in one round trip
+        if pace.mode == "async":
+            if push.expected and (warning := pace.unfinished.alone(push, self._host.attached)):
+                actions.append(Log("warning", warning))
+            if pull is not None and pull.cargoes is push.cargoes:
+                push.target = pull.target  # both in one round trip
         return actions + self.start(operation, push, now)
 
     def _arrive(self, now: float) -> list[Action]:

@@ -219,9 +219,9 @@ class Synchronous(Policy):
             return f"step {self.step} has {self._count} of the {counted(self.aggregate, 'gradient')} it aggregates"
         absent = len(self._absent)
         brought = sum(bool(arrival.count) for arrival in self._arrivals.values())
-        text = f"step {self.step} has the gradients of {counted(brought, 'worker')}, "
-        text += f"{absent} live worker{' is' if absent == 1 else 's are'} awaited"
-        return text + (f", {missing} {'has' if missing == 1 else 'have'} not joined yet" if missing else "")
+        text = f"step {self.step} has the gradients of {counted(brought, 'worker')}"
+        text += f", {absent} live worker{' is' if absent == 1 else 's are'} awaited" if absent else ""
+        return text + (", and waits for all" if missing else "")
 
     def next_deadline(self) -> float | None:
         """Return when those who have not arrived are late."""

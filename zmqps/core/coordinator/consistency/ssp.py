@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from zmqps.core.coordinator.consistency.base import Decision, Grant, Policy
-from zmqps.errors import counted
 
 
 class Bounded(Policy):
@@ -141,7 +140,7 @@ class Bounded(Policy):
     def why(self, missing: int) -> str:
         """Say what is needed."""
         if missing:
-            return f"{counted(missing, 'worker')} {'has' if missing == 1 else 'have'} not joined yet"
+            return f"clock {self.slowest} waits for all"
         return f"the slowest worker is at clock {self.slowest}, at most {self.staleness} behind is allowed"
 
     def status(self) -> dict[str, object]:

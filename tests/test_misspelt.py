@@ -1,0 +1,106 @@
+"""What is misspelt, or called otherwise elsewhere, is answered by the name that is meant, in an error of zmqps."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import zmqps
+from tests.inprocess import InProcessCluster
+from zmqps import aio, optim
+from zmqps.errors import ConfigurationError, OptimizerError
+
+PUBLIC: dict[str, Callable[..., Any]] = {
+    **{name: getattr(optim, name) for name in optim.registry.BUILTIN if hasattr(optim, name)},
+    **{cls.kind: cls for cls in optim.schedules.KINDS.values()},
+    "connect": zmqps.connect,
+    "aio.connect": aio.connect,
+    "LocalCluster": zmqps.LocalCluster,
+    "table": zmqps.table,
+    "row_cache": zmqps.row_cache,
+}
+
+
+@pytest.fixture
+def worker() -> Iterator[zmqps.Worker]:
+    with InProcessCluster() as cluster, zmqps.connect(cluster.address) as connected:
+        yield connected
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_option_is_named_where_one_letter_is_missing(name: str) -> None:
+    signature = inspect.signature(PUBLIC[name])
+    for option, parameter in signature.parameters.items():
+        if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL) or len(option) < 4:
+            continue
+        with pytest.raises((ConfigurationError, OptimizerError), match=f"did you mean .{option}."):
+            PUBLIC[name](**{option[:-1]: 1})
+
+
+@pytest.mark.parametrize(("wrong", "right"), [("lr", "learning_rate"), ("betas", "b1"), ("epsilon", "eps")])
+def test_names_of_other_libraries_are_known(wrong: str, right: str) -> None:
+    with pytest.raises(OptimizerError, match=rf"adam\(\) has no option '{wrong}'; did you mean '{right}'"):
+        optim.adam(**{wrong: 0.1})
+    if right != "learning_rate":
+        return
+    with pytest.raises(OptimizerError, match="did you mean 'learning_rate'"):
+        optim.group("*.bias", lr=0.1)
+
+
+def test_what_is_near_to_nothing_is_answered_by_all_there_is() -> None:
+    with pytest.raises(OptimizerError, match="its options are learning_rate, weight_decay"):
+        optim.sgd(fish=1)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(("word", "meant"), [("sync", "0"), ("async", "None"), ("Synchronous", "0")])
+def test_a_mode_in_words_is_answered_by_its_staleness(worker: zmqps.Worker, word: str, meant: str) -> None:
+    with (
+        InProcessCluster() as cluster,
+        zmqps.connect(cluster.address) as worker,
+        pytest.raises(ConfigurationError) as caught,
+    ):
+        worker.init({"w": np.zeros(1)}, optimizer=optim.sgd(0.1), staleness=word)
+    assert "0 for synchronous, n for bounded, None for asynchronous training" in str(caught.value)
+    assert str(caught.value).endswith(f"{word!r} is {meant}")
+
+
+def test_no_limit_is_said_that_nobody_comes_near(worker: zmqps.Worker) -> None:
+    with (
+        InProcessCluster() as cluster,
+        zmqps.connect(cluster.address) as worker,
+        pytest.raises(ConfigurationError) as caught,
+    ):
+        worker.init({"w": np.zeros(1)}, optimizer=optim.sgd(0.1), workers="3")
+    assert "e+18" not in str(caught.value)
+
+
+def test_a_word_of_a_few_is_answered_by_the_nearest(worker: zmqps.Worker) -> None:
+    with (
+        InProcessCluster() as cluster,
+        zmqps.connect(cluster.address) as worker,
+        pytest.raises(ConfigurationError) as caught,
+    ):
+        worker.init({"w": np.zeros(1)}, optimizer=optim.sgd(0.1), nonfinite="alow")
+    assert "nonfinite must be one of reject, allow, not 'alow'; did you mean 'allow'?" in str(caught.value)
+    with (
+        InProcessCluster() as cluster,
+        zmqps.connect(cluster.address) as worker,
+        pytest.raises(ConfigurationError, match="stalen"),
+    ):
+        worker.init({"w": np.zeros(1)}, optimizer=optim.sgd(0.1), stalenes=0)
+
+
+@pytest.mark.parametrize("name", [n for n in dir(zmqps.Worker) if not n.startswith("_")])
+def test_a_call_with_too_little_names_the_class_that_scripts_know(name: str) -> None:
+    method = getattr(zmqps.Worker, name)
+    if callable(method):
+        assert method.__qualname__ == f"Worker.{name}"
+        needed = [
+            p for p in inspect.signature(method).parameters.values()
+            if p.kind is p.KEYWORD_ONLY and p.default is p.empty
+        ]  # fmt: skip
+        assert not needed, "what has to be said is said by place"
