@@ -27,6 +27,7 @@ from zmqps.cli.trace import trace
 from zmqps.cli.up import down, up
 from zmqps.core.protocol import exits
 from zmqps.errors import AddressInUseError, ConfigurationError, DeadlineError, PSError
+from zmqps.net.children import heed_children
 
 EXIT_CODES: tuple[tuple[type[PSError], int], ...] = (
     (ConfigurationError, exits.USAGE),
@@ -62,6 +63,7 @@ for command in (
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit code. Errors become one line on standard error."""
+    heed_children()
     try:
         result = cli.main(arguments, prog_name="zmqps", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:

@@ -40,6 +40,7 @@ from zmqps.launch.processes import (
 from zmqps.launch.ranks import Roles
 from zmqps.launch.restarts import DRAIN_TIMEOUT_S, Restarts, failed
 from zmqps.logs.handler import VARIABLE as LOG_NODE
+from zmqps.net.signals import answered
 from zmqps.nodes.files import Folder
 from zmqps.nodes.inquiry import inquire
 
@@ -131,7 +132,7 @@ class Task:
 
     async def run(self) -> int:
         """Run until the cluster ends; return the exit code."""
-        loop, task, config = asyncio.get_running_loop(), asyncio.current_task(), self._config
+        task, config = asyncio.current_task(), self._config
         assert task is not None
         async with contextlib.AsyncExitStack() as self._stack:
             where = ("runs", config.name, "logs")
@@ -139,8 +140,8 @@ class Task:
             log = LogFile(self._name(f"{NAME}{config.rank}"), self._folder, self._file(f"{NAME}{config.rank}"),
                           self._terminal, as_json=config.cluster.log_json)  # fmt: skip
             self._log = log
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                loop.add_signal_handler(number, self._ask, number, task)
+            asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            self._stack.enter_context(answered(asked, lambda number: self._ask(number, task)))
             try:
                 await self._start()
                 return await self._supervise()

@@ -25,6 +25,7 @@ from typing import IO, Protocol
 from zmqps.errors import NodeFailedError, PSError, UnsafeFileError, from_wire
 from zmqps.launch.restarts import RESTART, TOKEN, Restarts
 from zmqps.logs.lines import read_message
+from zmqps.net.children import UNKNOWN, heed_children
 from zmqps.nodes.files import open_own
 from zmqps.trace import VARIABLE as TRACE
 
@@ -90,6 +91,7 @@ class Process:
         self.name = name
         self.log = log
         self.channel: socket.socket | None = None
+        heed_children()
         theirs: socket.socket | None = None
         if is_node:
             self.channel, theirs = socket.socketpair()
@@ -137,6 +139,8 @@ class Process:
         if not self.ended:
             try:
                 fd = os.pidfd_open(self.popen.pid)
+            except ProcessLookupError:
+                return self._reap()
             except (AttributeError, OSError):  # not Linux, or an old one
                 return await asyncio.to_thread(self.popen.wait)
             try:
@@ -144,6 +148,14 @@ class Process:
             finally:
                 os.close(fd)
             self.kill()  # what it started and left running, while its number cannot be anybody else's yet
+        return self._reap()
+
+    def _reap(self) -> int:
+        if not self.ended:
+            try:
+                os.waitid(os.P_PID, self.popen.pid, os.WEXITED | os.WNOWAIT)
+            except ChildProcessError:  # the script waits for all children, and Popen would say 0
+                self.popen.returncode = UNKNOWN
         return self.popen.wait()
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -360,6 +372,8 @@ def refuse(parent_fd: int, error: PSError) -> None:
 
 def describe_exit(code: int) -> str:
     """Say in words how a process has ended."""
+    if code == UNKNOWN:
+        return "an exit code that is not known: another part of this program waits for all children"
     if code >= 0:
         return f"exit code {code}"
     try:

@@ -19,6 +19,7 @@ from zmqps.launch.far import GREETING, MAX_PREAMBLE_LINES, Message, Voice, decod
 from zmqps.launch.hosts import Host
 from zmqps.launch.processes import describe_exit, gone, node_environment, tail, worker_command
 from zmqps.logs.lines import Lines
+from zmqps.net.children import heed_children
 
 #: Lines of ssh's that an error shows.
 LAST_WORDS = 10
@@ -162,6 +163,7 @@ class RemoteHost:
         self._tasks += [asyncio.create_task(self._listen(reader)), asyncio.create_task(self._breathe())]
 
     def _spawn(self) -> subprocess.Popen[bytes]:
+        heed_children()
         return subprocess.Popen(
             worker_command(self._command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env=node_environment(), process_group=0,
