@@ -116,7 +116,7 @@ def _config(told: dict[str, Any]) -> LaunchConfig:
     if (told["hosts"] is None) == (told["host"] is None):
         raise click.UsageError("say which hosts: --hosts FILE or -H HOST:SLOTS,HOST:SLOTS")
     if told["hosts"] is not None:
-        hosts = read_hostfile(told["hosts"].read_text(errors="replace"), str(told["hosts"]))
+        hosts = read_hostfile(told["hosts"].read_text("utf-8", errors="replace"), str(told["hosts"]))
     else:
         hosts = read_hosts(told["host"])
     if told["interface"]:

@@ -22,6 +22,7 @@ from zmqps.cli.nodes import coordinator, server
 from zmqps.cli.resize import drain, scale
 from zmqps.cli.run import run as run_task
 from zmqps.cli.settings import read_config
+from zmqps.cli.streams import open_streams
 from zmqps.cli.top import top
 from zmqps.cli.trace import trace
 from zmqps.cli.up import down, up
@@ -93,4 +94,5 @@ def _say(error: PSError | OSError) -> None:
 
 def main() -> None:
     """Run ``zmqps`` with this process's arguments."""
+    open_streams()
     sys.exit(run())
