@@ -100,3 +100,26 @@ def test_a_start_in_the_background_succeeds_although_ends_of_children_are_ignore
     )  # fmt: skip
     assert refused.returncode not in (exits.OK, -signal.SIGKILL), refused.stderr
     assert "Traceback" not in refused.stderr
+
+
+TRAINS = """
+import numpy as np, zmqps
+with zmqps.connect() as worker:
+    worker.init({"w": np.zeros(4)}, optimizer=zmqps.optim.sgd(0.1))
+    print("it trains", flush=True)
+    while True:
+        worker.push_pull({"w": np.zeros(4)})
+"""
+
+
+@pytest.mark.processes
+def test_ctrl_c_is_one_line_of_each_worker(start: Callable[..., Running], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINS)
+    cluster = start(*UP, "--workers", "2", "--", "python", "train.py")
+    cluster.wait_for(r"(?s)worker-\d.*it trains.*worker-\d.*it trains")
+    cluster.popen.send_signal(signal.SIGINT)
+    assert cluster.exit_code() == exits.INTERRUPTED
+    asked = cluster.output.index("SIGINT: ending the cluster")
+    said = [line for line in cluster.output[asked:].splitlines() if line.startswith("worker-")]
+    assert sorted(line.split()[0] for line in said) == ["worker-0", "worker-1"], said
+    assert all("KeyboardInterrupt in " in line for line in said)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from zmqps.cli.launch_config import LaunchConfig
 
 #: Variables of zmqps itself that mean the same on every host; all others go with --env.
-PASSED = ("ZMQPS_TRANSPORT", "ZMQPS_JOB", "ZMQPS_COMBINE")
+PASSED = ("ZMQPS_TRANSPORT", "ZMQPS_JOB", "ZMQPS_COMBINE", "ZMQPS_TRACEBACK")
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
