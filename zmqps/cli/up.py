@@ -17,7 +17,7 @@ import click
 from zmqps.cli import settings
 from zmqps.cli.settings import setting
 from zmqps.core.protocol import exits
-from zmqps.errors import NodeFailedError, PSError
+from zmqps.errors import ConfigurationError, NodeFailedError, PSError
 
 if TYPE_CHECKING:
     from zmqps.cli.output import Terminal
@@ -249,6 +249,11 @@ def down(coordinator: str | None, job_secret: Path | None, keys: Path | None, di
     if state is None:
         click.echo("no cluster runs here")
         return exits.OK
+    if state.elsewhere:
+        raise ConfigurationError(
+            f"{state_path(directory)} is of a cluster on {state.elsewhere}, which shares this directory: run this "
+            "there; if none runs there, remove the file"
+        )
     if not state.running:
         forget_state(directory)
         asyncio.run(end_rest(state.pid, state.start, timeout))
