@@ -36,10 +36,10 @@ def environment() -> dict[str, str]:
 class Running:
     """A ``zmqps`` process in the foreground; output is read as it comes."""
 
-    def __init__(self, arguments: Sequence[str], directory: Path) -> None:
+    def __init__(self, arguments: Sequence[str], directory: Path, *python: str) -> None:
         self.popen = subprocess.Popen(
-            [sys.executable, "-m", "zmqps", *arguments], cwd=directory, env=environment(), stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+            [sys.executable, *(python or ("-m", "zmqps")), *arguments], cwd=directory, env=environment(),
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         assert self.popen.stdout is not None
         self._pipe = self.popen.stdout

@@ -206,3 +206,50 @@ def test_the_start_of_a_process_tells_it_from_others(innocent) -> None:
     innocent.kill()
     innocent.wait()
     assert start_of(innocent.pid) == 0
+
+
+@pytest.fixture
+def shared_with(tmp_path: Path) -> Iterator[Claim]:
+    """Yield the claim of a cluster on another host that shares the directory, and a process of the same number here."""
+    with Claim(tmp_path) as claim:
+        state = State(
+            pid=os.getpid(), name="n", address="tcp://127.0.0.1:1", logs="", started="", start=start_of(os.getpid()),
+            host="another", host_name="node7",
+        )  # fmt: skip
+        claim.write(state)
+        yield claim
+
+
+@pytest.mark.parametrize("command", [("down",), ("status",), ("jobs",), UP])
+def test_a_cluster_of_another_host_that_shares_the_directory_is_left_alone(
+    zmqps, tmp_path, shared_with, command
+) -> None:
+    """Down would otherwise end this very process, whose number and start are the same as the supervisor's there."""
+    refused = zmqps(*command)
+    assert refused.returncode == exits.USAGE
+    assert "on node7" in refused.stderr
+    state = read_state(tmp_path)
+    assert state is not None
+    assert state.elsewhere == "node7"
+
+
+def test_what_a_cluster_has_left_on_another_host_is_not_removed_from_here(zmqps, tmp_path) -> None:
+    path = state_path(tmp_path)
+    with Claim(tmp_path) as claim:
+        claim.write(State(pid=1, name="n", address="", logs="", started="", host="another", host_name="node7"))
+        text = path.read_text()
+    path.parent.mkdir(mode=0o700)
+    path.write_text(text)
+    assert zmqps("down").returncode == exits.USAGE
+    assert path.read_text() == text
+
+
+def test_what_a_cluster_has_left_before_its_host_started_anew_is_removed(zmqps, tmp_path) -> None:
+    path = state_path(tmp_path)
+    with Claim(tmp_path) as claim:
+        claim.write(State(pid=1, name="n", address="", logs="", started="", host="the boot before"))
+        text = path.read_text()
+    path.parent.mkdir(mode=0o700)
+    path.write_text(text)
+    assert zmqps("down").returncode == exits.OK
+    assert not path.exists()

@@ -412,3 +412,13 @@ def test_every_target_of_a_cluster_takes_an_address_a_coordinator_and_more(told:
     result = subprocess.run(make, capture_output=True, text=True, check=True)
     last = result.stdout.splitlines()[-1]
     assert " ".join(last.removeprefix("python3 -m zmqps ").split()) == runs
+
+
+@pytest.mark.processes
+def test_the_end_of_a_cluster_is_not_awaited_long_where_nobody_listens(zmqps) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    ended = zmqps("down", "--coordinator", f"tcp://127.0.0.1:{port}")
+    assert ended.returncode == exits.COORDINATOR_LOST
+    assert "timed out after 5.0 s" in ended.stderr
+    assert "nobody listens at that port" in ended.stderr

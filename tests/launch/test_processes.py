@@ -9,13 +9,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
 
 from tests.pace import allow
 from zmqps.launch import processes
-from zmqps.launch.processes import gone, has_mark, mark_of, marked, signal_if
+from zmqps.launch.processes import Process, describe_exit, gone, has_mark, mark_of, marked, signal_if
+from zmqps.launch.restarts import failed
 
 pytestmark = pytest.mark.processes
 
@@ -96,3 +98,23 @@ def test_a_worker_finds_a_secret_for_its_channels_unless_it_has_one(monkeypatch:
     assert len(made[0]) == 32
     monkeypatch.setenv("ZMQPS_CHANNEL_SECRET", "what the user knows")
     assert processes.worker_environment("tcp://127.0.0.1:1", 0)["ZMQPS_CHANNEL_SECRET"] == "what the user knows"
+
+
+FAILS = [sys.executable, "-c", "raise SystemExit(3)"]
+
+
+def test_how_a_child_has_ended_is_not_made_up_where_the_script_has_taken_it(tmp_path: Path) -> None:
+    child = Process("worker-0", FAILS, stdout=subprocess.DEVNULL, log=tmp_path / "log")
+    os.waitid(os.P_PID, child.popen.pid, os.WEXITED)
+    code = asyncio.run(asyncio.wait_for(child.exited(), PATIENCE))
+    assert failed(code)
+    assert "not known" in describe_exit(code)
+
+
+def test_how_a_child_ends_is_known_although_the_ends_of_children_were_ignored(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        child = Process("worker-0", FAILS, stdout=subprocess.DEVNULL, log=tmp_path / "log")
+        assert asyncio.run(asyncio.wait_for(child.exited(), PATIENCE)) == 3
+    finally:
+        signal.signal(signal.SIGCHLD, before)

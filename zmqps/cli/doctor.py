@@ -141,7 +141,7 @@ def _hosts(told: Mapping[str, Any]) -> list[Host]:
     from zmqps.launch.ssh import Shell
 
     if told["hosts"] is not None:
-        named = read_hostfile(told["hosts"].read_text(errors="replace"), str(told["hosts"]))
+        named = read_hostfile(told["hosts"].read_text("utf-8", errors="replace"), str(told["hosts"]))
     else:
         named = read_hosts(told["host"])
     if len(named) > MAX_HOSTS:

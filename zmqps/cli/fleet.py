@@ -35,6 +35,7 @@ from zmqps.launch.reach import undecided
 from zmqps.launch.remote import RemoteHost, RemoteProcess
 from zmqps.launch.restarts import Restarts, failed
 from zmqps.logs.handler import VARIABLE as LOG_NODE
+from zmqps.net.signals import answered
 from zmqps.nodes.files import Folder
 from zmqps.trace import VARIABLE as TRACE
 
@@ -84,7 +85,7 @@ class Fleet:
         PSError
             What kept the cluster from starting; nothing is left behind.
         """
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        task = asyncio.current_task()
         assert task is not None
         config = self._config
         with Claim(config.directory) as claim, self._logs:
@@ -94,8 +95,8 @@ class Fleet:
                 if is_log(old):
                     self._folder.remove(old)
             self._log = self._new_log("zmqps", "supervisor.log")
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                loop.add_signal_handler(number, self._ask, number, task)
+            asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            self._logs.enter_context(answered(asked, lambda number: self._ask(number, task)))
             started = datetime.now().astimezone().isoformat(timespec="seconds")
             facts = {"pid": os.getpid(), "name": config.name, "logs": str(self._folder.path), "started": started}
             facts |= {"start": start_of(os.getpid()), "saves": config.cluster.checkpoints.saves_at_end}

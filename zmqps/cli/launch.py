@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from zmqps.launch.code import Code
 
 #: Variables of zmqps itself that mean the same on every host; all others go with --env.
-PASSED = ("ZMQPS_TRANSPORT", "ZMQPS_JOB", "ZMQPS_COMBINE")
+PASSED = ("ZMQPS_TRANSPORT", "ZMQPS_JOB", "ZMQPS_COMBINE", "ZMQPS_TRACEBACK")
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
@@ -121,7 +121,7 @@ def _config(told: dict[str, Any]) -> LaunchConfig:
     if (told["hosts"] is None) == (told["host"] is None):
         raise click.UsageError("say which hosts: --hosts FILE or -H HOST:SLOTS,HOST:SLOTS")
     if told["hosts"] is not None:
-        hosts = read_hostfile(told["hosts"].read_text(errors="replace"), str(told["hosts"]))
+        hosts = read_hostfile(told["hosts"].read_text("utf-8", errors="replace"), str(told["hosts"]))
     else:
         hosts = read_hosts(told["host"])
     if told["interface"]:

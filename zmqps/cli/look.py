@@ -13,7 +13,8 @@ import click
 from zmqps.cli import settings
 from zmqps.cli.settings import setting
 from zmqps.core.protocol import exits
-from zmqps.errors import DeadlineError
+from zmqps.core.protocol.endpoints import host_of, is_loopback
+from zmqps.errors import ConfigurationError, DeadlineError
 
 DEFAULT_ADDRESS = "tcp://127.0.0.1:5570"
 
@@ -142,6 +143,11 @@ def address_of(coordinator: str | None, directory: Path) -> str:
     if coordinator:
         return coordinator
     state = read_state(directory)
+    if state is not None and state.running and state.elsewhere and is_loopback(host_of(state.address)):
+        raise ConfigurationError(
+            f"the cluster of this directory runs on {state.elsewhere}, at {state.address}, which only that host "
+            "reaches: run this there, or name another cluster with --coordinator"
+        )
     return (state.address if state is not None and state.running else "") or DEFAULT_ADDRESS
 
 

@@ -23,11 +23,13 @@ from zmqps.cli.nodes import coordinator, server
 from zmqps.cli.resize import drain, scale
 from zmqps.cli.run import run as run_task
 from zmqps.cli.settings import read_config
+from zmqps.cli.streams import open_streams
 from zmqps.cli.top import top
 from zmqps.cli.trace import trace
 from zmqps.cli.up import down, up
 from zmqps.core.protocol import exits
 from zmqps.errors import AddressInUseError, ConfigurationError, DeadlineError, PSError
+from zmqps.net.children import heed_children
 
 EXIT_CODES: tuple[tuple[type[PSError], int], ...] = (
     (ConfigurationError, exits.USAGE),
@@ -64,6 +66,7 @@ give_help(cli)
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return the exit code. Errors become one line on standard error."""
+    heed_children()
     try:
         result = cli.main(arguments, prog_name="zmqps", standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
@@ -93,4 +96,5 @@ def _say(error: PSError | OSError) -> None:
 
 def main() -> None:
     """Run ``zmqps`` with this process's arguments."""
+    open_streams()
     sys.exit(run())

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import IO, TextIO
 
+from zmqps.cli.streams import make_legible
 from zmqps.errors import PSError, counted, printable
 from zmqps.logs.lines import (
     MAX_LINE_NBYTES,
@@ -69,6 +70,7 @@ class Painter:
     def __init__(self, stream: TextIO, width: int = NAME_WIDTH) -> None:
         from rich.console import Console
 
+        make_legible(stream)
         self._stream = stream
         self._width = width
         self._state = ""  # stands below the lines, on a terminal only

@@ -335,7 +335,7 @@ def read_config(path: Path, group: click.Group) -> dict[str, Any]:
         The file cannot be read, or contains a key that no command knows.
     """
     try:
-        text = path.read_text()
+        text = path.read_text("utf-8")
         entries = tomllib.loads(text)
     except (OSError, ValueError, RecursionError) as error:
         if isinstance(error, tomllib.TOMLDecodeError) and _collides(text):

@@ -11,11 +11,13 @@ import contextlib
 import fcntl
 import json
 import os
-from dataclasses import asdict, dataclass
+import socket
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from zmqps.errors import ConfigurationError
+from zmqps.net.host import host_tag
 from zmqps.nodes.files import Folder
 
 FOLDER, FILE = ".zmqps", "cluster.json"
@@ -45,6 +47,8 @@ class State:
         Whether its end takes as long as its jobs take to be saved.
     start
         What tells the supervisor from another process of its number; see `zmqps.launch.processes.start_of`.
+    host, host_name
+        On which host it runs: hosts may share the directory, and numbers of processes are each host's own.
     running
         Whether the supervisor lives.
     """
@@ -57,12 +61,19 @@ class State:
     page: str = ""
     start: int = 0
     saves: bool = False
+    host: str = field(default_factory=host_tag)
+    host_name: str = field(default_factory=socket.gethostname)
     running: bool = True
 
+    @property
+    def elsewhere(self) -> str:
+        """The name of another host that it runs on; empty: it runs here, or did before this host started anew."""
+        is_here = self.host == host_tag() or (not self.running and self.host_name == socket.gethostname())
+        return "" if is_here else self.host_name
 
-KINDS = {
-    "pid": int, "name": str, "address": str, "logs": str, "started": str, "page": str, "start": int, "saves": bool
-}  # fmt: skip
+
+TEXTS = ("name", "address", "logs", "started", "page", "host", "host_name")
+KINDS: dict[str, type] = {"pid": int, "start": int, "saves": bool, **dict.fromkeys(TEXTS, str)}
 
 
 def state_path(directory: Path) -> Path:
@@ -132,8 +143,11 @@ class Claim:
         if state is None or not state.running:
             return
         which = f" at {state.address} (supervisor pid {state.pid})" if state.address else ""
+        where, there = "here", ""
+        if state.elsewhere:
+            where, there = f"on {state.elsewhere}, which shares this directory,", " there"
         raise ConfigurationError(
-            f"a cluster is running here already{which}; end it with `zmqps down`, or start another one "
+            f"a cluster is running {where} already{which}; end it with `zmqps down`{there}, or start another one "
             "with --directory DIR and another --address"
         )
 

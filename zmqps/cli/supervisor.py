@@ -37,6 +37,7 @@ from zmqps.launch.processes import (
 from zmqps.launch.reports import Reports
 from zmqps.launch.restarts import DRAIN_TIMEOUT_S, RESTART_S, RESTARTS, Restarts, failed
 from zmqps.logs.handler import VARIABLE as LOG_NODE
+from zmqps.net.signals import answered
 from zmqps.nodes.files import Folder
 from zmqps.nodes.inquiry import inquire
 from zmqps.nodes.journal import FILE, forget_journal
@@ -131,7 +132,7 @@ class Supervisor:
         PSError
             What kept the cluster from starting; nothing is left behind.
         """
-        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        task = asyncio.current_task()
         assert task is not None
         config = self._config
         async with contextlib.AsyncExitStack() as stack:
@@ -146,8 +147,8 @@ class Supervisor:
                     self._logs.remove(old)
             self._log = LogFile("zmqps", self._logs, "supervisor.log", self._terminal, as_json=config.cluster.log_json)
             stack.callback(self._log.close)
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                loop.add_signal_handler(number, self._ask, number, task)
+            asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            stack.enter_context(answered(asked, lambda number: self._ask(number, task)))
             started = datetime.now().astimezone().isoformat(timespec="seconds")
             pid, start = os.getpid(), start_of(os.getpid())
             self._mark = mark_of(pid, start)

@@ -42,6 +42,7 @@ from zmqps.launch.ranks import Roles
 from zmqps.launch.reports import Reports
 from zmqps.launch.restarts import DRAIN_TIMEOUT_S, Restarts, failed
 from zmqps.logs.handler import VARIABLE as LOG_NODE
+from zmqps.net.signals import answered
 from zmqps.nodes.files import Folder
 from zmqps.nodes.inquiry import inquire
 
@@ -135,7 +136,7 @@ class Task:
 
     async def run(self) -> int:
         """Run until the cluster ends; return the exit code."""
-        loop, task, config = asyncio.get_running_loop(), asyncio.current_task(), self._config
+        task, config = asyncio.current_task(), self._config
         assert task is not None
         async with contextlib.AsyncExitStack() as self._stack:
             where = ("runs", config.name, "logs")
@@ -143,8 +144,8 @@ class Task:
             log = LogFile(self._name(f"{NAME}{config.rank}"), self._folder, self._file(f"{NAME}{config.rank}"),
                           self._terminal, as_json=config.cluster.log_json)  # fmt: skip
             self._log = log
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                loop.add_signal_handler(number, self._ask, number, task)
+            asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            self._stack.enter_context(answered(asked, lambda number: self._ask(number, task)))
             try:
                 await self._start()
                 return await self._supervise()

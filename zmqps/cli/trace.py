@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -174,7 +175,8 @@ def _proof(job_secret: Path | None, keys: Path | None) -> dict[str, Any]:
 
 
 def _progress(text: str) -> None:
-    click.echo(text, err=True)
+    if sys.stderr.isatty():  # lines of a log say nothing by being many
+        click.echo(text, err=True)
 
 
 def _read(recorded: Path) -> tuple[Trace, bool]:

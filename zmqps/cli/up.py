@@ -17,7 +17,7 @@ import click
 from zmqps.cli import settings
 from zmqps.cli.settings import setting
 from zmqps.core.protocol import exits
-from zmqps.errors import NodeFailedError, PSError
+from zmqps.errors import ConfigurationError, NodeFailedError, PSError
 
 if TYPE_CHECKING:
     from zmqps.cli.output import Terminal
@@ -255,6 +255,11 @@ def down(
     if state is None:
         click.echo("no cluster runs here")
         return exits.OK
+    if state.elsewhere:
+        raise ConfigurationError(
+            f"{state_path(directory)} is of a cluster on {state.elsewhere}, which shares this directory: run this "
+            "there; if none runs there, remove the file"
+        )
     saves_s = WAITS_S if state.saves else 0.0
     timeout = DOWN_S + saves_s if timeout is None else timeout
     if not state.running:

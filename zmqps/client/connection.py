@@ -37,6 +37,7 @@ from zmqps.core.worker.session import SessionMachine
 from zmqps.core.worker.statistics import Statistics
 from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, PSError
 from zmqps.logs.handler import under_a_supervisor
+from zmqps.logs.uncaught import show_briefly
 from zmqps.net.environment import find_address
 from zmqps.net.identity import check_peer, new_identity, read_job_secret
 from zmqps.net.keyring import find_keys
@@ -79,6 +80,7 @@ class Connection:
     ) -> None:
         refuse_in_callback()
         under_a_supervisor(os.environ)
+        show_briefly()
         self._keys = find_keys(keys, token, os.environ)
         if address is None and self._keys is not None:
             address = self._keys.address or None

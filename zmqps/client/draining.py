@@ -20,7 +20,8 @@ def drain_on(*signals: int) -> None:
     Parameters
     ----------
     *signals : int
-        By default SIGTERM, which supervisors, schedulers and hosts that are about to be taken away send.
+        By default SIGTERM, which supervisors, schedulers and hosts that are about to be taken away send. One that is
+        ignored stays so, as SIGHUP under ``nohup``.
 
     Raises
     ------
@@ -40,7 +41,7 @@ def drain_on(*signals: int) -> None:
     for number in signals or (signal.SIGTERM,):
         try:
             before = signal.getsignal(number)
-            if before is not _on_signal:
+            if before is not _on_signal and before is not signal.SIG_IGN:
                 signal.signal(number, _on_signal)
                 _before[number] = before
         except (OSError, ValueError, TypeError) as error:

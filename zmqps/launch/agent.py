@@ -52,6 +52,7 @@ from zmqps.launch.reach import own_address, route_towards
 from zmqps.launch.reports import Reports
 from zmqps.launch.restarts import failed
 from zmqps.logs.lines import Lines
+from zmqps.net.signals import answered
 from zmqps.nodes.inquiry import inquire
 from zmqps.trace import VARIABLE as TRACE
 
@@ -114,24 +115,22 @@ class Agent:
         """Do what is said until nothing is said any more; return why."""
         task = asyncio.current_task()
         assert task is not None
-        loop = asyncio.get_running_loop()
         asked: list[str] = []
 
         def ask(number: signal.Signals) -> None:
             asked.append(number.name)
             task.cancel()
 
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            loop.add_signal_handler(number, ask, number)
-        self._begin(self._breathe())
-        try:
-            return await self._obey()
-        except asyncio.CancelledError:
-            return f"this agent got {asked[0] if asked else 'cancelled'}"
-        except ConnectionError:
-            return "the launcher is gone"
-        finally:
-            await self._end()
+        with answered((signal.SIGTERM, signal.SIGINT, signal.SIGHUP), ask):
+            self._begin(self._breathe())
+            try:
+                return await self._obey()
+            except asyncio.CancelledError:
+                return f"this agent got {asked[0] if asked else 'cancelled'}"
+            except ConnectionError:
+                return "the launcher is gone"
+            finally:
+                await self._end()
 
     async def _obey(self) -> str:
         while True:

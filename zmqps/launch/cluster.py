@@ -23,6 +23,7 @@ from zmqps.launch.config import ClusterConfig
 from zmqps.launch.nodes import Nodes
 from zmqps.launch.processes import Process, launched_for, node_environment
 from zmqps.logs.lines import LEVELS
+from zmqps.logs.uncaught import show_briefly
 from zmqps.metrics.place import MetricsPlace
 from zmqps.nodes.checkpoints import KEEP, CheckpointConfig
 from zmqps.nodes.coordinator import CoordinatorConfig
@@ -229,6 +230,7 @@ class LocalCluster:
         self._stack = contextlib.ExitStack()
         self._directory = Path(directory) if directory is not None else None
         self._state = "not started"
+        show_briefly()
         self._stopping = threading.RLock()  # a signal handler may come in between
         self._pid = os.getpid()
         self._removal: weakref.finalize[..., Any] | None = None  # of a temporary directory

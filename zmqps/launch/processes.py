@@ -26,6 +26,7 @@ from zmqps.core.protocol.keys import KEY_NBYTES
 from zmqps.errors import NodeFailedError, PSError, UnsafeFileError, from_wire
 from zmqps.launch.restarts import RESTART, TOKEN, Restarts
 from zmqps.logs.lines import read_message
+from zmqps.net.children import UNKNOWN, heed_children
 from zmqps.net.identity import PROCESS
 from zmqps.nodes.files import open_own
 from zmqps.trace import VARIABLE as TRACE
@@ -97,6 +98,7 @@ class Process:
         self._is_node = is_node
         self._group_ended = False
         env = {**(os.environ if env is None else env), PROCESS: self.token.hex()}
+        heed_children()
         theirs: socket.socket | None = None
         if is_node:
             self.channel, theirs = socket.socketpair()
@@ -159,6 +161,8 @@ class Process:
         if not self.ended:
             try:
                 fd = os.pidfd_open(self.popen.pid)
+            except ProcessLookupError:
+                return self._reap()
             except (AttributeError, OSError):  # not Linux, or an old one
                 return await asyncio.to_thread(self.popen.wait)
             try:
@@ -167,6 +171,14 @@ class Process:
                 os.close(fd)
             self.kill()  # what it started and left running, while its number cannot be anybody else's yet
             self._group_ended = True
+        return self._reap()
+
+    def _reap(self) -> int:
+        if not self.ended:
+            try:
+                os.waitid(os.P_PID, self.popen.pid, os.WEXITED | os.WNOWAIT)
+            except ChildProcessError:  # the script waits for all children, and Popen would say 0
+                self.popen.returncode = UNKNOWN
         return self.popen.wait()
 
     def send_signal(self, number: signal.Signals) -> None:
@@ -383,6 +395,8 @@ def refuse(parent_fd: int, error: PSError) -> None:
 
 def describe_exit(code: int) -> str:
     """Say in words how a process has ended."""
+    if code == UNKNOWN:
+        return "an exit code that is not known: another part of this program waits for all children"
     if code >= 0:
         return f"exit code {code}"
     try:

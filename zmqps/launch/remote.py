@@ -28,6 +28,7 @@ from zmqps.launch.far import GREETING, MAX_PREAMBLE_LINES, Message, Voice, decod
 from zmqps.launch.hosts import Host
 from zmqps.launch.processes import describe_exit, gone, node_environment, tail, worker_command
 from zmqps.logs.lines import Lines
+from zmqps.net.children import heed_children
 
 #: Lines of ssh's that an error shows.
 LAST_WORDS = 10
@@ -181,6 +182,7 @@ class RemoteHost:
     def _spawn(self) -> subprocess.Popen[bytes]:
         if not self.host.is_local and shutil.which(self._command[0]) is None:
             raise ProgramMissingError.of(self._command[0], "")
+        heed_children()
         return subprocess.Popen(
             worker_command(self._command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env=node_environment(), process_group=0,

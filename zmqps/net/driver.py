@@ -62,6 +62,7 @@ from zmqps.errors import InternalError, PSError, ServerMemoryError, printable
 from zmqps.net import stacks
 from zmqps.net.health import Health
 from zmqps.net.reach import why_silent
+from zmqps.net.signals import answered
 from zmqps.net.transport import INBOUND, Transport
 
 #: How long the last messages of a node (goodbyes) may take to leave.
@@ -402,11 +403,13 @@ async def run_node(
     loop = asyncio.get_running_loop()
     asked: list[int] = []
 
-    def ask(number: int, code: int) -> None:
+    codes = {signal.SIGINT: exits.INTERRUPTED, signal.SIGTERM: exits.TERMINATED}
+
+    def ask(number: signal.Signals) -> None:
         if asked:
-            raise SystemExit(code)
-        asked.append(code)
-        driver.submit(Stop(signal.Signals(number).name, drain_s if number == signal.SIGTERM else 0.0))
+            raise SystemExit(codes[number])
+        asked.append(codes[number])
+        driver.submit(Stop(number.name, drain_s if number == signal.SIGTERM else 0.0))
 
     def heard(fd: int) -> None:
         if not hear(fd):
@@ -417,17 +420,11 @@ async def run_node(
         with contextlib.suppress(BrokenPipeError):  # gone already, which the reader is about to notice
             os.write(parent_fd, announcement.encode() + b"\n")
         loop.add_reader(parent_fd, heard, parent_fd)
-    codes = {signal.SIGINT: exits.INTERRUPTED, signal.SIGTERM: exits.TERMINATED}
-    for number, code in codes.items():
-        with contextlib.suppress(NotImplementedError):  # platforms without signal handlers in loops
-            loop.add_signal_handler(number, ask, number, code)
     try:
-        end = await driver.run()
+        with answered(codes, ask, from_parent=parent_fd is not None):
+            end = await driver.run()
     finally:
         if parent_fd is not None:
             loop.remove_reader(parent_fd)
-        for number in codes:
-            with contextlib.suppress(NotImplementedError):
-                loop.remove_signal_handler(number)
     driver.log.log(logging.INFO if end.code in (exits.OK, exits.IDLE) else logging.ERROR, "exit: %s", end.reason)
     return asked[0] if asked and end.code == exits.OK and not end.done else end.code

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import hashlib
 import os
 import socket
 import stat
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zmqps.errors import ConfigurationError, DeadlineError
+from zmqps.net.host import host_tag
 
 #: Connections that may wait to be accepted.
 BACKLOG = 256
@@ -50,15 +50,9 @@ class Met:
     file: int
 
 
-def host_id() -> str:
-    """Return what processes of one host have in common, and no others."""
-    return str(os.stat("/proc/self/ns/net").st_ino)
-
-
 def path_of(*facts: str) -> Path:
     """Return the path at which those meet who agree on some facts."""
-    name = hashlib.sha256("\0".join((host_id(), *facts)).encode()).hexdigest()[:32]
-    path = directory() / name
+    path = directory() / host_tag(*facts)
     if len(os.fsencode(path)) > MOST_PATH_BYTES:
         raise ConfigurationError(
             f"{path.parent} is too long for the path of a socket: set XDG_RUNTIME_DIR or TMPDIR to a shorter directory"

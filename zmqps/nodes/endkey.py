@@ -7,6 +7,7 @@ end a job proves that it has read the file. So does a server of a cluster that t
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import logging
 import os
@@ -14,12 +15,18 @@ import secrets
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from zmqps.core.protocol.endpoints import host_of, is_loopback
 from zmqps.core.protocol.keys import KEY_NBYTES
 from zmqps.errors import UnsafeFileError
 from zmqps.net.addresses import split
+from zmqps.net.host import host_tag
 from zmqps.nodes.files import Folder
+
+SUFFIX = ".key"
+#: A file may be taken for left behind in the moment before it is locked.
+ATTEMPTS = 8
 
 log = logging.getLogger("zmqps.coordinator")
 
@@ -36,8 +43,8 @@ def offer_end_key(endpoint: str, key: bytes) -> Iterator[bytes]:
     try:
         with _folder(make=True) as folder:
             _sweep(folder)
-            with folder.begin(name) as file:
-                file.write(os.getpid().to_bytes(8, "little") + key)
+            file = _begin(folder, name)
+            file.write(key)
     except (OSError, UnsafeFileError) as error:
         log.warning("no job of this cluster can be ended from outside: %s", error)
         yield key
@@ -45,8 +52,8 @@ def offer_end_key(endpoint: str, key: bytes) -> Iterator[bytes]:
     try:
         yield key
     finally:
-        with contextlib.suppress(OSError, UnsafeFileError), _folder() as folder:
-            if _read(folder, name)[1] == key:  # a later one at another interface may have the same port
+        with file, contextlib.suppress(OSError, UnsafeFileError), _folder() as folder:
+            if _is(folder, name, file.fileno()):
                 folder.remove(name)
 
 
@@ -60,7 +67,12 @@ def find_end_key(endpoint: str) -> bytes:
     """
     try:
         with _folder() as folder:
-            return _read(folder, _name(endpoint))[1]
+            names = [name for name in os.listdir(folder.fd) if name.startswith(_beginning(endpoint))]
+            name = _name(endpoint)
+            if name not in names and len(names) == 1:
+                (name,) = names  # a coordinator is reached under several names
+            with open(folder.open(name, os.O_RDONLY), "rb") as file:
+                return file.read(KEY_NBYTES)
     except FileNotFoundError:
         return b""
 
@@ -88,31 +100,48 @@ def _folder(*, make: bool = False) -> Folder:
     return Folder(Path(tempfile.gettempdir()), f"zmqps-{os.geteuid()}", make=make)
 
 
+def _beginning(endpoint: str) -> str:
+    """Return how the names of files begin that are of this host and a port."""
+    return f"{host_tag()}-{split(endpoint)[1] if endpoint.startswith('tcp://') else 'ipc'}-"
+
+
 def _name(endpoint: str) -> str:
-    """Return the name of the file: by the port, for a coordinator is reached under several names."""
-    place = str(split(endpoint)[1]) if endpoint.startswith("tcp://") else endpoint
-    return f"{hashlib.sha256(place.encode()).hexdigest()[:32]}.key"
+    """Return the name of the file: other hosts may share the folder, and other coordinators of this one the port."""
+    place = host_of(endpoint) if endpoint.startswith("tcp://") else endpoint
+    return f"{_beginning(endpoint)}{hashlib.sha256(place.encode()).hexdigest()[:16]}{SUFFIX}"
 
 
-def _read(folder: Folder, name: str) -> tuple[int, bytes]:
-    """Return a coordinator's process id and its key."""
-    with open(folder.open(name, os.O_RDONLY), "rb") as file:
-        data = file.read(8 + KEY_NBYTES)
-    return int.from_bytes(data[:8], "little"), data[8:]
+def _begin(folder: Folder, name: str) -> IO[bytes]:
+    """Return a new file, locked for as long as it is open: so it is known whether its coordinator lives."""
+    for _ in range(ATTEMPTS):
+        file = folder.begin(name)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()  # somebody takes it for left behind, and removes it
+            continue
+        except OSError as error:  # a file system without locks
+            log.info("the file of the end key cannot be locked: %s", error)
+        if _is(folder, name, file.fileno()):
+            return file
+        file.close()
+    raise UnsafeFileError(path=str(folder.path / name), why="it vanishes", advice="see what cleans up there")
+
+
+def _is(folder: Folder, name: str, fd: int) -> bool:
+    """Whether a name is still that of an open file."""
+    try:
+        return os.path.samestat(os.stat(name, dir_fd=folder.fd, follow_symlinks=False), os.fstat(fd))
+    except FileNotFoundError:
+        return False
 
 
 def _sweep(folder: Folder) -> None:
-    """Remove the keys of coordinators that were killed."""
+    """Remove the keys of coordinators of this host that were killed; what others have made is theirs."""
     for name in os.listdir(folder.fd):
-        with contextlib.suppress(OSError, OverflowError, UnsafeFileError):
-            pid, key = _read(folder, name)
-            if len(key) == KEY_NBYTES and not _lives(pid):
+        if not (name.startswith(host_tag()) and name.endswith(SUFFIX)):
+            continue
+        with contextlib.suppress(OSError, UnsafeFileError), open(folder.open(name, os.O_RDWR), "rb+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is(folder, name, file.fileno()):
                 folder.remove(name)
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True

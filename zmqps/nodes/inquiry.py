@@ -81,7 +81,7 @@ async def ask(machine: Asking, operation: str, timeout: float, keys: Keys | None
 
 
 async def _run_long(machine: Inquiry, operation: str, timeout: float, keys: Keys | None) -> None:
-    """Ask for what takes long, once it is known that somebody is there to answer."""
+    """Ask for what may take long, once it is known that somebody is there to answer."""
     await ask(Inquiry(machine.endpoint), operation, min(timeout, ANSWER_S), keys)
     await ask(machine, operation, timeout, keys)
 
@@ -150,7 +150,7 @@ def _end(
 ) -> str:
     secret = read_job_secret(job_secret) or find_end_key(check_endpoint(address))
     machine = Inquiry(address, question=EndJob(1, job, nonce, end_guard(secret, job, nonce)))
-    run_blocking(ask(machine, operation, timeout, keys))
+    run_blocking(_run_long(machine, operation, timeout, keys))
     return machine.text
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from zmqps.core.protocol.endpoints import MAX_PORT, host_of, is_loopback, is_wildcard, split
 from zmqps.core.protocol.messages import Watch
 from zmqps.errors import AddressInUseError, ConfigurationError, UnsafeFileError
+from zmqps.net.host import host_tag
 from zmqps.nodes.files import Folder
 from zmqps.nodes.journal import PAGE
 from zmqps.page.feed import asking
@@ -89,7 +90,7 @@ def page(
         token = (before.token or secrets.token_hex(TOKEN_NBYTES)) if keyed or not is_loopback(host) else ""
         shown = host_of(endpoint) if is_wildcard(host) and host_of(endpoint) else host
         kept = Kept(url_of(shown, port, token), port, token)
-        name = PAGE if journal is not None else f"{port}.json"
+        name = PAGE if journal is not None else f"{host_tag(host)}-{port}.json"
         with folder.begin(name) as file:
             file.write(json.dumps({"url": kept.url, "port": kept.port, "token": kept.token}).encode())
         needs = f"; it needs the token that is in {folder.path / name}" if token else ""

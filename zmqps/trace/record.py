@@ -25,6 +25,7 @@ from zmqps.core.protocol.encoding import CODING, Coding
 from zmqps.core.protocol.events import Action, Machine, Peer, Received, Resolve, Send
 from zmqps.core.protocol.messages import Hello
 from zmqps.core.protocol.wire import peek
+from zmqps.net.host import boot
 from zmqps.net.transport import Deliver, Noticed, Transport
 from zmqps.trace import VARIABLE
 from zmqps.trace.doors import DOORS, Sink
@@ -132,12 +133,6 @@ def _events(
     if kind == "X":
         return [{**event, "dur": (end - begin) / 1e3}]
     return [{**event, "id": number}, {**event, "id": number, "ph": "e", "ts": end / 1e3}]
-
-
-def boot() -> str:
-    """Return what tells clocks apart: processes of one host share one, until it starts anew."""
-    path = Path("/proc/sys/kernel/random/boot_id")  # psutil's boot_time moves when somebody sets the clock
-    return path.read_text().strip() if path.exists() else os.uname().nodename
 
 
 @cache
