@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from zmqps.cli import settings
-from zmqps.cli.look import address_of, coordinator
+from zmqps.cli.look import coordinator, reach, shown_keys
 from zmqps.cli.settings import setting
 from zmqps.core.protocol import exits
 
@@ -25,7 +24,7 @@ job_option = setting("--job", shared=False, help="Whose, where PATH has checkpoi
 @setting("--job", shared=False, default="default", help="Which job to save.")
 @setting("--consistent", is_flag=True, shared=False, help="Asynchronous: cut between pushes; workers pause for it.")
 @settings.job_secret
-@settings.keys
+@shown_keys
 @settings.directory
 @setting("--timeout", shared=False, type=click.FloatRange(min=0, min_open=True), default=600.0, help="Seconds to wait.")
 @click.pass_context
@@ -49,13 +48,10 @@ def checkpoint(
     if ctx.invoked_subcommand is not None:
         return exits.OK
     from zmqps.errors import num_bytes
-    from zmqps.keys import find_keys
     from zmqps.nodes.inquiry import save_job
 
-    made = save_job(
-        address_of(coordinator, directory), job, consistent=consistent, timeout=timeout, job_secret=job_secret,
-        keys=find_keys(keys, None, os.environ),
-    )  # fmt: skip
+    address, shown = reach(coordinator, keys, directory)
+    made = save_job(address, job, consistent=consistent, timeout=timeout, job_secret=job_secret, keys=shown)
     click.echo(f"{made.path}: version {made.version}, {num_bytes(made.nbytes)} in {made.seconds:.2f} s")
     return exits.OK
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import click
 
 from zmqps.cli import settings
-from zmqps.cli.look import address_of, coordinator
+from zmqps.cli.look import coordinator, reach, shown_keys
 from zmqps.cli.settings import setting
 from zmqps.core.protocol import exits
 
@@ -18,7 +17,7 @@ from zmqps.core.protocol import exits
 @coordinator
 @setting("--stay", is_flag=True, shared=False, help="Let a server stay that was to go.")
 @settings.job_secret
-@settings.keys
+@shown_keys
 @settings.directory
 @setting("--timeout", shared=False, type=click.FloatRange(min=0, min_open=True), default=600.0, help="Seconds to wait.")
 def drain(
@@ -35,13 +34,12 @@ def drain(
     NAME is that of `zmqps status`, or its number there. The command returns when the server has gone; if it takes
     longer than --timeout, it goes on nevertheless.
     """
-    from zmqps.keys import find_keys
     from zmqps.nodes.inquiry import drain_server
 
+    address, shown = reach(coordinator, keys, directory)
     text = drain_server(
-        address_of(coordinator, directory), name, stay=stay, timeout=timeout, progress=click.echo,
-        job_secret=job_secret, keys=find_keys(keys, None, os.environ),
-    )  # fmt: skip
+        address, name, stay=stay, timeout=timeout, progress=click.echo, job_secret=job_secret, keys=shown
+    )
     click.echo(text)
     return exits.OK
 
@@ -50,7 +48,7 @@ def drain(
 @setting("--servers", shared=False, type=click.IntRange(1, 4096), required=True, help="How many jobs are to lie on.")
 @coordinator
 @settings.job_secret
-@settings.keys
+@shown_keys
 @settings.directory
 @setting("--timeout", shared=False, type=click.FloatRange(min=0, min_open=True), default=600.0, help="Seconds to wait.")
 def scale(
@@ -67,12 +65,9 @@ def scale(
     many, spares first, hand over all that they have, and end. If it takes longer than --timeout, it goes on
     nevertheless.
     """
-    from zmqps.keys import find_keys
     from zmqps.nodes.inquiry import scale_servers
 
-    text = scale_servers(
-        address_of(coordinator, directory), servers, timeout=timeout, progress=click.echo,
-        job_secret=job_secret, keys=find_keys(keys, None, os.environ),
-    )  # fmt: skip
+    address, shown = reach(coordinator, keys, directory)
+    text = scale_servers(address, servers, timeout=timeout, progress=click.echo, job_secret=job_secret, keys=shown)
     click.echo(text)
     return exits.OK

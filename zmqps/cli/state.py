@@ -41,6 +41,8 @@ class State:
         When, in local time.
     page
         The page's address, with its token; empty: there is none.
+    keys
+        The directory of the cluster's keys, for the commands that ask it; empty: it has none.
     start
         What tells the supervisor from another process of its number; see `zmqps.launch.processes.start_of`.
     running
@@ -53,11 +55,13 @@ class State:
     logs: str
     started: str
     page: str = ""
+    keys: str = ""
     start: int = 0
     running: bool = True
 
 
-KINDS = {"pid": int, "name": str, "address": str, "logs": str, "started": str, "page": str, "start": int}
+TEXTS, NUMBERS = ("name", "address", "logs", "started", "page", "keys"), ("pid", "start")
+KINDS = {**dict.fromkeys(TEXTS, str), **dict.fromkeys(NUMBERS, int)}
 
 
 def state_path(directory: Path) -> Path:

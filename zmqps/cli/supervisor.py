@@ -150,7 +150,10 @@ class Supervisor:
             started = datetime.now().astimezone().isoformat(timespec="seconds")
             pid, start = os.getpid(), start_of(os.getpid())
             self._mark = mark_of(pid, start)
-            state = State(pid=pid, name=config.name, address="", logs=str(logs), started=started, start=start)
+            keys = "" if config.cluster.keys is None else str(config.cluster.keys.absolute())
+            state = State(
+                pid=pid, name=config.name, address="", logs=str(logs), started=started, start=start, keys=keys
+            )
             claim.write(state)
             try:
                 if config.cluster.keys is not None and config.command:  # they have no use for what a node may

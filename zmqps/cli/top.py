@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from zmqps.cli import settings
-from zmqps.cli.look import address_of, coordinator
+from zmqps.cli.look import coordinator, reach, shown_keys
 from zmqps.cli.settings import setting
 from zmqps.core.protocol import exits
 from zmqps.errors import ConfigurationError
@@ -32,7 +31,7 @@ SPAN_S, POINTS = 300.0, 120
 @click.command()
 @coordinator
 @settings.job_secret
-@settings.keys
+@shown_keys
 @settings.directory
 @setting("--name", shared=False, help="The cluster's, for its logs on this host.", show_default="the one started here")
 @setting(
@@ -52,13 +51,11 @@ def top(
     j and v for the next job and value, ? for help, q to quit. It asks once a second, and goes on when a coordinator
     that was away is back. Needs `pip install 'zmqps[watch]'`.
     """
-    from zmqps.keys import find_keys
-
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError(
             "`zmqps top` needs a terminal; `zmqps status` prints once, `zmqps status --json` plainly"
         )
-    address = address_of(coordinator, directory)
+    address, shown = reach(coordinator, keys, directory)
     try:
         from zmqps.top.app import Top
     except ModuleNotFoundError as error:
@@ -67,7 +64,7 @@ def top(
         raise ConfigurationError(
             "`zmqps top` needs Textual, which is not installed: pip install 'zmqps[watch]'; `zmqps status -w` does not"
         ) from None
-    Top(questions(address, find_keys(keys, None, os.environ), job_secret, directory, name), address, every).run()
+    Top(questions(address, shown, job_secret, directory, name), address, every).run()
     return exits.OK
 
 

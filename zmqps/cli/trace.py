@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from zmqps.cli import settings
-from zmqps.cli.look import address_of, coordinator
+from zmqps.cli.look import coordinator, reach, shown_keys
 from zmqps.cli.settings import setting
 from zmqps.core.protocol import exits
 
@@ -59,7 +58,7 @@ skip_option = setting(
 @size_option
 @output_option
 @settings.job_secret
-@settings.keys
+@shown_keys
 @settings.directory
 @click.pass_context
 def trace(
@@ -86,9 +85,10 @@ def trace(
         return exits.OK
     from zmqps.nodes.tracing import record
 
+    address, shown = reach(coordinator, keys, directory)
     found = record(
-        address_of(coordinator, directory), job=job or "", seconds=seconds, steps=steps, nbytes=megabytes << 20,
-        progress=_progress, **_proof(job_secret, keys),
+        address, job=job or "", seconds=seconds, steps=steps, nbytes=megabytes << 20, progress=_progress,
+        job_secret=job_secret, keys=shown,
     )  # fmt: skip
     return _show(found, 0, output)
 
@@ -100,7 +100,7 @@ def trace(
 @steps_option
 @size_option
 @settings.job_secret
-@settings.keys
+@shown_keys
 @settings.directory
 def start(
     coordinator: str | None,
@@ -115,10 +115,10 @@ def start(
     """Let nodes record, and return at once."""
     from zmqps.nodes.tracing import begin
 
+    address, shown = reach(coordinator, keys, directory)
     told = begin(
-        address_of(coordinator, directory), job=job or "", seconds=seconds, steps=steps, nbytes=megabytes << 20,
-        **_proof(job_secret, keys),
-    )  # fmt: skip
+        address, job=job or "", seconds=seconds, steps=steps, nbytes=megabytes << 20, job_secret=job_secret, keys=shown
+    )
     click.echo(
         f"recording on {told} nodes for {seconds:g} s at most; what they have is kept for two minutes after that"
     )
@@ -129,7 +129,7 @@ def start(
 @coordinator
 @output_option
 @settings.job_secret
-@settings.keys
+@shown_keys
 @settings.directory
 def stop(
     coordinator: str | None, output: Path | None, job_secret: Path | None, keys: Path | None, directory: Path
@@ -137,7 +137,8 @@ def stop(
     """End what goes on, and fetch it; also what has ended by itself."""
     from zmqps.nodes.tracing import fetch
 
-    found = fetch(address_of(coordinator, directory), progress=_progress, **_proof(job_secret, keys))
+    address, shown = reach(coordinator, keys, directory)
+    found = fetch(address, progress=_progress, job_secret=job_secret, keys=shown)
     return _show(found, 0, output)
 
 
@@ -165,12 +166,6 @@ def export(recorded: Path, otlp: str) -> int:
     found, _ = _read(recorded)
     click.echo(f"{send(found, otlp)} spans were sent to {otlp}")
     return exits.OK
-
-
-def _proof(job_secret: Path | None, keys: Path | None) -> dict[str, Any]:
-    from zmqps.keys import find_keys
-
-    return {"job_secret": job_secret, "keys": find_keys(keys, None, os.environ)}
 
 
 def _progress(text: str) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zmqps.cli import settings
+from zmqps.cli.look import reach, shown_keys
 from zmqps.cli.settings import setting
 from zmqps.core.protocol import exits
 from zmqps.errors import NodeFailedError, PSError
@@ -218,7 +219,7 @@ def _report(writer: int, state: State) -> None:
     show_default="the cluster that was started here",
 )  # fmt: skip
 @settings.job_secret
-@settings.keys
+@shown_keys
 @settings.directory
 @setting(
     "--timeout",
@@ -233,11 +234,10 @@ def down(coordinator: str | None, job_secret: Path | None, keys: Path | None, di
     With --coordinator end any other one: workers and servers are told, and the coordinator is gone when this returns.
     """
     if coordinator is not None:
-        from zmqps.keys import find_keys
         from zmqps.nodes.inquiry import end_cluster
 
-        found = find_keys(keys, None, os.environ)
-        end_cluster(coordinator, timeout=timeout, job_secret=job_secret, keys=found)
+        address, shown = reach(coordinator, keys, directory)
+        end_cluster(address, timeout=timeout, job_secret=job_secret, keys=shown)
         click.echo(f"ended the cluster at {coordinator}")
         return exits.OK
     import asyncio
