@@ -66,9 +66,10 @@ DEFAULT_PORT = 5570
 @click.option("--probe", is_flag=True, hidden=True)
 @click.pass_context
 def doctor(ctx: click.Context, /, probe: bool, **told: Any) -> int:
-    """Look for what may go wrong before a run: versions, ports, bandwidth, memory, GPUs, keys.
+    """Look for what may go wrong, before a run.
 
-    Each row of the table is good, a warning or wrong, with what to do. Ends with 1 if one is wrong.
+    It looks at versions, ports, bandwidth, memory, GPUs and keys. Each row of the table is good, a warning or wrong,
+    with what to do. Ends with 1 if one is wrong.
     """
     if probe:
         return _probe()

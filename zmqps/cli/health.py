@@ -26,10 +26,10 @@ timeout = setting(
 @timeout
 @as_json
 def health(coordinator: str | None, keys: Path | None, directory: Path, timeout: float, as_json: bool) -> int:
-    """Let every node answer, and show how soon each has, there and back; fails if one is silent.
+    """Ask every node for an answer; fail if one is silent.
 
-    A node answers from its loop, a worker from its background thread, whatever its script is busy with. Those that do
-    not answer within 2 s are silent.
+    It shows how soon each node has answered, there and back. A node answers from its loop, a worker from its background
+    thread, whatever its script is busy with. Those that do not answer within 2 s are silent.
     """
     from zmqps.nodes.inquiry import ask_health
 
@@ -64,11 +64,12 @@ def stack(
     name: str | None,
     timeout: float,
 ) -> int:
-    """Show what the threads of NODE are doing: names, files and lines, no values.
+    """Show what the threads of a node are doing.
 
-    NODE is worker-2, server-0, coordinator, or what the node calls itself in `zmqps status`; JOB/worker-2 where several
-    jobs have one. One whose loop does not answer is sent SIGUSR2, if it is a process of this user on this host that
-    takes it for that: then it writes its stacks to its log. It takes what ends a job.
+    It shows names, files and lines, no values. NODE is worker-2, server-0, coordinator, or what the node calls itself
+    in `zmqps status`; JOB/worker-2 where several jobs have one. One whose loop does not answer is sent SIGUSR2, if it
+    is a process of this user on this host that takes it for that: then it writes its stacks to its log. It takes what
+    ends a job.
     """
     from zmqps.nodes.inquiry import ask_stacks, ask_status
 

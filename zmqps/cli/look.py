@@ -45,7 +45,7 @@ as_json = setting("--json", "as_json", is_flag=True, shared=False, help="Print t
 def status(
     coordinator: str | None, keys: Path | None, directory: Path, timeout: float, as_json: bool, watch: bool
 ) -> int:
-    """Show nodes, jobs, placement, traffic, staleness, and who is waited for."""
+    """Show nodes, jobs, placement, traffic, and who is waited for."""
     if as_json:
         click.echo(json.dumps(_ask(coordinator, keys, directory, timeout), indent=2))
         return exits.OK
@@ -103,7 +103,10 @@ def placement(
 def jobs(
     ctx: click.Context, coordinator: str | None, keys: Path | None, directory: Path, timeout: float, as_json: bool
 ) -> int:
-    """Show the jobs of a cluster, also those that have ended; `zmqps jobs end NAME` ends one."""
+    """Show the jobs of a cluster, or end one.
+
+    Those that have ended are shown, too. `zmqps jobs end NAME` ends one.
+    """
     if ctx.invoked_subcommand is not None:
         ctx.obj = coordinator, keys, directory, timeout
         return exits.OK
@@ -132,7 +135,10 @@ def end(
     job_secret: Path | None,
     keys: Path | None,
 ) -> int:
-    """End the job NAME: its workers are told, its memory on the servers is freed, its values are gone."""
+    """End the job NAME: its workers are told, its values are gone.
+
+    Its memory on the servers is freed.
+    """
     from zmqps.nodes.inquiry import end_job
 
     named, given, directory, timeout = of_group

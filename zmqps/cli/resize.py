@@ -29,10 +29,10 @@ def drain(
     directory: Path,
     timeout: float,
 ) -> int:
-    """Let the server NAME hand over all that it has to others, and end; training goes on.
+    """Let a server hand over all that it has, and end.
 
-    NAME is that of `zmqps status`, or its number there. The command returns when the server has gone; if it takes
-    longer than --timeout, it goes on nevertheless.
+    Training goes on. NAME is that of `zmqps status`, or its number there. The command returns when the server has gone;
+    if it takes longer than --timeout, it goes on nevertheless.
     """
     from zmqps.nodes.inquiry import drain_server
 
@@ -59,11 +59,11 @@ def scale(
     directory: Path,
     timeout: float,
 ) -> int:
-    """Let all jobs lie on so many servers, a shard on each; training goes on.
+    """Let all jobs lie on more servers, or on fewer.
 
-    To grow, start the servers first (zmqps server --coordinator ...). To shrink, no more is needed: those that are too
-    many, spares first, hand over all that they have, and end. If it takes longer than --timeout, it goes on
-    nevertheless.
+    Each has a shard of every job, and training goes on. To grow, start the servers first (zmqps server --coordinator
+    ...). To shrink, no more is needed: those that are too many, spares first, hand over all that they have, and end. If
+    it takes longer than --timeout, it goes on nevertheless.
     """
     from zmqps.nodes.inquiry import scale_servers
 

@@ -45,11 +45,11 @@ def top(
     name: str | None,
     every: float,
 ) -> int:
-    """Watch the cluster in the terminal: jobs, nodes, who is slow, who is waited for.
+    """Watch the cluster live in the terminal.
 
-    Keys: enter for all that is known of a node, l its log, s what its threads are doing, h a health check of all,
-    j and v for the next job and value, ? for help, q to quit. It asks once a second, and goes on when a coordinator
-    that was away is back. Needs `pip install 'zmqps[watch]'`.
+    It shows jobs, nodes, who is slow and who is waited for. Keys: enter for all that is known of a node, l its log, s
+    what its threads are doing, h a health check of all, j and v for the next job and value, ? for help, q to quit. It
+    asks once a second, and goes on when a coordinator that was away is back. Needs `pip install 'zmqps[watch]'`.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError(

@@ -73,13 +73,13 @@ def trace(
     keys: Path | None,
     directory: Path,
 ) -> int:
-    """Say where the time of a step goes, of the running cluster, which goes on meanwhile.
+    """Show where the time of a step goes, while training goes on.
 
     \b
-    zmqps trace                              let all nodes record for 10 s, then say what bounds a step
-    zmqps trace start, zmqps trace stop      the same in two parts
-    zmqps trace show runs/trace.json         what was recorded before; also a directory that ZMQPS_TRACE has named
-    zmqps trace export runs/trace.json       send it on by OpenTelemetry's protocol
+    zmqps trace                            record for 10 s, say what bounds a step
+    zmqps trace start; zmqps trace stop    the same in two parts
+    zmqps trace show runs/trace.json       what was recorded before
+    zmqps trace export runs/trace.json     send it on by OpenTelemetry
     """
     if ctx.invoked_subcommand is not None:
         return exits.OK
@@ -148,8 +148,9 @@ def stop(
 @skip_option
 @setting("--push", type=click.IntRange(0), shared=False, help="Follow this push, by its number, from end to end.")
 def show(recorded: Path, output: Path | None, skip: int | None, push: int | None) -> int:
-    """Show what was recorded into a file, or into a directory that ZMQPS_TRACE has named.
+    """Show what was recorded into a file or a directory.
 
+    The directory is one that ZMQPS_TRACE has named.
     docs/operations.md explains the phases.
     """
     found, is_directory = _read(recorded)
@@ -160,7 +161,10 @@ def show(recorded: Path, output: Path | None, skip: int | None, push: int | None
 @click.argument("recorded", type=click.Path(path_type=Path))
 @setting("--otlp", required=True, shared=False, help="Where to: the URL of a collector, say http://localhost:4318.")
 def export(recorded: Path, otlp: str) -> int:
-    """Send the pushes of a trace, with their stages, to a collector of OpenTelemetry: pip install 'zmqps[otel]'."""
+    """Send the pushes of a trace to a collector of OpenTelemetry.
+
+    Each push is a trace with its stages. It needs the extra `otel` (docs/operations.md).
+    """
     from zmqps.trace.otel import send
 
     found, _ = _read(recorded)

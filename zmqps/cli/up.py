@@ -65,11 +65,13 @@ if TYPE_CHECKING:
 @settings.log_settings
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def up(**told: Any) -> int:
-    """Start a coordinator and servers here, and workers that run COMMAND.
+    """Start a coordinator, servers and workers on this host.
+
+    The workers run COMMAND; without it there are none.
 
     \b
     zmqps up --servers 2                                  until Ctrl-C
-    zmqps up --servers 2 --workers 4 -- python train.py   until the workers have ended
+    zmqps up --servers 2 --workers 4 -- python train.py   until the workers end
     zmqps up --servers 2 --detach                         until `zmqps down`
     zmqps up --servers-per-gpu 1 --workers 4 --pin-workers -- python train.py
 
@@ -229,9 +231,10 @@ def _report(writer: int, state: State) -> None:
     help="Seconds until the processes are killed; of a cluster elsewhere, to wait for its end.",
 )
 def down(coordinator: str | None, job_secret: Path | None, keys: Path | None, directory: Path, timeout: float) -> int:
-    """End the cluster that `zmqps up` has started here, and wait until all its processes are gone.
+    """End the cluster that was started here, or another one.
 
-    With --coordinator end any other one: workers and servers are told, and the coordinator is gone when this returns.
+    It waits until all processes of the one that `zmqps up` has started here are gone. With --coordinator it ends any
+    other cluster: workers and servers are told, and the coordinator is gone when this returns.
     """
     if coordinator is not None:
         from zmqps.nodes.inquiry import end_cluster
