@@ -16,6 +16,7 @@ from zmqps.cli.look import coordinator, reach, shown_keys
 from zmqps.cli.settings import setting
 from zmqps.core.protocol import exits
 from zmqps.errors import ConfigurationError
+from zmqps.extras import advice
 
 if TYPE_CHECKING:
     from zmqps.net.keyring import Keys
@@ -49,7 +50,7 @@ def top(
 
     It shows jobs, nodes, who is slow and who is waited for. Keys: enter for all that is known of a node, l its log, s
     what its threads are doing, h a health check of all, j and v for the next job and value, ? for help, q to quit. It
-    asks once a second, and goes on when a coordinator that was away is back. Needs `pip install 'zmqps[watch]'`.
+    asks once a second, and goes on when a coordinator that was away is back. Needs the extra `watch`.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError(
@@ -62,7 +63,7 @@ def top(
         if (error.name or "").partition(".")[0] != "textual":
             raise
         raise ConfigurationError(
-            "`zmqps top` needs Textual, which is not installed: pip install 'zmqps[watch]'; `zmqps status -w` does not"
+            f"`zmqps top` needs Textual, which is not installed: {advice('watch')}; `zmqps status -w` does not"
         ) from None
     Top(questions(address, shown, job_secret, directory, name), address, every).run()
     return exits.OK
