@@ -26,6 +26,7 @@ BASE        ?=
 MINUTES     ?= 0
 METRICS     ?= 127.0.0.1:9570
 ARGS        ?=
+DIST        ?= dist
 LAUNCH      ?=
 MUTANTS     ?= 200
 SEED        ?= 0
@@ -47,7 +48,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-python test-slow test-repeats test-processes test-lan test-engines test-browser test-prometheus test-frameworks test-conformance attack soak simulate mutate test-gpu bench bench-full bench-gpu bench-gate bench-peers bench-frameworks experiments picture screenshots metrics errors constraints audit sbom demo demo-sparse up down scale status observe logs trace launch doctor coordinator server worker clean
+.PHONY: help install check format test test-python test-slow test-repeats test-processes test-lan test-engines test-browser test-prometheus test-package test-frameworks test-conformance attack soak simulate mutate test-gpu bench bench-full bench-gpu bench-gate bench-peers bench-frameworks experiments picture screenshots metrics errors constraints audit package sbom demo demo-sparse up down scale status observe logs trace launch doctor coordinator server worker clean
 
 ##@ Development
 
@@ -118,6 +119,9 @@ test-browser: $(INSTALLED) ## the page in a real browser, Debian's chromium; ski
 
 test-prometheus: $(INSTALLED) ## metrics, rules and alerts as Prometheus itself reads them; skips where it is not installed
 	$(PY) -m pytest -m engines --numprocesses 2 --dist loadfile -rs tests/deploy/test_observability_prometheus.py
+
+test-package: $(INSTALLED) ## install the sdist and the wheel into empty environments of each CPython at hand, from 3.11 on
+	$(PY) -m pytest -m engines -rs tests/test_installed.py
 
 test-frameworks: $(FRAMEWORKS)/.installed ## the tests with PyTorch, JAX, Keras, pyarrow and OpenTelemetry, which are installed into a virtualenv of their own
 	$(FRAMEWORKS)/bin/python -m pytest --numprocesses 2 --dist loadfile -rs $(WITH_FRAMEWORKS)
@@ -208,7 +212,7 @@ worker: $(INSTALLED) ## a training script: SCRIPT=examples/digits.py ARGS="of th
 	@test -n '$(SCRIPT)' || { echo 'Say which script: make worker SCRIPT=examples/digits.py' >&2; exit 2; }
 	ZMQPS_COORDINATOR=$(COORDINATOR) $(PY) $(SCRIPT) $(ARGS)
 
-##@ Supply chain
+##@ Releases and supply chain
 
 constraints: $(TOOLS)/.installed ## renew the tested versions and their hashes, here and in constraints-tools.txt
 	$(COMPILE) --upgrade --extra dev --extra demo --output-file constraints.txt pyproject.toml
@@ -216,6 +220,10 @@ constraints: $(TOOLS)/.installed ## renew the tested versions and their hashes, 
 
 audit: $(TOOLS)/.installed ## known vulnerabilities of the tested versions; skipped where no database can be reached
 	.ci/audit $(TOOLS)/bin/pip-audit constraints.txt constraints-tools.txt
+
+package: $(INSTALLED) ## the sdist and the wheel that is built from it, as `python -m build` makes them: DIST=dist
+	$(PY) -m hatchling build --target sdist --directory '$(abspath $(DIST))'
+	$(PY) -m pip wheel --quiet --no-index --no-deps --no-build-isolation --wheel-dir '$(DIST)' '$(DIST)'/zmqps-*.tar.gz
 
 sbom: $(INSTALLED) $(TOOLS)/.installed ## a CycloneDX bill of materials of what is installed: dist/sbom.cdx.json
 	@mkdir -p dist
