@@ -318,6 +318,7 @@ MIRROR_NOTHING = {
     "tests/test_supply.py": "what is installed: pyproject.toml and the constraints",
     "tests/test_leaks.py": "the tests: what one may leave behind",
     "tests/test_package.py": "the package's own names",
+    "tests/test_readme.py": "README: its scripts and commands",
     "tests/test_installed.py": "what a release holds, and that it works where nothing else is installed",
 }
 #: Folders of tests that mirror another folder than the package's.
