@@ -26,6 +26,7 @@ BASE        ?=
 MINUTES     ?= 0
 METRICS     ?= 127.0.0.1:9570
 ARGS        ?=
+DIST        ?= dist
 LAUNCH      ?=
 MUTANTS     ?= 200
 SEED        ?= 0
@@ -50,7 +51,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-random test-python test-slow test-repeats test-processes test-lan test-clusters test-engines test-browser test-prometheus frameworks test-frameworks test-conformance attack soak simulate mutate test-gpu bench bench-full bench-gpu bench-gate bench-peers bench-frameworks experiments picture screenshots metrics errors constraints audit sbom demo demo-sparse up down scale status observe logs trace launch doctor coordinator server worker clean
+.PHONY: help install check format test test-random test-python test-slow test-repeats test-processes test-lan test-clusters test-engines test-browser test-prometheus frameworks test-frameworks test-conformance test-package package attack soak simulate mutate test-gpu bench bench-full bench-gpu bench-gate bench-peers bench-frameworks experiments picture screenshots metrics errors constraints audit sbom demo demo-sparse up down scale status observe logs trace launch doctor coordinator server worker clean
 
 ##@ Development
 
@@ -127,6 +128,9 @@ test-browser: $(INSTALLED) ## the page in a real browser, Debian's chromium; ski
 
 test-prometheus: $(INSTALLED) ## metrics, rules and alerts as Prometheus itself reads them; skips where it is not installed
 	$(PY) -m pytest -m engines --numprocesses 2 --dist loadfile -rs tests/deploy/test_observability_prometheus.py
+
+test-package: $(INSTALLED) ## install the sdist and the wheel into empty environments of each CPython at hand, from 3.11 on
+	$(PY) -m pytest -m engines -rs tests/test_installed.py
 
 frameworks: $(FRAMEWORKS)/.installed ## install what the next target needs
 
@@ -219,7 +223,7 @@ worker: $(INSTALLED) ## a training script: SCRIPT=examples/digits.py ARGS="of th
 	@test -n '$(SCRIPT)' || { echo 'Say which script: make worker SCRIPT=examples/digits.py' >&2; exit 2; }
 	ZMQPS_COORDINATOR=$(COORDINATOR) $(PY) $(SCRIPT) $(ARGS)
 
-##@ Supply chain
+##@ Releases and supply chain
 
 constraints: $(TOOLS)/.installed ## renew the tested versions and their hashes, here and in constraints-tools.txt
 	$(COMPILE) --upgrade --extra dev --extra demo --output-file constraints.txt pyproject.toml
@@ -227,6 +231,10 @@ constraints: $(TOOLS)/.installed ## renew the tested versions and their hashes, 
 
 audit: $(TOOLS)/.installed ## known vulnerabilities of the tested versions; skipped where no database can be reached
 	.ci/audit $(TOOLS)/bin/pip-audit constraints.txt constraints-tools.txt
+
+package: $(INSTALLED) ## the sdist and the wheel that is built from it, as `python -m build` makes them: DIST=dist
+	$(PY) -m hatchling build --target sdist --directory '$(abspath $(DIST))'
+	$(PY) -m pip wheel --quiet --no-index --no-deps --no-build-isolation --wheel-dir '$(DIST)' '$(DIST)'/zmqps-*.tar.gz
 
 sbom: $(INSTALLED) $(TOOLS)/.installed ## a CycloneDX bill of materials of what is installed: dist/sbom.cdx.json
 	@mkdir -p dist
@@ -246,7 +254,7 @@ $(PEERS)/.installed: bench/peers/requirements.txt
 	@touch $@
 
 # The tests that skip where PyTorch, JAX, Keras or pyarrow is missing.
-WITH_FRAMEWORKS = tests/torch tests/test_jax.py tests/test_keras.py tests/examples/test_jax_digits.py tests/examples/test_torch_digits.py tests/examples/test_lightning_digits.py tests/examples/test_keras_digits.py tests/examples/test_trainer_digits.py tests/checkpoint tests/client/test_tensors_torch.py tests/client/test_rows.py tests/client/test_whole.py tests/trace/test_otel.py
+WITH_FRAMEWORKS = tests/torch tests/test_readme.py tests/test_jax.py tests/test_keras.py tests/examples/test_jax_digits.py tests/examples/test_torch_digits.py tests/examples/test_lightning_digits.py tests/examples/test_keras_digits.py tests/examples/test_trainer_digits.py tests/checkpoint tests/client/test_tensors_torch.py tests/client/test_rows.py tests/client/test_whole.py tests/trace/test_otel.py
 
 $(FRAMEWORKS)/.installed: pyproject.toml constraints.txt tests/frameworks.txt
 	@echo 'Installing zmqps with PyTorch, JAX and Keras into $(FRAMEWORKS): a few minutes.'

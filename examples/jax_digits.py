@@ -1,7 +1,7 @@
 """The digits example in JAX, with an optax loop whose optimizer is on the servers.
 
-`pip install zmqps[jax] scikit-learn`, start servers with `make up`, then run this in as many terminals as you like; or
-`zmqps up --workers 2 -- python examples/jax_digits.py`.
+In a clone `pip install '.[jax]' scikit-learn`, start servers with `make up`, then run this in as many terminals
+as you like; or `zmqps up --workers 2 -- python examples/jax_digits.py`.
 """
 
 import argparse

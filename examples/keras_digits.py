@@ -1,7 +1,7 @@
 """The digits example in Keras: `compile` and `fit` as ever, the optimizer on the servers.
 
-`pip install zmqps[keras] scikit-learn` and a backend of Keras, start servers with `make up`, then run this in as many
-terminals as you like, with `KERAS_BACKEND=torch`, `jax` or `tensorflow`; or
+In a clone `pip install '.[keras]' scikit-learn`, and a backend of Keras; start servers with `make up`, then run
+this in as many terminals as you like, with `KERAS_BACKEND=torch`, `jax` or `tensorflow`; or
 `zmqps up --workers 2 -- python examples/keras_digits.py`.
 """
 

@@ -52,15 +52,16 @@ ROOMS: dict[str, dict[str, str]] = {
         "core/host": "errors core/protocol",
     },
     "Doors: sockets, shared memory, GPUs, recording, files": {
+        "extras": "",
         "logs": "errors",
         "net": "errors checks core/protocol core/node",
         "net/lane": "errors core/protocol net",
-        "gpu": "errors checks codecs optim rows core/protocol core/job core/server core/worker",
-        "trace": "errors core/protocol core/node net",
-        "metrics": "errors checks core/protocol core/node net",
-        "checkpoint": "errors checks rows core/protocol core/job",
-        "page": "errors core/protocol net",
-        "sinks": "errors",
+        "gpu": "errors extras checks codecs optim rows core/protocol core/job core/server core/worker",
+        "trace": "errors extras core/protocol core/node net",
+        "metrics": "errors extras checks core/protocol core/node net",
+        "checkpoint": "errors extras checks rows core/protocol core/job",
+        "page": "errors extras core/protocol net",
+        "sinks": "errors extras",
     },
     "Processes: what runs a machine": {
         # checkpoint: a table is written into the same files as one of a checkpoint
@@ -82,14 +83,14 @@ ROOMS: dict[str, dict[str, str]] = {
         "worker": "errors checks codecs optim core/protocol core/treatments core/job core/worker client client/host",
         "aio": "errors client codecs core/job core/worker worker",
         "local": "errors checks core/protocol worker",
-        "ray": "errors checks core/protocol core/coordinator keys launch",
+        "ray": "errors extras checks core/protocol core/coordinator keys launch",
         "jax": "errors optim client worker",
         "torch": "errors checks codecs optim rows core/treatments checkpoint client worker",
         "keras": "errors checks optim client worker",
         "zmqps": "errors codecs optim core/worker client checkpoint keys launch data initial stale pipeline worker aio "
         "local",
-        "cli": "errors logs core/protocol core/coordinator net gpu trace checkpoint metrics nodes keys launch doctor "
-        "top zmqps",
+        "cli": "errors extras logs core/protocol core/coordinator net gpu trace checkpoint metrics nodes keys launch "
+        "doctor top zmqps",
         "__main__": "cli",
     },
     "Test tools": {
@@ -240,6 +241,7 @@ ON_TOP = {
         "aio",
         "checks",
         "data",
+        "extras",
         "initial",
         "jax",
         "jit",
@@ -320,6 +322,8 @@ MIRROR_NOTHING = {
     "tests/test_pace.py": "the tests: how long they may wait",
     "tests/test_selection.py": "the tests: which are run",
     "tests/test_package.py": "the package's own names",
+    "tests/test_readme.py": "README: its scripts and commands",
+    "tests/test_installed.py": "what a release holds, and that it works where nothing else is installed",
 }
 #: Folders of tests that mirror another folder than the package's.
 MIRRORED = {"bench", "deploy", "examples", "experiments"}

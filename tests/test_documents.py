@@ -14,6 +14,7 @@ import pytest
 from tests import figures
 from tests.imports import ROOT
 from tests.picture import DOCUMENT, drawn
+from zmqps import __version__
 
 DOCUMENTS = [
     *ROOT.glob("*.md"),
@@ -136,6 +137,14 @@ def test_make_targets_named_in_the_documents_exist() -> None:
         for target in re.findall(r"^`?make ([a-z][a-z-]*)", code, re.MULTILINE)
     }
     assert [f"{document}: make {target}" for document, target in sorted(named) if target not in targets] == []
+
+
+def test_the_changelog_begins_with_what_is_unreleased_and_has_the_version() -> None:
+    heads = re.findall(r"^## (.*)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert heads[0] == "[Unreleased]"
+    assert [
+        head for head in heads if re.fullmatch(rf"\[{re.escape(__version__)}\] - \d{{4}}-\d\d-\d\d", head)
+    ] == heads[1:2]
 
 
 def test_each_line_of_what_pytorch_has_names_a_test_that_there_is() -> None:

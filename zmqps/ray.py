@@ -19,6 +19,7 @@ from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.endpoints import is_loopback
 from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, NodeFailedError, counted, from_wire, listed
+from zmqps.extras import advice
 from zmqps.keys import Keys, create
 from zmqps.launch.agent import THREADS
 from zmqps.launch.config import GRACE_S, ClusterConfig
@@ -466,5 +467,5 @@ def _ray() -> Any:
         import ray
         import ray.util
     except ModuleNotFoundError:
-        raise ConfigurationError("Ray is not installed here: pip install 'zmqps[ray]', on all its hosts") from None
+        raise ConfigurationError(f"Ray is not installed here: {advice('ray')}, on all its hosts") from None
     return ray

@@ -121,9 +121,9 @@ def test_a_format_is_named_or_a_suffix() -> None:
 def test_without_pyarrow_it_is_said_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "there.arrow").touch()
-    with pytest.raises(ConfigurationError, match=r"pip install 'zmqps\[arrow\]'"):
+    with pytest.raises(ConfigurationError, match=r"pip install .*\[arrow\]'"):
         TableFile(tmp_path / "items.parquet")
-    with pytest.raises(ConfigurationError, match=r"pip install 'zmqps\[arrow\]'"):
+    with pytest.raises(ConfigurationError, match=r"pip install .*\[arrow\]'"):
         read(tmp_path / "there.arrow", 2)
 
 

@@ -20,6 +20,7 @@ from tests import hosts
 from tests.pace import allow
 from zmqps import keys
 from zmqps.cli.main import run
+from zmqps.cli.state import state_path
 from zmqps.core.protocol import exits
 from zmqps.errors import KeyRefusedError
 from zmqps.launch import code
@@ -296,6 +297,17 @@ def test_a_signal_ends_everything_everywhere(ssh, start, number, code) -> None:
     launch.popen.send_signal(number)
     assert launch.exit_code() == code
     assert_gone(processes)
+
+
+@pytest.mark.processes
+def test_the_status_shows_the_keys_that_the_launcher_has_made(ssh, start, zmqps, tmp_path) -> None:
+    launch = start(*ssh, *TWO, "--", "sh", "-c", "echo at work; exec sleep 1000")
+    launch.wait_for(r"worker-1@\S+ .* at work")
+    assert json.loads(state_path(tmp_path).read_text())["keys"] == str(tmp_path / ".zmqps/keys")
+    found = zmqps("status", "--timeout", "20")
+    launch.popen.send_signal(signal.SIGTERM)
+    assert launch.exit_code() == exits.TERMINATED
+    assert found.returncode == exits.OK, found.stderr
 
 
 @pytest.mark.processes

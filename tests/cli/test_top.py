@@ -24,6 +24,7 @@ from tests.inprocess import InProcessCluster
 from tests.pace import allow
 from zmqps.cli.main import run
 from zmqps.core.protocol import exits
+from zmqps.extras import advice
 
 pyte = pytest.importorskip("pyte")
 LINES, COLUMNS = 24, 80
@@ -133,7 +134,7 @@ sys.exit(run(["top"]))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=allow(60), cwd=ROOT,
                           env=environment())  # fmt: skip
     assert done.returncode == exits.USAGE
-    assert "pip install 'zmqps[watch]'" in done.stderr
+    assert f"is not installed: {advice('watch')}" in done.stderr
 
 
 def test_help_and_the_package_do_without_textual() -> None:

@@ -97,6 +97,26 @@ def test_the_address_of_the_page_is_printed_and_answers(zmqps, tmp_path, keyed) 
 
 
 @pytest.mark.processes
+def test_commands_show_the_keys_that_the_cluster_here_was_started_with(zmqps, tmp_path) -> None:
+    keys.create(tmp_path / "keys")
+    started = zmqps(*UP, "--keys", "keys", "--servers", "1", "--detach")
+    assert started.returncode == exits.OK, started.stderr
+    try:
+        address = json.loads(state_path(tmp_path).read_text())["address"]
+        for command in (
+            ("status",), ("jobs",), ("placement",), ("health",), ("status", "--coordinator", address),
+            ("scale", "--servers", "1"), ("stack", "server-0"), ("trace", "--seconds", "0.1"),
+        ):  # fmt: skip
+            found = zmqps(*command)
+            assert found.returncode == exits.OK, (command, found.stderr)
+        keys.create(tmp_path / "others")
+        assert zmqps("status", "--keys", "others", "--timeout", "1").returncode != exits.OK, "what is told wins"
+    finally:
+        ended = zmqps("down")
+    assert ended.returncode == exits.OK, ended.stderr
+
+
+@pytest.mark.processes
 def test_the_cluster_ends_with_its_workers(zmqps, tmp_path) -> None:
     script = "echo $ZMQPS_WORKER_INDEX of $ZMQPS_COORDINATOR; echo I am $ZMQPS_LOG_NODE >&2; printf unfinished"
     result = zmqps(*UP, "--workers", "2", "--", "sh", "-c", script)

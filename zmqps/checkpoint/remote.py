@@ -13,6 +13,7 @@ from typing import IO, Any
 
 from zmqps.checkpoint.storage import Bytes, LocalStorage, Storage
 from zmqps.errors import ConfigurationError
+from zmqps.extras import advice
 
 PART_NBYTES = 16 << 20
 
@@ -30,7 +31,7 @@ def storage_of(path: str) -> tuple[Storage, str]:
     try:
         import fsspec
     except ImportError as error:
-        raise ConfigurationError(f"{path} is not a directory; for addresses: pip install 'zmqps[fsspec]'") from error
+        raise ConfigurationError(f"{path} is not a directory; for addresses: {advice('fsspec')}") from error
     try:
         system, inner = fsspec.core.url_to_fs(path)
     except (ValueError, ImportError) as error:

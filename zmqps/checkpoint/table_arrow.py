@@ -14,6 +14,7 @@ from zmqps.checkpoint.storage import naming_the_disk
 from zmqps.checkpoint.table_facts import TableFacts
 from zmqps.core.protocol.arrays import Array
 from zmqps.errors import CheckpointCorruptError, ConfigurationError, DtypeError, ShapeError
+from zmqps.extras import advice
 
 ID, VALUES = "id", "values"
 
@@ -32,7 +33,7 @@ def _pyarrow() -> Any:
         import pyarrow.parquet
     except ImportError as error:
         raise ConfigurationError(
-            "Parquet and Arrow files need pyarrow, which is not installed: pip install 'zmqps[arrow]'"
+            f"Parquet and Arrow files need pyarrow, which is not installed: {advice('arrow')}"
         ) from error
     return pyarrow
 

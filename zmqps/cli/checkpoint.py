@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from zmqps.cli import settings
-from zmqps.cli.look import address_of, coordinator
+from zmqps.cli.look import coordinator, reach, shown_keys
 from zmqps.cli.settings import setting
 from zmqps.core.protocol import exits
 
@@ -25,7 +24,7 @@ job_option = setting("--job", shared=False, help="Whose, where PATH has checkpoi
 @setting("--job", shared=False, default="default", help="Which job to save.")
 @setting("--consistent", is_flag=True, shared=False, help="Asynchronous: cut between pushes; workers pause for it.")
 @settings.job_secret
-@settings.keys
+@shown_keys
 @settings.directory
 @setting("--timeout", shared=False, type=click.FloatRange(min=0, min_open=True), default=600.0, help="Seconds to wait.")
 @click.pass_context
@@ -39,23 +38,20 @@ def checkpoint(
     directory: Path,
     timeout: float,
 ) -> int:
-    """Save a job of the running cluster; or show, check, export and remove checkpoints.
+    """Save a job; show, check, export and remove checkpoints.
 
     \b
-    zmqps checkpoint                         save the job "default" where the cluster keeps checkpoints
-    zmqps checkpoint show PATH               what is in a checkpoint, or in a directory of them
-    zmqps checkpoint verify PATH             compare every byte with its checksum
+    zmqps checkpoint               save the job "default" to the cluster's place
+    zmqps checkpoint show PATH     what is in a checkpoint or a directory of them
+    zmqps checkpoint verify PATH   compare every byte with its checksum
     """
     if ctx.invoked_subcommand is not None:
         return exits.OK
     from zmqps.errors import num_bytes
-    from zmqps.keys import find_keys
     from zmqps.nodes.inquiry import save_job
 
-    made = save_job(
-        address_of(coordinator, directory), job, consistent=consistent, timeout=timeout, job_secret=job_secret,
-        keys=find_keys(keys, None, os.environ),
-    )  # fmt: skip
+    address, shown = reach(coordinator, keys, directory)
+    made = save_job(address, job, consistent=consistent, timeout=timeout, job_secret=job_secret, keys=shown)
     click.echo(f"{made.path}: version {made.version}, {num_bytes(made.nbytes)} in {made.seconds:.2f} s")
     return exits.OK
 
@@ -64,7 +60,7 @@ def checkpoint(
 @click.argument("path", metavar="PATH")
 @job_option
 def show(path: str, job: str | None) -> int:
-    """Show what is in a checkpoint, or which checkpoints are in a directory.
+    """Show what is in a checkpoint, or in a directory of them.
 
     PATH is a checkpoint, or a directory of checkpoints; or an address that fsspec knows, as s3://bucket/run-7.
     """
@@ -90,7 +86,10 @@ def show(path: str, job: str | None) -> int:
 @click.argument("path", metavar="PATH")
 @job_option
 def verify(path: str, job: str | None) -> int:
-    """Read a checkpoint, or all in a directory, and compare every byte with its checksum."""
+    """Compare every byte of checkpoints with its checksum.
+
+    PATH is a checkpoint, or a directory of checkpoints.
+    """
     from zmqps.checkpoint import storage_of, with_advice
     from zmqps.errors import CheckpointError, counted, num_bytes
 
@@ -123,7 +122,7 @@ def export(
     path: str, file: str, job: str | None, optimizer: bool, table: str | None, format: str | None, torch: bool,
     force: bool,
 ) -> int:  # fmt: skip
-    """Write the values of a checkpoint into one safetensors file, say model.safetensors.
+    """Write the values of a checkpoint into one safetensors file.
 
     Or, with --torch, into a file that torch.load reads, say model.pt: the state_dict of the model, buffers included.
     Or the rows of a sparse table into a Parquet or Arrow file, say items.parquet; with --table also into a safetensors
@@ -158,9 +157,10 @@ def export(
 @click.argument("path", metavar="PATH")
 @job_option
 def compact(path: str, job: str | None) -> int:
-    """Write a checkpoint that builds upon others anew as a whole one, which is the latest of its job then.
+    """Write a checkpoint that builds upon others as a whole one.
 
-    Not while the job is being trained: what is saved meanwhile would be taken for an earlier one.
+    It is the latest of its job then. Not while the job is being trained: what is saved meanwhile would be taken for an
+    earlier one.
     """
     import secrets
     import time
@@ -189,7 +189,10 @@ def compact(path: str, job: str | None) -> int:
 @job_option
 @click.option("--keep", type=click.IntRange(1), required=True, help="How many of the latest to keep.")
 def prune(path: str, job: str | None, keep: int) -> int:
-    """Remove all but the latest checkpoints of a job and what these build upon, and what dead saves have left."""
+    """Remove all but the latest checkpoints of a job.
+
+    What these build upon stays; what dead saves have left goes.
+    """
     import time
 
     from zmqps.checkpoint import clean, find_job, good_ones, prune, storage_of

@@ -71,7 +71,7 @@ DEFAULT_PORT = 5570
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def doctor(ctx: click.Context, /, probe: bool, **told: Any) -> int:
-    """Look for what may go wrong before a run: versions, ports, bandwidth, memory, GPUs, keys, code.
+    """Look for what may go wrong, before a run.
 
     \b
     zmqps doctor
@@ -79,7 +79,8 @@ def doctor(ctx: click.Context, /, probe: bool, **told: Any) -> int:
 
     With hosts, the directory of the workers is looked for on each, and the script of COMMAND.
 
-    Each row of the table is good, a warning or wrong, with what to do. Ends with 1 if one is wrong.
+    It looks at versions, ports, bandwidth, memory, GPUs and keys. Each row of the table is good, a warning or wrong,
+    with what to do. Ends with 1 if one is wrong.
     """
     if probe:
         return _probe()

@@ -100,8 +100,9 @@ class Fleet:
             started = datetime.now().astimezone().isoformat(timespec="seconds")
             facts = {"pid": os.getpid(), "name": config.name, "logs": str(self._folder.path), "started": started}
             facts |= {"start": start_of(os.getpid()), "saves": config.cluster.checkpoints.saves_at_end}
-            claim.write(State(address="", **facts))  # type: ignore[arg-type]
             self._keys = self._logs.enter_context(self._find_keys())
+            facts["keys"] = "" if self._keys is None else str(self._keys.absolute())
+            claim.write(State(address="", **facts))  # type: ignore[arg-type]
             try:
                 await self._start()
                 claim.write(State(address=self._address, **facts))  # type: ignore[arg-type]

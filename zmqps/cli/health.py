@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import click
 
 from zmqps.cli import settings
-from zmqps.cli.look import address_of, as_json, coordinator
+from zmqps.cli.look import as_json, coordinator, reach, shown_keys
 from zmqps.cli.settings import setting
 from zmqps.core.protocol import exits
 
@@ -22,20 +21,20 @@ timeout = setting(
 
 @click.command()
 @coordinator
-@settings.keys
+@shown_keys
 @settings.directory
 @timeout
 @as_json
 def health(coordinator: str | None, keys: Path | None, directory: Path, timeout: float, as_json: bool) -> int:
-    """Let every node answer, and show how soon each has, there and back; fails if one is silent.
+    """Ask every node for an answer; fail if one is silent.
 
-    A node answers from its loop, a worker from its background thread, whatever its script is busy with. Those that do
-    not answer within 2 s are silent.
+    It shows how soon each node has answered, there and back. A node answers from its loop, a worker from its background
+    thread, whatever its script is busy with. Those that do not answer within 2 s are silent.
     """
-    from zmqps.keys import find_keys
     from zmqps.nodes.inquiry import ask_health
 
-    found = ask_health(address_of(coordinator, directory), timeout=timeout, keys=find_keys(keys, None, os.environ))
+    address, shown = reach(coordinator, keys, directory)
+    found = ask_health(address, timeout=timeout, keys=shown)
     silent = [node for node in found["nodes"] if node["state"] == "silent"]
     if as_json:
         click.echo(json.dumps(found, indent=2))
@@ -52,7 +51,7 @@ def health(coordinator: str | None, keys: Path | None, directory: Path, timeout:
 @click.argument("node")
 @coordinator
 @settings.job_secret
-@settings.keys
+@shown_keys
 @settings.directory
 @setting("--name", shared=False, help="The cluster's, for its logs on this host.", show_default="the one started here")
 @timeout
@@ -65,17 +64,16 @@ def stack(
     name: str | None,
     timeout: float,
 ) -> int:
-    """Show what the threads of NODE are doing: names, files and lines, no values.
+    """Show what the threads of a node are doing.
 
-    NODE is worker-2, server-0, coordinator, or what the node calls itself in `zmqps status`; JOB/worker-2 where several
-    jobs have one. Where a name means two nodes the error says how each is named. One whose loop does not answer is sent
-    SIGUSR2, if it is a process of this user on this host that takes it for that: then it writes its stacks to its log.
-    It takes what ends a job.
+    It shows names, files and lines, no values. NODE is worker-2, server-0, coordinator, or what the node calls itself
+    in `zmqps status`; JOB/worker-2 where several jobs have one. Where a name means two nodes the error says how each is
+    named. One whose loop does not answer is sent SIGUSR2, if it is a process of this user on this host that takes it
+    for that: then it writes its stacks to its log. It takes what ends a job.
     """
-    from zmqps.keys import find_keys
     from zmqps.nodes.inquiry import ask_stacks, ask_status
 
-    address, shown = address_of(coordinator, directory), find_keys(keys, None, os.environ)
+    address, shown = reach(coordinator, keys, directory)
     found = ask_stacks(address, node, timeout=timeout, job_secret=job_secret, keys=shown)
     if found["nodes"] and found["nodes"][0]["state"] != "answered":
         from zmqps.cli.state import read_state

@@ -37,7 +37,10 @@ directory = setting(
 @click.group(invoke_without_command=True)
 @click.pass_context
 def keys(ctx: click.Context) -> int:
-    """Make, show and revoke the keys of a cluster that other hosts reach."""
+    """Make, show and revoke the keys of a cluster.
+
+    A cluster that other hosts reach needs them.
+    """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
     return exits.OK
@@ -68,10 +71,10 @@ def create(folder: Path) -> int:
 @setting("--name", shared=False, help="By which it is revoked, and stands in logs.", show_default="worker-1, …")
 @setting("--lasts", shared=False, type=Duration(), help="How long it opens anything, say 12h.", show_default="for good")
 def token(keys: Path, role: str, address: str, name: str | None, lasts: float | None) -> int:
-    """Make a key for somebody, and print all that they need as one string.
+    """Make a key for somebody, and print it as one string.
 
-    Give it to their process as ZMQPS_TOKEN, or to zmqps.connect(token=…). Whoever has it can join: keep it like a
-    password.
+    The string is all that they need. Give it to their process as ZMQPS_TOKEN, or to zmqps.connect(token=…). Whoever has
+    it can join: keep it like a password.
     """
     from zmqps.keys import token
 
@@ -94,9 +97,10 @@ def list_(keys: Path) -> int:
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @directory
 def revoke(names: tuple[str, ...], keys: Path) -> int:
-    """Let nobody in any more with the keys of these names; open connections end within a second.
+    """Let nobody in any more with the keys of these names.
 
-    Do it on the coordinator's host: a member that it refuses is refused by all servers.
+    Open connections end within a second. Do it on the coordinator's host: a member that it refuses is refused by all
+    servers.
     """
     from zmqps.keys import revoke
 
@@ -110,10 +114,10 @@ def revoke(names: tuple[str, ...], keys: Path) -> int:
 @directory
 @setting("--grace", shared=False, type=Duration(), default="1h", help="How long the old ones go on to open.")
 def rotate(roles: tuple[str, ...], keys: Path, grace: float) -> int:
-    """Make new keys for roles, by default for all three; nothing has to be started again.
+    """Make new keys for roles, by default for all three.
 
-    Copy the directory to the other hosts before the old keys end. Tokens have keys of their own: revoke those, and make
-    new ones.
+    Nothing has to be started again. Copy the directory to the other hosts before the old keys end. Tokens have keys of
+    their own: revoke those, and make new ones.
     """
     from zmqps.keys import KEY_ROLES, rotate
 

@@ -51,7 +51,10 @@ def logs(
     as_json: bool,
     follow: bool,
 ) -> int:
-    """Show the logs of all nodes, or of those named (server-0, worker-1, worker), merged by time."""
+    """Show the logs of all nodes, or of some, merged by time.
+
+    NODES are names and roles: server-0, worker-1, worker.
+    """
     from zmqps.cli.state import read_state
 
     try:

@@ -6,7 +6,7 @@ import json
 import os
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +16,10 @@ from zmqps.core.protocol import exits
 from zmqps.core.protocol.endpoints import host_of, is_loopback
 from zmqps.errors import ConfigurationError, DeadlineError
 
+if TYPE_CHECKING:
+    from zmqps.cli.state import State
+    from zmqps.keys import Keys
+
 DEFAULT_ADDRESS = "tcp://127.0.0.1:5570"
 
 coordinator = setting(
@@ -23,6 +27,10 @@ coordinator = setting(
     help="The coordinator's endpoint; by default that of the cluster started here, else the usual one.",
     show_default=f"as in .zmqps/, or {DEFAULT_ADDRESS}",
 )
+shown_keys = setting(
+    "--keys", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
+    help="The directory of the cluster's keys; by default that of the cluster started here, if it has keys.",
+)  # fmt: skip
 timeout = setting(
     "--timeout", shared=False, type=click.FloatRange(min=0, min_open=True), default=3.0, help="Seconds to wait."
 )
@@ -31,7 +39,7 @@ as_json = setting("--json", "as_json", is_flag=True, shared=False, help="Print t
 
 @click.command()
 @coordinator
-@settings.keys
+@shown_keys
 @settings.directory
 @timeout
 @as_json
@@ -39,7 +47,7 @@ as_json = setting("--json", "as_json", is_flag=True, shared=False, help="Print t
 def status(
     coordinator: str | None, keys: Path | None, directory: Path, timeout: float, as_json: bool, watch: bool
 ) -> int:
-    """Show nodes, jobs, placement, traffic, staleness, and who is waited for."""
+    """Show nodes, jobs, placement, traffic, and who is waited for."""
     if as_json:
         click.echo(json.dumps(_ask(coordinator, keys, directory, timeout), indent=2))
         return exits.OK
@@ -61,7 +69,7 @@ def status(
 
 @click.command()
 @coordinator
-@settings.keys
+@shown_keys
 @settings.directory
 @timeout
 @as_json
@@ -89,7 +97,7 @@ def placement(
 
 @click.group(invoke_without_command=True)
 @coordinator
-@settings.keys
+@shown_keys
 @settings.directory
 @timeout
 @as_json
@@ -97,9 +105,12 @@ def placement(
 def jobs(
     ctx: click.Context, coordinator: str | None, keys: Path | None, directory: Path, timeout: float, as_json: bool
 ) -> int:
-    """Show the jobs of a cluster, also those that have ended; `zmqps jobs end NAME` ends one."""
+    """Show the jobs of a cluster, or end one.
+
+    Those that have ended are shown, too. `zmqps jobs end NAME` ends one.
+    """
     if ctx.invoked_subcommand is not None:
-        ctx.obj = address_of(coordinator, directory), timeout, keys
+        ctx.obj = coordinator, keys, directory, timeout
         return exits.OK
     found = _ask(coordinator, keys, directory, timeout)
     if as_json:
@@ -117,47 +128,61 @@ def jobs(
 @click.argument("name")
 @coordinator
 @settings.job_secret
-@settings.keys
+@shown_keys
 @click.pass_obj
 def end(
-    where: tuple[str, float, Path | None],
+    of_group: tuple[str | None, Path | None, Path, float],
     name: str,
     coordinator: str | None,
     job_secret: Path | None,
     keys: Path | None,
 ) -> int:
-    """End the job NAME: its workers are told, its memory on the servers is freed, its values are gone."""
-    from zmqps.keys import find_keys
+    """End the job NAME: its workers are told, its values are gone.
+
+    Its memory on the servers is freed.
+    """
     from zmqps.nodes.inquiry import end_job
 
-    address, timeout, shown = where
-    found = find_keys(keys or shown, None, os.environ)
-    click.echo(end_job(coordinator or address, name, timeout=timeout, job_secret=job_secret, keys=found))
+    named, given, directory, timeout = of_group
+    address, shown = reach(coordinator or named, keys or given, directory)
+    click.echo(end_job(address, name, timeout=timeout, job_secret=job_secret, keys=shown))
     return exits.OK
 
 
-def address_of(coordinator: str | None, directory: Path) -> str:
-    """Return where the coordinator is: as told, or as started here, or at the usual place."""
-    from zmqps.cli.state import read_state
+def reach(coordinator: str | None, keys: Path | None, directory: Path) -> tuple[str, Keys | None]:
+    """Return where the coordinator is, as told, or as started here, or at the usual place; and the keys to show it.
 
-    if coordinator:
-        return coordinator
+    The cluster that was started here is asked with the keys that it was started with, unless others are told.
+    """
+    from zmqps.cli.state import read_state
+    from zmqps.keys import find_keys
+
     state = read_state(directory)
-    if state is not None and state.running and state.elsewhere and is_loopback(host_of(state.address)):
+    if coordinator is None and state is not None and state.running and state.elsewhere:
+        _check_reached(state)
+    ours = state.address if state is not None and state.running else ""
+    address = coordinator or ours or DEFAULT_ADDRESS
+    shown = find_keys(keys, None, os.environ)
+    if shown is None and state is not None and state.keys and address == ours:
+        shown = find_keys(state.keys, None, {})
+    return address, shown
+
+
+def _check_reached(state: State) -> None:
+    """Refuse where the cluster of a shared directory runs on another host, and no other host reaches it."""
+    if is_loopback(host_of(state.address)):
         raise ConfigurationError(
             f"the cluster of this directory runs on {state.elsewhere}, at {state.address}, which only that host "
             "reaches: run this there, or name another cluster with --coordinator"
         )
-    return (state.address if state is not None and state.running else "") or DEFAULT_ADDRESS
 
 
 def _ask(coordinator: str | None, keys: Path | None, directory: Path, timeout: float) -> dict[str, Any]:
-    from zmqps.keys import find_keys
     from zmqps.nodes.inquiry import ask_status
 
-    address = address_of(coordinator, directory)
+    address, shown = reach(coordinator, keys, directory)
     try:
-        return ask_status(address, timeout=timeout, keys=find_keys(keys, None, os.environ))
+        return ask_status(address, timeout=timeout, keys=shown)
     except DeadlineError as error:
         guessed = coordinator is None and address == DEFAULT_ADDRESS
         hint = "; no cluster was started here, name one with --coordinator" if guessed else ""

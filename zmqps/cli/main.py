@@ -37,8 +37,31 @@ EXIT_CODES: tuple[tuple[type[PSError], int], ...] = (
     (DeadlineError, exits.COORDINATOR_LOST),
 )
 
+#: The commands as `zmqps --help` shows them.
+SECTIONS: dict[str, tuple[click.Command, ...]] = {
+    "Run": (up, launch, run_task, down, doctor),
+    "Watch": (status, top, jobs, placement, health, stack, logs, trace, explain),
+    "Change": (scale, drain),
+    "Files": (checkpoint, keys),
+    "Nodes": (coordinator, server, agent),
+}
 
-@click.group(context_settings={"auto_envvar_prefix": "ZMQPS", "help_option_names": ["-h", "--help"]})
+
+class Sections(click.Group):
+    """A group whose help lists the commands by what they are for."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the sections, their commands in the order of the table."""
+        shown = {title: [one for one in found if not one.hidden] for title, found in SECTIONS.items()}
+        column = max(len(str(one.name)) for found in shown.values() for one in found)
+        limit = formatter.width - column - 4  # an indent and a gap of two columns each
+        for title, found in shown.items():
+            with formatter.section(title):
+                rows = [(str(one.name).ljust(column), one.get_short_help_str(limit)) for one in found]
+                formatter.write_dl(rows)
+
+
+@click.group(cls=Sections, context_settings={"auto_envvar_prefix": "ZMQPS", "help_option_names": ["-h", "--help"]})
 @click.option(
     "--config",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -56,11 +79,9 @@ def cli(ctx: click.Context, config: Path | None) -> None:
         ctx.default_map = read_config(config, cli)
 
 
-for command in (
-    up, launch, run_task, down, status, top, health, stack, jobs, placement, logs, trace, doctor, keys, checkpoint,
-    drain, scale, coordinator, server, agent, explain,
-):  # fmt: skip
-    cli.add_command(command)
+for commands in SECTIONS.values():
+    for command in commands:
+        cli.add_command(command)
 give_help(cli)
 
 

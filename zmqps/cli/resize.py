@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import click
 
 from zmqps.cli import settings
-from zmqps.cli.look import address_of, coordinator
+from zmqps.cli.look import coordinator, reach, shown_keys
 from zmqps.cli.settings import setting
 from zmqps.core.protocol import exits
 
@@ -18,7 +17,7 @@ from zmqps.core.protocol import exits
 @coordinator
 @setting("--stay", is_flag=True, shared=False, help="Let a server stay that was to go.")
 @settings.job_secret
-@settings.keys
+@shown_keys
 @settings.directory
 @setting("--timeout", shared=False, type=click.FloatRange(min=0, min_open=True), default=600.0, help="Seconds to wait.")
 def drain(
@@ -30,18 +29,17 @@ def drain(
     directory: Path,
     timeout: float,
 ) -> int:
-    """Let the server NAME hand over all that it has to others, and end; training goes on.
+    """Let a server hand over all that it has, and end.
 
-    NAME is that of `zmqps status`, server-1 or "server 1", or the number alone. The command returns when the server has
-    gone; if it takes longer than --timeout, it goes on nevertheless.
+    Training goes on. NAME is that of `zmqps status`, server-1 or "server 1", or the number alone. The command returns
+    when the server has gone; if it takes longer than --timeout, it goes on nevertheless.
     """
-    from zmqps.keys import find_keys
     from zmqps.nodes.inquiry import drain_server
 
+    address, shown = reach(coordinator, keys, directory)
     text = drain_server(
-        address_of(coordinator, directory), name, stay=stay, timeout=timeout, progress=click.echo,
-        job_secret=job_secret, keys=find_keys(keys, None, os.environ),
-    )  # fmt: skip
+        address, name, stay=stay, timeout=timeout, progress=click.echo, job_secret=job_secret, keys=shown
+    )
     click.echo(text)
     return exits.OK
 
@@ -50,7 +48,7 @@ def drain(
 @setting("--servers", shared=False, type=click.IntRange(1, 4096), required=True, help="How many jobs are to lie on.")
 @coordinator
 @settings.job_secret
-@settings.keys
+@shown_keys
 @settings.directory
 @setting("--timeout", shared=False, type=click.FloatRange(min=0, min_open=True), default=600.0, help="Seconds to wait.")
 def scale(
@@ -61,18 +59,15 @@ def scale(
     directory: Path,
     timeout: float,
 ) -> int:
-    """Let all jobs lie on so many servers, a shard on each; training goes on.
+    """Let all jobs lie on more servers, or on fewer.
 
-    To grow, start the servers first (zmqps server --coordinator ...). To shrink, no more is needed: those that are too
-    many, spares first, hand over all that they have, and end. If it takes longer than --timeout, it goes on
-    nevertheless.
+    Each has a shard of every job, and training goes on. To grow, start the servers first (zmqps server --coordinator
+    ...). To shrink, no more is needed: those that are too many, spares first, hand over all that they have, and end. If
+    it takes longer than --timeout, it goes on nevertheless.
     """
-    from zmqps.keys import find_keys
     from zmqps.nodes.inquiry import scale_servers
 
-    text = scale_servers(
-        address_of(coordinator, directory), servers, timeout=timeout, progress=click.echo,
-        job_secret=job_secret, keys=find_keys(keys, None, os.environ),
-    )  # fmt: skip
+    address, shown = reach(coordinator, keys, directory)
+    text = scale_servers(address, servers, timeout=timeout, progress=click.echo, job_secret=job_secret, keys=shown)
     click.echo(text)
     return exits.OK

@@ -66,13 +66,15 @@ ASK_S = 1.0
 @settings.log_settings
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def run(**told: Any) -> int:
-    """Run this task of a cluster: every host, or task of a scheduler, runs the same command.
+    """Run this task of a cluster, under Slurm, MPI or Kubernetes.
+
+    Every host, or task of a scheduler, runs the same command.
 
     \b
-    zmqps keys create keys     (once; every host needs the directory, shared or copied)
+    zmqps keys create keys       (once; every host needs it, shared or copied)
     srun --ntasks-per-node=1 zmqps run --keys keys --servers 2 -- python train.py
-    mpirun -n 4 zmqps run --keys keys --address HOST:5570 --servers 2 -- python train.py
-    zmqps run --keys keys --address HOST:5570 --rank 0 --size 4 -- python train.py     (by hand, rank 0 to 3)
+    mpirun -n 4 zmqps run --keys keys --address HOST:5570 -- python train.py
+    zmqps run --keys keys --address HOST:5570 --rank 0 --size 4 -- python train.py
 
     Rank 0 runs the coordinator as well, some ranks a server, each a worker that runs COMMAND. Rank and size come from
     the environment of Slurm, Open MPI, PMI, torchrun or Kubernetes. All end when all workers have ended, or the first

@@ -270,7 +270,7 @@ journal = setting(
 page = setting(
     "--page", shared=False, is_flag=False, flag_value=PAGE, metavar="[HOST:PORT]",
     help=f"Show the cluster in browsers: by default at {PAGE}, where other hosts do not reach it; port 0 takes a free "
-    "one. Needs zmqps[watch].",
+    "one. Needs the extra `watch`.",
 )  # fmt: skip
 patience = setting(
     "--patience", type=click.FloatRange(min=0), default=600.0,

@@ -45,6 +45,8 @@ class State:
         The page's address, with its token; empty: there is none.
     saves
         Whether its end takes as long as its jobs take to be saved.
+    keys
+        The directory of the cluster's keys, for the commands that ask it; empty: it has none.
     start
         What tells the supervisor from another process of its number; see `zmqps.launch.processes.start_of`.
     host, host_name
@@ -59,6 +61,7 @@ class State:
     logs: str
     started: str
     page: str = ""
+    keys: str = ""
     start: int = 0
     saves: bool = False
     host: str = field(default_factory=host_tag)
@@ -72,7 +75,7 @@ class State:
         return "" if is_here else self.host_name
 
 
-TEXTS = ("name", "address", "logs", "started", "page", "host", "host_name")
+TEXTS = ("name", "address", "logs", "started", "page", "keys", "host", "host_name")
 KINDS: dict[str, type] = {"pid": int, "start": int, "saves": bool, **dict.fromkeys(TEXTS, str)}
 
 

@@ -152,9 +152,16 @@ class Supervisor:
             started = datetime.now().astimezone().isoformat(timespec="seconds")
             pid, start = os.getpid(), start_of(os.getpid())
             self._mark = mark_of(pid, start)
-            saves = config.cluster.checkpoints.saves_at_end
+            cluster = config.cluster
             state = State(
-                pid=pid, name=config.name, address="", logs=str(logs), started=started, start=start, saves=saves
+                pid=pid,
+                name=config.name,
+                address="",
+                logs=str(logs),
+                started=started,
+                start=start,
+                keys="" if cluster.keys is None else str(cluster.keys.absolute()),
+                saves=cluster.checkpoints.saves_at_end,
             )
             claim.write(state)
             try:

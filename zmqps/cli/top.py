@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -13,10 +12,11 @@ from typing import TYPE_CHECKING
 import click
 
 from zmqps.cli import settings
-from zmqps.cli.look import address_of, coordinator
+from zmqps.cli.look import coordinator, reach, shown_keys
 from zmqps.cli.settings import setting
 from zmqps.core.protocol import exits
 from zmqps.errors import ConfigurationError
+from zmqps.extras import advice
 
 if TYPE_CHECKING:
     from zmqps.net.keyring import Keys
@@ -32,7 +32,7 @@ SPAN_S, POINTS = 300.0, 120
 @click.command()
 @coordinator
 @settings.job_secret
-@settings.keys
+@shown_keys
 @settings.directory
 @setting("--name", shared=False, help="The cluster's, for its logs on this host.", show_default="the one started here")
 @setting(
@@ -46,28 +46,26 @@ def top(
     name: str | None,
     every: float,
 ) -> int:
-    """Watch the cluster in the terminal: jobs, nodes, who is slow, who is waited for.
+    """Watch the cluster live in the terminal.
 
-    Keys: enter for all that is known of a node, l its log, s what its threads are doing, h a health check of all,
-    j and v for the next job and value, ? for help, q to quit. It asks once a second, and goes on when a coordinator
-    that was away is back. Needs `pip install 'zmqps[watch]'`.
+    It shows jobs, nodes, who is slow and who is waited for. Keys: enter for all that is known of a node, l its log, s
+    what its threads are doing, h a health check of all, j and v for the next job and value, ? for help, q to quit. It
+    asks once a second, and goes on when a coordinator that was away is back. Needs the extra `watch`.
     """
-    from zmqps.keys import find_keys
-
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError(
             "`zmqps top` needs a terminal; `zmqps status` prints once, `zmqps status --json` plainly"
         )
-    address = address_of(coordinator, directory)
+    address, shown = reach(coordinator, keys, directory)
     try:
         from zmqps.top.app import Top
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "textual":
             raise
         raise ConfigurationError(
-            "`zmqps top` needs Textual, which is not installed: pip install 'zmqps[watch]'; `zmqps status -w` does not"
+            f"`zmqps top` needs Textual, which is not installed: {advice('watch')}; `zmqps status -w` does not"
         ) from None
-    Top(questions(address, find_keys(keys, None, os.environ), job_secret, directory, name), address, every).run()
+    Top(questions(address, shown, job_secret, directory, name), address, every).run()
     return exits.OK
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from zmqps.cli import settings
-from zmqps.cli.look import address_of, coordinator
+from zmqps.cli.look import coordinator, reach, shown_keys
 from zmqps.cli.settings import setting
 from zmqps.core.protocol import exits
 
@@ -60,7 +59,7 @@ skip_option = setting(
 @size_option
 @output_option
 @settings.job_secret
-@settings.keys
+@shown_keys
 @settings.directory
 @click.pass_context
 def trace(
@@ -75,21 +74,22 @@ def trace(
     keys: Path | None,
     directory: Path,
 ) -> int:
-    """Say where the time of a step goes, of the running cluster, which goes on meanwhile.
+    """Show where the time of a step goes, while training goes on.
 
     \b
-    zmqps trace                              let all nodes record for 10 s, then say what bounds a step
-    zmqps trace start, zmqps trace stop      the same in two parts
-    zmqps trace show runs/trace.json         what was recorded before; also a directory that ZMQPS_TRACE has named
-    zmqps trace export runs/trace.json       send it on by OpenTelemetry's protocol
+    zmqps trace                            record for 10 s, say what bounds a step
+    zmqps trace start; zmqps trace stop    the same in two parts
+    zmqps trace show runs/trace.json       what was recorded before
+    zmqps trace export runs/trace.json     send it on by OpenTelemetry
     """
     if ctx.invoked_subcommand is not None:
         return exits.OK
     from zmqps.nodes.tracing import record
 
+    address, shown = reach(coordinator, keys, directory)
     found = record(
-        address_of(coordinator, directory), job=job or "", seconds=seconds, steps=steps, nbytes=megabytes << 20,
-        progress=_progress, **_proof(job_secret, keys),
+        address, job=job or "", seconds=seconds, steps=steps, nbytes=megabytes << 20, progress=_progress,
+        job_secret=job_secret, keys=shown,
     )  # fmt: skip
     return _show(found, 0, output)
 
@@ -101,7 +101,7 @@ def trace(
 @steps_option
 @size_option
 @settings.job_secret
-@settings.keys
+@shown_keys
 @settings.directory
 def start(
     coordinator: str | None,
@@ -116,10 +116,10 @@ def start(
     """Let nodes record, and return at once."""
     from zmqps.nodes.tracing import begin
 
+    address, shown = reach(coordinator, keys, directory)
     told = begin(
-        address_of(coordinator, directory), job=job or "", seconds=seconds, steps=steps, nbytes=megabytes << 20,
-        **_proof(job_secret, keys),
-    )  # fmt: skip
+        address, job=job or "", seconds=seconds, steps=steps, nbytes=megabytes << 20, job_secret=job_secret, keys=shown
+    )
     click.echo(
         f"recording on {told} nodes for {seconds:g} s at most; what they have is kept for two minutes after that"
     )
@@ -130,7 +130,7 @@ def start(
 @coordinator
 @output_option
 @settings.job_secret
-@settings.keys
+@shown_keys
 @settings.directory
 def stop(
     coordinator: str | None, output: Path | None, job_secret: Path | None, keys: Path | None, directory: Path
@@ -138,7 +138,8 @@ def stop(
     """End what goes on, and fetch it; also what has ended by itself."""
     from zmqps.nodes.tracing import fetch
 
-    found = fetch(address_of(coordinator, directory), progress=_progress, **_proof(job_secret, keys))
+    address, shown = reach(coordinator, keys, directory)
+    found = fetch(address, progress=_progress, job_secret=job_secret, keys=shown)
     return _show(found, 0, output)
 
 
@@ -148,8 +149,9 @@ def stop(
 @skip_option
 @setting("--push", type=click.IntRange(0), shared=False, help="Follow this push, by its number, from end to end.")
 def show(recorded: Path, output: Path | None, skip: int | None, push: int | None) -> int:
-    """Show what was recorded into a file, or into a directory that ZMQPS_TRACE has named.
+    """Show what was recorded into a file or a directory.
 
+    The directory is one that ZMQPS_TRACE has named.
     docs/operations.md explains the phases.
     """
     found, is_directory = _read(recorded)
@@ -160,18 +162,15 @@ def show(recorded: Path, output: Path | None, skip: int | None, push: int | None
 @click.argument("recorded", type=click.Path(path_type=Path))
 @setting("--otlp", required=True, shared=False, help="Where to: the URL of a collector, say http://localhost:4318.")
 def export(recorded: Path, otlp: str) -> int:
-    """Send the pushes of a trace, with their stages, to a collector of OpenTelemetry: pip install 'zmqps[otel]'."""
+    """Send the pushes of a trace to a collector of OpenTelemetry.
+
+    Each push is a trace with its stages. It needs the extra `otel` (docs/operations.md).
+    """
     from zmqps.trace.otel import send
 
     found, _ = _read(recorded)
     click.echo(f"{send(found, otlp)} spans were sent to {otlp}")
     return exits.OK
-
-
-def _proof(job_secret: Path | None, keys: Path | None) -> dict[str, Any]:
-    from zmqps.keys import find_keys
-
-    return {"job_secret": job_secret, "keys": find_keys(keys, None, os.environ)}
 
 
 def _progress(text: str) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zmqps.cli import settings
+from zmqps.cli.look import reach, shown_keys
 from zmqps.cli.settings import setting
 from zmqps.core.protocol import exits
 from zmqps.errors import ConfigurationError, NodeFailedError, PSError
@@ -67,11 +68,13 @@ DOWN_S = 20.0
 @settings.log_settings
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def up(**told: Any) -> int:
-    """Start a coordinator and servers here, and workers that run COMMAND.
+    """Start a coordinator, servers and workers on this host.
+
+    The workers run COMMAND; without it there are none.
 
     \b
     zmqps up --servers 2                                  until Ctrl-C
-    zmqps up --servers 2 --workers 4 -- python train.py   until the workers have ended
+    zmqps up --servers 2 --workers 4 -- python train.py   until the workers end
     zmqps up --servers 2 --detach                         until `zmqps down`
     zmqps up --servers-per-gpu 1 --workers 4 --pin-workers -- python train.py
 
@@ -221,7 +224,7 @@ def _report(writer: int, state: State) -> None:
     show_default="the cluster that was started here",
 )  # fmt: skip
 @settings.job_secret
-@settings.keys
+@shown_keys
 @settings.directory
 @setting(
     "--timeout",
@@ -233,16 +236,16 @@ def _report(writer: int, state: State) -> None:
 def down(
     coordinator: str | None, job_secret: Path | None, keys: Path | None, directory: Path, timeout: float | None
 ) -> int:
-    """End the cluster that `zmqps up` has started here, and wait until all its processes are gone.
+    """End the cluster that was started here, or another one.
 
-    With --coordinator end any other one: workers and servers are told, and the coordinator is gone when this returns.
+    It waits until all processes of the one that `zmqps up` has started here are gone. With --coordinator it ends any
+    other cluster: workers and servers are told, and the coordinator is gone when this returns.
     """
     if coordinator is not None:
-        from zmqps.keys import find_keys
         from zmqps.nodes.inquiry import end_cluster
 
-        found = find_keys(keys, None, os.environ)
-        end_cluster(coordinator, timeout=DOWN_S if timeout is None else timeout, job_secret=job_secret, keys=found)
+        address, shown = reach(coordinator, keys, directory)
+        end_cluster(address, timeout=DOWN_S if timeout is None else timeout, job_secret=job_secret, keys=shown)
         click.echo(f"ended the cluster at {coordinator}")
         return exits.OK
     import asyncio

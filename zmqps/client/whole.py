@@ -194,7 +194,7 @@ class WholeTable:
         """Write all rows into one file, as they come: there is never more than one chunk of them here.
 
         A Parquet or Arrow file has columns ``id``, int64, and ``values``, a fixed-size list of float32, with a row
-        group or record batch for each chunk; they need pyarrow (``pip install 'zmqps[arrow]'``). A safetensors file has
+        group or record batch for each chunk; they need pyarrow (the extra ``arrow``). A safetensors file has
         ``<table>.ids`` and ``<table>.values``. In the metadata are table, dim, job, version and the version of zmqps.
 
         The table may be trained meanwhile. Every update up to the version is in the file, and perhaps later ones. Each

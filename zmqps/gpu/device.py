@@ -18,11 +18,10 @@ import numpy as np
 
 from zmqps import checks
 from zmqps.errors import ConfigurationError, DeviceError, DeviceMemoryError
+from zmqps.extras import advice
 from zmqps.gpu import kernels
 
 Array = Any  # of the device's namespace
-
-INSTALL = "install it with `pip install 'zmqps[cuda12]'`, or 'zmqps[cuda13]' where nvidia-smi shows CUDA 13"
 
 
 class Event(Protocol):
@@ -232,7 +231,8 @@ def _cupy() -> Any:
     try:
         import cupy
     except ImportError as error:
-        raise DeviceError(f"a GPU needs CuPy, which cannot be imported ({error}); {INSTALL}") from error
+        install = f"install it: {advice('cuda12')}, or with cuda13 in its place where nvidia-smi shows CUDA 13"
+        raise DeviceError(f"a GPU needs CuPy, which cannot be imported ({error}); {install}") from error
     return cupy
 
 

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 from zmqps.core.node.measured import Measured
 from zmqps.core.protocol.figures import BOUNDS
 from zmqps.errors import ConfigurationError
+from zmqps.extras import advice
 from zmqps.metrics.families import Family, families
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
-
-INSTALL = "metrics need prometheus-client, which is not installed: pip install 'zmqps[watch]'"
 
 
 def check_installed() -> None:
@@ -22,7 +21,7 @@ def check_installed() -> None:
     try:
         import prometheus_client  # noqa: F401
     except ImportError:
-        raise ConfigurationError(INSTALL) from None
+        raise ConfigurationError(f"metrics need prometheus-client, which is not installed: {advice('watch')}") from None
 
 
 class Collector:

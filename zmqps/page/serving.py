@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from zmqps.core.protocol.endpoints import STAR, join
 from zmqps.errors import AddressInUseError, ConfigurationError
+from zmqps.extras import advice
 from zmqps.net.addresses import family_of, ipv4_first, resolve
 from zmqps.net.ports import owner_of
 from zmqps.page.app import make_app
@@ -21,7 +22,6 @@ from zmqps.page.feed import Ask, Feed
 if TYPE_CHECKING:
     from uvicorn import Server
 
-INSTALL = "the page needs starlette and uvicorn, which are not installed: pip install 'zmqps[watch]'"
 #: Connections at a time. A browser has up to six; each may hold one answer that it does not read, of 1 MB.
 MAX_CONNECTIONS = 64
 #: Who has not sent a whole request for so long, or has read nothing of an answer, is shut.
@@ -51,7 +51,9 @@ def open_page(host: str, port: int) -> socket.socket:
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError:
-        raise ConfigurationError(INSTALL) from None
+        raise ConfigurationError(
+            f"the page needs starlette and uvicorn, which are not installed: {advice('watch')}"
+        ) from None
     address = "0.0.0.0" if host == STAR else ipv4_first(resolve(host))[0]
     listener = socket.socket(family_of(address), socket.SOCK_STREAM)
     try:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from zmqps.errors import ConfigurationError
+from zmqps.extras import advice
 from zmqps.sinks.runs import Runs
 
 
@@ -39,8 +40,7 @@ class TensorBoard:
             from tensorboardX.proto.event_pb2 import Event
         except ImportError:
             raise ConfigurationError(
-                "--values tensorboard:DIR needs tensorboardX, which is not installed here: pip install "
-                "'zmqps[tensorboard]'"
+                f"--values tensorboard:DIR needs tensorboardX, which is not installed here: {advice('tensorboard')}"
             ) from None
         try:
             Path(directory).mkdir(parents=True, exist_ok=True)

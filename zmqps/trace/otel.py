@@ -1,6 +1,6 @@
 """Pushes of a trace as spans of OpenTelemetry: one trace a push, a span for the call, one for each message and stage.
 
-An extra, ``pip install 'zmqps[otel]'``: the SDK, and its exporter by OTLP over HTTP.
+They need the extra ``otel``: the SDK, and its exporter by OTLP over HTTP.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zmqps.errors import ConfigurationError
+from zmqps.extras import advice
 from zmqps.trace.merge import Trace
 from zmqps.trace.pushes import PushTrace, pushes
 
@@ -121,4 +122,4 @@ def _add(provider: TracerProvider, push: PushTrace, epoch_us: float) -> None:
 
 
 def _missing() -> ConfigurationError:
-    return ConfigurationError("OpenTelemetry's packages are not installed: pip install 'zmqps[otel]'")
+    return ConfigurationError(f"OpenTelemetry's packages are not installed: {advice('otel')}")
