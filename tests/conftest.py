@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import inspect
 import os
 import signal
 from collections.abc import Generator, Iterator
@@ -63,7 +64,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 # What the package itself waits by default, where a test does not say how long: these are no limits of tests.
 for function in (zmqps.connect, zmqps.aio.connect, zmqps.LocalCluster.__init__):
-    function.__kwdefaults__["timeout"] = pace.allow(function.__kwdefaults__["timeout"])
+    defaults = inspect.unwrap(function).__kwdefaults__
+    defaults["timeout"] = pace.allow(defaults["timeout"])
 
 
 @pytest.hookimpl(tryfirst=True)
