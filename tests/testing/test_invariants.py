@@ -770,7 +770,7 @@ def test_a_server_that_keeps_its_shard_after_the_next_commit(monkeypatch: Patch)
 
 def test_a_coordinator_that_ends_jobs_without_saving_them(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Jobs, "close", lambda jobs, run, how, now, moved=False: jobs.end(run, how, now, moved=moved))
-    caught("async-saves", "ends, and is not saved before")
+    caught("async-saves-ended", "ends, and is not saved before")
 
 
 def test_a_coordinator_that_ends_its_cluster_before_jobs_are_saved(monkeypatch: Patch) -> None:

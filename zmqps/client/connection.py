@@ -212,12 +212,7 @@ class Connection:
         on at the step they have reached. So workers may take different numbers of steps between
         two barriers. What was pushed before should be done by then (``push`` has returned).
 
-        Parameters
-        ----------
-        name : str
-            Of the barrier; workers that name the same meet there.
-        timeout : float, optional
-            Seconds; by default as `connect` says, at least 60.
+        By default ``timeout`` is as `connect` says, at least 60 s.
 
         Raises
         ------

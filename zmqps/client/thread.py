@@ -196,7 +196,7 @@ class SessionThread:
         self._thread.start()
         self._ready.wait()
         if self._driver is None and self._defect is not None:
-            raise self._defect
+            raise self._defect.again()
 
     def _main(self) -> None:
         running.add(get_ident())

@@ -118,9 +118,7 @@ class Scenario:
     bandwidth
         Bytes a second that a node sends; where it is little, nothing may be sent twice.
     saved
-        Whether it is saved while it trains, loses its power, and goes on from the disk.
-    ended
-        Whether it is asked to end then, in the place of losing its power.
+        Whether it is saved, loses its power, and goes on from the disk.
     replicas
         How many backups each shard has.
     chained
@@ -147,7 +145,7 @@ class Scenario:
     calm_s: float = CALM_S
     bandwidth: float = BANDWIDTH
     saved: bool = False
-    ended: bool = False
+    ended: bool = False  # is asked to end, in the place of losing its power
     replicas: int = 0
     chained: bool = False
     spares: int = 0
@@ -160,9 +158,8 @@ class Scenario:
             return HostGroups(seed, self.combined, self.workers, self.faults)
         if self.saved:
             return Restored(
-                seed, self.servers, self.workers, self.faults, self.training(), calm_s=self.calm_s,
+                seed, self.servers, self.workers, self.faults, self.training(), calm_s=self.calm_s, ended=self.ended,
                 replicas=self.replicas, journaled=self.journaled, chained=self.chained,
-                ended=self.ended,
             )  # fmt: skip
         kind = Traced if self.faults.trace else Reported if self.faults.report else Simulation
         return (NumberedSimulation if self.numbered else kind)(
@@ -288,8 +285,7 @@ def _scenarios() -> Mapping[str, Scenario]:
     for mode, training in saved.items():
         for kind, faults in saving.items():
             found[f"{mode}-{kind}"] = Scenario(faults=faults, training=training, saved=True)
-        for kind, faults in (("saves", saving["saves"]), ("saves-crashes", saving["saves-crashes"])):
-            found[f"{mode}-{kind}-ended"] = Scenario(faults=faults, training=training, saved=True, ended=True)
+        found |= {f"{n}-ended": replace(found[n], ended=True) for n in (f"{mode}-saves", f"{mode}-saves-crashes")}
     # nobody gives up and tries again what an old primary has turned away: it has to come by itself
     drained = {
         "async": lambda: AsyncTraining(steps=10, parameters=4, size=48, lives=12, compute_s=1.0, timeout=200.0),
@@ -366,9 +362,8 @@ def _scenarios() -> Mapping[str, Scenario]:
             faults=RETURNS, training=kept[mode], journaled=True, claimed=True, calm_s=LATE_CALM_S
         )
     for mode, training in saved.items():
-        found[f"{mode}-returned-saves"] = Scenario(
-            faults=saving["saves-crashes"], training=training, saved=True, journaled=True
-        )
+        crashes = saving["saves-crashes"]
+        found[f"{mode}-returned-saves"] = Scenario(faults=crashes, training=training, saved=True, journaled=True)
     failing = Faults(delay=0.004, saving=0.004, disk=0.05)
     changing = {
         "async": lambda: AsyncTraining(steps=7, parameters=4, size=64, lives=32, compute_s=0.3, partly=True),

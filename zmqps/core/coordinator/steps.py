@@ -456,8 +456,7 @@ class Steps:
         texts += [not_joined(missing, len(self._attendance))] if missing else []
         to_begin = self._to_begin(missing)
         texts += [f"{counted(to_begin - missing, 'worker')} to call init"] if to_begin > missing else []
-        who = ", ".join(text for text in texts if text)
-        return f"{who or 'more gradients'}: {self.policy.why(to_begin)}"
+        return f"{', '.join(filter(None, texts)) or 'more gradients'}: {self.policy.why(to_begin)}"
 
     def awaited(self, now: float) -> tuple[float, list[MemberInfo]]:
         """Return for how long somebody has waited for the open step, and whom that waits for."""

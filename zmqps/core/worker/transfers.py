@@ -226,10 +226,8 @@ class Transfers:
                 actions.append(Log("warning", warning))
             return actions + self.start(operation, pull, now)
         if pace.mode == "async":
-            if push.expected and (warning := pace.unfinished.alone(push, self._host.attached)):
-                actions.append(Log("warning", warning))
-            if pull is not None and pull.cargoes is push.cargoes:
-                push.target = pull.target  # both in one round trip
+            actions += pace.unfinished.alone(push, self._host.attached) if push.expected else []
+            push.target = pull.target if pull is not None and pull.cargoes is push.cargoes else push.target  # one trip
         return actions + self.start(operation, push, now)
 
     def _arrive(self, now: float) -> list[Action]:
@@ -242,13 +240,12 @@ class Transfers:
         if isinstance(message, Waiting):
             pace.awaited = printable(message.text)
             return []
-        actions: list[Action] = []
+        actions = list[Action]()
         if isinstance(message, Proceed):
             if not message.counted:
                 self._host.tally.dropped()
-                actions.append(
-                    Log("warning", f"step {pace.clock} was over before our gradients were complete: dropped")
-                )
+                said = f"step {pace.clock} was over before our gradients were complete: dropped"
+                actions.append(Log("warning", said))
             pace.proceed(message)
             self._host.tally.stepped(self._host.now, left_out=message.left_out)
             self.moves.proceeded(pace.clock)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from zmqps.core.protocol.events import Action, Log
 from zmqps.core.worker.operations import Attached
 from zmqps.core.worker.transfer import Push
 from zmqps.errors import counted, listed
@@ -30,15 +31,15 @@ class Unfinished:
         """The step is over."""
         self._lacking = None
 
-    def alone(self, push: Push, attached: Attached | None) -> str:
-        """Return what to tell whoever pushes a part where each push is applied by itself; nothing the second time."""
-        if not push.expected or self._warned or attached is None:
-            return ""
+    def alone(self, push: Push, attached: Attached | None) -> list[Action]:
+        """Tell whoever pushes a part where each push is applied by itself; nothing the second time."""
+        if self._warned or attached is None:
+            return []
         self._warned = True
         names = [repr(attached.job.parameters[number].name) for number in sorted(push.lacking)]
         pushed = f"{push.expected - len(names)} of {counted(push.expected, 'parameter')} pushed"
         lacking = f"not {listed(names, MOST_NAMED)}, and only what is pushed is updated"
-        return f"{pushed}, {lacking}; push(step=True) says that this is meant"
+        return [Log("warning", f"{pushed}, {lacking}; push(step=True) says that this is meant")]
 
     def warning(self, attached: Attached | None) -> str:
         """Return what to tell whoever reads in the middle of a step; nothing the second time."""
