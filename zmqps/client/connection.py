@@ -1,8 +1,7 @@
 """The worker's place in the cluster: a `SessionMachine` on a background thread, from joining to the end.
 
-A training loop computes for seconds without coming back to any event loop. So transfers and
-heartbeats run on one background thread with a loop of its own; the methods here hand it an
-operation and wait for its future, or return the future.
+A training loop computes for seconds without coming back to any event loop. So transfers and heartbeats run on one
+background thread with a loop of its own; the methods here hand it an operation and wait for its future, or return it.
 """
 
 from __future__ import annotations
@@ -48,8 +47,7 @@ from zmqps.net.stacks import answer_signal
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.trace.record import around, watched_coding
 
-#: Seconds that a call waits that is told nothing else, at least; and at least so many heartbeat timeouts: who is lost
-#: meanwhile is named only then.
+#: Seconds that a call waits by default, at least; and so many heartbeat timeouts, after which what is lost is named.
 DEFAULT_TIMEOUT = 60.0
 LOSSES_PER_TIMEOUT = 2.0
 MAX_IO_THREADS = 64

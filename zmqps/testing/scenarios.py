@@ -119,12 +119,10 @@ class Scenario:
         Bytes a second that a node sends; where it is little, nothing may be sent twice.
     saved
         Whether it is saved, loses its power, and goes on from the disk.
-    replicas
-        How many backups each shard has.
+    replicas, spares
+        How many backups each shard has, and how many servers there are beyond those that are needed.
     chained
         Whether most of its checkpoints hold only what has changed since the one before.
-    spares
-        Servers beyond those.
     unconfirmed_nbytes
         What may wait for the backups of a server; None: as much as really may.
     combined
@@ -492,7 +490,6 @@ def _scenarios() -> Mapping[str, Scenario]:
         found[f"{mode}-auto-replicas"] = Scenario(
             faults=LOST_SERVERS, training=coded, servers=3, workers=workers, replicas=1, calm_s=LONG_CALM_S
         )
-    for mode in ("async", "sync"):
         for kind, faults in {"crashes": CRASHES, "stops": STOPS, "everything": EVERYTHING}.items():
             found[f"{mode}-combined-{kind}"] = Scenario(faults=faults, training=_asynchronous, workers=4, combined=mode)
     made = (row_scenarios, note_scenarios, probed_scenarios, traced_scenarios, reported_scenarios)

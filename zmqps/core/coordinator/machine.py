@@ -303,16 +303,15 @@ class CoordinatorMachine:
         for run in list(self.runs.values()):
             actions += self._news.of_job(run.on_deadline(now), run.name, now)
             actions += self.jobs.end_if_over(run, now)
-        actions += self.jobs.discard_given_up(now)
-        actions += self.checkpoints.on_deadline(now)
+        actions += [*self.jobs.discard_given_up(now), *self.checkpoints.on_deadline(now)]
         actions += [*self.erasures.on_deadline(now), *self._telling.on_deadline(now), *self.probes.on_deadline(now)]
         if now >= self._reminder_due:
             self._reminder_due = now + REMINDER_INTERVAL_S
             waits = self._waiting() if self.ending is None else []
             actions += [Log("info", text, job=job_of(text, self.runs)) for text in waits]
             actions += self._news.summaries(now)
-        actions += [*self._move(now), *self.traces.on_deadline(now), *self._end(now)]
-        return [*actions, *self.cluster_end.on_deadline(now)]
+        actions += [*self._move(now), *self.traces.on_deadline(now)]
+        return [*actions, *self._end(now), *self.cluster_end.on_deadline(now)]
 
     def lose(self, member: MemberInfo, now: float) -> list[Action]:
         """A member is lost: it was silent for too long, or its process has ended."""
