@@ -286,8 +286,7 @@ class CoordinatorMachine:
         dues = [self._reminder_due, self.probes.next_deadline(), self.traces.next_deadline()]
         dues += [part.next_deadline() for part in parts]
         dues += [run.next_deadline() for run in self.runs.values()]
-        if overdue is not None:
-            dues.append(max(overdue, self._lose_due))
+        dues += [] if overdue is None else [max(overdue, self._lose_due)]
         return min([due for due in dues if due is not None])
 
     def on_deadline(self, now: float) -> list[Action]:
@@ -310,8 +309,8 @@ class CoordinatorMachine:
             waits = self._waiting() if self.ending is None else []
             actions += [Log("info", text, job=job_of(text, self.runs)) for text in waits]
             actions += self._news.summaries(now)
-        actions += [*self._move(now), *self.traces.on_deadline(now)]
-        return [*actions, *self._end(now), *self.cluster_end.on_deadline(now)]
+        actions += [*self._move(now), *self.traces.on_deadline(now), *self._end(now)]
+        return actions + self.cluster_end.on_deadline(now)
 
     def lose(self, member: MemberInfo, now: float) -> list[Action]:
         """A member is lost: it was silent for too long, or its process has ended."""
