@@ -12,6 +12,7 @@ from zmqps.core.coordinator.checkpoints import HOLD_S
 from zmqps.core.coordinator.last import TRIES, WAITS_S
 from zmqps.core.protocol.events import Returned, Stop
 from zmqps.core.protocol.messages import (
+    Arrive,
     Checkpointed,
     EndJob,
     GoOn,
@@ -24,6 +25,7 @@ from zmqps.core.protocol.messages import (
     Waiting,
     Welcome,
 )
+from zmqps.core.protocol.saving import KEPT, WRITTEN
 from zmqps.errors import JobEndedError
 
 
@@ -215,3 +217,28 @@ def test_nobody_stays_paused_where_a_cluster_is_saved() -> None:
     ended = cluster.write()
     assert receivers(ended, GoOn) == [peer(worker) for worker in WORKERS]
     cluster.do()
+
+
+def test_what_is_trained_after_the_cut_of_the_last_checkpoint_is_in_another_one() -> None:
+    cluster = Ending()
+    cluster.handle(Stop("SIGTERM"))
+    cluster.do()
+    for server in SERVERS:
+        cluster.say(server, KEPT)
+    cluster.finish()
+    for server in SERVERS:
+        cluster.say(server, WRITTEN, nbytes=10, files=[server])
+    assert not cluster.machine.ending
+    cluster.do()
+    cluster.save(2)
+    assert len(cluster.store.manifests) == 2
+    assert cluster.machine.ending is not None
+
+
+def test_the_clock_of_a_bounded_job_does_not_fall_back_when_all_have_left() -> None:
+    cluster = Ending("ssp")
+    for worker in WORKERS:
+        cluster.take(worker, Arrive(7, 0, (1,)))
+    cluster.finish()
+    cluster.save()
+    assert [manifest["version"] for manifest in cluster.store.manifests] == [1]

@@ -149,7 +149,7 @@ def test_a_barrier_releases_all_when_the_last_has_entered() -> None:
 def test_a_barrier_waits_for_the_expected_workers_to_join() -> None:
     coordinator = Coordinator(workers=2)
     coordinator.join("w0")
-    assert "1 worker to join" in sent(enter(coordinator, "w0"), Waiting)[0].text
+    assert "1 of 2 workers that has not joined the job" in sent(enter(coordinator, "w0"), Waiting)[0].text
     coordinator.join("w1")
     assert len(receivers(enter(coordinator, "w1"), Released)) == 2
 

@@ -9,6 +9,7 @@ import pytest
 
 from tests.core.machines import Coordinator, errors, exits_of, hello, job, logged, peer, receivers, sent
 from zmqps.core.coordinator.spares import MAX_KEPT
+from zmqps.core.coordinator.waits import not_joined
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.messages import (
@@ -95,7 +96,7 @@ def test_who_has_not_named_the_job_takes_no_part_in_it(asked: Message, attached:
 def test_workers_that_meet_before_they_begin_a_job_count_until_it_is_named() -> None:
     coordinator = Coordinator(workers=2)
     coordinator.join("s0", "w0", "w1", "w7")
-    assert sent(coordinator.take("w0", Enter(9, "start")), Waiting)[0].text == "1 worker to join"
+    assert sent(coordinator.take("w0", Enter(9, "start")), Waiting)[0].text == not_joined(1, 1)
     assert len(sent(coordinator.take("w1", Enter(9, "start")), Released)) == 2
     assert errors(coordinator.take("w7", Enter(9, "mine"))) == [JobError.code], "there are two already"
     coordinator.init("w0", SYNC)

@@ -121,8 +121,12 @@ class Checkpoints:
 
     def last(self, run: JobRun, now: float) -> list[Action]:
         """Save a job once more, which is about to end, unless nothing was trained since; see `saves_last`."""
-        if self._store is None or not run.startup.ready or self.saves_last(run.name):
+        if self._store is None or not run.startup.ready:
             return []
+        making = self._making if self._making is not None and self._making.stage == "opened" else None
+        for other in [*self._waiting, *([making.wish] if making is not None else [])]:
+            if other.is_last and other.job == run.name:  # its cut is still to come
+                return []
         if (wish := last_wish(run, now)) is None:
             return []
         self._waiting.append(wish)

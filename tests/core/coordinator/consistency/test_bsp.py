@@ -67,7 +67,7 @@ def test_the_first_steps_wait_for_workers_that_are_expected() -> None:
     policy = make(A)
     policy.arrive(A, 0, (1,), 0.0)
     assert decide(policy, missing=1) == Decision()
-    assert "1 has not joined" in policy.why(1)
+    assert "and waits for all" in policy.why(1)
     assert contributors(decide(policy, missing=0)) == {A}
 
 

@@ -68,6 +68,8 @@ class Bounded(Policy):
         if worker in self.clocks:
             self._stop_waiting(worker)
             clock = self.clocks.pop(worker)
+            if not self.clocks:  # what is saved now, and who comes, goes on where the last one was
+                self._first = max(self._first, clock)
             if worker not in self._paused:
                 self._uncount(clock)
             self._paused.discard(worker)
