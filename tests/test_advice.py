@@ -75,6 +75,7 @@ def _options(command: click.Command) -> set[str]:
 OTHERS = {
     "--force-reinstall", "--only-binary", "--fmad", "--list-gpus", "--shm-size", "--gpus", "--scenario", "--seeds",
     "--workers-per-host", "--start", "--ntasks-per-node", "--xla_force_host_platform_device_count",
+    "--cached", "--exclude-standard", "--others", "--files-from", "--from", "--ignore-missing-args",
     "--archive", "--compress", "--exclude", "--mkpath", "--rsh", "--pid",
 }  # fmt: skip
 

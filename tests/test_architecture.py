@@ -84,9 +84,9 @@ ROOMS: dict[str, dict[str, str]] = {
         "aio": "errors checks client codecs core/job core/worker worker",
         "local": "errors checks core/protocol worker",
         "ray": "errors extras checks core/protocol core/coordinator keys launch",
-        "jax": "errors words optim client worker",
-        "torch": "errors words checks codecs optim rows core/treatments checkpoint client worker",
-        "keras": "errors words checks optim client worker",
+        "jax": "errors extras optim client worker",
+        "torch": "errors extras checks codecs optim rows core/treatments checkpoint client worker",
+        "keras": "errors extras checks optim client worker",
         "zmqps": "errors codecs optim core/worker client checkpoint keys launch data initial stale pipeline worker aio "
         "local",
         "cli": "errors extras logs core/protocol core/coordinator net gpu trace checkpoint metrics nodes keys launch "

@@ -88,6 +88,8 @@ NUMBERS = {
     "Z024": "StaleEpochError",
     "Z025": "SliceRangeError",
     "Z026": "LedgerError",
+    "Z030": "UnusableHostError",
+    "Z031": "ProgramMissingError",
     "Z040": "JobError",
     "Z041": "JobMismatchError",
     "Z042": "UnknownParameterError",

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import zmqps
+from zmqps.extras import advice
 
 MODULES = ("aio", "data", "jax", "keras", "keys", "local", "optim", "pipeline", "ray", "stale", "torch")
 
@@ -40,6 +41,7 @@ class Missing:
 del sys.modules[{extra!r}]
 sys.meta_path.insert(0, Missing())
 import zmqps
+from zmqps.extras import advice
 assert not hasattr(zmqps, {extra!r})
 for attempt in ("zmqps.{extra}", "__import__('zmqps.{extra}')"):
     try:
@@ -47,7 +49,7 @@ for attempt in ("zmqps.{extra}", "__import__('zmqps.{extra}')"):
     except (AttributeError, ModuleNotFoundError) as error:
         print(type(error).__name__, error)
 """
-    sentence = f"zmqps.{extra} needs {extra}, which is not installed: pip install 'zmqps[{extra}]'"
+    sentence = f"zmqps.{extra} needs {extra}, which is not installed: {advice(extra)}"
     assert run(code).splitlines() == [f"AttributeError {sentence}", f"ModuleNotFoundError {sentence}"]
 
 

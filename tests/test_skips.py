@@ -47,4 +47,4 @@ def test_ci_lists_skips_and_fails_for_one_that_is_not_allowed(tmp_path: Path, re
     )
     assert done.returncode == code, done.stdout + done.stderr
     assert f"skipped: {reason} (test_it.py::test_it)" in done.stdout
-    assert ("FAILED: CI may not skip because of" in done.stdout) == bool(code)
+    assert ("FAILED: CI may not skip for" in done.stdout) == bool(code)

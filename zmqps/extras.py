@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-__all__ = ["advice"]
+__all__ = ["advice", "lacks_extra"]
 
 
 def advice(extra: str) -> str:
@@ -27,6 +27,12 @@ def advice(extra: str) -> str:
         url = f"{vcs.get('vcs')}+{url}@{vcs.get('commit_id')}"
         return f"pip install {shlex.quote(f'zmqps[{extra}] @ {url}')}"
     return f"pip install 'zmqps[{extra}]'"
+
+
+def lacks_extra(extra: str, error: ModuleNotFoundError) -> ModuleNotFoundError:
+    """Return the error of a module that is called like its extra, whose packages are not installed; says the extra."""
+    lacks = f"zmqps.{extra} needs {error.name}, which is not installed: {advice(extra)}"
+    return ModuleNotFoundError(lacks, name=error.name)
 
 
 def _origin() -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from zmqps.words import lacks_extra
+from zmqps.extras import lacks_extra
 
 try:
     import jax

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from zmqps.words import lacks_extra
+from zmqps.extras import lacks_extra
 
 try:
     import keras

@@ -37,9 +37,3 @@ def num_bytes(number: float) -> str:
         if number < 999.5 or unit == "TB":
             break
     return f"{number:.3g} {unit}"
-
-
-def lacks_extra(extra: str, error: ModuleNotFoundError) -> ModuleNotFoundError:
-    """Return the error of a module that is called like its extra, whose packages are not installed; says the extra."""
-    lacks = f"zmqps.{extra} needs {error.name}, which is not installed: pip install 'zmqps[{extra}]'"
-    return ModuleNotFoundError(lacks, name=error.name)

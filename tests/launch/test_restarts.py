@@ -62,4 +62,4 @@ def test_who_is_not_started_again_has_no_token_nor_that_of_another_supervisor(mo
     monkeypatch.setenv(RESTART, "4")
     for env in (worker_environment("tcp://here:1", 0), worker_environment("tcp://here:1", 0, lives=Restarts(0))):
         assert not {TOKEN, RESTART} & set(env)
-        assert find_life(env) == Life()
+        assert find_life(env) == Life(index=0)

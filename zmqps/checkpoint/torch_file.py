@@ -10,6 +10,7 @@ from typing import Any
 from zmqps.checkpoint.reader import Checkpoint
 from zmqps.checkpoint.storage import LocalStorage, naming_the_disk
 from zmqps.errors import ConfigurationError
+from zmqps.extras import advice
 
 #: How such files end.
 ENDINGS = (".pt", ".pth")
@@ -70,6 +71,6 @@ def _torch() -> Any:
         import torch
     except ImportError as error:
         raise ConfigurationError(
-            "a state_dict of PyTorch needs torch, which is not installed: pip install 'zmqps[torch]'"
+            f"a state_dict of PyTorch needs torch, which is not installed: {advice('torch')}"
         ) from error
     return torch

@@ -5,7 +5,7 @@ that stays as it is, and `zmqps.Worker.push` and `zmqps.Worker.pull`, which take
 `EmbeddingBag` are layers whose rows are those of a sparse table.
 """
 
-from zmqps.words import lacks_extra
+from zmqps.extras import lacks_extra
 
 try:
     import torch  # noqa: F401  (said before anything else here needs it)

@@ -256,7 +256,8 @@ def test_an_init_that_fails_is_withdrawn_and_the_next_one_works() -> None:
     session.get(WELCOME)
     first = Init(0.0, job=session.spec, values=zeros(session.spec))
     session.ask(first)
-    actions = session.get(error(JobMismatchError, first.request, what="x", ours="1", theirs="2", owner="w"))
+    facts = {"what": "x", "ours": "1", "theirs": "2", "owner": "w", "advice": "end it"}
+    actions = session.get(error(JobMismatchError, first.request, **facts))
     assert isinstance(resolved(actions)[0][1], JobMismatchError)
     assert [m.request for m in sent(actions, Withdraw)] == [first.request]
     session.attach()
