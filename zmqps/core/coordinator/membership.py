@@ -64,7 +64,7 @@ class MemberInfo:
 
     hello: Hello
     peer: Peer
-    roster: Ranks
+    roster: Ranks = field(repr=False)  # none any more when it has gone
     rank: int
     seen_at: float
     origin: str = ""  # the address of the other host that it comes from; empty: from this one
@@ -285,6 +285,7 @@ class Membership:
         del self._peers[member.peer]
         self.processes.left(member)
         member.roster.leave(member, how)
+        del member.roster  # it knows its job, of which nothing is to stay
         member.answered.clear()  # a job's description is large, and nobody asks any more
         self._changed("member", member.incarnation)
         self._changed("answers", member.incarnation)
