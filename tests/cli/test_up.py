@@ -276,7 +276,7 @@ def test_a_signal_ends_workers_and_nodes_in_order(start, tmp_path, number, code)
     assert not state_path(tmp_path).exists()
 
 
-TRAIN = """
+STEPS = """
 import sys, numpy as np, zmqps
 worker = zmqps.connect()
 worker.init({"w": np.zeros(8, np.float32)}, optimizer=zmqps.optim.sgd(learning_rate=0.1), staleness=0)
@@ -293,7 +293,7 @@ else:
 @pytest.mark.processes
 @pytest.mark.parametrize("how", ["close", "finish"])
 def test_what_was_trained_is_saved_when_the_workers_have_ended(zmqps, tmp_path, how) -> None:
-    result = zmqps(*UP, "--checkpoint", "ckpt", "--", sys.executable, "-c", TRAIN, how)
+    result = zmqps(*UP, "--checkpoint", "ckpt", "--", sys.executable, "-c", STEPS, how)
     assert result.returncode == exits.OK
     made = open_checkpoint(str(tmp_path / "ckpt"))
     assert made.manifest.version == 47
@@ -306,7 +306,7 @@ def test_what_was_trained_is_saved_when_the_workers_have_ended(zmqps, tmp_path, 
 def test_what_was_trained_is_saved_when_a_signal_ends_the_cluster(start, tmp_path, number) -> None:
     up = start(*UP, "--workers", "2", "--checkpoint", "ckpt", "--drain-timeout", "1", "--", "sh", "-c",
                'if [ $ZMQPS_WORKER_INDEX = 0 ]; then exec "$0" -c "$1" wait; else sleep 1000; fi',
-               sys.executable, TRAIN.replace("staleness=0", "workers=1"))  # fmt: skip
+               sys.executable, STEPS.replace("staleness=0", "workers=1"))  # fmt: skip
     up.wait_for("worker-0 .* at work")
     up.popen.send_signal(number)
     up.exit_code()
@@ -317,7 +317,7 @@ def test_what_was_trained_is_saved_when_a_signal_ends_the_cluster(start, tmp_pat
 @pytest.mark.processes
 def test_no_last_checkpoint_is_written_where_that_is_said(zmqps, tmp_path) -> None:
     saving = ("--checkpoint", "ckpt", "--checkpoint-at-end", "no")
-    result = zmqps(*UP, *saving, "--", sys.executable, "-c", TRAIN, "finish")
+    result = zmqps(*UP, *saving, "--", sys.executable, "-c", STEPS, "finish")
     assert result.returncode == exits.OK
     assert not (tmp_path / "ckpt").exists()
 
