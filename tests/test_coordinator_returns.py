@@ -210,7 +210,7 @@ def test_make_coordinator_is_all_that_is_done_after_a_kill(tmp_path: Path) -> No
             team.all(lambda worker: worker.finish(timeout=PATIENCE))
         assert "is back with 3 members and 1 job" in log.read_text()
     finally:
-        os.killpg(running.pid, signal.SIGTERM)
+        running.terminate()  # make, which passes it on; the whole group would get it twice, and end at once
         running.wait(PATIENCE)
         if server is not None:
             assert server.wait(PATIENCE) == 0, "it ends with its cluster"

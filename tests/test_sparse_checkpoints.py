@@ -140,11 +140,10 @@ def test_a_copy_of_a_table_goes_back_with_it(tmp_path: Path, mode: str) -> None:
             assert back.wait(PATIENCE)
             assert copy != before
             train(team, mode, range(4, 6))
-            team.workers[0].pull(timeout=PATIENCE)  # synchronous: the last step is committed then
-            followed(feed, copy)
             rows: dict[int, list[float]] = {}
             for ids, values in team.workers[0].table("items").chunks(timeout=PATIENCE):
                 rows |= dict(zip(ids.tolist(), values.tolist(), strict=True))
+            followed(feed, copy)  # synchronous: the last step is committed by now, on each server
             assert copy == rows
 
 
