@@ -127,6 +127,15 @@ def test_a_number_beyond_all_ranks_is_none(wish: int) -> None:
     assert rank(coordinator.take("w", replace(hello("worker", "w"), wish=wish))) == 0
 
 
+@pytest.mark.parametrize("workers", [10 * MAX_MEMBERS, 2**62])
+def test_ranks_are_small_however_many_workers_a_job_expects(workers: int) -> None:
+    coordinator = Coordinator(workers=None)
+    coordinator.take("w0", numbered("worker", "w0", 0))
+    coordinator.init("w0", job(workers=workers))
+    assert rank(coordinator.take("hand", hello("worker", "hand"))) == MAX_MEMBERS
+    coordinator.init("hand", job(workers=workers))
+
+
 def test_workers_of_another_job_have_ranks_below_its_number_of_workers() -> None:
     coordinator = Coordinator(workers=4)
     coordinator.join("s0")

@@ -113,7 +113,8 @@ class Roster:
     def _free(self, member: MemberInfo) -> int:
         """Return the lowest rank that is free, and that no process is to come to by the number of its launcher."""
         is_beyond = self._numbered or member.is_spare
-        rank = max(self._lowest, (self._expected() or 0) if is_beyond else 0)
+        # a job may expect any number of workers, but no launcher's number is larger than that of members
+        rank = max(self._lowest, min(self._expected() or 0, MAX_MEMBERS) if is_beyond else 0)
         while rank in self._by_rank or self._claims.is_numbered(rank):
             rank += 1
         return rank
