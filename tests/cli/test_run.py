@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from zmqps import keys
 from zmqps.cli import run as run_module
 from zmqps.cli.main import run
 from zmqps.core.protocol import exits
-from zmqps.errors import ConfigurationError
+from zmqps.errors import ConfigurationError, DeadlineError
 
 #: What tells a task of a scheduler; a test must not find that of whoever runs it.
 SCHEDULERS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK", "WORLD_SIZE", "JOB_COMPLETION_INDEX", "SLURM_PROCID")
@@ -231,3 +232,13 @@ def test_tasks_that_do_not_come_are_named(start) -> None:
     task = start(*told, "--rank", "0", "--", "true")
     assert task.exit_code() == exits.COORDINATOR_LOST
     assert "of 3 tasks these have not come in 15 s: 1, 2" in task.output
+
+
+@pytest.mark.processes
+def test_a_task_whose_coordinator_does_not_come_waits_for_no_checkpoint(monkeypatch, tmp_path, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    where = ("--rank", "1", "--size", "2", "--servers", "2", "--address", f"127.0.0.1:{free_port()}", "--timeout", "1")
+    began = time.monotonic()
+    assert run(["run", *where, "--checkpoint", str(tmp_path / "saved"), "--", "true"]) == DeadlineError.code
+    assert "waiting for the coordinator" in capsys.readouterr().err
+    assert time.monotonic() - began < allow(20.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.core.machines import placement
-from zmqps.checkpoint import open_checkpoint
+from zmqps.checkpoint import open_checkpoint, storage_of
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.server.shard import Shard
@@ -264,3 +265,27 @@ def test_what_cannot_be_published_is_removed_and_the_one_before_stays(
     store.abandon(begun[0])
     assert not os.path.exists(begun[0])
     assert open_checkpoint(str(tmp_path)).path == good
+
+
+@pytest.mark.parametrize("order", ["before", "after"])
+@pytest.mark.parametrize("place", ["local", "objects"])
+def test_what_was_given_up_takes_nothing_of_the_next_try_with_it(tmp_path: Path, place: str, order: str) -> None:
+    store = CheckpointStore(str(tmp_path) if place == "local" else f"memory://{tmp_path.name}-{order}", 2)
+
+    def is_there(path: str) -> bool:
+        storage, directory = storage_of(path)
+        return storage.is_directory(directory)
+
+    first = store.begin("default", 7)
+    if order == "before":
+        store.abandon(first)
+    second = store.begin("default", 7)
+    if order == "after":  # both are done aside, and neither waits for the other
+        with contextlib.suppress(CheckpointError):
+            store.abandon(first)
+    assert is_there(second)
+    assert first == second or not is_there(first)
+    store.abandon(second)
+    assert not is_there(second)
+    assert not store._replaced
+    assert not store._saves

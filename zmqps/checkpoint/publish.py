@@ -102,7 +102,8 @@ class Save:
         job, version
             What is saved.
         owner
-            Who saves, as it may stand in the name of a file: one at a time. What it has left unfinished is removed.
+            Who saves, as it may stand in the name of a file: one at a time. What it has left unfinished is removed, and
+            what others have whose names are the same up to a hyphen: so each save may have a directory of its own.
         now
             Seconds since 1970.
 
@@ -167,7 +168,9 @@ def clean(storage: Storage, job_path: str, owner: str, now: float, after_s: floa
         if unfinished is None and (entry_of(path) is None or manifests.NAME in storage.names(path)):
             continue
         with naming_the_disk(path, "remove"):
-            ours = unfinished[1] == owner if unfinished else f"{owner}{MARK}" in storage.names(path)
+            marks = [name.removesuffix(MARK) for name in storage.names(path) if name.endswith(MARK)]
+            owners = [unfinished[1]] if unfinished else marks
+            ours = owner.partition("-")[0] in [other.partition("-")[0] for other in owners]
             if ours or now - _touched_at(storage, path) >= after_s:
                 remove_tree(storage, path, manifests.NAME)
                 removed.append(path)

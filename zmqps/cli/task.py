@@ -382,7 +382,7 @@ class Task:
         cluster = self._config.cluster
         if self._config.roles.coordinator:
             await end(self._nodes[:1], signal.SIGTERM, cluster.goodbye_s)
-        elif cluster.checkpoints.saves_at_end:  # the servers are told, once what they have is saved
+        elif cluster.checkpoints.saves_at_end and self._observers:  # servers are told, once what they have is saved
             await all_exited(self._nodes, cluster.goodbye_s)
         await end(self._nodes, AT_ONCE, GRACE_S)
         for pump in self._pumps.values():

@@ -6,9 +6,12 @@ import errno
 import logging
 import re
 import secrets
+import threading
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from zmqps import checks
@@ -280,12 +283,19 @@ class CheckpointStore:
         self._open: dict[str, File] = {}  # by path: what servers write
         self._owner = secrets.token_hex(8)
         self._saves: dict[str, Save] = {}  # by path
+        self._numbers = count(1)
+        self._turn = threading.Lock()  # one is begun while the one before is removed, in another thread
+        self._replaced: Counter[str] = Counter()  # paths of saves that are to be removed, and have become others'
 
     def begin(self, job: str, version: int) -> str:
         """Make room for a checkpoint; return where servers are to write."""
-        save = Save.begin(self._storage, self._directory, job, version, self._owner, time.time())
-        path = self._scheme + save.directory
-        self._saves[path] = save
+        with self._turn:
+            owner = f"{self._owner}-{next(self._numbers)}"  # servers may still write what was given up before
+            save = Save.begin(self._storage, self._directory, job, version, owner, time.time())
+            path = self._scheme + save.directory
+            if path in self._saves:  # where nothing can be renamed
+                self._replaced[path] += 1
+            self._saves[path] = save
         return SCHEME + path if self.serves else path
 
     def read_at(self, path: str) -> str:
@@ -335,8 +345,11 @@ class CheckpointStore:
     def abandon(self, path: str) -> None:
         """Remove what was written of one that failed."""
         path = path.removeprefix(SCHEME)
-        if path in self._saves:
-            self._taken(path).abandon()
+        with self._turn:
+            if path in self._replaced:
+                self._replaced -= Counter([path])  # which forgets what is 0
+            elif path in self._saves:
+                self._taken(path).abandon()
 
     def _taken(self, path: str) -> Save:
         """Return a save that is over, with no file of it open."""

@@ -112,7 +112,7 @@ def end_job(
             return _end(address, name, "jobs end", timeout, job_secret, keys, nonce)
         except DeadlineError:
             jobs = ask_status(address, timeout=timeout, keys=keys)["jobs"]
-            if name in jobs and "under_way" not in jobs[name]["checkpoint"]:
+            if name in jobs and not _saves(jobs):  # one job is saved after the other
                 raise
 
 
@@ -135,7 +135,7 @@ def end_cluster(
     while (left := ends_at - time.monotonic()) > 0:
         try:
             status = ask_status(address, timeout=min(left, GONE_S), keys=keys)
-            if any("under_way" in job["checkpoint"] for job in status["jobs"].values()):
+            if _saves(status["jobs"]):
                 ends_at = time.monotonic() + timeout
             # the connection may have ended before the coordinator has heard it
             _end(address, "", "down", min(left, GONE_S), job_secret, keys, secrets.token_bytes(KEY_NBYTES))
@@ -143,6 +143,10 @@ def end_cluster(
             return
     waited = f"the coordinator at {address} to end, which it was told to and has not"
     raise DeadlineError(operation="down", seconds=timeout, waiting_for=waited)
+
+
+def _saves(jobs: Mapping[str, Any]) -> bool:
+    return any("under_way" in job["checkpoint"] for job in jobs.values())
 
 
 def _end(

@@ -37,7 +37,10 @@ class Siblings:
     def hear(self, parent_fd: int) -> bool:
         """Take what the parent says; return whether it is there."""
         with socket.socket(fileno=os.dup(parent_fd)) as parent:
-            token, fds, _, _ = socket.recv_fds(parent, KEY_NBYTES, 1)
+            try:
+                token, fds, _, _ = socket.recv_fds(parent, KEY_NBYTES, 1)
+            except ConnectionResetError:  # it was killed before it had read the announcement
+                return False
         loop = asyncio.get_running_loop()
         for fd in fds:
             self._tokens[fd] = token

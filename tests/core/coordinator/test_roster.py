@@ -121,10 +121,36 @@ def test_no_more_than_a_few_wait_for_one() -> None:
     assert rank(coordinator.take("more", numbered("worker", "more", 0, pid=99))) == 2
 
 
+@pytest.mark.parametrize("come_back", [True, False])
+def test_those_who_have_waited_before_keep_nobody_from_waiting(come_back: bool) -> None:
+    coordinator = Coordinator(workers=2)
+    coordinator.take("w0", numbered("worker", "w0", 0))
+    for n in range(MAX_DOUBTS):
+        other = numbered("worker", f"n{n}", 0, pid=8 + n)
+        assert not sent(coordinator.take(f"n{n}", other), Welcome)
+        beat(coordinator, 2 * INTERVAL, "w0")
+        if come_back:
+            assert rank(coordinator.take(f"n{n}", other)) == 2
+            coordinator.take(f"n{n}", Leave("closed"))
+    again = numbered("worker", "again", 0, pid=99)
+    assert not sent(coordinator.take("again", again), Welcome)
+    beat(coordinator, TIMEOUT)
+    assert rank(coordinator.take("again", again)) == 0
+
+
 @pytest.mark.parametrize("wish", [MAX_MEMBERS + 1, 2**32 - 1])
 def test_a_number_beyond_all_ranks_is_none(wish: int) -> None:
     coordinator = Coordinator(workers=2)
     assert rank(coordinator.take("w", replace(hello("worker", "w"), wish=wish))) == 0
+
+
+@pytest.mark.parametrize("workers", [10 * MAX_MEMBERS, 2**62])
+def test_ranks_are_small_however_many_workers_a_job_expects(workers: int) -> None:
+    coordinator = Coordinator(workers=None)
+    coordinator.take("w0", numbered("worker", "w0", 0))
+    coordinator.init("w0", job(workers=workers))
+    assert rank(coordinator.take("hand", hello("worker", "hand"))) == MAX_MEMBERS
+    coordinator.init("hand", job(workers=workers))
 
 
 def test_workers_of_another_job_have_ranks_below_its_number_of_workers() -> None:

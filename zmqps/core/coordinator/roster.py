@@ -75,10 +75,17 @@ class Roster:
             return None
         if (rival.hello.host, rival.hello.pid) == (hello.host, hello.pid):
             return None  # a process may join more than once
+        heard_by = rival.seen_at - DOUBT_BEATS * heartbeat_interval
+        if len(rival.doubts) >= MAX_DOUBTS:  # who has not said Hello again since may never do
+            rival.doubts = {
+                who: since for who, since in rival.doubts.items() if since >= heard_by or who == hello.incarnation
+            }
         if hello.incarnation not in rival.doubts and len(rival.doubts) >= MAX_DOUBTS:
             return None
-        since = rival.doubts.setdefault(hello.incarnation, now)
-        return None if rival.seen_at > since + DOUBT_BEATS * heartbeat_interval else rival
+        if rival.doubts.setdefault(hello.incarnation, now) >= heard_by:
+            return rival
+        del rival.doubts[hello.incarnation]
+        return None
 
     def enter(
         self, hello: Hello, peer: Peer, now: float, holder: KeyHolder | None = None, before: MemberInfo | None = None
@@ -113,7 +120,8 @@ class Roster:
     def _free(self, member: MemberInfo) -> int:
         """Return the lowest rank that is free, and that no process is to come to by the number of its launcher."""
         is_beyond = self._numbered or member.is_spare
-        rank = max(self._lowest, (self._expected() or 0) if is_beyond else 0)
+        # a job may expect any number of workers, but no launcher's number is larger than that of members
+        rank = max(self._lowest, min(self._expected() or 0, MAX_MEMBERS) if is_beyond else 0)
         while rank in self._by_rank or self._claims.is_numbered(rank):
             rank += 1
         return rank
