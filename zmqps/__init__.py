@@ -75,6 +75,8 @@ _HOMES = {
     "row_cache": "zmqps.client.cache_options",
     "table": "zmqps.client.tables",
 }
+#: With which a script begins: from then on its uncaught errors are shown without the frames of zmqps.
+_BEGINNINGS = ("LocalCluster", "connect")
 _MODULES = (
     "aio",
     "checkpoint",
@@ -101,6 +103,8 @@ def __getattr__(name: str) -> Any:
         except ModuleNotFoundError as error:  # an extra that is missing; `hasattr` is to be False then
             raise AttributeError(str(error)) from error
     if name in _HOMES:
+        if name in _BEGINNINGS:  # Ctrl-C comes while their modules are imported, too
+            import_module("zmqps.logs.uncaught").show_briefly()
         return getattr(import_module(_HOMES[name]), name)
     if name.endswith("Error") and hasattr(errors := import_module("zmqps.errors"), name):
         return getattr(errors, name)  # every exception can be caught as zmqps.…Error

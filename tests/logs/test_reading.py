@@ -112,6 +112,7 @@ def test_nodes_are_chosen_by_name_without_host_and_by_role() -> None:
     names = ["coordinator", "server-0@a", "server-1@b", "worker-0@a", "worker-10@b", "my-worker"]
     assert chosen(names, []) == (sorted(names), [])
     assert chosen(names, ["server-1"]) == (["server-1@b"], [])
+    assert chosen(names, ["server 1"]) == (["server-1@b"], []), "as the status calls it"
     assert chosen(names, ["worker", "coordinator"]) == (["coordinator", "worker-0@a", "worker-10@b"], [])
     assert chosen(names, ["worker-1"]) == ([], ["worker-1"])
     assert chosen(names, ["my"]) == ([], ["my"])

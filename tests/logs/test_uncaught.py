@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import zmqps
 from tests.imports import ROOT
 from zmqps.logs.uncaught import VARIABLE, brief
@@ -51,6 +53,20 @@ def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
     tries = "\ntry: begin()\nexcept zmqps.PSError:\n    raise KeyboardInterrupt"
     said = run(CONNECTS.replace("\nbegin()", tries), tmp_path)
     assert said == [f"KeyboardInterrupt in {tmp_path / 'script.py'}, line 6"]
+
+
+@pytest.mark.parametrize("begins", ["connect", "LocalCluster"])
+def test_ctrl_c_during_the_import_of_zmqps_is_one_line_too(begins: str, tmp_path: Path) -> None:
+    script = f"""import sys
+class Interrupted:
+    def find_spec(self, name, path=None, target=None):
+        if name in ("zmqps.worker", "zmqps.launch.cluster"):
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupted())
+import zmqps
+zmqps.{begins}()
+"""
+    assert run(script, tmp_path) == [f"KeyboardInterrupt in {tmp_path / 'script.py'}, line 5"]
 
 
 def test_an_error_in_a_thread_of_the_script_is_shown_so_too(tmp_path: Path) -> None:

@@ -135,13 +135,14 @@ def parse_since(text: str, now: datetime) -> datetime:
 def chosen(names: Collection[str], wanted: Collection[str]) -> tuple[list[str], list[str]]:
     """Return which logs are meant, and which wishes mean none.
 
-    A wish is a log's name, that without its host (``server-0`` for ``server-0@host-b``), or a role: ``worker``.
+    A wish is a log's name, that without its host (``server-0`` for ``server-0@host-b``), what the status calls the node
+    (``server 0``), or a role: ``worker``.
     """
 
     def meant(name: str) -> set[str]:
         node = name.partition("@")[0]
         role, dash, number = node.rpartition("-")
-        return {name, node, *([role] if dash and number.isdecimal() else [])}
+        return {name, node, *([role, f"{role} {number}"] if dash and number.isdecimal() else [])}
 
     unknown = [wish for wish in wanted if not any(wish in meant(name) for name in names)]
     return [name for name in sorted(names) if not wanted or not meant(name).isdisjoint(wanted)], unknown

@@ -110,8 +110,11 @@ def end_job(
     while True:
         try:
             return _end(address, name, "jobs end", timeout, job_secret, keys, nonce)
-        except DeadlineError:
-            jobs = ask_status(address, timeout=timeout, keys=keys)["jobs"]
+        except DeadlineError as error:
+            try:
+                jobs = ask_status(address, timeout=timeout, keys=keys)["jobs"]
+            except DeadlineError:  # nobody is there; it was not the status that somebody has asked for
+                raise error from None
             if name in jobs and not _saves(jobs):  # one job is saved after the other
                 raise
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from zmqps import checks
+from zmqps.core.node.inquiry import Inquiry
 from zmqps.core.node.tracer import Tracer
 from zmqps.core.node.tracing import LONGEST_S, MAX_RING_NBYTES
 from zmqps.core.protocol.hello import MAX_JOB_NAME_CHARS
@@ -25,6 +26,8 @@ RING_NBYTES = 8 << 20
 FETCH_S = 60.0
 #: Of the seconds that it may take longer until the coordinator answers at all.
 ANSWER_S = 5.0
+#: One that does not answer for so long in the middle of a trace has ended; longer than a journaled one is away.
+SILENT_S = 10.0
 
 
 def begin(
@@ -89,7 +92,7 @@ def fetch(
         There is no trace, or not any more.
     """
     tracer = _tracer(address, job_secret, None, stop=stop, progress=progress)
-    run_blocking(ask(tracer, "trace stop", FETCH_S if stop else FETCH_S + LONGEST_S, keys))
+    run_blocking(_run(tracer, "trace stop", FETCH_S if stop else FETCH_S + LONGEST_S, keys))
     return _trace(tracer)
 
 
@@ -107,8 +110,14 @@ def record(
     """Let nodes record, wait for that, and return the trace; parameters and errors as for `begin` and `fetch`."""
     start = _start(job, seconds, steps, nbytes)
     tracer = _tracer(address, job_secret, start, progress=progress)
-    run_blocking(ask(tracer, "trace", seconds + FETCH_S, keys))
+    run_blocking(_run(tracer, "trace", seconds + FETCH_S, keys))
     return _trace(tracer)
+
+
+async def _run(tracer: Tracer, operation: str, timeout: float, keys: Keys | None) -> None:
+    """Ask for what takes long, once it is known that somebody is there to answer."""
+    await ask(Inquiry(tracer.endpoint), operation, ANSWER_S, keys)
+    await ask(tracer, operation, timeout, keys)
 
 
 def _start(job: str, seconds: float, steps: int, nbytes: int) -> tuple[str, float, int, int]:
@@ -131,7 +140,7 @@ def _tracer(
 ) -> Tracer:
     secret = read_job_secret(job_secret) or find_end_key(check_endpoint(address))
     nonce = secrets.token_bytes(KEY_NBYTES)
-    return Tracer(address, secret, nonce, start, stop=stop, fetch=fetch, progress=progress)
+    return Tracer(address, secret, nonce, start, stop=stop, fetch=fetch, patience=SILENT_S, progress=progress)
 
 
 def _trace(tracer: Tracer) -> Trace:

@@ -858,6 +858,16 @@ def test_close_fails_what_waits_and_says_goodbye() -> None:
     assert exits_of(session.get(Left())) == [0]
 
 
+def test_close_withdraws_nothing_of_a_coordinator_that_has_heard_the_goodbye() -> None:
+    session = Session()
+    session.get(WELCOME)
+    session.ask(Init(0.0, job=session.spec, values=zeros(session.spec)))
+    actions = session.handle(Stop("closed"))
+    assert isinstance(resolved(actions)[0][1], ClosedError)
+    assert len(sent(actions, Leave)) == 1
+    assert sent(actions, Withdraw) == [], "it would be refused, and a warning of the log"
+
+
 def test_close_waits_for_the_goodbyes_answer_no_longer_than_it_may() -> None:
     silent = Session()
     silent.attach()

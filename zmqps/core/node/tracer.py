@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from zmqps.core.node.asking import Asking
+from zmqps.core.node.asking import LOOK_S, Asking
 from zmqps.core.node.handshake import FIRST_RETRY_S
 from zmqps.core.node.inquiry import presented
 from zmqps.core.node.tracing import MAX_RING_NBYTES, REPORT_S
@@ -24,7 +25,7 @@ from zmqps.core.protocol.events import (
 from zmqps.core.protocol.guard import trace_guard, trace_subject
 from zmqps.core.protocol.messages import Error, Fetch, Message, Piece, Trace, Tracing
 from zmqps.core.protocol.tracing import LOOK, NONE, OFF, START, STOP
-from zmqps.errors import JobError, PSError, from_wire, printable
+from zmqps.errors import DeadlineError, JobError, PSError, from_wire, printable
 
 #: Once a trace is over nodes have so long to say so; what they have is fetched without the others then.
 GRACE_S = 3.0
@@ -49,6 +50,8 @@ class Tracer(Asking):
         End it at once, rather than wait for its end.
     fetch
         Get what was recorded; else be done as soon as that was begun or ended.
+    patience
+        Seconds without an answer to a question after which the coordinator has ended.
 
     Attributes
     ----------
@@ -69,9 +72,11 @@ class Tracer(Asking):
         *,
         stop: bool = False,
         fetch: bool = True,
+        patience: float = math.inf,
         progress: Callable[[str], None] = lambda text: None,
     ) -> None:
         super().__init__(endpoint)
+        self.patience = patience
         self.number = 0
         self.nodes: list[Mapping[str, Any]] = []
         self.data: dict[str, bytearray] = {}
@@ -87,6 +92,7 @@ class Tracer(Asking):
         self._totals: dict[str, int] = {}
         self._request = 1
         self._over_at: float | None = None
+        self._asked_at: float | None = None  # the question under way, for the first time
 
     @property
     def title(self) -> str:
@@ -122,6 +128,16 @@ class Tracer(Asking):
             return self._fetched(message, now)
         return []
 
+    def on_deadline(self, now: float) -> list[Action]:
+        """Ask (again), or give up whoever has not answered for so long."""
+        self._asked_at = now if self._asked_at is None else self._asked_at
+        if now - self._asked_at < self.patience:
+            return super().on_deadline(now)
+        why = f" ({self.why})" if self.why else ""
+        waited = f"the coordinator at {self.endpoint} {self.awaited}{why}"
+        self.error = DeadlineError(operation="trace", seconds=self.patience, waiting_for=waited)
+        return self._end(str(self.error), exits.FAILED)
+
     def validate(self) -> None:
         """Assert the invariants."""
         super().validate()
@@ -144,6 +160,7 @@ class Tracer(Asking):
         """Ask the next question, some time later or at once."""
         self._request += 1
         self._retry_s = FIRST_RETRY_S
+        self._asked_at, self._look_due = None, now + after + LOOK_S
         if after:
             self._due = now + after
             return []

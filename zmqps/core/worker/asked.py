@@ -95,7 +95,8 @@ class Asked:
         """Forget an operation, which is done; the coordinator too, if it failed and could still be answered."""
         self._operations.pop(operation.request, None)
         self._host.questions.answered(operation.request)
-        if isinstance(value, Exception) and not isinstance(operation, AskStatus) and not self._host.member.lost:
+        answers = not (self._host.member.lost or self._host.member.left)  # a goodbye withdraws all there is
+        if answers and isinstance(value, Exception) and not isinstance(operation, AskStatus):
             return [Send(COORDINATOR, Withdraw(operation.request))]
         return []
 
