@@ -18,6 +18,7 @@ from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import Parameter
 from zmqps.core.protocol import exits
 from zmqps.errors import ConfigurationError
+from zmqps.extras import advice
 
 SPEC = job(
     Parameter("0.weight", (4, 3), "float32"),
@@ -72,7 +73,7 @@ def test_without_pytorch_it_is_said_what_to_install(
 ) -> None:
     without_torch(monkeypatch)
     assert run(["checkpoint", "export", "--torch", path, str(tmp_path / "model")]) == exits.USAGE
-    assert "pip install 'zmqps[torch]' [Z002]" in capsys.readouterr().err
+    assert f"{advice('torch')} [Z002]" in capsys.readouterr().err
     assert not (tmp_path / "model").exists()
 
 
