@@ -137,9 +137,9 @@ def end(
     job_secret: Path | None,
     keys: Path | None,
 ) -> int:
-    """End the job NAME: its workers are told, its values are gone.
+    """End the job NAME: its workers are told, its memory is freed.
 
-    Its memory on the servers is freed.
+    Its values are gone then, but for what is saved: where the cluster has a --checkpoint, once more at this end.
     """
     from zmqps.nodes.inquiry import end_job
 
