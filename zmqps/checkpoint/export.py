@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
-
 import numpy as np
 
 from zmqps.checkpoint.layout import ShardLayout
 from zmqps.checkpoint.manifest import installed_version
 from zmqps.checkpoint.reader import Checkpoint
 from zmqps.checkpoint.rows import VALUES
-from zmqps.checkpoint.storage import LocalStorage, naming_the_disk
+from zmqps.checkpoint.storage import LocalStorage, check_replaceable, whole
 from zmqps.checkpoint.table_facts import TableFacts
 from zmqps.checkpoint.table_file import TableFile
 from zmqps.core.job.keyspace import Placement
@@ -44,8 +41,7 @@ def export(checkpoint: Checkpoint, path: str, *, optimizer: bool = False, replac
     CheckpointStorageError
         The disk is full or read-only, or fails.
     """
-    if os.path.lexists(path) and not replace:
-        raise ConfigurationError(f"{path} is there already; name another file, or remove it")
+    check_replaceable(path, replace)
     slots = checkpoint.manifest.slots if optimizer else ()
     placement = Placement.balance(checkpoint.keyspace, 1)
     tables = {spec.name: checkpoint.table(spec.name, VALUES) for spec in checkpoint.manifest.job.tables}
@@ -55,32 +51,23 @@ def export(checkpoint: Checkpoint, path: str, *, optimizer: bool = False, replac
     )
     [plan] = layout.files
     restorer = checkpoint.onto(checkpoint.keyspace.parameters, slots)
-    unfinished = f"{path}.{os.getpid()}.tmp"
-    storage = LocalStorage()
-    try:
-        with naming_the_disk(path):
-            file = storage.create(unfinished)
-        with naming_the_disk(path):
-            file.write_at(plan.header, 0)
-            for slice_ in placement.slices[0]:
-                found = restorer.read(slice_, checkpoint.keyspace.tables[slice_.table].dtype)
-                for number, array in enumerate((found.value, *found.slots)):
-                    [extent] = layout.extents(number, slice_.table, slice_.start, slice_.stop)
-                    file.write_at(array.data, extent.offset)
-            for name, files in tables.items():
-                ids_at, values_at = layout.rows_at[name]
-                file.write_at(ids[name].data, ids_at)
-                for shard in files.shards:
-                    for kept in files.read(shard):
-                        file.write_at(np.ascontiguousarray(kept.values).data, values_at)
-                        values_at += kept.values.nbytes
-            file.sync()
-            file.close()
-            os.replace(unfinished, path)
-            storage.sync_directory(os.path.dirname(path) or ".")
-    finally:
-        with suppress(OSError):
-            storage.remove(unfinished)
+    with whole(path) as unfinished:
+        file = LocalStorage().create(unfinished)
+        file.write_at(plan.header, 0)
+        for slice_ in placement.slices[0]:
+            found = restorer.read(slice_, checkpoint.keyspace.tables[slice_.table].dtype)
+            for number, array in enumerate((found.value, *found.slots)):
+                [extent] = layout.extents(number, slice_.table, slice_.start, slice_.stop)
+                file.write_at(array.data, extent.offset)
+        for name, files in tables.items():
+            ids_at, values_at = layout.rows_at[name]
+            file.write_at(ids[name].data, ids_at)
+            for shard in files.shards:
+                for kept in files.read(shard):
+                    file.write_at(np.ascontiguousarray(kept.values).data, values_at)
+                    values_at += kept.values.nbytes
+        file.sync()
+        file.close()
     return plan.nbytes
 
 

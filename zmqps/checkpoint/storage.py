@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from zmqps import checks
-from zmqps.errors import CheckpointStorageError
+from zmqps.errors import CheckpointStorageError, ConfigurationError
 
 Bytes = bytes | bytearray | memoryview
 
@@ -222,3 +222,23 @@ def _facts(path: str, doing: str, error: OSError) -> dict[str, Any]:
         what = f"cannot {doing} there: {checks.shown(str(error))}"
         advice = "see whether the disk is in order and mounted, or name another directory"
     return {"path": path, "what": what, "good": "", "advice": advice}
+
+
+def check_replaceable(path: str, replace: bool) -> None:
+    """Raise `ConfigurationError` where there is such a file already, and it is not to be replaced."""
+    if os.path.lexists(path) and not replace:
+        raise ConfigurationError(f"{path} is there already; name another file, or remove it")
+
+
+@contextmanager
+def whole(path: str) -> Iterator[str]:
+    """Give the path of a file to write, which takes its place at ``path`` when all went well, and else is removed."""
+    unfinished, storage = f"{path}.{os.getpid()}.tmp", LocalStorage()
+    try:
+        with naming_the_disk(path):
+            yield unfinished
+            os.replace(unfinished, path)
+            storage.sync_directory(os.path.dirname(path) or ".")
+    finally:
+        with suppress(OSError):
+            storage.remove(unfinished)

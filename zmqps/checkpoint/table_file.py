@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from zmqps import checks
-from zmqps.checkpoint.storage import LocalStorage, naming_the_disk
+from zmqps.checkpoint.storage import LocalStorage, check_replaceable, naming_the_disk
 from zmqps.checkpoint.table_arrow import read_arrow, writer_of
 from zmqps.checkpoint.table_facts import TableFacts
 from zmqps.checkpoint.table_safetensors import SafetensorsWriter, read_safetensors
@@ -97,8 +97,7 @@ class TableFile:
     def __init__(self, path: str | os.PathLike[str], *, format: str | None = None, replace: bool = False) -> None:
         self._path = os.fspath(path)
         self._writer_of = _writer(format_of(self._path, format))
-        if os.path.lexists(self._path) and not checks.flag("replace", replace):
-            raise ConfigurationError(f"{self._path} is there already; name another file, or remove it")
+        check_replaceable(self._path, checks.flag("replace", replace))
         self._unfinished = f"{self._path}.{secrets.token_hex(4)}.tmp"
         self._writer: RowWriter | None = None
         self.rows = 0

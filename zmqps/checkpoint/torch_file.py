@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from contextlib import suppress
 from typing import Any
 
 from zmqps.checkpoint.reader import Checkpoint
-from zmqps.checkpoint.storage import LocalStorage, naming_the_disk
+from zmqps.checkpoint.storage import check_replaceable, whole
 from zmqps.errors import ConfigurationError
 from zmqps.extras import advice
 
@@ -40,8 +39,7 @@ def export_torch(checkpoint: Checkpoint, path: str, *, replace: bool = False) ->
         As `zmqps.checkpoint.export`.
     """
     torch = _torch()
-    if os.path.lexists(path) and not replace:
-        raise ConfigurationError(f"{path} is there already; name another file, or remove it")
+    check_replaceable(path, replace)
     parameters = checkpoint.manifest.job.parameters
     if not parameters:
         raise ConfigurationError(f"{checkpoint.path} has no parameters; rows of a table: --table NAME")
@@ -49,20 +47,11 @@ def export_torch(checkpoint: Checkpoint, path: str, *, replace: bool = False) ->
     for parameter in parameters:
         array = checkpoint.array(parameter.name)
         state[parameter.name] = torch.from_numpy(array).reshape(parameter.shape).to(getattr(torch, parameter.dtype))
-    unfinished = f"{path}.{os.getpid()}.tmp"
-    storage = LocalStorage()
-    try:
-        with naming_the_disk(path):
-            with open(unfinished, "xb") as file:
-                torch.save(state, file)
-                file.flush()
-                os.fsync(file.fileno())
-                nbytes = file.tell()
-            os.replace(unfinished, path)
-            storage.sync_directory(os.path.dirname(path) or ".")
-    finally:
-        with suppress(OSError):
-            storage.remove(unfinished)
+    with whole(path) as unfinished, open(unfinished, "xb") as file:
+        torch.save(state, file)
+        file.flush()
+        os.fsync(file.fileno())
+        nbytes = file.tell()
     return nbytes
 
 

@@ -10,7 +10,6 @@ import signal
 import traceback
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from zmqps.launch.far import FILES, pack
 from zmqps.launch.handout import FOR_NODES, FOR_WORKERS, Version, changed, key_files, version
 from zmqps.launch.hosts import Place
 from zmqps.launch.nodes import AT_ONCE
-from zmqps.launch.processes import CHANNEL_SECRET, describe_exit, end, start_of, tail
+from zmqps.launch.processes import CHANNEL_SECRET, describe_exit, end, tail
 from zmqps.launch.reach import undecided
 from zmqps.launch.remote import RemoteHost, RemoteProcess
 from zmqps.launch.restarts import Restarts, failed
@@ -97,15 +96,13 @@ class Fleet:
             self._log = self._new_log("zmqps", "supervisor.log")
             asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
             self._logs.enter_context(answered(asked, lambda number: self._ask(number, task)))
-            started = datetime.now().astimezone().isoformat(timespec="seconds")
-            facts = {"pid": os.getpid(), "name": config.name, "logs": str(self._folder.path), "started": started}
-            facts |= {"start": start_of(os.getpid()), "saves": config.cluster.checkpoints.saves_at_end}
             self._keys = self._logs.enter_context(self._find_keys())
-            facts["keys"] = "" if self._keys is None else str(self._keys.absolute())
-            claim.write(State(address="", **facts))  # type: ignore[arg-type]
+            saves = config.cluster.checkpoints.saves_at_end
+            state = State.of_this_process(config.name, self._folder.path, self._keys, saves=saves)
+            claim.write(state)
             try:
                 await self._start()
-                claim.write(State(address=self._address, **facts))  # type: ignore[arg-type]
+                claim.write(replace(state, address=self._address))
                 return await self._supervise()
             except asyncio.CancelledError:
                 if self._asked is None:

@@ -13,6 +13,7 @@ import json
 import os
 import socket
 from dataclasses import asdict, dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -67,6 +68,17 @@ class State:
     host: str = field(default_factory=host_tag)
     host_name: str = field(default_factory=socket.gethostname)
     running: bool = True
+
+    @classmethod
+    def of_this_process(cls, name: str, logs: Path, keys: Path | None, *, saves: bool) -> Self:
+        """Return what this supervisor says before its cluster has an address."""
+        from zmqps.launch.processes import start_of
+
+        pid, started = os.getpid(), datetime.now().astimezone().isoformat(timespec="seconds")
+        return cls(
+            pid=pid, start=start_of(pid), name=name, address="", logs=str(logs), started=started, saves=saves,
+            keys="" if keys is None else str(keys.absolute()),
+        )  # fmt: skip
 
     @property
     def elsewhere(self) -> str:

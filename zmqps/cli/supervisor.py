@@ -10,7 +10,6 @@ import subprocess
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from pathlib import Path
 
 from zmqps.cli.follow import is_log
@@ -29,7 +28,6 @@ from zmqps.launch.processes import (
     end,
     mark_of,
     node_environment,
-    start_of,
     tail,
     worker_command,
     worker_environment,
@@ -149,20 +147,9 @@ class Supervisor:
             stack.callback(self._log.close)
             asked = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
             stack.enter_context(answered(asked, lambda number: self._ask(number, task)))
-            started = datetime.now().astimezone().isoformat(timespec="seconds")
-            pid, start = os.getpid(), start_of(os.getpid())
-            self._mark = mark_of(pid, start)
-            cluster = config.cluster
-            state = State(
-                pid=pid,
-                name=config.name,
-                address="",
-                logs=str(logs),
-                started=started,
-                start=start,
-                keys="" if cluster.keys is None else str(cluster.keys.absolute()),
-                saves=cluster.checkpoints.saves_at_end,
-            )
+            saves = config.cluster.checkpoints.saves_at_end
+            state = State.of_this_process(config.name, logs, config.cluster.keys, saves=saves)
+            self._mark = mark_of(state.pid, state.start)
             claim.write(state)
             try:
                 if config.cluster.keys is not None and config.command:  # they have no use for what a node may
