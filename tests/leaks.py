@@ -9,6 +9,7 @@ import threading
 import time
 import uuid
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -166,3 +167,19 @@ def leaked_files(before: Before) -> list[Path]:
             return found
         patience.wait(LOOK)
     return []
+
+
+def assert_gone(processes: Sequence[psutil.Process], timeout: float) -> None:
+    """Assert that processes end in time; one that only its parent has yet to hear of has ended."""
+    assert processes
+    until = time.monotonic() + timeout
+    while alive := [process for process in processes if _runs(process)]:
+        assert time.monotonic() < until, alive
+        psutil.wait_procs(alive, timeout=LOOK)
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

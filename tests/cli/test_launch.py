@@ -17,6 +17,7 @@ import pytest
 
 import zmqps
 from tests import hosts
+from tests.leaks import assert_gone
 from tests.pace import allow
 from zmqps import keys
 from zmqps.cli.main import run
@@ -33,11 +34,6 @@ TWO = ("-H", "127.0.0.11:2,127.0.0.12:2")
 @pytest.fixture
 def ssh(tmp_path: Path) -> tuple[str, ...]:
     return "launch", "--ssh", hosts.stand_in(tmp_path), "--kernels", "numpy"
-
-
-def assert_gone(processes: list[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=PATIENCE)
-    assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
 
 
 def everything_of(launcher: int) -> list[psutil.Process]:
@@ -296,7 +292,7 @@ def test_a_signal_ends_everything_everywhere(ssh, start, number, code) -> None:
     processes = everything_of(launch.pid)
     launch.popen.send_signal(number)
     assert launch.exit_code() == code
-    assert_gone(processes)
+    assert_gone(processes, PATIENCE)
 
 
 @pytest.mark.processes
@@ -318,7 +314,7 @@ def test_a_launcher_that_is_killed_leaves_nothing_anywhere(ssh, start) -> None:
     processes = everything_of(launch.pid)
     assert len(processes) >= 1 + 2 * 2 + 2 + 4 * 2
     launch.popen.kill()
-    assert_gone(processes)
+    assert_gone(processes, PATIENCE)
 
 
 @pytest.mark.processes
@@ -332,7 +328,7 @@ def test_a_host_that_falls_silent_is_lost_and_ends_the_rest(ssh, start) -> None:
     agents[1].suspend()  # says nothing any more, as a host that has vanished
     assert launch.exit_code() == exits.HOST_LOST
     assert re.search(r"error: (127\.0\.0\.1\d) is lost: nothing was heard from \1 for 5 s", launch.output)
-    assert_gone(processes)
+    assert_gone(processes, PATIENCE)
 
 
 @pytest.mark.processes
@@ -342,7 +338,7 @@ def test_hosts_end_what_they_run_for_a_launcher_that_falls_silent(ssh, start) ->
         launch.wait_for(rf"worker-{index}@\S+ .* at work")
     others = everything_of(launch.pid)[1:]
     launch.popen.send_signal(signal.SIGSTOP)
-    assert_gone(others)
+    assert_gone(others, PATIENCE)
     launch.popen.send_signal(signal.SIGCONT)
     assert launch.exit_code() == exits.HOST_LOST
 

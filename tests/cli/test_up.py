@@ -16,6 +16,7 @@ import pytest
 
 import zmqps as zmqps_package
 from tests.inprocess import InProcessCluster
+from tests.leaks import assert_gone
 from tests.net.test_addresses import has_ipv6
 from tests.pace import allow
 from zmqps import keys
@@ -35,11 +36,6 @@ STARTING = 60.0
 def processes_of(supervisor: int) -> list[psutil.Process]:
     parent = psutil.Process(supervisor)
     return [parent, *parent.children(recursive=True)]
-
-
-def assert_gone(processes: list[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=PATIENCE)
-    assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
 
 
 @pytest.mark.processes
@@ -73,7 +69,7 @@ def test_a_detached_cluster_is_found_looked_at_and_ended(zmqps, tmp_path) -> Non
     ended = zmqps("down")
     assert ended.returncode == exits.OK
     assert state["address"] in ended.stdout
-    assert_gone(processes)
+    assert_gone(processes, PATIENCE)
     assert not state_path(tmp_path).parent.exists()
     assert zmqps("down").stdout == "no cluster runs here\n"
     assert zmqps("logs").stdout  # they stay
@@ -272,7 +268,7 @@ def test_a_signal_ends_workers_and_nodes_in_order(start, tmp_path, number, code)
     up.popen.send_signal(number)
     assert up.exit_code() == code
     assert "coordinator | " in up.output.partition(f"{number.name}: ending")[2]
-    assert_gone(processes)
+    assert_gone(processes, PATIENCE)
     assert not state_path(tmp_path).exists()
 
 
@@ -328,7 +324,7 @@ def test_a_supervisor_that_is_killed_leaves_no_orphans(start, zmqps, tmp_path) -
     up.wait_for("worker-0 .* at work")
     processes = processes_of(up.pid)
     up.popen.kill()
-    assert_gone(processes)
+    assert_gone(processes, PATIENCE)
     state = read_state(tmp_path)
     assert state is not None
     assert not state.running
@@ -371,7 +367,7 @@ def test_down_kills_what_does_not_end(start, zmqps) -> None:
     result = zmqps("down", "--timeout", "0.1")
     assert result.returncode == exits.OK
     assert "killed the cluster" in result.stdout
-    assert_gone(processes)
+    assert_gone(processes, PATIENCE)
 
 
 def test_a_status_nobody_answers_says_so(zmqps) -> None:

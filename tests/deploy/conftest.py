@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.cli.conftest import PATIENCE, end, environment
+from tests.cli.conftest import end, environment
 from tests.deploy.commands import DEPLOY
 
 
@@ -51,9 +51,3 @@ def observe(tmp_path: Path) -> Iterator[Observe]:
     yield begin
     for one in started:
         one.close()
-
-
-def assert_gone(processes: Sequence[psutil.Process]) -> None:
-    assert processes
-    _, alive = psutil.wait_procs(processes, timeout=PATIENCE)
-    assert [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE] == []

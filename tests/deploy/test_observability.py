@@ -15,8 +15,9 @@ import pytest
 
 from tests.cli.conftest import PATIENCE
 from tests.deploy.commands import DEPLOY
-from tests.deploy.conftest import Observe, assert_gone
+from tests.deploy.conftest import Observe
 from tests.imports import ROOT
+from tests.leaks import assert_gone
 from tests.metrics.samples import small
 from zmqps.core.protocol.figures import OF_COORDINATOR, OF_NODES
 from zmqps.metrics.endpoint import answering
@@ -162,7 +163,7 @@ def test_what_was_started_ends_with_it_however_that_ends(observe: Observe, stand
     assert len(children) == 2
     running.popen.send_signal(number)
     assert running.popen.wait(PATIENCE) == (-number if number == signal.SIGKILL else 0)
-    assert_gone(children)
+    assert_gone(children, PATIENCE)
 
 
 def test_where_one_ends_by_itself_the_other_is_ended_and_its_last_words_are_shown(
@@ -173,7 +174,7 @@ def test_where_one_ends_by_itself_the_other_is_ended_and_its_last_words_are_show
     children = running.children()
     children[1].kill()
     assert running.popen.wait(PATIENCE) == 1
-    assert_gone(children)
+    assert_gone(children, PATIENCE)
 
 
 def test_grafana_is_told_where_prometheus_and_the_dashboard_are(observe: Observe, stand_ins, answers, tmp_path) -> None:

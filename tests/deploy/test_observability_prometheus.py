@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 
 import zmqps
-from tests.deploy.conftest import Observe, assert_gone
+from tests.deploy.conftest import Observe
 from tests.deploy.test_observability import OBSERVABILITY, queries
+from tests.leaks import assert_gone
 from tests.metrics.test_metrics import CATALOGUE
 from tests.pace import allow
 from tests.team import PATIENCE, Team
@@ -156,7 +157,7 @@ def test_prometheus_scrapes_a_cluster_and_answers_what_the_dashboard_asks(observ
     assert any(child.name() == "prometheus" for child in children)
     running.popen.terminate()
     assert running.popen.wait(PATIENCE) == 0
-    assert_gone(children)
+    assert_gone(children, PATIENCE)
 
 
 def test_prometheus_goes_when_what_has_started_it_is_killed(observe: Observe, scraped: str) -> None:
@@ -164,4 +165,4 @@ def test_prometheus_goes_when_what_has_started_it_is_killed(observe: Observe, sc
     assert running.line().startswith("Prometheus")
     children = running.children()
     running.popen.kill()
-    assert_gone(children)
+    assert_gone(children, PATIENCE)

@@ -86,7 +86,7 @@ def test_the_demo_learns_the_digits_and_leaves_summary_and_plots(
 
 
 @LONG
-@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize("mode", [pytest.param("async", marks=pytest.mark.slow), "sync"])
 def test_with_faults_a_server_and_the_coordinator_are_killed_and_nothing_is_lost(mode: str, tmp_path: Path) -> None:
     with demo(tmp_path, "--faults", "--servers=2", f"--passes={3 * PASSES}", f"--mode={mode}") as process:
         output, _ = process.communicate(timeout=PATIENCE)
@@ -101,7 +101,7 @@ def test_with_faults_a_server_and_the_coordinator_are_killed_and_nothing_is_lost
 
 
 @LONG
-@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize("mode", [pytest.param("async", marks=pytest.mark.slow), "sync"])
 def test_a_killed_worker_is_named_and_the_others_finish(mode: str, tmp_path: Path) -> None:
     with demo(tmp_path, f"--passes={PASSES_ALONE}", "--heartbeat-timeout=5", f"--mode={mode}") as process:
         victim = first_worker_that_pushed(process)

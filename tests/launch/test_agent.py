@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from tests.imports import ROOT
+from tests.leaks import assert_gone
 from tests.pace import allow
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.launch.config import ClusterConfig
@@ -103,11 +104,6 @@ def waiting_worker(agent: Agent) -> list[psutil.Process]:
     return [parent, *parent.children(recursive=True)]
 
 
-def assert_gone(processes: list[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=PATIENCE)
-    assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
-
-
 @pytest.mark.processes
 def test_a_worker_gets_its_part_of_the_cores_and_what_it_was_told(agent, tmp_path) -> None:
     far = agent()
@@ -180,7 +176,7 @@ def test_the_end_of_the_connection_ends_everything(agent) -> None:
     assert len(processes) == 4  # agent, guard, worker, and the worker's own child
     far.popen.stdin.close()
     assert far.hear("bye")["why"] == "the launcher is gone"
-    assert_gone(processes)
+    assert_gone(processes, PATIENCE)
 
 
 @pytest.mark.processes
@@ -188,7 +184,7 @@ def test_silence_ends_everything(agent) -> None:
     far = agent(silence=1.0)
     processes = waiting_worker(far)
     assert far.hear("bye")["why"] == "nothing was heard from the launcher for 1 s"
-    assert_gone(processes)
+    assert_gone(processes, PATIENCE)
 
 
 @pytest.mark.processes
@@ -197,7 +193,7 @@ def test_an_agent_that_is_killed_leaves_nothing(agent) -> None:
     processes = waiting_worker(far)
     far.popen.kill()
     far.popen.wait(PATIENCE)
-    assert_gone(processes)
+    assert_gone(processes, PATIENCE)
 
 
 @pytest.mark.processes
@@ -206,7 +202,7 @@ def test_a_signal_ends_everything_in_order(agent) -> None:
     processes = waiting_worker(far)
     far.popen.send_signal(signal.SIGTERM)
     assert far.hear("bye")["why"] == "this agent got SIGTERM"
-    assert_gone(processes)
+    assert_gone(processes, PATIENCE)
 
 
 @pytest.mark.processes

@@ -25,6 +25,7 @@ def test_it_writes_what_the_barrier_adds_beside_the_fields_of_a_transfer(tmp_pat
     assert {"bound_s", "gloo_s", "ratio_to_gloo", "machine", "versions", "commit"} <= set(written)
 
 
+@pytest.mark.slow
 def test_gradients_may_lie_where_servers_see_them(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
     flags = ["--model", "256KB", "--workers", "2", "--transport", "shm", "--steps", "1", "--in-place"]

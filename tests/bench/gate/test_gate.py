@@ -100,7 +100,7 @@ def test_without_a_tag_it_is_compared_with_what_is_committed(
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("case", ["pipelined-tcp", "sync-2x2"])
+@pytest.mark.parametrize("case", ["pipelined-tcp", pytest.param("sync-2x2", marks=pytest.mark.slow)])
 def test_a_version_measures_the_package_of_the_directory_it_is_started_in(case: str) -> None:
     root = command.REPOSITORY
     old, new = command.measure_round(case, [root, root], 1, 0)
