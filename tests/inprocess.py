@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tests.pace import allow
+from tests.pace import allow, stretch
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol.events import Stop
@@ -48,7 +48,7 @@ class InProcessCluster:
         self.address = ""
         self._keys = load_node_keys(keys)
         self._device = device
-        self._options = CoordinatorOptions(**options)
+        self._options = CoordinatorOptions(**{"heartbeat_timeout": stretch(10.0), **options})  # all is in one process
         self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
 
