@@ -311,6 +311,8 @@ class Recorder:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         for one in self._sockets:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)  # a close alone wakes no thread that reads
             one.close()
         for thread in self._threads:
             thread.join(PATIENCE)
