@@ -255,17 +255,6 @@ async def gone(pid: int) -> None:
         os.close(fd)
 
 
-def lives(pid: int) -> bool:
-    """Whether there is a process of this number, of whatever user."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError):
-        return True
-    return True
-
-
 def start_of(pid: int) -> int:
     """Return what tells a process of this user from others that had or will have its number; 0 if there is none.
 
