@@ -140,10 +140,11 @@ def test_a_copy_of_a_table_goes_back_with_it(tmp_path: Path, mode: str) -> None:
             assert back.wait(PATIENCE)
             assert copy != before
             train(team, mode, range(4, 6))
+            everything(team.workers[0])  # synchronous: the last step is committed then, on each server; no scan waits
+            followed(feed, copy)
             rows: dict[int, list[float]] = {}
             for ids, values in team.workers[0].table("items").chunks(timeout=PATIENCE):
                 rows |= dict(zip(ids.tolist(), values.tolist(), strict=True))
-            followed(feed, copy)  # synchronous: the last step is committed by now, on each server
             assert copy == rows
 
 
