@@ -20,6 +20,7 @@ from zmqps.core.protocol.events import Stop
 from zmqps.core.server.machine import ServerMachine
 from zmqps.gpu.device import Device
 from zmqps.gpu.staging import Streams
+from zmqps.net import loops
 from zmqps.net.driver import Driver
 from zmqps.net.identity import new_identity
 from zmqps.net.keyring import Keys, load_node_keys
@@ -50,7 +51,7 @@ class InProcessCluster:
         self._device = device
         self._options = CoordinatorOptions(**{"heartbeat_timeout": stretch(10.0), **options})  # all is in one process
         self._started = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()))
+        self._thread = threading.Thread(target=lambda: loops.run(self._run()))
 
     async def _run(self) -> None:
         log = logging.getLogger("zmqps.tests")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import cache
@@ -289,7 +288,7 @@ class Worker(Pusher):
             raise ClosedError("the worker is closed")
         if self._thread.forked:
             self.refuse_in_fork()
-        self._notebook.add(time.monotonic(), values, step)
+        self._notebook.add(self._thread.time(), values, step)
 
     # --- checkpoints --------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Questions to a loop from another thread: answered, failed, given up, and where the loop is closed."""
+"""Loops whose time stands still with the process; questions to a loop from another thread."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.pace import allow
+from zmqps.core.node.awake import LOOK_S, SLACK_S
+from zmqps.net import loops
 from zmqps.net.loops import ask_loop
 
 PATIENCE = allow(20.0)
@@ -50,3 +52,43 @@ def test_a_loop_that_is_closed_says_so() -> None:
     loop.close()
     with pytest.raises(RuntimeError):
         ask_loop(loop, lambda: None)
+
+
+class Time:
+    """What `time.monotonic` returns."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+def test_what_a_loop_waits_for_is_not_due_earlier_because_the_process_stood_still(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    clock = Time()
+    monkeypatch.setattr(loops, "time", clock)
+    rung: list[float] = []
+
+    async def wait() -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        loop.call_later(10.0, lambda: rung.append(loop.time() - began))
+        clock.now += 13.0  # stopped, in the middle of a callback
+        for _ in range(50):
+            await asyncio.sleep(0)
+            assert not rung
+        while not rung:
+            clock.now += LOOK_S  # each wait takes as long as it may
+            await asyncio.sleep(0)
+        assert rung == [pytest.approx(10.0, abs=LOOK_S + SLACK_S)]
+        assert loops.stood_still_s(loop) == pytest.approx(13.0, abs=LOOK_S + SLACK_S)
+
+    loops.run(wait())
+
+
+def test_a_loop_wakes_to_look_at_the_clock_also_where_nothing_happens() -> None:
+    loop = loops.AwakeLoop()
+    assert loop._selector.select(None) == []  # type: ignore[attr-defined]  # else it never returned
+    loop.close()

@@ -99,14 +99,13 @@ def launch(ctx: click.Context, /, **told: Any) -> int:
         return exits.OK
     if not _agreed(config):
         return exits.USAGE
-    import asyncio
-
     from zmqps.cli.fleet import Fleet
     from zmqps.cli.output import Terminal
+    from zmqps.net import loops
 
     terminal = Terminal(sys.stdout, config.width)
     try:
-        return asyncio.run(Fleet(config, terminal).run())
+        return loops.run(Fleet(config, terminal).run())
     finally:
         terminal.close()
 

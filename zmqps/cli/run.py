@@ -82,15 +82,14 @@ def run(**told: Any) -> int:
     """
     if not told["command"]:
         raise click.UsageError("say what the workers run: zmqps run --keys keys --servers 2 -- python train.py")
-    import asyncio
-
     from zmqps.cli.output import Terminal
     from zmqps.cli.task import Task
+    from zmqps.net import loops
 
     config = _config(told)
     terminal = Terminal(sys.stdout)
     try:
-        return asyncio.run(Task(config, terminal).run())
+        return loops.run(Task(config, terminal).run())
     finally:
         terminal.close()
 

@@ -98,13 +98,12 @@ def up(**told: Any) -> int:
 
 
 def _supervise(told: dict[str, Any], terminal: Terminal | None, ready: Callable[[State], None]) -> int:
-    import asyncio
-
     from zmqps.cli.state import FOLDER
     from zmqps.cli.supervisor import Supervisor, UpConfig
     from zmqps.core.coordinator.options import CoordinatorOptions
     from zmqps.gpu.pinning import pin, spread, visible_gpus
     from zmqps.launch.config import ClusterConfig
+    from zmqps.net import loops
 
     gpus = visible_gpus() if told["servers_per_gpu"] or told["pin_workers"] else ()
     devices = spread(told["device"], told["servers_per_gpu"], gpus)
@@ -151,7 +150,7 @@ def _supervise(told: dict[str, Any], terminal: Terminal | None, ready: Callable[
         restarts=told["restart_workers"],
         drain_timeout=told["drain_timeout"],
     )
-    return asyncio.run(Supervisor(config, terminal, ready).run())
+    return loops.run(Supervisor(config, terminal, ready).run())
 
 
 def _detach(told: dict[str, Any]) -> int:
@@ -248,11 +247,10 @@ def down(
         end_cluster(address, timeout=DOWN_S if timeout is None else timeout, job_secret=job_secret, keys=shown)
         click.echo(f"ended the cluster at {coordinator}")
         return exits.OK
-    import asyncio
-
     from zmqps.cli.ending import end_rest, end_supervisor
     from zmqps.cli.state import forget_state, read_state, state_path
     from zmqps.core.coordinator.last import WAITS_S
+    from zmqps.net import loops
 
     state = read_state(directory)
     if state is None:
@@ -267,13 +265,13 @@ def down(
     timeout = DOWN_S + saves_s if timeout is None else timeout
     if not state.running:
         forget_state(directory)
-        asyncio.run(end_rest(state.pid, state.start, timeout))
+        loops.run(end_rest(state.pid, state.start, timeout))
         click.echo(f"no cluster runs here; the last one's supervisor (pid {state.pid}) had been killed")
         return exits.OK
     if not state.pid:
         raise PSError("a cluster is just starting here; try again")
     where = f" at {state.address}" if state.address else ", which was starting"
-    if asyncio.run(end_supervisor(state.pid, state.start, timeout, str(state_path(directory)))):
+    if loops.run(end_supervisor(state.pid, state.start, timeout, str(state_path(directory)))):
         click.echo(f"ended the cluster{where}")
     else:
         forget_state(directory)

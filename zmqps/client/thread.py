@@ -24,6 +24,7 @@ from zmqps.core.worker.session import FAREWELL_S, SessionMachine
 from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, ForkedError, InternalError, PSError
 from zmqps.logs.handler import About
 from zmqps.net.driver import Driver
+from zmqps.net.loops import new_runner
 from zmqps.net.transport import Transport
 from zmqps.trace.doors import DOORS
 from zmqps.trace.record import watch
@@ -202,7 +203,7 @@ class SessionThread:
         running.add(get_ident())
         try:
             check_own_thread()
-            with asyncio.Runner() as runner:
+            with new_runner() as runner:
                 loop = runner.get_loop()
                 self._turns = Turns(loop)
                 session = loop.create_task(self._run())
@@ -232,6 +233,11 @@ class SessionThread:
         member.tracing.recorder = Switch(self._driver, member.identity, operation_of=session.operation_of)
         self._loop.call_soon(self._ready.set)
         await self._driver.run()
+
+    def time(self) -> float:
+        """Return the time of what carries this node's messages; any thread may ask."""
+        assert self._loop is not None
+        return self._loop.time()
 
     def submit(self, operation: Operation, timeout: float, result: Callable[[Any], Any] | None = None) -> Future[Any]:
         """Hand an operation to the session; its future fails at the timeout at the latest."""

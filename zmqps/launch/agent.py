@@ -52,6 +52,7 @@ from zmqps.launch.reach import own_address, route_towards
 from zmqps.launch.reports import Reports
 from zmqps.launch.restarts import failed
 from zmqps.logs.lines import Lines
+from zmqps.net import loops
 from zmqps.net.signals import answered
 from zmqps.nodes.inquiry import inquire
 from zmqps.trace import VARIABLE as TRACE
@@ -324,4 +325,4 @@ def run(version: str, silence: float) -> None:
         os.dup2(2, 1)  # whatever else prints does so where it is taken for text
         facts = {"zmqps": version, "python": platform.python_version(), "host": socket.gethostname()}
         output.write(GREETING.encode() + encode(facts))
-        asyncio.run(serve(output, silence))
+        loops.run(serve(output, silence))

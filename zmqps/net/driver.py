@@ -61,6 +61,7 @@ from zmqps.core.protocol.wire import MAX_DATA_HEADER_NBYTES, decode, encode
 from zmqps.errors import InternalError, PSError, ServerMemoryError, printable
 from zmqps.net import stacks
 from zmqps.net.health import Health
+from zmqps.net.loops import stood_still_s
 from zmqps.net.reach import why_silent
 from zmqps.net.signals import answered
 from zmqps.net.transport import INBOUND, Transport
@@ -69,6 +70,8 @@ from zmqps.net.transport import INBOUND, Transport
 LINGER_S = 1.0
 #: What an exception says may be as long as what a peer has sent.
 MAX_CAUSE_CHARS = 300
+#: A standstill so long, in seconds, is logged: others have missed heartbeats.
+STANDSTILL_S = 2.0
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 # looked up by the exact class: for every message, however many kinds there are
@@ -129,6 +132,7 @@ class Driver:
         self.notify: Callable[[Any], None] | None = None
         self._health = Health()
         self._lag_s = 0.0  # by how much its timer was late when it rang last
+        self._stood_s = 0.0  # how long the loop has stood still, that much is told of
         self._throttle = Throttle("messages that there was no memory for")
         self._resolve = resolve
         self._landed = landed
@@ -363,9 +367,20 @@ class Driver:
             assert self._loop is not None
             self._timer = self._loop.call_at(due, self._ring)
 
+    def _stood_still(self) -> float:
+        """Return for how long the loop has stood still since the last time; say so where others noticed."""
+        assert self._loop is not None
+        before, self._stood_s = self._stood_s, stood_still_s(self._loop)
+        stood_s = self._stood_s - before
+        if stood_s >= STANDSTILL_S:
+            self.log.warning(
+                "stood still for %.1f s (stopped, swapped out, or the host was); nobody is judged by that time", stood_s
+            )
+        return stood_s
+
     def _ring(self) -> None:
         if self._timer_at is not None:
-            self._lag_s = max(0.0, self._time() - self._timer_at)
+            self._lag_s = max(0.0, self._time() - self._timer_at) + self._stood_still()
             self._health.late(self._lag_s)
         self._timer = self._timer_at = None
         try:

@@ -1,13 +1,64 @@
-"""Questions to what a loop of another thread runs."""
+"""The event loop of every node, whose time stands still while the node does; questions to a loop of another thread."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import selectors
+import time
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from zmqps.core.node.awake import LOOK_S, AwakeClock
 
 T = TypeVar("T")
+
+
+class _Selector(selectors.DefaultSelector):
+    """Looks at the clock before each wait, and often enough."""
+
+    def __init__(self, clock: AwakeClock) -> None:
+        super().__init__()
+        self._clock = clock
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        wait_s = LOOK_S if timeout is None else min(max(timeout, 0.0), LOOK_S)
+        self._clock.look(time.monotonic(), wait_s)
+        return super().select(wait_s)
+
+
+class AwakeLoop(asyncio.SelectorEventLoop):
+    """An event loop with a node's own time (`zmqps.core.node.awake`): timers and timeouts go by it.
+
+    Attributes
+    ----------
+    clock
+        That time.
+    """
+
+    def __init__(self) -> None:
+        self.clock = AwakeClock(time.monotonic())
+        super().__init__(_Selector(self.clock))
+
+    def time(self) -> float:
+        """Return the loop's time, in seconds."""
+        return self.clock.now(time.monotonic())
+
+
+def stood_still_s(loop: asyncio.AbstractEventLoop) -> float:
+    """Return for how many seconds a loop has stood still, in all."""
+    return loop.clock.stood_s if isinstance(loop, AwakeLoop) else 0.0
+
+
+def new_runner() -> asyncio.Runner:
+    """Return what runs coroutines in an `AwakeLoop`."""
+    return asyncio.Runner(loop_factory=AwakeLoop)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine to its end in an `AwakeLoop`."""
+    with new_runner() as runner:
+        return runner.run(work)
 
 
 def ask_loop(loop: asyncio.AbstractEventLoop, question: Callable[[], T]) -> Future[T]:

@@ -20,6 +20,7 @@ from zmqps.core.protocol.endpoints import join, split
 from zmqps.errors import ConfigurationError, counted, listed
 from zmqps.metrics.endpoint import Source, answering
 from zmqps.metrics.place import MetricsPlace
+from zmqps.net import loops
 from zmqps.net.driver import Driver, run_node
 from zmqps.net.identity import check_bind, new_identity, read_job_secret
 from zmqps.net.keyring import load_node_keys
@@ -197,7 +198,7 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
 def _feed(feeds: Feeds, event: Any) -> None:
     """Hand what a script has logged to those who write it, with times that mean something elsewhere."""
     if isinstance(event, Logged) and feeds.feeds:
-        ahead = time.time() - time.monotonic()
+        ahead = time.time() - asyncio.get_running_loop().time()
         feeds.put(event.job, event.node, [(step, at + ahead, values) for at, step, values in event.entries])
 
 
@@ -245,4 +246,4 @@ def _as_before(where: str, known: Mapping[str, Any]) -> str:
 
 def run(config: CoordinatorConfig, parent_fd: int | None = None) -> int:
     """Run a coordinator in this process's main thread; return the exit code."""
-    return asyncio.run(coordinate(config, parent_fd))
+    return loops.run(coordinate(config, parent_fd))

@@ -19,6 +19,7 @@ from zmqps.core.protocol.hello import MAX_JOB_NAME_CHARS, MAX_NAME_CHARS
 from zmqps.core.protocol.keys import KEY_NBYTES
 from zmqps.core.protocol.messages import Checkpoint, Checkpointed, Drain, EndJob, Examine, Exited, Scale, Watch
 from zmqps.errors import DeadlineError
+from zmqps.net import loops
 from zmqps.net.driver import Driver
 from zmqps.net.identity import check_endpoint, read_job_secret
 from zmqps.net.keyring import Keys
@@ -408,6 +409,6 @@ def run_blocking(work: Coroutine[Any, Any, T]) -> T:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(work)
+        return loops.run(work)
     with ThreadPoolExecutor(1) as executor:
-        return executor.submit(asyncio.run, work).result()
+        return executor.submit(loops.run, work).result()

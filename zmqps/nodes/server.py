@@ -39,6 +39,7 @@ from zmqps.gpu.rows import warm_up as warm_up_device_rows
 from zmqps.gpu.staging import DeviceMemory, Streams, device_memory
 from zmqps.metrics.endpoint import Source, answering
 from zmqps.metrics.place import MetricsPlace
+from zmqps.net import loops
 from zmqps.net.driver import Driver, run_node
 from zmqps.net.identity import check_bind, check_endpoint, new_identity, read_job_secret
 from zmqps.net.keyring import load_node_keys
@@ -421,4 +422,4 @@ def _submit(loop: asyncio.AbstractEventLoop, driver: Driver, request: FileReques
 
 def run(config: ServerConfig, parent_fd: int | None = None) -> int:
     """Run a server in this process's main thread; return the exit code."""
-    return asyncio.run(serve(config, parent_fd))
+    return loops.run(serve(config, parent_fd))

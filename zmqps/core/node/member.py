@@ -326,8 +326,6 @@ class Member:
             text = f"waiting for the coordinator at {where}, {waited:.0f} s so far{self.handshake.because}"
             actions.append(Log("warning", text))
         if self._heartbeat_due is not None and now >= self._heartbeat_due and self.welcome is not None:
-            if now - self._heartbeat_due >= self.welcome.heartbeat_timeout / 2:
-                self.heard_at = now  # this process was stopped: what came meanwhile is yet to be read
             self._heartbeat_due = now + self.welcome.heartbeat_interval
             actions.append(Send(COORDINATOR, Heartbeat({} if self.unsure else dict(self._counters()))))
             if self.silence(now) > self.patience:

@@ -1,0 +1,46 @@
+"""A node's own time, which stands still while the node does.
+
+A process that is stopped, swapped out, moved to another host or hung in a write cannot hear anybody. When it goes on,
+all that it waits for seems overdue, although nobody else was late. So each look at the clock lets time go on by at most
+what the node meant to wait, and a little more. Everything a node judges by time, silence first of all, is then judged
+by the time in which it could listen.
+"""
+
+from __future__ import annotations
+
+#: A loop looks at least so often, in seconds, also where nothing happens.
+LOOK_S = 0.2
+#: So much later than it meant to, in seconds, a node may be: longer, and it has stood still. With `LOOK_S` this is less
+#: than the shortest heartbeat timeout that makes sense.
+SLACK_S = 0.3
+
+
+class AwakeClock:
+    """Turns a real clock into the time that a node has been awake.
+
+    Parameters
+    ----------
+    real
+        The real time, in seconds.
+
+    Attributes
+    ----------
+    stood_s
+        Seconds that the node has stood still, in all, up to the last look.
+    """
+
+    __slots__ = ("_until", "stood_s")
+
+    def __init__(self, real: float) -> None:
+        self.stood_s = 0.0
+        self._until = real + SLACK_S
+
+    def now(self, real: float) -> float:
+        """Return the node's time; it never goes back, and any thread may ask."""
+        return min(real, self._until) - self.stood_s
+
+    def look(self, real: float, wait_s: float) -> None:
+        """The node is about to wait, for ``wait_s`` seconds at most: what it did before took until now."""
+        if real > self._until:
+            self.stood_s += real - self._until
+        self._until = real + wait_s + SLACK_S
