@@ -93,7 +93,7 @@ format: $(INSTALLED) ## rewrite the files the way `make check` wants them
 test: $(INSTALLED) ## the default test suite, in three processes: tests wait more than they compute
 	$(PY) -m pytest --numprocesses 3 --dist loadfile
 
-test-random: $(INSTALLED) ## the default suite's hypothesis tests with other examples each time, two minutes; failures in runs/random
+test-random: $(INSTALLED) ## the default suite's hypothesis tests with other examples each time, a minute; failures in runs/random
 	HYPOTHESIS_PROFILE=random $(PY) -m pytest -m 'hypothesis and $(USUAL)' --numprocesses 3 --dist loadfile
 
 test-python: ## the default suite on another Python, in a virtualenv of its own: PYTHON=python3.13
