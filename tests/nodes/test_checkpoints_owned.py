@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -15,7 +16,7 @@ from tests.checkpoint.saved import owner
 from tests.core.machines import placement
 from tests.nodes.test_checkpoints import save, spec, trained
 from tests.nodes.test_checkpoints_chained import JOB, WHERE, Cluster
-from zmqps.checkpoint import Checkpoint, good_ones, open_checkpoint, storage_of
+from zmqps.checkpoint import Checkpoint, good_ones, open_checkpoint, owners, storage_of
 from zmqps.checkpoint.owners import ENDED_AFTER_S
 from zmqps.checkpoint.storage import LocalStorage, Storage
 from zmqps.errors import CheckpointCorruptError, CheckpointStorageError
@@ -170,6 +171,7 @@ def test_a_lock_that_only_its_own_host_knows_takes_nothing_from_another(
         clusters.save(first)
     shutil.copy(tmp_path / ".lock", tmp_path / "note")
     clusters.end(1)
+    assert not (tmp_path / ".lock").exists()
     shutil.copy(tmp_path / "note", tmp_path / ".lock")  # as if the lock were another one here
     with caplog.at_level(logging.WARNING, "zmqps.coordinator"):
         second = clusters.begin(2)
@@ -249,3 +251,37 @@ def test_a_store_that_cannot_be_looked_at_is_only_logged(tmp_path: Path, caplog:
     store.claim._storage = broken
     with caplog.at_level(logging.WARNING, "zmqps.coordinator"), store.claim:
         assert "no credentials" in caplog.text
+
+
+def test_a_lock_that_is_let_go_while_another_cluster_opens_it_is_not_held_by_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clusters = Clusters(str(tmp_path))
+    clusters.begin(1)
+    flock = owners.fcntl.flock
+    ended: list[int] = []
+
+    def flock_late(*call: int) -> None:
+        if not ended:
+            ended.append(1)
+            clusters.end(1)  # which removes the file that was opened
+        flock(*call)
+
+    monkeypatch.setattr("zmqps.checkpoint.owners.fcntl.flock", flock_late)
+    clusters.begin(2)
+    with pytest.raises(CheckpointStorageError, match="the cluster 00000002 "):
+        clusters.begin(3)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link"])
+def test_what_others_have_put_where_the_lock_is_hangs_nobody_and_is_left_alone(tmp_path: Path, kind: str) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (tmp_path / "runs").mkdir()
+    lock = tmp_path / "runs" / ".lock"
+    os.mkfifo(lock) if kind == "pipe" else lock.symlink_to(victim)
+    clusters = Clusters(str(tmp_path / "runs"))
+    assert clusters.save(clusters.begin(1))
+    clusters.end(1)
+    assert lock.is_fifo() or lock.is_symlink()
+    assert victim.read_text() == "mine"

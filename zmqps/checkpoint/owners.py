@@ -33,6 +33,7 @@ LOCK = ".lock"
 #: Where no lock tells, a cluster that has published nothing for so long is taken to have ended.
 ENDED_AFTER_S = 86400.0
 MAX_NOTE_NBYTES = 4096
+_ATTEMPTS = 10
 
 log = logging.getLogger("zmqps.coordinator")
 
@@ -80,11 +81,8 @@ class Claim:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._lock >= 0:
-            with suppress(OSError):
-                os.ftruncate(self._lock, 0)
-            os.close(self._lock)
-            self._lock = -1
+        _let_go(self._directory, self._lock)
+        self._lock = -1
 
     def _is_let_go(self) -> bool:
         """Note in the lock's file who holds it; return whether the one before has ended for sure.
@@ -164,8 +162,7 @@ def held(storage: Storage, directory: str) -> Iterator[None]:
     try:
         yield
     finally:
-        if lock >= 0:
-            os.close(lock)
+        _let_go(directory, lock)
 
 
 def _locked(storage: Storage, directory: str) -> int:
@@ -181,10 +178,18 @@ def _locked(storage: Storage, directory: str) -> int:
     path, lock = join(directory, LOCK), -1
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe would be waited for
     try:
-        lock = os.open(path, flags, 0o600)  # those that may open it may lock it
-        if not stat.S_ISREG(os.fstat(lock).st_mode):
-            raise FileExistsError(f"{path} is no regular file")
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for _ in range(_ATTEMPTS):
+            lock = os.open(path, flags, 0o600)  # those that may open it may lock it
+            facts = os.fstat(lock)
+            if not stat.S_ISREG(facts.st_mode):
+                raise FileExistsError(f"{path} is no regular file")
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(facts, os.lstat(path)):
+                    return lock
+            os.close(lock)  # it was let go, and removed, just now
+            lock = -1
+        raise FileNotFoundError(f"{path} is removed again and again")
     except BlockingIOError:
         by = _noted(lock)
         os.close(lock)
@@ -199,7 +204,14 @@ def _locked(storage: Storage, directory: str) -> int:
             os.close(lock)
         log.warning("there is no lock in %s (%s): see that no other cluster saves its jobs there", directory, error)
         return -1
-    return lock
+
+
+def _let_go(directory: str, lock: int) -> None:
+    """Give a lock back, and remove its file: one that is still there is of a cluster that was killed."""
+    if lock >= 0:
+        with suppress(OSError):
+            os.unlink(join(directory, LOCK))
+        os.close(lock)
 
 
 def _noted(lock: int) -> Owner | None:

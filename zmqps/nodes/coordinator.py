@@ -175,6 +175,8 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
                 stack.enter_context(store.claim)
         except BaseException:
             transport.close(0)
+            if journal is not None and not known:
+                journal.retire()  # no cluster has begun
             raise
         if others := other_addresses(bound, endpoint):
             log.info("listening at %s, which is also reached at %s", bound, listed(others, 8))
