@@ -24,11 +24,9 @@ from zmqps.nodes.checkpoints import (
     CheckpointStore,
     ShardFiles,
     cadence,
-    numbers_of,
-    restored,
-    resumptions,
 )
 from zmqps.nodes.host import LONGEST_REST_S, Rests
+from zmqps.nodes.restoring import numbers_of, restored, resumptions
 from zmqps.optim import OptimizerSpec, adam, sgd
 from zmqps.testing.training import ReferenceRules
 

@@ -26,8 +26,9 @@ from zmqps.core.protocol.saving import WRITTEN
 from zmqps.core.server.saves import Saves
 from zmqps.core.server.tenant import Tenant
 from zmqps.errors import CheckpointForeignError, CheckpointMismatchError
-from zmqps.nodes.checkpoints import CheckpointStore, ShardFiles, restored_from
+from zmqps.nodes.checkpoints import CheckpointStore, ShardFiles
 from zmqps.nodes.relay import SCHEME
+from zmqps.nodes.restoring import restored_from
 from zmqps.testing.disk import Disk
 
 pytestmark = pytest.mark.processes

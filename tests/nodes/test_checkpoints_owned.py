@@ -19,8 +19,9 @@ from tests.nodes.test_checkpoints_chained import JOB, WHERE, Cluster
 from zmqps.checkpoint import Checkpoint, good_ones, open_checkpoint, owners, storage_of
 from zmqps.checkpoint.owners import ENDED_AFTER_S
 from zmqps.checkpoint.storage import LocalStorage, Storage
-from zmqps.errors import CheckpointCorruptError, CheckpointStorageError
-from zmqps.nodes.checkpoints import CheckpointStore
+from zmqps.errors import CheckpointCorruptError, CheckpointNotFoundError, CheckpointStorageError
+from zmqps.nodes.checkpoints import CheckpointConfig, CheckpointStore
+from zmqps.nodes.restoring import restored
 
 KEEP = 3
 
@@ -106,6 +107,15 @@ def test_of_checkpoints_made_in_turn_each_is_whole_or_its_cluster_was_refused(
         assert all(path in good for path in inner)
         assert all(sum(good[path].verify()) for path in inner)
     assert len(good) == KEEP * len(stores)
+    config = CheckpointConfig(restore=clusters.place)
+    if len(stores) == 1:
+        assert restored(config) is not None
+    else:
+        with pytest.raises(CheckpointNotFoundError, match="have written to it in turns") as unsure:
+            restored(config)
+        for paths in made.values():
+            assert storage_of(paths[-1])[1] in str(unsure.value)
+            assert restored(CheckpointConfig(restore=paths[-1])) is not None
     named = [r.getMessage() for r in caplog.records if "publishes into the same directory" in r.getMessage()]
     assert len(named) == (2 if len(stores) == 2 else 0)  # each names the other once
     assert len(stores) == 1 or ("00000001" in named[0] and "00000002" in named[1])

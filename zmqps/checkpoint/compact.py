@@ -61,7 +61,7 @@ def compact(checkpoint: Checkpoint, directory: str, owner: str, now: float) -> s
                         for kept in checkpoint.table(name).read(index):
                             writer.write_rows(name, kept, kept.ids[:0])
                     shards.append(tuple(writer.close(whole_state(state.state))))
-            return save.commit(replace(manifest, shards=tuple(shards), base=None, created_at=now))
+            return save.commit(replace(manifest, shards=tuple(shards), base=None, created_at=now, owner=None))
         except BaseException:
             save.abandon()
             raise

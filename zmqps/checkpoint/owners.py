@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Self
 from zmqps.checkpoint.manifest import Owner
 from zmqps.checkpoint.publish import entries, entry_of, job_directory
 from zmqps.checkpoint.storage import LocalStorage, Storage, join, naming_the_disk
-from zmqps.errors import CheckpointStorageError
+from zmqps.errors import CheckpointNotFoundError, CheckpointStorageError
 
 if TYPE_CHECKING:
     from zmqps.checkpoint.reader import Checkpoint
@@ -145,6 +145,36 @@ class Claim:
                 "one of them another --checkpoint",
                 job, by, path, extra={"job": job},
             )  # fmt: skip
+
+
+def check_is_of_one(good: Iterable[Checkpoint]) -> None:
+    """See that clusters have not written to a directory in turns: its latest checkpoint may be of either.
+
+    Parameters
+    ----------
+    good
+        The checkpoints of a job, the latest first.
+
+    Raises
+    ------
+    CheckpointNotFoundError
+        They have; names the latest of each.
+    """
+    latest: dict[str, Checkpoint] = {}
+    before = ""
+    for one in good:
+        if (by := one.manifest.owner) is None or by.cluster == before:
+            continue
+        if by.cluster in latest:
+            path = one.path.rpartition("/")[0]
+            mine, *others = (f"{found.path} of {found.manifest.owner}" for found in latest.values())
+            raise CheckpointNotFoundError(
+                path=path,
+                what="several clusters have written to it in turns, and the latest may be of any",
+                good="",
+                advice=f"name the checkpoint to begin from: {mine}, or {others[-1]}",
+            )
+        latest[by.cluster], before = one, by.cluster
 
 
 @contextmanager

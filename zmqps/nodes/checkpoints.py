@@ -19,7 +19,6 @@ from zmqps import checks
 from zmqps.checkpoint import (
     CONSISTENT,
     PER_SLICE,
-    Checkpoint,
     Claim,
     FileFact,
     Manifest,
@@ -36,10 +35,8 @@ from zmqps.checkpoint import (
 from zmqps.checkpoint.manifest import NAME as MANIFEST
 from zmqps.checkpoint.storage import File, Storage, naming_the_disk, remove_tree
 from zmqps.core.coordinator.files import Served
-from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import MAX_NAME_CHARS, JobSpec
-from zmqps.core.protocol.terms import MOST_NUMBERS, are_sets
 from zmqps.core.server.changes import Unchanged
 from zmqps.core.server.row_snapshot import RowPiece
 from zmqps.core.server.shard import Shard
@@ -74,7 +71,7 @@ class CheckpointConfig:
     Parameters
     ----------
     directory
-        Where checkpoints are kept, which all hosts of the cluster share; None: nowhere.
+        Where checkpoints are kept, which all hosts of the cluster share, and no other cluster; None: nowhere.
     every
         When jobs are saved without being asked: ``5min``, ``90s``, ``2h`` or ``500steps``; empty: never.
     full_every
@@ -299,7 +296,7 @@ class CheckpointStore:
     ) -> None:
         self._storage, self._directory = storage_of(directory)
         self.claim = Claim(self._storage, self._directory, owner, runs)
-        self._scheme = _scheme_of(directory)
+        self._scheme = scheme_of(directory)
         self._keep = keep
         self.serves = via == "coordinator"
         self._restore = list(restore)
@@ -436,65 +433,7 @@ class CheckpointStore:
         return Served({})
 
 
-def _scheme_of(path: str) -> str:
+def scheme_of(path: str) -> str:
     """Return what an address begins with; nothing for a path."""
     scheme, found, _ = path.partition("://")
     return f"{scheme}://" if found else ""
-
-
-def restored(config: CheckpointConfig) -> Checkpoint | None:
-    """Return the checkpoint that jobs begin from, if they begin from one.
-
-    Raises
-    ------
-    CheckpointError
-        There is no usable checkpoint.
-    """
-    if config.restore is None:
-        return None
-    storage, path = storage_of(config.restore)
-    return open_checkpoint(path, storage=storage)
-
-
-def restored_from(path: str, one: Checkpoint) -> list[str]:
-    """Return the directories that servers read which begin from a checkpoint: also of those that it builds upon.
-
-    Parameters
-    ----------
-    path
-        By which it was found.
-    one
-        The checkpoint.
-    """
-    found, base = [storage_of(path)[1], one.path], one.base
-    while base is not None:
-        found.append(base.path)
-        base = base.base
-    return found
-
-
-def resumptions(config: CheckpointConfig, one: Checkpoint | None) -> dict[str, Resumption]:
-    """Return what jobs begin from, by name, of the checkpoint that they begin from."""
-    if one is None or config.restore is None:
-        return {}
-    manifest, path = one.manifest, _scheme_of(config.restore) + one.path
-    return {
-        manifest.job_name: Resumption(
-            path=path,
-            read_at=(SCHEME if config.via == "coordinator" else "") + path,
-            job=manifest.job,
-            version=manifest.version,
-            data=manifest.data,
-            state=manifest.state,
-            optimizer=config.restore_optimizer,
-            names=config.restore_names,
-            rates=numbers_of(manifest) if config.restore_optimizer else (),
-        )
-    }
-
-
-def numbers_of(manifest: Manifest) -> tuple[float, ...]:
-    """Return the numbers that the chief had set when a checkpoint was made, as they travel; none if unusable."""
-    kept = manifest.run.get("rates", [])
-    usable = isinstance(kept, list) and len(kept) <= 1 + MOST_NUMBERS and are_sets(kept)
-    return tuple(map(float, kept)) if usable else ()

@@ -26,13 +26,14 @@ from zmqps.net.driver import Driver, run_node
 from zmqps.net.identity import check_bind, new_identity, read_job_secret
 from zmqps.net.keyring import load_node_keys
 from zmqps.net.zeromq import ZmqTransport
-from zmqps.nodes.checkpoints import CheckpointConfig, CheckpointStore, cadence, restored, restored_from, resumptions
+from zmqps.nodes.checkpoints import CheckpointConfig, CheckpointStore, cadence
 from zmqps.nodes.endkey import kept, new_end_key, offer_end_key
 from zmqps.nodes.host import available_nbytes
 from zmqps.nodes.journal import IDENTITY, Journal, resumed
 from zmqps.nodes.listening import Place, other_addresses
 from zmqps.nodes.page import check_page, page
 from zmqps.nodes.relay import CHUNK_NBYTES
+from zmqps.nodes.restoring import restored, restored_from, resumptions
 from zmqps.nodes.siblings import Siblings
 from zmqps.sinks.choose import check_texts, open_sinks
 from zmqps.sinks.feed import Feeds
