@@ -93,6 +93,7 @@ def save(
     owner: str = "me",
     now: float = NOW,
     steps: int | None = None,
+    owned_by: Owner | None = None,
     **more: Any,
 ) -> str:
     """Write a checkpoint as a cluster would, and return its path."""
@@ -114,6 +115,7 @@ def save(
         slots=model.slots,
         shards=tuple(shards),
         created_at=now,
+        owner=owned_by,
         **more,
     )
     return one.commit(manifest)

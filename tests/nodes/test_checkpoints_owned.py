@@ -15,10 +15,11 @@ import pytest
 from tests.checkpoint.saved import owner
 from tests.core.machines import placement
 from tests.nodes.test_checkpoints import save, spec, trained
-from tests.nodes.test_checkpoints_chained import JOB, WHERE, Cluster
+from tests.nodes.test_checkpoints_chained import JOB, WHERE, Cluster, Files
 from zmqps.checkpoint import Checkpoint, good_ones, open_checkpoint, owners, storage_of
 from zmqps.checkpoint.owners import ENDED_AFTER_S
 from zmqps.checkpoint.storage import LocalStorage, Storage
+from zmqps.core.server.saves import Saves
 from zmqps.errors import CheckpointCorruptError, CheckpointNotFoundError, CheckpointStorageError
 from zmqps.nodes.checkpoints import CheckpointConfig, CheckpointStore
 from zmqps.nodes.restoring import restored
@@ -207,20 +208,20 @@ def test_a_coordinator_that_comes_back_owns_what_it_made(tmp_path: Path, monkeyp
     assert numbers(clusters.good()) == [4, 5, 6]
 
 
-def test_what_another_cluster_builds_upon_stays(tmp_path: Path) -> None:
-    """It goes on where the first one, which is alive, has been: only explicitly, by --restore."""
-    first = Cluster(JOB, WHERE, 9, keep=2)
+def test_what_another_cluster_builds_upon_stays() -> None:
+    first, second = Cluster(JOB, WHERE, 9, keep=2), Cluster(JOB, WHERE, 1)
+    second.disk, second.saves = first.disk, Saves(Files(first.disk))
+    second.store = CheckpointStore("/ckpt", 1, owner=owner(2), runs={"default": owner(1).run})  # restored from it
+    second.store._storage = second.store.claim._storage = first.disk
     base = first.save()
-    second = CheckpointStore("/ckpt", 1, owner=owner(2), runs={"default": owner(1).run})
-    second._storage = second.claim._storage = first.disk
-    with second.claim:
-        for step in range(3):
-            first.train({step % 3})
-            last = first.save()
-        owned = second.claim.owned("default", good_ones(first.disk, "/ckpt/default"), 0.0)
-        assert base in owned
-        assert last not in owned
-        second._prune("default", last)
+    with second.store.claim:
+        first.train({1})
+        last = first.save()
+        for _ in range(2):
+            second.save()
+        owned = second.store.claim.owned("default", good_ones(first.disk, "/ckpt/default"), 0.0)
+    assert base in owned
+    assert len(list(good_ones(first.disk, "/ckpt/default"))) == 3
     list(open_checkpoint(last, storage=first.disk).verify())
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Self
 from zmqps.checkpoint.manifest import Owner
 from zmqps.checkpoint.publish import entries, entry_of, job_directory
 from zmqps.checkpoint.storage import LocalStorage, Storage, join, naming_the_disk
-from zmqps.errors import CheckpointNotFoundError, CheckpointStorageError
+from zmqps.errors import CheckpointNotFoundError, CheckpointStorageError, listed
 
 if TYPE_CHECKING:
     from zmqps.checkpoint.reader import Checkpoint
@@ -33,6 +33,7 @@ LOCK = ".lock"
 #: Where no lock tells, a cluster that has published nothing for so long is taken to have ended.
 ENDED_AFTER_S = 86400.0
 MAX_NOTE_NBYTES = 4096
+MOST_NAMED = 4
 _ATTEMPTS = 10
 
 log = logging.getLogger("zmqps.coordinator")
@@ -166,13 +167,12 @@ def check_is_of_one(good: Iterable[Checkpoint]) -> None:
         if (by := one.manifest.owner) is None or by.cluster == before:
             continue
         if by.cluster in latest:
-            path = one.path.rpartition("/")[0]
-            mine, *others = (f"{found.path} of {found.manifest.owner}" for found in latest.values())
+            found = [f"{each.path} of {each.manifest.owner}" for each in latest.values()]
             raise CheckpointNotFoundError(
-                path=path,
+                path=one.path.rpartition("/")[0],
                 what="several clusters have written to it in turns, and the latest may be of any",
                 good="",
-                advice=f"name the checkpoint to begin from: {mine}, or {others[-1]}",
+                advice=f"name the checkpoint to begin from: {listed(found, MOST_NAMED)}",
             )
         latest[by.cluster], before = one, by.cluster
 
