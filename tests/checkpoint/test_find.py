@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.checkpoint.saved import Model, job, save
 from zmqps.checkpoint.find import open_checkpoint
 from zmqps.checkpoint.manifest import Manifest
+from zmqps.checkpoint.publish import prune
 from zmqps.checkpoint.storage import LocalStorage
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import Parameter
@@ -139,3 +140,18 @@ JSON = st.recursive(
 def test_whatever_stands_in_a_manifest_is_a_documented_error(data: bytes) -> None:
     with pytest.raises(PSError):
         Manifest.from_bytes("here", data)
+
+
+def test_where_those_that_were_listed_are_removed_the_latest_is_found_all_the_same() -> None:
+    disk = Disk()
+    paths = [save(disk, "/ckpt", MODEL, PLACEMENT, version=version) for version in (1, 2)]
+    size, late = disk.size, []
+
+    def size_late(path: str) -> int:
+        if path.startswith(paths[1]) and not late:
+            late.extend(save(disk, "/ckpt", MODEL, PLACEMENT, version=version) for version in (3, 4))
+            prune(disk, "/ckpt/default", 2, [*paths, *late])
+        return size(path)
+
+    disk.size = size_late  # type: ignore[method-assign]
+    assert open_checkpoint("/ckpt", storage=disk).path == late[1]

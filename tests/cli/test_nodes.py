@@ -114,3 +114,24 @@ def test_figures_are_shown_beyond_this_host_to_those_with_a_token_alone(zmqps, r
     result = zmqps(*NODES[role], "--metrics", "0.0.0.0:0")
     assert result.returncode == exits.USAGE
     assert "--metrics-token" in result.stderr
+
+
+def test_a_coordinator_that_comes_back_from_its_journal_has_its_checkpoints_again_and_others_are_refused(
+    start, zmqps, tmp_path
+) -> None:
+    saving = (*NODES["coordinator"], "--checkpoint", "runs")
+    clusters = set()
+    for _ in range(2):
+        node = start(*saving, "--journal", "journal")
+        node.wait_for("coordinator at ")
+        note = json.loads((tmp_path / "runs" / ".lock").read_text())
+        clusters.add(note["cluster"])
+        assert note["pid"] == node.pid
+        refused = zmqps(*saving, "--journal", "other")
+        assert refused.returncode == exits.FAILED
+        assert f"runs: the cluster {note['cluster'][:8]} (host {note['host']}, pid {node.pid}, " in refused.stderr
+        assert refused.stderr.count("\n") == 1
+        assert [path.name for path in (tmp_path / "other").iterdir()] == ["coordinator.lock"]  # no cluster has begun
+        node.popen.kill()
+        node.popen.wait()
+    assert len(clusters) == 1

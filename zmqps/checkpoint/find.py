@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zmqps.checkpoint import manifest as manifests
-from zmqps.checkpoint.manifest import Manifest, corrupt
+from zmqps.checkpoint.manifest import Manifest, corrupt, removed
 from zmqps.checkpoint.publish import UNFINISHED, Entry, entries, entry_of, job_directory, job_of
 from zmqps.checkpoint.reader import Checkpoint
 from zmqps.checkpoint.remote import storage_of
@@ -14,6 +14,8 @@ from zmqps.errors import CheckpointError, CheckpointForeignError, CheckpointNotF
 
 #: A chain is to be compacted long before; the limit ends a circle.
 MOST_BASES = 100
+#: So often those of a job are listed where they are removed faster than they are looked at.
+_ATTEMPTS = 10
 
 
 def open_checkpoint(path: str, job: str | None = None, *, storage: Storage | None = None) -> Checkpoint:
@@ -84,17 +86,22 @@ def find_job(storage: Storage, path: str, job: str | None) -> str:
 
 def latest(storage: Storage, job_path: str, before: Entry | None = None) -> Checkpoint:
     """Return the latest of a job's checkpoints that looks whole."""
-    skipped = []
-    for entry in reversed(entries(storage, job_path)):
-        if before is not None and entry >= before:
-            continue
-        try:
-            checkpoint = look(storage, entry.path)
-        except CheckpointError as error:
-            skipped.append(error)
+    for _ in range(_ATTEMPTS):
+        skipped = []
+        for entry in reversed(entries(storage, job_path)):
+            if before is not None and entry >= before:
+                continue
+            try:
+                checkpoint = look(storage, entry.path)
+            except CheckpointError as error:
+                if entry not in entries(storage, job_path):
+                    break  # it was removed just now, so there are later ones
+                skipped.append(error)
+            else:
+                checkpoint.skipped = tuple(skipped)
+                return checkpoint
         else:
-            checkpoint.skipped = tuple(skipped)
-            return checkpoint
+            break
     if skipped:
         raise CheckpointNotFoundError(
             path=job_path,
@@ -150,6 +157,8 @@ def _base(
     try:
         base = look(storage, place, depth + 1, seen)
     except CheckpointError as error:
+        if manifests.NAME not in storage.names(path):
+            raise removed(path) from error
         raise corrupt(path, f"it builds upon {place}, which cannot be used: {error.what}") from error
     theirs = base.manifest
     same = theirs.job.parameters == manifest.job.parameters and theirs.slots == manifest.slots

@@ -82,14 +82,12 @@ class Save:
         with naming_the_disk(job_path):
             storage.make_directory(job_path)
             self._number = max((entry.number for entry in entries(storage, job_path)), default=0) + 1
+            self._mark = ""
             if storage.renames:
                 self.directory = join(job_path, f"{UNFINISHED}{self._stem()}-{owner}")
+                storage.make_directory(self.directory)
             else:
-                self.directory = join(job_path, f"ckpt-{self._stem()}")
-            storage.make_directory(self.directory)
-        self._mark = join(self.directory, f"{owner}{MARK}")
-        if not storage.renames:
-            write_file(storage, self._mark, b"")
+                self.directory = self._marked(f"{owner}{MARK}")
 
     @classmethod
     def begin(cls, storage: Storage, directory: str, job: str, version: int, owner: str, now: float) -> Save:
@@ -141,6 +139,22 @@ class Save:
         with naming_the_disk(self.directory, "remove"):
             remove_tree(self._storage, self.directory, manifests.NAME)
 
+    def _marked(self, mark: str) -> str:
+        """Return a new directory with a mark of this save, where nobody else's is.
+
+        Two saves that take one at the same time see each other's mark, and both go on to the next number.
+        """
+        for _ in range(_ATTEMPTS):
+            path = join(self._job_path, f"ckpt-{self._stem()}")
+            self._storage.make_directory(path)
+            self._mark = join(path, mark)
+            write_file(self._storage, self._mark, b"")
+            if self._storage.names(path) == [mark]:
+                return path
+            self._storage.remove(self._mark)
+            self._number += 1
+        raise FileExistsError(f"{path} and others of the same version are there already")
+
     def _rename(self) -> str:
         for _ in range(_ATTEMPTS):
             path = join(self._job_path, f"ckpt-{self._stem()}")
@@ -177,10 +191,12 @@ def clean(storage: Storage, job_path: str, owner: str, now: float, after_s: floa
     return removed
 
 
-def prune(storage: Storage, job_path: str, keep: int, good: Collection[str]) -> list[str]:
+def prune(
+    storage: Storage, job_path: str, keep: int, good: Collection[str], owned: Collection[str] | None = None
+) -> list[str]:
     """Remove all but the latest checkpoints of those that are known to be good; return what was removed.
 
-    What one of the latest builds upon stays.
+    What one that stays builds upon stays as well.
 
     Parameters
     ----------
@@ -190,9 +206,12 @@ def prune(storage: Storage, job_path: str, keep: int, good: Collection[str]) -> 
         How many to keep, at least one.
     good
         Paths of checkpoints that look whole. Others are neither counted nor removed: somebody may want to look.
+    owned
+        Paths of those of them that may be removed; others are not counted either. None: all.
     """
     known = [entry.path for entry in entries(storage, job_path) if entry.path in good]
-    needed = set(known[-max(1, keep) :])
+    ours = [path for path in known if owned is None or path in owned]
+    needed = {*known} - {*ours[: -max(1, keep)]}
     for path in reversed(known):  # a base lies before what builds upon it
         if path in needed and (base := _base_of(storage, path)) is not None:
             needed.add(join(job_path, base))

@@ -160,7 +160,7 @@ def cluster_settings(
         setting("--slice-size", type=Size(), default="4MiB", help="Bytes of parameters that one message carries."),
         setting(
             "--checkpoint", metavar="DIR",
-            help="Where jobs are saved, a directory that all hosts share; by default, nowhere.",
+            help="Where jobs are saved, a directory that all hosts share, of this cluster alone; by default, nowhere.",
         ),
         setting(
             "--checkpoint-every", metavar="5min|500steps",

@@ -94,10 +94,12 @@ class CheckpointMismatchError(CheckpointError):
 
 
 class CheckpointStorageError(CheckpointError, OSError):
-    """The disk is full or read-only, or fails; what was saved before is as it was.
+    """The disk is full or read-only, or fails, or another cluster saves there; what was saved before is as it was.
 
     What to do next
     ---------------
+    - A directory belongs to one cluster at a time. The text names the one that has it: end that, or name another
+      directory, such as one below it.
     - Make room, or the directory writable, for the user of the nodes: `df -h`, `ls -ld`.
     - Training goes on, and the next checkpoint is tried at its time. Older ones are as they were.
     """

@@ -67,7 +67,7 @@ class LocalCluster:
     replicas : int
         Copies of each shard on other servers, up to 2, which take over when one is lost.
     checkpoint : path, optional
-        Where jobs are saved; by default nowhere.
+        Where jobs are saved, of this cluster alone while it lives; by default nowhere.
     checkpoint_every : str
         Save jobs every ``5min``, ``90s``, ``2h`` or ``500steps``; by default when asked (`Worker.checkpoint`), and at
         their end.
