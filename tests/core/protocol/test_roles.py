@@ -70,11 +70,10 @@ def holder(key: str | None) -> KeyHolder | None:
 
 
 def may(name: str, role: str, key: str | None, keyed: bool) -> bool:
-    """Whether the words above allow a message, of which the coordinator takes others."""
-    if keyed and name not in (ANYBODY if key is None else BY_KEY[key]):
-        return False
-    members_only = role == "stranger" and name not in BY_ROLE[role]  # refused for another reason: it has not joined
-    return members_only or name in BY_ROLE[role]
+    """Whether the words above allow a message."""
+    if role == "stranger" and name not in BY_ROLE[role]:
+        return True  # it is refused for another reason: it has not joined
+    return name in BY_ROLE[role] and (not keyed or name in (ANYBODY if key is None else BY_KEY[key]))
 
 
 def test_every_message_that_there_is_has_its_place() -> None:
@@ -126,11 +125,13 @@ def only_refused(actions: list[Action]) -> bool:
     return not told and all(isinstance(action, Send | Log) for action in actions)
 
 
-def cluster(keyed: bool) -> Coordinator:
-    """Return a coordinator with a job, and a member of each role."""
+def cluster(keyed: bool, key: str | None = None) -> Coordinator:
+    """Return a coordinator with a job, and a member of each role with this key."""
     coordinator = Coordinator()
     coordinator.train("s0", "w0")
     coordinator.join("o0")
+    for member in coordinator.machine.membership.members.values():
+        member.holder = holder(key)
     coordinator.machine.identity = replace(coordinator.machine.identity, keyed=keyed)
     return coordinator
 
@@ -141,19 +142,20 @@ SENDERS = {"stranger": "x", "observer": "o0", "worker": "w0", "server": "s0"}
 @pytest.mark.parametrize("keyed", [False, True])
 @pytest.mark.parametrize("name", MESSAGES)
 def test_the_coordinator_decides_so_before_it_does_anything(name: str, keyed: bool) -> None:
-    taken, coordinator = set().union(*BY_ROLE.values()), cluster(keyed)
-    for role, sender in SENDERS.items():
-        for key in KEYS if keyed else (None,):
+    taken = set().union(*BY_ROLE.values())
+    for key in KEYS if keyed else (None,):
+        coordinator = cluster(keyed, key)
+        for role, sender in SENDERS.items():
             event = Received(b"@" + sender.encode(), MESSAGES[name], holder=holder(key))
             actions = coordinator.handle(event)
             allowed = name in taken and may(name, role, key, keyed)
             refused = is_role_s(sent(actions, Error))
             if isinstance(MESSAGES[name], Hello):
-                coordinator = cluster(keyed)
+                coordinator = cluster(keyed, key)
                 continue  # which role a key allows to join in is tested below
             assert refused == (not allowed and name in taken), (name, role, key, sent(actions, Error))
             assert allowed or only_refused(actions), (name, role, key, logged(actions))
-            coordinator = cluster(keyed) if allowed else coordinator  # the next one finds what this one has found
+            coordinator = cluster(keyed, key) if allowed else coordinator  # the next one finds what this one has found
 
 
 @pytest.mark.parametrize("key", ["observer", "worker", "node"])

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.node.member import Identity
 from zmqps.core.protocol.events import Received
 from zmqps.core.protocol.guard import check_join, check_order, check_server
 from zmqps.core.protocol.hello import check_hello, check_job
 from zmqps.core.protocol.messages import Hello
-from zmqps.core.protocol.roles import OPERATOR, KeyHolder, check_role, check_sender
+from zmqps.core.protocol.roles import OPERATOR, STRANGER, KeyHolder, check_role, check_sender
 
 
 def check_admission(identity: Identity, hello: Hello, holder: KeyHolder | None) -> None:
@@ -28,8 +29,8 @@ def check_admission(identity: Identity, hello: Hello, holder: KeyHolder | None) 
         check_job(hello)
 
 
-def check_message(identity: Identity, event: Received, role: str) -> None:
-    """Raise unless a coordinator listens to a message of somebody in this role; before anything is done about it.
+def check_message(identity: Identity, event: Received, member: MemberInfo | None) -> None:
+    """Raise unless a coordinator listens to a message of a member, or of a stranger, before anything is done about it.
 
     With keys the sender of an order has a node's, else it knows the job secret or, on the coordinator's host, the
     end key.
@@ -41,6 +42,7 @@ def check_message(identity: Identity, event: Received, role: str) -> None:
     ProtocolError
         A coordinator takes this from nobody.
     """
-    row = check_sender(event.message, role, event.holder, keyed=identity.keyed)
+    role, holder = (STRANGER, event.holder) if member is None else (member.role, member.holder)
+    row = check_sender(event.message, role, holder, keyed=identity.keyed)
     if OPERATOR in row.coordinator:
         check_order(identity.job_secret, b"" if identity.keyed else identity.end_key, event.message)

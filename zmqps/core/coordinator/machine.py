@@ -93,7 +93,6 @@ from zmqps.core.protocol.messages import (
     WentBack,
     Withdraw,
 )
-from zmqps.core.protocol.roles import STRANGER
 from zmqps.errors import NotJoinedError, PSError, counted
 
 #: Of many members that are overdue so many are lost at a time, and the next ones so much later: messages of the living
@@ -259,7 +258,7 @@ class CoordinatorMachine:
             return self._refuse(event, member, getattr(event.message, "request", 0), error, now)
 
     def _take(self, event: Received, member: MemberInfo | None, message: Message, now: float) -> list[Action]:
-        check_message(self.identity, event, STRANGER if member is None else member.role)
+        check_message(self.identity, event, member)
         if isinstance(message, Hello):
             return join(self, event, message, now)
         if isinstance(message, StatusRequest):

@@ -224,6 +224,8 @@ NOT_TAKEN = (
 )  # fmt: skip
 #: The field by which some messages name whose they are.
 NAMES = {row.message: row.names for row in TABLE if row.names}
+#: What operators send: of these the transport says whose key the connection was opened with.
+ORDERS = frozenset(row.message for row in TABLE if OPERATOR in row.coordinator)
 _TO_COORDINATOR = {(row.message, bool(row.names)): row for row in TABLE if row.coordinator}
 #: Role -> what a server takes from it.
 TO_SERVER = {
@@ -251,8 +253,8 @@ def row_of(message: Message) -> Row | None:
 def check_sender(message: Message, role: str, holder: KeyHolder | None, *, keyed: bool) -> Row:
     """Return the row of the table by which a coordinator listens to a message.
 
-    Whether it knows a `STRANGER` at all that says what members say is left to the caller; so is whether an operator
-    has shown that it is one, where there are no keys.
+    A `STRANGER` that says what only members say has not joined: that is for the caller to tell it. So is whether an
+    operator proves that it is one, where there are no keys.
 
     Parameters
     ----------
@@ -261,7 +263,8 @@ def check_sender(message: Message, role: str, holder: KeyHolder | None, *, keyed
     role
         What its sender has said `Hello` as; `STRANGER`: it has not.
     holder
-        Whose key the connection was opened with.
+        Whose key a member has joined with, or a stranger's connection was opened with, if it may give orders; None:
+        it shows none, or one that is of no account here.
     keyed
         Whether nobody connects without a key.
 
@@ -276,13 +279,15 @@ def check_sender(message: Message, role: str, holder: KeyHolder | None, *, keyed
     if row is None:
         raise ProtocolError(f"the coordinator takes no {type(message).__name__}")
     allowed = row.coordinator
+    if role == STRANGER and allowed.isdisjoint((STRANGER, OPERATOR)):
+        return row
     if keyed and allowed.isdisjoint(ALLOWS.get(holder.role, ()) if holder else (STRANGER,)):
         takes = "; whoever runs the cluster makes one that does: zmqps keys token"
         if OPERATOR in allowed:
             takes = "; that takes a node's: run it with --keys DIR where the cluster's nodes have theirs"
         shown = str(holder) if holder else "a connection without one"
         raise IdentityError(f"this cluster has keys, and {shown} does not allow to {row.does}{takes}")
-    if role not in allowed and role != STRANGER:
+    if role not in allowed and role != STRANGER:  # with a node's key, or by a proof, it is an operator's
         raise _refusal(role, row.does, allowed)
     return row
 
