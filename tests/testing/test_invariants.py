@@ -690,7 +690,6 @@ def test_a_coordinator_that_does_not_look_at_keys(monkeypatch: Patch, broken: st
     [
         ("async-keyed", "strangers ended the job"),
         ("async-saves-keyed", "an observer has planted a checkpoint"),
-        ("sync-saves-keyed", "an observer has planted a checkpoint"),
     ],
 )
 def test_a_coordinator_that_listens_to_every_role(monkeypatch: Patch, scenario: str, text: str) -> None:
