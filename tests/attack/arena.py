@@ -23,6 +23,7 @@ from tests.attack import bound, training
 from tests.attack.nodes import MAX_ARENAS, Held, held_by_all, lines_with, logged_nbytes, most
 from tests.attack.training import CORE, Tally
 from tests.pace import allow, stretch
+from zmqps import keys
 
 #: How it begins what is said of the speed.
 SLOW = ("half the speed", "not recovered")
@@ -155,14 +156,18 @@ class Arena:
         How many workers count; another one is a spare.
     descriptors
         How many the nodes may have open, as by ``ulimit -n``; None: as many as this process.
+    keyed
+        Whether the cluster has keys, and a place for checkpoints; attackers then have an observer's key.
     options
         Of `zmqps.LocalCluster`.
     """
 
     def __init__(
-        self, mode: str, *, begun: bool = True, expected: int = CORE, descriptors: int | None = None, **options: Any
-    ) -> None:
+        self, mode: str, *, begun: bool = True, expected: int = CORE, descriptors: int | None = None,
+        keyed: bool = False, **options: Any,
+    ) -> None:  # fmt: skip
         self.mode = mode
+        self._keyed = keyed
         self._expected = expected
         self._descriptors = descriptors
         self._begun = begun
@@ -181,6 +186,11 @@ class Arena:
         with ExitStack() as stack:
             self.directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="zmqps-attack-")))
             self.tally = Tally(self.directory / "tally")
+            if self._keyed:
+                self._options |= {"keys": self.keys, "checkpoint": self.checkpoints, "checkpoint_at_end": False}
+                keys.create(self.keys)
+                os.environ["ZMQPS_KEYS"] = str(self.keys)  # for the honest
+                stack.callback(os.environ.pop, "ZMQPS_KEYS", None)
             cluster = zmqps.LocalCluster(
                 servers=2,
                 workers=self._expected,
@@ -200,6 +210,16 @@ class Arena:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._stack.close()
+
+    @property
+    def keys(self) -> Path:
+        """Where the keys of its nodes are."""
+        return self.directory / "keys"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where its checkpoints are."""
+        return self.directory / "checkpoints"
 
     # --- honest workers ------------------------------------------------------------------------
 
@@ -306,11 +326,12 @@ class Arena:
         """Let an attacker work meanwhile."""
         insider = [self.tally.incarnation(index).hex() for index in range(CORE)]
         command = [sys.executable, "-m", "tests.attack.attackers", name, self.cluster.address, *insider]
-        log = self.directory / f"{name}.txt"
-        with (
-            log.open("ab") as file,
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, bufsize=0) as process,
-        ):
+        log, environment = self.directory / f"{name}.txt", dict(os.environ)
+        if self._keyed:
+            del environment["ZMQPS_KEYS"]
+            environment["ZMQPS_TOKEN"] = keys.token(self.keys, "observer", self.cluster.address)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": environment}
+        with log.open("ab") as file, subprocess.Popen(command, stderr=file, bufsize=0, **pipes) as process:
             attack = Attack(process, log)
             try:
                 attack.await_start()

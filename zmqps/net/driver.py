@@ -41,22 +41,17 @@ from zmqps.core.protocol.events import (
     Unreachable,
 )
 from zmqps.core.protocol.messages import (
-    Checkpoint,
-    Drain,
     EndJob,
     Error,
-    Examine,
     Examined,
     Farewell,
-    Fetch,
     Heartbeat,
     Hello,
     Message,
     Probed,
-    Scale,
-    Trace,
     Welcome,
 )
+from zmqps.core.protocol.roles import ORDERS
 from zmqps.core.protocol.wire import MAX_DATA_HEADER_NBYTES, decode, encode
 from zmqps.errors import InternalError, PSError, ServerMemoryError, printable
 from zmqps.net import stacks
@@ -77,7 +72,7 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 # looked up by the exact class: for every message, however many kinds there are
 COMPLETED = frozenset((Hello, Welcome, Heartbeat, Error, Probed, Examined))
 #: Of these the machine is told whose key the connection was opened with.
-INTRODUCTIONS = frozenset((Hello, Welcome, EndJob, Farewell, Examine, Checkpoint, Drain, Scale, Trace, Fetch))
+INTRODUCTIONS = frozenset((Hello, Welcome, Farewell)) | ORDERS
 
 
 class Journal(Protocol):

@@ -157,7 +157,7 @@ class Scenario:
         if self.saved:
             return Restored(
                 seed, self.servers, self.workers, self.faults, self.training(), calm_s=self.calm_s, ended=self.ended,
-                replicas=self.replicas, journaled=self.journaled, chained=self.chained,
+                replicas=self.replicas, journaled=self.journaled, chained=self.chained, keyed=self.keyed,
             )  # fmt: skip
         kind = Traced if self.faults.trace else Reported if self.faults.report else Simulation
         return (NumberedSimulation if self.numbered else kind)(

@@ -269,7 +269,7 @@ class Jobs:
         assert set(self.closing) <= set(self.runs)
 
 
-def is_replaceable(run: JobRun, member: MemberInfo, message: Init, workers: int | None) -> bool:
+def is_replaceable(run: JobRun, message: Init, workers: int | None) -> bool:
     """Whether a worker that wants another job than the one that was left alone may begin its own under that name.
 
     Nobody may be there who looks at what was trained, or has begun to train it again. ``workers``: how many the cluster
@@ -282,7 +282,7 @@ def is_replaceable(run: JobRun, member: MemberInfo, message: Init, workers: int 
     """
     ours = run.startup.job
     unwanted = run.occupancy.is_abandoned and not run.anybody_waits()
-    if not unwanted or member.role != "worker" or not message.job or ours is None:
+    if not unwanted or not message.job or ours is None:
         return False
     job = JobSpec.from_wire(message.job)
     job.check_startable(workers if job.workers is None else job.workers)

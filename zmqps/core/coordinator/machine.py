@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from zmqps.core.coordinator import operators
+from zmqps.core.coordinator.admission import check_message
 from zmqps.core.coordinator.checkpoints import HOLD_S, Checkpoints
 from zmqps.core.coordinator.cluster_end import ClusterEnd
 from zmqps.core.coordinator.drains import Drains
@@ -78,6 +79,7 @@ from zmqps.core.protocol.messages import (
     Left,
     Message,
     Note,
+    Probed,
     RatesSet,
     Resumed,
     Retargeted,
@@ -91,7 +93,7 @@ from zmqps.core.protocol.messages import (
     WentBack,
     Withdraw,
 )
-from zmqps.errors import NotJoinedError, ProtocolError, PSError, counted
+from zmqps.errors import NotJoinedError, PSError, counted
 
 #: Of many members that are overdue so many are lost at a time, and the next ones so much later: messages of the living
 #: are taken in between, and save those whose signs of life have come meanwhile.
@@ -256,6 +258,7 @@ class CoordinatorMachine:
             return self._refuse(event, member, getattr(event.message, "request", 0), error, now)
 
     def _take(self, event: Received, member: MemberInfo | None, message: Message, now: float) -> list[Action]:
+        check_message(self.identity, event, member)
         if isinstance(message, Hello):
             return join(self, event, message, now)
         if isinstance(message, StatusRequest):
@@ -344,9 +347,7 @@ class CoordinatorMachine:
     def _from_member(self, member: MemberInfo, message: Message, now: float) -> list[Action]:
         if isinstance(message, REPEATABLE) and message.request in member.answered:
             return self._telling.space([Send(member.peer, member.answered[message.request])], now)  # it was lost
-        take = HANDLERS.get((member.role, type(message)))
-        if take is None:
-            raise ProtocolError(f"the coordinator takes no {type(message).__name__} from {member.title}")
+        take = HANDLERS[type(message)]
         return [*take(self, member, message, now), *self.jobs.discard_given_up(now)]
 
     def _heartbeat(self, member: MemberInfo, message: Heartbeat, now: float) -> list[Action]:
@@ -374,6 +375,9 @@ class CoordinatorMachine:
         return [answer, *(Send(other.peer, run.places.acknowledge(other)) for other in told)]
 
     def _leave(self, member: MemberInfo, message: Leave, now: float) -> list[Action]:
+        return (self._server_leaves if member.role == "server" else self._depart)(member, message, now)
+
+    def _depart(self, member: MemberInfo, message: Leave, now: float) -> list[Action]:
         farewell = Send(member.peer, Left())
         how = message.reason if message.reason in ("finished", "drained") else "closed"
         said = Log("info", f"{member.title} {how}", "left", job=member.job, peer=member.hello.name)
@@ -381,11 +385,11 @@ class CoordinatorMachine:
 
     def _server_leaves(self, member: MemberInfo, message: Leave, now: float) -> list[Action]:
         if self.ending is not None:
-            return self._leave(member, message, now)
+            return self._depart(member, message, now)
         if message.reason == "drained":
             drained, actions = self.drains.left(member, now)
             if drained:
-                return [*actions, *self._leave(member, message, now)]
+                return [*actions, *self._depart(member, message, now)]
         return [Send(member.peer, Left()), *self.partings.lose(member, now, "closed")]  # it takes its shards with it
 
     def _drain_own(self, member: MemberInfo, message: Drain, now: float) -> list[Action]:
@@ -397,7 +401,7 @@ class CoordinatorMachine:
         run, actions = self.runs[member.job], list[Action]()
         if (member.incarnation, message.request) in run.startup.parked and self._telling.too_soon(member, now):
             return []
-        if is_replaceable(run, member, message, self.options.workers):
+        if is_replaceable(run, message, self.options.workers):
             actions = self.jobs.replace(run, member, now)
             run = self.runs[member.job]
         if (waits := self.jobs.park(member, message)) is not None:
@@ -470,31 +474,26 @@ def _of_holder(
 #: Requests whose answer is remembered, so that one that was lost can be said again.
 REPEATABLE = (Init, Enter, Arrive, Take, Checkpoint, SetRates)
 
-#: (role, message) -> what is done. Anything else is a `ProtocolError`.
-HANDLERS: dict[tuple[str, type[Message]], Callable[[CoordinatorMachine, MemberInfo, Any, float], list[Action]]] = {
-    **{(role, Heartbeat): CoordinatorMachine._heartbeat for role in ("server", "worker", "observer")},
-    ("server", Leave): CoordinatorMachine._server_leaves,
-    **{("server", kind): _of_holder(take) for kind, take in OF_HOLDERS.items()},
-    ("server", Drain): CoordinatorMachine._drain_own,
-    ("server", Saved): lambda machine, member, message, now: machine.checkpoints.saved(member, message, now),
-    ("server", FileAsk): lambda machine, member, message, now: machine.files.ask(member, message),
-    ("worker", Holding): CoordinatorMachine._holds,
-    **operators.OF_MEMBERS,
-    **{(role, Leave): CoordinatorMachine._leave for role in ("worker", "observer")},
-    **{(role, Resumed): _of_run(JobRun.resumed) for role in ("worker", "observer")},
-    **{(role, Init): CoordinatorMachine._init for role in ("worker", "observer")},
-    **{(role, Withdraw): _of_run(JobRun.withdraw) for role in ("worker", "observer")},
-    **{
-        (role, Followed): _of_run(
-            lambda run, who, said, now: [*run.replication.followed_cut(who, said), *run.fallback.again(who)]
-        )
-        for role in ("worker", "observer")
-    },
-    **{(role, Retargeted): _of_run(JobRun.followed) for role in ("worker", "observer")},
-    **{(role, WentBack): _of_run(JobRun.went_back) for role in ("worker", "observer")},
-    **{(r, Note): lambda machine, who, said, now: machine.notes.take(who, said, now) for r in ("worker", "observer")},
-    ("worker", Arrive): _of_run(JobRun.arrive),
-    ("worker", SetRates): CoordinatorMachine._set_rates,
-    ("worker", Take): _of_run(JobRun.take),
-    ("worker", Enter): _of_run(JobRun.enter),
+#: What is done at what a member says; which role may say it is in `zmqps.core.protocol.roles`.
+HANDLERS: dict[type[Message], Callable[[CoordinatorMachine, MemberInfo, Any, float], list[Action]]] = {
+    **{kind: _of_holder(take) for kind, take in OF_HOLDERS.items()},
+    Heartbeat: CoordinatorMachine._heartbeat,
+    Leave: CoordinatorMachine._leave,
+    Drain: CoordinatorMachine._drain_own,
+    Saved: lambda machine, member, message, now: machine.checkpoints.saved(member, message, now),
+    FileAsk: lambda machine, member, message, now: machine.files.ask(member, message),
+    Holding: CoordinatorMachine._holds,
+    Checkpoint: operators.save_own,
+    Probed: operators.probed,
+    Resumed: _of_run(JobRun.resumed),
+    Init: CoordinatorMachine._init,
+    Withdraw: _of_run(JobRun.withdraw),
+    Followed: _of_run(lambda run, who, said, now: [*run.replication.followed_cut(who, said), *run.fallback.again(who)]),
+    Retargeted: _of_run(JobRun.followed),
+    WentBack: _of_run(JobRun.went_back),
+    Note: lambda machine, who, said, now: machine.notes.take(who, said, now),
+    Arrive: _of_run(JobRun.arrive),
+    SetRates: CoordinatorMachine._set_rates,
+    Take: _of_run(JobRun.take),
+    Enter: _of_run(JobRun.enter),
 }
