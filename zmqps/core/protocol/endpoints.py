@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from zmqps.errors import ConfigurationError
@@ -12,6 +13,8 @@ MAX_PORTS = 1000
 #: libzmq's own way to say: all IPv4 addresses of this host.
 STAR = "*"
 _TCP = "tcp://"
+#: What a Host header may be: an IPv6 address in brackets, or a name or IPv4 address; then a port, if it has one.
+_AUTHORITY = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([A-Za-z0-9_-][A-Za-z0-9._-]{0,254}))(?::([0-9]{1,5}))?")
 
 
 def split(endpoint: str) -> tuple[str, int]:
@@ -56,19 +59,41 @@ def host_of(endpoint: str) -> str:
         return ""
 
 
+def host_named(authority: str) -> str:
+    """Return the host that a Host header names, without brackets and port; nothing where it names none.
+
+    No more is read into it than stands there: not ``[::1].example.com``, no user, no zone, no second host.
+    """
+    found = _AUTHORITY.fullmatch(authority)
+    if found is None or int(found[3] or 0) > MAX_PORT:
+        return ""
+    if found[1] is not None:
+        return found[1] if isinstance(_address(found[1]), IPv6Address) else ""
+    return found[2]
+
+
+def is_of(origin: str, authority: str) -> bool:
+    """Whether an Origin header, as browsers send it for other sites, names the one that a Host header names."""
+    return origin.lower() in (f"http://{authority}".lower(), f"https://{authority}".lower())
+
+
 def ip_of(host: str) -> IPv4Address | IPv6Address | None:
     """Return a host as an address, one of IPv4 in IPv6's dress without it; None for a name."""
+    found = _address(host)
+    return getattr(found, "ipv4_mapped", None) or found
+
+
+def _address(host: str) -> IPv4Address | IPv6Address | None:
     try:
-        found = ip_address(host)
+        return ip_address(host)
     except ValueError:
         return None
-    return getattr(found, "ipv4_mapped", None) or found
 
 
 def is_loopback(host: str) -> bool:
     """Whether a host is this host by itself: ``127.0.0.0/8``, ``::1``, ``localhost``. Other names are not looked up."""
     found = ip_of(host)
-    name = host.lower().rstrip(".")
+    name = host.lower().removesuffix(".")
     return found.is_loopback if found is not None else name == "localhost" or name.endswith(".localhost")
 
 
