@@ -33,6 +33,7 @@ ROOMS: dict[str, dict[str, str]] = {
     "Ground: errors, checks, optimizers, codecs, rows": {
         "words": "",
         "errors": "words",
+        "files": "errors",
         "checks": "errors",
         "jit": "",
         "codecs": "errors checks jit",
@@ -249,6 +250,7 @@ ON_TOP = {
         "checks",
         "data",
         "extras",
+        "files",
         "initial",
         "jax",
         "jit",

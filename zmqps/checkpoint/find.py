@@ -120,7 +120,7 @@ def look(storage: Storage, path: str, depth: int = 0, seen: dict[str, Checkpoint
             nbytes = storage.size(file)
             if nbytes > manifests.MAX_NBYTES:
                 raise corrupt(path, f"its manifest has {nbytes:,} bytes")
-            data = storage.read(file)
+            data = storage.read(file, 0, manifests.MAX_NBYTES)
         except FileNotFoundError as error:
             unfinished = path.rpartition("/")[2].startswith((UNFINISHED, "ckpt-"))
             raise CheckpointForeignError(

@@ -205,7 +205,7 @@ def prune(storage: Storage, job_path: str, keep: int, good: Collection[str]) -> 
 
 def _base_of(storage: Storage, path: str) -> str | None:
     with naming_the_disk(path, "read"):
-        manifest = Manifest.from_bytes(path, storage.read(join(path, manifests.NAME)))
+        manifest = Manifest.from_bytes(path, storage.read(join(path, manifests.NAME), 0, manifests.MAX_NBYTES))
     return None if manifest.base is None else manifest.base[0]
 
 
