@@ -33,8 +33,8 @@ def endless(path: Path) -> None:
 
 
 def to_fifo(path: Path) -> None:
-    os.mkfifo(path.with_name("hidden"))
-    path.symlink_to("hidden")
+    os.mkfifo(f"{path}.hidden")
+    path.symlink_to(f"{path.name}.hidden")
 
 
 def terminal(path: Path) -> None:
