@@ -43,7 +43,8 @@ def attack(name: str, mode: str, seconds: float, tries: int = 1, *, timed: bool 
     if fault is not None:
         how |= {"attacker": fault.attacker, "fault": fault.begin}
     try:
-        out = try_attack(name, mode, timed=timed, attack=how, descriptors=fault.descriptors if fault else None)
+        options = {"descriptors": fault.descriptors, "more": fault.more} if fault else {}
+        out = try_attack(name, mode, timed=timed, attack=how, **options)
     except Exception as error:  # of the run itself: no invariant can be said to hold
         return Outcome(name, mode, broken=[f"{type(error).__name__}: {error}"[:200]])
     out.tries = tries

@@ -11,14 +11,15 @@ import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
 from tests.attack.arena import Arena
+from tests.attack.doors import odd_files, slow_connections, with_checkpoints, with_doors
 from tests.attack.nodes import SHARED_MEMORY
 
 #: Memory that is left to a server that has none any more.
@@ -98,6 +99,7 @@ class Fault(NamedTuple):
     begin: Callable[[Arena], AbstractContextManager[None]]
     attacker: str
     descriptors: int | None = None
+    more: Callable[[Path], Mapping[str, Any]] = lambda directory: {}  # options of the cluster, in whose directory
 
 
 FAULTS = {
@@ -105,6 +107,8 @@ FAULTS = {
     "no-descriptors": Fault(lambda arena: nullcontext(), "connection-flood", descriptors=64),
     "full-disk": Fault(full_disk, "refusals"),
     "full-shared-memory": Fault(full_shared_memory, "garbage"),
+    "slow-connections": Fault(slow_connections, "garbage", more=with_doors),
+    "odd-files": Fault(odd_files, "garbage", more=with_checkpoints),
 }
 #: Those that need a run that is set apart.
 NEED_ROOM = ("full-disk", "full-shared-memory")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import zmqps
+from tests import test_files
 from tests.checkpoint.saved import Model, job, save
-from tests.test_files import ODD
 from zmqps.checkpoint import clean, export, open_checkpoint, prune
 from zmqps.checkpoint.find import good_ones
 from zmqps.checkpoint.publish import ABANDONED_AFTER_S
@@ -25,6 +25,13 @@ SPEC = job(Parameter("w", (4, 3), "float32"))
 MODEL = Model.random(SPEC)
 PLACEMENT = Placement(KeySpace(SPEC.parameters), ((0, 5, 12),), 16)
 pytestmark = pytest.mark.timeout(60)
+
+
+def loop(path: Path) -> None:
+    path.symlink_to(path.name)
+
+
+ODD = [*test_files.ODD, loop]
 
 
 def saved(directory: Path, version: int) -> Path:

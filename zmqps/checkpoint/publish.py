@@ -166,10 +166,10 @@ def clean(storage: Storage, job_path: str, owner: str, now: float, after_s: floa
     removed = []
     for name in storage.names(job_path):
         path = join(job_path, name)
-        unfinished = _UNFINISHED_NAME.fullmatch(name)
-        if unfinished is None and (entry_of(path) is None or manifests.NAME in storage.names(path)):
-            continue
         with suppress(CheckpointStorageError, RecursionError), naming_the_disk(path, "remove"):  # it hinders nobody
+            unfinished = _UNFINISHED_NAME.fullmatch(name)
+            if unfinished is None and (entry_of(path) is None or manifests.NAME in storage.names(path)):
+                continue
             marks = [name.removesuffix(MARK) for name in storage.names(path) if name.endswith(MARK)]
             owners = [unfinished[1]] if unfinished else marks
             ours = owner.partition("-")[0] in [other.partition("-")[0] for other in owners]

@@ -161,7 +161,9 @@ class LocalStorage:
     def names(self, path: str) -> list[str]:
         try:
             return sorted(os.listdir(path))
-        except (FileNotFoundError, NotADirectoryError):
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):  # the last: a link that leads to itself
+                raise
             return []
 
     def is_directory(self, path: str) -> bool:
