@@ -62,7 +62,7 @@ PASSED = ("ZMQPS_TRANSPORT", "ZMQPS_JOB", "ZMQPS_COMBINE", "ZMQPS_TRACEBACK")
     "--remote-directory", metavar="DIR", help="Where the workers run on the hosts; by default the path of this one."
 )
 @setting(
-    "--sync-code", is_flag=True, help="Copy the script's folder to the hosts first (rsync), without what git ignores."
+    "--sync-code", is_flag=True, help="Copy the script's folder to the hosts first (rsync), without secrets and what git ignores."
 )
 @settings.restart_workers
 @settings.restart_servers
