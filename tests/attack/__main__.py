@@ -42,7 +42,7 @@ def attack(name: str, mode: str, seconds: float, tries: int = 1, *, timed: bool 
     fault, options = FAULTS.get(name), dict[str, Any]()
     if fault is not None:
         how |= {"attacker": fault.attacker, "fault": fault.begin}
-        options = {"descriptors": fault.descriptors, "keyed": fault.keyed}
+        options = {"descriptors": fault.descriptors, "keyed": fault.keyed, "more": fault.more}
     try:
         out = try_attack(name, mode, timed=timed, attack=how, **options)
     except Exception as error:  # of the run itself: no invariant can be said to hold

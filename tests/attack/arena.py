@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -158,13 +159,15 @@ class Arena:
         How many the nodes may have open, as by ``ulimit -n``; None: as many as this process.
     keyed
         Whether the cluster has keys, and a place for checkpoints; attackers then have an observer's key.
+    more
+        Returns what else the cluster is told, given a directory of its own.
     options
         Of `zmqps.LocalCluster`.
     """
 
     def __init__(
         self, mode: str, *, begun: bool = True, expected: int = CORE, descriptors: int | None = None,
-        keyed: bool = False, **options: Any,
+        keyed: bool = False, more: Callable[[Path], Mapping[str, Any]] = lambda directory: {}, **options: Any,
     ) -> None:  # fmt: skip
         self.mode = mode
         self._keyed = keyed
@@ -173,6 +176,9 @@ class Arena:
         self._begun = begun
         times = {"heartbeat_interval": 0.5, "heartbeat_timeout": stretch(HEARTBEAT_TIMEOUT)}
         self._options = {**times, **options}
+        self._more = more
+        self.noticed: list[str] = []  # what was wrong of what a fault has looked at
+        self.counted: Counter[str] = Counter()  # and how much it has done
         self._stack = ExitStack()
         self.trainers: dict[int, Trainer] = {}
         self.past = 0  # pushes that killed workers had acknowledged
@@ -198,7 +204,7 @@ class Arena:
                 slice_nbytes=training.SLICE_NBYTES,
                 timeout=START_TIMEOUT,
                 directory=self.directory / "logs",
-                **self._options,
+                **{**self._options, **self._more(self.directory)},
             )
             with inheriting(self._descriptors):
                 self.cluster = stack.enter_context(cluster)
@@ -462,7 +468,8 @@ def attack_once(
     with arena.attacked(attacker or name) as attack, fault(arena):
         looks = arena.watch(during_s, peaks)
         out.broken += [] if arena.dead else [f"meanwhile {text}" for text in newcomer(arena)]
-    out.during, out.stall_s, out.counts = speed(looks), longest_stall(looks), attack.counts
+    out.during, out.stall_s, out.counts = speed(looks), longest_stall(looks), {**attack.counts, **arena.counted}
+    out.broken += arena.noticed
     looks = arena.watch(1.0, peaks)
     ends_at = time.monotonic() + after_s - 1.0
     while time.monotonic() < ends_at:  # all is as before as soon as it can be seen

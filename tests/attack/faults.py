@@ -13,14 +13,15 @@ import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
 from tests.attack.arena import Arena
+from tests.attack.doors import odd_files, slow_connections, with_checkpoints, with_doors
 from tests.attack.nodes import SHARED_MEMORY
 from zmqps.keys import Keys
 from zmqps.nodes.checkpoints import KEEP
@@ -115,6 +116,7 @@ class Fault(NamedTuple):
     attacker: str
     descriptors: int | None = None
     keyed: bool = False
+    more: Callable[[Path], Mapping[str, Any]] = lambda directory: {}  # options of the cluster, in whose directory
 
 
 FAULTS = {
@@ -123,6 +125,8 @@ FAULTS = {
     "observer-s-key": Fault(kept_checkpoints, "orders", keyed=True),
     "full-disk": Fault(full_disk, "refusals"),
     "full-shared-memory": Fault(full_shared_memory, "garbage"),
+    "slow-connections": Fault(slow_connections, "garbage", more=with_doors),
+    "odd-files": Fault(odd_files, "garbage", more=with_checkpoints),
 }
 #: Those that need a run that is set apart.
 NEED_ROOM = ("full-disk", "full-shared-memory")

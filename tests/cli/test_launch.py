@@ -92,6 +92,35 @@ def large(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
+def test_secrets_are_not_copied_that_options_variables_and_the_configuration_name(
+    tmp_path: Path, capsys, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    named = ("by-flag", "by-variable", "by-table", "identity", "identity2")
+    for name in ("train.py", "plain", *named):
+        (tmp_path / name).write_text("x" * 32)
+    (tmp_path / "zmqps.toml").write_text('[coordinator]\nmetrics-token = "by-table"\n')
+    monkeypatch.setenv("ZMQPS_UP_JOB_SECRET", "by-variable")
+    ssh = "ssh -i identity -oIdentityFile=identity2"
+    command = [
+        "-H",
+        "a,b",
+        "--ssh",
+        ssh,
+        "--job-secret",
+        "by-flag",
+        "--sync-code",
+        "--dry-run",
+        "--",
+        "python",
+        "train.py",
+    ]
+    assert run(["--config", "zmqps.toml", "launch", *command]) == exits.OK
+    said = capsys.readouterr().out
+    assert "not copied, for these are secrets: by-flag, by-table, by-variable, identity, identity2\n" in said
+    assert "copies 3 files" in said  # the script, its neighbour and the configuration
+
+
 SYNC = ("launch", "-H", "a,b", "--sync-code", "--", "python", "train.py")
 
 

@@ -67,12 +67,10 @@ def find_job(storage: Storage, path: str, job: str | None) -> str:
     """
     if entries(storage, path):
         return path
-    jobs = [name for name in storage.names(path) if entries(storage, join(path, name))]
-    if job is not None:
-        found = job_directory(path, job)
-        if found.rpartition("/")[2] in jobs:
-            return found
-    elif len(jobs) == 1:
+    if job is not None and entries(storage, found := job_directory(path, job)):
+        return found
+    jobs = [name for name in storage.names(path) if _may_be_of_a_job(storage, join(path, name))]
+    if job is None and len(jobs) == 1:
         return join(path, jobs[0])
     names = ", ".join(repr(job_of(name)) for name in jobs[:8])
     if not jobs:
@@ -82,6 +80,14 @@ def find_job(storage: Storage, path: str, job: str | None) -> str:
     else:
         what, advice = f"it has no checkpoint of the job {job!r}, only of {names}", "name one of them"
     raise CheckpointNotFoundError(path=path, what=what, good="", advice=advice)
+
+
+def _may_be_of_a_job(storage: Storage, path: str) -> bool:
+    """Whether there are checkpoints in a directory, as far as this process may see."""
+    try:
+        return bool(entries(storage, path))
+    except PermissionError:  # another user's job
+        return False
 
 
 def latest(storage: Storage, job_path: str, before: Entry | None = None) -> Checkpoint:
@@ -127,7 +133,7 @@ def look(storage: Storage, path: str, depth: int = 0, seen: dict[str, Checkpoint
             nbytes = storage.size(file)
             if nbytes > manifests.MAX_NBYTES:
                 raise corrupt(path, f"its manifest has {nbytes:,} bytes")
-            data = storage.read(file)
+            data = storage.read(file, 0, manifests.MAX_NBYTES)
         except FileNotFoundError as error:
             unfinished = path.rpartition("/")[2].startswith((UNFINISHED, "ckpt-"))
             raise CheckpointForeignError(

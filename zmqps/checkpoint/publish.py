@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from contextlib import suppress
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
@@ -16,6 +17,7 @@ from zmqps.checkpoint.checksums import of_bytes
 from zmqps.checkpoint.manifest import Manifest
 from zmqps.checkpoint.storage import Storage, join, naming_the_disk, remove_tree
 from zmqps.checkpoint.writer import write_file
+from zmqps.errors import CheckpointStorageError
 
 #: A save of another cluster that has not touched its files for so long is taken to be dead.
 ABANDONED_AFTER_S = 3600.0
@@ -178,10 +180,10 @@ def clean(storage: Storage, job_path: str, owner: str, now: float, after_s: floa
     removed = []
     for name in storage.names(job_path):
         path = join(job_path, name)
-        unfinished = _UNFINISHED_NAME.fullmatch(name)
-        if unfinished is None and (entry_of(path) is None or manifests.NAME in storage.names(path)):
-            continue
-        with naming_the_disk(path, "remove"):
+        with suppress(CheckpointStorageError, RecursionError), naming_the_disk(path, "remove"):  # it hinders nobody
+            unfinished = _UNFINISHED_NAME.fullmatch(name)
+            if unfinished is None and (entry_of(path) is None or manifests.NAME in storage.names(path)):
+                continue
             marks = [name.removesuffix(MARK) for name in storage.names(path) if name.endswith(MARK)]
             owners = [unfinished[1]] if unfinished else marks
             ours = owner.partition("-")[0] in [other.partition("-")[0] for other in owners]
@@ -196,7 +198,8 @@ def prune(
 ) -> list[str]:
     """Remove all but the latest checkpoints of those that are known to be good; return what was removed.
 
-    What one that stays builds upon stays as well.
+    What one that stays builds upon stays as well. Where one cannot be removed the others are, and then
+    `CheckpointStorageError` is raised.
 
     Parameters
     ----------
@@ -216,15 +219,21 @@ def prune(
         if path in needed and (base := _base_of(storage, path)) is not None:
             needed.add(join(job_path, base))
     removed = [path for path in reversed(known) if path not in needed]  # what builds upon others before these
+    failed = None
     for path in removed:
-        with naming_the_disk(path, "remove"):
-            remove_tree(storage, path, manifests.NAME)
+        try:
+            with naming_the_disk(path, "remove"):
+                remove_tree(storage, path, manifests.NAME)
+        except CheckpointStorageError as error:  # one that cannot be removed keeps no others
+            failed = failed or error
+    if failed is not None:
+        raise failed
     return removed
 
 
 def _base_of(storage: Storage, path: str) -> str | None:
     with naming_the_disk(path, "read"):
-        manifest = Manifest.from_bytes(path, storage.read(join(path, manifests.NAME)))
+        manifest = Manifest.from_bytes(path, storage.read(join(path, manifests.NAME), 0, manifests.MAX_NBYTES))
     return None if manifest.base is None else manifest.base[0]
 
 

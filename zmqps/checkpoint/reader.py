@@ -247,7 +247,7 @@ class Checkpoint:
         facts = self.manifest.shards[index]
         path = join(self.path, facts[-1].name)
         with reading(self.storage, path):
-            data = self.storage.read(path)
+            data = self.storage.read(path, 0, facts[-1].nbytes)
         if checksums.of_bytes(data) != facts[-1].xxh3_128:
             raise corrupt(path, "it is not what was written")
         try:

@@ -214,6 +214,8 @@ class Fleet:
 
     def _say_what_is_copied(self, code: Code) -> None:
         self._log.say("info", f"copying {code.describe(self._config.num_copies)}")
+        if code.secrets:
+            self._log.say("warning", code.without())
         if code.is_much:
             self._log.say(
                 "warning", f"that is much for code: most of it is {code.largest()}; have git ignore what the hosts do "

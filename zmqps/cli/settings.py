@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
-from zmqps.errors import ConfigurationError
+from zmqps.errors import ConfigurationError, UnsafeFileError
+from zmqps.files import TEXT_NBYTES, read_file
 from zmqps.launch.restarts import DRAIN_TIMEOUT_S, RESTARTS
 from zmqps.logs.lines import LEVELS
 
@@ -335,8 +336,10 @@ def read_config(path: Path, group: click.Group) -> dict[str, Any]:
         The file cannot be read, or contains a key that no command knows.
     """
     try:
-        text = path.read_text("utf-8")
+        text = read_file(path, TEXT_NBYTES).decode()
         entries = tomllib.loads(text)
+    except UnsafeFileError:
+        raise
     except (OSError, ValueError, RecursionError) as error:
         if isinstance(error, tomllib.TOMLDecodeError) and _collides(text):
             raise ConfigurationError(

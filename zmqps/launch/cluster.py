@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar
 from zmqps import checks
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.errors import ClosedError, ConfigurationError, ForkedError, counted
+from zmqps.files import make_directory
 from zmqps.gpu.pinning import spread, visible_gpus
 from zmqps.keys import find_keys
 from zmqps.launch.config import ClusterConfig
@@ -271,7 +272,7 @@ class LocalCluster:
             self._removal = weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
             self._stack.callback(self._removal)
         else:
-            self._directory.mkdir(parents=True, exist_ok=True)
+            make_directory(self._directory)
         self._state = "running"
         if launched := launched_for():
             self._joined, index = launched

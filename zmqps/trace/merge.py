@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from zmqps.errors import ConfigurationError
+from zmqps.files import Opener, make_directory, open_to_replace, read_file
 
 #: The way of a message: phase it ends with where it was sent, phase in which it is handled.
 WAYS = (("wire there", "send", "serve"), ("wire back", "reply", "land"))
+#: Longer files are no traces: a process writes at most a million spans, of some hundred bytes each.
+MAX_NBYTES = 4 << 30
 #: For this phase the receiver's whole delivery counts, from before the message was decoded.
 DELIVERY = "receive"
 
@@ -85,7 +88,7 @@ class Trace:
     epoch_us: float = 0.0
 
 
-def read(directory: Path, opener: Callable[[str, int], int] | None = None) -> Trace:
+def read(directory: Path, opener: Opener | None = None) -> Trace:
     """Return what the processes that recorded into a directory have written.
 
     Clocks of several hosts are fitted by the messages between them: of each request and its answer, the
@@ -97,7 +100,7 @@ def read(directory: Path, opener: Callable[[str, int], int] | None = None) -> Tr
     directory
         Where the files are.
     opener
-        Opens one, by its path and the flags of `os.open`; by default whatever it is.
+        Opens one, by its path and the flags of `os.open`; by default any plain file.
 
     Raises
     ------
@@ -130,11 +133,10 @@ def wires_of(processes: Sequence[Process]) -> list[Span]:
     ]
 
 
-def _read(path: Path, opener: Callable[[str, int], int] | None) -> Process:
+def _read(path: Path, opener: Opener | None) -> Process:
     process = Process()
     waits: dict[int, dict[str, Any]] = {}
-    with open(path, opener=opener) as file:
-        text = file.read()
+    text = read_file(path, MAX_NBYTES, opener).decode(errors="replace")
     for line in text.splitlines():
         try:
             event = json.loads(line.removesuffix(","))
@@ -230,9 +232,7 @@ class Flow:
     stops: list[tuple[Process, Span, float]]
 
 
-def write(
-    path: Path, trace: Trace, opener: Callable[[str, int], int] | None = None, flows: Sequence[Flow] = ()
-) -> None:
+def write(path: Path, trace: Trace, opener: Opener | None = None, flows: Sequence[Flow] = ()) -> None:
     """Write one file for chrome://tracing or Perfetto; arrows lead from a message's sending to its delivery.
 
     Parameters
@@ -242,7 +242,7 @@ def write(
     trace
         What to write.
     opener
-        Opens it, by its path and the flags of `os.open`; by default whatever it is.
+        Opens it, by its path and the flags of `os.open`; by default any plain file.
     flows
         More arrows: the way of pushes, say.
     """
@@ -270,14 +270,14 @@ def write(
         events.append(
             {**arrow, "ph": "f", "bp": "e", "ts": came.begin_us, "pid": places[id(receiver)], "tid": came.thread}
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w", opener=opener) as file:
+    make_directory(path.parent)
+    with open(path, "w", opener=opener or open_to_replace) as file:
         clocks = {boot: [clock.shift_us, clock.error_us] for boot, clock in trace.clocks.items()}
         more = {"clocks": clocks, "notes": trace.notes, "epoch_us": trace.epoch_us}
         file.write(json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": more}) + "\n")
 
 
-def load(path: Path, opener: Callable[[str, int], int] | None = None) -> Trace:
+def load(path: Path, opener: Opener | None = None) -> Trace:
     """Return the trace that `write` has written into a file.
 
     Raises
@@ -287,9 +287,9 @@ def load(path: Path, opener: Callable[[str, int], int] | None = None) -> Trace:
     """
     processes: dict[int, Process] = {}
     waits: dict[int, dict[str, Any]] = {}
+    data = read_file(path, MAX_NBYTES, opener)
     try:
-        with open(path, opener=opener) as file:
-            whole = json.load(file)
+        whole = json.loads(data)
         for event in whole["traceEvents"]:
             process = processes.setdefault(event["pid"], Process())
             facts = event.get("args") or {}
