@@ -250,6 +250,7 @@ OPENS_ITSELF = {
     "zmqps/page/document.py": "a file of the package, wherever that is installed",
     "zmqps/extras.py": "what is installed, by importlib.metadata",
     "zmqps/cli/up.py": "a pipe that it has made",
+    "zmqps/checkpoint/owners.py": "a lock, which it opens as a plain file only, and reads up to a bound",
 }
 #: Methods that open what they are called on, and functions that open what they are given.
 OPENING = {"read_text", "write_text", "write_bytes"}
