@@ -358,6 +358,7 @@ class Checkpoint:
             )
             raise UnknownParameterError(name=name if number is None else slot_entry(str(slot), name), hint=has)
         parameter = self.keyspace.parameters[number]
+        assert self._pieces is not None  # all of it is there, before the memory is taken
         found = np.empty(parameter.size, parameter.storage_dtype.newbyteorder("<"))
         self.read_range(name, 0, found, slot)
         return found.reshape(parameter.shape)
