@@ -281,7 +281,7 @@ class Checkpoint:
                 slots={name: Slots.from_plain(plain) for name, plain in record.get("table_slots", {}).items()},
                 rows=self._rows_of(record, facts),
             )
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
             raise corrupt(path, f"it does not belong to this manifest ({error})") from error
 
     def _completed(self, index: int, versions: list[Any], steps: list[Any]) -> tuple[list[int], list[list[int]]]:
@@ -358,7 +358,6 @@ class Checkpoint:
             )
             raise UnknownParameterError(name=name if number is None else slot_entry(str(slot), name), hint=has)
         parameter = self.keyspace.parameters[number]
-        assert self._pieces is not None  # all of it is there, before the memory is taken
         found = np.empty(parameter.size, parameter.storage_dtype.newbyteorder("<"))
         self.read_range(name, 0, found, slot)
         return found.reshape(parameter.shape)
