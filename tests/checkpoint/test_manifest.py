@@ -24,7 +24,7 @@ PLAIN = st.recursive(
 
 
 def fact(number: int) -> FileFact:
-    return FileFact(f"file-{number}", number, f"{number:032x}")
+    return FileFact(f"file-{number}", (1 << 30) + number, f"{number:032x}")
 
 
 @given(st.data(), st.dictionaries(st.text(max_size=5), PLAIN, max_size=4), st.lists(PLAIN, max_size=3))

@@ -14,6 +14,8 @@ import pytest
 from tests.pace import allow, stretch
 from tests.ports import reserved_port
 from zmqps.core.protocol import exits
+from zmqps.core.protocol.events import Record
+from zmqps.nodes.journal import FILE, Journal
 
 pytestmark = pytest.mark.processes
 
@@ -50,6 +52,17 @@ def test_a_busy_port_is_named_with_its_owner(zmqps, role, busy_port) -> None:
     assert f"port {busy_port} is in use by" in result.stderr
     assert f"(pid {os.getpid()})" in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_a_coordinator_with_a_damaged_journal_begins_no_other_cluster(zmqps, tmp_path) -> None:
+    with Journal(tmp_path / "j") as journal:
+        journal.write([Record("identity", 1)])
+    os.truncate(tmp_path / "j" / FILE, 5000)
+    result = zmqps("coordinator", "--address", ANYWHERE, "--journal", tmp_path / "j")
+    assert result.returncode == exits.USAGE
+    assert "it is damaged" in result.stderr
+    assert "put a good copy in its place" in result.stderr
+    assert (tmp_path / "j" / FILE).stat().st_size == 5000
 
 
 def test_binding_beyond_this_host_is_refused(zmqps) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 from zmqps.checkpoint import manifest as manifests
@@ -16,6 +17,8 @@ from zmqps.errors import CheckpointError, CheckpointForeignError, CheckpointNotF
 MOST_BASES = 100
 #: So often those of a job are listed where they are removed faster than they are looked at.
 _ATTEMPTS = 10
+
+log = logging.getLogger("zmqps.checkpoint")
 
 
 def open_checkpoint(path: str, job: str | None = None, *, storage: Storage | None = None) -> Checkpoint:
@@ -49,7 +52,10 @@ def open_checkpoint(path: str, job: str | None = None, *, storage: Storage | Non
             )
         if is_checkpoint(storage, path):
             return _named(storage, path)
-        return latest(storage, find_job(storage, path, job))
+        found = latest(storage, find_job(storage, path, job))
+    for error in found.skipped:
+        log.warning("a later checkpoint than %s is passed over: %s", found.path, error)
+    return found
 
 
 def is_checkpoint(storage: Storage, path: str) -> bool:

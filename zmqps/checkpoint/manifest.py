@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from zmqps.checkpoint.checksums import of_bytes
 from zmqps.checkpoint.storage import Storage, naming_the_disk
 from zmqps.core.job.keyspace import KeySpace, Placement
-from zmqps.core.job.spec import JobSpec
+from zmqps.core.job.spec import MAX_COUNT, JobSpec
 from zmqps.errors import (
     CheckpointCorruptError,
     CheckpointForeignError,
@@ -35,6 +35,8 @@ FORMAT = 1
 MAX_NBYTES = 512 << 20
 MAX_HOST_CHARS = 255
 CONSISTENT, PER_SLICE = "consistent", "per slice"
+#: The last second that can be told as a date.
+MAX_SECONDS = 253_402_300_799
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
@@ -238,6 +240,7 @@ class Manifest:
             job = JobSpec.from_wire(body["job"])
             placement = Placement.from_wire(KeySpace.of(job), body["placement"])
             shards = tuple(tuple(map(FileFact.from_wire, shard)) for shard in body["shards"])
+            _check_sizes(body, job, shards)
             if len(shards) != placement.num_shards or not all(shards):
                 raise ValueError(f"it has {len(shards)} shards and should have {placement.num_shards}")
             if body["base"] is not None:
@@ -247,7 +250,7 @@ class Manifest:
             if not all(isinstance(slot, str) for slot in body["slots"]):
                 raise ValueError("it has no usable slots")
             owner = None if body["owner"] is None else Owner.from_plain(body["owner"])
-        except (ValueError, TypeError, RecursionError, PSError) as error:
+        except (ValueError, TypeError, ArithmeticError, RecursionError, PSError) as error:
             raise corrupt(path, f"the manifest cannot be used: {error}") from error
         return cls(
             job_name=body["job_name"],
@@ -265,6 +268,17 @@ class Manifest:
             owner=owner,
             zmqps=body["zmqps"],
         )
+
+
+def _check_sizes(body: Mapping[str, Any], job: JobSpec, shards: tuple[tuple[FileFact, ...], ...]) -> None:
+    """Raise `ValueError` where numbers cannot be true, before anything is as large or as long as they say."""
+    for name, most in {"created_at": MAX_SECONDS, "version": MAX_COUNT}.items():
+        if not 0 <= body[name] <= most:
+            raise ValueError(f"it has no usable {name}")
+    values = sum(parameter.size * parameter.storage_dtype.itemsize for parameter in job.parameters)
+    files = sum(fact.nbytes for shard in shards for fact in shard)
+    if body["base"] is None and values > files:
+        raise ValueError(f"its parameters have {values:,} bytes, and its files {files:,}")
 
 
 def corrupt(path: str, what: str) -> CheckpointCorruptError:

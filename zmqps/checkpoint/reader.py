@@ -275,7 +275,7 @@ class Checkpoint:
                 slots={name: Slots.from_plain(plain) for name, plain in record.get("table_slots", {}).items()},
                 rows=self._rows_of(record, facts),
             )
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
             raise corrupt(path, f"it does not belong to this manifest ({error})") from error
 
     def _completed(self, index: int, versions: list[Any], steps: list[Any]) -> tuple[list[int], list[list[int]]]:

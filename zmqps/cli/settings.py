@@ -114,7 +114,7 @@ class Size(click.ParamType):  # type: ignore[type-arg]  # generic only in newer 
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return the number of bytes."""
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", str(value).strip().lower())
+        match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]*)", str(value).strip().lower())
         if match is None or match[2] not in UNITS:
             self.fail(f"{value!r} is not a size; write 1048576, 512KiB or 1MiB", param, ctx)
         return int(float(match[1]) * UNITS[match[2]])

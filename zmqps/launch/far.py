@@ -95,8 +95,11 @@ def parts(path: Path) -> Iterator[str]:
 
 
 def unpack(text: str) -> bytes:
-    """Return the content that `pack` or `parts` has made a text of."""
-    return base64.b64decode(text, validate=True)
+    """Return the content that `pack` or `parts` has made a text of; raise `ConfigurationError` for any other text."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        raise ConfigurationError(f"{text!r:.80} is no content of a file") from None
 
 
 def check_name(name: object) -> str:
