@@ -264,7 +264,7 @@ def orders(target: Target, until: Until, counts: Counter[str]) -> None:
         Arrive(8, 0, (1,)),
         Enter(9, "mine"),
         Take(10, "data", 1 << 20, 1, 1, (), ()),
-        SetRates(11, 0, (1.0, 5.0)),
+        SetRates(11, 0, ()),
     ]
     while until.pause(0.02):
         for joins in (True, False):
