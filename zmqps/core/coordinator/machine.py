@@ -222,8 +222,7 @@ class CoordinatorMachine:
             return []
         ended: list[Action] = []
         if self.cluster_end.asked is not None:
-            ended = self.scales.stop(now)
-            self.drains.stop()
+            ended = [*self.scales.stop(now), *self.drains.stop(now)]
         moved = [*ended, *self.scales.look(now), *self.drains.look(now), *self.checkpoints.look(now)]
         return [*moved, *self.jobs.discard_given_up(now)]
 
