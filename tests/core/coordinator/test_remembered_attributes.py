@@ -19,7 +19,7 @@ KEPT = {
     "Fleet": "_by_rank _claims wanted most",
     "Claims": "_last",
     "Erasures": "_awaited _moved",
-    "ClusterEnd": "ending",
+    "ClusterEnd": "ending unsaved",
     "Jobs": "runs next_epoch begun",
     "EndedJobs": "by_name",
     "JobRun": "name lost_shard",
@@ -120,7 +120,8 @@ NOT_KEPT = {
     "Barriers": "by_name _members _awaited _of _pause _resume",
     "Spares": "_members _kept",
     "Checkpoints": (
-        "_runs _members _store _cadence _hold_s _chains _waiting _making numbers _last _soon _done _failures _answers"
+        "_runs _members _store _cadence _hold_s _chains _waiting _making numbers _last _soon _done _failures _answers "
+        "on_unsaved"
     ),
 }
 
