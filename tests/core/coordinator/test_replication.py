@@ -368,6 +368,20 @@ def test_a_shard_that_has_all_its_backups_is_not_degraded_by_one_more_that_canno
     cluster.machine.validate()
 
 
+def test_a_copy_too_many_that_was_kept_while_a_server_was_silent_goes_when_that_is_heard_again() -> None:
+    cluster = Cluster()
+    cluster.join("s3")
+    spread(cluster, 0, "s3")
+    assert len(backups(cluster, 0)) == 2
+    cluster.now = 5.0
+    said = [cluster.take(name, Heartbeat({})) for name in ("s1", "s2", "s3")]
+    assert not [sent(actions, Discard) for actions in said if sent(actions, Discard)], "s0 may be lost"
+    gone = cluster.take("s0", Heartbeat({}))
+    assert len(sent(gone, Discard)) == 1
+    assert len(backups(cluster, 0)) == 1
+    assert sent(cluster.take("s0", Heartbeat({})), Discard) == []
+
+
 def test_since_when_a_shard_is_degraded_is_not_that_of_an_earlier_loss() -> None:
     cluster = Cluster()
     cluster.join("s3")

@@ -362,7 +362,7 @@ class CoordinatorMachine:
         run = self.runs.get(member.job)
         self.watching.heartbeat(member, message.counters, run, now)
         ack = run.places.acknowledge(member) if run else HeartbeatAck(0)
-        return [Send(member.peer, ack), *self.checkpoints.look(now)]
+        return [Send(member.peer, ack), *self.checkpoints.look(now), *self.scales.tidy(now)]
 
     def _set_rates(self, member: MemberInfo, message: SetRates, now: float) -> list[Action]:
         """Take numbers of the optimizer from the chief of a job, and from nobody else."""

@@ -352,6 +352,12 @@ class Replication:
                     spare -= 1
         return found
 
+    @property
+    def has_spare(self) -> bool:
+        """Whether there are more copies than there should be, and none of them moves."""
+        startup = self._startup
+        return len(startup.copies) > startup.num_shards * (1 + self.replicas) and not self.handovers
+
     def _recut_changed(self) -> None:
         self._changed("recut")
         self._changed("copies")
