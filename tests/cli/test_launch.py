@@ -17,6 +17,7 @@ import pytest
 
 import zmqps
 from tests import hosts
+from tests.cli.test_run import UNSAVED
 from tests.leaks import assert_gone
 from tests.pace import allow
 from zmqps import keys
@@ -185,6 +186,12 @@ def test_a_cluster_ends_with_its_workers_and_its_logs_are_here(ssh, zmqps, tmp_p
     assert len(logs) == 1
     assert "1 of tcp://" in logs[0]
     assert not (tmp_path / ".zmqps").exists(), "the keys are gone, too"
+
+
+@pytest.mark.processes
+def test_that_what_was_trained_could_not_be_saved_is_an_exit_code_of_its_own(ssh, zmqps) -> None:
+    result = zmqps(*ssh, "-H", "127.0.0.11:1", "--checkpoint", "ckpt", "--", sys.executable, "-c", UNSAVED)
+    assert result.returncode == exits.NOT_SAVED, result.stdout + result.stderr
 
 
 @pytest.mark.processes

@@ -84,6 +84,11 @@ class Fleet:
         PSError
             What kept the cluster from starting; nothing is left behind.
         """
+        code = await self._run()
+        coordinators = [process.code.result() for process in self._processes if process.role == "coordinator"]
+        return exits.of_cluster(code, *coordinators)
+
+    async def _run(self) -> int:
         task = asyncio.current_task()
         assert task is not None
         config = self._config

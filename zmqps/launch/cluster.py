@@ -16,6 +16,7 @@ from typing import Any, Self, TypeVar
 
 from zmqps import checks
 from zmqps.core.coordinator.options import CoordinatorOptions
+from zmqps.core.protocol import exits
 from zmqps.errors import ClosedError, ConfigurationError, ForkedError, counted
 from zmqps.files import make_directory
 from zmqps.gpu.pinning import spread, visible_gpus
@@ -292,7 +293,8 @@ class LocalCluster:
     def stop(self) -> None:
         """End all processes and wait for it; connected workers get `ShutdownError`.
 
-        That takes a few seconds at most, and where jobs are saved (``checkpoint``) as long as that does.
+        That takes a few seconds at most, and where jobs are saved (``checkpoint``) as long as that does. An error
+        is logged, with the coordinator's last words, where a job could not be saved.
 
         Raises
         ------
@@ -306,6 +308,8 @@ class LocalCluster:
             self._state = "stopped"
             try:
                 run_blocking(self._nodes.stop())
+                if (code := self._nodes.coordinator.popen.returncode) == exits.NOT_SAVED:
+                    log.error("%s", self._nodes.coordinator.failure(code))
             finally:
                 self._nodes.close()
                 self._stack.close()

@@ -284,6 +284,7 @@ def _scenarios() -> Mapping[str, Scenario]:
         for kind, faults in saving.items():
             found[f"{mode}-{kind}"] = Scenario(faults=faults, training=training, saved=True)
         found |= {f"{n}-ended": replace(found[n], ended=True) for n in (f"{mode}-saves", f"{mode}-saves-crashes")}
+        found[f"{mode}-saves-drains-ended"] = replace(found[f"{mode}-saves-ended"], faults=DRAINS["drains"], servers=3)
     # nobody gives up and tries again what an old primary has turned away: it has to come by itself
     drained = {
         "async": lambda: AsyncTraining(steps=10, parameters=4, size=48, lives=12, compute_s=1.0, timeout=200.0),
@@ -312,10 +313,9 @@ def _scenarios() -> Mapping[str, Scenario]:
             faults=SCALES["scales"], training=training, workers=workers, journaled=True, calm_s=LATE_CALM_S
         )
         if mode != "jobs":
-            found[f"{mode}-scales-returned-replicas"] = Scenario(
-                faults=SCALES["scales-lost"], training=training, servers=3, replicas=1, journaled=True,
-                calm_s=LATE_CALM_S,
-            )  # fmt: skip
+            found[f"{mode}-scales-returned-replicas"] = replace(
+                found[f"{mode}-scales-returned"], faults=SCALES["scales-lost"], servers=3, replicas=1
+            )
             found[f"{mode}-scales-saves"] = Scenario(
                 faults=replace(saving["saves"], scale=1.0), training=training, saved=True
             )

@@ -9,7 +9,7 @@ before stays.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import count
 from typing import Any
@@ -76,6 +76,7 @@ class Checkpoints:
         self._cadence = cadence
         self._hold_s = min(HOLD_S, heartbeat_timeout)
         self._chains = Chains(cadence.full_every)
+        self.on_unsaved: Callable[[str], None] = lambda job: None  # called when a job ends without its last one
         self._waiting = Wishes()
         self._making: Making | None = None
         self.numbers = count(1)
@@ -301,12 +302,17 @@ class Checkpoints:
             return [Log("warning", text, job=making.run.name), *self._again(now)]
         self._failures[making.run.name] = why
         said = Log("error", str(error), "checkpoint failed", job=making.run.name, error=error.number)
-        said = unsaved(making.run.name, why) if making.wish.is_last else said
+        said = self._unsaved(making.run.name, why) if making.wish.is_last else said
         return [said, *self._drop(making), *self._tell(making.wish, error), *self._next(now)]
 
     def _unbegun(self, wish: Wish, why: str) -> list[Action]:
         """Give up what has not begun: there is nothing to save any more, or it has waited too long."""
-        return [unsaved(wish.job, why)] if wish.is_last else self._tell(wish, _ended(wish.job))
+        return [self._unsaved(wish.job, why)] if wish.is_last else self._tell(wish, _ended(wish.job))
+
+    def _unsaved(self, job: str, why: str) -> Log:
+        """A job ends without its last checkpoint."""
+        self.on_unsaved(job)
+        return unsaved(job, why)
 
     def _drop(self, making: Making) -> list[Action]:
         """Let nobody do anything more for a checkpoint, and leave nothing of it."""

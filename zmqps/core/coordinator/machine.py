@@ -161,6 +161,7 @@ class CoordinatorMachine:
         self.jobs.on_end = self.checkpoints.ended
         if options.checkpoint_at_end:
             self.jobs.save_last, self.jobs.is_saving_last = self.checkpoints.last, self.checkpoints.saves_last
+        self.checkpoints.on_unsaved = self.cluster_end.note_unsaved
         self.cluster_end.save, self.cluster_end.is_saving = self.jobs.save_all, lambda: self.jobs.is_saving
         self.drains = Drains(self.servers, self.runs, self.erasures, self.checkpoints, self.changes.of("drains"))
         self.scales = Scales(
@@ -224,8 +225,7 @@ class CoordinatorMachine:
             return []
         ended: list[Action] = []
         if self.cluster_end.asked is not None:
-            ended = self.scales.stop(now)
-            self.drains.stop()
+            ended = [*self.scales.stop(now), *self.drains.stop(now)]
         moved = [*ended, *self.scales.look(now), *self.drains.look(now), *self.checkpoints.look(now)]
         return [*moved, *self.jobs.discard_given_up(now)]
 
@@ -363,7 +363,7 @@ class CoordinatorMachine:
         run = self.runs.get(member.job)
         self.watching.heartbeat(member, message.counters, run, now)
         ack = run.places.acknowledge(member) if run else HeartbeatAck(0)
-        return [Send(member.peer, ack), *self.checkpoints.look(now)]
+        return [Send(member.peer, ack), *self.checkpoints.look(now), *self.scales.tidy(now)]
 
     def _set_rates(self, member: MemberInfo, message: SetRates, now: float) -> list[Action]:
         """Take numbers of the optimizer from the chief of a job, and from nobody else."""
