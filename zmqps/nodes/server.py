@@ -382,11 +382,11 @@ async def _serve(config: ServerConfig, source: Source, log: logging.Logger, pare
 
     def build(job: JobSpec, placement: Placement, index: int, room: Room) -> Shard:
         nonlocal largest_header
-        segments = sum(len(slice_.segments) for slice_ in placement.slices[index])
-        largest_header = max(largest_header, data_header_nbytes(len(placement.slices[index]), segments))
         pace = Rests(REST).paced if room.gently else iter
         host = HostMemory(transport.arenas.empty, watched_coding(), freed.add, pace)
         shard = make_shard(config, job, placement, index, room, host, streams, identity.name, more)
+        segments = sum(len(state.slice.segments) for state in shard.slices)
+        largest_header = max(largest_header, data_header_nbytes(len(shard.slices), segments))
         DOORS.shard(shard)
         return shard
 
