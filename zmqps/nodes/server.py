@@ -406,7 +406,8 @@ async def _serve(config: ServerConfig, source: Source, log: logging.Logger, pare
     driver.data_header_nbytes = lambda: largest_header
     machine.member.tracing.recorder = Switch(driver, identity, known=machine.clients.incarnation)
     relay.submit = partial(_submit, asyncio.get_running_loop(), driver)
-    driver.more = lambda: {"free_nbytes": available_nbytes()}
+    most = {} if streams is not None else {"memory_nbytes": config.memory_nbytes or total_nbytes()}
+    driver.more = lambda: {"free_nbytes": available_nbytes(), **most}
     source.measure = lambda: measured(machine, driver.facts())
     try:
         return await run_node(driver, endpoint, parent_fd, config.handover_timeout)

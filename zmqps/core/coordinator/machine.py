@@ -357,6 +357,7 @@ class CoordinatorMachine:
         pushes = message.counters.get("pushes")
         if type(pushes) is int:  # it is not said over a connection that is new
             member.num_pushes = pushes
+        member.memory_nbytes = memory if type(memory := message.counters.get("memory_nbytes")) is int else 0
         doing = message.counters.get("doing", member.doing)
         member.doing = doing[:MAX_COUNTER_NAME_CHARS] if type(doing) is str else ""
         run = self.runs.get(member.job)
@@ -415,9 +416,8 @@ class CoordinatorMachine:
         self, event: Received | Undecodable, member: MemberInfo | None, request: int, error: PSError, now: float
     ) -> list[Action]:
         self.counts["refused"] += 1
-        peer = event.peer
-        who = member.title if member else self.membership.title_of_gone(peer) or f"peer {alias(peer)}"
-        told = Send(peer, Error.of(request, error))
+        who = member.title if member else self.membership.title_of_gone(event.peer) or f"peer {alias(event.peer)}"
+        told = Send(event.peer, Error.of(request, error))
         return [*self._news.refusal(who, error, event, member, now), told]
 
     # --- what others may look at ---------------------------------------------------------------

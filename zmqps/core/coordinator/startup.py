@@ -17,7 +17,7 @@ from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, attached
 from zmqps.core.protocol.events import Action, Log, Send
 from zmqps.core.protocol.messages import Assign, Init, Job
-from zmqps.errors import LimitError, PSError, counted
+from zmqps.errors import JobMemoryError, LimitError, PSError, counted
 
 #: What to do where a worker's job is another one than that which has its name.
 OTHER_JOB = (
@@ -188,10 +188,15 @@ class Startup:
         """Place the job as soon as all servers have joined."""
         if self.job is None or self.placement is not None or len(servers) < self.num_servers:
             return []
-        self.placement = Placement.balance(KeySpace.of(self.job), self.num_servers, self._slice_nbytes)
+        keyspace, chosen = KeySpace.of(self.job), servers[: self.num_servers]
+        try:
+            check_memory(self.name, keyspace, chosen, min(1 + self._replicas, len(chosen)))
+            self.placement = Placement.balance(keyspace, self.num_servers, self._slice_nbytes)
+        except PSError as error:
+            return self.fail(error)
         self._rows = self.placement.rows()
         self._wire, self._cuts = self.job.to_wire(), self.placement.to_wire()
-        self.epoch = self.copies.place(servers[: self.num_servers], self._replicas)
+        self.epoch = self.copies.place(chosen, self._replicas)
         self._changed("spec")
         self._changed("copies")
         nbytes = self.placement.keyspace.nbytes
@@ -469,3 +474,20 @@ class Startup:
             "placement": self._rows,
             "ready": self.ready,
         }
+
+
+def check_memory(name: str, keyspace: KeySpace, servers: Sequence[MemberInfo], copies: int) -> None:
+    """Raise `JobMemoryError` where the values alone are more than all servers have, free or not, as far as that is known.
+
+    What is free, and what the optimizer needs beside the values, each server knows best, and is asked.
+    """
+    known = [server.memory_nbytes for server in servers]
+    needed = copies * keyspace.nbytes
+    if all(known) and needed > sum(known):
+        largest = max(keyspace.parameters, key=lambda p: p.size * p.storage_dtype.itemsize)
+        held = f", {copies} copies of each" if copies > 1 else ""
+        what = f"the values of job {name!r}{held} (the largest is {largest.name[:80]!r}, {largest.describe()})"
+        raise JobMemoryError(
+            server=f"the cluster's {counted(len(servers), 'server')}", what=what, needed_nbytes=needed,
+            free_nbytes=sum(known),
+        )  # fmt: skip
