@@ -17,6 +17,7 @@ from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.job.spec import MAX_NAME_CHARS, MAX_NBYTES, MAX_PARAMETERS, JobSpec, Parameter
 from zmqps.core.job.tables import MAX_TABLE_NAME_CHARS, MAX_TABLES, TableSpec
 from zmqps.core.protocol.events import Action, Peer, Received, Returned, Run, Send, Undecodable
+from zmqps.core.protocol.large import decode_small
 from zmqps.core.protocol.messages import (
     Arrive,
     Checkpoint,
@@ -31,7 +32,6 @@ from zmqps.core.protocol.messages import (
     Heartbeat,
     Holding,
     Init,
-    Job,
     Leave,
     Message,
     Note,
@@ -58,7 +58,6 @@ from zmqps.core.protocol.wire import (
     MAX_LIST_HEADER_NBYTES,
     MAX_SHORT_HEADER_NBYTES,
     SCHEMAS,
-    decode,
     encode,
 )
 from zmqps.errors import PSError
@@ -105,7 +104,9 @@ class Cluster:
         while work:
             run = work.pop()
             value = _outcome(run)  # aside, in another thread
-            took, more = self._timed(lambda run=run, value=value: self.machine.handle(Returned(run.tag, value), self.now))  # type: ignore[misc]
+            took, more = self._timed(
+                lambda run=run, value=value: self.machine.handle(Returned(run.tag, value), self.now)
+            )  # type: ignore[misc]
             longest = max(longest, took)
             work += more
         while (due := self.machine.next_deadline()) is not None and due <= self.now:
@@ -115,7 +116,7 @@ class Cluster:
 
     def _event(self, peer: Peer, frames: Frames) -> Received | Undecodable:
         try:
-            return Received(peer, decode(frames))
+            return Received(peer, decode_small(frames))
         except PSError as error:
             return Undecodable(peer, error)
 
@@ -206,12 +207,15 @@ def inits() -> Iterator[Frames]:
     yield init(tables=tables(MAX_TABLES))
     yield init(tables=tables(MAX_TABLES + 1), parameters=[])
     yield init(parameters=parameters(MAX_PARAMETERS // 2), tables=tables(MAX_TABLES))
-    for field in ("optimizer", "treatment", "parameters", "tables", "push_codec", "nonfinite", "staleness", "workers"):
-        for value in plain(room(Init)):
-            yield init(**{field: value})
-            if field in ("optimizer", "treatment"):
+    for nbytes in (MAX_SHORT_HEADER_NBYTES - BESIDE_NBYTES, room(Init)):
+        yield init(parameters=parameters(nbytes // 30, 6))
+        for value in plain(nbytes):
+            for field in ("optimizer", "treatment"):
                 yield init(**{field: {"name": "sgd", "x": value}})
-    yield wide(room(Init))
+        for field in ("parameters", "tables", "push_codec", "staleness"):
+            yield init(**{field: [[f"{i:06x}", [], "float32"] for i in range(nbytes // 18)]})
+            yield init(**{field: "x" * nbytes})
+        yield wide(nbytes)
     yield init(workers=LARGEST, staleness=LARGEST, retain=LARGEST)
 
 
@@ -225,17 +229,19 @@ def jobs_of_others() -> Iterator[Frames]:
 
 def heartbeats() -> Iterator[Frames]:
     """Yield counters of every form."""
-    for value in plain(MAX_LIST_HEADER_NBYTES - BESIDE_NBYTES):
-        for name in ("x", "jobs", "unreached", "doing", "step_seconds", "staleness", "pushes"):
-            yield raw(Heartbeat, {"rss_nbytes": 1, name: value})
-        yield raw(Heartbeat, value)
-        yield raw(Heartbeat, {"jobs": {"1": value}})
+    for nbytes in (MAX_SHORT_HEADER_NBYTES - BESIDE_NBYTES, MAX_LIST_HEADER_NBYTES - BESIDE_NBYTES):
+        for value in plain(nbytes):
+            for name in ("x", "jobs", "unreached", "doing", "step_seconds", "staleness", "pushes"):
+                yield raw(Heartbeat, {"rss_nbytes": 1, name: value})
+            yield raw(Heartbeat, value)
+            yield raw(Heartbeat, {"jobs": {"1": value}})
 
 
 def checkpoints() -> Iterator[Frames]:
     """Yield requests to save whatever state."""
-    for number, value in enumerate(plain(MAX_LIST_HEADER_NBYTES - BESIDE_NBYTES)):
-        yield raw(Checkpoint, 10 + number, "", 0, {"x": value}, b"", b"")
+    for nbytes in (MAX_SHORT_HEADER_NBYTES - BESIDE_NBYTES, MAX_LIST_HEADER_NBYTES - BESIDE_NBYTES):
+        for number, value in enumerate(plain(nbytes)):
+            yield raw(Checkpoint, nbytes + number, "", 0, {"x": value}, b"", b"")
 
 
 def takes() -> Iterator[Frames]:
@@ -337,7 +343,8 @@ def longest(name: str) -> tuple[float, int]:
         cluster = Cluster()
         for number, frames in enumerate(case()):
             cluster.now += 2.0
-            if cluster.machine.membership.find(b"@" + who.encode()) is None:
+            has_begun = who == "attacker" and cluster.machine.runs["mine"].startup.job is not None
+            if has_begun or cluster.machine.membership.find(b"@" + who.encode()) is None:
                 cluster = Cluster()
             took = cluster.take(b"@" + who.encode(), frames)
             best[number] = min(took, best.get(number, took))

@@ -17,6 +17,7 @@ from zmqps.core.coordinator.measured import measured
 from zmqps.core.coordinator.notes import Logged
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol.endpoints import join, split
+from zmqps.core.protocol.large import decode_small
 from zmqps.errors import ConfigurationError, counted, listed
 from zmqps.metrics.endpoint import Source, answering
 from zmqps.metrics.place import MetricsPlace
@@ -176,6 +177,7 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
             state = None if journal is None else {key: data for key, data in known.items() if key != IDENTITY}
             machine = CoordinatorMachine(identity, _options(config), _store(config), begins_from, state)
             driver = Driver(*watch(machine, transport, identity), log, journal=journal)
+            driver.decode = decode_small
             driver.notify = lambda event: _feed(feeds, event)
             driver.more = lambda: {"free_nbytes": available_nbytes()}
             source.measure = lambda: measured(machine, driver.facts(), loop.time())

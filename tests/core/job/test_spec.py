@@ -246,7 +246,9 @@ def test_no_job_says_what_to_call() -> None:
 def test_the_values_of_all_parameters_together_are_bounded_and_the_error_names_the_largest() -> None:
     half = MAX_NBYTES // 8
     parameters = (Parameter("w", (half, 1), "float32"), Parameter("b", (half + 1,), "bfloat16"))
-    with pytest.raises(ConfigurationError, match=r"the largest, 'b' of shape \[8796093022209\], takes 35,184,372,088,836"):
+    with pytest.raises(
+        ConfigurationError, match=r"the largest, 'b' of shape \[8796093022209\], takes 35,184,372,088,836"
+    ):
         JobSpec(parameters=parameters, optimizer=OPTIMIZER)
 
 

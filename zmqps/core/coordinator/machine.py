@@ -16,16 +16,18 @@ from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.files import Files, Serving
 from zmqps.core.coordinator.fleet import Fleet
 from zmqps.core.coordinator.holders import OF_HOLDERS, Holders
-from zmqps.core.coordinator.jobs import Jobs, is_replaceable
+from zmqps.core.coordinator.jobs import Jobs
 from zmqps.core.coordinator.joining import join
 from zmqps.core.coordinator.journal import Changes, Plain
 from zmqps.core.coordinator.making import Cadence
 from zmqps.core.coordinator.membership import SILENT_BEATS, MemberInfo, Membership
 from zmqps.core.coordinator.news import News
 from zmqps.core.coordinator.notes import Notes
+from zmqps.core.coordinator.openings import Opening, Openings
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.partings import Partings
 from zmqps.core.coordinator.probes import Probes
+from zmqps.core.coordinator.rates import set_rates
 from zmqps.core.coordinator.reach import unreached
 from zmqps.core.coordinator.remembered import dump, restore
 from zmqps.core.coordinator.resumption import Resumption
@@ -41,7 +43,7 @@ from zmqps.core.coordinator.status import (
     waiting,
 )
 from zmqps.core.coordinator.store import Store
-from zmqps.core.coordinator.telling import Telling
+from zmqps.core.coordinator.telling import Telling, init
 from zmqps.core.coordinator.traces import Traces
 from zmqps.core.coordinator.watching import Watching
 from zmqps.core.node.member import REMINDER_INTERVAL_S, Identity
@@ -59,6 +61,7 @@ from zmqps.core.protocol.events import (
     Unreachable,
 )
 from zmqps.core.protocol.keys import alias
+from zmqps.core.protocol.large import Large
 from zmqps.core.protocol.messages import (
     Arrive,
     Back,
@@ -78,7 +81,6 @@ from zmqps.core.protocol.messages import (
     Left,
     Message,
     Note,
-    RatesSet,
     Resumed,
     Retargeted,
     Saved,
@@ -169,6 +171,7 @@ class CoordinatorMachine:
             self.membership, self.jobs, self.erasures, self.cluster_end, self.checkpoints, self.drains,
             once=options.once,
         )  # fmt: skip
+        self.openings = Openings(self.runs, self.membership)
         self.probes = Probes(self.membership.members)
         self.traces = Traces(identity, self.membership.members, self.runs)
         self._reminder_due = 0.0
@@ -177,8 +180,8 @@ class CoordinatorMachine:
         self.watching = Watching()
         self.notes.history = self.watching.history
         self._news = News()
-        self._telling = Telling(self.membership.find)
-        self.holders = Holders(self.jobs, self.erasures, self.checkpoints, self._telling)
+        self.telling = Telling(self.membership.find)
+        self.holders = Holders(self.jobs, self.erasures, self.checkpoints, self.telling)
 
     @property
     def title(self) -> str:
@@ -239,6 +242,8 @@ class CoordinatorMachine:
             return self.cluster_end.begin(Exit(exits.OK, event.reason), now)
         if isinstance(event, Returned) and isinstance(event.tag, Serving):
             return self.files.returned(event.tag, event.value)
+        if isinstance(event, Returned) and isinstance(event.tag, Opening):
+            return self._opened(event.tag, event.value, now)
         if isinstance(event, Returned):
             return self.checkpoints.returned(event.tag, event.value, now)
         member = self.membership.find(event.peer)
@@ -250,12 +255,28 @@ class CoordinatorMachine:
             return [*lost, *self.jobs.discard_given_up(now)]
         if not isinstance(event, Received):
             return []  # who is disconnected may come back; whether a member is lost is for its heartbeats to say
+        return self._receive(event, member, now)
+
+    def _receive(self, event: Received, member: MemberInfo | None, now: float) -> list[Action]:
         try:
             return self._news.of_event(self._take(event, member, event.message, now), event, member, now)
         except PSError as error:
             return self._refuse(event, member, getattr(event.message, "request", 0), error, now)
 
+    def _opened(self, opening: Opening, message: Message | PSError, now: float) -> list[Action]:
+        """A large message is read: take it, from whoever has its connection now."""
+        event, member, actions = opening.event, self.membership.find(opening.event.peer), self.openings.next()
+        if isinstance(message, PSError):
+            return [*actions, *self._refuse(event, member, opening.large.request, message, now)]
+        if (again := self.openings.again(opening, message, member)) is not None:
+            return [*actions, *again]
+        return [*actions, *self._receive(replace(event, message=message), member, now)]
+
     def _take(self, event: Received, member: MemberInfo | None, message: Message, now: float) -> list[Action]:
+        if isinstance(message, Large):
+            if (opening := self.openings.take(event, message, member, now)) is not None:
+                return opening
+            message = message.opened()
         if isinstance(message, Hello):
             return join(self, event, message, now)
         if isinstance(message, StatusRequest):
@@ -282,7 +303,7 @@ class CoordinatorMachine:
     def next_deadline(self) -> float | None:
         """Return when something is due."""
         overdue = self.membership.next_deadline()
-        parts = (self.erasures, self._telling, self.cluster_end, self.checkpoints, self.drains, self.scales)
+        parts = (self.erasures, self.telling, self.cluster_end, self.checkpoints, self.drains, self.scales)
         dues = [self._reminder_due, self.probes.next_deadline(), self.traces.next_deadline()]
         dues += [part.next_deadline() for part in parts]
         dues += [run.next_deadline() for run in self.runs.values()]
@@ -303,7 +324,7 @@ class CoordinatorMachine:
             actions += self._news.of_job(run.on_deadline(now), run.name, now)
             actions += self.jobs.end_if_over(run, now)
         actions += [*self.jobs.discard_given_up(now), *self.checkpoints.on_deadline(now)]
-        actions += [*self.erasures.on_deadline(now), *self._telling.on_deadline(now), *self.probes.on_deadline(now)]
+        actions += [*self.erasures.on_deadline(now), *self.telling.on_deadline(now), *self.probes.on_deadline(now)]
         if now >= self._reminder_due:
             self._reminder_due = now + REMINDER_INTERVAL_S
             waits = self._waiting() if self.ending is None else []
@@ -321,11 +342,12 @@ class CoordinatorMachine:
         """Assert the invariants."""
         self.membership.validate()
         self.erasures.validate()
-        self._telling.validate()
+        self.telling.validate()
         self.jobs.validate()
         self.checkpoints.validate()
         self.drains.validate()
         self.scales.validate()
+        self.openings.validate()
         self.probes.validate()
         self.traces.validate()
         self.watching.validate()
@@ -343,7 +365,7 @@ class CoordinatorMachine:
 
     def _from_member(self, member: MemberInfo, message: Message, now: float) -> list[Action]:
         if isinstance(message, REPEATABLE) and message.request in member.answered:
-            return self._telling.space([Send(member.peer, member.answered[message.request])], now)  # it was lost
+            return self.telling.space([Send(member.peer, member.answered[message.request])], now)  # it was lost
         take = HANDLERS.get((member.role, type(message)))
         if take is None:
             raise ProtocolError(f"the coordinator takes no {type(message).__name__} from {member.title}")
@@ -365,15 +387,6 @@ class CoordinatorMachine:
         ack = run.places.acknowledge(member) if run else HeartbeatAck(0)
         return [Send(member.peer, ack), *self.checkpoints.look(now)]
 
-    def _set_rates(self, member: MemberInfo, message: SetRates, now: float) -> list[Action]:
-        """Take numbers of the optimizer from the chief of a job, and from nobody else."""
-        run, told = self.runs[member.job], list[MemberInfo]()
-        if run.places.find_chief() is member and message.terms[1:] != run.rates.latest:
-            run.rates.set(message.step, run.steps.clock, message.terms[1:])
-            told = [other for other in run.members.values() if other is not member]
-        answer = member.answer(message.request, RatesSet(message.request, run.rates.terms))
-        return [answer, *(Send(other.peer, run.places.acknowledge(other)) for other in told)]
-
     def _leave(self, member: MemberInfo, message: Leave, now: float) -> list[Action]:
         farewell = Send(member.peer, Left())
         how = message.reason if message.reason in ("finished", "drained") else "closed"
@@ -393,17 +406,6 @@ class CoordinatorMachine:
         if self.cluster_end.asked is not None:
             return []  # it stays until what it has is saved, and is told then
         return self.drains.ask_own(member, message, now)
-
-    def _init(self, member: MemberInfo, message: Init, now: float) -> list[Action]:
-        run, actions = self.runs[member.job], list[Action]()
-        if (member.incarnation, message.request) in run.startup.parked and self._telling.too_soon(member, now):
-            return []
-        if is_replaceable(run, member, message, self.options.workers):
-            actions = self.jobs.replace(run, member, now)
-            run = self.runs[member.job]
-        if (waits := self.jobs.park(member, message)) is not None:
-            return [*actions, waits]
-        return self._telling.space([*actions, *run.init(member, message, now)], now)
 
     def _holds(self, member: MemberInfo, message: Holding, now: float) -> list[Action]:
         if self.runs[member.job].replication.recuts.holds(member, message.number, now):
@@ -482,7 +484,7 @@ HANDLERS: dict[tuple[str, type[Message]], Callable[[CoordinatorMachine, MemberIn
     **operators.OF_MEMBERS,
     **{(role, Leave): CoordinatorMachine._leave for role in ("worker", "observer")},
     **{(role, Resumed): _of_run(JobRun.resumed) for role in ("worker", "observer")},
-    **{(role, Init): CoordinatorMachine._init for role in ("worker", "observer")},
+    **{(role, Init): init for role in ("worker", "observer")},
     **{(role, Withdraw): _of_run(JobRun.withdraw) for role in ("worker", "observer")},
     **{
         (role, Followed): _of_run(
@@ -494,7 +496,7 @@ HANDLERS: dict[tuple[str, type[Message]], Callable[[CoordinatorMachine, MemberIn
     **{(role, WentBack): _of_run(JobRun.went_back) for role in ("worker", "observer")},
     **{(r, Note): lambda machine, who, said, now: machine.notes.take(who, said, now) for r in ("worker", "observer")},
     ("worker", Arrive): _of_run(JobRun.arrive),
-    ("worker", SetRates): CoordinatorMachine._set_rates,
+    ("worker", SetRates): _of_run(set_rates),
     ("worker", Take): _of_run(JobRun.take),
     ("worker", Enter): _of_run(JobRun.enter),
 }

@@ -36,8 +36,8 @@ SPLIT_NBYTES = 64 << 10
 CUT_SHARE = 1 / 128
 #: Of the values of sparse tables.
 ROW_DTYPE: np.dtype[Any] = np.dtype("<f4")
-#: Of all shards together: as many as `zmqps.core.job.spec.MAX_NBYTES` of the usual size. Servers, workers and checkpoints
-#: keep something of each slice.
+#: Of all shards together: as many as `zmqps.core.job.spec.MAX_NBYTES` of the usual size. Servers, workers and
+#: checkpoints keep something of each slice.
 MAX_SLICES = 1 << 24
 #: Cuts inside a row fall on cache lines, so that arenas copy and vectorise aligned.
 CUT_ALIGNMENT_NBYTES = 64
@@ -69,14 +69,14 @@ class Table:
         return self.size * self.itemsize
 
     @cached_property
-    def _num_filled(self) -> tuple[int, ...]:
+    def num_filled(self) -> tuple[int, ...]:
         """How many of the parameters before each have elements."""
         return tuple(accumulate((start < stop for start, stop in pairwise(self.offsets)), initial=0))
 
     def within(self, start: int, stop: int) -> tuple[int, int, int]:
-        """Return how many parameters have elements in ``[start, stop)``, which is not empty; the first, and the last."""
+        """Return how many parameters have elements in ``[start, stop)``, which has some; the first, and the last."""
         first, end = bisect_right(self.offsets, start) - 1, bisect_left(self.offsets, stop)
-        num = self._num_filled[end] - self._num_filled[first]
+        num = self.num_filled[end] - self.num_filled[first]
         return num, self.parameters[first], self.parameters[end - 1]
 
 
@@ -137,6 +137,16 @@ class KeySpace:
         """Return that of a job."""
         return cls(job.parameters, job.tables)
 
+    def prepared(self) -> KeySpace:
+        """Return this one, with all that is computed from each parameter."""
+        _ = self.largest, [table.num_filled for table in self.dense]
+        return self
+
+    @cached_property
+    def largest(self) -> Parameter:
+        """The parameter of most bytes."""
+        return max(self.parameters, key=lambda p: p.size * p.storage_dtype.itemsize)
+
     @property
     def dense(self) -> tuple[Table, ...]:
         """The tables of parameters."""
@@ -188,10 +198,12 @@ class Placement:
         """
         if num_shards < 1:
             raise ValueError(f"a placement needs at least one shard, not {num_shards}")
-        cuts = tuple(
+        dense = [
             (0, *(_cut(keyspace, table, i, num_shards) for i in range(1, num_shards)), table.size)
-            for table in keyspace.tables
-        )
+            for table in keyspace.dense
+        ]
+        sparse = tuple(shard * NUM_BUCKETS // num_shards for shard in range(num_shards + 1))
+        cuts = (*dense, *[sparse] * len(keyspace.sparse))
         placement = cls(keyspace, cuts, slice_nbytes)
         placement.check_slices()
         return placement
@@ -213,7 +225,9 @@ class Placement:
 
     def num_slices(self, shard: int) -> int:
         """Return how many slices of either kind a shard has."""
-        return self.num_dense_slices(shard) + sum(start < stop for _, start, stop in self._stretches(shard, sparse=True))
+        return self.num_dense_slices(shard) + sum(
+            start < stop for _, start, stop in self._stretches(shard, sparse=True)
+        )
 
     def num_dense_slices(self, shard: int) -> int:
         """Return how many slices of parameters a shard has, without making any."""
@@ -223,7 +237,9 @@ class Placement:
     def largest_slice(self, shard: int) -> int:
         """Return the bytes of the largest slice of parameters of a shard."""
         stretches = self._stretches(shard)
-        return max([min(stop - start, self._step(table)) * table.itemsize for table, start, stop in stretches], default=0)
+        return max(
+            [min(stop - start, self._step(table)) * table.itemsize for table, start, stop in stretches], default=0
+        )
 
     def check_slices(self) -> None:
         """Raise `LimitError` where there are more slices than anybody makes."""
@@ -334,8 +350,6 @@ def _kind(parameter: Parameter) -> tuple[np.dtype[Any], bool]:
 def _cut(keyspace: KeySpace, table: Table, shard: int, num_shards: int) -> int:
     """Return where a table is cut before a shard: near its share of the bytes, and in no awkward place."""
     ideal = shard * table.size // num_shards
-    if table.rows is not None:
-        return ideal
     i = bisect_right(table.offsets, ideal) - 1
     if i >= len(table.parameters):
         return table.size

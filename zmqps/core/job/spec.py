@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from zmqps.codecs import parse_auto
 from zmqps.core.job.tables import MAX_TABLES, TableSpec
 from zmqps.core.protocol.encoding import check_codec, check_push_codec
 from zmqps.core.treatments import make_treatment
-from zmqps.errors import ConfigurationError, DtypeError, JobError, JobMismatchError, ProtocolError, counted
+from zmqps.errors import ConfigurationError, DtypeError, JobError, JobMismatchError, ProtocolError, counted, is_short
 
 #: dtype of a parameter -> dtype its values are kept, updated and sent in. Half precision loses the
 #: small updates training lives on, so the server keeps its master copy in float32.
@@ -25,11 +25,13 @@ BUFFER_DTYPES = STORAGE_DTYPES | {
 }
 _STORAGE = {name: np.dtype(storage) for name, storage in BUFFER_DTYPES.items()}
 MAX_PARAMETERS = 200_000
-#: Of all values together, as servers keep them: a thousand times the memory of a large host, and still few enough slices.
+#: Of all values together, as servers keep them: as much as a thousand small hosts have.
 MAX_NBYTES = 1 << 46
 MAX_ELEMENTS = (1 << 48) - 1
 #: Of workers, gradients and clocks; a message carries no larger ones.
 MAX_COUNT = (1 << 63) - 1
+#: Of an option that differs an error shows so many parts and characters.
+MAX_SHOWN = 4000
 #: Names stand in errors, logs and the status; real ones have tens of characters.
 MAX_NAME_CHARS = 512
 NONFINITE_POLICIES = ("reject", "allow")
@@ -124,6 +126,7 @@ class JobSpec:
     deterministic: bool = False
     workers: int | None = None
     tables: tuple[TableSpec, ...] = ()
+    nbytes: int = field(init=False, compare=False, default=0)  # of all values
 
     def __post_init__(self) -> None:
         if all(parameter.buffer for parameter in self.parameters) and not self.tables:
@@ -179,13 +182,15 @@ class JobSpec:
     def _check_nbytes(self) -> None:
         """Raise `ConfigurationError` where the values of all parameters are more than a cluster holds."""
         sizes = [p.size * p.storage_dtype.itemsize for p in self.parameters]
-        if (total := sum(sizes)) > MAX_NBYTES:
+        total = sum(sizes)
+        object.__setattr__(self, "nbytes", total)
+        if total > MAX_NBYTES:
             number, largest = max(enumerate(sizes), key=lambda pair: pair[1])
             parameter = self.parameters[number]
             raise ConfigurationError(
                 f"the job's {counted(len(sizes), 'parameter')} take {total:,} bytes, of at most {MAX_NBYTES:,}; the "
-                f"largest, {parameter.name[:80]!r} of shape {list(parameter.shape)}, takes {largest:,}: check its shape, "
-                "or keep rows of it in a sparse table (zmqps.table)"
+                f"largest, {parameter.name[:80]!r} of shape {list(parameter.shape)}, takes {largest:,}: check its "
+                "shape, or keep rows of it in a sparse table (zmqps.table)"
             )
 
     def _check_tables(self) -> None:
@@ -354,8 +359,8 @@ class JobSpec:
             if getattr(self, what) != getattr(ours, what):
                 raise JobMismatchError(
                     what=what,
-                    ours=repr(getattr(ours, what)),
-                    theirs=repr(getattr(self, what)),
+                    ours=shown(getattr(ours, what)),
+                    theirs=shown(getattr(self, what)),
                     owner=owner,
                     advice=advice,
                 )
@@ -396,6 +401,12 @@ def _described(table: Mapping[str, Any] | None, fields: list[str]) -> str:
     if table is None:
         return "no such table"
     return ", ".join(f"{name} {table[name]!r}" for name in fields) or f"a table with rows of {table['dim']}"
+
+
+def shown(value: Any) -> str:
+    """Return an option for an error, which may name thousands of groups."""
+    plain = dict(value) if isinstance(value, Mapping) else value
+    return repr(plain) if is_short(plain, MAX_SHOWN) else "one that is too long to be shown"
 
 
 def attached(job: JobSpec | None) -> JobSpec:
