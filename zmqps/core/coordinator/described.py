@@ -46,16 +46,17 @@ class Described(dict[str, Any]):
         What it says.
     rival, problem
         What it was compared with, and how it differs; None: it does not.
-    raw
+    packed, raw
         The same, packed: it is packed once, however many are told.
     """
 
-    __slots__ = ("job", "keyspace", "problem", "raw", "rival")
+    __slots__ = ("job", "keyspace", "packed", "problem", "raw", "rival")
     job: JobSpec
     keyspace: KeySpace
     rival: Rival
     problem: PSError | None
     raw: msgspec.Raw
+    packed: bytes
 
     @classmethod
     def of(cls, wire: Mapping[str, Any], rival: Rival, owner: str, name: str) -> Described:
@@ -63,7 +64,8 @@ class Described(dict[str, Any]):
         found = cls(wire)
         found.job = JobSpec.from_wire(wire)
         found.keyspace = KeySpace.of(found.job).prepared()
-        found.raw = msgspec.Raw(pack(dict(wire)))
+        found.packed = pack(dict(wire))
+        found.raw = msgspec.Raw(found.packed)
         found.rival, found.problem = rival, None
         try:
             check_same(rival, found.job, owner, name)
@@ -91,6 +93,8 @@ def check_same(rival: Rival, job: JobSpec, owner: str, name: str) -> None:
 
 def difference(rival: Rival, wire: Mapping[str, Any], owner: str, name: str) -> PSError | None:
     """Return how a job that somebody describes differs from the one that there is; None: it does not."""
+    if isinstance(wire, Described) and wire.job is rival:
+        return None
     if isinstance(wire, Described) and wire.rival is rival:
         return wire.problem
     try:
@@ -130,7 +134,7 @@ def place(
             server=f"the cluster's {counted(len(servers), 'server')}", what=what, needed_nbytes=needed,
             free_nbytes=sum(known),
         )  # fmt: skip
-    described = memoryview(wire.raw).nbytes if isinstance(wire, Described) else 0
+    described = len(wire.packed) if isinstance(wire, Described) else 0
     cuts = CUT_NBYTES * len(keyspace.tables) * (len(servers) + 1)
     told = described + cuts + copies * SERVER_NBYTES * len(servers) + TOLD_NBYTES
     if told > MAX_HEADER_NBYTES:

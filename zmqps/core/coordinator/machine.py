@@ -15,6 +15,7 @@ from zmqps.core.coordinator.ended import EndedJobs
 from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.files import Files, Serving
 from zmqps.core.coordinator.fleet import Fleet
+from zmqps.core.coordinator.heartbeats import heartbeat
 from zmqps.core.coordinator.holders import OF_HOLDERS, Holders
 from zmqps.core.coordinator.jobs import Jobs
 from zmqps.core.coordinator.joining import join
@@ -28,18 +29,14 @@ from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.partings import Partings
 from zmqps.core.coordinator.probes import Probes
 from zmqps.core.coordinator.rates import set_rates
-from zmqps.core.coordinator.reach import unreached
 from zmqps.core.coordinator.remembered import dump, restore
 from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.scales import Scales
 from zmqps.core.coordinator.status import (
-    MAX_COUNTER_NAME_CHARS,
     Inquiries,
-    by_epoch,
     cluster_status,
     job_of,
-    packed,
     waiting,
 )
 from zmqps.core.coordinator.store import Store
@@ -73,7 +70,6 @@ from zmqps.core.protocol.messages import (
     FileAsk,
     Followed,
     Heartbeat,
-    HeartbeatAck,
     Hello,
     Holding,
     Init,
@@ -265,18 +261,18 @@ class CoordinatorMachine:
 
     def _opened(self, opening: Opening, message: Message | PSError, now: float) -> list[Action]:
         """A large message is read: take it, from whoever has its connection now."""
-        event, member, actions = opening.event, self.membership.find(opening.event.peer), self.openings.next()
+        event, member = opening.event, self.membership.find(opening.event.peer)
+        self.openings.next(now)
         if isinstance(message, PSError):
-            return [*actions, *self._refuse(event, member, opening.large.request, message, now)]
-        if (again := self.openings.again(opening, message, member)) is not None:
-            return [*actions, *again]
-        return [*actions, *self._receive(replace(event, message=message), member, now)]
+            return self._refuse(event, member, opening.large.request, message, now)
+        if (again := self.openings.again(opening, message, member, now)) is not None:
+            return again
+        return self._receive(replace(event, message=message), member, now)
 
     def _take(self, event: Received, member: MemberInfo | None, message: Message, now: float) -> list[Action]:
         if isinstance(message, Large):
-            if (opening := self.openings.take(event, message, member, now)) is not None:
-                return opening
-            message = message.opened()
+            found = self.openings.take(event, message, member, now)
+            return found if isinstance(found, list) else self._take(event, member, found, now)
         if isinstance(message, Hello):
             return join(self, event, message, now)
         if isinstance(message, StatusRequest):
@@ -303,7 +299,15 @@ class CoordinatorMachine:
     def next_deadline(self) -> float | None:
         """Return when something is due."""
         overdue = self.membership.next_deadline()
-        parts = (self.erasures, self.telling, self.cluster_end, self.checkpoints, self.drains, self.scales)
+        parts = (
+            self.openings,
+            self.erasures,
+            self.telling,
+            self.cluster_end,
+            self.checkpoints,
+            self.drains,
+            self.scales,
+        )
         dues = [self._reminder_due, self.probes.next_deadline(), self.traces.next_deadline()]
         dues += [part.next_deadline() for part in parts]
         dues += [run.next_deadline() for run in self.runs.values()]
@@ -324,7 +328,12 @@ class CoordinatorMachine:
             actions += self._news.of_job(run.on_deadline(now), run.name, now)
             actions += self.jobs.end_if_over(run, now)
         actions += [*self.jobs.discard_given_up(now), *self.checkpoints.on_deadline(now)]
-        actions += [*self.erasures.on_deadline(now), *self.telling.on_deadline(now), *self.probes.on_deadline(now)]
+        actions += [
+            *self.openings.on_deadline(now),
+            *self.erasures.on_deadline(now),
+            *self.telling.on_deadline(now),
+            *self.probes.on_deadline(now),
+        ]
         if now >= self._reminder_due:
             self._reminder_due = now + REMINDER_INTERVAL_S
             waits = self._waiting() if self.ending is None else []
@@ -370,22 +379,6 @@ class CoordinatorMachine:
         if take is None:
             raise ProtocolError(f"the coordinator takes no {type(message).__name__} from {member.title}")
         return [*take(self, member, message, now), *self.jobs.discard_given_up(now)]
-
-    def _heartbeat(self, member: MemberInfo, message: Heartbeat, now: float) -> list[Action]:
-        self.counts["heartbeats"] += 1
-        member.counters, member.counters_nbytes = packed(message.counters)
-        member.unreached = unreached(message.counters) if member.role != "server" else ""
-        member.counters_of = by_epoch(message.counters) if member.role == "server" else {}
-        pushes = message.counters.get("pushes")
-        if type(pushes) is int:  # it is not said over a connection that is new
-            member.num_pushes = pushes
-        member.memory_nbytes = memory if type(memory := message.counters.get("memory_nbytes")) is int else 0
-        doing = message.counters.get("doing", member.doing)
-        member.doing = doing[:MAX_COUNTER_NAME_CHARS] if type(doing) is str else ""
-        run = self.runs.get(member.job)
-        self.watching.heartbeat(member, message.counters, run, now)
-        ack = run.places.acknowledge(member) if run else HeartbeatAck(0)
-        return [Send(member.peer, ack), *self.checkpoints.look(now)]
 
     def _leave(self, member: MemberInfo, message: Leave, now: float) -> list[Action]:
         farewell = Send(member.peer, Left())
@@ -474,7 +467,7 @@ REPEATABLE = (Init, Enter, Arrive, Take, Checkpoint, SetRates)
 
 #: (role, message) -> what is done. Anything else is a `ProtocolError`.
 HANDLERS: dict[tuple[str, type[Message]], Callable[[CoordinatorMachine, MemberInfo, Any, float], list[Action]]] = {
-    **{(role, Heartbeat): CoordinatorMachine._heartbeat for role in ("server", "worker", "observer")},
+    **{(role, Heartbeat): heartbeat for role in ("server", "worker", "observer")},
     ("server", Leave): CoordinatorMachine._server_leaves,
     **{("server", kind): _of_holder(take) for kind, take in OF_HOLDERS.items()},
     ("server", Drain): CoordinatorMachine._drain_own,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 #: So many wait; who asks while there are more, asks again by itself. Each has no more bytes than an `Init`.
 MAX_WAITING = 16
+#: Reading takes so much of the time at most: the next one waits, after each, for so many times as long as that took.
+SHARE = 3.0
 #: Whose large messages of which kinds are opened aside, and which at once, for they come from nodes of the cluster.
 ASIDE: dict[str, tuple[type[Message], ...]] = {
     "": (Checkpoint,),
@@ -52,10 +55,14 @@ class Openings:
     def __init__(self, runs: Mapping[str, JobRun], membership: Membership) -> None:
         self._runs = runs
         self._membership = membership
-        self._waiting: OrderedDict[tuple[Peer, type[Message]], Opening] = OrderedDict()  # the first is being opened
+        self._waiting: OrderedDict[tuple[Peer, type[Message]], Opening] = OrderedDict()
+        self._began_at: float | None = None  # when the first of them was begun with; None: it was not
+        self._not_before = -math.inf
 
-    def take(self, event: Received, large: Large, member: MemberInfo | None, now: float) -> list[Action] | None:
-        """Open a message when its turn has come, one of a kind of each sender at a time; None: it is opened at once.
+    def take(self, event: Received, large: Large, member: MemberInfo | None, now: float) -> Message | list[Action]:
+        """Return a message that is known, or from a node of the cluster; others are opened when their turn has come.
+
+        One of a kind of each sender is opened at a time; who asks while there are too many asks again.
 
         Raises
         ------
@@ -64,38 +71,45 @@ class Openings:
         """
         role = "" if member is None else member.role
         if large.cls in AT_ONCE.get(role, ()):
-            return None
+            return large.opened()
         if large.cls not in ASIDE[role]:
             who = "somebody who has not joined" if member is None else member.title
             raise ProtocolError(f"the coordinator takes no {large.cls.__name__} of {large.nbytes:,} bytes from {who}")
         if member is not None:
             self._membership.heard(member, now)
-        return self._ask(event, large)
+            if (known := self._runs[member.job].startup.known(large)) is not None:
+                return known
+        return self._ask(event, large, now)
 
-    def _ask(self, event: Received, large: Large) -> list[Action]:
+    def _ask(self, event: Received, large: Large, now: float) -> list[Action]:
         key = event.peer, large.cls
-        if key in self._waiting or len(self._waiting) >= MAX_WAITING:
-            return []
-        self._waiting[key] = Opening(event, large)
-        return self._begin() if len(self._waiting) == 1 else []
+        if key not in self._waiting and len(self._waiting) < MAX_WAITING:
+            self._waiting[key] = Opening(event, large)
+        return self.on_deadline(now)
 
-    def next(self) -> list[Action]:
-        """The first one is open: go on with the next."""
+    def next(self, now: float) -> None:
+        """The first one is open."""
+        assert self._began_at is not None
         self._waiting.popitem(last=False)
-        return self._begin()
+        self._not_before, self._began_at = now + SHARE * (now - self._began_at), None
 
-    def again(self, opening: Opening, message: Message, member: MemberInfo | None) -> list[Action] | None:
+    def next_deadline(self) -> float | None:
+        """Return when the next one may be begun with."""
+        return self._not_before if self._waiting and self._began_at is None else None
+
+    def on_deadline(self, now: float) -> list[Action]:
+        """Begin with the next one, if it is time."""
+        if not self._waiting or self._began_at is not None or now < self._not_before:
+            return []
+        self._began_at, first = now, next(iter(self._waiting.values()))
+        against = self._against(self._membership.find(first.event.peer))
+        return [Run(first, partial(opened, first.large, *against))]
+
+    def again(self, opening: Opening, message: Message, member: MemberInfo | None, now: float) -> list[Action] | None:
         """Compare the job that a message describes with another one than before, if there is another now; None: not."""
         if not isinstance(message, Init) or not isinstance(message.job, Described):
             return None
-        return None if message.job.rival is self._against(member)[0] else self._ask(opening.event, opening.large)
-
-    def _begin(self) -> list[Action]:
-        first = next(iter(self._waiting.values()), None)
-        if first is None:
-            return []
-        against = self._against(self._membership.find(first.event.peer))
-        return [Run(first, partial(opened, first.large, *against))]
+        return None if message.job.rival is self._against(member)[0] else self._ask(opening.event, opening.large, now)
 
     def _against(self, member: MemberInfo | None) -> tuple[Rival, str, str]:
         """Return what a job that a member describes is compared with, whose that is, and its name."""
@@ -105,6 +119,7 @@ class Openings:
     def validate(self) -> None:
         """Assert the bound."""
         assert len(self._waiting) <= MAX_WAITING
+        assert self._began_at is None or self._waiting
 
 
 def opened(large: Large, rival: Rival, owner: str, name: str) -> Message | PSError:

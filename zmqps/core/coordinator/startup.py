@@ -16,6 +16,7 @@ from zmqps.core.coordinator.waits import Waiter as Told
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, attached
 from zmqps.core.protocol.events import Action, Log, Send
+from zmqps.core.protocol.large import Large
 from zmqps.core.protocol.messages import Assign, Init, Job
 from zmqps.errors import LimitError, PSError, counted
 
@@ -145,6 +146,11 @@ class Startup:
     def rival(self) -> Rival:
         """What a job that a worker describes is compared with."""
         return self.job if self.job is not None else self.resumption
+
+    def known(self, large: Large) -> Init | None:
+        """Return the `Init` that names the very job that there is, if it is that; None: it has to be read."""
+        wire = self._wire
+        return Init(large.request, wire) if isinstance(wire, Described) and large.is_init_of(wire.packed) else None
 
     def primaries(self) -> Iterator[tuple[int, int, MemberInfo]]:
         """Yield shard, epoch and server of each copy that answers workers, in the order of the shards."""

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgpack  # type: ignore[import-untyped]
 
 from zmqps.core.protocol.message import Message
-from zmqps.core.protocol.messages import BY_KIND
+from zmqps.core.protocol.messages import BY_KIND, Init
+from zmqps.core.protocol.typed import pack
 from zmqps.core.protocol.wire import HEADER_NBYTES, MAX_SHORT_HEADER_NBYTES, SCHEMAS, decode, kind_of
 
 if TYPE_CHECKING:
     from zmqps.core.protocol.message import Buffer
 
+#: Bytes from which on a header is large, where what is made of it takes longer still than to decode it.
+LARGE_NBYTES = {Init.kind: 16 << 10}
 #: The first bytes of a header: the length of its list, its kind and its request are there.
 BEGINNING_NBYTES = 32
 
@@ -33,6 +36,15 @@ class Large(Message):
         """Size of its header."""
         return memoryview(self.frames[0]).nbytes
 
+    def is_init_of(self, raw: bytes) -> bool:
+        """Whether this is an `Init` whose job is packed so."""
+        if self.cls is not Init:
+            return False
+        header, beginning = memoryview(self.frames[0]), pack([Init.kind, self.request, None])[:-1]
+        start = len(beginning)
+        same_size = header.nbytes == start + len(raw)
+        return same_size and bytes(header[:start]) == beginning and bytes(header[start:]) == raw
+
     def opened(self) -> Message:
         """Return the message; errors are those of `decode`."""
         return decode(self.frames)
@@ -41,7 +53,8 @@ class Large(Message):
 def decode_small(frames: Sequence[Buffer]) -> Message:
     """Return the message that ``frames`` hold, a `Large` one undecoded; errors are those of `decode`."""
     header = memoryview(frames[0] if frames else b"")
-    cls = BY_KIND.get(kind_of(header)) if header.nbytes > MAX_SHORT_HEADER_NBYTES else None
+    kind = kind_of(header)
+    cls = BY_KIND.get(kind) if header.nbytes > LARGE_NBYTES.get(kind, MAX_SHORT_HEADER_NBYTES) else None
     if cls is None or header.nbytes > HEADER_NBYTES.get(cls.kind, MAX_SHORT_HEADER_NBYTES):
         return decode(frames)  # which refuses what is too large before it looks at more of it
     return Large(cls, _request(cls, header), tuple(frames))
