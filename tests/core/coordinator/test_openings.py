@@ -82,7 +82,6 @@ def test_another_job_than_the_one_that_there_is_is_refused_with_what_differs() -
     coordinator.say("w0", Init(1, large().to_wire()))
     coordinator.finish()
     coordinator.say("w1", Init(2, large(learning_rate=0.5).to_wire()))
-    coordinator.later()
     assert errors(coordinator.finish(), peer("w1")) == [JobMismatchError.code]
 
 
