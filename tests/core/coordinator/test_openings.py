@@ -82,6 +82,7 @@ def test_another_job_than_the_one_that_there_is_is_refused_with_what_differs() -
     coordinator.say("w0", Init(1, large().to_wire()))
     coordinator.finish()
     coordinator.say("w1", Init(2, large(learning_rate=0.5).to_wire()))
+    coordinator.later()
     assert errors(coordinator.finish(), peer("w1")) == [JobMismatchError.code]
 
 
@@ -92,6 +93,7 @@ def test_a_job_that_began_while_another_one_was_read_is_what_that_is_compared_wi
     coordinator.init("w1", job())
     assert coordinator.run().startup.job == job()
     assert errors(coordinator.finish()) == []
+    coordinator.later()
     assert errors(coordinator.finish(), peer("w0")) == [JobMismatchError.code]
     assert coordinator.run().startup.job == job()
 
@@ -120,6 +122,7 @@ def test_opening_takes_a_share_of_the_time_and_few_wait_for_it() -> None:
         coordinator.finish()
     assert coordinator.machine.openings.next_deadline() is None, "the others ask again"
     coordinator.say(names[-1], Init(1, large().to_wire()))
+    coordinator.later()
     coordinator.finish()
     assert coordinator.run("job17").startup.job == large()
 

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from copy import copy
 from typing import Any
-
-import msgspec
 
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
-from zmqps.core.protocol.typed import pack
+from zmqps.core.protocol.typed import Packed, pack
 from zmqps.core.protocol.wire import MAX_HEADER_NBYTES
 from zmqps.errors import JobMemoryError, LimitError, PSError, counted, is_short
 
@@ -55,7 +52,7 @@ class Described(dict[str, Any]):
     keyspace: KeySpace
     rival: Rival
     problem: PSError | None
-    raw: msgspec.Raw
+    raw: Packed
     packed: bytes
 
     @classmethod
@@ -65,7 +62,7 @@ class Described(dict[str, Any]):
         found.job = JobSpec.from_wire(wire)
         found.keyspace = KeySpace.of(found.job).prepared()
         found.packed = pack(dict(wire))
-        found.raw = msgspec.Raw(found.packed)
+        found.raw = Packed(found.packed)
         found.rival, found.problem = rival, None
         try:
             check_same(rival, found.job, owner, name)
@@ -75,7 +72,10 @@ class Described(dict[str, Any]):
 
     def again(self) -> Described:
         """Return another one that is the same."""
-        return copy(self)
+        other = type(self)(self)
+        for name in self.__slots__:
+            setattr(other, name, getattr(self, name))
+        return other
 
 
 def read(wire: Mapping[str, Any]) -> JobSpec:

@@ -1,4 +1,4 @@
-"""Signs of life: what members count, and what they are told in return."""
+"""Signs of life: what members count, and what they are told in return, the chief's numbers among it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.status import MAX_COUNTER_NAME_CHARS, by_epoch, packed
 from zmqps.core.coordinator.watching import Watching
 from zmqps.core.protocol.events import Action, Send
-from zmqps.core.protocol.messages import Heartbeat, HeartbeatAck
+from zmqps.core.protocol.messages import Heartbeat, HeartbeatAck, RatesSet, SetRates
 
 
 class Host(Protocol):
@@ -39,3 +39,13 @@ def heartbeat(host: Host, member: MemberInfo, message: Heartbeat, now: float) ->
     host.watching.heartbeat(member, message.counters, run, now)
     ack = run.places.acknowledge(member) if run else HeartbeatAck(0)
     return [Send(member.peer, ack), *host.checkpoints.look(now)]
+
+
+def set_rates(run: JobRun, member: MemberInfo, message: SetRates, now: float) -> list[Action]:
+    """Take numbers of the optimizer from the chief of a job, and from nobody else."""
+    told = list[MemberInfo]()
+    if run.places.find_chief() is member and message.terms[1:] != run.rates.latest:
+        run.rates.set(message.step, run.steps.clock, message.terms[1:])
+        told = [other for other in run.members.values() if other is not member]
+    answer = member.answer(message.request, RatesSet(message.request, run.rates.terms))
+    return [answer, *(Send(other.peer, run.places.acknowledge(other)) for other in told)]

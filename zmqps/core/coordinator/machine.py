@@ -15,7 +15,7 @@ from zmqps.core.coordinator.ended import EndedJobs
 from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.files import Files, Serving
 from zmqps.core.coordinator.fleet import Fleet
-from zmqps.core.coordinator.heartbeats import heartbeat
+from zmqps.core.coordinator.heartbeats import heartbeat, set_rates
 from zmqps.core.coordinator.holders import OF_HOLDERS, Holders
 from zmqps.core.coordinator.jobs import Jobs
 from zmqps.core.coordinator.joining import join
@@ -28,7 +28,6 @@ from zmqps.core.coordinator.openings import Opening, Openings
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.partings import Partings
 from zmqps.core.coordinator.probes import Probes
-from zmqps.core.coordinator.rates import set_rates
 from zmqps.core.coordinator.remembered import dump, restore
 from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.coordinator.run import JobRun

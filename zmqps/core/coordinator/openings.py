@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 MAX_WAITING = 16
 #: Reading takes so much of the time at most: the next one waits, after each, for so many times as long as that took.
 SHARE = 3.0
+#: And for so long at least, so that the thread that has read is at rest.
+LEAST_S = 0.05
 #: Whose large messages of which kinds are opened aside, and which at once, for they come from nodes of the cluster.
 ASIDE: dict[str, tuple[type[Message], ...]] = {
     "": (Checkpoint,),
@@ -91,7 +93,7 @@ class Openings:
         """The first one is open."""
         assert self._began_at is not None
         self._waiting.popitem(last=False)
-        self._not_before, self._began_at = now + SHARE * (now - self._began_at), None
+        self._not_before, self._began_at = now + max(LEAST_S, SHARE * (now - self._began_at)), None
 
     def next_deadline(self) -> float | None:
         """Return when the next one may be begun with."""

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from zmqps.core.coordinator.journal import Changed, Plain, nothing
-from zmqps.core.coordinator.membership import MemberInfo
-from zmqps.core.protocol.events import Action, Send
 from zmqps.core.protocol.limits import OPEN_STEPS
-from zmqps.core.protocol.messages import RatesSet, SetRates
 from zmqps.core.protocol.terms import Rates, terms_of
-
-if TYPE_CHECKING:
-    from zmqps.core.coordinator.run import JobRun
 
 
 class Numbers:
@@ -71,13 +64,3 @@ class Numbers:
         latest, before = kept
         self.latest = tuple(latest)
         self._before = deque((step, tuple(rates)) for step, rates in before)
-
-
-def set_rates(run: JobRun, member: MemberInfo, message: SetRates, now: float) -> list[Action]:
-    """Take numbers of the optimizer from the chief of a job, and from nobody else."""
-    told = list[MemberInfo]()
-    if run.places.find_chief() is member and message.terms[1:] != run.rates.latest:
-        run.rates.set(message.step, run.steps.clock, message.terms[1:])
-        told = [other for other in run.members.values() if other is not member]
-    answer = member.answer(message.request, RatesSet(message.request, run.rates.terms))
-    return [answer, *(Send(other.peer, run.places.acknowledge(other)) for other in told)]

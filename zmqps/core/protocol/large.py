@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
-
-import msgpack  # type: ignore[import-untyped]
+from typing import TYPE_CHECKING, ClassVar
 
 from zmqps.core.protocol.message import Message
 from zmqps.core.protocol.messages import BY_KIND, Init
@@ -18,8 +16,10 @@ if TYPE_CHECKING:
 
 #: Bytes from which on a header is large, where what is made of it takes longer still than to decode it.
 LARGE_NBYTES = {Init.kind: 16 << 10}
-#: The first bytes of a header: the length of its list, its kind and its request are there.
-BEGINNING_NBYTES = 32
+#: In msgpack: the first byte of a list whose length stands behind it, the first that is no number by itself, and the
+#: bytes of unsigned integers by the one before them.
+LIST_OF_MANY, SMALLEST_NAMED = 0xDC, 0x80
+WIDTHS = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +61,12 @@ def decode_small(frames: Sequence[Buffer]) -> Message:
 
 
 def _request(cls: type[Message], header: memoryview) -> int:
-    """Return the number of a message's request."""
+    """Return the number of a message's request, which comes behind its kind."""
     if SCHEMAS[cls].names[:1] != ("request",):
         return 0
-    beginning = msgpack.Unpacker()
-    beginning.feed(header[:BEGINNING_NBYTES])
-    try:
-        beginning.read_array_header()
-        beginning.skip()
-        request: Any = beginning.unpack()
-    except (ValueError, msgpack.UnpackException):
-        return 0
-    return request if type(request) is int and request > 0 else 0
+    at = 4 if header[0] == LIST_OF_MANY else 2
+    first = header[at]
+    if first < SMALLEST_NAMED:
+        return first
+    width = WIDTHS.get(first, 0)
+    return int.from_bytes(header[at + 1 : at + 1 + width], "big")
