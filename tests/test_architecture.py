@@ -157,7 +157,7 @@ EXCEPTIONS = {
     "zmqps/jit.py": {"numba"},
     "zmqps/optim/rows.py": {"numba"},
     "zmqps/rows/kernels.py": {"numba"},
-    "zmqps/core/coordinator/startup.py": {"shlex"},  # a name in a command that is advised
+    "zmqps/core/coordinator/described.py": {"shlex"},  # a name in a command that is advised
     "zmqps/rows/arena.py": {"mmap", "sys"},  # address space, of which what is written to becomes memory
     "zmqps/optim/registry.py": {"importlib"},  # an optimizer's module by its name; a user's by its entry point
 }

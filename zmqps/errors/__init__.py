@@ -134,7 +134,7 @@ from zmqps.errors.training import (
     UnknownParameterError,
     VersionError,
 )
-from zmqps.words import counted, listed, num_bytes, printable
+from zmqps.words import counted, is_short, listed, num_bytes, printable
 
 __all__ = [
     "BY_CODE",
@@ -202,6 +202,7 @@ __all__ = [
     "counted",
     "from_wire",
     "host_advice",
+    "is_short",
     "listed",
     "num_bytes",
     "printable",

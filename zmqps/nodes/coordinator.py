@@ -19,6 +19,7 @@ from zmqps.core.coordinator.notes import Logged
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.node.member import Identity
 from zmqps.core.protocol.endpoints import join, split
+from zmqps.core.protocol.large import decode_small
 from zmqps.errors import ConfigurationError, counted, listed
 from zmqps.metrics.endpoint import Source, answering
 from zmqps.metrics.place import MetricsPlace
@@ -189,6 +190,7 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
             begins_from = resumptions(config.checkpoints, one)
             machine = CoordinatorMachine(identity, _options(config), store, begins_from, state)
             driver = Driver(*watch(machine, transport, identity), log, journal=journal)
+            driver.decode = decode_small
             driver.notify = lambda event: _feed(feeds, event)
             driver.more = lambda: {"free_nbytes": available_nbytes()}
             source.measure = lambda: measured(machine, driver.facts(), loop.time())

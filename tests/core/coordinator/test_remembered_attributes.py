@@ -56,13 +56,13 @@ NOT_KEPT = {
     "CoordinatorMachine": (
         "identity options changes is_back _kept membership servers counts started_at erasures cluster_end jobs runs "
         "checkpoints ended files drains scales probes traces holders notes partings _reminder_due _lose_due _inquiries "
-        "_news _telling watching"
+        "_news telling openings watching"
     ),
     "Membership": "timeout _changed _nobody_before gone _by_silence _peers _barred_peers processes",
     "Processes": "_living _ended",
     "MemberInfo": (
         "peer roster seen_at unreached counters counters_nbytes num_pushes counters_of told again_at note_answer "
-        "doing awaited_s sample notes_due doubts"
+        "doing awaited_s sample notes_due doubts memory_nbytes"
     ),
     "Roster": "_expected _numbered _lowest _next _names num_finished",
     "Fleet": "_expected _numbered _lowest _next _names num_finished",
@@ -84,7 +84,7 @@ NOT_KEPT = {
     "Occupancy": "_name _members _workers _lease is_closing",
     "Startup": (
         "_changed name _replicas num_servers num_workers _expected _root _begin _count _new_epoch _slice_nbytes "
-        "given_up _rows _wire _cuts copies parked _requests _falls_back held cutting"
+        "given_up _rows _wire _optimizer _cuts copies parked _requests _falls_back held cutting"
     ),
     "Copies": "_root _new_epoch",
     "Copy": "moved",
