@@ -14,16 +14,26 @@ from zmqps.core.node.awake import LOOK_S, AwakeClock
 T = TypeVar("T")
 
 
-class _Selector(selectors.DefaultSelector):
-    """Looks at the clock before each wait, and often enough."""
+class AwakeSelector(selectors.DefaultSelector):
+    """Has a node's own time: it looks at the clock before each wait, and often enough.
 
-    def __init__(self, clock: AwakeClock) -> None:
+    Attributes
+    ----------
+    clock
+        That time's.
+    """
+
+    def __init__(self) -> None:
         super().__init__()
-        self._clock = clock
+        self.clock = AwakeClock(time.monotonic())
+
+    def time(self) -> float:
+        """Return that time, in seconds."""
+        return self.clock.now(time.monotonic())
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         wait_s = LOOK_S if timeout is None else min(max(timeout, 0.0), LOOK_S)
-        self._clock.look(time.monotonic(), wait_s)
+        self.clock.look(time.monotonic(), wait_s)
         return super().select(wait_s)
 
 
@@ -37,8 +47,9 @@ class AwakeLoop(asyncio.SelectorEventLoop):
     """
 
     def __init__(self) -> None:
-        self.clock = AwakeClock(time.monotonic())
-        super().__init__(_Selector(self.clock))
+        selector = AwakeSelector()
+        self.clock = selector.clock
+        super().__init__(selector)
 
     def time(self) -> float:
         """Return the loop's time, in seconds."""
