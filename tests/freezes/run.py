@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
-import signal
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from tests.durable.nodes import Nodes, is_whole, servers_in
+from tests.durable.freezes import bring_back, choose, may_be_lost, stand_still
+from tests.durable.nodes import Nodes
 from tests.freezes.training import Training
 from tests.freezes.worker import SLICE_NBYTES
-
-#: A process stands still for so many heartbeat timeouts, at least and at most.
-LEAST, MOST = 0.1, 3.0
-#: So many timeouts is well within one: nobody may be given up for less.
-WITHIN = 0.7
-#: How often two stand still at once.
-PAIRS = 0.3
 
 
 class Freeze(NamedTuple):
@@ -44,30 +35,6 @@ class Freezes:
     evictions: int = 0
     done: list[Freeze] = field(default_factory=list)
     broken: list[str] = field(default_factory=list)
-
-
-def stand_still(pids: Mapping[str, int], seconds: float, rng: random.Random) -> None:
-    """Stop processes for so long; they go on in random order."""
-    for pid in pids.values():
-        os.kill(pid, signal.SIGSTOP)
-    threading.Event().wait(seconds)  # what is tested is the time itself
-    for name in rng.sample(sorted(pids), len(pids)):
-        os.kill(pids[name], signal.SIGCONT)
-
-
-def choose(names: Sequence[str], timeout: float, rng: random.Random) -> tuple[tuple[str, ...], float]:
-    """Return who stands still next, and for how long.
-
-    Two servers that nobody hears for longer than the timeout are two servers lost, which one copy does not survive.
-    """
-    chosen = tuple(rng.sample(list(names), 2 if rng.random() < PAIRS else 1))
-    most = WITHIN if all(name.startswith("server") for name in chosen) and len(chosen) > 1 else MOST
-    return chosen, timeout * rng.uniform(LEAST, most)
-
-
-def may_be_lost(names: Sequence[str], seconds: float, timeout: float) -> set[str]:
-    """Return who may be given up: those that stood still for long while the coordinator did not."""
-    return set() if "coordinator" in names or seconds <= WITHIN * timeout else set(names)
 
 
 def freezes(
@@ -115,27 +82,9 @@ def _happen(
     training.take_longest()
     stand_still({name: pids[name] for name in names}, seconds, rng)
     training.wait_for(2)
-    wait_until_whole(nodes)
+    bring_back(nodes)
     training.wait_for(2)
     return Freeze(names, seconds, training.take_longest(), tuple(_lost(nodes)[len(before) :]))
-
-
-def wait_until_whole(nodes: Nodes) -> None:
-    """Wait until every copy of every shard is there again; start servers again that were given up, and so end."""
-    while True:
-
-        def good(status: Mapping[str, Any]) -> bool:
-            pids = {process.popen.pid for process in nodes.servers.values() if process.popen.poll() is None}
-            if len(pids) < len(nodes.servers):
-                return True
-            return {member["pid"] for member in servers_in(status)} == pids and is_whole(status)
-
-        nodes.wait_until(good)
-        ended = [name for name in nodes.servers if name not in nodes.running]
-        if not ended:
-            return
-        for name in ended:
-            nodes.restart(name)
 
 
 def _lost(nodes: Nodes) -> list[str]:
