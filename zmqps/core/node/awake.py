@@ -49,7 +49,9 @@ class AwakeClock:
     def look(self, real: float, wait_s: float) -> None:
         """The node is about to wait, for ``wait_s`` seconds at most: what it did before took until now."""
         since, until, stood_s = self._seen
-        now = max(since, real - stood_s)
+        now = real - stood_s
         if now > until:
             now, self.stood_s = until, real - until
+        elif now < since:
+            now = since
         self._seen = now, now + wait_s + SLACK_S, self.stood_s
