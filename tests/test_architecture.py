@@ -273,7 +273,6 @@ MIRROR_NOTHING = {
     "tests/attack/": "end to end: attackers beside honest training on real clusters",
     "tests/durable/": "end to end: nodes that are killed, drained and moved beside honest training",
     "tests/freezes/": "end to end: nodes and workers that are stopped at random beside honest training",
-    "tests/cli/test_up_stands_still.py": "end to end: whole clusters that are stopped at once",
     "tests/fuzz/": "end to end: what a peer may send to any node",
     "tests/lan/": "end to end: clusters on hosts of network namespaces, and what can happen to their wires",
     "tests/mutation/": "the tests of the core: what they notice",
