@@ -174,7 +174,7 @@ def test_a_killed_stage_is_named_and_so_is_that_it_was_started_again() -> None:
 WAITING = """
 import sys, numpy as np
 from zmqps import pipeline
-with pipeline.connect(sys.argv[1], name="tail") as channel:
+with pipeline.connect(sys.argv[1], name="tail", secret=sys.argv[2]) as channel:
     channel.send({"x": np.zeros(1)}, timeout=60.0)
     print(channel.receive(timeout=2.0)["x"], flush=True)
 """
@@ -187,8 +187,8 @@ def test_a_stage_that_was_stopped_for_longer_than_its_timeout_waits_for_what_is_
     other = pipeline.bind if end == "connect" else pipeline.connect
     script = WAITING.replace("connect", end)
     with (
-        other(endpoint, name="head", timeout=allow(20)) as head,
-        subprocess.Popen([sys.executable, "-c", script, endpoint], stdout=subprocess.PIPE) as stage,
+        other(endpoint, name="head", secret=SECRET, timeout=allow(20)) as head,
+        subprocess.Popen([sys.executable, "-c", script, endpoint, SECRET], stdout=subprocess.PIPE) as stage,
     ):
         head.receive()
         stage.send_signal(signal.SIGSTOP)
