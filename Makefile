@@ -51,7 +51,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-random test-python test-slow test-repeats test-processes test-lan test-clusters test-engines test-browser test-prometheus frameworks test-frameworks test-conformance test-package package attack soak simulate mutate test-gpu bench bench-full bench-gpu bench-gate bench-peers bench-frameworks experiments picture screenshots metrics roles errors constraints audit sbom demo demo-sparse up down scale status observe logs trace launch doctor coordinator server worker clean
+.PHONY: help install check format test test-random test-python test-slow test-repeats test-processes test-lan test-clusters test-engines test-browser test-prometheus frameworks test-frameworks test-conformance test-package package attack soak freezes simulate mutate test-gpu bench bench-full bench-gpu bench-gate bench-peers bench-frameworks experiments picture screenshots metrics roles errors constraints audit sbom demo demo-sparse up down scale status observe logs trace launch doctor coordinator server worker clean
 
 ##@ Development
 
@@ -108,8 +108,11 @@ test-slow: $(INSTALLED) ## the long tests, on two cores, about thirteen minutes:
 attack: $(INSTALLED) ## attackers beside honest training: ATTACK="stolen-server garbage" MODE=async|sync; a soak with MINUTES=20
 	$(PY) -m tests.attack --attack '$(ATTACK)' --minutes $(MINUTES) $(if $(filter command line environment,$(origin MODE)),--mode $(MODE))
 
-soak: $(INSTALLED) ## train while servers are killed, drained and added: MINUTES=10 MODE="async sync" ARGS='--faults "server drain scale"'
+soak: $(INSTALLED) ## train while nodes are killed, drained, added and stopped for a while: MINUTES=10 MODE="async sync" ARGS='--faults "server freeze"'
 	$(PY) -m tests.durable --minutes $(if $(filter command line environment,$(origin MINUTES)),$(MINUTES),10) $(if $(filter command line environment,$(origin MODE)),--mode '$(MODE)') $(ARGS)
+
+freezes: $(INSTALLED) ## train while nodes and workers are stopped (SIGSTOP) two hundred times in each mode, and go on: ARGS="--number 40 --mode sync"
+	$(PY) -m tests.freezes $(ARGS)
 
 test-repeats: $(INSTALLED) ## what `make test` tries in one mode, in the others: most scenarios of the simulator
 	$(PY) -m pytest -m repeats --numprocesses 2

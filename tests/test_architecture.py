@@ -289,6 +289,7 @@ MIRROR_NOTHING = {
     "tests/test_misspelt.py": "options of everything public",
     "tests/attack/": "end to end: attackers beside honest training on real clusters",
     "tests/durable/": "end to end: nodes that are killed, drained and moved beside honest training",
+    "tests/freezes/": "end to end: nodes and workers that are stopped at random beside honest training",
     "tests/fuzz/": "end to end: what a peer may send to any node",
     "tests/lan/": "end to end: clusters on hosts of network namespaces, and what can happen to their wires",
     "tests/mutation/": "the tests of the core: what they notice",

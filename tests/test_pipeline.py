@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ import zmq
 
 import zmqps
 from tests.pace import allow
+from tests.ports import free_port
 from zmqps import codecs, pipeline
 from zmqps.errors import (
     AddressInUseError,
@@ -167,6 +169,34 @@ def test_a_killed_stage_is_named_and_so_is_that_it_was_started_again() -> None:
             channel.receive()
         second.kill()
         second.communicate()
+
+
+WAITING = """
+import sys, numpy as np
+from zmqps import pipeline
+with pipeline.connect(sys.argv[1], name="tail", secret=sys.argv[2]) as channel:
+    channel.send({"x": np.zeros(1)}, timeout=60.0)
+    print(channel.receive(timeout=2.0)["x"], flush=True)
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("end", ["bind", "connect"])
+def test_a_stage_that_was_stopped_for_longer_than_its_timeout_waits_for_what_is_left(end: str) -> None:
+    endpoint = f"tcp://127.0.0.1:{free_port()}"
+    other = pipeline.bind if end == "connect" else pipeline.connect
+    script = WAITING.replace("connect", end)
+    with (
+        other(endpoint, name="head", secret=SECRET, timeout=allow(20)) as head,
+        subprocess.Popen([sys.executable, "-c", script, endpoint, SECRET], stdout=subprocess.PIPE) as stage,
+    ):
+        head.receive()
+        stage.send_signal(signal.SIGSTOP)
+        threading.Event().wait(4.0)
+        stage.send_signal(signal.SIGCONT)
+        threading.Event().wait(0.3)
+        head.send({"x": np.ones(1)})
+        assert stage.communicate(timeout=allow(20))[0] == b"[1.]\n"
 
 
 # --- refused ------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -112,13 +111,13 @@ class Channel:
         ConfigurationError, LimitError
             What was given cannot be sent, or the other end has another secret.
         """
-        deadline = self._deadline(timeout)
+        seconds = self._seconds(timeout)
         chosen = self._codec if codec is None else check_codec(codec, pulls=True)
         frames = encode(pack(self._num_sent + 1, arrays, chosen))
         if len(frames[0]) > MAX_FRAME_NBYTES:
             raise LimitError(what="size of the arrays' names", got=len(frames[0]), limit=MAX_FRAME_NBYTES)
-        if not self._pair.send(frames, max(0.0, deadline[0] - time.monotonic())):
-            raise DeadlineError(operation="send", seconds=deadline[1], waiting_for=self.peer)
+        if not self._pair.send(frames, seconds):
+            raise DeadlineError(operation="send", seconds=seconds, waiting_for=self.peer)
         self._num_sent += 1
 
     def receive(self, *, timeout: float | None = None) -> dict[str, Array]:
@@ -133,10 +132,10 @@ class Channel:
         ProtocolError
             What came is not a message of the other stage, or one before it was lost with the connection.
         """
-        deadline = self._deadline(timeout)
-        frames = self._pair.receive(max(0.0, deadline[0] - time.monotonic()))
+        seconds = self._seconds(timeout)
+        frames = self._pair.receive(seconds)
         if frames is None:
-            raise DeadlineError(operation="receive", seconds=deadline[1], waiting_for=self.peer)
+            raise DeadlineError(operation="receive", seconds=seconds, waiting_for=self.peer)
         message = decode(frames)
         if not isinstance(message, Tensors):
             raise ProtocolError(f"a stage does not send {type(message).__name__}")
@@ -155,11 +154,10 @@ class Channel:
             self._closed = True
             self._pair.close(LINGER_S)
 
-    def _deadline(self, timeout: float | None) -> tuple[float, float]:
+    def _seconds(self, timeout: float | None) -> float:
         if self._closed:
             raise ClosedError("the channel is closed")
-        seconds = self._timeout if timeout is None else checks.seconds("a timeout", timeout)
-        return time.monotonic() + seconds, seconds
+        return self._timeout if timeout is None else checks.seconds("a timeout", timeout)
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""``python -m tests.durable``: train for minutes while servers are killed, drained and added; say what was lost."""
+"""``python -m tests.durable``: train for minutes while nodes are killed, drained, added, stopped; say what was lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def main() -> int:
     faults = "; ".join(f"{name}, {str(do.__doc__).rstrip('.').lower()}" for name, do in FAULTS.items())
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--mode", default="async sync", help="async, ssp, sync or several, one after the other")
-    parser.add_argument("--faults", default="server drain scale", help=f"what happens in turn, of: {faults}")
+    parser.add_argument("--faults", default="server drain scale freeze", help=f"what happens in turn, of: {faults}")
     parser.add_argument("--servers", type=int, default=3)
     parser.add_argument("--workers", type=int, default=4)
     parser.add_argument("--replicas", type=int, default=1)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import psutil
 
+from tests.durable.freezes import bring_back, choose, stand_still
 from tests.durable.nodes import PATIENCE, Nodes, is_whole, servers_in
 from tests.durable.training import SLICE_NBYTES, Training
 from tests.pace import stretch
@@ -113,12 +114,21 @@ def scale(nodes: Nodes, rng: random.Random) -> str:
     return f"from {before} to {wanted} servers"
 
 
+def freeze(nodes: Nodes, rng: random.Random) -> str:
+    """Stop a node or two, the coordinator among them, for up to three heartbeat timeouts."""
+    names, seconds = choose(["coordinator", *sorted(nodes.running)], HEARTBEAT["heartbeat_timeout"], rng)
+    stand_still({name: nodes.processes[name].popen.pid for name in names}, seconds, rng)
+    bring_back(nodes)
+    return f"{' and '.join(names)} stood still for {seconds:.1f} s"
+
+
 FAULTS: dict[str, Callable[[Nodes, random.Random], str]] = {
     "server": kill_server,
     "coordinator": kill_coordinator,
     "both": kill_both,
     "drain": drain,
     "scale": scale,
+    "freeze": freeze,
 }
 
 

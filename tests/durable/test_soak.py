@@ -25,8 +25,15 @@ def test_servers_that_go_and_come_cost_nothing(mode: str, tmp_path: Path) -> Non
     assert {fault.name for fault in out.faults} == {"drain", "scale"}
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("mode", ["async", "ssp", "sync"])
+def test_nodes_that_stand_still_cost_nothing(mode: str, tmp_path: Path) -> None:
+    out = soak(mode, 0.0, tmp_path, workers=2, faults=("freeze",), least=4)
+    assert not out.broken
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["async", "ssp", "sync"])
 def test_the_same_for_minutes(mode: str, tmp_path: Path) -> None:
-    out = soak(mode, 2.0, tmp_path, faults=("server", "drain", "scale"))
+    out = soak(mode, 2.0, tmp_path, faults=("server", "drain", "scale", "freeze"))
     assert not out.broken

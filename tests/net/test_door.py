@@ -144,6 +144,26 @@ def test_nobody_waits_at_the_door_for_ever(monkeypatch: pytest.MonkeyPatch) -> N
             pass
 
 
+def test_nobody_is_shut_for_the_time_that_the_door_stood_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    patience = stretch(2.0)
+    monkeypatch.setattr(door, "PATIENCE_S", patience)
+
+    async def scenario(server: End) -> None:
+        endpoint = server.transport.bind(ANYWHERE)
+        watched = server.transport._door
+        assert watched is not None
+        with RawPeer(endpoint, PATIENCE) as mute:
+            await aside(mute.shake_hands, b"mute")
+            watched.judge()  # which takes note of the connection
+            with watched._lock:  # without which its thread does nothing
+                threading.Event().wait(1.5 * patience)
+            await asyncio.sleep(patience / 4)
+            assert watched._strangers
+            assert await asyncio.to_thread(mute.is_shut)
+
+    with_ends(scenario, b"server")
+
+
 def test_the_first_of_too_many_strangers_has_to_go_and_newcomers_are_let_in() -> None:
     with running(1, 1 << 16) as cluster, contextlib.ExitStack() as stack:
         for transport in transports(cluster):

@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import time
 from functools import partial
 
 from zmqps.errors import UnsafeFileError
@@ -58,11 +57,12 @@ async def end_rest(pid: int, start: int, timeout: float) -> None:
 
 async def _kill_rest(session: int, mark: dict[str, str], timeout: float) -> None:
     """Kill what a supervisor has started, and what that starts meanwhile, and wait until all of it is gone."""
-    ends_at = time.monotonic() + timeout
+    loop = asyncio.get_running_loop()
+    ends_at = loop.time() + timeout
     while rest := marked(session, mark):
         waits = [asyncio.ensure_future(gone(pid)) for pid in rest]
         await asyncio.sleep(0)
         for pid in rest:
             signal_if(pid, signal.SIGKILL, partial(has_mark, pid, mark))
-        if (await asyncio.wait(waits, timeout=max(0.0, ends_at - time.monotonic())))[1]:
+        if (await asyncio.wait(waits, timeout=max(0.0, ends_at - loop.time())))[1]:
             return

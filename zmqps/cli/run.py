@@ -195,18 +195,19 @@ def _slurm_address(host: str) -> str:
 def _pod_address(name: str, timeout: float) -> str:
     """Return the address of a pod, whose name is published only once it has one: maybe after this pod has started."""
     from zmqps.launch.reach import resolved
+    from zmqps.net.deadlines import Deadline
 
-    begun_at, told = time.monotonic(), False
+    deadline, told = Deadline(timeout), False
     while True:
         try:
             return resolved(name)
         except ConfigurationError:
-            if time.monotonic() - begun_at > timeout:
+            if not (wait_s := deadline.wait_s(ASK_S)):
                 raise
         if not told:
             click.echo(f"waiting until the name {name} of the first pod resolves, {timeout:g} s at most", err=True)
             told = True
-        time.sleep(ASK_S)  # a name server tells nobody that it has heard of a name
+        time.sleep(wait_s)  # a name server tells nobody that it has heard of a name
 
 
 def _thread_limits(workers_each: int, source: str) -> dict[str, str]:

@@ -11,7 +11,6 @@ import logging
 import os
 import socket
 import threading
-import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
@@ -384,7 +383,6 @@ class Connection:
         """End this life and join as a new incarnation; return how many seconds are left."""
         refuse_in_callback()
         timeout = checks.seconds("a timeout", timeout)
-        ends_at = time.monotonic() + timeout
         before = self._thread
         if (lost := before.machine.links.lost_server) is not None:  # there is nothing to come back to
             raise lost.again()
@@ -397,8 +395,9 @@ class Connection:
             if self._closed:  # by a signal handler, meanwhile
                 self._stop(self._thread, "rejoin", timeout)
                 raise ClosedError("the worker is closed; connect again")
+        began_at = self._thread.time()
         self._join(timeout)
-        return max(ends_at - time.monotonic(), 0.001)
+        return max(began_at + timeout - self._thread.time(), 0.001)
 
     def close(self, *, timeout: float | None = None) -> None:
         """Leave the cluster and release everything; what is under way fails with `ClosedError`.

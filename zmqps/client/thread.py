@@ -9,6 +9,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from zmqps.core.worker.operations import Cancelled, Finish, Operation
 from zmqps.core.worker.session import FAREWELL_S, SessionMachine
 from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, ForkedError, InternalError, PSError
 from zmqps.logs.handler import About
+from zmqps.net.deadlines import Deadline
 from zmqps.net.driver import Driver
 from zmqps.net.loops import new_runner
 from zmqps.net.transport import Transport
@@ -359,13 +361,12 @@ class SessionThread:
         entry = Submitted(answer)
         try:
             self._register(entry, lambda: self._settle(entry, question()))
-            value = answer.result(timeout)
+            if not Deadline(timeout).wait(lambda seconds: futures.wait((answer,), seconds).done):
+                raise DeadlineError(operation=operation, seconds=timeout, waiting_for=HELD_UP)
+            return answer.result()
         except ClosedError:  # it has ended meanwhile
             self._thread.join()
             return question()
-        except TimeoutError:
-            raise DeadlineError(operation=operation, seconds=timeout, waiting_for=HELD_UP) from None
-        return value
 
     def _call_soon(self, call: Callable[[], None], entry: Submitted | None = None) -> None:
         """Run something on the background thread, which may have settled an entry, and rest, before this has ended."""
@@ -468,11 +469,13 @@ class SessionThread:
         self.refuse_in_fork()
         refuse_in_callback()
         self._ask_to_stop()
-        timeout = min(timeout, threading.TIMEOUT_MAX)
-        self._thread.join(min(FAREWELL_S, timeout) / 2)
-        if self._thread.is_alive():
+        if not Deadline(min(FAREWELL_S, timeout) / 2).wait(self._has_ended):
             self._ask_to_stop()  # once more, which waits for no answer
-            self._thread.join(timeout)
+            return Deadline(timeout).wait(self._has_ended)
+        return True
+
+    def _has_ended(self, timeout: float) -> bool:
+        self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def _ask_to_stop(self) -> None:

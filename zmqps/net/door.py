@@ -26,6 +26,7 @@ from typing import Any, TypeVar
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from zmqps.core.node.awake import AwakeClock
 from zmqps.core.protocol.events import Peer
 from zmqps.core.protocol.limits import WINDOW_NBYTES
 from zmqps.net.connections import (
@@ -173,6 +174,7 @@ class Door:
         self._tidy_left = 0
         self._letting_go = False
         self._resting = False  # the thread, for longer than it may while there are strangers
+        self._clock = AwakeClock(time.monotonic())  # of the thread: nobody is late because it stood still
         self._thread = threading.Thread(target=self._run, name="zmqps-door", daemon=True)
         self._thread.start()
 
@@ -184,7 +186,7 @@ class Door:
         False: it was shut before. What ZeroMQ had taken of it by then still comes, up to a thousand messages, when the
         number of its descriptor may be another one's.
         """
-        now = time.monotonic()
+        now = self._now()
         with self._lock:
             self._settle()
             if now < self._deaf_to.get((peer, descriptor), 0.0):
@@ -230,7 +232,7 @@ class Door:
         """All that has come was taken: who is a stranger still, and has sent too much, has to go."""
         with self._lock:
             self._settle()
-            now = time.monotonic()
+            now = self._now()
             for descriptor in [d for d, stranger in self._strangers.items() if stranger.is_suspect(now)]:
                 self._shut(descriptor, TOO_MUCH)
 
@@ -239,8 +241,8 @@ class Door:
         with self._lock:
             self.behind = True
             self._settle()
-            if time.monotonic() >= self._next_look:
-                self._look(time.monotonic())
+            if self._now() >= self._next_look:
+                self._look(self._now())
 
     def catch_up(self, *, behind: bool) -> None:
         """One message has been thrown away; ``behind``: there is another one."""
@@ -306,26 +308,30 @@ class Door:
                 wait = self._turn()
             except Exception:
                 log.exception("internal error; please report it")
+            self._clock.look(time.monotonic(), wait)
             if any(descriptor == self._wake_read for descriptor, _ in poller.poll(1000 * wait)):
                 os.read(self._wake_read, 1)
+
+    def _now(self) -> float:
+        return self._clock.now(time.monotonic())
 
     def _turn(self) -> float:
         """Do what is due; return how long the thread may rest."""
         with self._lock:
             begin = time.thread_time()
             self._settle()  # before the first wait as well: ZeroMQ signals only to who has found nothing
-            self._look(time.monotonic())
-            self._tell(self._refusals.overdue(time.monotonic()))
+            self._look(self._now())
+            self._tell(self._refusals.overdue(self._now()))
             self._resting = not self._strangers and not self._refusing
             wait = max(LOOK_KNOWN_S if self._resting else LOOK_S, 5 * (time.thread_time() - begin))
-            tidy = self._tidy_due is not None and time.monotonic() >= self._tidy_due
+            tidy = self._tidy_due is not None and self._now() >= self._tidy_due
         if tidy:
             self._tidy()
         return wait
 
     def _tidy(self) -> None:
         """Give back messages, and what was made of them: malloc would keep it."""
-        now = time.monotonic()
+        now = self._now()
         self._letting_go = not self._letting_go
         if self._letting_go:
             let_freed_memory_go()
@@ -339,7 +345,7 @@ class Door:
 
     def _tidy_soon(self) -> None:
         self._tidy_left = TIDY_TIMES
-        self._tidy_due = self._tidy_due or time.monotonic() + TIDY_S
+        self._tidy_due = self._tidy_due or self._now() + TIDY_S
 
     def _settle(self) -> None:
         """Take the monitor's events."""
@@ -355,7 +361,7 @@ class Door:
             self._accepted(value)
         elif kind == _GONE:
             stranger = self._strangers.get(value)  # none if it had ended before it was looked at
-            self._tell(self._refusals.ended(None if stranger is None else stranger.address, time.monotonic()))
+            self._tell(self._refusals.ended(None if stranger is None else stranger.address, self._now()))
             self._ended(value)
             self._tidy_soon()
         elif kind == _FAILED:
@@ -372,7 +378,7 @@ class Door:
         address = self._at(descriptor, address_of)
         if address is None:
             return  # it has ended meanwhile
-        now = time.monotonic()
+        now = self._now()
         self._strangers[descriptor] = Stranger(address=address, since=now, due=now + PATIENCE_S)
         if self._resting:  # another thread may have taken the event, and with it what would have woken this one
             self._resting = False
@@ -489,7 +495,7 @@ class Door:
 
     def _say(self, kind: str, text: str) -> None:
         """Log a line, if there was none of its kind just now."""
-        now = time.monotonic()
+        now = self._now()
         if now >= self._logged.get(kind, 0.0) + LOG_S:
             self._logged[kind] = now
             log.warning("%s", text)

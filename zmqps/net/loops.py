@@ -14,16 +14,31 @@ from zmqps.core.node.awake import LOOK_S, AwakeClock
 T = TypeVar("T")
 
 
-class _Selector(selectors.DefaultSelector):
-    """Looks at the clock before each wait, and often enough."""
+class AwakeSelector(selectors.DefaultSelector):
+    """Has a node's own time, of which it takes note before each wait, and often enough.
 
-    def __init__(self, clock: AwakeClock) -> None:
+    Attributes
+    ----------
+    clock
+        That time's.
+    real
+        The real time when somebody asked last: a loop does so in each turn, and to read the clock once more takes
+        longer than all the rest here.
+    """
+
+    def __init__(self) -> None:
         super().__init__()
-        self._clock = clock
+        self.real = time.monotonic()
+        self.clock = AwakeClock(self.real)
+
+    def time(self) -> float:
+        """Return the node's time, in seconds."""
+        real = self.real = time.monotonic()
+        return self.clock.now(real)
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        wait_s = LOOK_S if timeout is None else min(max(timeout, 0.0), LOOK_S)
-        self._clock.look(time.monotonic(), wait_s)
+        wait_s = LOOK_S if timeout is None or timeout > LOOK_S else max(timeout, 0.0)
+        self.clock.look(self.real, wait_s)
         return super().select(wait_s)
 
 
@@ -37,12 +52,14 @@ class AwakeLoop(asyncio.SelectorEventLoop):
     """
 
     def __init__(self) -> None:
-        self.clock = AwakeClock(time.monotonic())
-        super().__init__(_Selector(self.clock))
+        self._awake = AwakeSelector()
+        self.clock = self._awake.clock
+        super().__init__(self._awake)
 
     def time(self) -> float:
         """Return the loop's time, in seconds."""
-        return self.clock.now(time.monotonic())
+        real = self._awake.real = time.monotonic()
+        return self.clock.now(real)
 
 
 def stood_still_s(loop: asyncio.AbstractEventLoop) -> float:

@@ -14,12 +14,12 @@ import stat
 import struct
 import tempfile
 import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from zmqps.errors import ConfigurationError, DeadlineError
+from zmqps.net.deadlines import Deadline
 from zmqps.net.host import host_tag
 
 #: Connections that may wait to be accepted.
@@ -167,18 +167,18 @@ def _choosing(directory: Path, timeout: float) -> Iterator[None]:
     """Be the only process that connects, or begins to listen; the kernel ends it with the process."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        ends_at = time.monotonic() + timeout
+        deadline = Deadline(timeout)
         while True:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if time.monotonic() > ends_at:
+                if not (wait_s := deadline.wait_s(LOOK_S)):
                     raise DeadlineError(
                         operation="to find the workers of this host", seconds=timeout,
                         waiting_for=f"a process that holds the lock of {directory}; is it stopped?",
                     ) from None  # fmt: skip
-                threading.Event().wait(LOOK_S)  # the kernel offers no lock with a timeout
+                threading.Event().wait(wait_s)  # the kernel offers no lock with a timeout
         yield
     finally:
         os.close(fd)

@@ -30,6 +30,7 @@ from zmqps.core.protocol.messages import Hello
 from zmqps.core.protocol.proof import NONCE_NBYTES, Answering, Asking, door_word
 from zmqps.errors import ConfigurationError, PeerLostError, ProtocolError, ProtocolVersionError
 from zmqps.net.curve import answer_with_pair, ask_with_pair
+from zmqps.net.deadlines import Deadline
 from zmqps.net.names import find
 from zmqps.net.sockets import bind_socket, speak_to
 from zmqps.net.zeromq import readable
@@ -156,7 +157,7 @@ class BoundPair(Pair):
 
     def send(self, frames: Sequence[Any], timeout: float) -> bool:
         """Queue a copy of a message; False if there was nobody, or no room, for ``timeout`` seconds."""
-        deadline = time.monotonic() + timeout
+        deadline = Deadline(timeout)
         while True:
             self._check()
             while not self._reachable:
@@ -170,11 +171,13 @@ class BoundPair(Pair):
             try:
                 self._socket.send(self._from, zmq.SNDMORE | zmq.DONTWAIT)
             except zmq.Again:  # there is no room
-                self._socket.setsockopt(zmq.SNDTIMEO, _milliseconds(deadline))
+                if not (wait_s := deadline.wait_s()):
+                    return False
+                self._socket.setsockopt(zmq.SNDTIMEO, _milliseconds(wait_s))
                 try:
                     self._socket.send(self._from, zmq.SNDMORE)
                 except zmq.Again:
-                    return False
+                    continue
                 except zmq.ZMQError:
                     self._reachable = False
                     continue
@@ -189,7 +192,7 @@ class BoundPair(Pair):
         self._check()
         if self._arrived:
             return self._arrived.popleft()
-        deadline = time.monotonic() + timeout
+        deadline = Deadline(timeout)
         while (frames := self._next(deadline)) is not None:
             if frames[0] == self._from:
                 self._heard_at = time.monotonic()
@@ -203,9 +206,11 @@ class BoundPair(Pair):
         self._socket.close(int(linger * 1000))
         self._context.term()  # which ends the doorkeeper
 
-    def _next(self, deadline: float) -> list[Any] | None:
-        if not readable(self._socket) and not self._socket.poll(_milliseconds(deadline), _POLLIN):
-            return None
+    def _next(self, deadline: Deadline) -> list[Any] | None:
+        while not readable(self._socket):
+            if not (wait_s := deadline.wait_s()):
+                return None
+            self._socket.poll(_milliseconds(wait_s), _POLLIN)
         return [frame.buffer for frame in self._socket.recv_multipart(copy=False)]
 
     def _hear(self, frames: list[Any]) -> None:
@@ -256,7 +261,7 @@ class DialledPair(Pair):
 
     def send(self, frames: Sequence[Any], timeout: float) -> bool:
         """Queue a copy of a message; False if there was nobody, or no room, for ``timeout`` seconds."""
-        deadline = time.monotonic() + timeout
+        deadline = Deadline(timeout)
         self._check()
         while True:
             # a DEALER takes messages for a connection that broke, so the monitor is asked first
@@ -268,7 +273,7 @@ class DialledPair(Pair):
 
     def receive(self, timeout: float) -> list[Any] | None:
         """Return the frames of the other end's next message, None if none came for ``timeout`` seconds."""
-        deadline = time.monotonic() + timeout
+        deadline = Deadline(timeout)
         self._check()
         while True:
             if self._arrived:
@@ -323,9 +328,10 @@ class DialledPair(Pair):
     def _take(self) -> list[Any]:
         return [frame.buffer for frame in self._socket.recv_multipart(copy=False)]
 
-    def _step(self, deadline: float, wanted: int) -> bool:
+    def _step(self, deadline: Deadline, wanted: int) -> bool:
         """Wait until something happens, and do what it asks for; False at the deadline."""
-        milliseconds = _milliseconds(min(deadline, self._retry_at))
+        wait_s = deadline.wait_s()
+        milliseconds = _milliseconds(min(wait_s, self._retry_at - time.monotonic()))
         ready = dict(zmq.zmq_poll([(self._socket, wanted), (self._monitor, _POLLIN)], milliseconds))
         if self._monitor in ready:
             self._note(int(recv_monitor_message(self._monitor)["event"]))
@@ -335,7 +341,7 @@ class DialledPair(Pair):
         elif time.monotonic() >= self._retry_at:
             self._hang_up(0.0)
             self._dial()
-        return bool(ready) or time.monotonic() < deadline
+        return bool(ready) or wait_s > 0
 
     def _note(self, event: int) -> None:
         if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
@@ -386,8 +392,8 @@ def _goes_beyond(endpoint: str) -> bool:
     return endpoint.startswith("tcp://") and not is_loopback(split(endpoint)[0])
 
 
-def _milliseconds(deadline: float) -> int:
-    return max(0, math.ceil((deadline - time.monotonic()) * 1000))
+def _milliseconds(seconds: float) -> int:
+    return max(0, math.ceil(seconds * 1000))
 
 
 def _say(throttle: Throttle, text: str) -> None:

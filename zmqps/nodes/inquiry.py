@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +19,7 @@ from zmqps.core.protocol.keys import KEY_NBYTES
 from zmqps.core.protocol.messages import Checkpoint, Checkpointed, Drain, EndJob, Examine, Exited, Scale, Watch
 from zmqps.errors import DeadlineError
 from zmqps.net import loops
+from zmqps.net.deadlines import Deadline
 from zmqps.net.driver import Driver
 from zmqps.net.identity import check_endpoint, read_job_secret
 from zmqps.net.keyring import Keys
@@ -134,15 +134,15 @@ def end_cluster(
     IdentityError, ConfigurationError
         As for `end_job`.
     """
-    ends_at = time.monotonic() + timeout
+    deadline = Deadline(timeout)
     _end(address, "", "down", timeout, job_secret, keys, secrets.token_bytes(KEY_NBYTES))
-    while (left := ends_at - time.monotonic()) > 0:
+    while left := deadline.wait_s(GONE_S):
         try:
-            status = ask_status(address, timeout=min(left, GONE_S), keys=keys)
+            status = ask_status(address, timeout=left, keys=keys)
             if _saves(status["jobs"]):
-                ends_at = time.monotonic() + timeout
+                deadline = Deadline(timeout)
             # the connection may have ended before the coordinator has heard it
-            _end(address, "", "down", min(left, GONE_S), job_secret, keys, secrets.token_bytes(KEY_NBYTES))
+            _end(address, "", "down", left, job_secret, keys, secrets.token_bytes(KEY_NBYTES))
         except DeadlineError:
             return
     waited = f"the coordinator at {address} to end, which it was told to and has not"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from zmqps.core.protocol.endpoints import STAR, join
 from zmqps.errors import AddressInUseError, ConfigurationError
 from zmqps.extras import advice
+from zmqps.net import loops
 from zmqps.net.addresses import family_of, ipv4_first, resolve
 from zmqps.net.connections import hang_up
 from zmqps.net.ports import owner_of
@@ -117,7 +118,7 @@ class PageServer:
     def _run(self) -> None:
         assert self._server is not None
         try:
-            self._server.run(sockets=[self._listener])
+            loops.run(self._server.serve(sockets=[self._listener]))
         except BaseException:  # a page that is not there is no reason for a cluster to end
             log.exception("the page is not served any more")
 

@@ -29,6 +29,14 @@ def test_a_standstill_counts_for_no_more_than_the_wait_and_the_slack() -> None:
     assert clock.now(65.1) == pytest.approx(50.1 + LOOK_S + SLACK_S)
 
 
+def test_time_does_not_go_back_for_a_thread_that_has_read_the_clock_before_the_standstill() -> None:
+    clock = AwakeClock(50.0)
+    clock.look(50.0, LOOK_S)
+    before = clock.now(50.1)
+    clock.look(63.0, LOOK_S)
+    assert clock.now(50.1) >= before
+
+
 @given(st.lists(st.tuples(SECONDS, st.floats(0.0, LOOK_S), st.booleans()), max_size=30))
 def test_time_never_goes_back_and_only_stands_still(moves: list[tuple[float, float, bool]]) -> None:
     real, clock = 1000.0, AwakeClock(1000.0)

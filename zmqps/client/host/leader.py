@@ -7,7 +7,6 @@ import logging
 import selectors
 import socket
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -35,6 +34,7 @@ from zmqps.core.host.messages import MAX_NBYTES, Alone, Bring, Here, HostMessage
 from zmqps.core.protocol.arrays import Array
 from zmqps.errors import ConfigurationError, InternalError, ProtocolError, PSError
 from zmqps.net import meeting
+from zmqps.net.loops import AwakeSelector
 
 #: Models of one member that stay mapped: its own memory for gradients, and its `gradient_buffers`.
 NUM_MODELS = 2
@@ -85,6 +85,7 @@ class Leader:
         assert met.listener is not None
         self._machine = machine
         machine.values.places = list(places)
+        self._selector = AwakeSelector()
         self._listener, self._path, self._file = met.listener, path, met.file
         self._mapped = MappedModels(layout, NUM_MODELS)
         self._brought: dict[int, Brought] = {}  # by member: the last
@@ -125,13 +126,13 @@ class Leader:
     # --- the thread ---------------------------------------------------------------------------
 
     def _main(self) -> None:
-        selector = selectors.DefaultSelector()
+        selector = self._selector
         for one in (self._listener, self._wakes):
             one.setblocking(False)
             selector.register(one, selectors.EVENT_READ, 0)
         try:
             while not self._stopping:
-                for key, _ in selector.select(max(0.0, self._machine.next_deadline() - time.monotonic())):
+                for key, _ in selector.select(max(0.0, self._machine.next_deadline() - self._selector.time())):
                     if key.fileobj is self._listener:
                         self._accept(selector)
                     elif key.fileobj is self._wakes:
@@ -139,9 +140,9 @@ class Leader:
                     else:
                         self._read(selector, key.data)
                 while self._happened:
-                    self._carry_out(selector, self._machine.handle(self._happened.popleft(), time.monotonic()))
-                if time.monotonic() >= self._machine.next_deadline():
-                    self._carry_out(selector, self._machine.on_deadline(time.monotonic()))
+                    self._carry_out(selector, self._machine.handle(self._happened.popleft(), self._selector.time()))
+                if self._selector.time() >= self._machine.next_deadline():
+                    self._carry_out(selector, self._machine.on_deadline(self._selector.time()))
         except Exception:
             log.exception("the leader of this host's workers failed; they go on with another one; please report it")
         finally:
@@ -193,11 +194,11 @@ class Leader:
         if message is None:
             self._lose(selector, number)
         else:
-            self._carry_out(selector, self._machine.handle(Heard(number, message), time.monotonic()))
+            self._carry_out(selector, self._machine.handle(Heard(number, message), self._selector.time()))
 
     def _lose(self, selector: selectors.BaseSelector, number: int) -> None:
         if self._close(selector, number):
-            self._carry_out(selector, self._machine.handle(Gone(number), time.monotonic()))
+            self._carry_out(selector, self._machine.handle(Gone(number), self._selector.time()))
 
     def _close(self, selector: selectors.BaseSelector, number: int) -> bool:
         connection = self._connections.pop(number, None)

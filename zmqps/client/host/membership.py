@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import selectors
 import socket
 import threading
-import time
 
 from zmqps.core.host.messages import (
     MAX_NBYTES,
@@ -20,6 +20,8 @@ from zmqps.core.host.messages import (
     encode,
 )
 from zmqps.errors import ProtocolError
+from zmqps.net.deadlines import Deadline
+from zmqps.net.loops import AwakeSelector
 from zmqps.net.meeting import Met
 
 #: Seconds between signs of life until the leader has said how many.
@@ -70,8 +72,8 @@ class Membership:
         with contextlib.suppress(OSError):  # the thread notices
             self.met.connection.send(encode(message))
 
-    def ask(self, message: HostMessage | None, ends_at: float) -> HostMessage | None:
-        """Ask, and return the answer; None: there is none until then.
+    def ask(self, message: HostMessage | None, timeout: float) -> HostMessage | None:
+        """Ask, and return the answer; None: there is none for so many seconds.
 
         Raises
         ------
@@ -81,10 +83,14 @@ class Membership:
         self._pushing = False
         if message is not None:
             self.tell(message)
+        deadline = Deadline(timeout)
         while True:
+            wait_s = deadline.wait_s()
             try:
-                answer = self._answers.get(timeout=max(0.0, min(ends_at - time.monotonic(), threading.TIMEOUT_MAX)))
+                answer = self._answers.get(timeout=wait_s)
             except queue.Empty:
+                if wait_s:
+                    continue
                 return None
             if answer is None:
                 self._answers.put(None)  # for the next who asks
@@ -109,28 +115,31 @@ class Membership:
         self.met.connection.close()
 
     def _main(self) -> None:
+        with AwakeSelector() as selector:
+            selector.register(self.met.connection, selectors.EVENT_READ)
+            with contextlib.suppress(OSError, ProtocolError):
+                self._listen(selector)
+        self.met.connection.close()
+        self._answers.put(None)
+
+    def _listen(self, selector: AwakeSelector) -> None:
+        """Take what the leader says, until it is gone or silent."""
         connection = self.met.connection
-        heard_at = beat_at = time.monotonic()
+        heard_at = beat_at = selector.time()
         while not self._closed:
-            try:
+            if selector.select(self._interval / 2):
                 data = connection.recv(MAX_NBYTES + 1)
                 if not data:
-                    break
-                heard_at = time.monotonic()
+                    return
+                heard_at = selector.time()
                 message = decode(data)
                 if isinstance(message, Joined):
                     self._interval, self._timeout, self.step = message.interval, message.timeout, message.step
                     self.leader = message.name
-                    connection.settimeout(self._interval / 2)
                 if not isinstance(message, Alive):
                     self._answers.put(message)
-            except TimeoutError:
-                if time.monotonic() - heard_at > self._timeout:
-                    break
-            except (OSError, ProtocolError):
-                break
-            if time.monotonic() - beat_at >= self._interval / 2:
-                beat_at = time.monotonic()
+            elif selector.time() - heard_at > self._timeout:
+                return
+            if selector.time() - beat_at >= self._interval / 2:
+                beat_at = selector.time()
                 self.tell(Alive())
-        connection.close()
-        self._answers.put(None)

@@ -8,7 +8,6 @@ them (`zmqps.core.host`). Its own step ends with nothing in it. What is not comb
 from __future__ import annotations
 
 import os
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
@@ -301,7 +300,7 @@ class HostPusher(Pusher):
         return self._operations.submit(work)
 
     def _ends_at(self, timeout: float | None) -> float:
-        return time.monotonic() + checks.seconds("a timeout", self._seconds(timeout))
+        return self._thread.time() + checks.seconds("a timeout", self._seconds(timeout))
 
     def _shared(self) -> HostModels:
         """Return the memory that is shared, for the job as it is."""
@@ -390,7 +389,7 @@ class HostPusher(Pusher):
             group.step = answer.step + 1
             if steps and self._group.leader is None:  # the leader's push has ended its own step
                 advance.examples = 0  # which count with the leader's
-                self._submit(advance, left(ends_at)).result()
+                self._submit(advance, left(self, ends_at)).result()
 
     def _member(self, ends_at: float, title: str) -> Membership:
         """Return the membership in the host's group; find it, or found it."""
@@ -401,36 +400,36 @@ class HostPusher(Pusher):
         while group.membership is None:
             if self._closed:
                 raise ClosedError("the worker was closed")
-            met = meeting.meet(path, left(ends_at), stale=group.stale)
+            met = meeting.meet(path, left(self, ends_at), stale=group.stale)
             group.stale = None
             if met.listener is not None:
                 group.leader = lead(self, self._shared(), met, path)
             membership = Membership(met, self._title, os.getpid(), self._reads_at() or 0, welcome.heartbeat_timeout)
             try:
-                answer = membership.ask(None, min(ends_at, time.monotonic() + welcome.heartbeat_timeout))
+                answer = membership.ask(None, min(left(self, ends_at), welcome.heartbeat_timeout))
             except LeaderGoneError:
                 answer = None
             if answer is None:
                 membership.close()
                 group.leave()
                 group.stale = met.file
-                if time.monotonic() >= ends_at:
+                if self._thread.time() >= ends_at:
                     raise DeadlineError(
-                        operation=title, seconds=left(ends_at), waiting_for="the leader of this host's workers"
+                        operation=title, seconds=left(self, ends_at), waiting_for="the leader of this host's workers"
                     )
                 continue
             group.membership = membership
         return group.membership
 
     def _ask(self, group: Membership, message: HostMessage, ends_at: float, title: str) -> HostMessage:
-        begun_at = time.monotonic()
-        answer = group.ask(message, ends_at)
+        begun_at = self._thread.time()
+        answer = group.ask(message, left(self, ends_at))
         if self._closed:
             raise ClosedError("the worker was closed")
         if answer is None:
             waiting_for = group.waiting
             self._group.leave()
-            raise DeadlineError(operation=title, seconds=time.monotonic() - begun_at, waiting_for=waiting_for)
+            raise DeadlineError(operation=title, seconds=self._thread.time() - begun_at, waiting_for=waiting_for)
         if isinstance(answer, Dropped):
             self._group.leave()
             raise EvictedError(
@@ -462,7 +461,7 @@ class HostPusher(Pusher):
         flat, deliver = requests.receive(names, out, copy)
 
         def alone() -> Params:
-            return Pusher.pull_async(self, names, out=out, codec=codec, copy=copy, timeout=left(ends_at)).result()
+            return Pusher.pull_async(self, names, out=out, codec=codec, copy=copy, timeout=left(self, ends_at)).result()
 
         def read() -> Params:
             models, fresh = self._shared(), self._fresh

@@ -56,7 +56,7 @@ def lead(me: Pusher, models: HostModels, met: meeting.Met, path: Path) -> Leader
         if job.mode != "async" and one._reads_at() != step:
             return Pushed(alone=True)
         advance = None if job.mode == "async" else Advance(0.0)
-        push_sums(one, brought, advance, time.monotonic() + one._seconds(None), sums.flat)
+        push_sums(one, brought, advance, one._thread.time() + one._seconds(None), sums.flat)
         return Pushed()
 
     def fetch(what: Fetch) -> Fetched:
@@ -98,7 +98,7 @@ def push_sums(
     advance
         How the step ends; None: there are no steps.
     ends_at
-        When to give up.
+        When to give up, by the worker's time.
     sums
         Memory for the means; None: that of the one who brought something.
     """
@@ -130,16 +130,16 @@ def push_sums(
         last = index == len(together) - 1 and not (counts_all or for_all)
         Pusher.push_async(
             worker, grads, examples=count, codec=codec, atomic=atomic, step=last and advance is not None,
-            timeout=left(ends_at),
+            timeout=left(worker, ends_at),
         ).result()  # fmt: skip
     if advance is not None and (not together or counts_all or for_all):
         ends = Advance(0.0, skips=advance.skips, for_all=for_all, examples=examples)
-        worker._submit(ends, left(ends_at)).result()
+        worker._submit(ends, left(worker, ends_at)).result()
 
 
-def left(ends_at: float) -> float:
-    """Return the seconds until then."""
-    return max(ends_at - time.monotonic(), 0.001)
+def left(worker: Pusher, ends_at: float) -> float:
+    """Return the seconds until then, by the worker's time."""
+    return max(ends_at - worker._thread.time(), 0.001)
 
 
 def check_combines(job: JobSpec) -> None:

@@ -273,7 +273,7 @@ class CoordinatorMachine:
     def _take(self, event: Received, member: MemberInfo | None, message: Message, now: float) -> list[Action]:
         if isinstance(message, Large):
             found = self.openings.take(event, message, member, now)
-            return found if isinstance(found, list) else self._take(event, member, found, now)
+            return found if isinstance(found, list) else self._take(replace(event, message=found), member, found, now)
         check_message(self.identity, event, member)
         if isinstance(message, Hello):
             return join(self, event, message, now)

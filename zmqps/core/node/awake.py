@@ -29,18 +29,29 @@ class AwakeClock:
         Seconds that the node has stood still, in all, up to the last look.
     """
 
-    __slots__ = ("_until", "stood_s")
+    __slots__ = ("_seen", "stood_s")
 
     def __init__(self, real: float) -> None:
         self.stood_s = 0.0
-        self._until = real + SLACK_S
+        #: Its time at the last look, the most that it can be before the next one, and `stood_s`: in one attribute, for
+        #: other threads ask while this one looks.
+        self._seen = real, real + SLACK_S, 0.0
 
     def now(self, real: float) -> float:
-        """Return the node's time; it never goes back, and any thread may ask."""
-        return min(real, self._until) - self.stood_s
+        """Return the node's time; it never goes back, and any thread may ask.
+
+        Not even for a thread that read ``real`` before the node stood still, and asks here afterwards.
+        """
+        since, until, stood_s = self._seen
+        now = real - stood_s
+        return since if now < since else until if now > until else now
 
     def look(self, real: float, wait_s: float) -> None:
         """The node is about to wait, for ``wait_s`` seconds at most: what it did before took until now."""
-        if real > self._until:
-            self.stood_s += real - self._until
-        self._until = real + wait_s + SLACK_S
+        since, until, stood_s = self._seen
+        now = real - stood_s
+        if now > until:
+            now, self.stood_s = until, real - until
+        elif now < since:
+            now = since
+        self._seen = now, now + wait_s + SLACK_S, self.stood_s
