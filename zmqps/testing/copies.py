@@ -172,14 +172,15 @@ class CopyWitness:
     def _check_whole(self) -> None:
         """Assert that shards do not go without backups for long when all is well."""
         simulation = self._simulation
-        machine, now = simulation.coordinator, simulation.now
+        coordinator, now = simulation.nodes["coordinator"], simulation.now
+        machine = simulation.coordinator
         alive = [node for node in simulation.servers if node.alive]
         there = {s.incarnation for s in machine.servers} == {node.identity.incarnation for node in alive}
         well = there and len(alive) >= machine.options.servers and now >= simulation.network.cut_until
         runs = [run for run in machine.runs.values() if run.startup.ready and run.lost_shard is None]
         degraded = [text for run in runs for text in _degraded(run)]
         same, self._machine = self._machine is machine, machine
-        if not degraded or not well or not same or any(now < node.stopped_until for node in alive):
+        if not degraded or not well or not same or any(now < node.stopped_until for node in (coordinator, *alive)):
             self._degraded_since = None
             return
         self._degraded_since = now if self._degraded_since is None else self._degraded_since

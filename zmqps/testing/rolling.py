@@ -74,7 +74,7 @@ class Rolling:
         """Assert that no job has lost anything by it."""
         simulation, faults = self._simulation, self._faults
         impatient = simulation.options.replicas and faults.loss  # a server is lost before its connection is back
-        if not (faults.server_crash or faults.partition or faults.coordinator_crash or impatient):
+        if not (faults.server_crash or faults.partition or faults.coordinator_crash or faults.freeze or impatient):
             assert not simulation.job_failed, "servers were asked to go, and a job has lost a shard"
         if not faults.may_lose and simulation.coordinator.ending is None:
             rough = faults.loss or faults.drop or simulation.options.patience

@@ -434,7 +434,7 @@ class Simulation(SimulatedCluster):
             self._resizing.check()
 
     def _check_told(self, node: Node) -> None:
-        check_told(node, self.now)
+        check_told(node, self.time_of(node), self.woke_at(node))
 
     def _check_parked(self, server: Node) -> None:
         """Assert that a server keeps no pulls of peers that are gone."""
@@ -490,10 +490,12 @@ class Simulation(SimulatedCluster):
             self._successors.resolved(node, operation, value)
         if self.comebacks is not None:
             f = self.faults
-            self.comebacks.resolved(node, operation, value, may_be_lost=bool(f.partition or f.ways or f.stop or f.loss))
+            self.comebacks.resolved(
+                node, operation, value, may_be_lost=bool(f.partition or f.ways or f.stop or f.freeze or f.loss)
+            )
         if node.machine.member.lost:
             return  # it has lost the coordinator, and is not told what has become of its servers
-        began, settled_at = operation.started_at, self._calm_s + SETTLED_S
+        began, settled_at = operation.started_at + node.clock.stood_s, self._calm_s + SETTLED_S
         long = began > settled_at or (self.now > settled_at and self.now - began > LONGEST_S + SETTLED_S)
         if isinstance(value, DeadlineError) and long and self._is_whole:
             assert self.training.may_wait(self, value), f"{node.name} waits although all is well: {value}"
