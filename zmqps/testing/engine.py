@@ -88,7 +88,9 @@ class Node:
     connections: dict[Peer, Connection] = field(default_factory=dict)
     clock: AwakeClock = field(default_factory=lambda: AwakeClock(0.0))  # the time of its machine
     busy_until: float = 0.0
+    started_at: float = 0.0
     stopped_until: float = 0.0  # it does nothing before, as after SIGSTOP
+    stops: list[tuple[float, float]] = field(default_factory=list)  # from when until when it did nothing
     inbox: deque[tuple[Connection, int, Packet | None]] = field(default_factory=deque)
     timer_at: float | None = None
     rings: tuple[float, int] = (0.0, 0)
@@ -195,7 +197,7 @@ class Engine:
         for connection in early.values():
             self.at(connection.up_at, partial(self._back, connection, connection.life))
         self.note(node.name, "starts")
-        node.clock = self._new_clock(node)
+        node.clock, node.started_at = self._new_clock(node), self.now
         self._do(node, node.machine.start(self.time_of(node)))
         if node.program is not None:
             self._advance(node, partial(next, node.program))
@@ -213,6 +215,7 @@ class Engine:
             self.note(node.name, f"is stopped for {seconds:.3f} s")
             if self.now >= node.stopped_until:
                 node.clock.look(self.now, AWAKE_LOOK_S)
+            node.stops.append((max(self.now, node.stopped_until), self.now + seconds))
             node.stopped_until = max(node.stopped_until, self.now + seconds)
             self.at(node.stopped_until, partial(self._wake, node))
 

@@ -50,6 +50,7 @@ class Rolling:
             return
         there = {server.incarnation for server in simulation.coordinator.servers.staying}
         alive = [node for node in simulation.servers if node.alive and node.name not in self._asked]
+        alive = [node for node in alive if simulation.now >= node.stopped_until]
         alive = [node for node in alive if node.identity.incarnation in there and _has_joined(node)]
         if len(alive) < 2 or simulation.coordinator.scales.wanted == 1:
             return

@@ -41,6 +41,7 @@ from zmqps.testing.resizing import Resizing
 from zmqps.testing.returns import Returns
 from zmqps.testing.rolling import Rolling
 from zmqps.testing.savers import Savers
+from zmqps.testing.sleepers import Sleepers
 from zmqps.testing.stores import Disk, SavedJob
 from zmqps.testing.successors import Successors
 from zmqps.testing.thrift import Thrift
@@ -210,6 +211,7 @@ class Simulation(SimulatedCluster):
         if validate:
             self.training.watch(self)
             self._departures = Departures(self, faults.departure, calm_s)
+            self.sleepers = Sleepers(self, faults)
         self.savers: Savers | None = None
         self._fallbacks: Fallbacks | None = None
         if disk is not None:
@@ -415,12 +417,12 @@ class Simulation(SimulatedCluster):
         if role == "coordinator":
             parts = [self.copies, self.losses, self._attackers, self._fallbacks, self._successors, self.comebacks]
             checks = [self._check_fleet, *checks]
-            parts += [self.returns, self.savers]
+            parts += [self.returns, self.savers, self.sleepers]
         elif role == "server":
-            parts = [self.copies, self._attackers, self._successors, self._departures]
+            parts = [self.copies, self._attackers, self._successors, self._departures, self.sleepers]
             checks = [self._check_told, *checks]
         else:
-            parts = [self._orphans if role == "worker" else None, self.savers, self._successors]
+            parts = [self._orphans if role == "worker" else None, self.savers, self._successors, self.sleepers]
             checks = [self._check_told, *checks]
         checks += [part.check for part in parts if part is not None]
         return [*checks, self._check_parked] if role == "server" else checks
