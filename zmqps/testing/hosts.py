@@ -471,7 +471,7 @@ class HostGroups:
     def _check_silent(self, leader: Process, connection: Connection) -> None:
         """Assert that a member that is dropped has stood still, and not only its leader."""
         process, since = connection.process, connection.heard_at
-        silent_s = slept_s(process.stops, since, self.now)
+        silent_s = slept_s(process.stops, leader.stops, since, self.now)
         own = [stop for stop in leader.stops if stop[1] > since]
         unheard = INTERVAL + LATE_S + len(own) * (LOOK_S + SLACK_S)
         text = f"worker {process.number} is dropped, and stood still for {silent_s:.1f} s of {TIMEOUT:g}"

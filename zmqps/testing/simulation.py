@@ -464,6 +464,8 @@ class Simulation(SimulatedCluster):
 
     def ended(self, node: Node) -> None:
         """A node that has gone may be started again, a worker under the name it had."""
+        if self._validate and node.exit is not None:
+            self.sleepers.check(node)
         if self._rolling is not None and node.role == "server":
             self._rolling.ended(node)
         if node.role == "worker":

@@ -23,9 +23,15 @@ LATE_S = 0.3
 NEWEST = 16
 
 
-def slept_s(stops: Sequence[tuple[float, float]], since: float, until: float) -> float:
-    """Return for how long of a time somebody stood still, from when until when each time, in order."""
-    return sum(max(0.0, min(end, until) - max(begin, since)) for begin, end in stops)
+#: From when until when somebody stood still, each time.
+Stops = Sequence[tuple[float, float]]
+
+
+def slept_s(stops: Stops, own: Stops, since: float, until: float) -> float:
+    """Return for how long of a time somebody stood still while the one that judges it did not."""
+    slept = [(max(begin, since), min(end, until)) for begin, end in stops]
+    both = [(max(begin, b), min(end, e)) for begin, end in slept for b, e in own]
+    return sum(max(0.0, end - begin) for begin, end in slept) - sum(max(0.0, end - begin) for begin, end in both)
 
 
 class Sleepers:
@@ -78,7 +84,7 @@ class Sleepers:
         since = max(self._heard.get((judge.name, other.name), 0.0), judge.started_at)
         if not other.alive or other.started_at > since:
             return  # the one before it was heard, or this one has yet to say who it is
-        silent_s = slept_s(other.stops, since, self._simulation.now)
+        silent_s = slept_s(other.stops, judge.stops, since, self._simulation.now)
         own = [stop for stop in judge.stops if stop[1] > since]
         # what each of its own stops may have taken of its time, a heartbeat that was due, and a new connection
         unheard = LATE_S + self._simulation.options.heartbeat_interval + len(own) * (LOOK_S + SLACK_S)
