@@ -51,7 +51,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-random test-python test-slow test-repeats test-processes test-lan test-clusters test-engines test-browser test-prometheus frameworks test-frameworks test-conformance test-package package attack soak simulate mutate test-gpu bench bench-full bench-gpu bench-gate bench-peers bench-frameworks experiments picture screenshots metrics errors constraints audit sbom demo demo-sparse up down scale status observe logs trace launch doctor coordinator server worker clean
+.PHONY: help install check format test test-random test-python test-slow test-repeats test-processes test-lan test-clusters test-engines test-browser test-prometheus frameworks test-frameworks test-conformance test-package package attack soak simulate mutate test-gpu bench bench-full bench-gpu bench-gate bench-peers bench-frameworks experiments picture screenshots metrics roles errors constraints audit sbom demo demo-sparse up down scale status observe logs trace launch doctor coordinator server worker clean
 
 ##@ Development
 
@@ -83,6 +83,9 @@ picture: $(INSTALLED) ## draw the rooms and their imports into docs/architecture
 metrics: $(INSTALLED) ## write the tables of docs/metrics.md from the catalogue of figures
 	$(PY) -m tests.figures
 
+roles: $(INSTALLED) ## write the tables of roles and messages into docs/security.md
+	$(PY) -m tests.roles
+
 errors: $(INSTALLED) ## write docs/errors.md from the docstrings of the errors
 	$(PY) -m zmqps explain --all >docs/errors.md.new && mv docs/errors.md.new docs/errors.md
 
@@ -93,7 +96,7 @@ format: $(INSTALLED) ## rewrite the files the way `make check` wants them
 test: $(INSTALLED) ## the default test suite, in three processes: tests wait more than they compute
 	$(PY) -m pytest --numprocesses 3 --dist loadfile
 
-test-random: $(INSTALLED) ## the default suite's hypothesis tests with other examples each time, two minutes; failures in runs/random
+test-random: $(INSTALLED) ## the default suite's hypothesis tests with other examples each time, a minute; failures in runs/random
 	HYPOTHESIS_PROFILE=random $(PY) -m pytest -m 'hypothesis and $(USUAL)' --numprocesses 3 --dist loadfile
 
 test-python: ## the default suite on another Python, in a virtualenv of its own: PYTHON=python3.13

@@ -33,7 +33,7 @@ from tests.leaks import Before, left_behind  # noqa: E402
 # Few examples in every run, many where time does not matter: `HYPOTHESIS_PROFILE=thorough make test`.
 hypothesis.settings.register_profile("default", deadline=None, max_examples=30, derandomize=True, print_blob=True)
 hypothesis.settings.register_profile(
-    "random", deadline=None, max_examples=30, database=found.database(), print_blob=True, derandomize=False
+    "random", deadline=None, max_examples=15, database=found.database(), print_blob=True, derandomize=False
 )
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=1000, derandomize=False)
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE") or "default"

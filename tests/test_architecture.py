@@ -33,6 +33,7 @@ ROOMS: dict[str, dict[str, str]] = {
     "Ground: errors, checks, optimizers, codecs, rows": {
         "words": "",
         "errors": "words",
+        "files": "errors",
         "checks": "errors",
         "jit": "",
         "codecs": "errors checks jit",
@@ -54,26 +55,26 @@ ROOMS: dict[str, dict[str, str]] = {
     "Doors: sockets, shared memory, GPUs, recording, files": {
         "extras": "",
         "logs": "errors",
-        "net": "errors checks core/protocol core/node",
-        "net/lane": "errors core/protocol net",
+        "net": "errors files checks core/protocol core/node",
+        "net/lane": "errors files core/protocol net",
         "gpu": "errors extras checks codecs optim rows core/protocol core/job core/server core/worker",
-        "trace": "errors extras core/protocol core/node net",
+        "trace": "errors extras files core/protocol core/node net",
         "metrics": "errors extras checks core/protocol core/node net",
-        "checkpoint": "errors extras checks rows core/protocol core/job",
+        "checkpoint": "errors extras files checks rows core/protocol core/job",
         "page": "errors extras core/protocol net",
-        "sinks": "errors extras",
+        "sinks": "errors extras files",
     },
     "Processes: what runs a machine": {
         # checkpoint: a table is written into the same files as one of a checkpoint
         "client": "errors checks checkpoint codecs optim rows logs core/protocol core/job core/node core/worker net "
         "net/lane gpu trace metrics",
         "client/host": "errors checks codecs client core/protocol core/job core/host core/worker net net/lane",
-        "nodes": "errors checks checkpoint codecs optim rows core/protocol core/treatments core/job core/node "
+        "nodes": "errors files checks checkpoint codecs optim rows core/protocol core/treatments core/job core/node "
         "core/server core/coordinator net net/lane gpu trace metrics page sinks",
         "keys": "errors checks core/protocol net nodes",
-        "launch": "errors checks logs core/protocol core/coordinator net gpu trace metrics nodes keys",
-        "doctor": "errors core/protocol gpu net nodes",
-        "top": "errors nodes",
+        "launch": "errors files checks logs core/protocol core/coordinator net gpu trace metrics nodes keys",
+        "doctor": "errors files core/protocol gpu net nodes",
+        "top": "errors files nodes",
     },
     "Public: what scripts and users type": {
         "data": "errors checks core/job",
@@ -89,8 +90,8 @@ ROOMS: dict[str, dict[str, str]] = {
         "keras": "errors extras checks optim client worker",
         "zmqps": "errors codecs optim core/worker client checkpoint keys launch data initial stale pipeline worker aio "
         "local",
-        "cli": "errors extras logs core/protocol core/coordinator net gpu trace checkpoint metrics nodes keys launch "
-        "doctor top zmqps",
+        "cli": "errors extras files logs core/protocol core/coordinator net gpu trace checkpoint metrics nodes keys "
+        "launch doctor top zmqps",
         "__main__": "cli",
     },
     "Test tools": {
@@ -156,7 +157,7 @@ EXCEPTIONS = {
     "zmqps/jit.py": {"numba"},
     "zmqps/optim/rows.py": {"numba"},
     "zmqps/rows/kernels.py": {"numba"},
-    "zmqps/core/coordinator/startup.py": {"shlex"},  # a name in a command that is advised
+    "zmqps/core/coordinator/described.py": {"shlex"},  # a name in a command that is advised
     "zmqps/rows/arena.py": {"mmap", "sys"},  # address space, of which what is written to becomes memory
     "zmqps/optim/registry.py": {"importlib"},  # an optimizer's module by its name; a user's by its entry point
 }
@@ -240,6 +241,21 @@ SHELLS = {"zmqps/nodes/server.py", "zmqps/nodes/coordinator.py", "zmqps/worker.p
 UNSAFE_IMPORTS = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 UNSAFE_CALLS = {"eval", "exec", "__import__"}
 
+#: What opens files by itself, and why; others use `zmqps.files` and `zmqps.nodes.files.Folder`, which look first.
+OPENS_ITSELF = {
+    "zmqps/files.py": "it is the door",
+    "zmqps/nodes/files.py": "files of this user's own, below directories that are held open",
+    "zmqps/net/lane/arena.py": "memory of a process, by its descriptor: no name of a file",
+    "zmqps/net/lane/segment.py": "shared memory, whose owner and mode it checks",
+    "zmqps/page/document.py": "a file of the package, wherever that is installed",
+    "zmqps/extras.py": "what is installed, by importlib.metadata",
+    "zmqps/cli/up.py": "a pipe that it has made",
+    "zmqps/checkpoint/owners.py": "a lock, which it opens as a plain file only, and reads up to a bound",
+}
+#: Methods that open what they are called on, and functions that open what they are given.
+OPENING = {"read_text", "write_text", "write_bytes"}
+OPENERS = {"io.open", "os.fdopen", "np.load", "np.save", "np.fromfile", "np.memmap", "torch.load", "tempfile.mktemp"}
+
 #: Modules on top of the package: what scripts import, and what every room needs.
 ON_TOP = {
     *(
@@ -249,6 +265,7 @@ ON_TOP = {
         "checks",
         "data",
         "extras",
+        "files",
         "initial",
         "jax",
         "jit",
@@ -471,6 +488,28 @@ def safety_violations(module: Module) -> Iterator[str]:
             yield f"{module.path}:{node.value.lineno} allows pickle"
 
 
+def opening_violations(module: Module) -> Iterator[str]:
+    """A file that others may have made is opened by what looks first: it may be a FIFO, a device or endless."""
+    if module.path in OPENS_ITSELF:
+        return
+    for node in nodes(module):
+        if not isinstance(node, ast.Call):
+            continue
+        name, first = ast.unparse(node.func), ast.unparse(node.args[0]) if node.args else ""
+        method, told = name.rpartition(".")[2], ast.unparse(node)
+        opened = bool(node.args) and isinstance(node.args[0], ast.Call)  # which is looked at by itself
+        if (
+            (name == "open" and not (opened or first in ("fd", "os.devnull") or "opener=" in told))
+            or (name == "os.open" and first != "os.devnull" and "O_DIRECTORY" not in told)
+            or (method == "open" and name != "open" and isinstance(node.func, ast.Attribute) and first[1:2] in "rwxa"
+                and isinstance(node.args[0] if node.args else None, ast.Constant))
+            or (method == "read_bytes" and not node.args)
+            or method in OPENING
+            or name in OPENERS
+        ):  # fmt: skip
+            yield f"{module.path}:{node.lineno} calls {told[:80]}; use zmqps.files"
+
+
 def raising_violations(module: Module) -> Iterator[str]:
     """An error that is kept must not be raised itself: it would keep whatever was at hand each time."""
     for node in nodes(module):
@@ -533,6 +572,11 @@ def test_nothing_can_turn_bytes_into_code() -> None:
     assert [text for module in modules() for text in safety_violations(module)] == []
 
 
+def test_files_that_others_may_have_made_are_opened_by_what_looks_first() -> None:
+    assert [text for module in modules() for text in opening_violations(module)] == []
+    assert [path for path in OPENS_ITSELF if not (ROOT / path).exists()] == []
+
+
 def test_errors_that_are_kept_are_not_raised_themselves() -> None:
     assert [text for module in modules() for text in raising_violations(module)] == []
 
@@ -573,6 +617,21 @@ def test_importing_core_loads_no_io_library() -> None:
         (naming_violations, "bench/a.py", "@dataclass\nclass A:\n" + "".join(f" {name}: int\n" for name in "abcde")),
         (safety_violations, "zmqps/nodes/server.py", "def f():\n    import pickle"),
         (safety_violations, "zmqps/nodes/server.py", "eval('1')"),
+        *(
+            (opening_violations, "zmqps/nodes/a.py", source)
+            for source in (
+                "open(path)",
+                "open(path, 'rb', buffering=0)",
+                "open(os.open(path, os.O_RDONLY))",
+                "path.open('rb')",
+                "os.open(path, os.O_RDONLY)",
+                "path.read_text()",
+                "path.read_bytes()",
+                "path.write_text('x')",
+                "np.load(path)",
+                "open(f'{path}.json', 'w')",
+            )
+        ),
         (raising_violations, "zmqps/core/a.py", "raise self.lost"),
         (raising_violations, "zmqps/core/a.py", "raise self._barred[peer][1] from None"),
         (safety_violations, "zmqps/nodes/server.py", "np.load(f, allow_pickle=True)"),

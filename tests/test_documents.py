@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import figures
+from tests import figures, roles
 from tests.imports import ROOT
 from tests.picture import DOCUMENT, drawn
 from zmqps import __version__
@@ -95,6 +95,10 @@ def test_names_of_the_package_in_the_documents_can_be_imported() -> None:
 
 def test_the_picture_of_rooms_is_that_of_the_tree() -> None:
     assert DOCUMENT.read_text() == drawn(DOCUMENT.read_text()), "run `make picture`"
+
+
+def test_the_tables_of_roles_are_those_of_the_source() -> None:
+    assert roles.DOCUMENT.read_text() == roles.drawn(roles.DOCUMENT.read_text()), "run `make roles`"
 
 
 def test_the_tables_of_metrics_are_those_of_the_catalogue() -> None:

@@ -114,6 +114,7 @@ NUMBERS = {
     "Z075": "CheckpointMismatchError",
     "Z076": "CheckpointStorageError",
     "Z077": "CheckpointFailedError",
+    "Z078": "CheckpointTooSoonError",
     "Z080": "DeposedError",
     "Z081": "DrainError",
     "Z082": "ScaleError",

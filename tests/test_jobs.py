@@ -270,7 +270,7 @@ def test_a_stranger_ends_no_job_and_the_user_of_the_coordinator_does(tmp_path, m
                 assert answer.code == zmqps.IdentityError.code
             with monkeypatch.context() as elsewhere:
                 elsewhere.setattr(tempfile, "tempdir", str(tmp_path))
-                with pytest.raises(zmqps.IdentityError, match="only the user who runs the coordinator may end a job"):
+                with pytest.raises(zmqps.IdentityError, match="only the user who runs the coordinator may end jobs"):
                     end_job(cluster.address, "default")
             worker.push(ones(4))
             keys = Path(tempfile.gettempdir(), f"zmqps-{os.geteuid()}")

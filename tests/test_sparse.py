@@ -19,9 +19,9 @@ from zmqps import initial, optim
 from zmqps.errors import (
     ConfigurationError,
     DtypeError,
+    IdentityError,
     JobMismatchError,
     NonFiniteGradientError,
-    NotJoinedError,
     OptimizerError,
     PSError,
     ShapeError,
@@ -228,7 +228,7 @@ def test_rows_are_loaded_counted_and_gone_through() -> None:
         assert (told.rows, told.new, told.refused) == (5000, 5000, 0)
         assert told.bytes > values.nbytes
         np.testing.assert_array_equal(observer.table("t").pull(ids[:9], timeout=PATIENCE), values[:9])
-        with pytest.raises(NotJoinedError, match="an observer may pull, not push"):
+        with pytest.raises(IdentityError, match="an observer may not push"):
             observer.table("t").push([1], np.ones((1, 2)), timeout=PATIENCE)
 
 

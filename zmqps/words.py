@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 
 def listed(names: Sequence[str], most: int, number: int | None = None) -> str:
@@ -37,3 +38,14 @@ def num_bytes(number: float) -> str:
         if number < 999.5 or unit == "TB":
             break
     return f"{number:.3g} {unit}"
+
+
+def is_short(value: Any, most: int) -> bool:
+    """Whether plain data have so many parts and characters at most; looks at no more of them."""
+    left, to_do = most, [value]
+    while to_do and left >= 0:
+        one = to_do.pop()
+        left -= 1 + (len(one) if isinstance(one, str | list | dict) else 0)
+        if left >= 0 and isinstance(one, list | dict):
+            to_do += [*one.keys(), *one.values()] if isinstance(one, dict) else one
+    return left >= 0

@@ -322,6 +322,10 @@ class Worker(Pusher):
             The cluster was started without a place for checkpoints; or ``state`` is not plain data.
         CheckpointFailedError
             It could not be made, say for want of room on the disk. Training goes on.
+        CheckpointTooSoonError
+            The workers of this job have asked for eight, and for more than one every 2 s since.
+        IdentityError
+            This is an observer, which may not save.
         DeadlineError
             It is not complete; it may yet be.
         """

@@ -39,11 +39,12 @@ def row(out: Outcome) -> list[str]:
 def attack(name: str, mode: str, seconds: float, tries: int = 1, *, timed: bool = True) -> Outcome:
     """Run an attack; where nothing but the speed was wrong, once more, for others may be busy on this machine."""
     how: dict[str, Any] = {"during_s": seconds}
-    fault = FAULTS.get(name)
+    fault, options = FAULTS.get(name), dict[str, Any]()
     if fault is not None:
         how |= {"attacker": fault.attacker, "fault": fault.begin}
+        options = {"descriptors": fault.descriptors, "keyed": fault.keyed, "more": fault.more}
     try:
-        out = try_attack(name, mode, timed=timed, attack=how, descriptors=fault.descriptors if fault else None)
+        out = try_attack(name, mode, timed=timed, attack=how, **options)
     except Exception as error:  # of the run itself: no invariant can be said to hold
         return Outcome(name, mode, broken=[f"{type(error).__name__}: {error}"[:200]])
     out.tries = tries

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from tests.attack import bound, training
 from tests.attack.nodes import MAX_ARENAS, Held, held_by_all, lines_with, logged_nbytes, most
 from tests.attack.training import CORE, Tally
 from tests.pace import allow, stretch
+from zmqps import keys
 
 #: How it begins what is said of the speed.
 SLOW = ("half the speed", "not recovered")
@@ -155,19 +157,28 @@ class Arena:
         How many workers count; another one is a spare.
     descriptors
         How many the nodes may have open, as by ``ulimit -n``; None: as many as this process.
+    keyed
+        Whether the cluster has keys, and a place for checkpoints; attackers then have an observer's key.
+    more
+        Returns what else the cluster is told, given a directory of its own.
     options
         Of `zmqps.LocalCluster`.
     """
 
     def __init__(
-        self, mode: str, *, begun: bool = True, expected: int = CORE, descriptors: int | None = None, **options: Any
-    ) -> None:
+        self, mode: str, *, begun: bool = True, expected: int = CORE, descriptors: int | None = None,
+        keyed: bool = False, more: Callable[[Path], Mapping[str, Any]] = lambda directory: {}, **options: Any,
+    ) -> None:  # fmt: skip
         self.mode = mode
+        self._keyed = keyed
         self._expected = expected
         self._descriptors = descriptors
         self._begun = begun
         times = {"heartbeat_interval": 0.5, "heartbeat_timeout": stretch(HEARTBEAT_TIMEOUT)}
         self._options = {**times, **options}
+        self._more = more
+        self.noticed: list[str] = []  # what was wrong of what a fault has looked at
+        self.counted: Counter[str] = Counter()  # and how much it has done
         self._stack = ExitStack()
         self.trainers: dict[int, Trainer] = {}
         self.past = 0  # pushes that killed workers had acknowledged
@@ -181,6 +192,11 @@ class Arena:
         with ExitStack() as stack:
             self.directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="zmqps-attack-")))
             self.tally = Tally(self.directory / "tally")
+            if self._keyed:
+                self._options |= {"keys": self.keys, "checkpoint": self.checkpoints, "checkpoint_at_end": False}
+                keys.create(self.keys)
+                os.environ["ZMQPS_KEYS"] = str(self.keys)  # for the honest
+                stack.callback(os.environ.pop, "ZMQPS_KEYS", None)
             cluster = zmqps.LocalCluster(
                 servers=2,
                 workers=self._expected,
@@ -188,7 +204,7 @@ class Arena:
                 slice_nbytes=training.SLICE_NBYTES,
                 timeout=START_TIMEOUT,
                 directory=self.directory / "logs",
-                **self._options,
+                **{**self._options, **self._more(self.directory)},
             )
             with inheriting(self._descriptors):
                 self.cluster = stack.enter_context(cluster)
@@ -200,6 +216,16 @@ class Arena:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self._stack.close()
+
+    @property
+    def keys(self) -> Path:
+        """Where the keys of its nodes are."""
+        return self.directory / "keys"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Where its checkpoints are."""
+        return self.directory / "checkpoints"
 
     # --- honest workers ------------------------------------------------------------------------
 
@@ -306,11 +332,12 @@ class Arena:
         """Let an attacker work meanwhile."""
         insider = [self.tally.incarnation(index).hex() for index in range(CORE)]
         command = [sys.executable, "-m", "tests.attack.attackers", name, self.cluster.address, *insider]
-        log = self.directory / f"{name}.txt"
-        with (
-            log.open("ab") as file,
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file, bufsize=0) as process,
-        ):
+        log, environment = self.directory / f"{name}.txt", dict(os.environ)
+        if self._keyed:
+            del environment["ZMQPS_KEYS"]
+            environment["ZMQPS_TOKEN"] = keys.token(self.keys, "observer", self.cluster.address)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": environment}
+        with log.open("ab") as file, subprocess.Popen(command, stderr=file, bufsize=0, **pipes) as process:
             attack = Attack(process, log)
             try:
                 attack.await_start()
@@ -441,7 +468,8 @@ def attack_once(
     with arena.attacked(attacker or name) as attack, fault(arena):
         looks = arena.watch(during_s, peaks)
         out.broken += [] if arena.dead else [f"meanwhile {text}" for text in newcomer(arena)]
-    out.during, out.stall_s, out.counts = speed(looks), longest_stall(looks), attack.counts
+    out.during, out.stall_s, out.counts = speed(looks), longest_stall(looks), {**attack.counts, **arena.counted}
+    out.broken += arena.noticed
     looks = arena.watch(1.0, peaks)
     ends_at = time.monotonic() + after_s - 1.0
     while time.monotonic() < ends_at:  # all is as before as soon as it can be seen

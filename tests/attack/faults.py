@@ -1,4 +1,6 @@
-"""Resources that run out: memory, descriptors, the disk of the logs, shared memory. All is done from outside.
+"""Resources that run out: memory, descriptors, the disk of the logs, shared memory; and checkpoints that must stay.
+
+All is done from outside.
 
 ``prlimit`` changes the limits of a process that runs, so a node needs no door for it. Disk and shared memory are small
 file systems in a mount namespace of the whole run, which a file then fills.
@@ -11,15 +13,19 @@ import resource
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
 from tests.attack.arena import Arena
+from tests.attack.doors import odd_files, slow_connections, with_checkpoints, with_doors
 from tests.attack.nodes import SHARED_MEMORY
+from zmqps.keys import Keys
+from zmqps.nodes.checkpoints import KEEP
+from zmqps.nodes.inquiry import save_job
 
 #: Memory that is left to a server that has none any more.
 LEFT_NBYTES = 1 << 20
@@ -78,6 +84,17 @@ def full_shared_memory(arena: Arena) -> AbstractContextManager[None]:
     return full(SHARED_MEMORY)
 
 
+@contextmanager
+def kept_checkpoints(arena: Arena) -> Iterator[None]:
+    """Whoever runs the cluster saves the job as often as checkpoints are kept; these must be there afterwards."""
+    for _ in range(KEEP):
+        save_job(arena.cluster.address, "default", keys=Keys.load(arena.keys))
+    good = sorted(arena.checkpoints.glob("*/*/manifest.json"))
+    yield
+    there = sorted(arena.checkpoints.glob("*/*/manifest.json"))
+    assert there == good, f"checkpoints were {len(good)}, and are others now: {there}"
+
+
 def set_apart() -> None:
     """Go on in a mount namespace where temporary files and shared memory have little room, and nobody else uses it.
 
@@ -93,18 +110,23 @@ def set_apart() -> None:
 
 
 class Fault(NamedTuple):
-    """What runs out meanwhile, who attacks, and with how many descriptors the nodes have to get along all the time."""
+    """What runs out meanwhile, who attacks, and what the cluster has all the time: descriptors, or keys."""
 
     begin: Callable[[Arena], AbstractContextManager[None]]
     attacker: str
     descriptors: int | None = None
+    keyed: bool = False
+    more: Callable[[Path], Mapping[str, Any]] = lambda directory: {}  # options of the cluster, in whose directory
 
 
 FAULTS = {
     "no-memory": Fault(no_memory, "deaf-puller"),
     "no-descriptors": Fault(lambda arena: nullcontext(), "connection-flood", descriptors=64),
+    "observer-s-key": Fault(kept_checkpoints, "orders", keyed=True),
     "full-disk": Fault(full_disk, "refusals"),
     "full-shared-memory": Fault(full_shared_memory, "garbage"),
+    "slow-connections": Fault(slow_connections, "garbage", more=with_doors),
+    "odd-files": Fault(odd_files, "garbage", more=with_checkpoints),
 }
 #: Those that need a run that is set apart.
 NEED_ROOM = ("full-disk", "full-shared-memory")

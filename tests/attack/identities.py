@@ -10,17 +10,21 @@ import numpy as np
 from tests.attack.attackers import attacker
 from tests.attack.stranger import Stranger, Target, Until, hello
 from zmqps.core.job.spec import JobSpec, Parameter
-from zmqps.core.protocol.guard import end_guard
+from zmqps.core.protocol.guard import end_guard, save_guard
 from zmqps.core.protocol.keys import KEY_NBYTES
 from zmqps.core.protocol.messages import (
     Ack,
     Arrive,
     Assign,
+    Checkpoint,
+    Checkpointed,
     Commit,
     Committed,
     Departed,
     Discard,
     Discarded,
+    Drain,
+    Draining,
     EndJob,
     Enter,
     Error,
@@ -38,6 +42,8 @@ from zmqps.core.protocol.messages import (
     Range,
     Ready,
     Released,
+    Scale,
+    SetRates,
     Shutdown,
     Take,
     Waiting,
@@ -240,6 +246,39 @@ def job_ender(target: Target, until: Until, counts: Counter[str]) -> None:
                     answer = stranger.ask(EndJob(1, "default", own, guard), JobEnded, Error, attempts=2)
                     counts[answered(answer)] += 1
                 stranger.ask(hello("observer", secrets.token_bytes(16)), Welcome, Error, attempts=2)
+
+
+@attacker
+def orders(target: Target, until: Until, counts: Counter[str]) -> None:
+    """Join as an observer, and save, begin, end, train, drain and scale; where there are keys, with its key."""
+    own = secrets.token_bytes(KEY_NBYTES)
+    job = JobSpec(parameters=(Parameter("shared", (1 << 20,), "float32"),), optimizer=sgd(1.0).to_wire()).to_wire()
+    asked: list[Message] = [
+        Checkpoint(1, "", 0, {"planted": 1}),
+        Checkpoint(2, "default", 0, {"planted": 1}, own, save_guard(own, "default", own)),
+        Init(3, job),
+        EndJob(4, "default", own, end_guard(own, "default", own)),
+        EndJob(5, "", own),
+        Drain(6, "server-0", 0, own),
+        Scale(7, 1, own),
+        Arrive(8, 0, (1,)),
+        Enter(9, "mine"),
+        Take(10, "data", 1 << 20, 1, 1, (), ()),
+        SetRates(11, 0, ()),
+    ]
+    while until.pause(0.02):
+        for joins in (True, False):
+            with Stranger(target.coordinator) as stranger:
+                if joins:
+                    stranger.ask(hello("observer", secrets.token_bytes(16)), Welcome, Error, attempts=2)
+                for message in asked:
+                    answer = stranger.ask(message, Checkpointed, Job, JobEnded, Draining, Released, Error, attempts=1)
+                    counts[f"{type(message).__name__}: {answered(answer)}"] += 1
+                stranger.ask(Leave("closed"), Left, Error, attempts=1)
+        for server, endpoint in enumerate(target.servers):
+            with Stranger(endpoint) as stranger:
+                stranger.ask(target.member.hello(server), Welcome, Error, attempts=2)
+                counts[f"push: {answered(stranger.ask(push(target, server, 12), Ack, Error, attempts=1))}"] += 1
 
 
 @attacker

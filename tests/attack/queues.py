@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 from collections import Counter
 
@@ -12,6 +13,7 @@ from tests.attack.attackers import attacker
 from tests.attack.identities import answered
 from tests.attack.raw import RawPeer, frame
 from tests.attack.stranger import Stranger, Target, Until, hello
+from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.protocol.messages import (
     Enter,
     Error,
@@ -27,6 +29,8 @@ from zmqps.core.protocol.messages import (
     Values,
     Welcome,
 )
+from zmqps.core.protocol.typed import pack
+from zmqps.optim import sgd
 
 #: A version that no training reaches.
 NEVER = 1 << 40
@@ -59,7 +63,8 @@ def random_hellos(target: Target, until: Until, counts: Counter[str]) -> None:
 @attacker
 def reader(target: Target, until: Until, counts: Counter[str]) -> None:
     """Pull whole shards over TCP and read the answers: no attack, but a warm-up, and what to compare others with."""
-    for endpoint in (target.coordinator, *target.servers):  # malloc keeps what was freed once (zmqps/net/memory.py)
+    plain = () if "ZMQPS_TOKEN" in os.environ else (target.coordinator, *target.servers)  # else nobody takes it
+    for endpoint in plain:  # malloc keeps what was freed once (zmqps/net/memory.py)
         with contextlib.suppress(OSError), RawPeer(endpoint).shake_hands() as peer:
             peer.send(frame(bytes(8 << 20)))
     strangers = [Stranger(endpoint) for endpoint in target.servers]
@@ -191,3 +196,29 @@ def data_sets(target: Target, until: Until, counts: Counter[str]) -> None:
             stranger.ask(Leave("closed"), Left, Error, attempts=2)
             counts["left"] += 1
         until.pause(0.05)
+
+
+@attacker
+def hostile_sizes(target: Target, until: Until, counts: Counter[str]) -> None:
+    """Name jobs of impossible sizes, by a few bytes and by a few megabytes, as workers and as an observer."""
+    largest = (1 << 64) - 1
+    shapes = ([1 << 41], [1 << 44], [1 << 47], [0, largest], [largest] * 32)
+    specs = [[["w", shape, "float32"]] for shape in shapes]
+    specs += [[[f"p{i}", [1 << 41], "float64"] for i in range(number)] for number in (7, 1000, 20_000)]
+    specs += [[[f"{i:07d}", [], "float32"] for i in range(60_000)], [["w", [8], "float32"]] * 60_000]
+    plain = JobSpec(parameters=(Parameter("w", (8,), "float32"),), optimizer=sgd(0.1).to_wire()).to_wire()
+    jobs = [{**plain, "parameters": parameters} for parameters in specs]
+    jobs += [{**plain, "optimizer": {"name": "sgd", "x": [0] * (1 << 20)}}, {f"{i:06x}": 0 for i in range(60_000)}]
+    inits = [pack([Init.kind, 1, job]) for job in jobs]
+    beats = [pack([Heartbeat.kind, {"jobs": {f"{i:06x}": 0 for i in range(number)}}]) for number in (5000, 60_000)]
+    while until:
+        for role in ("worker", "worker", "observer"):
+            with Stranger(target.coordinator) as stranger:
+                name = secrets.token_hex(8)
+                stranger.ask(hello(role, secrets.token_bytes(16), name), Welcome, Error)
+                for frame_ in (*inits, *beats):
+                    counts["sent"] += stranger.send_frames([frame_])
+                    counts["answers"] += stranger.drain()
+                    if not until.pause(0.05):
+                        return
+                stranger.ask(Leave("closed"), Left, Error, attempts=2)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from zmqps.checkpoint.manifest import Manifest
+from zmqps.checkpoint.manifest import Manifest, Owner
 from zmqps.checkpoint.publish import Save
 from zmqps.checkpoint.storage import Storage
 from zmqps.checkpoint.writer import ShardWriter
@@ -18,6 +18,15 @@ from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.protocol.arrays import Array
 
 NOW = 1_700_000_000.0
+
+
+def owner(cluster: int, run: int | None = None, host: str = "here") -> Owner:
+    """Return the owner of what a cluster saves."""
+    ids = [f"{number:08x}" * 4 for number in (cluster, cluster if run is None else run)]
+    return Owner(cluster=ids[0], run=ids[1], host=host, pid=1000 + cluster, since=NOW)
+
+
+OWNER = owner(1)
 SHAPES = st.lists(st.integers(0, 7) | st.integers(1, 5), max_size=4).map(tuple)
 DTYPES = st.sampled_from(["float32", "float64", "float16", "bfloat16"])
 
@@ -84,6 +93,7 @@ def save(
     owner: str = "me",
     now: float = NOW,
     steps: int | None = None,
+    owned_by: Owner | None = None,
     **more: Any,
 ) -> str:
     """Write a checkpoint as a cluster would, and return its path."""
@@ -105,6 +115,7 @@ def save(
         slots=model.slots,
         shards=tuple(shards),
         created_at=now,
+        owner=owned_by,
         **more,
     )
     return one.commit(manifest)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from tests.checkpoint.saved import Model, job, save
 from zmqps.checkpoint.find import open_checkpoint
-from zmqps.checkpoint.manifest import Manifest
+from zmqps.checkpoint.manifest import Manifest, _sealed
+from zmqps.checkpoint.publish import prune
 from zmqps.checkpoint.storage import LocalStorage
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import Parameter
@@ -127,6 +128,43 @@ def test_a_damaged_part_is_noticed_when_it_is_read_and_the_rest_can_be_read() ->
     assert checkpoint.array("b").tobytes() == MODEL.array("b").tobytes()
 
 
+def rewritten(data: bytes, **fields: object) -> bytes:
+    """Return a manifest with other fields, and the checksum that belongs to them."""
+    return _sealed({name: value for name, value in {**json.loads(data), **fields}.items() if name != "xxh3_128"})
+
+
+def enormous(shape: list[int]) -> dict[str, object]:
+    """Return fields of a manifest of one parameter that no disk could hold."""
+    spec = job(Parameter("w", tuple(shape), "float32"))
+    return {"job": spec.to_wire(), "placement": Placement.balance(KeySpace(spec.parameters), 2).to_wire()}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"created_at": 10**400}, {"created_at": -(10**400)}, {"created_at": -1.0}, {"created_at": 1e300},
+        {"version": 10**400}, {"version": -1}, enormous([1 << 36]), enormous([1 << 13, 1 << 23]),
+    ],
+    ids=[
+        "after all time", "before all time", "before 1970", "after 9999",
+        "a version beyond all", "a negative version", "256 GiB", "256 GiB in rows",
+    ],
+)  # fmt: skip
+def test_a_checkpoint_whose_numbers_cannot_be_true_hides_no_good_one(
+    tmp_path: Path, fields: dict[str, object], caplog: pytest.LogCaptureFixture
+) -> None:
+    good = save(LocalStorage(), str(tmp_path), MODEL, PLACEMENT)
+    bad = save(LocalStorage(), str(tmp_path), MODEL, PLACEMENT, version=8)
+    manifest = Path(bad) / "manifest.json"
+    manifest.write_bytes(rewritten(manifest.read_bytes(), **fields))
+    with pytest.raises(CheckpointCorruptError, match=r"the manifest cannot be used: its? "):
+        open_checkpoint(bad)
+    found = open_checkpoint(str(tmp_path))
+    assert found.path == good
+    assert found.arrays(optimizer=True)["w"].tobytes() == MODEL.array("w").tobytes()
+    assert f"{bad}: the manifest cannot be used" in caplog.text
+
+
 KEYS = st.sampled_from(["format", "zmqps", "job", "shards", "xxh3_128"])
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
@@ -139,3 +177,18 @@ JSON = st.recursive(
 def test_whatever_stands_in_a_manifest_is_a_documented_error(data: bytes) -> None:
     with pytest.raises(PSError):
         Manifest.from_bytes("here", data)
+
+
+def test_where_those_that_were_listed_are_removed_the_latest_is_found_all_the_same() -> None:
+    disk = Disk()
+    paths = [save(disk, "/ckpt", MODEL, PLACEMENT, version=version) for version in (1, 2)]
+    size, late = disk.size, []
+
+    def size_late(path: str) -> int:
+        if path.startswith(paths[1]) and not late:
+            late.extend(save(disk, "/ckpt", MODEL, PLACEMENT, version=version) for version in (3, 4))
+            prune(disk, "/ckpt/default", 2, [*paths, *late])
+        return size(path)
+
+    disk.size = size_late  # type: ignore[method-assign]
+    assert open_checkpoint("/ckpt", storage=disk).path == late[1]

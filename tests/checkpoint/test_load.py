@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import zmqps
 from tests.checkpoint.saved import Model, job, save
+from zmqps.checkpoint.publish import prune
 from zmqps.checkpoint.storage import LocalStorage
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import Parameter
@@ -46,3 +48,37 @@ def test_importing_zmqps_loads_no_checkpoint() -> None:
     program = "import sys, zmqps; print(*(name for name in sys.modules if 'xxhash' in name or 'checkpoint' in name))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
+
+
+def test_where_the_latest_is_removed_while_it_is_read_the_next_is(tmp_path: Path, monkeypatch: Any) -> None:
+    old = save(LocalStorage(), str(tmp_path), MODEL, PLACEMENT, version=1)
+    read = LocalStorage.read
+    made: list[str] = []
+
+    def read_late(self: LocalStorage, path: str, *where: Any) -> bytes:
+        if path.endswith(".safetensors") and not made:
+            made.append(save(self, str(tmp_path), MODEL, PLACEMENT, version=2))
+            prune(self, str(Path(old).parent), 1, [str(Path(path).parent), made[0]])
+        return read(self, path, *where)
+
+    monkeypatch.setattr(LocalStorage, "read", read_late)
+    assert np.array_equal(zmqps.load(tmp_path)["w"], MODEL.array("w"))
+    made.clear()
+    (path,) = Path(old).parent.iterdir()
+    with pytest.raises(zmqps.CheckpointNotFoundError, match=r"removed while it was read: .*; read the latest one"):
+        zmqps.load(path)
+
+
+def test_what_is_removed_for_ever_is_given_up(tmp_path: Path, monkeypatch: Any) -> None:
+    first = save(LocalStorage(), str(tmp_path), MODEL, PLACEMENT)
+    read = LocalStorage.read
+
+    def read_late(self: LocalStorage, path: str, *where: Any) -> bytes:
+        if path.endswith(".safetensors"):
+            latest = str(Path(path).parent)
+            prune(self, str(Path(first).parent), 1, [latest, save(self, str(tmp_path), MODEL, PLACEMENT)])
+        return read(self, path, *where)
+
+    monkeypatch.setattr(LocalStorage, "read", read_late)
+    with pytest.raises(zmqps.CheckpointNotFoundError, match="removed while it was read"):
+        zmqps.load(tmp_path)

@@ -17,6 +17,7 @@ import pytest
 
 import zmqps
 from tests import hosts
+from tests.cli.test_run import UNSAVED
 from tests.leaks import assert_gone
 from tests.pace import allow
 from zmqps import keys
@@ -92,6 +93,35 @@ def large(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
+def test_secrets_are_not_copied_that_options_variables_and_the_configuration_name(
+    tmp_path: Path, capsys, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    named = ("by-flag", "by-variable", "by-table", "identity", "identity2")
+    for name in ("train.py", "plain", *named):
+        (tmp_path / name).write_text("x" * 32)
+    (tmp_path / "zmqps.toml").write_text('[coordinator]\nmetrics-token = "by-table"\n')
+    monkeypatch.setenv("ZMQPS_UP_JOB_SECRET", "by-variable")
+    ssh = "ssh -i identity -oIdentityFile=identity2"
+    command = [
+        "-H",
+        "a,b",
+        "--ssh",
+        ssh,
+        "--job-secret",
+        "by-flag",
+        "--sync-code",
+        "--dry-run",
+        "--",
+        "python",
+        "train.py",
+    ]
+    assert run(["--config", "zmqps.toml", "launch", *command]) == exits.OK
+    said = capsys.readouterr().out
+    assert "not copied, for these are secrets: by-flag, by-table, by-variable, identity, identity2\n" in said
+    assert "copies 3 files" in said  # the script, its neighbour and the configuration
+
+
 SYNC = ("launch", "-H", "a,b", "--sync-code", "--", "python", "train.py")
 
 
@@ -156,6 +186,12 @@ def test_a_cluster_ends_with_its_workers_and_its_logs_are_here(ssh, zmqps, tmp_p
     assert len(logs) == 1
     assert "1 of tcp://" in logs[0]
     assert not (tmp_path / ".zmqps").exists(), "the keys are gone, too"
+
+
+@pytest.mark.processes
+def test_that_what_was_trained_could_not_be_saved_is_an_exit_code_of_its_own(ssh, zmqps) -> None:
+    result = zmqps(*ssh, "-H", "127.0.0.11:1", "--checkpoint", "ckpt", "--", sys.executable, "-c", UNSAVED)
+    assert result.returncode == exits.NOT_SAVED, result.stdout + result.stderr
 
 
 @pytest.mark.processes

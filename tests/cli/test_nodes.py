@@ -14,6 +14,8 @@ import pytest
 from tests.pace import allow, stretch
 from tests.ports import reserved_port
 from zmqps.core.protocol import exits
+from zmqps.core.protocol.events import Record
+from zmqps.nodes.journal import FILE, Journal
 
 pytestmark = pytest.mark.processes
 
@@ -50,6 +52,17 @@ def test_a_busy_port_is_named_with_its_owner(zmqps, role, busy_port) -> None:
     assert f"port {busy_port} is in use by" in result.stderr
     assert f"(pid {os.getpid()})" in result.stderr
     assert result.stderr.count("\n") == 1
+
+
+def test_a_coordinator_with_a_damaged_journal_begins_no_other_cluster(zmqps, tmp_path) -> None:
+    with Journal(tmp_path / "j") as journal:
+        journal.write([Record("identity", 1)])
+    os.truncate(tmp_path / "j" / FILE, 5000)
+    result = zmqps("coordinator", "--address", ANYWHERE, "--journal", tmp_path / "j")
+    assert result.returncode == exits.USAGE
+    assert "it is damaged" in result.stderr
+    assert "put a good copy in its place" in result.stderr
+    assert (tmp_path / "j" / FILE).stat().st_size == 5000
 
 
 def test_binding_beyond_this_host_is_refused(zmqps) -> None:
@@ -114,3 +127,24 @@ def test_figures_are_shown_beyond_this_host_to_those_with_a_token_alone(zmqps, r
     result = zmqps(*NODES[role], "--metrics", "0.0.0.0:0")
     assert result.returncode == exits.USAGE
     assert "--metrics-token" in result.stderr
+
+
+def test_a_coordinator_that_comes_back_from_its_journal_has_its_checkpoints_again_and_others_are_refused(
+    start, zmqps, tmp_path
+) -> None:
+    saving = (*NODES["coordinator"], "--checkpoint", "runs")
+    clusters = set()
+    for _ in range(2):
+        node = start(*saving, "--journal", "journal")
+        node.wait_for("coordinator at ")
+        note = json.loads((tmp_path / "runs" / ".lock").read_text())
+        clusters.add(note["cluster"])
+        assert note["pid"] == node.pid
+        refused = zmqps(*saving, "--journal", "other")
+        assert refused.returncode == exits.FAILED
+        assert f"runs: the cluster {note['cluster'][:8]} (host {note['host']}, pid {node.pid}, " in refused.stderr
+        assert refused.stderr.count("\n") == 1
+        assert [path.name for path in (tmp_path / "other").iterdir()] == ["coordinator.lock"]  # no cluster has begun
+        node.popen.kill()
+        node.popen.wait()
+    assert len(clusters) == 1

@@ -191,6 +191,24 @@ def test_without_a_key_for_workers_nothing_is_started(tasks, tmp_path) -> None:
     assert "Traceback" not in task.output
 
 
+#: Trains once, and has a file in the place of the directory of checkpoints before the cluster ends.
+UNSAVED = """
+import shutil, numpy as np, zmqps
+worker = zmqps.connect()
+worker.init({"w": np.zeros(8, np.float32)}, optimizer=zmqps.optim.sgd(0.1))
+worker.push({"w": np.ones(8, np.float32)})
+shutil.rmtree("ckpt", ignore_errors=True)
+open("ckpt", "w").close()
+worker.finish()
+"""
+
+
+@pytest.mark.processes
+def test_that_what_was_trained_could_not_be_saved_is_an_exit_code_of_the_first_task(tasks) -> None:
+    found = tasks(2, "--checkpoint", "ckpt", "--", sys.executable, "-c", UNSAVED)
+    assert [task.exit_code() for task in found] == [exits.NOT_SAVED, exits.OK], [task.output for task in found]
+
+
 @pytest.mark.processes
 def test_a_worker_that_fails_ends_all_tasks_with_a_code(tasks) -> None:
     script = f"[ $ZMQPS_WORKER_INDEX = 2 ] && {{ echo out of luck; exit 9; }}; {AT_WORK}"

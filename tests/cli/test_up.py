@@ -310,12 +310,34 @@ def test_what_was_trained_is_saved_when_a_signal_ends_the_cluster(start, tmp_pat
     assert open_checkpoint(str(tmp_path / "ckpt")).manifest.version == 47
 
 
+#: Has a file in the place of the directory before the cluster ends.
+FULL = "import shutil; shutil.rmtree('ckpt', ignore_errors=True); open('ckpt', 'w').close()\n"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("once", [(), ("--once",)])
+def test_that_what_was_trained_could_not_be_saved_is_an_exit_code_of_its_own(zmqps, once) -> None:
+    steps = STEPS.replace('if "finish"', f'{FULL}if "finish"')
+    result = zmqps(*UP, *once, "--checkpoint", "ckpt", "--", sys.executable, "-c", steps, "finish")
+    assert "ends without a last checkpoint" in result.stdout
+    assert result.returncode == exits.NOT_SAVED, result.stdout + result.stderr
+
+
+@pytest.mark.processes
+def test_so_it_is_where_a_signal_ends_the_cluster(start) -> None:
+    steps = STEPS.replace('if "finish"', f'{FULL}if "finish"')
+    up = start(*UP, "--checkpoint", "ckpt", "--drain-timeout", "1", "--", sys.executable, "-c", steps, "wait")
+    up.wait_for("worker-0 .* at work")
+    up.popen.send_signal(signal.SIGTERM)
+    assert up.exit_code() == exits.NOT_SAVED, up.output
+
+
 @pytest.mark.processes
 def test_no_last_checkpoint_is_written_where_that_is_said(zmqps, tmp_path) -> None:
     saving = ("--checkpoint", "ckpt", "--checkpoint-at-end", "no")
     result = zmqps(*UP, *saving, "--", sys.executable, "-c", STEPS, "finish")
     assert result.returncode == exits.OK
-    assert not (tmp_path / "ckpt").exists()
+    assert not list((tmp_path / "ckpt").iterdir())
 
 
 @pytest.mark.processes

@@ -23,9 +23,9 @@ from zmqps.errors import (
     ConfigurationError,
     DeadlineError,
     DtypeError,
+    IdentityError,
     JobMismatchError,
     NonFiniteGradientError,
-    NotJoinedError,
     ShapeError,
     TableFullError,
     UnknownParameterError,
@@ -316,7 +316,7 @@ def test_observers_may_pull_and_not_push(pair: zmqps.LocalCluster, job: str) -> 
         assert len(seen) == 1
         both: list[Callable[[], None]] = [lambda: seen.push([8], rows(1)), lambda: seen.load([8], rows(1))]
         for refused in both:
-            with pytest.raises(NotJoinedError, match="an observer may pull, not push"):
+            with pytest.raises(IdentityError, match="an observer may not push"):
                 refused()
         assert seen.pull(8).tolist() == [-1.0, -1.0]
 

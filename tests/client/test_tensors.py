@@ -1,4 +1,4 @@
-"""Tables of pulled values: their memory is used again, and never while somebody may look at it."""
+"""Tables of pulled values, whose memory is used again, never while somebody may look at it; views beyond all memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from zmqps.client.tensors import Tables
+from zmqps.client.tensors import MEMORY_NBYTES, Tables, describe
+from zmqps.errors import ConfigurationError
+from zmqps.gpu.handover import Handover
 
 F4, F8, F2 = (np.dtype(name) for name in ("f4", "f8", "f2"))
 SHAPES = ((Tables.SMALL_NBYTES // 4, F4), (Tables.SMALL_NBYTES // 8 + 10, F8))
@@ -115,3 +117,10 @@ def test_tables_come_back_from_another_thread_and_after_their_pool() -> None:
     del pool
     tables[0][:] = 1
     assert tables[0].sum() == SHAPES[0][0]
+
+
+@pytest.mark.parametrize("buffers", [False, True])
+def test_a_view_that_is_larger_than_all_memory_is_refused_before_it_is_copied(buffers: bool) -> None:
+    value = np.broadcast_to(np.float32(0), (1 << 18, MEMORY_NBYTES >> 18))
+    with pytest.raises(ConfigurationError, match=r"the array 'w' of shape \(262144, .* check its shape, or keep rows"):
+        describe({"w": value}, Handover(), buffers=buffers)

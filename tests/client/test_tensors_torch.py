@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from zmqps.client.requests import Requests
-from zmqps.client.tensors import describe
+from zmqps.client.tensors import MEMORY_NBYTES, describe
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.worker.operations import Attached
-from zmqps.errors import ShapeError
+from zmqps.errors import ConfigurationError, ShapeError
 from zmqps.gpu.handover import Handover
 from zmqps.optim import sgd
 
@@ -57,3 +57,10 @@ def test_a_bfloat16_tensor_of_another_shape_is_refused() -> None:
     )
     with pytest.raises(ShapeError, match=r"\(4,\)"):
         asked.pull(None, {"w": torch.zeros(4, dtype=torch.bfloat16)}, None, None, None)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_tensor_that_is_larger_than_all_memory_once_expanded_is_refused_before_it_is_copied(dtype: str) -> None:
+    value = torch.zeros(1, dtype=getattr(torch, dtype)).expand(MEMORY_NBYTES, 1)
+    with pytest.raises(ConfigurationError, match=r"the array 'w' of shape .* check its shape, or keep rows"):
+        describe({"w": value}, Handover())

@@ -6,10 +6,14 @@ import errno
 import os
 import socket
 import threading
+import time
+from contextlib import ExitStack, suppress
 
 import pytest
 
-from zmqps.doctor.knock import Listener, knock
+from tests.pace import allow
+from zmqps.doctor import knock as knocking
+from zmqps.doctor.knock import MAX_KNOCKS, Listener, knock
 
 TOKEN = b"t" * 32
 
@@ -90,3 +94,54 @@ def test_what_the_system_says_is_told(number: int, problem: str, monkeypatch: py
 
     monkeypatch.setattr(socket, "create_connection", fail)
     assert knock("a", "b", "host", 1, TOKEN, 1.0).problem == problem
+
+
+def trickle(peer: socket.socket, ends_at: float) -> bool:
+    """Send a byte now and then until the other end hangs up; false if it does not."""
+    peer.settimeout(0.02)
+    while time.monotonic() < ends_at:
+        try:
+            peer.sendall(b"t")
+            if not peer.recv(1):
+                return True
+        except TimeoutError:
+            continue
+        except OSError:
+            return True
+    return False
+
+
+def test_who_knocks_slowly_is_hung_up_on_when_its_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(knocking, "PATIENCE_S", 0.2)
+    slow = Listener("127.0.0.1", 0, b"u" * 4096)
+    monkeypatch.setattr(knocking, "TOKEN_NBYTES", 4096)
+    try:
+        with socket.create_connection(("127.0.0.1", slow.port)) as peer:
+            assert trickle(peer, time.monotonic() + allow(10))
+    finally:
+        slow.close()
+
+
+def test_strangers_that_hold_all_places_shut_out_nobody_who_was_meant(listener) -> None:
+    with ExitStack() as stack:
+        for _ in range(MAX_KNOCKS):
+            stack.enter_context(socket.create_connection(("127.0.0.1", listener.port))).sendall(b"t")
+        for _ in range(3):
+            assert knock("a", "b", "127.0.0.1", listener.port, TOKEN, allow(2.0)).problem == ""
+
+
+def test_a_stranger_that_answers_a_byte_now_and_then_is_silent_when_the_time_is_over() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        over = threading.Event()
+
+        def drip() -> None:
+            connection, _ = server.accept()
+            with connection, suppress(OSError):
+                while not over.wait(0.05):
+                    connection.sendall(b"t")
+
+        thread = threading.Thread(target=drip, daemon=True)
+        thread.start()
+        assert knock("a", "b", "127.0.0.1", server.getsockname()[1], TOKEN, 0.2).problem == "silent"
+        over.set()
+        thread.join()

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from zmqps import keys
 from zmqps.errors import ConfigurationError
 from zmqps.launch.code import Code, code_of, rsync_missing, script_of
+from zmqps.launch.hosts import Host
+from zmqps.launch.ssh import Shell
 
 
 @pytest.fixture
@@ -97,6 +100,78 @@ def test_how_much_is_copied_to_how_many_hosts_is_said_and_what_most_of_it_is(pro
     assert code.largest().startswith("ckpt/ 5 kB, train.py 4 B, deep/ 2 B")
     assert not code.is_much
     assert Code(folder=project, there="", files={"x": 1_100_000_000}).is_much
+
+
+@pytest.fixture
+def secretive(project: Path) -> Path:
+    """The same with all that is nobody else's business, and with what only looks so."""
+    keys.create(project / "keys")
+    keys.create(project / "deep" / "cluster")
+    for name, text in {
+        ".env": "A=1", "conf/.env.local": "A=1", ".ssh/config": "Host a", ".ssh/known_hosts": "a", "id_ed25519": "x",
+        "server.KEY": "x", "ca/host.pem": "-----BEGIN RSA PRIVATE KEY-----", "ca/ca.pem": "-----BEGIN CERTIFICATE-----",
+        "job-secret.txt": "x" * 32, "hf_token": "x", "credentials.json": "{}", ".netrc": "x", "private.yaml": "x",
+        "named/by/option": "x" * 32, "whole/of/it": "x", ".env.example": "A=", "key.py": "x", "tokens.py": "x",
+        "tokenizer.json": "{}", "keys.md": "x", "monkey": "x",
+    }.items():  # fmt: skip
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text(text)
+    (project / "private.yaml").chmod(0o600)
+    (project / "weights.safetensors").write_bytes(bytes(100_000))
+    (project / "weights.safetensors").chmod(0o600)
+    return project
+
+
+SECRETS = {
+    "keys/", "deep/cluster/", ".env", "conf/.env.local", ".ssh/", "id_ed25519", "server.KEY", "ca/host.pem",
+    "job-secret.txt", "hf_token", "credentials.json", ".netrc", "private.yaml", "named/by/option", "whole/",
+}  # fmt: skip
+NO_SECRETS = {
+    "ca/ca.pem", ".env.example", "key.py", "tokens.py", "tokenizer.json", "keys.md", "monkey", "weights.safetensors",
+    "train.py",
+}  # fmt: skip
+
+
+def without_secrets(folder: Path) -> Code:
+    return code_of(folder / "train.py", folder, "/there", [folder / "named/by/option", folder / "whole"])
+
+
+def test_no_secret_is_copied_whatever_its_name_and_place_and_each_is_named(secretive: Path) -> None:
+    code = without_secrets(secretive)
+    assert set(code.secrets) == SECRETS
+    assert NO_SECRETS <= set(code.files)
+    assert not [name for name in code.files if f"{name.partition('/')[0]}/" in SECRETS or name in SECRETS]
+    assert "keys/" in code.without()
+    assert "\n" not in code.without()
+
+
+@needs_git
+def test_a_secret_that_git_knows_is_not_copied_either_and_one_that_it_ignores_is_not_named(secretive: Path) -> None:
+    git(secretive, "init")
+    (secretive / ".gitignore").write_text(".env\n")
+    git(secretive, "add", "train.py", "keys", "server.KEY")
+    code = without_secrets(secretive)
+    assert set(code.secrets) == SECRETS - {".env"}
+    assert NO_SECRETS <= set(code.files)
+
+
+def test_where_others_may_not_even_read_the_script_modes_tell_no_secret(secretive: Path) -> None:
+    (secretive / "train.py").chmod(0o600)
+    assert set(without_secrets(secretive).secrets) == SECRETS - {"private.yaml"}
+
+
+@pytest.mark.skipif(shutil.which("rsync") is None, reason="there is no rsync")
+def test_no_secret_arrives_by_rsync(secretive: Path, tmp_path: Path) -> None:
+    code = without_secrets(secretive)
+    shell = tmp_path / "ssh"
+    shell.write_text('#!/bin/sh\nwhile [ "$1" != far ]; do shift; done; shift; exec sh -c "$*"\n')
+    shell.chmod(0o755)
+    command = Shell(ssh=str(shell)).copy(Host(name="far"), code.folder, str(tmp_path / "there"))
+    subprocess.run(command, input=code.listing, check=True, timeout=60)
+    arrived = {path.relative_to(tmp_path / "there").as_posix() for path in (tmp_path / "there").rglob("*")}
+    assert NO_SECRETS <= arrived
+    assert not {name.rstrip("/") for name in SECRETS} & arrived
+    assert not [name for name in arrived if name.endswith((".key", "authorized.toml"))]
 
 
 def test_what_lies_below_this_directory_lies_below_theirs(project: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import binascii
 import os
 from pathlib import Path
 
@@ -43,7 +42,7 @@ def test_the_parts_of_a_file_are_all_of_it_and_fit_into_a_line_each(
 
 @pytest.mark.parametrize("text", ["no base64!", "QQ=", "QQ==\n"])
 def test_a_part_that_is_damaged_is_refused(text: str) -> None:
-    with pytest.raises(binascii.Error):
+    with pytest.raises(ConfigurationError, match="is no content of a file"):
         unpack(text)
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
 import socket
 import subprocess
 import sys
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from http import HTTPStatus
 from pathlib import Path
 
 import pytest
@@ -23,9 +26,9 @@ pytest.importorskip("prometheus_client")
 
 from zmqps.core.node.measured import Measured
 from zmqps.errors import AddressInUseError, ConfigurationError, DeadlineError
-from zmqps.metrics import endpoint, text
+from zmqps.metrics import endpoint, listener, text
 from zmqps.metrics.endpoint import Source, answering
-from zmqps.metrics.listener import MAX_AT_ONCE
+from zmqps.metrics.listener import MAX_CONNECTIONS
 from zmqps.metrics.place import MetricsPlace
 
 LOG = logging.getLogger("zmqps.tests")
@@ -84,8 +87,20 @@ def test_with_a_token_nobody_else_is_answered(serve: Serve, tmp_path: Path) -> N
 
 def test_a_page_that_calls_this_host_by_another_name_reads_nothing(serve: Serve) -> None:
     url = serve()
-    assert get(f"{url}/metrics", Host="attacker.example:9570")[0] == 403
-    assert get(f"{url}/metrics", Host="localhost:9570")[0] == 200
+    for other in (
+        "attacker.example:9570",
+        "[::1].evil.com",
+        "localhost.evil.com",
+        "me@localhost",
+        "localhost:x",
+        "a b",
+    ):
+        assert get(f"{url}/metrics", Host=other)[0] == 403, other
+    for own in ("localhost:9570", "LOCALHOST", "localhost.", "[::1]:9570", "127.0.0.1"):
+        assert get(f"{url}/metrics", Host=own)[0] == 200, own
+    assert get(f"{url}/metrics", Host="localhost:9570", Origin="http://localhost:9570")[0] == 200
+    for origin in ("http://localhost:9571", "http://evil.example", "null"):
+        assert get(f"{url}/metrics", Host="localhost:9570", Origin=origin)[0] == 403, origin
 
 
 def test_a_node_that_does_not_answer_in_time_fails_the_scrape_and_no_more(serve: Serve) -> None:
@@ -96,19 +111,92 @@ def test_a_node_that_does_not_answer_in_time_fails_the_scrape_and_no_more(serve:
     assert get(f"{url}/metrics") == (503, "a scrape timed out after 5.0 s, waiting for the node's loop\n")
 
 
-def test_as_many_scrape_at_a_time_as_there_are_places(serve: Serve) -> None:
-    url = serve()
+def connected(url: str) -> socket.socket:
     host, port = url.removeprefix("http://").split(":")
-    slow = [socket.create_connection((host, int(port)), timeout=allow(10)) for _ in range(MAX_AT_ONCE)]
+    return socket.create_connection((host, int(port)), timeout=allow(10))
+
+
+def is_shut(peer: socket.socket) -> bool:
+    """Wait until the other end has shut a connection, or has said something."""
     try:
-        with socket.create_connection((host, int(port)), timeout=allow(10)) as one_more:
-            assert one_more.recv(1) == b"", "hung up on: all others are still asking"
-        slow.pop().close()
-        slow[0].sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
-        assert slow[0].recv(15).startswith(b"HTTP/1.0 403"), "it did not say whom it means"
+        return peer.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def test_strangers_that_ask_slowly_shut_no_scraper_out_and_the_oldest_is_hung_up_on(serve: Serve) -> None:
+    url = serve()
+    with ExitStack() as stack:
+        slow = [stack.enter_context(connected(url)) for _ in range(MAX_CONNECTIONS)]
+        for peer in slow:
+            peer.sendall(b"GET /met")
+        for _ in range(3):
+            assert get(f"{url}/metrics")[0] == 200
+        assert is_shut(slow[0])
+        slow[-1].sendall(b"rics HTTP/1.0\r\n\r\n")
+        assert slow[-1].recv(15).startswith(b"HTTP/1.0 403"), "it did not say whom it means"
+
+
+def test_who_sends_a_byte_now_and_then_is_shut_when_its_time_for_the_whole_request_is_over(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "CLIENT_S", 0.3)
+    began = time.monotonic()
+    with connected(serve()) as peer:
+        peer.settimeout(0.02)
+        while True:
+            try:
+                peer.sendall(b"G")
+                assert peer.recv(1) == b""
+                break
+            except TimeoutError:
+                assert time.monotonic() - began < allow(10), "it is still heard"
+            except ConnectionError:
+                break
+
+
+def test_who_reads_its_answer_slowly_is_shut_when_its_time_for_the_whole_answer_is_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(listener, "CLIENT_S", 0.5)
+    body = bytes(64 << 20)
+    server = listener.Listener("127.0.0.1", 0, lambda path, told: (HTTPStatus.OK, "text/plain", body))
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+    thread.start()
+    try:
+        with socket.socket() as peer:
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            peer.settimeout(allow(10))
+            peer.connect(("127.0.0.1", server.server_port))
+            peer.sendall(b"GET / HTTP/1.0\r\n\r\n")
+            poll, ends_at = select.poll(), time.monotonic() + allow(10)
+            poll.register(peer, 0)  # an error is told without being asked for
+            while not poll.poll(50):
+                assert peer.recv(1)
+                assert time.monotonic() < ends_at, "it may still read"
     finally:
-        for connection in slow:
-            connection.close()
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET /metrics HTTP/1.0\r\nHost: localhost\r\nHost: localhost\r\n\r\n",
+        b"GET /metrics HTTP/1.0\r\nHost: localhost\r\nhost: evil.example\r\n\r\n",
+        b"GET http://localhost/metrics HTTP/1.0\r\nHost: localhost\r\n\r\n",
+        b"GET /metrics HTTP/1.0\r\nHost: localhost\r\nOrigin: http://evil.example\r\n\r\n",
+        b"GET /metrics HTTP/1.0\r\nHost: [::1].evil.com\r\n\r\n",
+        b"GET /metrics HTTP/1.0\r\n\r\n",
+    ],
+)
+def test_a_request_that_names_two_hosts_another_one_or_none_reads_nothing(serve: Serve, said: bytes) -> None:
+    with connected(serve()) as peer:
+        peer.sendall(said)
+        answer = peer.makefile("rb").read()
+    assert answer.startswith(b"HTTP/1.0 4")
+    assert b"zmqps_" not in answer
 
 
 def test_a_port_that_somebody_has_is_refused_by_its_owner(serve: Serve) -> None:

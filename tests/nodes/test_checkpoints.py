@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.checkpoint.saved import OWNER
 from tests.core.machines import placement
 from zmqps.checkpoint import open_checkpoint, storage_of
 from zmqps.core.job.keyspace import Placement
@@ -23,10 +24,9 @@ from zmqps.nodes.checkpoints import (
     CheckpointStore,
     ShardFiles,
     cadence,
-    numbers_of,
-    resumptions,
 )
 from zmqps.nodes.host import LONGEST_REST_S, Rests
+from zmqps.nodes.restoring import numbers_of, restored, resumptions
 from zmqps.optim import OptimizerSpec, adam, sgd
 from zmqps.testing.training import ReferenceRules
 
@@ -98,7 +98,7 @@ def trained(job: JobSpec, where: Placement) -> list[Shard]:
 
 def save(tmp_path: Path, job: JobSpec, shards: list[Shard], store: CheckpointStore | None = None, **facts: Any) -> Any:
     """Write shards as servers do and publish them as the coordinator does."""
-    store, files = store or CheckpointStore(str(tmp_path), 2), ShardFiles()
+    store, files = store or CheckpointStore(str(tmp_path), 2, owner=OWNER), ShardFiles()
     path, written = store.begin("default", 3), []
     for of in shards:
         writer = files.open(path, job.to_wire(), of.placement, of.index)
@@ -138,7 +138,7 @@ def test_it_rests_between_slices_where_training_goes_on_and_no_processor_is_idle
     rested: list[float] = []
     monkeypatch.setattr(Rests, "idle", lambda self: idle)
     monkeypatch.setattr("zmqps.nodes.host.time.sleep", rested.append)
-    job, store = spec(), CheckpointStore(str(tmp_path), 2)
+    job, store = spec(), CheckpointStore(str(tmp_path), 2, owner=OWNER)
     (of,) = trained(job, placement(job, 1, 64))
     writer = ShardFiles().open(store.begin("default", 3), job.to_wire(), of.placement, of.index)
     snapshot = Snapshot(of.slices, of.memory, of.version)
@@ -202,12 +202,13 @@ def test_what_is_published_says_what_jobs_begin_from(tmp_path: Path) -> None:
     path, nbytes, version = save(tmp_path, job, trained(job, placement(job, 2, 64)))
     assert version == 3
     assert open_checkpoint(path).manifest.nbytes == nbytes
-    (found,) = resumptions(CheckpointConfig(restore=str(tmp_path), restore_names={"x": "a"})).values()
+    config = CheckpointConfig(restore=str(tmp_path), restore_names={"x": "a"})
+    (found,) = resumptions(config, restored(config)).values()
     assert (found.path, found.version, found.state) == (path, 3, {"epoch": 3})
     assert [list(entry) for entry in found.data] == [[["d", 10, 4, 1, None], 0, 2, [1]]]
     assert found.names == {"x": "a"}
     assert found.job == job
-    assert resumptions(CheckpointConfig()) == {}
+    assert resumptions(CheckpointConfig(), restored(CheckpointConfig())) == {}
 
 
 @pytest.mark.parametrize(
@@ -228,7 +229,7 @@ def test_an_asynchronous_checkpoint_has_the_version_of_its_oldest_slice(tmp_path
 
 
 def test_so_many_are_kept_and_the_rest_removed(tmp_path: Path) -> None:
-    job, store = spec(), CheckpointStore(str(tmp_path), 2)
+    job, store = spec(), CheckpointStore(str(tmp_path), 2, owner=OWNER)
     shards = trained(job, placement(job, 1, 64))
     paths = [save(tmp_path, job, shards, store)[0] for _ in range(4)]
     assert [os.path.exists(path) for path in paths] == [False, False, True, True]
@@ -236,7 +237,7 @@ def test_so_many_are_kept_and_the_rest_removed(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_removed_of_older_ones_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job, store = spec(), CheckpointStore(str(tmp_path), 1)
+    job, store = spec(), CheckpointStore(str(tmp_path), 1, owner=OWNER)
     shards = trained(job, placement(job, 1, 64))
     save(tmp_path, job, shards, store)
 
@@ -251,7 +252,7 @@ def test_what_cannot_be_removed_of_older_ones_is_no_failure(tmp_path: Path, monk
 def test_what_cannot_be_published_is_removed_and_the_one_before_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job, store = spec(), CheckpointStore(str(tmp_path), 3)
+    job, store = spec(), CheckpointStore(str(tmp_path), 3, owner=OWNER)
     shards = trained(job, placement(job, 1, 64))
     good, _, _ = save(tmp_path, job, shards, store)
     begun: list[str] = []
@@ -270,7 +271,7 @@ def test_what_cannot_be_published_is_removed_and_the_one_before_stays(
 @pytest.mark.parametrize("order", ["before", "after"])
 @pytest.mark.parametrize("place", ["local", "objects"])
 def test_what_was_given_up_takes_nothing_of_the_next_try_with_it(tmp_path: Path, place: str, order: str) -> None:
-    store = CheckpointStore(str(tmp_path) if place == "local" else f"memory://{tmp_path.name}-{order}", 2)
+    store = CheckpointStore(str(tmp_path) if place == "local" else f"memory://{tmp_path.name}-{order}", 2, owner=OWNER)
 
     def is_there(path: str) -> bool:
         storage, directory = storage_of(path)

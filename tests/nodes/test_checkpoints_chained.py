@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.checkpoint.saved import placements
+from tests.checkpoint.saved import OWNER, placements
 from tests.core.machines import assign
 from tests.nodes.test_checkpoints import shard, spec
 from zmqps.checkpoint import open_checkpoint
@@ -26,8 +26,9 @@ from zmqps.core.protocol.saving import WRITTEN
 from zmqps.core.server.saves import Saves
 from zmqps.core.server.tenant import Tenant
 from zmqps.errors import CheckpointForeignError, CheckpointMismatchError
-from zmqps.nodes.checkpoints import CheckpointStore, ShardFiles, restored_from
+from zmqps.nodes.checkpoints import CheckpointStore, ShardFiles
 from zmqps.nodes.relay import SCHEME
+from zmqps.nodes.restoring import restored_from
 from zmqps.testing.disk import Disk
 
 pytestmark = pytest.mark.processes
@@ -52,7 +53,7 @@ class Cluster:
     def __init__(self, job: JobSpec, where: Placement, full_every: int, keep: int = 2) -> None:
         self.job, self.where = job, where
         self.disk = Disk()
-        self.store = CheckpointStore("/ckpt", keep)
+        self.store = CheckpointStore("/ckpt", keep, owner=OWNER)
         self.store._storage = self.disk
         self.chains, self.number = Chains(full_every), 0
         self.saves = Saves(Files(self.disk))
@@ -238,14 +239,16 @@ def test_what_builds_upon_another_placement_is_not_published() -> None:
 
 def test_servers_read_by_way_of_the_coordinator_what_a_restored_one_builds_upon(tmp_path: Path) -> None:
     cluster = Cluster(JOB, WHERE, 4)
-    cluster.store = CheckpointStore(str(tmp_path), 3)
+    cluster.store = CheckpointStore(str(tmp_path), 3, owner=OWNER)
     cluster.saves = Saves(ShardFiles())
     first = cluster.save()
     cluster.train({1})
     last = cluster.save()
-    assert restored_from(last) == [last, last, first]
-    assert restored_from(str(tmp_path)) == [str(tmp_path), last, first]
-    store = CheckpointStore(str(tmp_path / "elsewhere"), 3, "coordinator", restored_from(last))
+    one = open_checkpoint(last)
+    assert restored_from(last, one) == [last, last, first]
+    assert restored_from(str(tmp_path), one) == [str(tmp_path), last, first]
+    read = restored_from(last, one)
+    store = CheckpointStore(str(tmp_path / "elsewhere"), 3, "coordinator", read, owner=OWNER)
     assert store.read_at(last) == SCHEME + last
     for path in (first, last):
         assert isinstance(store.serve("size", f"{path}/manifest.json", 0, 0, ()), Served)
@@ -256,7 +259,7 @@ def test_servers_read_by_way_of_the_coordinator_what_a_restored_one_builds_upon(
 def test_an_object_store_keeps_chains_as_well() -> None:
     pytest.importorskip("fsspec")
     cluster = Cluster(JOB, WHERE, 3, keep=1)
-    cluster.store = CheckpointStore("memory://chained", 1)
+    cluster.store = CheckpointStore("memory://chained", 1, owner=OWNER)
     cluster.saves = Saves(ShardFiles())
     lengths = []
     for number in range(5):
@@ -269,7 +272,7 @@ def test_an_object_store_keeps_chains_as_well() -> None:
         assert [s.value.tobytes() for s in after.slices] == [
             s.value.tobytes() for s in cluster.tenants[0].ready().slices
         ]
-        lengths.append(len(restored_from(path)) - 1)
+        lengths.append(len(restored_from(path, one)) - 1)
         cluster.train({1})
     assert lengths == [1, 2, 3, 1, 2]
     assert len([entry for entry in one.storage.names(one.path.rpartition("/")[0]) if entry.startswith("ckpt")]) == 2

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.checkpoint.saved import OWNER
 from zmqps.core.coordinator.files import MAX_ASKED, Files, Served, Serving
 from zmqps.core.protocol.events import Resolve, Run, Send
 from zmqps.core.protocol.messages import FileAnswer, FileAsk
@@ -56,7 +57,7 @@ def joined(store: CheckpointStore, lose: Callable[[FileAsk], bool] = lambda aske
 
 
 def store(path: Path) -> CheckpointStore:
-    return CheckpointStore(str(path), 3, "coordinator")
+    return CheckpointStore(str(path), 3, "coordinator", owner=OWNER)
 
 
 def test_what_is_written_by_way_of_the_coordinator_is_read_back(tmp_path) -> None:

@@ -4,36 +4,60 @@ from __future__ import annotations
 
 import pytest
 
-from tests.page.asked import Asked, get, live, served
-from zmqps.page.guard import HEADERS, host_named
+from tests.page.asked import Asked, connected, get, live, served
+from zmqps.page.guard import HEADERS
 
 TOKEN = "5f" * 32
 
 
-@pytest.mark.parametrize(
-    ("header", "host"),
-    [
-        ("127.0.0.1:5580", "127.0.0.1"),
-        ("localhost", "localhost"),
-        ("[::1]:9000", "::1"),
-        ("[::1]", "::1"),
-        ("evil.example:5580", "evil.example"),
-        ("", ""),
-        ("evil.example:a", "evil.example:a"),
-    ],
-)
-def test_a_host_header_names_a_host(header: str, host: str) -> None:
-    assert host_named(header) == host
-
-
 def test_without_a_token_only_names_of_this_host_are_answered() -> None:
     with served(Asked(live())) as (port, _):
-        for good in (f"127.0.0.1:{port}", "localhost:9000", "[::1]:1", "LOCALHOST"):
+        for good in (f"127.0.0.1:{port}", "localhost:9000", "[::1]:1", "LOCALHOST", "localhost.", "localhost.:80"):
             assert get(port, "/now.json", Host=good)[0] == 200
-        for bad in ("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "10.0.0.1", "localhost.evil"):
+        for bad in (
+            *("evil.example", f"evil.example:{port}", "127.0.0.1.evil.example", "10.0.0.1", "localhost.evil"),
+            *("[::1].evil.com", "[::1].evil.com:80", "[::1]evil", "[::1%25evil]", "[::1%evil]", "[evil.com]", "[::1"),
+            *(
+                "localhost:80@evil.com",
+                "me@localhost",
+                "evil.com#localhost",
+                "localhost:",
+                "localhost:x",
+                "",
+                "..",
+                "::1",
+            ),
+        ):
             status, _, body = get(port, "/now.json", Host=bad)
             assert status == 421
             assert b"localhost" in body
+
+
+def test_a_request_from_a_page_of_another_origin_is_refused() -> None:
+    with served(Asked(live())) as (port, _):
+        host = f"localhost:{port}"
+        assert get(port, "/now.json", Host=host, Origin=f"http://{host}")[0] == 200
+        for bad in ("http://evil.example", f"http://{host}.evil.example", "null", "http://localhost:1", host):
+            assert get(port, "/now.json", Host=host, Origin=bad)[0] == 403, bad
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET /now.json HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n",
+        b"GET /now.json HTTP/1.1\r\nHost: evil.example\r\nhost: localhost\r\n\r\n",
+        b"GET http://localhost/now.json HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+        b"GET http://evil.example/now.json HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET /now.json HTTP/1.0\r\n\r\n",
+        b"GET /now.json HTTP/1.0\r\nHost: localhost\r\nHost: evil.example\r\n\r\n",
+    ],
+)
+def test_a_request_that_names_two_hosts_another_one_or_none_sees_nothing(said: bytes) -> None:
+    with served(Asked(live())) as (port, _), connected(port) as peer:
+        peer.sendall(said)
+        answer = peer.recv(1000)
+    assert answer.startswith(b"HTTP/1.1 4")
+    assert b'"live"' not in answer
 
 
 def test_with_a_token_nobody_gets_anything_who_has_not_shown_it() -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
+import http.client
 import logging
 import select
 import socket
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -30,23 +33,26 @@ def is_shut(peer: socket.socket, said: bytes = b"") -> bool:
 REQUEST = b"GET /now.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-def test_who_connects_beyond_the_limit_is_shut_and_others_are_answered_again_when_there_is_room() -> None:
-    with served(Asked(live())) as (port, _):
-        peers = [connected(port) for _ in range(MAX_CONNECTIONS)]
-        for peer in peers:  # an answer shows that it counts
-            peer.sendall(REQUEST)
-            assert peer.recv(9) == b"HTTP/1.1 "
-        late = connected(port)
-        assert is_shut(late)
-        late.close()
-        for peer in peers:
-            peer.close()
-        while True:  # the server hears of their ends one by one
-            try:
-                assert get(port, "/now.json")[0] == 200
-                break
-            except ConnectionError:
-                continue
+def test_beyond_the_limit_the_connection_that_has_asked_nothing_for_longest_is_shut_and_a_browser_is_served() -> None:
+    with served(Asked(live())) as (port, _), contextlib.ExitStack() as stack:
+        browser = stack.enter_context(connected(port))
+        slow = []
+        for number in range(3 * MAX_CONNECTIONS):
+            slow.append(stack.enter_context(connected(port)))
+            slow[-1].sendall(b"GET /now")
+            if number % 16 == 0:  # as a browser asks every second, on a connection that it has had for long
+                assert answered(browser)
+        assert get(port, "/now.json")[0] == 200
+        assert is_shut(slow[0])
+
+
+def answered(peer: socket.socket) -> bool:
+    """Ask, and whether there is an answer; the next one may follow on the same connection."""
+    peer.sendall(REQUEST)
+    answer = http.client.HTTPResponse(peer)
+    answer.begin()
+    answer.read()
+    return answer.status == 200
 
 
 def test_who_says_nothing_is_shut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,6 +62,30 @@ def test_who_says_nothing_is_shut(monkeypatch: pytest.MonkeyPatch) -> None:
         for said in (b"", b"GET /now.json HTTP/1.1\r\nHost: local"):
             with connected(port) as peer:
                 assert is_shut(peer, said)
+
+
+def test_who_sends_a_byte_now_and_then_is_shut_as_is_who_reads_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "SILENT_S", 0.3)
+    monkeypatch.setattr(serving, "ANSWER_S", 0.6)
+    monkeypatch.setattr(serving, "LOOK_S", 0.05)
+    with served(Asked(live(host="x" * 15_000_000))) as (port, _):
+        for said, more in ((b"", b"G"), (REQUEST, b"")):
+            with connected(port, receive_nbytes=4096) as peer:
+                peer.sendall(said)
+                peer.settimeout(0.02)
+                began = time.monotonic()
+                while time.monotonic() - began < PATIENCE:
+                    try:
+                        peer.sendall(more)
+                        if not peer.recv(1):
+                            break
+                        threading.Event().wait(0.02)
+                    except TimeoutError:
+                        continue
+                    except ConnectionError:
+                        break
+                else:
+                    pytest.fail("it is still served")
 
 
 def test_who_does_not_read_its_answer_is_shut_and_others_are_served_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:

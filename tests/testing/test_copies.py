@@ -10,6 +10,7 @@ import pytest
 from tests.testing.test_invariants import caught, wrap
 from zmqps.core.coordinator.copies import Copy
 from zmqps.core.coordinator.replication import Replication as CopiesOfJob
+from zmqps.core.coordinator.shortages import Shortage, Shortages
 from zmqps.core.coordinator.steps import Steps
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.messages import Error, Promote, Replicas, Replicate
@@ -185,3 +186,18 @@ def test_a_coordinator_that_says_nothing_again_of_copies(monkeypatch: Patch) -> 
     monkeypatch.setattr(CopiesOfJob, "on_deadline", lambda self, now: [])
     monkeypatch.setattr(CopiesOfJob, "next_deadline", lambda self: None)
     caught("async-replicas-memory", "waits although all is well", begin=28)
+
+
+def test_a_coordinator_that_remembers_which_shards_lack_backups(monkeypatch: Patch) -> None:
+    def note(original: Any, shortages: Shortages, shard: int, why: str, now: float, **where: bool) -> None:
+        shortages._noted.setdefault(shard, Shortage(now, why, **where))
+
+    wrap(monkeypatch, Shortages, "note", note)
+    monkeypatch.setattr(Shortages, "__iter__", lambda self: iter(sorted(self._noted.items())))
+    monkeypatch.setattr(Shortages, "validate", lambda self: None)
+    caught("async-scales-lost-replicas", "and they have all their copies")
+
+
+def test_a_coordinator_that_keeps_copies_that_nobody_wants_any_more(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(CopiesOfJob, "_surplus", lambda self, wanted, heard_since: [])
+    caught("async-scales-lost-replicas", "are wanted")

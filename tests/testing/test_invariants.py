@@ -40,6 +40,7 @@ from zmqps.core.protocol.messages import (
     Proceed,
     Save,
 )
+from zmqps.core.protocol.roles import TABLE, Row, row_of
 from zmqps.core.server.aggregate import Stage
 from zmqps.core.server.clients import Clients
 from zmqps.core.server.machine import ServerMachine
@@ -677,11 +678,25 @@ def test_a_coordinator_that_lets_anybody_end_a_job(monkeypatch: Patch) -> None:
     [
         ("zmqps.core.coordinator.membership.check_same", "async-keyed", "coordinator takes a stranger for"),
         ("zmqps.core.coordinator.admission.check_role", "async-keyed", "coordinator takes a stranger for"),
-        ("zmqps.core.coordinator.admission.check_operator", "async-keyed", "strangers ended the job"),
     ],
 )
 def test_a_coordinator_that_does_not_look_at_keys(monkeypatch: Patch, broken: str, scenario: str, text: str) -> None:
     monkeypatch.setattr(broken, lambda *args, **options: None)
+    caught(scenario, text)
+
+
+@pytest.mark.parametrize(
+    ("scenario", "text"),
+    [
+        ("async-keyed", "strangers ended the job"),
+        ("async-saves-keyed", "an observer has planted a checkpoint"),
+    ],
+)
+def test_a_coordinator_that_listens_to_every_role(monkeypatch: Patch, scenario: str, text: str) -> None:
+    def listen(message: Message, *sender: Any, **options: Any) -> Row:
+        return row_of(message) or TABLE[0]
+
+    monkeypatch.setattr("zmqps.core.coordinator.admission.check_sender", listen)
     caught(scenario, text)
 
 

@@ -140,6 +140,11 @@ def test_a_worker_that_does_not_send_again_what_was_turned_away(monkeypatch: Pat
     caught("async-drains", "transfer.remaining")
 
 
+def test_a_cluster_that_ends_and_forgets_that_steps_are_held_for_a_shard_that_moves(monkeypatch: Patch) -> None:
+    wrap(monkeypatch, Handovers, "take_back", lambda original, self, now: [self.stop()][:0])
+    caught("sync-saves-drains-ended", "steps are held for nothing")
+
+
 def test_a_server_whose_shards_nobody_moves(monkeypatch: Patch) -> None:
     wrap(monkeypatch, Handovers, "plan", lambda original, self, servers, moving, now: [])
     caught("async-drains", "is still there", begin=2)

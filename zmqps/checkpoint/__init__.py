@@ -13,7 +13,8 @@ from zmqps.checkpoint.export import export, export_table
 from zmqps.checkpoint.find import find_job, good_ones, latest, look, open_checkpoint, with_advice
 from zmqps.checkpoint.layout import ShardLayout
 from zmqps.checkpoint.load import load
-from zmqps.checkpoint.manifest import CONSISTENT, PER_SLICE, FileFact, Manifest
+from zmqps.checkpoint.manifest import CONSISTENT, PER_SLICE, FileFact, Manifest, Owner
+from zmqps.checkpoint.owners import Claim
 from zmqps.checkpoint.publish import Entry, Save, clean, entries, job_directory, prune
 from zmqps.checkpoint.reader import Checkpoint, Restored, Restorer, ShardState
 from zmqps.checkpoint.remote import storage_of
@@ -27,10 +28,12 @@ __all__ = [
     "CONSISTENT",
     "PER_SLICE",
     "Checkpoint",
+    "Claim",
     "Entry",
     "FileFact",
     "LocalStorage",
     "Manifest",
+    "Owner",
     "Restored",
     "Restorer",
     "Save",

@@ -39,11 +39,14 @@ def of_chunks(chunks: Sequence[Chunk]) -> str:
     """Return the checksum of a file of chunks.
 
     It is the XXH3-128 of offset, length and checksum of each chunk, in the order of their offsets, as three unsigned
-    64-bit little-endian numbers.
+    64-bit little-endian numbers. Raises ``ValueError`` where they are none.
     """
     digest = xxhash.xxh3_128()
     for chunk in chunks:
-        digest.update(_CHUNK.pack(chunk.offset, chunk.nbytes, int(chunk.xxh3_64, 16)))
+        try:
+            digest.update(_CHUNK.pack(chunk.offset, chunk.nbytes, int(chunk.xxh3_64, 16)))
+        except struct.error as error:
+            raise ValueError(f"a chunk with other numbers: {error}") from None
     return digest.hexdigest()
 
 

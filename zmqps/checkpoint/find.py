@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 from zmqps.checkpoint import manifest as manifests
-from zmqps.checkpoint.manifest import Manifest, corrupt
+from zmqps.checkpoint.manifest import Manifest, corrupt, removed
 from zmqps.checkpoint.publish import UNFINISHED, Entry, entries, entry_of, job_directory, job_of
 from zmqps.checkpoint.reader import Checkpoint
 from zmqps.checkpoint.remote import storage_of
@@ -14,6 +15,10 @@ from zmqps.errors import CheckpointError, CheckpointForeignError, CheckpointNotF
 
 #: A chain is to be compacted long before; the limit ends a circle.
 MOST_BASES = 100
+#: So often those of a job are listed where they are removed faster than they are looked at.
+_ATTEMPTS = 10
+
+log = logging.getLogger("zmqps.checkpoint")
 
 
 def open_checkpoint(path: str, job: str | None = None, *, storage: Storage | None = None) -> Checkpoint:
@@ -47,7 +52,10 @@ def open_checkpoint(path: str, job: str | None = None, *, storage: Storage | Non
             )
         if is_checkpoint(storage, path):
             return _named(storage, path)
-        return latest(storage, find_job(storage, path, job))
+        found = latest(storage, find_job(storage, path, job))
+    for error in found.skipped:
+        log.warning("a later checkpoint than %s is passed over: %s", found.path, error)
+    return found
 
 
 def is_checkpoint(storage: Storage, path: str) -> bool:
@@ -65,12 +73,10 @@ def find_job(storage: Storage, path: str, job: str | None) -> str:
     """
     if entries(storage, path):
         return path
-    jobs = [name for name in storage.names(path) if entries(storage, join(path, name))]
-    if job is not None:
-        found = job_directory(path, job)
-        if found.rpartition("/")[2] in jobs:
-            return found
-    elif len(jobs) == 1:
+    if job is not None and entries(storage, found := job_directory(path, job)):
+        return found
+    jobs = [name for name in storage.names(path) if _may_be_of_a_job(storage, join(path, name))]
+    if job is None and len(jobs) == 1:
         return join(path, jobs[0])
     names = ", ".join(repr(job_of(name)) for name in jobs[:8])
     if not jobs:
@@ -82,19 +88,32 @@ def find_job(storage: Storage, path: str, job: str | None) -> str:
     raise CheckpointNotFoundError(path=path, what=what, good="", advice=advice)
 
 
+def _may_be_of_a_job(storage: Storage, path: str) -> bool:
+    """Whether there are checkpoints in a directory, as far as this process may see."""
+    try:
+        return bool(entries(storage, path))
+    except PermissionError:  # another user's job
+        return False
+
+
 def latest(storage: Storage, job_path: str, before: Entry | None = None) -> Checkpoint:
     """Return the latest of a job's checkpoints that looks whole."""
-    skipped = []
-    for entry in reversed(entries(storage, job_path)):
-        if before is not None and entry >= before:
-            continue
-        try:
-            checkpoint = look(storage, entry.path)
-        except CheckpointError as error:
-            skipped.append(error)
+    for _ in range(_ATTEMPTS):
+        skipped = []
+        for entry in reversed(entries(storage, job_path)):
+            if before is not None and entry >= before:
+                continue
+            try:
+                checkpoint = look(storage, entry.path)
+            except CheckpointError as error:
+                if entry not in entries(storage, job_path):
+                    break  # it was removed just now, so there are later ones
+                skipped.append(error)
+            else:
+                checkpoint.skipped = tuple(skipped)
+                return checkpoint
         else:
-            checkpoint.skipped = tuple(skipped)
-            return checkpoint
+            break
     if skipped:
         raise CheckpointNotFoundError(
             path=job_path,
@@ -120,7 +139,7 @@ def look(storage: Storage, path: str, depth: int = 0, seen: dict[str, Checkpoint
             nbytes = storage.size(file)
             if nbytes > manifests.MAX_NBYTES:
                 raise corrupt(path, f"its manifest has {nbytes:,} bytes")
-            data = storage.read(file)
+            data = storage.read(file, 0, manifests.MAX_NBYTES)
         except FileNotFoundError as error:
             unfinished = path.rpartition("/")[2].startswith((UNFINISHED, "ckpt-"))
             raise CheckpointForeignError(
@@ -150,6 +169,8 @@ def _base(
     try:
         base = look(storage, place, depth + 1, seen)
     except CheckpointError as error:
+        if manifests.NAME not in storage.names(path):
+            raise removed(path) from error
         raise corrupt(path, f"it builds upon {place}, which cannot be used: {error.what}") from error
     theirs = base.manifest
     same = theirs.job.parameters == manifest.job.parameters and theirs.slots == manifest.slots

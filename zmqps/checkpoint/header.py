@@ -93,7 +93,7 @@ def pieces_of(
                 raise ValueError("another dtype")
             if end - begin != size * itemsize or not 0 <= begin <= end <= fact.nbytes - header.nbytes:
                 raise ValueError("it lies outside the file")
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, ArithmeticError) as error:
             raise corrupt(path, f"what its header says of {name[:80]!r} cannot be used ({error})") from error
         yield name, Piece(start, size, fact.name, header.nbytes + begin, itemsize)
 

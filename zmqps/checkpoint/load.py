@@ -6,8 +6,12 @@ import os
 
 from zmqps import checks
 from zmqps.checkpoint.find import open_checkpoint, with_advice
+from zmqps.checkpoint.publish import entry_of
 from zmqps.core.protocol.arrays import Array
-from zmqps.errors import CheckpointCorruptError
+from zmqps.errors import CheckpointCorruptError, CheckpointNotFoundError
+
+#: So often the latest is read where it is removed faster than that.
+_ATTEMPTS = 5
 
 
 def load(path: str | os.PathLike[str], *, job: str | None = None, optimizer: bool = False) -> dict[str, Array]:
@@ -39,8 +43,13 @@ def load(path: str | os.PathLike[str], *, job: str | None = None, optimizer: boo
     >>> arrays = zmqps.load("/data/run-7")  # doctest: +SKIP
     """
     checks.flag("optimizer", optimizer)
-    checkpoint = open_checkpoint(os.fspath(path), job)
-    try:
-        return checkpoint.arrays(optimizer=optimizer)
-    except CheckpointCorruptError as error:
-        raise with_advice(checkpoint.storage, checkpoint.path, error) from error.__cause__
+    for attempt in range(_ATTEMPTS):
+        checkpoint = open_checkpoint(os.fspath(path), job)
+        try:
+            return checkpoint.arrays(optimizer=optimizer)
+        except CheckpointNotFoundError:  # it was removed meanwhile
+            if attempt == _ATTEMPTS - 1 or entry_of(os.fspath(path)) is not None:
+                raise
+        except CheckpointCorruptError as error:
+            raise with_advice(checkpoint.storage, checkpoint.path, error) from error.__cause__
+    raise AssertionError("the last attempt returns or raises")

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from importlib import metadata
 from types import NoneType
 from typing import Any, NamedTuple
 
 from zmqps.checkpoint.checksums import of_bytes
+from zmqps.checkpoint.storage import Storage, naming_the_disk
 from zmqps.core.job.keyspace import KeySpace, Placement
-from zmqps.core.job.spec import JobSpec
+from zmqps.core.job.spec import MAX_COUNT, JobSpec
 from zmqps.errors import (
     CheckpointCorruptError,
     CheckpointForeignError,
     CheckpointFormatError,
+    CheckpointNotFoundError,
     ConfigurationError,
     PSError,
+    printable,
 )
 
 NAME = "manifest.json"
@@ -27,7 +33,10 @@ NAME = "manifest.json"
 FORMAT = 1
 #: 200,000 parameters with long names; more is not read into memory.
 MAX_NBYTES = 512 << 20
+MAX_HOST_CHARS = 255
 CONSISTENT, PER_SLICE = "consistent", "per slice"
+#: The last second that can be told as a date.
+MAX_SECONDS = 253_402_300_799
 
 _FILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")
 _DIGEST = re.compile(r"[0-9a-f]{32}")
@@ -47,6 +56,7 @@ _FIELDS: dict[str, tuple[type, ...]] = {
     "state": (dict,),
     "run": (dict,),
     "base": (list, NoneType),
+    "owner": (dict, NoneType),
 }
 
 
@@ -74,6 +84,47 @@ def installed_version() -> str:
         return metadata.version("zmqps")
     except metadata.PackageNotFoundError:
         return "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """The cluster that a checkpoint is of.
+
+    Parameters
+    ----------
+    cluster
+        Its identity, in hexadecimal digits; a coordinator that comes back from its journal has the same.
+    run
+        The cluster that the training began in: what is restored goes on as the run of its checkpoint.
+    host, pid, since
+        Of its coordinator; since when that runs, in seconds since 1970.
+    """
+
+    cluster: str
+    run: str
+    host: str
+    pid: int
+    since: float
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return it as the manifest has it."""
+        return asdict(self)
+
+    @classmethod
+    def from_plain(cls, plain: object) -> Owner:
+        """Return the owner of a manifest; raise `ValueError` if it is none."""
+        match plain:
+            case {"cluster": str(cluster), "run": str(run), "host": str(host), "pid": int(pid), "since": float(since)}:
+                ids = _DIGEST.fullmatch(cluster) and _DIGEST.fullmatch(run) and len(host) <= MAX_HOST_CHARS
+                if ids and type(pid) is int and 0 <= pid < 1 << 63 and math.isfinite(since):
+                    return cls(cluster=cluster, run=run, host=host, pid=pid, since=since)
+        raise ValueError("it has no usable owner")
+
+    def __str__(self) -> str:
+        with suppress(ValueError, OverflowError, OSError):  # a time that no calendar has
+            since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(self.since))
+            return f"the cluster {self.cluster[:8]} (host {printable(self.host)}, pid {self.pid}, since {since})"
+        return f"the cluster {self.cluster[:8]} (host {printable(self.host)}, pid {self.pid})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +157,8 @@ class Manifest:
     base
         Name and checksum of the manifest of the checkpoint beside it that has the slices which this one does not
         hold; None: it holds all.
+    owner
+        The cluster that made it; None: none did.
     """
 
     job_name: str
@@ -121,6 +174,7 @@ class Manifest:
     run: Mapping[str, Any] = field(default_factory=dict)
     zmqps: str = field(default_factory=installed_version)
     base: tuple[str, str] | None = None
+    owner: Owner | None = None
 
     @cached_property
     def files(self) -> tuple[FileFact, ...]:
@@ -160,6 +214,7 @@ class Manifest:
             "state": plain("state", dict(self.state)),
             "run": plain("run", dict(self.run)),
             "base": None if self.base is None else list(self.base),
+            "owner": None if self.owner is None else self.owner.to_plain(),
         }
         return _sealed(body)
 
@@ -185,6 +240,7 @@ class Manifest:
             job = JobSpec.from_wire(body["job"])
             placement = Placement.from_wire(KeySpace.of(job), body["placement"])
             shards = tuple(tuple(map(FileFact.from_wire, shard)) for shard in body["shards"])
+            _check_sizes(body, job, shards)
             if len(shards) != placement.num_shards or not all(shards):
                 raise ValueError(f"it has {len(shards)} shards and should have {placement.num_shards}")
             if body["base"] is not None:
@@ -193,7 +249,8 @@ class Manifest:
                     raise ValueError("it has no usable base")
             if not all(isinstance(slot, str) for slot in body["slots"]):
                 raise ValueError("it has no usable slots")
-        except (ValueError, TypeError, RecursionError, PSError) as error:
+            owner = None if body["owner"] is None else Owner.from_plain(body["owner"])
+        except (ValueError, TypeError, ArithmeticError, RecursionError, PSError) as error:
             raise corrupt(path, f"the manifest cannot be used: {error}") from error
         return cls(
             job_name=body["job_name"],
@@ -208,13 +265,51 @@ class Manifest:
             state=body["state"],
             run=body["run"],
             base=None if body["base"] is None else (body["base"][0], body["base"][1]),
+            owner=owner,
             zmqps=body["zmqps"],
         )
+
+
+def _check_sizes(body: Mapping[str, Any], job: JobSpec, shards: tuple[tuple[FileFact, ...], ...]) -> None:
+    """Raise `ValueError` where numbers cannot be true, before anything is as large or as long as they say."""
+    for name, most in {"created_at": MAX_SECONDS, "version": MAX_COUNT}.items():
+        if not 0 <= body[name] <= most:
+            raise ValueError(f"it has no usable {name}")
+    values = sum(parameter.size * parameter.storage_dtype.itemsize for parameter in job.parameters)
+    files = sum(fact.nbytes for shard in shards for fact in shard)
+    if body["base"] is None and values > files:
+        raise ValueError(f"its parameters have {values:,} bytes, and its files {files:,}")
 
 
 def corrupt(path: str, what: str) -> CheckpointCorruptError:
     """Return the error for a checkpoint that is not what was written."""
     return CheckpointCorruptError(path=path, what=what, good="", advice="use another checkpoint")
+
+
+@contextmanager
+def reading(storage: Storage, file: str) -> Iterator[None]:
+    """Turn an `OSError` into an error that says what to do.
+
+    Of a checkpoint that is removed the manifest goes first; so a file that is missing beside one was lost.
+    """
+    path = file.rpartition("/")[0]
+    with naming_the_disk(file, "read"):
+        try:
+            yield
+        except FileNotFoundError as error:
+            if NAME in storage.names(path):
+                raise corrupt(file, "the file is missing") from error
+            raise removed(path) from error
+
+
+def removed(path: str) -> CheckpointNotFoundError:
+    """Return the error for a checkpoint that was there a moment ago."""
+    return CheckpointNotFoundError(
+        path=path,
+        what="it was removed while it was read: the cluster that makes them keeps the latest only",
+        good="",
+        advice="read the latest one, or have the cluster keep more (--keep)",
+    )
 
 
 def plain(label: str, value: Any) -> Any:

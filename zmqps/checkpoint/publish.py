@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from contextlib import suppress
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
@@ -16,6 +17,7 @@ from zmqps.checkpoint.checksums import of_bytes
 from zmqps.checkpoint.manifest import Manifest
 from zmqps.checkpoint.storage import Storage, join, naming_the_disk, remove_tree
 from zmqps.checkpoint.writer import write_file
+from zmqps.errors import CheckpointStorageError
 
 #: A save of another cluster that has not touched its files for so long is taken to be dead.
 ABANDONED_AFTER_S = 3600.0
@@ -82,14 +84,12 @@ class Save:
         with naming_the_disk(job_path):
             storage.make_directory(job_path)
             self._number = max((entry.number for entry in entries(storage, job_path)), default=0) + 1
+            self._mark = ""
             if storage.renames:
                 self.directory = join(job_path, f"{UNFINISHED}{self._stem()}-{owner}")
+                storage.make_directory(self.directory)
             else:
-                self.directory = join(job_path, f"ckpt-{self._stem()}")
-            storage.make_directory(self.directory)
-        self._mark = join(self.directory, f"{owner}{MARK}")
-        if not storage.renames:
-            write_file(storage, self._mark, b"")
+                self.directory = self._marked(f"{owner}{MARK}")
 
     @classmethod
     def begin(cls, storage: Storage, directory: str, job: str, version: int, owner: str, now: float) -> Save:
@@ -141,6 +141,22 @@ class Save:
         with naming_the_disk(self.directory, "remove"):
             remove_tree(self._storage, self.directory, manifests.NAME)
 
+    def _marked(self, mark: str) -> str:
+        """Return a new directory with a mark of this save, where nobody else's is.
+
+        Two saves that take one at the same time see each other's mark, and both go on to the next number.
+        """
+        for _ in range(_ATTEMPTS):
+            path = join(self._job_path, f"ckpt-{self._stem()}")
+            self._storage.make_directory(path)
+            self._mark = join(path, mark)
+            write_file(self._storage, self._mark, b"")
+            if self._storage.names(path) == [mark]:
+                return path
+            self._storage.remove(self._mark)
+            self._number += 1
+        raise FileExistsError(f"{path} and others of the same version are there already")
+
     def _rename(self) -> str:
         for _ in range(_ATTEMPTS):
             path = join(self._job_path, f"ckpt-{self._stem()}")
@@ -164,10 +180,10 @@ def clean(storage: Storage, job_path: str, owner: str, now: float, after_s: floa
     removed = []
     for name in storage.names(job_path):
         path = join(job_path, name)
-        unfinished = _UNFINISHED_NAME.fullmatch(name)
-        if unfinished is None and (entry_of(path) is None or manifests.NAME in storage.names(path)):
-            continue
-        with naming_the_disk(path, "remove"):
+        with suppress(CheckpointStorageError, RecursionError), naming_the_disk(path, "remove"):  # it hinders nobody
+            unfinished = _UNFINISHED_NAME.fullmatch(name)
+            if unfinished is None and (entry_of(path) is None or manifests.NAME in storage.names(path)):
+                continue
             marks = [name.removesuffix(MARK) for name in storage.names(path) if name.endswith(MARK)]
             owners = [unfinished[1]] if unfinished else marks
             ours = owner.partition("-")[0] in [other.partition("-")[0] for other in owners]
@@ -177,10 +193,13 @@ def clean(storage: Storage, job_path: str, owner: str, now: float, after_s: floa
     return removed
 
 
-def prune(storage: Storage, job_path: str, keep: int, good: Collection[str]) -> list[str]:
+def prune(
+    storage: Storage, job_path: str, keep: int, good: Collection[str], owned: Collection[str] | None = None
+) -> list[str]:
     """Remove all but the latest checkpoints of those that are known to be good; return what was removed.
 
-    What one of the latest builds upon stays.
+    What one that stays builds upon stays as well. Where one cannot be removed the others are, and then
+    `CheckpointStorageError` is raised.
 
     Parameters
     ----------
@@ -190,22 +209,31 @@ def prune(storage: Storage, job_path: str, keep: int, good: Collection[str]) -> 
         How many to keep, at least one.
     good
         Paths of checkpoints that look whole. Others are neither counted nor removed: somebody may want to look.
+    owned
+        Paths of those of them that may be removed; others are not counted either. None: all.
     """
     known = [entry.path for entry in entries(storage, job_path) if entry.path in good]
-    needed = set(known[-max(1, keep) :])
+    ours = [path for path in known if owned is None or path in owned]
+    needed = {*known} - {*ours[: -max(1, keep)]}
     for path in reversed(known):  # a base lies before what builds upon it
         if path in needed and (base := _base_of(storage, path)) is not None:
             needed.add(join(job_path, base))
     removed = [path for path in reversed(known) if path not in needed]  # what builds upon others before these
+    failed = None
     for path in removed:
-        with naming_the_disk(path, "remove"):
-            remove_tree(storage, path, manifests.NAME)
+        try:
+            with naming_the_disk(path, "remove"):
+                remove_tree(storage, path, manifests.NAME)
+        except CheckpointStorageError as error:  # one that cannot be removed keeps no others
+            failed = failed or error
+    if failed is not None:
+        raise failed
     return removed
 
 
 def _base_of(storage: Storage, path: str) -> str | None:
     with naming_the_disk(path, "read"):
-        manifest = Manifest.from_bytes(path, storage.read(join(path, manifests.NAME)))
+        manifest = Manifest.from_bytes(path, storage.read(join(path, manifests.NAME), 0, manifests.MAX_NBYTES))
     return None if manifest.base is None else manifest.base[0]
 
 

@@ -18,9 +18,9 @@ from zmqps.checkpoint.checksums import Chunk
 from zmqps.checkpoint.delta import delta_pieces, merged
 from zmqps.checkpoint.header import Piece, check_tiles, pieces_of, read_header
 from zmqps.checkpoint.layout import slot_entry, state_file
-from zmqps.checkpoint.manifest import FileFact, Manifest, corrupt
+from zmqps.checkpoint.manifest import FileFact, Manifest, corrupt, reading
 from zmqps.checkpoint.rows import VALUES, RowFiles, Slots, TableState, entries_of
-from zmqps.checkpoint.storage import Storage, join, naming_the_disk
+from zmqps.checkpoint.storage import Storage, join
 from zmqps.checkpoint.writer import STATE_FORMAT
 from zmqps.core.job.keyspace import KeySpace, Slice
 from zmqps.core.job.spec import Parameter
@@ -173,11 +173,8 @@ class Checkpoint:
         """Raise `CheckpointCorruptError` unless its files are there and as long as they should be; not its base's."""
         for fact in self.manifest.files:
             path = join(self.path, fact.name)
-            with naming_the_disk(path, "read"):
-                try:
-                    nbytes = self.storage.size(path)
-                except FileNotFoundError as error:
-                    raise corrupt(path, "the file is missing") from error
+            with reading(self.storage, path):
+                nbytes = self.storage.size(path)
             if nbytes != fact.nbytes:
                 raise corrupt(path, f"it has {nbytes:,} bytes and should have {fact.nbytes:,}")
 
@@ -239,7 +236,7 @@ class Checkpoint:
 
     def _read_chunk(self, name: str, chunk: Chunk) -> memoryview:
         path = join(self.path, name)
-        with naming_the_disk(path, "read"):
+        with reading(self.storage, path):
             data = self.storage.read(path, chunk.offset, chunk.nbytes)
         if checksums.chunk_of(chunk.offset, data) != chunk:
             end = chunk.offset + chunk.nbytes
@@ -249,11 +246,8 @@ class Checkpoint:
     def _shard_state(self, index: int) -> ShardState:
         facts = self.manifest.shards[index]
         path = join(self.path, facts[-1].name)
-        with naming_the_disk(path, "read"):
-            try:
-                data = self.storage.read(path)
-            except FileNotFoundError as error:
-                raise corrupt(path, "the file is missing") from error
+        with reading(self.storage, path):
+            data = self.storage.read(path, 0, facts[-1].nbytes)
         if checksums.of_bytes(data) != facts[-1].xxh3_128:
             raise corrupt(path, "it is not what was written")
         try:
@@ -281,7 +275,7 @@ class Checkpoint:
                 slots={name: Slots.from_plain(plain) for name, plain in record.get("table_slots", {}).items()},
                 rows=self._rows_of(record, facts),
             )
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
             raise corrupt(path, f"it does not belong to this manifest ({error})") from error
 
     def _completed(self, index: int, versions: list[Any], steps: list[Any]) -> tuple[list[int], list[list[int]]]:

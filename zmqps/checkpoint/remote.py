@@ -26,6 +26,7 @@ def storage_of(path: str) -> tuple[Storage, str]:
     ConfigurationError
         fsspec is not installed, or knows no such file system.
     """
+    path = path.removeprefix("file://")  # fsspec would open whatever it is
     if "://" not in path:
         return LocalStorage(), path
     try:

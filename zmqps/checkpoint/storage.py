@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from zmqps import checks
-from zmqps.errors import CheckpointStorageError, ConfigurationError
+from zmqps.errors import CheckpointStorageError, ConfigurationError, UnsafeFileError
+from zmqps.files import check_plain, create, make_directory, open_file
 
 Bytes = bytes | bytearray | memoryview
 
+#: More is not read at a time: a manifest has at most half as much, a chunk far less.
+MAX_READ_NBYTES = 1 << 30
 #: Fewer bytes are not worth a call that tells the disk to begin.
 BEGIN_NBYTES = 1 << 20
 
@@ -98,7 +100,7 @@ class LocalFile:
     _fd: int | None = None  # also of one that could not be opened
 
     def __init__(self, path: str) -> None:
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        self._fd = create(path)
 
     def write_at(self, data: Bytes, offset: int) -> None:
         assert self._fd is not None, "the file is closed"
@@ -131,25 +133,19 @@ class LocalStorage:
     renames = True
 
     def make_directory(self, path: str) -> None:
-        missing = []
-        while path and not os.path.isdir(path):
-            missing.append(path)
-            path = os.path.dirname(path)
-        for directory in reversed(missing):
-            with suppress(FileExistsError):
-                os.mkdir(directory)
+        for directory in make_directory(path):
             self.sync_directory(os.path.dirname(directory) or ".")
 
     def create(self, path: str) -> LocalFile:
         return LocalFile(path)
 
     def read(self, path: str, offset: int = 0, nbytes: int | None = None) -> bytes:
-        with open(path, "rb", buffering=0) as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise FileNotFoundError(errno.ENOENT, "not a regular file", path)
+        with _as_os_error(), open_file(path) as file:
+            length = os.fstat(file.fileno()).st_size - offset
+            nbytes = max(0, length if nbytes is None else min(nbytes, length))
+            if nbytes > MAX_READ_NBYTES:  # a sparse file may be as long as anybody likes
+                raise OSError(errno.EFBIG, f"{nbytes:,} bytes are more than is read at a time", path)
             file.seek(offset)
-            if nbytes is None:
-                return file.readall()
             parts = []
             while nbytes > 0 and (part := file.read(nbytes)):
                 parts.append(part)
@@ -157,12 +153,17 @@ class LocalStorage:
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def size(self, path: str) -> int:
-        return os.stat(path).st_size
+        facts = os.stat(path)
+        with _as_os_error():
+            check_plain(facts, path)
+        return facts.st_size
 
     def names(self, path: str) -> list[str]:
         try:
             return sorted(os.listdir(path))
-        except (FileNotFoundError, NotADirectoryError):
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):  # the last: a link that leads to itself
+                raise
             return []
 
     def is_directory(self, path: str) -> bool:
@@ -197,6 +198,15 @@ class LocalStorage:
                 os.rmdir(path)
             else:
                 os.unlink(path)
+
+
+@contextmanager
+def _as_os_error() -> Iterator[None]:
+    """Turn an `UnsafeFileError` into an `OSError`, which is what a storage raises."""
+    try:
+        yield
+    except UnsafeFileError as error:
+        raise OSError(errno.EINVAL, error.why, error.path) from error
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from zmqps.checkpoint.table_facts import TableFacts
 from zmqps.core.protocol.arrays import Array
 from zmqps.errors import CheckpointCorruptError, ConfigurationError, DtypeError, ShapeError
 from zmqps.extras import advice
+from zmqps.files import create, open_file
 
 ID, VALUES = "id", "values"
 
@@ -54,7 +55,7 @@ class ArrowWriter:
             pyarrow.field(VALUES, pyarrow.list_(item, facts.dim), nullable=False),
         ]
         self._schema = pyarrow.schema(fields, metadata=facts.texts())
-        self._file = open(path, "xb")
+        self._file = open(create(path), "wb")
         make = pyarrow.parquet.ParquetWriter if format == "parquet" else pyarrow.ipc.new_file
         self._writer = make(self._file, self._schema)
 
@@ -92,12 +93,12 @@ def read_arrow(path: str, format: str, dim: int, most: int) -> Iterator[tuple[Ar
 
 def _batches(pa: Any, path: str, format: str, dim: int, most: int) -> Iterator[tuple[Array, Array]]:
     if format == "parquet":
-        with pa.parquet.ParquetFile(path) as file:
+        with open_file(path) as source, pa.parquet.ParquetFile(source) as file:
             _check(pa, path, file.schema_arrow, dim)
             for batch in file.iter_batches(batch_size=most, columns=[ID, VALUES]):
                 yield _rows(pa, path, batch, dim)
         return
-    with pa.memory_map(path) as source, pa.ipc.open_file(source) as file:
+    with open_file(path) as source, pa.ipc.open_file(source) as file:
         _check(pa, path, file.schema, dim)
         for number in range(file.num_record_batches):
             batch = file.get_batch(number)

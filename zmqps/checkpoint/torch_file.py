@@ -10,6 +10,7 @@ from zmqps.checkpoint.reader import Checkpoint
 from zmqps.checkpoint.storage import check_replaceable, whole
 from zmqps.errors import ConfigurationError
 from zmqps.extras import advice
+from zmqps.files import create
 
 #: How such files end.
 ENDINGS = (".pt", ".pth")
@@ -47,7 +48,7 @@ def export_torch(checkpoint: Checkpoint, path: str, *, replace: bool = False) ->
     for parameter in parameters:
         array = checkpoint.array(parameter.name)
         state[parameter.name] = torch.from_numpy(array).reshape(parameter.shape).to(getattr(torch, parameter.dtype))
-    with whole(path) as unfinished, open(unfinished, "xb") as file:
+    with whole(path) as unfinished, open(create(unfinished), "wb") as file:
         torch.save(state, file)
         file.flush()
         os.fsync(file.fileno())

@@ -6,12 +6,14 @@ parameter. Hyperparameters are not converted: the optimizer has been made with i
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from zmqps.checkpoint.manifest import Manifest
+from zmqps.checkpoint.owners import held
 from zmqps.checkpoint.publish import Save
 from zmqps.checkpoint.reader import Checkpoint
 from zmqps.checkpoint.storage import LocalStorage, Storage
@@ -135,35 +137,36 @@ def from_torch(
     steps = {name: _steps(state, counts) for name, state in states.items()}
     version = max(steps.values(), default=0)
     storage = storage or LocalStorage()
-    save = Save.begin(storage, directory, job, version, "torch", now)
-    try:
-        with ShardWriter(storage, save.directory, placement, 0, names) as writer:
-            for slice_ in placement.slices[0]:
-                arrays = [np.empty(slice_.size, keyspace.tables[slice_.table].dtype) for _ in range(1 + len(names))]
-                for segment in slice_.segments:
-                    name = parameters[segment.parameter].name
-                    where = slice(segment.position, segment.position + segment.size)
-                    part = slice(segment.start, segment.start + segment.size)
-                    arrays[0][where] = _flat(tensors[name])[part]
-                    for array, slot in zip(arrays[1:], names, strict=True):
-                        there = states[name].get(slots[slot])
-                        array[where] = fills[slot] if there is None else _flat(there)[part]
-                counted = [steps[parameters[segment.parameter].name] for segment in slice_.segments]
-                writer.write(slice_.index, arrays[0], arrays[1:], version=version, steps=counted)
-            shards = (tuple(writer.close()),)
-        manifest = Manifest(
-            job_name=job,
-            job=JobSpec(parameters=parameters, optimizer=wire),
-            placement=placement,
-            version=version,
-            slots=names,
-            shards=shards,
-            created_at=now,
-        )
-        return save.commit(manifest)
-    except BaseException:
-        save.abandon()
-        raise
+    with held(storage, directory):
+        save = Save.begin(storage, directory, job, version, secrets.token_hex(8), now)
+        try:
+            with ShardWriter(storage, save.directory, placement, 0, names) as writer:
+                for slice_ in placement.slices[0]:
+                    arrays = [np.empty(slice_.size, keyspace.tables[slice_.table].dtype) for _ in range(1 + len(names))]
+                    for segment in slice_.segments:
+                        name = parameters[segment.parameter].name
+                        where = slice(segment.position, segment.position + segment.size)
+                        part = slice(segment.start, segment.start + segment.size)
+                        arrays[0][where] = _flat(tensors[name])[part]
+                        for array, slot in zip(arrays[1:], names, strict=True):
+                            there = states[name].get(slots[slot])
+                            array[where] = fills[slot] if there is None else _flat(there)[part]
+                    counted = [steps[parameters[segment.parameter].name] for segment in slice_.segments]
+                    writer.write(slice_.index, arrays[0], arrays[1:], version=version, steps=counted)
+                shards = (tuple(writer.close()),)
+            manifest = Manifest(
+                job_name=job,
+                job=JobSpec(parameters=parameters, optimizer=wire),
+                placement=placement,
+                version=version,
+                slots=names,
+                shards=shards,
+                created_at=now,
+            )
+            return save.commit(manifest)
+        except BaseException:
+            save.abandon()
+            raise
 
 
 def _twin(wire: Mapping[str, Any], optimizer: Any) -> tuple[bool, dict[str, str]]:

@@ -159,7 +159,7 @@ def export(
 def compact(path: str, job: str | None) -> int:
     """Write a checkpoint that builds upon others as a whole one.
 
-    It is the latest of its job then. Not while the job is being trained: what is saved meanwhile would be taken for an
+    It is the latest of its job then. Not while a cluster saves there: what is saved meanwhile would be taken for an
     earlier one.
     """
     import secrets
@@ -189,7 +189,7 @@ def compact(path: str, job: str | None) -> int:
 @job_option
 @click.option("--keep", type=click.IntRange(1), required=True, help="How many of the latest to keep.")
 def prune(path: str, job: str | None, keep: int) -> int:
-    """Remove all but the latest checkpoints of a job.
+    """Remove all but the latest checkpoints of a job, whichever cluster made them.
 
     What these build upon stays; what dead saves have left goes.
     """

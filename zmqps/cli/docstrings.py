@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+from zmqps.files import TEXT_NBYTES, read_file
+
 
 def docstring(of: Any) -> str:
     """Return the docstring of a class or function at the top of its module; empty where there is none."""
@@ -26,7 +28,7 @@ def _read(module: str) -> dict[str, str]:
         return {}
     file, kinds = Path(path), (ast.ClassDef, ast.FunctionDef)
     files = sorted(file.parent.glob("*.py")) if file.name == "__init__.py" else [file]  # a room shows them as its own
-    nodes = [node for one in files for node in ast.walk(ast.parse(one.read_text(encoding="utf-8")))]
+    nodes = [node for one in files for node in ast.walk(ast.parse(read_file(one, TEXT_NBYTES)))]
     return {node.name: ast.get_docstring(node) or "" for node in nodes if isinstance(node, kinds)}
 
 

@@ -84,6 +84,11 @@ class Fleet:
         PSError
             What kept the cluster from starting; nothing is left behind.
         """
+        code = await self._run()
+        coordinators = [process.code.result() for process in self._processes if process.role == "coordinator"]
+        return exits.of_cluster(code, *coordinators)
+
+    async def _run(self) -> int:
         task = asyncio.current_task()
         assert task is not None
         config = self._config
@@ -214,6 +219,8 @@ class Fleet:
 
     def _say_what_is_copied(self, code: Code) -> None:
         self._log.say("info", f"copying {code.describe(self._config.num_copies)}")
+        if code.secrets:
+            self._log.say("warning", code.without())
         if code.is_much:
             self._log.say(
                 "warning", f"that is much for code: most of it is {code.largest()}; have git ignore what the hosts do "

@@ -6,6 +6,7 @@ import os
 import re
 import shlex
 import sys
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,11 +16,14 @@ import click
 from zmqps.cli import settings
 from zmqps.cli.settings import setting
 from zmqps.core.protocol import exits
+from zmqps.files import TEXT_NBYTES, read_file
 
 if TYPE_CHECKING:
     from zmqps.cli.launch_config import LaunchConfig
     from zmqps.launch.code import Code
 
+#: Options of any command that name secrets.
+SECRETS = ("keys", "job_secret", "metrics_token", "journal")
 #: Variables of zmqps itself that mean the same on every host; all others go with --env.
 PASSED = ("ZMQPS_TRANSPORT", "ZMQPS_JOB", "ZMQPS_COMBINE", "ZMQPS_TRACEBACK")
 
@@ -58,7 +62,9 @@ PASSED = ("ZMQPS_TRANSPORT", "ZMQPS_JOB", "ZMQPS_COMBINE", "ZMQPS_TRACEBACK")
     "--remote-directory", metavar="DIR", help="Where the workers run on the hosts; by default the path of this one."
 )
 @setting(
-    "--sync-code", is_flag=True, help="Copy the script's folder to the hosts first (rsync), without what git ignores."
+    "--sync-code",
+    is_flag=True,
+    help="Copy the script's folder to the hosts first (rsync), without secrets and what git ignores.",
 )
 @settings.restart_workers
 @settings.restart_servers
@@ -122,7 +128,7 @@ def _config(told: dict[str, Any]) -> LaunchConfig:
     if (told["hosts"] is None) == (told["host"] is None):
         raise click.UsageError("say which hosts: --hosts FILE or -H HOST:SLOTS,HOST:SLOTS")
     if told["hosts"] is not None:
-        hosts = read_hostfile(told["hosts"].read_text("utf-8", errors="replace"), str(told["hosts"]))
+        hosts = read_hostfile(read_file(told["hosts"], TEXT_NBYTES).decode(errors="replace"), str(told["hosts"]))
     else:
         hosts = read_hosts(told["host"])
     if told["interface"]:
@@ -144,7 +150,7 @@ def _config(told: dict[str, Any]) -> LaunchConfig:
     )  # fmt: skip
     here = Path.cwd()
     there = told["remote_directory"] or str(here)
-    code = _code(told["command"], here, there) if told["sync_code"] else None
+    code = _code(told, here, there) if told["sync_code"] else None
     return LaunchConfig(
         cluster=cluster, places=places, shell=Shell(told["ssh"], told["python"] or "", told["silence"]),
         command=told["command"], env=_variables(told["env"]), name=told["name"], directory=told["directory"],
@@ -153,16 +159,32 @@ def _config(told: dict[str, Any]) -> LaunchConfig:
     )  # fmt: skip
 
 
-def _code(command: tuple[str, ...], here: Path, there: str) -> Code:
+def _code(told: Mapping[str, Any], here: Path, there: str) -> Code:
     """Return what --sync-code copies."""
     from zmqps.errors import ConfigurationError
     from zmqps.launch.code import code_of, script_of
 
     try:
-        script = script_of(command, here)
+        script = script_of(told["command"], here)
     except ConfigurationError as error:
         raise ConfigurationError(f"--sync-code: {error}") from None
-    return code_of(script, here, there)
+    return code_of(script, here, there, _secrets(told))
+
+
+def _secrets(told: Mapping[str, Any]) -> list[Path]:
+    """Return the secrets that options name, here, in the environment, or for other commands in the configuration."""
+    context = click.get_current_context(silent=True)
+    configured = (context.find_root().default_map or {}) if context is not None else {}
+    tables = [told, *(table for table in configured.values() if isinstance(table, Mapping))]
+    found = [Path(table[name]) for table in tables for name in SECRETS if table.get(name)]
+    ends = tuple(f"_{name.upper()}" for name in SECRETS)
+    found += [Path(value) for name, value in os.environ.items() if name.startswith("ZMQPS_") and name.endswith(ends)]
+    try:
+        words = shlex.split(told["ssh"])[1:]
+    except ValueError:  # `Shell` says so
+        words = []
+    files = [word.removeprefix("-o").removeprefix("-i").removeprefix("IdentityFile=") for word in words]
+    return [*found, *(Path(file).expanduser() for file in files if file and not file.startswith("-"))]
 
 
 def _agreed(config: LaunchConfig) -> bool:
@@ -176,6 +198,8 @@ def _agreed(config: LaunchConfig) -> bool:
     if not code.is_much or not sys.stdin.isatty():
         return True
     click.echo(f"--sync-code copies {code.describe(config.num_copies)}; most of it is {code.largest()}", err=True)
+    if code.secrets:
+        click.echo(code.without(), err=True)
     return click.confirm("Copy all of it?", err=True)
 
 
@@ -198,6 +222,8 @@ def _show(config: LaunchConfig) -> None:
 
     if config.code is not None and config.num_copies:
         click.echo(f"copies {config.code.describe(config.num_copies)}")
+        if config.code.secrets:
+            click.echo(config.code.without())
     for place in config.places:
         if not place.is_used:
             click.echo(f"{place.host.name}: nothing")

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
-from zmqps.errors import ConfigurationError
+from zmqps.errors import ConfigurationError, UnsafeFileError
+from zmqps.files import TEXT_NBYTES, read_file
 from zmqps.launch.restarts import DRAIN_TIMEOUT_S, RESTARTS
 from zmqps.logs.lines import LEVELS
 
@@ -113,7 +114,7 @@ class Size(click.ParamType):  # type: ignore[type-arg]  # generic only in newer 
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Return the number of bytes."""
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", str(value).strip().lower())
+        match = re.fullmatch(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*([a-z]*)", str(value).strip().lower())
         if match is None or match[2] not in UNITS:
             self.fail(f"{value!r} is not a size; write 1048576, 512KiB or 1MiB", param, ctx)
         return int(float(match[1]) * UNITS[match[2]])
@@ -160,7 +161,7 @@ def cluster_settings(
         setting("--slice-size", type=Size(), default="4MiB", help="Bytes of parameters that one message carries."),
         setting(
             "--checkpoint", metavar="DIR",
-            help="Where jobs are saved, a directory that all hosts share; by default, nowhere.",
+            help="Where jobs are saved, a directory that all hosts share, of this cluster alone; by default, nowhere.",
         ),
         setting(
             "--checkpoint-every", metavar="5min|500steps",
@@ -335,8 +336,10 @@ def read_config(path: Path, group: click.Group) -> dict[str, Any]:
         The file cannot be read, or contains a key that no command knows.
     """
     try:
-        text = path.read_text("utf-8")
+        text = read_file(path, TEXT_NBYTES).decode()
         entries = tomllib.loads(text)
+    except UnsafeFileError:
+        raise
     except (OSError, ValueError, RecursionError) as error:
         if isinstance(error, tomllib.TOMLDecodeError) and _collides(text):
             raise ConfigurationError(

@@ -130,6 +130,10 @@ class Supervisor:
         PSError
             What kept the cluster from starting; nothing is left behind.
         """
+        code = await self._run()
+        return exits.of_cluster(code, self._nodes.coordinator.popen.returncode)
+
+    async def _run(self) -> int:
         task = asyncio.current_task()
         assert task is not None
         config = self._config
@@ -198,7 +202,7 @@ class Supervisor:
             code = await ended
             await self._nodes.ended_by_themselves()
             await asyncio.gather(*self._node_watches)
-            if code in (exits.IDLE, exits.WORKERS_FAILED):
+            if code in (exits.IDLE, exits.WORKERS_FAILED, exits.NOT_SAVED):
                 return code
             return exits.FAILED if self._a_node_failed.is_set() else exits.OK
         codes = await asyncio.gather(*(self._watch_worker(index) for index in range(self._config.num_workers)))
@@ -333,7 +337,8 @@ class Supervisor:
 
     def _has_ended(self, code: int) -> bool:
         """Whether a node was asked to end, or has done its work."""
-        return code in (exits.OK, exits.IDLE, exits.WORKERS_FAILED) or self._ending or self._asked is not None
+        ends = (exits.OK, exits.IDLE, exits.WORKERS_FAILED, exits.NOT_SAVED)
+        return code in ends or self._ending or self._asked is not None
 
     async def _judge(self, node: Process, code: int) -> None:
         """Note how a node has ended, and say so unless that was well."""

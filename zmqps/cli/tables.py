@@ -187,6 +187,7 @@ def checkpoint_table(one: Checkpoint) -> Table:
         "mode": job.mode,
         "version": f"{one.version}, {manifest.kind}",
         "saved": f"{moment(manifest.created_at)} by zmqps {printable(manifest.zmqps)}",
+        "made by": str(manifest.owner) if manifest.owner else "no cluster",
         "parameters": f"{len(parameters):,}, {values:,} elements, {num_bytes(one.keyspace.nbytes)}",
         "optimizer": printable(str(job.optimizer.get("name"))),
         "slots": ", ".join(manifest.slots) or "none",

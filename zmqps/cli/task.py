@@ -136,6 +136,10 @@ class Task:
 
     async def run(self) -> int:
         """Run until the cluster ends; return the exit code."""
+        code = await self._run()
+        return exits.of_cluster(code, self._nodes[0].popen.returncode if self._config.roles.coordinator else None)
+
+    async def _run(self) -> int:
         task, config = asyncio.current_task(), self._config
         assert task is not None
         async with contextlib.AsyncExitStack() as self._stack:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections import deque
@@ -30,6 +31,8 @@ SMALL_NBYTES = 4 << 20
 BLOCK_NBYTES = 1 << 20
 #: Arrays below this are looked at together: a copy is cheaper than a call for each.
 JOIN_NBYTES = 64 << 10
+#: Of this host. A view may be larger: it has an element for many places.
+MEMORY_NBYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def as_array(name: str, value: Any, known: Mapping[str, str] = STORAGE_DTYPES) -> Array:
@@ -45,7 +48,7 @@ def as_array(name: str, value: Any, known: Mapping[str, str] = STORAGE_DTYPES) -
     """
     if type(value) is np.ndarray and value.dtype in NATIVE_DTYPES:
         return value
-    value = _plain(value)
+    value = _plain(name, value)
     if value is None:
         raise DtypeError(name=name, got="None: no array", expected="an array; leave the name out")
     try:
@@ -124,13 +127,30 @@ def flatten(arrays: Mapping[K, Array | Remote], handover: Handover) -> dict[K, A
     """Return arrays as flat ones of this host.
 
     Contiguous arrays are aliased, others copied, and so are those on a GPU.
+
+    Raises
+    ------
+    ConfigurationError
+        A copy would be larger than the memory of this host, as of an array that is broadcast.
     """
     remotes = {key: array for key, array in arrays.items() if type(array) is Remote}
     fetched = dict(zip(remotes, handover.fetch(list(remotes.values())), strict=True))
-    return {
-        key: fetched[key] if isinstance(array, Remote) else np.ascontiguousarray(array).reshape(-1)
-        for key, array in arrays.items()
-    }
+    return {key: fetched[key] if isinstance(array, Remote) else _flat(key, array) for key, array in arrays.items()}
+
+
+def _flat(key: object, array: Array) -> Array:
+    if not array.flags.c_contiguous:
+        _check_memory(key, array.shape, array.nbytes)
+    return np.ascontiguousarray(array).reshape(-1)
+
+
+def _check_memory(key: object, shape: Sequence[int], nbytes: int) -> None:
+    """Refuse a copy that no process of this host could hold, before it is begun."""
+    if nbytes > MEMORY_NBYTES:
+        raise ConfigurationError(
+            f"the array {key!r:.80} of shape {tuple(shape)} takes {nbytes:,} bytes as values of its own, and this host "
+            f"has {MEMORY_NBYTES:,}: check its shape, or keep rows of it in a sparse table (zmqps.table)"
+        )
 
 
 class Destination:
@@ -203,7 +223,7 @@ def _seen(
     values: Mapping[str, Any], handover: Handover, known: Mapping[str, Mapping[str, str]]
 ) -> dict[str, Array | Remote]:
     """Return each value as an array where it lies, of a dtype that is ``known`` of its name, or of a floating one."""
-    values = {name: _plain(value) for name, value in values.items()}
+    values = {name: _plain(name, value) for name, value in values.items()}
     remotes = handover.adopt(values)
     for name, remote in remotes.items():
         _known(name, remote, known.get(name, STORAGE_DTYPES))
@@ -225,12 +245,15 @@ def _detached(value: Any) -> Any:
     return value.detach() if hasattr(value, "detach") else value
 
 
-def _plain(value: Any) -> Any:
+def _plain(name: str, value: Any) -> Any:
     """Return a value as something that arrays can be made of: no gradients, no bfloat16 of PyTorch."""
     if isinstance(value, np.ndarray):
         return value
     value = _detached(value)
-    return value.float() if _is_torch_bfloat16(value) else value
+    if not _is_torch_bfloat16(value):
+        return value
+    _check_memory(name, value.shape, value.numel() * np.dtype(np.float32).itemsize)
+    return value.float()
 
 
 def _is_torch_bfloat16(value: Any) -> bool:

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from zmqps.core.protocol.messages import PROTOCOL_VERSION
 from zmqps.doctor.facts import CodeFacts, HostFacts, Interface, KeyFile
-from zmqps.errors import DeviceError
+from zmqps.errors import DeviceError, UnsafeFileError
+from zmqps.files import TEXT_NBYTES, open_file, read_file
 from zmqps.gpu.device import open_device
 from zmqps.gpu.pinning import visible_gpus
 from zmqps.net.gauge import library
@@ -93,7 +94,7 @@ def source_hash() -> str:
     folder = Path(__file__).parents[1]
     found = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):
-        found.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes() + b"\0")
+        found.update(f"{path.relative_to(folder)}\0".encode() + read_file(path, TEXT_NBYTES) + b"\0")
     return found.hexdigest()[:12]
 
 
@@ -171,9 +172,8 @@ def _problem_of(directory: str) -> str:
 
 
 def _whole_digest(script: str) -> str:
-    with suppress(OSError), open(os.open(script, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
-        if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            return hashlib.file_digest(file, "sha256").hexdigest()
+    with suppress(OSError, UnsafeFileError), open_file(script) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
     return ""
 
 
@@ -206,8 +206,6 @@ def _key_files(folder: Path) -> list[KeyFile]:
 
 def _digest(path: Path) -> str:
     """Return what tells a file from another copy; empty if it cannot be read, or is no plain file of that size."""
-    with suppress(OSError), open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb") as file:
-        facts = os.fstat(file.fileno())
-        if stat.S_ISREG(facts.st_mode) and facts.st_size <= MAX_FILE_NBYTES:
-            return hashlib.sha256(file.read(MAX_FILE_NBYTES)).hexdigest()
+    with suppress(OSError, UnsafeFileError):
+        return hashlib.sha256(read_file(path, MAX_FILE_NBYTES)).hexdigest()
     return ""

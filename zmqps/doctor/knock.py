@@ -15,11 +15,12 @@ import time
 from contextlib import suppress
 
 from zmqps.doctor.facts import Reach
+from zmqps.net.connections import hang_up, receive
 
 TOKEN_NBYTES = 32
-#: Knocks that a listener answers at a time; one is over in a few round trips.
+#: Knocks that a listener answers at a time; one is over in a few round trips. For one more the oldest is hung up on.
 MAX_KNOCKS = 64
-#: Seconds until a listener has enough of somebody.
+#: Seconds that a listener has for somebody in all.
 PATIENCE_S = 5.0
 ROUND_TRIPS = 8
 #: How often a listener looks whether it is to end.
@@ -58,6 +59,7 @@ class Listener:
         self.port = int(self._socket.getsockname()[1])
         self._socket.settimeout(TICK_S)
         self._room = threading.Semaphore(MAX_KNOCKS)
+        self._answered: dict[socket.socket, None] = {}  # the oldest first
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="zmqps-listener", daemon=True)
         self._thread.start()
@@ -74,22 +76,27 @@ class Listener:
                     connection = self._socket.accept()[0]
                 except OSError:  # nobody came, or has gone again
                     continue
-                if self._room.acquire(blocking=False):
-                    threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
-                else:
-                    connection.close()
+                if not self._room.acquire(blocking=False):
+                    for oldest in list(self._answered)[:1]:  # a knock takes milliseconds
+                        hang_up(oldest)
+                    if not self._room.acquire(timeout=PATIENCE_S):
+                        connection.close()
+                        continue
+                self._answered[connection] = None
+                threading.Thread(target=self._answer, args=(connection,), daemon=True).start()
 
     def _answer(self, connection: socket.socket) -> None:
+        ends_at = time.monotonic() + PATIENCE_S
         try:
             with connection, suppress(OSError):
-                connection.settimeout(PATIENCE_S)
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                if not hmac.compare_digest(_receive(connection, TOKEN_NBYTES), self._token):
+                if not hmac.compare_digest(receive(connection, TOKEN_NBYTES, ends_at), self._token):
                     return
                 connection.sendall(hashlib.sha256(self._token).digest())
                 for _ in range(ROUND_TRIPS):
-                    connection.sendall(_receive(connection, 1))
+                    connection.sendall(receive(connection, 1, ends_at))
         finally:
+            del self._answered[connection]
             self._room.release()
 
 
@@ -103,7 +110,7 @@ def knock(source: str, target: str, host: str, port: int, token: bytes, timeout:
     token
         The listener's; empty to connect only, to a node that runs.
     timeout
-        Seconds for each sign of life.
+        Seconds for all of it, once it is connected; and before, for that.
     """
 
     def found(problem: str, latency_s: float = 0.0, near: str = "", far: str = "") -> Reach:
@@ -114,14 +121,14 @@ def knock(source: str, target: str, host: str, port: int, token: bytes, timeout:
     try:
         begun = time.perf_counter()
         with socket.create_connection((host, port), timeout=timeout) as connection:
-            latency = time.perf_counter() - begun
+            latency, ends_at = time.perf_counter() - begun, time.monotonic() + timeout
             near, far = connection.getsockname()[0], connection.getpeername()[0]
             if token:
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 connection.sendall(token)
-                if _receive(connection, TOKEN_NBYTES) != hashlib.sha256(token).digest():
+                if receive(connection, TOKEN_NBYTES, ends_at) != hashlib.sha256(token).digest():
                     return found("stranger", near=near, far=far)
-                latency = min(_round_trip(connection) for _ in range(ROUND_TRIPS))
+                latency = min(_round_trip(connection, ends_at) for _ in range(ROUND_TRIPS))
             return found("", latency, near, far)
     except (socket.gaierror, UnicodeError):
         return found("unresolved")
@@ -135,18 +142,8 @@ def knock(source: str, target: str, host: str, port: int, token: bytes, timeout:
         return found("no route" if error.errno in NO_ROUTE else f"{error.strerror or error}")
 
 
-def _round_trip(connection: socket.socket) -> float:
+def _round_trip(connection: socket.socket, ends_at: float) -> float:
     begun = time.perf_counter()
     connection.sendall(b"?")
-    _receive(connection, 1)
+    receive(connection, 1, ends_at)
     return time.perf_counter() - begun
-
-
-def _receive(connection: socket.socket, nbytes: int) -> bytes:
-    data = b""
-    while len(data) < nbytes:
-        more = connection.recv(nbytes - len(data))
-        if not more:
-            raise ConnectionResetError("closed")
-        data += more
-    return data

@@ -91,7 +91,8 @@ class RemoteProbe:
                     return await self._answer(process, number)
             except TimeoutError:
                 raise ProbeError(f"no answer within {timeout:.0f} s") from None
-            except (ConnectionError, ValueError):  # ValueError: a line that is too long
+            except (ConnectionError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+                # the line is too long, or no answer of ours
                 raise ProbeError(await self._last_words(process)) from None
 
     async def _answer(self, process: asyncio.subprocess.Process, number: int) -> Any:

@@ -52,6 +52,7 @@
     ├── DeviceError (RuntimeError)           no such GPU, or it failed; says what to install or to name
     │   └── DeviceMemoryError (MemoryError)  the GPU is too small; says what is needed and what is free
     ├── CheckpointFailedError (RuntimeError)  a checkpoint could not be made; training goes on
+    ├── CheckpointTooSoonError (RuntimeError)  workers ask for checkpoints too often; says when for the next
     └── CheckpointError (RuntimeError)       a checkpoint that cannot be used; says why, and which older one is good
         ├── CheckpointNotFoundError (LookupError)  there is none, or none that is whole
         ├── CheckpointForeignError           a directory that is no checkpoint of zmqps
@@ -79,6 +80,7 @@ from zmqps.errors.checkpoints import (
     CheckpointMismatchError,
     CheckpointNotFoundError,
     CheckpointStorageError,
+    CheckpointTooSoonError,
 )
 from zmqps.errors.configuration import (
     AddressInUseError,
@@ -132,7 +134,7 @@ from zmqps.errors.training import (
     UnknownParameterError,
     VersionError,
 )
-from zmqps.words import counted, listed, num_bytes, printable
+from zmqps.words import counted, is_short, listed, num_bytes, printable
 
 __all__ = [
     "BY_CODE",
@@ -148,6 +150,7 @@ __all__ = [
     "CheckpointMismatchError",
     "CheckpointNotFoundError",
     "CheckpointStorageError",
+    "CheckpointTooSoonError",
     "ClosedError",
     "ConfigurationError",
     "CoordinatorRestartedError",
@@ -199,6 +202,7 @@ __all__ = [
     "counted",
     "from_wire",
     "host_advice",
+    "is_short",
     "listed",
     "num_bytes",
     "printable",

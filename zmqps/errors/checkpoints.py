@@ -94,10 +94,12 @@ class CheckpointMismatchError(CheckpointError):
 
 
 class CheckpointStorageError(CheckpointError, OSError):
-    """The disk is full or read-only, or fails; what was saved before is as it was.
+    """The disk is full or read-only, or fails, or another cluster saves there; what was saved before is as it was.
 
     What to do next
     ---------------
+    - A directory belongs to one cluster at a time. The text names the one that has it: end that, or name another
+      directory, such as one below it.
     - Make room, or the directory writable, for the user of the nodes: `df -h`, `ls -ld`.
     - Training goes on, and the next checkpoint is tried at its time. Older ones are as they were.
     """
@@ -119,3 +121,22 @@ class CheckpointFailedError(PSError, RuntimeError):
     text = "no checkpoint of the job {job!r} was made: {why}; training goes on, and the checkpoints before it stay"
     job: str
     why: str
+
+
+class CheckpointTooSoonError(PSError, RuntimeError):
+    """The workers of a job have asked for too many checkpoints in a short time; nothing was begun.
+
+    What to do next
+    ---------------
+    - Ask again after `seconds`, or save less often. `--checkpoint-every` saves without being asked.
+    - `zmqps checkpoint`, by who runs the cluster, is not bound by this.
+    """
+
+    code = 78
+    text = (
+        "the workers of the job {job!r} have asked for too many checkpoints, more than one every {every:g} s in the "
+        "long run; they may ask for the next one in {seconds:.1f} s"
+    )
+    job: str
+    seconds: float
+    every: float

@@ -181,6 +181,8 @@ class IdentityError(PSError, PermissionError):
     ---------------
     - Give the process what the text asks for: the job secret (`--job-secret`, `ZMQPS_JOB_SECRET`), keys or a token
       (docs/security.md).
+    - If the text says that its role may not do that, connect in one that may: an observer (`observer=True`) pulls, logs
+      and asks for the status, and nothing else; docs/security.md has the table.
     - If you know nothing of such a process, somebody else is at the port: look where it came from in the log, and use
       keys.
     """

@@ -56,7 +56,6 @@ class NotJoinedError(ProtocolError):
     What to do next
     ---------------
     - Connect again: the node at the other end is a new one, or has forgotten this member while it was silent.
-    - An observer (`observer=True`) may pull and ask for the status, and nothing else.
     """
 
     code = 23

@@ -69,13 +69,12 @@ class Streams:
 
 def largest_slice(placement: Placement, index: int) -> int:
     """Return the bytes of the largest slice of a shard."""
-    tables = placement.keyspace.tables
-    return max((slice_.size * tables[slice_.table].dtype.itemsize for slice_ in placement.slices[index]), default=1)
+    return placement.largest_slice(index) or 1
 
 
 def staged_nbytes(placement: Placement, index: int) -> int:
     """Return the bytes of the largest piece that is on its way to a device or back."""
-    return max(largest_slice(placement, index), ROWS_NBYTES if placement.row_slices[index] else 1)
+    return max(largest_slice(placement, index), ROWS_NBYTES if placement.buckets(index) else 1)
 
 
 def device_memory(

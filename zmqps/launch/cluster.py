@@ -16,7 +16,9 @@ from typing import Any, Self, TypeVar
 
 from zmqps import checks
 from zmqps.core.coordinator.options import CoordinatorOptions
+from zmqps.core.protocol import exits
 from zmqps.errors import ClosedError, ConfigurationError, ForkedError, counted
+from zmqps.files import make_directory
 from zmqps.gpu.pinning import spread, visible_gpus
 from zmqps.keys import find_keys
 from zmqps.launch.config import ClusterConfig
@@ -67,7 +69,7 @@ class LocalCluster:
     replicas : int
         Copies of each shard on other servers, up to 2, which take over when one is lost.
     checkpoint : path, optional
-        Where jobs are saved; by default nowhere.
+        Where jobs are saved, of this cluster alone while it lives; by default nowhere.
     checkpoint_every : str
         Save jobs every ``5min``, ``90s``, ``2h`` or ``500steps``; by default when asked (`Worker.checkpoint`), and at
         their end.
@@ -271,7 +273,7 @@ class LocalCluster:
             self._removal = weakref.finalize(self, shutil.rmtree, self._directory, ignore_errors=True)
             self._stack.callback(self._removal)
         else:
-            self._directory.mkdir(parents=True, exist_ok=True)
+            make_directory(self._directory)
         self._state = "running"
         if launched := launched_for():
             self._joined, index = launched
@@ -291,7 +293,8 @@ class LocalCluster:
     def stop(self) -> None:
         """End all processes and wait for it; connected workers get `ShutdownError`.
 
-        That takes a few seconds at most, and where jobs are saved (``checkpoint``) as long as that does.
+        That takes a few seconds at most, and where jobs are saved (``checkpoint``) as long as that does. An error
+        is logged, with the coordinator's last words, where a job could not be saved.
 
         Raises
         ------
@@ -305,6 +308,8 @@ class LocalCluster:
             self._state = "stopped"
             try:
                 run_blocking(self._nodes.stop())
+                if (code := self._nodes.coordinator.popen.returncode) == exits.NOT_SAVED:
+                    log.error("%s", self._nodes.coordinator.failure(code))
             finally:
                 self._nodes.close()
                 self._stack.close()

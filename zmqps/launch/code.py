@@ -1,4 +1,4 @@
-"""What ``--sync-code`` copies: the files of the script's folder, without what another host does not need."""
+"""What ``--sync-code`` copies: the files of the script's folder, without secrets and what no other host needs."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import shutil
 import stat
 import subprocess
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from zmqps.errors import RSYNC, ConfigurationError, ProgramMissingError, counted, listed, num_bytes
+from zmqps.launch.private import secrets_among
 
 #: Folders that no other host needs; beside them what git ignores, and virtual environments.
 NOT_COPIED = (".git", ".venv", "__pycache__", "runs", ".zmqps")
@@ -25,6 +26,8 @@ OF_VENV = "pyvenv.cfg"
 MUCH_NBYTES = 100_000_000
 #: What most of it is, or was left out, is named, up to so many.
 MOST_NAMED = 4
+#: Of what is left out because it is a secret more is named: a user may miss it.
+MOST_SECRETS = 20
 #: What rsync here ends with when there is none there, and when it does not know its options itself.
 NO_SUCH_COMMAND, WRONG_USAGE = 127, 1
 #: What shells there say: sh, bash; zsh; fish. rsync here may have ended before it knew how they did.
@@ -49,6 +52,8 @@ class Code:
         Folders that are not copied; without what git ignores.
     by_git
         Whether what git ignores is left out.
+    secrets
+        Files, and folders of them, that are not copied because nobody else is to know them.
     """
 
     folder: Path
@@ -56,6 +61,7 @@ class Code:
     files: dict[str, int]
     left_out: tuple[str, ...] = ()
     by_git: bool = False
+    secrets: tuple[str, ...] = ()
 
     @property
     def nbytes(self) -> int:
@@ -81,6 +87,10 @@ class Code:
             f"{counted(len(self.files), 'file')}, {num_bytes(self.nbytes)}, of {self.folder} "
             f"to {counted(num_hosts, 'host')}{without}"
         )
+
+    def without(self) -> str:
+        """Say which secrets are not copied; empty: there are none."""
+        return f"not copied, for these are secrets: {listed(self.secrets, MOST_SECRETS)}" if self.secrets else ""
 
     def largest(self) -> str:
         """Say which entries of the folder most of the bytes are in."""
@@ -113,10 +123,11 @@ def place_of(path: Path, here: Path, there: str) -> str:
     return os.path.normpath(os.path.join(there, path.relative_to(here))) if path.is_relative_to(here) else str(path)
 
 
-def code_of(script: Path, here: Path, there: str) -> Code:
+def code_of(script: Path, here: Path, there: str, secrets: Collection[Path] = ()) -> Code:
     """Return what is to be copied for a script: the files of its folder.
 
-    Left out are what git ignores, unless it ignores the script itself, virtual environments, and `NOT_COPIED`.
+    Left out are what git ignores, unless it ignores the script itself, virtual environments, `NOT_COPIED`, and secrets
+    (`zmqps.launch.private`).
 
     Parameters
     ----------
@@ -124,22 +135,24 @@ def code_of(script: Path, here: Path, there: str) -> Code:
         The file that the workers run.
     here, there
         The directory in which the command is given, and that in which the workers run.
+    secrets
+        Files and directories that are secrets, whatever their names.
     """
     folder = script.parent.resolve()
     left_out: list[str] = []
     names = _known_to_git(folder)
     by_git = names is not None and script.name in names
     found = _below_git(folder, names, left_out) if names is not None and by_git else _below(folder, "", left_out)
+    there_are = sorted(name for name in set(found) if os.path.lexists(folder / name))  # git still has others
+    private = secrets_among(folder, there_are, script.name, secrets)
     files = {}
-    for name in sorted(set(found)):
-        try:
+    for name in there_are:
+        if name not in private:
             facts = os.lstat(folder / name)
-        except OSError:  # git still has it
-            continue
-        files[name] = facts.st_size if stat.S_ISREG(facts.st_mode) else 0
+            files[name] = facts.st_size if stat.S_ISREG(facts.st_mode) else 0
     return Code(
         folder=folder, there=place_of(folder, here, there), files=files, left_out=tuple(sorted(set(left_out))),
-        by_git=by_git,
+        by_git=by_git, secrets=tuple(sorted(set(private.values()))),
     )  # fmt: skip
 
 

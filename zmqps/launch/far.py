@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from zmqps.errors import ConfigurationError
+from zmqps.files import TEXT_NBYTES, open_file, read_file
 
 #: What the first line of an agent begins with; before it a login shell may say anything, so much at most.
 GREETING = "zmqps-agent "
@@ -83,19 +84,22 @@ async def open_voice(file: Any) -> Voice:
 
 def pack(path: Path) -> str:
     """Return a file's content as text."""
-    return base64.b64encode(path.read_bytes()).decode()
+    return base64.b64encode(read_file(path, TEXT_NBYTES)).decode()
 
 
 def parts(path: Path) -> Iterator[str]:
     """Yield a file's content as texts that fit into a line each."""
-    with open(path, "rb") as file:
+    with open_file(path) as file:
         while data := file.read(PART_NBYTES):
             yield base64.b64encode(data).decode()
 
 
 def unpack(text: str) -> bytes:
-    """Return the content that `pack` or `parts` has made a text of."""
-    return base64.b64decode(text, validate=True)
+    """Return the content that `pack` or `parts` has made a text of; raise `ConfigurationError` for any other text."""
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        raise ConfigurationError(f"{text!r:.80} is no content of a file") from None
 
 
 def check_name(name: object) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 from zmqps.errors import ConfigurationError, PSError
+from zmqps.files import create, make_directory
 from zmqps.launch.far import check_name, pack, unpack
 from zmqps.launch.guard import Guard
 from zmqps.net.keyring import AUTHORIZED, CLUSTER_PUBLIC, CLUSTER_SECRET, version_of
@@ -70,11 +70,11 @@ def write_files(folder: Path, files: Mapping[str, str], *, again: bool = False) 
     """
     for name, text in files.items():
         path = folder / check_name(name)
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_directory(path.parent)
         new = path.with_name(f"{path.name}.new") if again else path
         if again:
             new.unlink(missing_ok=True)  # of a time when the disk was full
-        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        with open(create(new), "wb") as file:
             file.write(unpack(text))
         if again:
             new.replace(path)

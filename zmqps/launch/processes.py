@@ -24,6 +24,7 @@ from typing import IO, Protocol
 
 from zmqps.core.protocol.keys import KEY_NBYTES
 from zmqps.errors import NodeFailedError, PSError, UnsafeFileError, from_wire
+from zmqps.files import read_kernel
 from zmqps.launch.restarts import RESTART, TOKEN, Restarts
 from zmqps.logs.lines import read_message
 from zmqps.net.children import UNKNOWN, heed_children
@@ -268,7 +269,7 @@ def start_of(pid: int) -> int:
         if process.uids().real != os.getuid() or process.status() == psutil.STATUS_ZOMBIE:
             return 0
         with contextlib.suppress(FileNotFoundError):  # not Linux
-            return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+            return int(read_kernel(f"/proc/{pid}/stat").rpartition(")")[2].split()[19])
         return int(1000 * process.create_time())
     except (psutil.Error, OSError):
         return 0

@@ -23,7 +23,7 @@ _FRAME = " +|"
 _NOTE = "zmqps explain "
 
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|[smhdw])")
+_DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(ms|[smhdw])")
 
 
 class Reader:

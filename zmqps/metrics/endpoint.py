@@ -14,7 +14,7 @@ from errno import EADDRINUSE
 from http import HTTPStatus
 
 from zmqps.core.node.measured import Measured
-from zmqps.core.protocol.endpoints import ip_of, join, split
+from zmqps.core.protocol.endpoints import host_named, ip_of, is_loopback, is_of, join
 from zmqps.errors import AddressInUseError, ConfigurationError, DeadlineError, PSError
 from zmqps.metrics.place import MetricsPlace, url
 from zmqps.metrics.text import check_installed, exposed
@@ -45,13 +45,18 @@ class Answers:
         self._ask, self._role = ask, role
         self._secret, self._is_open = place.secret, place.is_open
 
-    def answer(self, path: str, told: dict[str, str]) -> tuple[HTTPStatus, str, bytes]:
-        """Return status, content type and body."""
+    def answer(self, path: str, told: dict[str, list[str]]) -> tuple[HTTPStatus, str, bytes]:
+        """Return status, content type and body; ``told`` are the values of each header."""
+        if len(told["Host"]) > 1:
+            return _text(HTTPStatus.BAD_REQUEST, "name one host\n")
+        host = "".join(told["Host"])
+        if any(not is_of(origin, host) for origin in told["Origin"]):
+            return _text(HTTPStatus.FORBIDDEN, "no other site's pages are answered\n")
         if self._secret:
-            shown = told["Authorization"].removeprefix("Bearer ").strip().encode("utf-8", "surrogateescape")
+            shown = "".join(told["Authorization"]).removeprefix("Bearer ").strip().encode("utf-8", "surrogateescape")
             if not hmac.compare_digest(shown, self._secret):
                 return _text(HTTPStatus.UNAUTHORIZED, "show the token of --metrics-token: Authorization: Bearer …\n")
-        elif self._is_open and not _is_here(told["Host"]):  # a page in a browser here that has another name for us
+        elif self._is_open and not _is_here(host_named(host)):  # a page in a browser here that has another name for us
             return _text(HTTPStatus.FORBIDDEN, "ask for an address or for localhost\n")
         path = path.partition("?")[0]
         if path == "/":
@@ -59,7 +64,7 @@ class Answers:
         if path not in ("/metrics", "/metrics/own"):
             return _text(HTTPStatus.NOT_FOUND, INDEX)
         try:
-            body, content_type = exposed(self._ask if path == "/metrics" else self._own, told["Accept"])
+            body, content_type = exposed(self._ask if path == "/metrics" else self._own, ", ".join(told["Accept"]))
         except PSError as error:
             return _text(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n")
         return HTTPStatus.OK, content_type, body
@@ -146,12 +151,8 @@ class Source:
 
 
 def _is_here(host: str) -> bool:
-    """Whether this names a host by its address, or as this one."""
-    try:
-        name = split(f"tcp://{host}" if host.rpartition(":")[2].isdecimal() else f"tcp://{host}:80")[0]
-    except ConfigurationError:
-        return False
-    return name == "localhost" or ip_of(name) is not None
+    """Whether this is an address, or this host's name: no other can be made to lead here by whoever has that name."""
+    return is_loopback(host) or ip_of(host) is not None
 
 
 def _text(status: HTTPStatus, text: str) -> tuple[HTTPStatus, str, bytes]:

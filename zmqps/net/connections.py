@@ -11,6 +11,7 @@ import socket
 import struct
 import sys
 import termios
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -23,6 +24,8 @@ RESERVE = 32
 HEAR_S = 0.1
 #: An address of no family: who "connects" to it ends a connection at once (connect(2)).
 _NOBODY = bytes(16)
+#: A connection that is closed is forgotten by the kernel, too, and what it had not sent.
+_AT_ONCE = struct.pack("ii", 1, 0)
 _libc = ctypes.CDLL(None)
 # in Linux's `struct tcp_info`: how often the same was sent again, in vain; milliseconds since something was confirmed
 _REPEATS = struct.Struct("=2xBB52xI")
@@ -129,6 +132,36 @@ def waiting(descriptor: int) -> int:
     except OSError:
         return 0
     return int.from_bytes(buffer, sys.byteorder)
+
+
+def hang_up(connection: socket.socket) -> None:
+    """End a connection at once, whatever was not sent; who waits for it, in any thread, wakes up. It is still open."""
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def receive(connection: socket.socket, nbytes: int, ends_at: float) -> bytes:
+    """Return so many bytes; however slowly they come, no later than ``ends_at`` of the monotonic clock.
+
+    Raises
+    ------
+    TimeoutError
+        They did not come in time.
+    ConnectionResetError
+        The other end has hung up.
+    """
+    data = b""
+    while len(data) < nbytes:
+        left = ends_at - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(f"{len(data)} of {nbytes} bytes came in time")
+        connection.settimeout(left)
+        more = connection.recv(nbytes - len(data))
+        if not more:
+            raise ConnectionResetError("closed")
+        data += more
+    return data
 
 
 def leave_quietly(probe: socket.socket) -> None:

@@ -40,24 +40,20 @@ from zmqps.core.protocol.events import (
     Undecodable,
     Unreachable,
 )
+from zmqps.core.protocol.large import Large
 from zmqps.core.protocol.messages import (
-    Checkpoint,
-    Drain,
     EndJob,
     Error,
-    Examine,
     Examined,
     Farewell,
-    Fetch,
     Heartbeat,
     Hello,
     Message,
     Probed,
-    Scale,
-    Trace,
     Welcome,
 )
-from zmqps.core.protocol.wire import MAX_DATA_HEADER_NBYTES, decode, encode
+from zmqps.core.protocol.roles import ORDERS
+from zmqps.core.protocol.wire import decode, encode
 from zmqps.errors import InternalError, PSError, ServerMemoryError, printable
 from zmqps.net import stacks
 from zmqps.net.health import Health
@@ -77,7 +73,7 @@ LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNI
 # looked up by the exact class: for every message, however many kinds there are
 COMPLETED = frozenset((Hello, Welcome, Heartbeat, Error, Probed, Examined))
 #: Of these the machine is told whose key the connection was opened with.
-INTRODUCTIONS = frozenset((Hello, Welcome, EndJob, Farewell, Examine, Checkpoint, Drain, Scale, Trace, Fetch))
+INTRODUCTIONS = frozenset((Hello, Welcome, Farewell, Large)) | ORDERS
 
 
 class Journal(Protocol):
@@ -124,8 +120,8 @@ class Driver:
         self.transport = transport
         self.log = log
         self.counters: Counter[str] = Counter()
-        #: Returns how large a header of a message with arrays may be: what nobody needs costs time to refuse.
-        self.data_header_nbytes: Callable[[], int] = lambda: MAX_DATA_HEADER_NBYTES
+        #: Returns the message of some frames, as far as this machine needs it at once.
+        self.decode: Callable[[Sequence[Any]], Message] = decode
         #: Returns what a heartbeat tells besides what the machine, the transport and this process count.
         self.more: Callable[[], Mapping[str, Any]] = dict
         #: Takes what its `Notify` actions tell.
@@ -176,7 +172,7 @@ class Driver:
         """Take what a peer has sent, as the transport has it."""
         event: Received | Unreachable | None
         try:
-            message = decode(frames, self.data_header_nbytes)
+            message = self.decode(frames)
         except PSError as error:
             self.counters["undecodable"] += 1
             # no variable of this function holds it: its traceback leads here, and so the frames would stay in a circle

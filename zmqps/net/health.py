@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from zmqps.files import KERNEL_NBYTES, read_file
+
 #: Size and resident pages of this process.
 STATM = Path("/proc/self/statm")
 PAGE_NBYTES = os.sysconf("SC_PAGE_SIZE")
@@ -68,7 +70,7 @@ class Health:
 def resident_nbytes() -> int:
     """Return the bytes of memory that this process has in use."""
     try:
-        return int(STATM.read_bytes().split()[1]) * PAGE_NBYTES
+        return int(read_file(STATM, KERNEL_NBYTES).split()[1]) * PAGE_NBYTES
     except OSError:  # not Linux
         import resource
 

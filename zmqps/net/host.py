@@ -6,6 +6,8 @@ import hashlib
 import os
 from pathlib import Path
 
+from zmqps.files import read_kernel
+
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 NETWORK = "/proc/self/ns/net"
 
@@ -13,7 +15,7 @@ NETWORK = "/proc/self/ns/net"
 def boot() -> str:
     """Return what tells clocks apart: processes of one host share one, until it starts anew."""
     # psutil's boot_time moves when somebody sets the clock
-    return BOOT_ID.read_text().strip() if BOOT_ID.exists() else os.uname().nodename
+    return read_kernel(BOOT_ID).strip() if BOOT_ID.exists() else os.uname().nodename
 
 
 def host_id() -> str:

@@ -8,13 +8,13 @@ import secrets
 import socket
 import uuid
 from collections.abc import Mapping
-from pathlib import Path
 
 from zmqps import checks
 from zmqps.core.node.member import Identity
 from zmqps.core.protocol.endpoints import is_loopback, is_wildcard, split
 from zmqps.core.protocol.keys import KEY_NBYTES, process_of
-from zmqps.errors import ConfigurationError
+from zmqps.errors import ConfigurationError, UnsafeFileError
+from zmqps.files import TEXT_NBYTES, read_file
 
 #: A job secret is to be guessed by nobody; one in hex is twice as long as the bytes that it is made of.
 MIN_SECRET_NBYTES = 16
@@ -89,7 +89,9 @@ def read_secret(path: str | os.PathLike[str] | None, option: str, what: str) -> 
     if not isinstance(path, str | os.PathLike):
         checks.refuse(option, "a path", path)
     try:
-        secret = Path(path).read_bytes().strip()
+        secret = read_file(path, TEXT_NBYTES).strip()
+    except UnsafeFileError:
+        raise
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"cannot read {what} {str(path)!r:.200}: {error!s:.200}") from None
     if not MIN_SECRET_NBYTES <= len(secret) <= MAX_SECRET_NBYTES:

@@ -20,7 +20,6 @@ import datetime
 import hashlib
 import os
 import re
-import stat
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -30,6 +29,7 @@ from typing import Any
 from zmqps import checks
 from zmqps.core.protocol.roles import ALLOWS, KEY_ROLES, KeyHolder
 from zmqps.errors import ConfigurationError, UnsafeFileError, printable
+from zmqps.files import open_plain
 
 CLUSTER_PUBLIC, CLUSTER_SECRET, AUTHORIZED = "cluster.pub", "cluster.key", "authorized.toml"
 #: Of `authorized.toml`; more members than that there cannot be at a time.
@@ -291,16 +291,18 @@ def _read(path: Path) -> str:
     Links are followed, because a mounted secret of Kubernetes is one: what counts is the file that it leads to.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        fd = open_plain(path)
     except (FileNotFoundError, NotADirectoryError):
         return ""
+    except UnsafeFileError as error:
+        raise UnsafeFileError(path=_shown(path), why=error.why, advice=error.advice) from None
     except ValueError:
         raise ConfigurationError(f"{_shown(path)} cannot be a file's name") from None
     except OSError as error:
         raise ConfigurationError(f"cannot read {_shown(path)}: {error.strerror}") from None
     with open(fd, "rb") as file:
         facts = os.fstat(fd)
-        if not stat.S_ISREG(facts.st_mode) or facts.st_size > MAX_FILE_NBYTES:
+        if facts.st_size > MAX_FILE_NBYTES:
             raise UnsafeFileError(path=_shown(path), why="it is no plain file of keys", advice="remove it")
         if facts.st_uid not in (0, os.geteuid()):
             raise UnsafeFileError(

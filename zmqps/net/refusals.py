@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import socket
+import time
 from collections.abc import Callable
 from functools import partial
 
@@ -15,7 +16,7 @@ import zmq
 
 from zmqps.core.node.throttle import Throttle
 from zmqps.errors import KeyRefusedError
-from zmqps.net.connections import Address, Credentials
+from zmqps.net.connections import Address, Credentials, receive
 from zmqps.net.keyring import Keys
 
 #: So many handshakes in a row that broke off tell that the other end has another key; one may be a node that ends.
@@ -117,9 +118,7 @@ def mechanism_at(endpoint: str) -> str:
             if scheme == "ipc":
                 connection.connect("\0" + place[1:] if place.startswith("@") else place)
             connection.sendall(_GREETING)
-            greeting = b""
-            while len(greeting) < _MECHANISM.stop and (more := connection.recv(_MECHANISM.stop - len(greeting))):
-                greeting += more
+            greeting = receive(connection, _MECHANISM.stop, time.monotonic() + PROBE_S)
     except (OSError, ValueError):
         return ""
     return greeting[_MECHANISM].rstrip(b"\0").decode(errors="replace")

@@ -12,15 +12,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from zmqps import checks
 from zmqps.checkpoint import (
     CONSISTENT,
     PER_SLICE,
-    Checkpoint,
+    Claim,
     FileFact,
     Manifest,
+    Owner,
     Save,
     ShardWriter,
     good_ones,
@@ -30,17 +32,16 @@ from zmqps.checkpoint import (
     prune,
     storage_of,
 )
-from zmqps.checkpoint.storage import File, Storage
+from zmqps.checkpoint.manifest import NAME as MANIFEST
+from zmqps.checkpoint.storage import File, Storage, naming_the_disk, remove_tree
 from zmqps.core.coordinator.files import Served
-from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import MAX_NAME_CHARS, JobSpec
-from zmqps.core.protocol.terms import MOST_NUMBERS, are_sets
 from zmqps.core.server.changes import Unchanged
 from zmqps.core.server.row_snapshot import RowPiece
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.snapshot import Piece
-from zmqps.errors import CheckpointError, CheckpointMismatchError, ConfigurationError
+from zmqps.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError, ConfigurationError
 from zmqps.nodes.checkpoint_rows import read_tables, slots_of_table
 from zmqps.nodes.host import Rests
 from zmqps.nodes.relay import CHUNK_NBYTES, SCHEME, RelayStorage
@@ -70,7 +71,7 @@ class CheckpointConfig:
     Parameters
     ----------
     directory
-        Where checkpoints are kept, which all hosts of the cluster share; None: nowhere.
+        Where checkpoints are kept, which all hosts of the cluster share, and no other cluster; None: nowhere.
     every
         When jobs are saved without being asked: ``5min``, ``90s``, ``2h`` or ``500steps``; empty: never.
     full_every
@@ -267,6 +268,15 @@ class CheckpointStore:
         How servers reach it, see `CheckpointConfig`.
     restore
         What may be read there besides: paths of directories.
+    owner
+        The cluster.
+    runs
+        Job -> the run that goes on, of those that begin from a checkpoint.
+
+    Attributes
+    ----------
+    claim : Claim
+        To be entered by a cluster that saves here.
 
     Raises
     ------
@@ -274,23 +284,32 @@ class CheckpointStore:
         fsspec is not installed, or does not know the address.
     """
 
-    def __init__(self, directory: str, keep: int, via: str = "shared", restore: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        directory: str,
+        keep: int,
+        via: str = "shared",
+        restore: Sequence[str] = (),
+        *,
+        owner: Owner,
+        runs: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self._storage, self._directory = storage_of(directory)
-        self._scheme = _scheme_of(directory)
+        self.claim = Claim(self._storage, self._directory, owner, runs)
+        self._scheme = scheme_of(directory)
         self._keep = keep
         self.serves = via == "coordinator"
         self._restore = list(restore)
         self._open: dict[str, File] = {}  # by path: what servers write
-        self._owner = secrets.token_hex(8)
+        self._names = map(f"{secrets.token_hex(8)}-{{}}".format, count(1))  # of saves
         self._saves: dict[str, Save] = {}  # by path
-        self._numbers = count(1)
         self._turn = threading.Lock()  # one is begun while the one before is removed, in another thread
         self._replaced: Counter[str] = Counter()  # paths of saves that are to be removed, and have become others'
 
     def begin(self, job: str, version: int) -> str:
         """Make room for a checkpoint; return where servers are to write."""
         with self._turn:
-            owner = f"{self._owner}-{next(self._numbers)}"  # servers may still write what was given up before
+            owner = next(self._names)  # servers may still write what was given up before
             save = Save.begin(self._storage, self._directory, job, version, owner, time.time())
             path = self._scheme + save.directory
             if path in self._saves:  # where nothing can be renamed
@@ -321,16 +340,30 @@ class CheckpointStore:
             state=manifest["state"],
             run=manifest.get("run", {}),
             base=self._base(manifest["base"], placement),
+            owner=self.claim.owner_of(manifest["name"]),
         )
         path = path.removeprefix(SCHEME)
         published = self._saves[path].commit(whole)
         self._taken(path)  # not before: what could not be published is to be removed
-        job_path = job_directory(self._directory, manifest["name"])
-        try:
-            prune(self._storage, job_path, self._keep, {found.path for found in good_ones(self._storage, job_path)})
-        except CheckpointError as error:  # the new one is there all the same
-            LOG.warning("older checkpoints of job %r stay: %s", manifest["name"], error)
+        self._prune(manifest["name"], published)
         return self._scheme + published, whole.nbytes, whole.version
+
+    def _prune(self, job: str, published: str) -> None:
+        """Remove this cluster's checkpoints of a job beyond `keep`, once the new one is known to be whole."""
+        job_path = job_directory(self._directory, job)
+        good = list(good_ones(self._storage, job_path))
+        if all(one.path != published for one in good):
+            try:
+                look(self._storage, published)
+            except CheckpointCorruptError:  # somebody has removed what it builds upon
+                with naming_the_disk(published, "remove"):
+                    remove_tree(self._storage, published, MANIFEST)
+                raise
+        try:
+            owned = self.claim.owned(job, good, time.time())
+            prune(self._storage, job_path, self._keep, {one.path for one in good}, owned)
+        except CheckpointError as error:  # the new one is there all the same
+            LOG.warning("older checkpoints of job %r stay: %s", job, error)
 
     def _base(self, path: str | None, placement: Placement) -> tuple[str, str] | None:
         """Return name and checksum of what is built upon, which must be there with all that it builds upon itself."""
@@ -400,59 +433,7 @@ class CheckpointStore:
         return Served({})
 
 
-def _scheme_of(path: str) -> str:
+def scheme_of(path: str) -> str:
     """Return what an address begins with; nothing for a path."""
     scheme, found, _ = path.partition("://")
     return f"{scheme}://" if found else ""
-
-
-def restored_from(path: str) -> list[str]:
-    """Return the directories that servers read which begin from a checkpoint: also of those that it builds upon.
-
-    Raises
-    ------
-    CheckpointError
-        There is no usable checkpoint.
-    """
-    storage, place = storage_of(path)
-    one: Checkpoint | None = open_checkpoint(place, storage=storage)
-    found = [place]
-    while one is not None:
-        found.append(one.path)
-        one = one.base
-    return found
-
-
-def resumptions(config: CheckpointConfig) -> dict[str, Resumption]:
-    """Return what jobs begin from, by name.
-
-    Raises
-    ------
-    CheckpointError
-        There is no usable checkpoint.
-    """
-    if config.restore is None:
-        return {}
-    storage, path = storage_of(config.restore)
-    checkpoint = open_checkpoint(path, storage=storage)
-    manifest = checkpoint.manifest
-    return {
-        manifest.job_name: Resumption(
-            path=_scheme_of(config.restore) + checkpoint.path,
-            read_at=(SCHEME if config.via == "coordinator" else "") + _scheme_of(config.restore) + checkpoint.path,
-            job=manifest.job,
-            version=manifest.version,
-            data=manifest.data,
-            state=manifest.state,
-            optimizer=config.restore_optimizer,
-            names=config.restore_names,
-            rates=numbers_of(manifest) if config.restore_optimizer else (),
-        )
-    }
-
-
-def numbers_of(manifest: Manifest) -> tuple[float, ...]:
-    """Return the numbers that the chief had set when a checkpoint was made, as they travel; none if unusable."""
-    kept = manifest.run.get("rates", [])
-    usable = isinstance(kept, list) and len(kept) <= 1 + MOST_NUMBERS and are_sets(kept)
-    return tuple(map(float, kept)) if usable else ()

@@ -12,11 +12,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zmqps import checks
+from zmqps.checkpoint import Checkpoint, Owner
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.measured import measured
 from zmqps.core.coordinator.notes import Logged
 from zmqps.core.coordinator.options import CoordinatorOptions
+from zmqps.core.node.member import Identity
 from zmqps.core.protocol.endpoints import join, split
+from zmqps.core.protocol.large import decode_small
 from zmqps.errors import ConfigurationError, counted, listed
 from zmqps.metrics.endpoint import Source, answering
 from zmqps.metrics.place import MetricsPlace
@@ -25,13 +28,14 @@ from zmqps.net.driver import Driver, run_node
 from zmqps.net.identity import check_bind, new_identity, read_job_secret
 from zmqps.net.keyring import load_node_keys
 from zmqps.net.zeromq import ZmqTransport
-from zmqps.nodes.checkpoints import CheckpointConfig, CheckpointStore, cadence, restored_from, resumptions
+from zmqps.nodes.checkpoints import CheckpointConfig, CheckpointStore, cadence
 from zmqps.nodes.endkey import kept, new_end_key, offer_end_key
 from zmqps.nodes.host import available_nbytes
 from zmqps.nodes.journal import IDENTITY, Journal, resumed
 from zmqps.nodes.listening import Place, other_addresses
 from zmqps.nodes.page import check_page, page
 from zmqps.nodes.relay import CHUNK_NBYTES
+from zmqps.nodes.restoring import restored, restored_from, resumptions
 from zmqps.nodes.siblings import Siblings
 from zmqps.sinks.choose import check_texts, open_sinks
 from zmqps.sinks.feed import Feeds
@@ -140,9 +144,12 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
         It cannot go on from its journal.
     """
     log = logging.getLogger("zmqps.coordinator")
-    begins_from = resumptions(config.checkpoints)
-    for resumption in begins_from.values():
-        log.info("jobs begin from the checkpoint %s, of version %d", resumption.path, resumption.version)
+    one = restored(config.checkpoints)
+    if one is not None:
+        by = one.manifest.owner
+        log.info(
+            "jobs begin from the checkpoint %s, of version %d%s", one.path, one.version, f", of {by}" if by else ""
+        )
     keys = load_node_keys(config.keys)
     where = config.place.binds(DEFAULT_PORT)
     check_bind(where, insecure=config.insecure, keyed=keys is not None)
@@ -166,8 +173,13 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
             identity = replace(identity, end_key=new_end_key())
             if journal is not None:
                 identity = resumed(journal, known, identity, config.options)
+            store = _store(config, identity, one)
+            if store is not None and config.checkpoints.directory is not None:
+                stack.enter_context(store.claim)
         except BaseException:
             transport.close(0)
+            if journal is not None and not known:
+                journal.retire()  # no cluster has begun
             raise
         if others := other_addresses(bound, endpoint):
             log.info("listening at %s, which is also reached at %s", bound, listed(others, 8))
@@ -175,8 +187,10 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
             if config.own_servers and not secret and keys is None and kept(endpoint, end_key):
                 identity = replace(identity, server_key=end_key)
             state = None if journal is None else {key: data for key, data in known.items() if key != IDENTITY}
-            machine = CoordinatorMachine(identity, _options(config), _store(config), begins_from, state)
+            begins_from = resumptions(config.checkpoints, one)
+            machine = CoordinatorMachine(identity, _options(config), store, begins_from, state)
             driver = Driver(*watch(machine, transport, identity), log, journal=journal)
+            driver.decode = decode_small
             driver.notify = lambda event: _feed(feeds, event)
             driver.more = lambda: {"free_nbytes": available_nbytes()}
             source.measure = lambda: measured(machine, driver.facts(), loop.time())
@@ -210,11 +224,16 @@ def _page(
     )
 
 
-def _store(config: CoordinatorConfig) -> CheckpointStore | None:
+def _store(config: CoordinatorConfig, identity: Identity, one: Checkpoint | None) -> CheckpointStore | None:
     saved = config.checkpoints
     place = saved.directory or (saved.restore if saved.via == "coordinator" else None)
-    read = restored_from(saved.restore) if saved.restore and saved.via == "coordinator" else ()
-    return None if place is None else CheckpointStore(place, saved.keep, saved.via, read)
+    if place is None:
+        return None
+    read = restored_from(saved.restore, one) if saved.restore and one is not None and saved.via == "coordinator" else ()
+    runs = {} if one is None or one.manifest.owner is None else {one.manifest.job_name: one.manifest.owner.run}
+    cluster = identity.incarnation.hex()
+    owner = Owner(cluster=cluster, run=cluster, host=identity.host, pid=identity.pid, since=time.time())
+    return CheckpointStore(place, saved.keep, saved.via, read, owner=owner, runs=runs)
 
 
 def _options(config: CoordinatorConfig) -> CoordinatorOptions:

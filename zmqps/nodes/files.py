@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import IO, NoReturn, Self
 
 from zmqps.errors import ConfigurationError, UnsafeFileError
+from zmqps.files import check_plain
 
 DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -106,8 +107,7 @@ class Folder:
             self._refuse(error, path, "a file")
         try:
             facts = os.fstat(fd)
-            if not stat.S_ISREG(facts.st_mode):
-                raise UnsafeFileError(path=str(path), why="it is no plain file", advice="remove it")
+            check_plain(facts, path)
             self._check_owner(facts, path)
             if facts.st_nlink > 1:  # writing to it would write to what the other name belongs to
                 raise UnsafeFileError(path=str(path), why="it has another name as well", advice="remove it")

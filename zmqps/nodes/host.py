@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from zmqps.files import read_kernel
+
 T = TypeVar("T")
 
 #: What a container may use, what it uses, and what of that are files it has read, whose memory can be had at once;
@@ -22,9 +24,9 @@ def available_nbytes() -> int:
 
     available = int(psutil.virtual_memory().available)
     try:
-        uses = dict(line.split() for line in CGROUP_USES.read_text().splitlines())
+        uses = dict(line.split() for line in read_kernel(CGROUP_USES).splitlines())
         files = int(uses.get("inactive_file", 0)) + int(uses.get("slab_reclaimable", 0))
-        return min(available, max(0, int(CGROUP_LIMIT.read_text()) - int(CGROUP_USED.read_text()) + files))
+        return min(available, max(0, int(read_kernel(CGROUP_LIMIT)) - int(read_kernel(CGROUP_USED)) + files))
     except (OSError, ValueError):  # no container, or one without a limit
         return available
 
@@ -35,7 +37,7 @@ def total_nbytes() -> int:
 
     total = int(psutil.virtual_memory().total)
     try:
-        return min(total, int(CGROUP_LIMIT.read_text()))
+        return min(total, int(read_kernel(CGROUP_LIMIT)))
     except (OSError, ValueError):
         return total
 

@@ -5,6 +5,8 @@ as long as its life. A transaction is there as a whole or not at all. It survive
 comes, as soon as `Journal.write` returns. What concerns the numbers of jobs and their shards (`LASTING`) is then on the
 disk, too; of what else was written last a host that loses its power may forget some (SQLite's WAL with
 ``synchronous=NORMAL``), in the order in which it was written.
+
+What is not what was written is an error, never a new journal nor an older state: `zmqps.nodes.journal_mark`.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ import hashlib
 import hmac
 import logging
 import os
+import secrets
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,6 +30,7 @@ from zmqps.core.protocol.events import Record
 from zmqps.core.protocol.plain import pack, unpack
 from zmqps.errors import JournalError, ProtocolError
 from zmqps.nodes.files import Folder
+from zmqps.nodes.journal_mark import MARK, NEW_MARK, Contents, Mark, Position
 
 #: The file of a journal in its directory, and the one whose lock its coordinator holds.
 FILE, LOCK = "coordinator.journal", "coordinator.lock"
@@ -35,11 +39,18 @@ PAGE = "page.json"
 #: What SQLite adds to the name of a file for those beside it.
 BESIDE = ("-wal", "-shm", "-journal")
 #: By which the file is known as one of ours, and the form of what is in it.
-APPLICATION, VERSION = 0x7A6D7073, 3
+APPLICATION, VERSION = 0x7A6D7073, 4
 #: First words of the keys whose records are on the disk before anything that follows is done.
-LASTING = ("cluster", "spec", "copies")
+LASTING = ("identity", "cluster", "spec", "copies")
 #: Under this key is who the coordinator is; the machine uses others.
 IDENTITY = "identity"
+#: Under this key is what was drawn for this journal alone.
+ITSELF = ""
+#: With each record stands the number of its transaction, and the checksum of the journal as of then.
+TABLE = "state (key TEXT PRIMARY KEY, value BLOB NOT NULL, number INTEGER NOT NULL, digest BLOB NOT NULL)"
+PUT = "INSERT OR REPLACE INTO state (key, value, number, digest) VALUES (?, ?, ?, ?)"
+#: A page of the file; it has at least one.
+PAGE_NBYTES = 4096
 #: So much is kept of the log that SQLite writes before the file.
 LOG_NBYTES = 4 << 20
 
@@ -71,9 +82,10 @@ class Journal:
         self._lasting = False  # how the next transaction is to be written
         place = self.path.parent
         self._folder = Folder(place.parent, place.name, make=True)
+        self._mark = Mark(self._folder)
+        self._contents = Contents(secrets.token_bytes(16))
         try:
             self._claim()
-            os.close(self._folder.open(FILE, os.O_RDWR | os.O_CREAT))  # nobody else may read it, whatever the umask
             self._open()
         except BaseException:
             self.close()
@@ -94,27 +106,89 @@ class Journal:
         os.pwrite(self._lock, b"%d\n" % os.getpid(), 0)
 
     def _open(self) -> None:
+        is_new = not self._found()
+        if is_new:
+            self._mark.begin(None)  # from now on what is here is the rest of a journal that nobody has heard of
+            self._remove()
+        os.close(self._folder.open(FILE, os.O_RDWR | os.O_CREAT))  # nobody else may read it, whatever the umask
         with self._explained():
             self._connection = db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=0)
             db.execute("PRAGMA locking_mode=EXCLUSIVE")
-            (application,), (version,) = db.execute("PRAGMA application_id").fetchone(), _one(db, "user_version")
-            (tables,) = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()
-            if (tables or application) and application != APPLICATION:
-                raise self._unusable("it is another file", "give the coordinator another directory with --journal")
-            if tables and version != VERSION:
-                raise self._unusable(
-                    f"it has format {version}, and this zmqps reads {VERSION}",
-                    "go on with the zmqps that has written it, or end that cluster and move the journal away",
-                )
+            db.execute(f"PRAGMA page_size={PAGE_NBYTES}")
             db.execute("PRAGMA journal_mode=WAL")
-            db.execute("PRAGMA synchronous=NORMAL")
             db.execute(f"PRAGMA journal_size_limit={LOG_NBYTES}")
-            if not tables:
+            if is_new:
                 db.execute(f"PRAGMA application_id={APPLICATION}")
                 db.execute(f"PRAGMA user_version={VERSION}")
-                db.execute("CREATE TABLE state (key TEXT PRIMARY KEY, value BLOB NOT NULL)")
-            elif (found := _one(db, "quick_check")[0]) != "ok":
-                raise self._damaged(str(found))
+                db.execute(f"CREATE TABLE {TABLE}")
+                self._commit(db, [])
+            db.execute("PRAGMA synchronous=FULL")
+            db.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # all of it is in the file, and on the disk
+            db.execute("PRAGMA synchronous=NORMAL")
+        self._mark.begin(self._contents)
+
+    def _found(self) -> bool:
+        """Return whether there is a journal, which is what was written."""
+        present = {name for name in _names() if os.path.exists(self.path.parent / name)}
+        nbytes = self.path.stat().st_size if FILE in present else 0
+        try:
+            position = self._mark.read()
+        except ValueError as error:
+            raise self._damaged(str(error)) from None
+        if position is None and (not present or (present == {FILE} and not nbytes)):
+            return False
+        if position is not None and position.is_none:
+            return False
+        if nbytes < PAGE_NBYTES:  # SQLite would remove the log of a file without a page
+            raise self._damaged(f"{FILE} has {nbytes} bytes")
+        try:
+            with self._explained(), self._looked_at() as db:
+                self._examine(db, position)
+        finally:
+            for name in set(_names()) - present:
+                self._folder.remove(name)
+        return True
+
+    @contextlib.contextmanager
+    def _looked_at(self) -> Iterator[sqlite3.Connection]:
+        """Read it without a change: what is damaged stays as it is, for a good copy of a part may yet be found."""
+        self._folder.remove(FILE + "-shm")  # an index of the log, which is made again; another one would mislead
+        os.close(self._folder.open(FILE, os.O_RDONLY))
+        with contextlib.closing(sqlite3.connect(f"{self.path.as_uri()}?mode=ro", uri=True, timeout=0)) as db:
+            yield db
+
+    def _examine(self, db: sqlite3.Connection, position: Position | None) -> None:
+        """Read all of it, and compare it with what it should hold."""
+        (application,), (version,) = _one(db, "application_id"), _one(db, "user_version")
+        if application != APPLICATION:
+            raise self._unusable("it is another file", "give the coordinator another directory with --journal")
+        if version != VERSION:
+            raise self._unusable(
+                f"it has format {version}, and this zmqps reads {VERSION}",
+                "go on with the zmqps that has written it, or end that cluster and move the journal away",
+            )
+        if (found := _one(db, "quick_check")[0]) != "ok":
+            raise self._damaged(str(found))
+        if position is None:
+            raise self._damaged(f"{MARK} is missing")
+        contents, last = self._contents, (0, b"")
+        for key, value, number, digest in db.execute("SELECT key, value, number, digest FROM state"):
+            if (type(key), type(value), type(number), type(digest)) != (str, bytes, int, bytes):
+                raise self._damaged("a record is none")
+            if key == ITSELF:
+                contents.cluster = value
+            contents.put(key, value)
+            last = max(last, (number, digest))
+        contents.seal(last[0])
+        try:
+            lost = self._mark.judge(position, contents, last[1])
+        except ValueError as error:
+            raise self._damaged(str(error)) from None
+        if lost:
+            log.warning(
+                "the journal %s lacks its last transactions (%d), as after a loss of power: what they said is asked "
+                "again of the nodes", self.path, lost,
+            )  # fmt: skip
 
     def read(self) -> dict[str, Any]:
         """Return what is kept, by key.
@@ -128,7 +202,7 @@ class Journal:
             assert self._connection is not None
             rows = self._connection.execute("SELECT key, value FROM state").fetchall()
             try:
-                return {key: unpack(value) for key, value in rows}
+                return {key: unpack(value) for key, value in rows if key != ITSELF}
             except ProtocolError as error:
                 raise self._damaged(f"a record cannot be read: {error}") from None
 
@@ -146,16 +220,25 @@ class Journal:
             if lasting != self._lasting:
                 self._lasting = lasting
                 db.execute(f"PRAGMA synchronous={'FULL' if lasting else 'NORMAL'}")
-            db.execute("BEGIN IMMEDIATE")
-            for record in records:
-                if record.data is None:
-                    db.execute("DELETE FROM state WHERE key = ?", (record.key,))
-                else:
-                    value = pack(record.data)
-                    db.execute("INSERT OR REPLACE INTO state (key, value) VALUES (?, ?)", (record.key, value))
-            db.execute("COMMIT")
+            self._commit(db, [(record.key, None if record.data is None else pack(record.data)) for record in records])
+            self._mark.set(self._contents, lasting=lasting)
         except (sqlite3.Error, OSError, MemoryError) as error:
             self._fail(error)
+
+    def _commit(self, db: sqlite3.Connection, values: list[tuple[str, bytes | None]]) -> None:
+        contents = self._contents
+        if all(value is None for _, value in values):  # some record must say that this was a transaction
+            values = [*values, (ITSELF, contents.cluster)]
+        for key, value in values:
+            contents.put(key, value)
+        contents.seal(contents.number + 1)
+        db.execute("BEGIN IMMEDIATE")
+        for key, value in values:
+            if value is None:
+                db.execute("DELETE FROM state WHERE key = ?", (key,))
+            else:
+                db.execute(PUT, (key, value, contents.number, contents.digest))
+        db.execute("COMMIT")
 
     def _fail(self, error: Exception) -> None:
         self.failure = f"{type(error).__name__}: {error}"
@@ -167,10 +250,14 @@ class Journal:
 
     def retire(self) -> None:
         """Remove it: its cluster has ended, or nothing is kept any more."""
+        self._mark.retire()  # first: whenever this is cut short, the rest is known as such
         self._disconnect()
-        for name in (FILE, *(FILE + suffix for suffix in BESIDE)):
-            with contextlib.suppress(OSError):
-                self._folder.remove(name)
+        with contextlib.suppress(OSError):
+            self._remove()
+
+    def _remove(self) -> None:
+        for name in _names():
+            self._folder.remove(name)
 
     def _disconnect(self) -> None:
         connection, self._connection = self._connection, None
@@ -181,6 +268,7 @@ class Journal:
     def close(self) -> None:
         """Let go of it; what is kept stays."""
         self._disconnect()
+        self._mark.close()
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -201,7 +289,7 @@ class Journal:
         except sqlite3.OperationalError as error:
             advice = "see to the disk and the directory, and start the coordinator again"
             raise self._unusable(str(error), advice) from None
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.Error, MemoryError, UnicodeError) as error:  # sizes and texts are what they happen to be
             raise self._damaged(str(error)) from None
 
     def _damaged(self, why: str) -> JournalError:
@@ -212,6 +300,10 @@ class Journal:
         return JournalError(path=str(self.path), why=why, advice=advice)
 
 
+def _names() -> tuple[str, ...]:
+    return FILE, *(FILE + suffix for suffix in BESIDE)
+
+
 def _one(db: sqlite3.Connection, pragma: str) -> Any:
     return db.execute(f"PRAGMA {pragma}").fetchone()
 
@@ -219,7 +311,8 @@ def _one(db: sqlite3.Connection, pragma: str) -> Any:
 def forget_journal(directory: Path) -> None:
     """Remove the journal of a cluster that is over, and its directory if that is all there was."""
     with contextlib.suppress(FileNotFoundError), Folder(directory.parent, directory.name) as folder:
-        for name in (FILE, LOCK, PAGE, *(FILE + suffix for suffix in BESIDE)):
+        Mark(folder).retire()
+        for name in (*_names(), LOCK, PAGE, NEW_MARK, MARK):
             folder.remove(name)
     with contextlib.suppress(OSError):
         directory.rmdir()

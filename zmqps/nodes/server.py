@@ -22,7 +22,7 @@ from zmqps.core.job.spec import JobSpec
 from zmqps.core.job.tables import TableSpec
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.protocol.wire import data_header_nbytes
+from zmqps.core.protocol.wire import data_header_nbytes, decode
 from zmqps.core.server.admission import Room, admit, required_nbytes
 from zmqps.core.server.beside import Beside, beside_nbytes
 from zmqps.core.server.machine import ServerMachine
@@ -383,11 +383,11 @@ async def _serve(config: ServerConfig, source: Source, log: logging.Logger, pare
 
     def build(job: JobSpec, placement: Placement, index: int, room: Room) -> Shard:
         nonlocal largest_header
-        segments = sum(len(slice_.segments) for slice_ in placement.slices[index])
-        largest_header = max(largest_header, data_header_nbytes(len(placement.slices[index]), segments))
         pace = Rests(REST).paced if room.gently else iter
         host = HostMemory(transport.arenas.empty, watched_coding(), freed.add, pace)
         shard = make_shard(config, job, placement, index, room, host, streams, identity.name, more)
+        segments = sum(len(state.slice.segments) for state in shard.slices)
+        largest_header = max(largest_header, data_header_nbytes(len(shard.slices), segments))
         DOORS.shard(shard)
         return shard
 
@@ -404,10 +404,12 @@ async def _serve(config: ServerConfig, source: Source, log: logging.Logger, pare
 
     sockets.largest_nbytes = largest_nbytes  # an atomic push is of a whole shard
     driver = Driver(*watch(machine, transport, identity), log, resolve=relay.resolve)
-    driver.data_header_nbytes = lambda: largest_header
+    # what nobody needs costs time to refuse
+    driver.decode = partial(decode, data_nbytes=lambda: largest_header)
     machine.member.tracing.recorder = Switch(driver, identity, known=machine.clients.incarnation)
     relay.submit = partial(_submit, asyncio.get_running_loop(), driver)
-    driver.more = lambda: {"free_nbytes": available_nbytes()}
+    most = {} if streams is not None else {"memory_nbytes": config.memory_nbytes or total_nbytes()}
+    driver.more = lambda: {"free_nbytes": available_nbytes(), **most}
     source.measure = lambda: measured(machine, driver.facts())
     try:
         return await run_node(driver, endpoint, parent_fd, config.handover_timeout)

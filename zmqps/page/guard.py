@@ -12,7 +12,7 @@ from http.cookies import CookieError, SimpleCookie
 from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
-from zmqps.core.protocol.endpoints import is_loopback
+from zmqps.core.protocol.endpoints import host_named, is_loopback, is_of
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -29,6 +29,7 @@ HEADERS = {
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
 }
+OTHER_ORIGIN = "This page answers to no other site.\n"
 WRONG_NAME = "This page answers to localhost, 127.0.0.1 and [::1] alone.\n"
 NO_TOKEN = (
     "This page needs its token: open the address with ?token=... that `zmqps up` has printed, or see the file that the "
@@ -60,9 +61,12 @@ class Guard:
 
         assert scope["type"] == "http"
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
         app: ASGIApp = self._app
-        if not self._token and not is_loopback(host_named(headers.get(b"host", ""))):
+        if len(hosts) != 1 or (not self._token and not is_loopback(host_named(hosts[0]))):
             app = PlainTextResponse(WRONG_NAME, 421)
+        elif b"origin" in headers and not is_of(headers[b"origin"], hosts[0]):
+            app = PlainTextResponse(OTHER_ORIGIN, 403)
         elif self._token and not self._shown(self._from_cookie(headers.get(b"cookie", ""))):
             said = parse_qs(scope["query_string"].decode("latin-1")[: 2 * MAX_TOKEN_CHARS])
             app = PlainTextResponse(NO_TOKEN, 403)
@@ -89,11 +93,3 @@ class Guard:
         except CookieError:
             return ""
         return "" if found is None else found.value
-
-
-def host_named(header: str) -> str:
-    """Return the host of a Host header, without its port; who looks through a tunnel names another port."""
-    if header.startswith("["):
-        return header[1:].partition("]")[0]
-    host, _, port = header.rpartition(":")
-    return host if host and port.isdecimal() else header

@@ -6,14 +6,15 @@ import asyncio
 import errno
 import logging
 import socket
-import struct
 import threading
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from zmqps.core.protocol.endpoints import STAR, join
 from zmqps.errors import AddressInUseError, ConfigurationError
 from zmqps.extras import advice
 from zmqps.net.addresses import family_of, ipv4_first, resolve
+from zmqps.net.connections import hang_up
 from zmqps.net.ports import owner_of
 from zmqps.page.app import make_app
 from zmqps.page.document import read_document
@@ -22,17 +23,18 @@ from zmqps.page.feed import Ask, Feed
 if TYPE_CHECKING:
     from uvicorn import Server
 
-#: Connections at a time. A browser has up to six; each may hold one answer that it does not read, of 1 MB.
+#: Connections at a time. A browser has up to six; each may hold one answer that it does not read, of 1 MB. For one more
+#: that is shut which has asked nothing for longest: whoever asks slowly keeps no browser out.
 MAX_CONNECTIONS = 64
-#: Who has not sent a whole request for so long, or has read nothing of an answer, is shut.
+#: Who has not sent a whole request for so long, or has read nothing of an answer, is shut, …
 SILENT_S = 15.0
+#: … and who has not read the whole answer.
+ANSWER_S = 60.0
 #: Between two looks at who is silent; browsers that ask every second are not noticed at all.
 LOOK_S = 5.0
 #: A request without a body; browsers send some hundred bytes, and a cookie for each port of this host.
 MAX_REQUEST_NBYTES = 16 << 10
 STOP_S = 3.0
-#: A connection that is shut is forgotten by the kernel, too, and what it had not sent.
-AT_ONCE = struct.pack("ii", 1, 0)
 
 log = logging.getLogger("zmqps.page")
 
@@ -124,37 +126,52 @@ def _protocol() -> type[asyncio.Protocol]:
     """Return uvicorn's protocol with bounds: of how many connections there are, and how long one may be silent."""
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
+    def make_room(newest: Bounded) -> None:
+        """Shut one for another: of the address with the most, which has asked nothing for longest."""
+        others = [one for one in newest.connections if isinstance(one, Bounded) and one is not newest]
+        counts = Counter(one.host for one in others)
+        min(others, key=lambda one: (not one.is_idle, -counts[one.host], one.asked_at)).shut()
+
     class Bounded(H11Protocol):
         _watch: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            peer = transport.get_extra_info("peername")
+            self.host = peer[0] if peer else ""
+            self.asked_at = self._read_at = self.loop.time()
+            self._unread = 0
             if len(self.connections) > MAX_CONNECTIONS:
-                self._shut()
-                return
-            self._heard_at, self._unread = self.loop.time(), 0
+                make_room(self)
             self._watch = self.loop.call_later(LOOK_S, self._look)
 
         def handle_events(self) -> None:
             before = self.cycle
             super().handle_events()
             if self.cycle is not before:  # a request is whole
-                self._heard_at = self.loop.time()
+                self.asked_at = self._read_at = self.loop.time()
 
         def _look(self) -> None:
-            unread = self.transport.get_write_buffer_size()
+            unread, now = self.transport.get_write_buffer_size(), self.loop.time()
             if unread and unread < self._unread:
-                self._heard_at = self.loop.time()
+                self._read_at = now
             self._unread = unread
-            answered = self.cycle is None or self.cycle.response_complete
-            if self.loop.time() - self._heard_at > SILENT_S and (unread or answered):
-                self._shut()
+            silent = now - self._read_at > SILENT_S and (unread or self.is_idle)
+            if silent or (unread and now - self.asked_at > ANSWER_S):
+                self.shut()
                 return
             self._watch = self.loop.call_later(LOOK_S, self._look)
 
-        def _shut(self) -> None:
-            self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
+        @property
+        def is_idle(self) -> bool:
+            """Whether no answer is being made for it."""
+            return self.cycle is None or self.cycle.response_complete
+
+        def shut(self) -> None:
+            """End it at once; it is no connection any more when this returns."""
+            hang_up(self.transport.get_extra_info("socket"))
             self.transport.abort()
+            self.connections.discard(self)
 
         def connection_lost(self, exc: Exception | None) -> None:
             if self._watch is not None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
-from pathlib import Path
 
-from zmqps.errors import ConfigurationError
+from zmqps.errors import ConfigurationError, UnsafeFileError
+from zmqps.files import make_directory, open_to_append
 
 
 class JsonLines:
@@ -25,9 +26,9 @@ class JsonLines:
 
     def __init__(self, path: str) -> None:
         try:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(path, "a+b")
-        except OSError as error:
+            make_directory(os.path.dirname(path))
+            self._file = open(open_to_append(path), "a+b")
+        except (OSError, UnsafeFileError) as error:
             raise ConfigurationError(f"--values jsonl:{path} cannot be written: {error}") from None
         if self._file.seek(0, 2):
             self._file.seek(-1, 2)

@@ -12,6 +12,7 @@ from typing import Any
 
 from zmqps.errors import ConfigurationError
 from zmqps.extras import advice
+from zmqps.files import make_directory
 from zmqps.sinks.runs import Runs
 
 
@@ -43,7 +44,7 @@ class TensorBoard:
                 f"--values tensorboard:DIR needs tensorboardX, which is not installed here: {advice('tensorboard')}"
             ) from None
         try:
-            Path(directory).mkdir(parents=True, exist_ok=True)
+            make_directory(directory)
         except OSError as error:
             raise ConfigurationError(f"--values tensorboard:{directory} cannot be written: {error}") from None
         self._directory = Path(directory)
@@ -53,7 +54,7 @@ class TensorBoard:
 
     def _begin(self, job: str, node: str) -> _Run:
         place = self._directory / folder(job) / folder(node.replace(" ", "-"))
-        place.mkdir(parents=True, exist_ok=True)
+        make_directory(place)
         # a file that is there is written anew: no two of them may have one name
         return _Run(self._writer(str(place / "events"), f".{os.getpid()}.{next(self._numbers)}"))
 

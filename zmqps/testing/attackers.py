@@ -3,7 +3,7 @@
 What they know is what a status, a log or a server's answer shows anybody: incarnations, epochs, names and the numbers
 of requests. What they cannot know is what only two ends of a connection know: secrets, tickets and proofs. Where nodes
 have keys they know the secrets of members, and what ends jobs, too; but their keys are those of an observer and of
-another worker.
+another worker. One of them joins as an observer, as anybody with its key may, and gives orders.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from zmqps.core.coordinator.losses import ASKED
 from zmqps.core.coordinator.machine import CoordinatorMachine
-from zmqps.core.protocol.events import Disconnected, Received
+from zmqps.core.protocol.events import Disconnected, Peer, Received
 from zmqps.core.protocol.guard import end_guard
 from zmqps.core.protocol.keys import KEY_NBYTES
 from zmqps.core.protocol.messages import (
     Arrive,
+    Checkpoint,
     Committed,
     Discarded,
     EndJob,
@@ -37,6 +38,7 @@ from zmqps.core.protocol.messages import (
     Pull,
     Push,
     Ready,
+    Scale,
     Withdraw,
 )
 from zmqps.core.protocol.roles import ALLOWS, KeyHolder
@@ -53,8 +55,12 @@ S = TypeVar("S")
 RATE = 60.0
 LAST_S = 30.0
 CONNECTIONS = 6
+#: How often one that has just said something to the coordinator joins as an observer.
+SPIES = 0.1
 #: Messages of others that they repeat: the newest.
 MAX_HEARD = 32
+#: What stands in the state of a checkpoint that an observer asks for: none is made.
+PLANTED = "planted by an observer"
 #: Their keys, where nodes have some.
 OWN = KeyHolder("observer", "spy"), KeyHolder("worker", "mallory")
 
@@ -83,6 +89,7 @@ class Attackers:
         self._peers = [b"@" + self._rng.randbytes(16) for _ in range(CONNECTIONS)]
         self._heard: deque[list[bytes]] = deque(maxlen=MAX_HEARD)
         self._epochs: set[int] = {1}
+        self._spies: dict[bytes, Peer] = {}  # incarnation -> connection
         simulation.on_send.append(self._hear)
         simulation.at(0.0, self._strike)
 
@@ -96,6 +103,8 @@ class Attackers:
         else:
             return
         for who, peer in known.items():
+            if self._spies.get(who) == peer:
+                continue
             connection = node.connections.get(peer)
             assert connection is not None, f"{node.name} takes a stranger for {who.hex()[:8]}"
             opener = self._simulation.nodes[connection.ends[0]]
@@ -126,8 +135,33 @@ class Attackers:
             simulation.note("a stranger", f"{peer[1:5].hex()} to {target.name}: {event!r}"[:200])
             self.num_sent += 1
             simulation.event(target, event)
+            if target.role == "coordinator" and rng.random() < SPIES:
+                self._spy(target)
         if simulation.now < LAST_S:
             simulation.at(simulation.now + rng.expovariate(RATE), self._strike)
+
+    def _spy(self, coordinator: Node) -> None:
+        """Join a job as an observer, ask for what only others may, and leave."""
+        rng, simulation = self._rng, self._simulation
+        if self._job not in simulation.coordinator.runs or simulation.coordinator.ending is not None:
+            return
+        peer, who = b"@" + rng.randbytes(16), rng.choice(sorted(simulation.nodes.items()))[1].identity
+        spy = replace(
+            who, role="observer", job=self._job, incarnation=rng.randbytes(16), name="spy", endpoint="",
+            process=b"", index=None, token=b"", secret=rng.randbytes(KEY_NBYTES),
+        )  # fmt: skip
+        self._spies[spy.incarnation] = peer
+        state = {PLANTED: True}
+        orders: list[Message] = [
+            Checkpoint(1, "", rng.randint(0, 1), state),
+            Checkpoint(2, self._job, 0, state, rng.randbytes(KEY_NBYTES)),
+            self._end(3),
+            Scale(4, rng.randint(1, 4)),
+            Init(5, {"parameters": []}),
+        ]
+        rng.shuffle(orders)
+        for message in (spy.hello(), *orders, Leave("closed")):
+            simulation.event(coordinator, Received(peer, message, holder=OWN[0] if self._keyed else None))
 
     def _message(self, target: Node, holder: KeyHolder | None) -> Message:
         rng = self._rng
@@ -184,4 +218,6 @@ def attacked_scenarios(found: Mapping[str, S]) -> Mapping[str, S]:
     made = {"async": "async-twisted", "sync": "sync-twisted", "jobs": "jobs-everything"}
     attacked = {f"{mode}-attacked": replace(found[name], attacked=True) for mode, name in made.items()}  # type: ignore[type-var]
     keyed = {f"{mode}-keyed": replace(attacked[f"{mode}-attacked"], keyed=True) for mode in ("async", "jobs")}  # type: ignore[type-var]
+    for mode in ("async", "sync"):
+        keyed[f"{mode}-saves-keyed"] = replace(found[f"{mode}-saves"], attacked=True, keyed=True)  # type: ignore[type-var]
     return attacked | keyed

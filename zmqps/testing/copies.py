@@ -43,6 +43,7 @@ class CopyWitness:
         self._pushed: dict[tuple[str, str, int], tuple[int, int]] = {}
         self._compared: dict[int, int] = {}  # by epoch of a backup: the record after which it was
         self._degraded_since: float | None = None  # although all servers are there
+        self._spare_since: float | None = None  # although nothing is to move
         self._machine: object = None  # the coordinator's, of which that is known
         simulation.on_send.append(self._sent)
         simulation.on_receive.append(self._received)
@@ -179,15 +180,22 @@ class CopyWitness:
         well = there and len(alive) >= machine.options.servers and now >= simulation.network.cut_until
         runs = [run for run in machine.runs.values() if run.startup.ready and run.lost_shard is None]
         degraded = [text for run in runs for text in _degraded(run)]
+        said = [
+            text for run in runs for text in run.replication.status(simulation.time_of(coordinator)).get("degraded", ())
+        ]
+        assert len(said) <= len(degraded), f"it is said that {said}, and they have all their copies"
         same, self._machine = self._machine is machine, machine
-        if not degraded or not well or not same or any(now < node.stopped_until for node in (coordinator, *alive)):
-            self._degraded_since = None
-            return
-        self._degraded_since = now if self._degraded_since is None else self._degraded_since
-        for_s = now - self._degraded_since
+        well = well and same and not any(now < node.stopped_until for node in (coordinator, *alive))
         faults = simulation.network.faults
         limit_s = WHOLE_IN_SPITE_S if faults.loss or faults.reordering else WHOLE_S
+        self._degraded_since = _lasts(self._degraded_since, now, bool(degraded) and well)
+        for_s = now - (now if self._degraded_since is None else self._degraded_since)
         assert for_s < limit_s, f"for {for_s:.0f} s, and all servers are there: {degraded}"
+        still = well and not degraded and not machine.scales.is_active and not machine.drains.is_active
+        spare = [text for run in runs for text in _spare(run)] if still else []
+        self._spare_since = _lasts(self._spare_since, now, bool(spare))
+        for_s = now - (now if self._spare_since is None else self._spare_since)
+        assert for_s < limit_s, f"for {for_s:.0f} s, and nothing is to move: {spare}"
 
 
 def _is_coming(tenant: Tenant) -> bool:
@@ -226,3 +234,16 @@ def _degraded(run: JobRun) -> Iterator[str]:
     for shard in range(run.startup.placement.num_shards if run.startup.placement is not None else 0):
         if whole[shard] < wanted or shard not in primaries:
             yield f"shard {shard} has {whole[shard]} of {wanted} copies"
+
+
+def _spare(run: JobRun) -> Iterator[str]:
+    """Yield which shards have more copies than they should."""
+    wanted = 1 + run.replication.replicas
+    for shard, num in sorted(Counter(copy.shard for copy in run.startup.copies).items()):
+        if num > wanted:
+            yield f"shard {shard} has {num} copies, of which {wanted} are wanted"
+
+
+def _lasts(since: float | None, now: float, holds: bool) -> float | None:
+    """Return since when something holds that held since then or not at all before."""
+    return (now if since is None else since) if holds else None

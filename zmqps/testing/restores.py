@@ -34,6 +34,8 @@ class Restored:
         Whether most checkpoints hold only what has changed since the one before.
     ended
         Whether the first one is asked to end, in the place of losing its power.
+    keyed
+        Whether nodes have keys, and there are strangers.
     """
 
     def __init__(
@@ -49,8 +51,10 @@ class Restored:
         journaled: bool = False,
         chained: bool = False,
         ended: bool = False,
+        keyed: bool = False,
     ) -> None:
         self.seed = seed
+        self._keyed = keyed
         self._ended = ended
         self._journaled, self._chained = journaled, chained
         self.disk = Disk()
@@ -92,6 +96,7 @@ class Restored:
         return Simulation(
             seed, servers, self._workers, self._faults, self.training, supervised=True, calm_s=self._calm_s,
             options=replicated(often, self._replicas), disk=self.disk, journaled=self._journaled,
+            attacked=self._keyed, keyed=self._keyed,
             **options,  # type: ignore[arg-type]
         )  # fmt: skip
 

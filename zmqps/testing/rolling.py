@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 #: Seconds that a server may take to hand over what it has: more than any run takes.
 GRACE_S = 1e6
-#: Where nobody is lost it takes no longer; where messages are lost with their connections, or a coordinator is away.
+#: Where nobody is lost it takes no longer; where messages are lost with their connections, a coordinator is away, or
+#: checkpoints are made one after the other, in which nothing moves.
 LONGEST_S, LONGEST_OF_ALL_S = 12.0, 60.0
 #: The same where shards are cut anew, which waits for a step to end before, and again after.
 WHILE_SCALED_S = 30.0
@@ -34,13 +35,18 @@ class Rolling:
         What else goes wrong.
     again
         Starts another server, unless all is over.
+    saved
+        Whether checkpoints are made meanwhile.
     """
 
-    def __init__(self, simulation: SimulatedCluster, faults: Faults, again: Callable[[], object]) -> None:
+    def __init__(
+        self, simulation: SimulatedCluster, faults: Faults, again: Callable[[], object], *, saved: bool = False
+    ) -> None:
         self.num_drained = 0
         self._simulation = simulation
         self._faults = faults
         self._again = again
+        self._saved = saved
         self._asked: dict[str, float] = {}  # when, by name
 
     def ask(self) -> None:
@@ -77,8 +83,8 @@ class Rolling:
         impatient = simulation.options.replicas and faults.loss  # a server is lost before its connection is back
         if not (faults.server_crash or faults.partition or faults.coordinator_crash or faults.freeze or impatient):
             assert not simulation.job_failed, "servers were asked to go, and a job has lost a shard"
-        if not faults.may_lose and simulation.coordinator.ending is None:
-            rough = faults.loss or faults.drop or simulation.options.patience
+        if not faults.may_lose and simulation.coordinator.cluster_end.asked is None:
+            rough = faults.loss or faults.drop or simulation.options.patience or self._saved
             before = simulation.now - (LONGEST_OF_ALL_S if rough else WHILE_SCALED_S if faults.scale else LONGEST_S)
             late = [name for name, at in self._asked.items() if simulation.nodes[name].alive and at < before]
             assert not late, f"{late[0]} was asked to go at {self._asked[late[0]]:.1f}, and is still there"

@@ -10,6 +10,7 @@ from zmqps.core.worker.operations import Checkpoint, Exchange, SaveJob
 from zmqps.core.worker.session import SessionMachine
 from zmqps.core.worker.transfers import PAUSE_S
 from zmqps.errors import PSError
+from zmqps.testing.attackers import PLANTED
 from zmqps.testing.engine import Node, Program
 from zmqps.testing.lasts import LastSaves
 from zmqps.testing.stores import Disk, SavedJob
@@ -120,6 +121,7 @@ class Savers:
     # --- what must hold -----------------------------------------------------------------------
 
     def _published(self, saved: SavedJob) -> None:
+        assert PLANTED not in saved.manifest["state"], "an observer has planted a checkpoint"
         self.lasts.published(saved, self._lives[saved.path])
         self._training.check_saved(self._simulation, saved, self._lives[saved.path])
 

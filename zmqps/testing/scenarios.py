@@ -174,7 +174,7 @@ class Scenario:
         if self.saved:
             return Restored(
                 seed, self.servers, self.workers, self.faults, self.training(), calm_s=self.calm_s, ended=self.ended,
-                replicas=self.replicas, journaled=self.journaled, chained=self.chained,
+                replicas=self.replicas, journaled=self.journaled, chained=self.chained, keyed=self.keyed,
             )  # fmt: skip
         kind = Traced if self.faults.trace else Reported if self.faults.report else Simulation
         return (NumberedSimulation if self.numbered else kind)(
@@ -302,6 +302,7 @@ def _scenarios() -> Mapping[str, Scenario]:
         for kind, faults in saving.items():
             found[f"{mode}-{kind}"] = Scenario(faults=faults, training=training, saved=True)
         found |= {f"{n}-ended": replace(found[n], ended=True) for n in (f"{mode}-saves", f"{mode}-saves-crashes")}
+        found[f"{mode}-saves-drains-ended"] = replace(found[f"{mode}-saves-ended"], faults=DRAINS["drains"], servers=3)
     # nobody gives up and tries again what an old primary has turned away: it has to come by itself
     drained = {
         "async": lambda: AsyncTraining(steps=10, parameters=4, size=48, lives=12, compute_s=1.0, timeout=200.0),
@@ -330,10 +331,9 @@ def _scenarios() -> Mapping[str, Scenario]:
             faults=SCALES["scales"], training=training, workers=workers, journaled=True, calm_s=LATE_CALM_S
         )
         if mode != "jobs":
-            found[f"{mode}-scales-returned-replicas"] = Scenario(
-                faults=SCALES["scales-lost"], training=training, servers=3, replicas=1, journaled=True,
-                calm_s=LATE_CALM_S,
-            )  # fmt: skip
+            found[f"{mode}-scales-returned-replicas"] = replace(
+                found[f"{mode}-scales-returned"], faults=SCALES["scales-lost"], servers=3, replicas=1
+            )
             found[f"{mode}-scales-saves"] = Scenario(
                 faults=replace(saving["saves"], scale=1.0), training=training, saved=True
             )

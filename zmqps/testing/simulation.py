@@ -226,7 +226,7 @@ class Simulation(SimulatedCluster):
         self.comebacks = Comebacks(self, self.losses) if journaled else None
         self._known_as: Identity | None = None  # what the coordinator's journal says that it is
         self._thrift = Thrift(self, strict=thrifty)
-        self._rolling = Rolling(self, faults, self._start_another) if faults.drain else None
+        self._rolling = Rolling(self, faults, self._start_another, saved=disk is not None) if faults.drain else None
         self._resizing = Resizing(self, faults, self._start_another, END_KEY) if faults.scale else None
         self.copies_move |= faults.drain > 0 or faults.scale > 0
         if self.copies_move:  # a coordinator may die after that, before anything else is looked at

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from zmqps.files import read_kernel
+
 Facts = Mapping[str, Any]
 #: Of `/proc/PID/status`: the signals that a process takes itself.
 CAUGHT = "SigCgt:"
@@ -74,5 +76,5 @@ def _counters(node: Facts, status: Facts) -> Facts:
 
 
 def _caught(pid: int) -> int:
-    text = Path(f"/proc/{pid}/status").read_text()
+    text = read_kernel(f"/proc/{pid}/status")
     return next(int(line.removeprefix(CAUGHT), 16) for line in text.splitlines() if line.startswith(CAUGHT))

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from zmqps.errors import ConfigurationError
+from zmqps.files import Opener, make_directory, open_to_replace, read_file
 
 #: The way of a message: phase it ends with where it was sent, phase in which it is handled.
 WAYS = (("wire there", "send", "serve"), ("wire back", "reply", "land"))
+#: Longer files are no traces: a process writes at most a million spans, of some hundred bytes each.
+MAX_NBYTES = 4 << 30
 #: For this phase the receiver's whole delivery counts, from before the message was decoded.
 DELIVERY = "receive"
 
@@ -85,7 +89,7 @@ class Trace:
     epoch_us: float = 0.0
 
 
-def read(directory: Path, opener: Callable[[str, int], int] | None = None) -> Trace:
+def read(directory: Path, opener: Opener | None = None) -> Trace:
     """Return what the processes that recorded into a directory have written.
 
     Clocks of several hosts are fitted by the messages between them: of each request and its answer, the
@@ -97,7 +101,7 @@ def read(directory: Path, opener: Callable[[str, int], int] | None = None) -> Tr
     directory
         Where the files are.
     opener
-        Opens one, by its path and the flags of `os.open`; by default whatever it is.
+        Opens one, by its path and the flags of `os.open`; by default any plain file.
 
     Raises
     ------
@@ -130,48 +134,42 @@ def wires_of(processes: Sequence[Process]) -> list[Span]:
     ]
 
 
-def _read(path: Path, opener: Callable[[str, int], int] | None) -> Process:
+def _read(path: Path, opener: Opener | None) -> Process:
     process = Process()
-    waits: dict[int, dict[str, Any]] = {}
-    with open(path, opener=opener) as file:
-        text = file.read()
-    for line in text.splitlines():
-        try:
-            event = json.loads(line.removesuffix(","))
-        except ValueError:
-            continue  # the bracket, or where a killed process was cut off
-        facts = event["args"] if "args" in event else {}
-        match event["ph"]:
-            case "M" if event["name"] == "clock":
-                process.boot = facts["boot"]
-            case "M":
-                process.name = process.name or facts["name"]
-            case "X":
-                begin = event["ts"]
-                span = Span(
-                    name=event["name"],
-                    role=event["cat"],
-                    begin_us=begin,
-                    end_us=begin + event["dur"],
-                    thread=event["tid"],
-                    facts=facts,
-                )
-                process.spans.append(span)
-            case "b":
-                waits[event["id"]] = event
-            case "e" if event["id"] in waits:
-                begin = waits.pop(event["id"])["ts"]
-                process.spans.append(
-                    Span(
-                        name=event["name"],
-                        role=event["cat"],
-                        begin_us=begin,
-                        end_us=event["ts"],
-                        thread=None,
-                        facts=facts,
-                    )
-                )
+    waits: dict[Any, dict[str, Any]] = {}
+    with _explained(path):
+        for line in read_file(path, MAX_NBYTES, opener).decode(errors="replace").splitlines():
+            try:
+                event = json.loads(line.removesuffix(","))
+            except ValueError:
+                continue  # the bracket, or where a killed process was cut off
+            match event["ph"]:
+                case "M" if event["name"] == "clock":
+                    process.boot = str(event["args"]["boot"])
+                case "M":
+                    process.name = process.name or str(event["args"]["name"])
+                case _:
+                    _add(process, waits, event)
     return process
+
+
+def _add(process: Process, waits: dict[Any, dict[str, Any]], event: dict[str, Any]) -> None:
+    """Add what an event says to the spans of its process; ``waits`` are those whose end has not come yet."""
+    match event["ph"]:
+        case "X":
+            process.spans.append(_span(event, float(event["ts"]) + float(event["dur"]), int(event["tid"])))
+        case "b" if event["cat"] != "message":
+            waits[event["id"]] = event
+        case "e" if event["id"] in waits:
+            process.spans.append(_span(waits.pop(event["id"]), float(event["ts"]), None))
+
+
+@contextmanager
+def _explained(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise ConfigurationError(f"{path} is no trace that zmqps has written: {error!s:.100}") from None
 
 
 def messages(processes: Sequence[Process]) -> Iterator[tuple[str, Process, Span, Process, Span]]:
@@ -230,9 +228,7 @@ class Flow:
     stops: list[tuple[Process, Span, float]]
 
 
-def write(
-    path: Path, trace: Trace, opener: Callable[[str, int], int] | None = None, flows: Sequence[Flow] = ()
-) -> None:
+def write(path: Path, trace: Trace, opener: Opener | None = None, flows: Sequence[Flow] = ()) -> None:
     """Write one file for chrome://tracing or Perfetto; arrows lead from a message's sending to its delivery.
 
     Parameters
@@ -242,7 +238,7 @@ def write(
     trace
         What to write.
     opener
-        Opens it, by its path and the flags of `os.open`; by default whatever it is.
+        Opens it, by its path and the flags of `os.open`; by default any plain file.
     flows
         More arrows: the way of pushes, say.
     """
@@ -270,14 +266,14 @@ def write(
         events.append(
             {**arrow, "ph": "f", "bp": "e", "ts": came.begin_us, "pid": places[id(receiver)], "tid": came.thread}
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w", opener=opener) as file:
+    make_directory(path.parent)
+    with open(path, "w", opener=opener or open_to_replace) as file:
         clocks = {boot: [clock.shift_us, clock.error_us] for boot, clock in trace.clocks.items()}
         more = {"clocks": clocks, "notes": trace.notes, "epoch_us": trace.epoch_us}
         file.write(json.dumps({"traceEvents": events, "displayTimeUnit": "ms", "otherData": more}) + "\n")
 
 
-def load(path: Path, opener: Callable[[str, int], int] | None = None) -> Trace:
+def load(path: Path, opener: Opener | None = None) -> Trace:
     """Return the trace that `write` has written into a file.
 
     Raises
@@ -285,11 +281,10 @@ def load(path: Path, opener: Callable[[str, int], int] | None = None) -> Trace:
     ConfigurationError
         It has written no such file.
     """
-    processes: dict[int, Process] = {}
-    waits: dict[int, dict[str, Any]] = {}
-    try:
-        with open(path, opener=opener) as file:
-            whole = json.load(file)
+    processes: dict[Any, Process] = {}
+    waits: dict[Any, dict[str, Any]] = {}
+    with _explained(path):
+        whole = json.loads(read_file(path, MAX_NBYTES, opener))
         for event in whole["traceEvents"]:
             process = processes.setdefault(event["pid"], Process())
             facts = event.get("args") or {}
@@ -299,26 +294,22 @@ def load(path: Path, opener: Callable[[str, int], int] | None = None) -> Trace:
                 case "M" if event["name"] == "process":
                     process.boot, process.label = str(facts["boot"]), str(facts["label"])
                     process.incarnation = str(facts["incarnation"])
-                case "X":
-                    process.spans.append(_span(event, event["ts"] + event["dur"], event["tid"]))
-                case "b" if event["cat"] != "message":
-                    waits[event["id"]] = event
-                case "e" if event["id"] in waits:
-                    process.spans.append(_span(waits.pop(event["id"]), event["ts"], None))
+                case _:
+                    _add(process, waits, event)
         more = whole.get("otherData") or {}
         clocks = {str(boot): Clock(float(fit[0]), float(fit[1])) for boot, fit in more.get("clocks", {}).items()}
         notes, epoch_us = [str(note) for note in more.get("notes", [])], float(more.get("epoch_us", 0.0))
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        raise ConfigurationError(f"{path} is no trace that zmqps trace has written: {error!s:.100}") from None
     found = list(processes.values())
     return Trace(found, wires_of(found), clocks, notes=notes, epoch_us=epoch_us)
 
 
 def _span(event: dict[str, Any], end_us: float, thread: int | None) -> Span:
     facts = dict(event.get("args") or {})
+    if type(facts.get("request", "")) is not str:
+        raise ValueError("a request that is no text")
     return Span(
-        name=str(event["name"]), role=str(event["cat"]), begin_us=float(event["ts"]), end_us=float(end_us),
-        thread=thread, facts=facts,
+        name=str(event["name"]), role=str(event["cat"]), begin_us=float(event["ts"]), end_us=end_us, thread=thread,
+        facts=facts,
     )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from zmqps.core.protocol.encoding import CODING, Coding
 from zmqps.core.protocol.events import Action, Machine, Peer, Received, Resolve, Send
 from zmqps.core.protocol.messages import Hello
 from zmqps.core.protocol.wire import peek
+from zmqps.files import create, make_directory, open_to_append
 from zmqps.net.host import boot
 from zmqps.net.transport import Deliver, Noticed, Transport
 from zmqps.trace import VARIABLE
@@ -65,13 +66,12 @@ class Recorder:
     """
 
     def __init__(self, directory: Path) -> None:
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
         self._path = directory / f"{os.getpid()}-{clock()}.json"
         self._lock = threading.Lock()
         self._spans: list[tuple[str, str, int, int, int, str, dict[str, Any]]] = []
         self._room = MAX_SPANS
-        with open(self._path, "x", opener=_open_own):
-            pass
+        os.close(create(self._path))
         self._append("[", {"name": "clock", "ph": "M", "pid": os.getpid(), "args": {"boot": boot()}})
 
     def name(self, title: str) -> None:
@@ -103,7 +103,7 @@ class Recorder:
                 self._append("", *events)
 
     def _append(self, first: str, *events: dict[str, Any]) -> None:
-        with open(self._path, "a", opener=_open_own) as file:
+        with open(open_to_append(self._path), "a") as file:
             file.write(first + "".join(f"\n{json.dumps(event)}," for event in events))
 
 
@@ -119,11 +119,6 @@ def noted(sink: Sink, name: str, role: str, function: F) -> F:
             sink.span(name, role, begin, clock())
 
     return cast(F, timed)
-
-
-def _open_own(path: str, flags: int) -> int:
-    """Open a file for this user alone; never what a link leads to, and without waiting for who reads a pipe."""
-    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
 
 
 def _events(

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tests.core.machines import Coordinator, errors, job, logged, peer, receivers, sent
-from zmqps.core.coordinator.checkpoints import AGAIN_S, HOLD_S, MAX_WAITING, STUCK_S
+from zmqps.core.coordinator.checkpoints import AGAIN_S, HOLD_S, STUCK_S
 from zmqps.core.coordinator.making import Storing
+from zmqps.core.coordinator.wishes import BURST, EVERY_S, MAX_WAITING
 from zmqps.core.protocol.events import Action, Returned, Run
 from zmqps.core.protocol.messages import (
     Arrive,
@@ -32,10 +33,12 @@ from zmqps.core.protocol.saving import FAILED, KEPT, WRITING, WRITTEN
 from zmqps.errors import (
     CheckpointFailedError,
     CheckpointStorageError,
+    CheckpointTooSoonError,
     ConfigurationError,
     JobError,
     LimitError,
     PeerLostError,
+    from_wire,
 )
 
 SERVERS, WORKERS = ("s0", "s1"), ("w0", "w1")
@@ -231,11 +234,66 @@ def test_of_a_job_that_has_lost_a_shard_there_is_none() -> None:
     assert errors(cluster.ask()) == [PeerLostError.code]
 
 
-def test_so_many_wait_and_no_more() -> None:
+def order(number: int, job_name: str = "default") -> Checkpoint:
+    """Return what an operator asks for."""
+    return Checkpoint(number, job_name, 0, {}, number.to_bytes(16))
+
+
+def test_of_operators_so_many_wait_and_no_more() -> None:
     cluster = Cluster()
-    for request in range(10, MAX_WAITING + 11):
-        assert not errors(cluster.ask(request=request))
-    assert errors(cluster.ask(request=1000)) == [LimitError.code]
+    for number in range(MAX_WAITING + 1):
+        assert not errors(cluster.take("x", order(number)))
+    assert errors(cluster.take("x", order(MAX_WAITING + 1))) == [LimitError.code]
+
+
+def made(cluster: Cluster, number: int, job_name: str = "default") -> list[Action]:
+    """Make a checkpoint that has begun, and return what follows."""
+    cluster.do()
+    cluster.write(number, job_name)
+    return cluster.do()
+
+
+def test_workers_ask_for_so_many_at_once_and_are_told_when_they_may_ask_for_the_next() -> None:
+    cluster = Cluster()
+    for number in range(BURST):  # of both together: a key may join as many workers as it likes
+        assert not errors(cluster.ask(WORKERS[number % 2], 10 + number))
+        made(cluster, number + 1)
+    (refused,) = sent(cluster.ask(request=100), Error)
+    error = from_wire(refused.code, refused.text, refused.facts)
+    assert isinstance(error, CheckpointTooSoonError)
+    assert (error.job, error.seconds, error.every) == ("default", EVERY_S, EVERY_S)
+    assert "they may ask for the next one in 2.0 s" in str(error)
+    assert not cluster.work
+    cluster.now += error.seconds
+    assert not errors(cluster.ask(request=100))
+    assert errors(cluster.ask(request=101)) == [CheckpointTooSoonError.code]
+    made(cluster, BURST + 1)
+    cluster.now += BURST * EVERY_S
+    assert not errors(cluster.ask(request=102)), "what was not asked for may be asked for later"
+
+
+def test_what_is_asked_again_counts_once() -> None:
+    cluster = Cluster()
+    for _ in range(3 * BURST):
+        assert not errors(cluster.ask())
+    made(cluster, 1)
+    for request in range(BURST - 1):
+        assert not errors(cluster.ask(request=20 + request))
+
+
+def test_workers_of_a_job_keep_neither_operators_nor_other_jobs_from_theirs() -> None:
+    cluster = Cluster(jobs=("default", "other"))
+    for number in range(2 * BURST):
+        cluster.ask(request=10 + number)
+        cluster.now += EVERY_S * 0.9
+    assert errors(cluster.ask(request=100)) == [LimitError.code], "one is made, and eight wait"
+    assert not errors(cluster.ask("w1.other", 5))
+    assert not errors(cluster.take("x", order(1)))
+    assert not errors(cluster.take("y", order(2, "other")))
+    made(cluster, 1)
+    assert receivers(made(cluster, 2), Checkpointed) == [peer("x")], "before those of workers"
+    assert receivers(made(cluster, 3, "other"), Checkpointed) == [peer("y")]
+    assert receivers(made(cluster, 4), Checkpointed) == [peer("w0")]
 
 
 # --- cuts -----------------------------------------------------------------------------------------
@@ -368,7 +426,7 @@ def test_where_no_worker_is_there_is_nobody_to_hold() -> None:
     cluster.join("o0")
     for worker in WORKERS:
         cluster.take(worker, Leave("closed"))
-    cluster.ask("o0")
+    cluster.take("operator", Checkpoint(1, "default", 1, {}, b"n" * 16))
     assert len(sent(cluster.do(), Save)) == 2
 
 

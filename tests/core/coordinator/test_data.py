@@ -28,7 +28,7 @@ from zmqps.core.protocol.messages import (
     Waiting,
     Withdraw,
 )
-from zmqps.errors import ConfigurationError, JobMismatchError, LimitError, ProtocolError
+from zmqps.errors import ConfigurationError, IdentityError, JobMismatchError, LimitError
 
 SPEC = DataSpec(name="data", num_examples=10, range_size=4)
 #: As many data sets as there may be of all, and of a worker, where these limits are reached.
@@ -298,7 +298,7 @@ def test_a_data_set_that_strangers_share_lasts_until_the_last_of_them_has_gone()
 def test_an_observer_takes_no_range() -> None:
     coordinator = training("w0")
     coordinator.join("o0")
-    assert errors(take(coordinator, "o0", 5)) == [ProtocolError.code]
+    assert errors(take(coordinator, "o0", 5)) == [IdentityError.code]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from tests.core.machines import Coordinator, errors, job, logged, peer, receiver
 from zmqps.core.coordinator.checkpoints import Checkpoints
 from zmqps.core.coordinator.drains import RETRY_S
 from zmqps.core.coordinator.handovers import PATIENCE_S
-from zmqps.core.protocol.events import Action
+from zmqps.core.protocol.events import Action, Stop
 from zmqps.core.protocol.messages import (
     Arrive,
     Assign,
@@ -453,3 +453,18 @@ def test_a_copy_that_was_to_move_once_more_stays_as_long_as_it_is_the_only_backu
     discarded = sent(cluster.take(to, Drain(1, "", 0)), Discard)
     assert assign.epoch not in {discard.epoch for discard in discarded}
     assert any(copy.epoch == assign.epoch for copy in cluster.run().startup.copies.backups(1))
+
+
+def test_steps_are_held_for_no_shard_that_moves_once_the_cluster_is_to_end() -> None:
+    cluster = Cluster(staleness=0)
+    whole = cluster.fill(cluster.drain("s1"))
+    (asked,) = sent(whole, Yield)
+    assert cluster.run().steps.pauses.closed == {1}
+    cluster.machine.cluster_end.is_saving = lambda: True  # what was trained, before it ends
+    ended = cluster.handle(Stop("SIGTERM"))
+    assert not cluster.run().steps.pauses.closed
+    (told,) = sent(ended, Replicas, peer("s1"))
+    assert (told.epoch, told.generation) == (asked.epoch, asked.generation + 1), "it keeps its place"
+    for name in ("w0", "w1"):
+        committed = cluster.take(name, Arrive(2, 0, (1,)))
+    assert sent(committed, Commit)

@@ -184,7 +184,7 @@ def test_only_who_knows_the_end_key_ends_a_job_of_a_cluster_without_a_job_secret
     for guard in (b"", key, end_guard(b"of another one..", "default", nonce), end_guard(key, "another", nonce)):
         (refused,) = sent(coordinator.take("anybody", EndJob(3, "default", nonce, guard)), Error)
         assert refused.code == IdentityError.code
-        assert "only the user who runs the coordinator may end a job" in refused.text
+        assert "only the user who runs the coordinator may end jobs" in refused.text
     assert coordinator.run().state == "training"
     (answer,) = sent(
         coordinator.take("anybody", EndJob(4, "default", nonce, end_guard(key, "default", nonce))), JobEnded

@@ -10,7 +10,8 @@ from tests.core.coordinator.test_checkpoints import SERVERS, WORKERS, Cluster
 from tests.core.machines import Action, errors, exits_of, hello, job, logged, peer, receivers, sent
 from zmqps.core.coordinator.checkpoints import HOLD_S
 from zmqps.core.coordinator.last import TRIES, WAITS_S
-from zmqps.core.protocol.events import Returned, Stop
+from zmqps.core.protocol import exits
+from zmqps.core.protocol.events import Exit, Returned, Stop
 from zmqps.core.protocol.messages import (
     Arrive,
     Checkpointed,
@@ -196,7 +197,34 @@ def test_a_server_that_is_lost_with_the_values_is_said() -> None:
         text += logged(cluster.do())
     assert "job 'default' ends without a last checkpoint: " in text
     assert cluster.machine.ending is not None
-    assert exits_of(cluster.wait(30.0)) == [0]
+    assert exits_of(cluster.wait(30.0)) == [exits.NOT_SAVED]
+
+
+def test_a_cluster_whose_job_has_ended_without_its_last_checkpoint_says_so_when_it_ends() -> None:
+    cluster = Ending()
+    cluster.store.fails = "begin"
+    cluster.finish()
+    while cluster.work:
+        cluster.do()
+    cluster.store.fails = ""
+    cluster.handle(Stop("SIGTERM"))
+    (end,) = [action for action in cluster.wait(30.0) if isinstance(action, Exit)]
+    assert end == Exit(exits.NOT_SAVED, "SIGTERM; job 'default' has ended without its last checkpoint")
+
+
+def test_a_cluster_that_nobody_uses_says_so_too() -> None:
+    cluster = Ending(idle_timeout=20.0, lease=5.0)
+    cluster.store.fails = "publish"
+    for worker in WORKERS:
+        cluster.take(worker, Leave("closed"))
+    cluster.wait(6.0, *SERVERS)
+    for number in range(1, 1 + TRIES):
+        cluster.do()
+        cluster.write(number)
+        cluster.do()
+        cluster.do()
+    assert not cluster.machine.runs
+    assert exits_of(cluster.wait(60.0, *SERVERS)) == [exits.NOT_SAVED]
 
 
 def test_a_store_that_does_not_answer_does_not_keep_the_cluster() -> None:

@@ -53,6 +53,7 @@ from zmqps.core.protocol.messages import (
 from zmqps.core.protocol.wire import decode, encode
 from zmqps.errors import (
     EvictedError,
+    IdentityError,
     LimitError,
     NotJoinedError,
     PeerLostError,
@@ -111,7 +112,7 @@ def test_a_goodbye_is_answered_however_often_it_is_said() -> None:
     assert coordinator.machine.membership.members == {}
 
 
-@pytest.mark.parametrize("message", [Pull(3, 1, 0, 0, "raw", ()), Ready(1, 1), Left()])
+@pytest.mark.parametrize("message", [Pull(3, 1, 0, 0, "raw", ()), Left()])
 def test_what_is_not_for_a_coordinator_is_refused(message) -> None:  # type: ignore[no-untyped-def]
     coordinator = Coordinator()
     coordinator.join("w0")
@@ -122,7 +123,7 @@ def test_an_observer_cannot_enter_a_barrier_and_is_not_counted() -> None:
     coordinator = Coordinator()
     coordinator.join("o0", "w0")
     assert coordinator.run().num_workers == 1
-    assert errors(enter(coordinator, "o0")) == [ProtocolError.code]
+    assert errors(enter(coordinator, "o0")) == [IdentityError.code]
     assert receivers(enter(coordinator, "w0"), Released) == [peer("w0")]
 
 

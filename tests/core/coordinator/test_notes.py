@@ -12,7 +12,7 @@ from zmqps.core.coordinator.notes import BURST, Logged
 from zmqps.core.protocol.events import Action, Notify
 from zmqps.core.protocol.messages import Hello, Leave, Note, Noted
 from zmqps.core.protocol.notes import MAX_STEP
-from zmqps.errors import NotJoinedError, ProtocolError
+from zmqps.errors import IdentityError, NotJoinedError, ProtocolError
 
 
 def note(first: int, *numbers: float, age: float = 0.0) -> Note:
@@ -113,7 +113,7 @@ def test_members_are_counted_apart_and_a_new_life_begins_anew() -> None:
 def test_servers_and_strangers_log_nothing() -> None:
     coordinator = Coordinator()
     coordinator.join("s0")
-    assert errors(coordinator.take("s0", note(0, 0))) == [ProtocolError.code]
+    assert errors(coordinator.take("s0", note(0, 0))) == [IdentityError.code]
     assert errors(coordinator.take("w9", note(0, 0))) == [NotJoinedError.code]
 
 

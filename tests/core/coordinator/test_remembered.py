@@ -9,7 +9,8 @@ import pytest
 from tests.core.coordinator.kept import Kept
 from tests.core.machines import errors, hello, job, logged, sent
 from zmqps.core.coordinator.consistency.ssp import Bounded
-from zmqps.core.protocol.events import Exit
+from zmqps.core.protocol import exits
+from zmqps.core.protocol.events import Exit, Stop
 from zmqps.core.protocol.messages import (
     Arrive,
     Assign,
@@ -220,6 +221,16 @@ def test_a_cluster_that_was_ending_ends() -> None:
     assert sent(kept.take("w0", Heartbeat({})), Back)
     assert [m.reason for m in sent(kept.join("w0"), Shutdown)] == ["enough"]
     assert [action for action in kept.pass_time(10.0) if isinstance(action, Exit)]
+
+
+def test_what_is_not_saved_is_not_forgotten() -> None:
+    kept = training()
+    kept.machine.checkpoints.on_unsaved("default")
+    kept._keep(kept.machine._recorded([], kept.now))
+    kept.back()
+    kept.handle(Stop("SIGTERM"))
+    assert kept.machine.ending is not None
+    assert kept.machine.ending.code == exits.NOT_SAVED
 
 
 def test_one_that_begins_anew_knows_nobody() -> None:

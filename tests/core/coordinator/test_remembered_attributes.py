@@ -19,7 +19,7 @@ KEPT = {
     "Fleet": "_by_rank _claims wanted most",
     "Claims": "_last",
     "Erasures": "_awaited _moved",
-    "ClusterEnd": "ending",
+    "ClusterEnd": "ending unsaved",
     "Jobs": "runs next_epoch begun",
     "EndedJobs": "by_name",
     "JobRun": "name lost_shard",
@@ -32,7 +32,8 @@ KEPT = {
     "Copy": "shard epoch server backup generation built whole",
     "Fallback": "good _back _bad _before _target _tellings",
     "Tellings": "_number num_done _last _open",
-    "Replication": "_promoting _unanswered _degraded _unfit",
+    "Replication": "_promoting _unanswered _unfit",
+    "Shortages": "_noted",
     "Handovers": "_of",
     "Handover": "old new made asked_at",
     "Drains": "_of _ended",
@@ -55,13 +56,13 @@ NOT_KEPT = {
     "CoordinatorMachine": (
         "identity options changes is_back _kept membership servers counts started_at erasures cluster_end jobs runs "
         "checkpoints ended files drains scales probes traces holders notes partings _reminder_due _lose_due _inquiries "
-        "_news _telling watching"
+        "_news telling openings watching"
     ),
     "Membership": "timeout _changed _nobody_before gone _by_silence _peers _barred_peers processes",
     "Processes": "_living _ended",
     "MemberInfo": (
         "peer roster seen_at unreached counters counters_nbytes num_pushes counters_of told again_at note_answer "
-        "doing awaited_s sample notes_due doubts"
+        "doing awaited_s sample notes_due doubts memory_nbytes"
     ),
     "Roster": "_expected _numbered _lowest _next _names num_finished",
     "Fleet": "_expected _numbered _lowest _next _names num_finished",
@@ -83,7 +84,7 @@ NOT_KEPT = {
     "Occupancy": "_name _members _workers _lease is_closing",
     "Startup": (
         "_changed name _replicas num_servers num_workers _expected _root _begin _count _new_epoch _slice_nbytes "
-        "given_up _rows _wire _cuts copies parked _requests _falls_back held cutting"
+        "given_up _rows _wire _optimizer _cuts copies parked _requests _falls_back held cutting"
     ),
     "Copies": "_root _new_epoch",
     "Copy": "moved",
@@ -92,7 +93,8 @@ NOT_KEPT = {
         "_retry_due _unfit"
     ),
     "Tellings": "_changed _name _startup _members _may_tell",
-    "Replication": "moves handovers recuts _changed replicas _name _startup _steps _retry_due _num_retries",
+    "Replication": "moves handovers recuts shortages _changed replicas _name _startup _steps _retry_due _num_retries",
+    "Shortages": "_copies _replicas",
     "Handovers": "_replicas _name _startup _steps _unfit _change _give_up _changed stuck",
     "Handover": "not_before held_at again_at numbers busy",
     "Drains": "_fleet _runs _erasures _checkpoints _changed",
@@ -118,7 +120,8 @@ NOT_KEPT = {
     "Barriers": "by_name _members _awaited _of _pause _resume",
     "Spares": "_members _kept",
     "Checkpoints": (
-        "_runs _members _store _cadence _hold_s _chains _waiting _making numbers _last _soon _done _failures _answers"
+        "_runs _members _store _cadence _hold_s _chains _waiting _making numbers _last _soon _done _failures _answers "
+        "on_unsaved"
     ),
 }
 
@@ -144,7 +147,7 @@ def parts() -> Iterator[Any]:
     yield from (machine.cluster_end, machine.jobs, machine.ended, machine.checkpoints, machine.notes)
     yield from (run, run.places, run.attendance, run.losses, run.occupancy, run.startup, run.replication, run.steps)
     yield from (run.startup.copies, *run.startup.copies, run.replication.moves, *run.replication.moves._moves.values())
-    yield from (run.replication.handovers, *run.replication.handovers._of.values())
+    yield from (run.replication.shortages, run.replication.handovers, *run.replication.handovers._of.values())
     yield from (run.fallback, run.fallback._tellings, run.steps.policy, run.steps._commits, run.steps.pauses)
     yield from (run.steps.bringing, run.rates)
     yield from (run.data, *run.data.by_name.values(), run.barriers, run.spares)

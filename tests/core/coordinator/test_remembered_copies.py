@@ -145,14 +145,14 @@ def test_a_new_backup_is_asked_for_again_until_it_is_whole_and_the_shard_is_degr
     new = [assign.epoch for assign in sent(filling, Assign, peer("s3"))]
     assert len(new) == 2
     kept.take("s3", Ready(new[0], 0))
-    degraded = list(kept.run().replication.texts(kept.now))
+    degraded = list(kept.run().replication.shortages.texts(kept.now))
     kept.back()
-    assert list(kept.run().replication.texts(kept.now)) == degraded
+    assert list(kept.run().replication.shortages.texts(kept.now)) == degraded
     assert [assign.epoch for assign in sent(kept.come_back("s3"), Assign)] == new, "or what it has said is lost"
     for epoch in new:
         kept.take("s3", Ready(epoch, 1))
     kept.back()
-    assert list(kept.run().replication.texts(kept.now)) == []
+    assert list(kept.run().replication.shortages.texts(kept.now)) == []
 
 
 def test_a_new_copy_gets_a_number_that_none_before_has_had() -> None:

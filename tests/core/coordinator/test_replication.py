@@ -336,3 +336,57 @@ def test_where_other_shards_have_the_step_already_the_job_has_failed() -> None:
     assert errors(failed, peer("w1")) == [JobError.code]
     assert "can no longer bring its gradients" in cluster.run().state
     assert sent(cluster.wait(5.0, "s0", "s2", "w1"), Commit) == [], "said again without the gradients"
+
+
+def spread(cluster: Cluster, shard: int, name: str) -> None:
+    """Let a server have one more copy of a shard than there are to be, as while jobs are scaled."""
+    replication, copies = cluster.run().replication, cluster.run().startup.copies
+    (server,) = (server for server in cluster.machine.servers if server.hello.name == name)
+    replication.spread({shard: [server]}, cluster.now)
+    (number,) = (copy.epoch for copy in copies.of(server) if copy.shard == shard)
+    for loaded in (0, 1):
+        cluster.take(name, Ready(number, loaded))
+
+
+def test_a_shard_that_has_all_its_backups_is_not_degraded_by_the_loss_of_one_more() -> None:
+    cluster = Cluster()
+    cluster.join("s3")
+    spread(cluster, 0, "s3")
+    cluster.lose("s3")
+    assert cluster.degraded() == []
+    cluster.machine.validate()
+
+
+def test_a_shard_that_has_all_its_backups_is_not_degraded_by_one_more_that_cannot_be_kept() -> None:
+    cluster = Cluster()
+    cluster.join("s3")
+    replication = cluster.run().replication
+    spread(cluster, 0, "s3")
+    (extra,) = (copy for copy in cluster.run().startup.copies.backups(0) if copy.server.hello.name == "s3")
+    replication._give_up(extra, "it is not wanted", cluster.now)
+    assert cluster.degraded() == []
+    cluster.machine.validate()
+
+
+def test_a_copy_too_many_that_was_kept_while_a_server_was_silent_goes_when_that_is_heard_again() -> None:
+    cluster = Cluster()
+    cluster.join("s3")
+    spread(cluster, 0, "s3")
+    assert len(backups(cluster, 0)) == 2
+    cluster.now = 5.0
+    said = [cluster.take(name, Heartbeat({})) for name in ("s1", "s2", "s3")]
+    assert not [sent(actions, Discard) for actions in said if sent(actions, Discard)], "s0 may be lost"
+    gone = cluster.take("s0", Heartbeat({}))
+    assert len(sent(gone, Discard)) == 1
+    assert len(backups(cluster, 0)) == 1
+    assert sent(cluster.take("s0", Heartbeat({})), Discard) == []
+
+
+def test_since_when_a_shard_is_degraded_is_not_that_of_an_earlier_loss() -> None:
+    cluster = Cluster()
+    cluster.join("s3")
+    spread(cluster, 0, "s3")
+    cluster.lose("s3")
+    cluster.now += 5.0
+    cluster.promoted(cluster.lose("s1"))
+    assert "since 0 s ago (server 1" in cluster.degraded()[0]

@@ -11,6 +11,7 @@ from zmqps.core.protocol.messages import (
     Assign,
     Discard,
     Error,
+    Heartbeat,
     Job,
     Leave,
     Ready,
@@ -20,7 +21,16 @@ from zmqps.core.protocol.messages import (
     Waiting,
     Withdraw,
 )
-from zmqps.errors import ConfigurationError, JobError, JobMismatchError, OptimizerError, PeerLostError, from_wire
+from zmqps.errors import (
+    ConfigurationError,
+    JobError,
+    JobMemoryError,
+    JobMismatchError,
+    LimitError,
+    OptimizerError,
+    PeerLostError,
+    from_wire,
+)
 
 
 def fail_to_build(coordinator: Coordinator, server: str, epoch: int) -> list:  # type: ignore[type-arg]
@@ -259,3 +269,36 @@ def test_a_job_whose_server_is_lost_while_values_are_brought_fails() -> None:
     coordinator.init("w0", job())
     coordinator.ready("s0", "s1", loaded=False)
     assert errors(coordinator.take("s1", Leave("closed")), peer("w0")) == [PeerLostError.code]
+
+
+# --- sizes --------------------------------------------------------------------------------------
+
+
+def test_a_job_larger_than_the_memory_of_all_servers_is_refused_before_a_server_is_asked() -> None:
+    coordinator = Coordinator(servers=2, replicas=1)
+    coordinator.join("s0", "s1", "w0", "w1")
+    for server in ("s0", "s1"):
+        coordinator.take(server, Heartbeat({"memory_nbytes": 1 << 20}))
+    large = job("w", size=(1 << 20) // 4 + 1)
+    (refusal,) = sent(coordinator.init("w0", large), Error, peer("w0"))
+    error = from_wire(refusal.code, refusal.text, refusal.facts)
+    assert isinstance(error, JobMemoryError)
+    assert (error.needed_nbytes, error.free_nbytes) == (2 * ((1 << 20) + 4), 2 << 20)
+    assert "the cluster's 2 servers" in str(error)
+    assert "2 copies of each (the largest is 'w', float32 (262145,))" in str(error)
+    actions = coordinator.init("w1", job("w", size=(1 << 20) // 4), request=2)
+    assert len(receivers(actions, Assign)) == 4, "this one fits, just so"
+
+
+def test_a_job_of_a_size_that_nobody_can_refuse_yet_is_the_servers_to_refuse() -> None:
+    coordinator = Coordinator(servers=2)
+    coordinator.join("s0", "s1", "w0")
+    coordinator.take("s0", Heartbeat({"memory_nbytes": 1 << 20}))
+    assert len(sent(coordinator.init("w0", job("w", size=1 << 43)), Assign)) == 2
+
+
+def test_a_job_of_more_slices_than_anybody_makes_is_refused_and_another_one_may_begin() -> None:
+    coordinator = Coordinator(slice_nbytes=4)
+    coordinator.join("s0", "w0")
+    assert errors(coordinator.init("w0", job("w", size=(1 << 24) + 1))) == [LimitError.code]
+    assert sent(coordinator.init("w0", job(), request=2), Assign)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from bench.models import RESNET50
 from tests.core.strategies import PLAIN, keyspaces, placements
-from zmqps.core.job.keyspace import CUT_ALIGNMENT_NBYTES, CUT_SHARE, SPLIT_NBYTES, KeySpace, Placement
+from zmqps.core.job.keyspace import CUT_ALIGNMENT_NBYTES, CUT_SHARE, MAX_SLICES, SPLIT_NBYTES, KeySpace, Placement
 from zmqps.core.job.spec import Parameter
 from zmqps.core.protocol.arrays import gather, scatter
-from zmqps.errors import ProtocolError
+from zmqps.errors import LimitError, ProtocolError
 
 RESNET = KeySpace([Parameter(name, shape, "float32") for name, shape in RESNET50.items()])
 
@@ -173,6 +173,37 @@ def test_rows_tell_where_everything_is() -> None:
     assert rows[1]["last"] == "fc.bias"
     assert rows[0]["last"] == rows[1]["first"], "the tensor in the middle is on both"
     assert sum(row["parameters"] for row in rows) == 162
+
+
+@given(placements())
+def test_what_is_told_of_shards_is_what_their_slices_are(placement) -> None:  # type: ignore[no-untyped-def]
+    sizes = {number: table.dtype.itemsize for number, table in enumerate(placement.keyspace.tables)}
+    for row, slices in zip(placement.rows(), placement.slices, strict=True):
+        names = [placement.keyspace.parameters[s.parameter].name for slice_ in slices for s in slice_.segments]
+        told = {name: row[name] for name in ("slices", "parameters", "first", "last")}
+        ends = {"first": names[0], "last": names[-1]} if names else {"first": "", "last": ""}
+        assert told == {"slices": len(slices), "parameters": len(set(names)), **ends}
+        assert placement.num_slices(row["shard"]) == len(slices)
+        largest = max((slice_.size * sizes[slice_.table] for slice_ in slices), default=0)
+        assert placement.largest_slice(row["shard"]) == largest
+
+
+def test_a_placement_of_100_billion_elements_is_told_without_its_slices() -> None:
+    layers = [Parameter(f"{i}", (1 << 16, 1 << 14), "float32") for i in range(94)]
+    placement = Placement.balance(KeySpace(layers), 64)
+    rows = Placement.from_wire(placement.keyspace, placement.to_wire()).rows()
+    assert sum(row["slices"] for row in rows) == sum(map(placement.num_slices, range(64))) >= 94 * (1 << 10)
+    assert [placement.largest_slice(0), placement.weight(0)] == [4 << 20, placement.nbytes(0)]
+    assert "slices" not in vars(placement), "100,000 of them, which nobody has asked for"
+
+
+def test_more_slices_than_anybody_makes_are_refused() -> None:
+    keyspace = KeySpace([Parameter("w", (MAX_SLICES + 1,), "float32")])
+    wire = Placement.balance(keyspace, 1).to_wire()
+    with pytest.raises(LimitError, match="number of slices of a job of 16777217"):
+        Placement.from_wire(keyspace, {**wire, "slice_nbytes": 4})
+    with pytest.raises(LimitError, match="number of slices"):
+        Placement.balance(keyspace, 1, 4)
 
 
 # --- junk ---------------------------------------------------------------------------------------

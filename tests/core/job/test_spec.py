@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
+from time import thread_time
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from tests.core.strategies import PLAIN
 from zmqps.core.job.spec import (
     MAX_NAME_CHARS,
+    MAX_NBYTES,
     MAX_RETAIN,
     NONFINITE_POLICIES,
     OPTIONS,
@@ -21,11 +23,14 @@ from zmqps.core.job.spec import (
     Parameter,
     attached,
 )
+from zmqps.core.job.tables import MAX_TABLES, TableSpec
 from zmqps.errors import ConfigurationError, DtypeError, JobError, JobMismatchError, ProtocolError, PSError
+from zmqps.rows.initial import Initial
 
 OPTIMIZER = {"name": "sgd", "learning_rate": 0.1}
 W, B = Parameter("w", (3, 4), "float32"), Parameter("b", (), "float16")
 JOB = JobSpec(parameters=(W, B), optimizer=OPTIMIZER)
+TABLE = TableSpec(name="t", dim=4, optimizer=OPTIMIZER, initial=Initial("zeros").to_wire())
 
 
 @st.composite
@@ -104,7 +109,8 @@ def test_entries_missing_or_unknown_are_a_protocol_error() -> None:
         {"staleness": 0, "retain": MAX_RETAIN},
         {"staleness": 1},
         {"parameters": (Parameter("n" * MAX_NAME_CHARS, (1,) * 32, "float32"),)},
-        {"parameters": (Parameter("w", ((1 << 48) - 1,), "float32"),)},
+        {"parameters": (Parameter("w", (MAX_NBYTES // 4,), "float32"),)},
+        {"parameters": tuple(Parameter(name, (MAX_NBYTES // 16,), "float64") for name in "ab")},
         {"parameters": (Parameter("empty", (0, 3), "float32"), Parameter("scalar", (), "float64"))},
     ],
 )
@@ -232,3 +238,39 @@ def test_no_job_says_what_to_call() -> None:
     assert attached(JOB) is JOB
     with pytest.raises(JobError, match=r"worker\.init"):
         attached(None)
+
+
+# --- sizes --------------------------------------------------------------------------------------
+
+
+def test_the_values_of_all_parameters_together_are_bounded_and_the_error_names_the_largest() -> None:
+    half = MAX_NBYTES // 8
+    parameters = (Parameter("w", (half, 1), "float32"), Parameter("b", (half + 1,), "bfloat16"))
+    with pytest.raises(
+        ConfigurationError, match=r"the largest, 'b' of shape \[8796093022209\], takes 35,184,372,088,836"
+    ):
+        JobSpec(parameters=parameters, optimizer=OPTIMIZER)
+
+
+def test_no_dimension_is_beyond_what_an_array_can_have_also_beside_one_of_nothing() -> None:
+    wire = {**JOB.to_wire(), "parameters": [["w", [0, 1 << 63], "float32"]]}
+    with pytest.raises(ProtocolError, match="no usable shape"):
+        JobSpec.from_wire(wire)
+
+
+def test_tables_beside_many_parameters_take_no_longer_for_each_pair() -> None:
+    wire = {**JOB.to_wire(), "parameters": [[f"p{i}", [], "float32"] for i in range(50_000)]}
+    tables = [replace(TABLE, name=f"t{i}").to_wire() for i in range(MAX_TABLES)]
+
+    def took(wire: dict[str, object]) -> float:
+        began = thread_time()
+        JobSpec.from_wire(wire)
+        return thread_time() - began
+
+    assert took({**wire, "tables": tables}) < 4 * took(wire) + 0.2, "each pair: 1 s"
+
+
+def test_a_table_has_the_name_of_no_parameter() -> None:
+    for name in ("w", "t"):
+        with pytest.raises(ConfigurationError, match=f"named '{name}'"):
+            replace(JOB, tables=(TABLE, replace(TABLE, name=name)))

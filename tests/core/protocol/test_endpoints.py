@@ -6,7 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmqps.core.protocol.endpoints import MAX_PORT, host_of, ip_of, is_loopback, is_wildcard, join, split
+from zmqps.core.protocol.endpoints import (
+    MAX_PORT,
+    host_named,
+    host_of,
+    ip_of,
+    is_loopback,
+    is_of,
+    is_wildcard,
+    join,
+    split,
+)
 from zmqps.errors import ConfigurationError
 
 
@@ -102,3 +112,36 @@ def test_wildcards() -> None:
 def test_an_ipv4_address_in_ipv6s_dress_is_itself() -> None:
     assert str(ip_of("::ffff:10.0.0.1")) == "10.0.0.1"
     assert ip_of("host") is None
+
+
+@pytest.mark.parametrize(
+    ("header", "host"),
+    [
+        ("127.0.0.1:5580", "127.0.0.1"), ("localhost", "localhost"), ("LOCALHOST:1", "LOCALHOST"),
+        ("localhost.", "localhost."), ("[::1]:9000", "::1"), ("[::1]", "::1"),
+        ("[::FFFF:127.0.0.1]", ""),
+        ("evil.example:5580", "evil.example"), ("a_b-c", "a_b-c"),
+        *((bad, "") for bad in (
+            "", ":", ":80", "a:", "a:b", "a:65536", "a:1:2", "[::1].evil.com", "[::1].evil.com:80", "[::1]a", "[::1",
+            "::1", "[evil]", "[127.0.0.1]", "[::1%25a]", "[::1%a]", "me@localhost", "localhost@evil.com", "http://localhost",
+            "localhost/", "localhost#",
+            "localhost, evil.com", " localhost", "localhost\n", "l\u00f6calhost",
+        )),
+    ],
+)  # fmt: skip
+def test_a_host_header_names_one_host_or_none(header: str, host: str) -> None:
+    assert host_named(header) == host
+
+
+def test_an_origin_is_that_of_a_host_or_of_another() -> None:
+    assert is_of("http://localhost:80", "LOCALHOST:80")
+    assert is_of("https://[::1]:80", "[::1]:80")
+    for other in (
+        "null",
+        "",
+        "http://localhost",
+        "http://localhost:80/",
+        "ftp://localhost:80",
+        "http://me@localhost:80",
+    ):
+        assert not is_of(other, "localhost:80")

@@ -9,9 +9,8 @@ import pytest
 
 from tests.core.machines import identity
 from zmqps.core.protocol.guard import (
-    check_end,
-    check_examine,
     check_join,
+    check_order,
     check_welcome,
     end_guard,
     examine_guard,
@@ -43,7 +42,7 @@ def test_where_there_is_no_secret_anybody_joins_and_ends_jobs() -> None:
     for hello in (HELLO, joining(OTHER)):
         check_join(NONE, hello)
         check_welcome(NONE, hello, answering(b""))
-    check_end(NONE, NONE, EndJob(1, "job"))
+    check_order(NONE, NONE, EndJob(1, "job"))
     assert (welcome_guard(NONE, HELLO), end_guard(NONE, "job", NONCE)) == (b"", b"")
 
 
@@ -51,8 +50,8 @@ def test_where_there_is_no_secret_anybody_joins_and_ends_jobs() -> None:
 def test_who_does_not_know_it_is_told_what_to_do(guard: bytes, shows: str) -> None:
     with pytest.raises(IdentityError, match=f"worker w {shows}; give every process .* --job-secret FILE"):
         check_join(SECRET, replace(HELLO, guard=guard))
-    with pytest.raises(IdentityError, match=f"who wants to end a job or the cluster {shows}; give every process"):
-        check_end(SECRET, OTHER, EndJob(1, "job", NONCE, guard))
+    with pytest.raises(IdentityError, match=f"who wants to end jobs and the cluster {shows}; give every process"):
+        check_order(SECRET, OTHER, EndJob(1, "job", NONCE, guard))
 
 
 @pytest.mark.parametrize(
@@ -84,25 +83,25 @@ def test_a_coordinator_that_does_not_know_it_is_none(proof: Callable[[], bytes])
 
 def test_what_ends_one_job_ends_no_other_and_is_said_once() -> None:
     guard = end_guard(SECRET, "job", NONCE)
-    check_end(SECRET, OTHER, EndJob(1, "job", NONCE, guard))
+    check_order(SECRET, OTHER, EndJob(1, "job", NONCE, guard))
     for job, nonce in (("job2", NONCE), ("job", b"m" * 16), ("jo", b"b" + NONCE), ("", NONCE)):
         with pytest.raises(IdentityError):
-            check_end(SECRET, OTHER, EndJob(1, job, nonce, guard))
+            check_order(SECRET, OTHER, EndJob(1, job, nonce, guard))
 
 
 def test_where_there_is_no_secret_who_has_read_the_end_key_ends_jobs() -> None:
-    check_end(NONE, OTHER, EndJob(1, "job", NONCE, end_guard(OTHER, "job", NONCE)))
+    check_order(NONE, OTHER, EndJob(1, "job", NONCE, end_guard(OTHER, "job", NONCE)))
     for guard in (b"", end_guard(SECRET, "job", NONCE)):
         with pytest.raises(IdentityError, match="only the user who runs the coordinator"):
-            check_end(NONE, OTHER, EndJob(1, "job", NONCE, guard))
+            check_order(NONE, OTHER, EndJob(1, "job", NONCE, guard))
 
 
 def test_who_may_end_jobs_may_see_the_threads_of_the_node_that_was_named() -> None:
     guard = examine_guard(OTHER, "worker-2", NONCE)
-    check_examine(NONE, OTHER, Examine(1, "worker-2", NONCE, guard))
+    check_order(NONE, OTHER, Examine(1, "worker-2", NONCE, guard))
     for node, shown in (("worker-1", guard), ("worker-2", b""), ("worker-2", end_guard(OTHER, "worker-2", NONCE))):
         with pytest.raises(IdentityError, match="only the user who runs the coordinator may see what the threads"):
-            check_examine(NONE, OTHER, Examine(1, node, NONCE, shown))
+            check_order(NONE, OTHER, Examine(1, node, NONCE, shown))
 
 
 def test_no_text_can_be_cut_in_another_way() -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.core.strategies import NOISE, almost, as_bytes, comparable, messages, mutated, placements
 from tests.imports import dotted, modules
 from zmqps.core.protocol import wire
+from zmqps.core.protocol.large import Large
 from zmqps.core.protocol.messages import (
     BY_KIND,
     Ack,
@@ -75,7 +76,8 @@ def test_every_kind_survives_the_wire(cls, data) -> None:  # type: ignore[no-unt
 def test_every_message_of_the_room_is_known_by_a_kind_of_its_own() -> None:
     the_room = [import_module(dotted(module.path)) for module in modules("zmqps/core/protocol/")]
     classes = [thing for module in the_room for thing in vars(module).values() if isinstance(thing, type)]
-    assert {cls for cls in classes if issubclass(cls, Message)} == {Message, *BY_KIND.values()}
+    assert {cls for cls in classes if issubclass(cls, Message)} == {Message, Large, *BY_KIND.values()}
+    assert Large.kind not in BY_KIND, "it travels as what it is"
 
 
 def test_kinds_are_unique_and_every_annotation_has_a_check() -> None:

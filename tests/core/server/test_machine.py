@@ -369,7 +369,7 @@ def test_an_observer_may_pull_but_not_push() -> None:
     server = Server()
     server.train("o")
     assert len(sent(server.get(Pull(7, 1, 0, 0, "raw", ((0, 0, ()),)), "o"), Values)) == 1
-    assert errors(server.get(push(), "o")) == [NotJoinedError.code]
+    assert errors(server.get(push(), "o")) == [IdentityError.code]
     assert server.values() == [0.0] * 16
 
 

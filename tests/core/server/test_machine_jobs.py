@@ -142,7 +142,7 @@ def test_counters_are_of_each_job_and_of_all() -> None:
 @pytest.mark.parametrize("message", [push(1, epoch=A), pull(A), Load(3, A, ((0, 0, ()),), (EIGHT,))])
 def test_a_job_is_not_touched_by_those_of_another(who: str, message: Any) -> None:
     server = two_jobs()
-    server.get(ticketed("observer", "p", "b", epoch=B), "p")
+    server.get(ticketed("worker", "p", "b", epoch=B), "p")
     (refused,) = sent(server.get(message, who), Error)
     assert refused.code == NotJoinedError.code
     assert refused.text == "this connection is for epoch 2; say Hello with the ticket of 1"

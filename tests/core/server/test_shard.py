@@ -14,7 +14,8 @@ from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import Parameter
 from zmqps.core.protocol.arrays import Array, gather, scatter
 from zmqps.core.server.rules import UpdateKernel
-from zmqps.core.server.shard import MAX_DONE_READERS, Shard
+from zmqps.core.server.shard import Shard
+from zmqps.core.server.slices import MAX_DONE_READERS
 from zmqps.errors import NonFiniteGradientError, ProtocolError, SliceRangeError
 
 

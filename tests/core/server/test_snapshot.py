@@ -13,6 +13,7 @@ from tests.core.server.scarcity import Scarcity, held_nbytes
 from tests.core.server.test_shard_memory import ALL, SLICES, gradient, new_shard
 from zmqps.core.server.buffers import ROUNDS
 from zmqps.core.server.shard import Shard
+from zmqps.core.server.slices import MAX_DONE_READERS
 from zmqps.core.server.snapshot import Piece, Snapshot
 
 WORKER = b"w" * 16
@@ -231,6 +232,18 @@ def test_the_update_after_a_failed_one_copies_nothing_that_was_written_to() -> N
         assert saved.snapshot is not None
         if saved.snapshot.failed is None:
             saved.drain()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_snapshots_have_read_is_forgotten_where_nobody_pushes_or_pulls(mode: str) -> None:
+    saved = Saved(mode, "arena")
+    for _ in range(3 * MAX_DONE_READERS):
+        saved.begin()
+        while saved.take():
+            for number in list(saved.in_hand):
+                saved.snapshot.done(number)  # type: ignore[union-attr]
+            saved.in_hand.clear()
+    assert max(len(state.readers) for state in saved.shard.slices) <= MAX_DONE_READERS
 
 
 def test_a_shard_without_slices_is_complete_at_once() -> None:

@@ -1,21 +1,14 @@
-"""Who may join a cluster, and who may save and end its jobs."""
+"""The door of a coordinator: who may join, and whose messages are heard."""
 
 from __future__ import annotations
 
+from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.node.member import Identity
-from zmqps.core.protocol.guard import (
-    check_drain,
-    check_end,
-    check_examine,
-    check_join,
-    check_save,
-    check_scale,
-    check_server,
-    check_trace,
-)
+from zmqps.core.protocol.events import Received
+from zmqps.core.protocol.guard import check_join, check_order, check_server
 from zmqps.core.protocol.hello import check_hello, check_job
-from zmqps.core.protocol.messages import Checkpoint, Drain, EndJob, Examine, Fetch, Hello, Scale, Trace
-from zmqps.core.protocol.roles import KeyHolder, check_operator, check_role
+from zmqps.core.protocol.messages import Hello
+from zmqps.core.protocol.roles import OPERATOR, STRANGER, KeyHolder, check_role, check_sender
 
 
 def check_admission(identity: Identity, hello: Hello, holder: KeyHolder | None) -> None:
@@ -36,37 +29,20 @@ def check_admission(identity: Identity, hello: Hello, holder: KeyHolder | None) 
         check_job(hello)
 
 
-def check_ending(identity: Identity, message: EndJob, holder: KeyHolder | None) -> None:
-    """Raise `IdentityError` unless somebody may end a job: with keys, who has a node's; else who knows a secret."""
-    check_operator(holder, "end jobs", keyed=identity.keyed)
-    check_end(identity.job_secret, b"" if identity.keyed else identity.end_key, message)
+def check_message(identity: Identity, event: Received, member: MemberInfo | None) -> None:
+    """Raise unless a coordinator listens to a message of a member, or of a stranger, before anything is done about it.
 
+    With keys the sender of an order has a node's, else it knows the job secret or, on the coordinator's host, the
+    end key.
 
-def check_saving(identity: Identity, message: Checkpoint, holder: KeyHolder | None) -> None:
-    """Raise `IdentityError` unless somebody who has not joined may save a job; as `check_ending`."""
-    check_operator(holder, "save jobs", keyed=identity.keyed)
-    check_save(identity.job_secret, b"" if identity.keyed else identity.end_key, message)
-
-
-def check_draining(identity: Identity, message: Drain, holder: KeyHolder | None) -> None:
-    """Raise `IdentityError` unless somebody who has not joined may drain a server; as `check_ending`."""
-    check_operator(holder, "drain servers", keyed=identity.keyed)
-    check_drain(identity.job_secret, b"" if identity.keyed else identity.end_key, message)
-
-
-def check_scaling(identity: Identity, message: Scale, holder: KeyHolder | None) -> None:
-    """Raise `IdentityError` unless the sender may change the number of servers; as `check_ending`."""
-    check_operator(holder, "change the number of servers", keyed=identity.keyed)
-    check_scale(identity.job_secret, b"" if identity.keyed else identity.end_key, message)
-
-
-def check_examining(identity: Identity, message: Examine, holder: KeyHolder | None) -> None:
-    """Raise `IdentityError` unless the sender may see what a node's threads are doing; as `check_ending`."""
-    check_operator(holder, "see what the threads of a node are doing", keyed=identity.keyed)
-    check_examine(identity.job_secret, b"" if identity.keyed else identity.end_key, message)
-
-
-def check_tracing(identity: Identity, message: Trace | Fetch, holder: KeyHolder | None) -> None:
-    """Raise `IdentityError` unless the sender may let nodes record, and have that; as `check_ending`."""
-    check_operator(holder, "trace where time goes", keyed=identity.keyed)
-    check_trace(identity.job_secret, b"" if identity.keyed else identity.end_key, message)
+    Raises
+    ------
+    IdentityError
+        Its role, or its key, does not allow it; or it does not prove that it is an operator.
+    ProtocolError
+        A coordinator takes this from nobody.
+    """
+    role, holder = (STRANGER, event.holder) if member is None else (member.role, member.holder)
+    row = check_sender(event.message, role, holder, keyed=identity.keyed)
+    if OPERATOR in row.coordinator:
+        check_order(identity.job_secret, b"" if identity.keyed else identity.end_key, event.message)

@@ -8,8 +8,8 @@ before stays.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import count
 from typing import Any
@@ -20,6 +20,7 @@ from zmqps.core.coordinator.making import Cadence, Making, Storing, Wish
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.store import Store
+from zmqps.core.coordinator.wishes import MAX_WAITING, Wishes
 from zmqps.core.protocol.events import Action, Log, Peer, Run, Send
 from zmqps.core.protocol.messages import Checkpointed, Error, GoOn, Hold, Holding, Message, Save, Saved, Unsave
 from zmqps.core.protocol.saving import FAILED, WRITTEN
@@ -27,7 +28,6 @@ from zmqps.errors import (
     CheckpointFailedError,
     ConfigurationError,
     JobError,
-    LimitError,
     PSError,
     listed,
     printable,
@@ -40,8 +40,6 @@ HOLD_S = 10.0
 AGAIN_S = 2.0
 #: A server, or the store, that has written nothing more for so long is not waited for any more.
 STUCK_S = 600.0
-#: Checkpoints that wait for their turn.
-MAX_WAITING = 64
 #: How many workers that did not hold an error names.
 MOST_NAMED = 8
 MAX_WHY_CHARS = 300
@@ -78,7 +76,8 @@ class Checkpoints:
         self._cadence = cadence
         self._hold_s = min(HOLD_S, heartbeat_timeout)
         self._chains = Chains(cadence.full_every)
-        self._waiting: deque[Wish] = deque()
+        self.on_unsaved: Callable[[str], None] = lambda job: None  # called when a job ends without its last one
+        self._waiting = Wishes()
         self._making: Making | None = None
         self.numbers = count(1)
         self._last: dict[str, tuple[float, int]] = {}  # by job: when the last one began, and at which clock
@@ -114,9 +113,7 @@ class Checkpoints:
         for other in [*self._waiting, *([self._making.wish] if self._making else [])]:
             if set(wish.askers) & set(other.askers):
                 return []  # sent again
-        if len(self._waiting) >= MAX_WAITING:
-            raise LimitError(what="number of checkpoints that wait", got=len(self._waiting) + 1, limit=MAX_WAITING)
-        self._waiting.append(wish)
+        self._waiting.ask(wish, now)
         return self._next(now)
 
     def last(self, run: JobRun, now: float) -> list[Action]:
@@ -305,12 +302,17 @@ class Checkpoints:
             return [Log("warning", text, job=making.run.name), *self._again(now)]
         self._failures[making.run.name] = why
         said = Log("error", str(error), "checkpoint failed", job=making.run.name, error=error.number)
-        said = unsaved(making.run.name, why) if making.wish.is_last else said
+        said = self._unsaved(making.run.name, why) if making.wish.is_last else said
         return [said, *self._drop(making), *self._tell(making.wish, error), *self._next(now)]
 
     def _unbegun(self, wish: Wish, why: str) -> list[Action]:
         """Give up what has not begun: there is nothing to save any more, or it has waited too long."""
-        return [unsaved(wish.job, why)] if wish.is_last else self._tell(wish, _ended(wish.job))
+        return [self._unsaved(wish.job, why)] if wish.is_last else self._tell(wish, _ended(wish.job))
+
+    def _unsaved(self, job: str, why: str) -> Log:
+        """A job ends without its last checkpoint."""
+        self.on_unsaved(job)
+        return unsaved(job, why)
 
     def _drop(self, making: Making) -> list[Action]:
         """Let nobody do anything more for a checkpoint, and leave nothing of it."""
@@ -368,6 +370,7 @@ class Checkpoints:
         for known in (self._last, self._done, self._failures):
             known.pop(run.name, None)
         self._chains.forget(run.name)
+        self._waiting.forget(run.name)
         return actions
 
     def new_number(self) -> int:
@@ -486,7 +489,7 @@ class Checkpoints:
             assert set(making.awaited) <= set(making.holding) <= set(making.run.members)
             assert not making.holding or making.cut_by is not None
             assert {server.incarnation for _, server in making.servers.values()} <= set(self._members)
-        assert len(self._waiting) <= MAX_WAITING + 2 * len(self._runs)  # by cadence, and the last one
+        assert len(self._waiting) <= 2 * MAX_WAITING + 2 * len(self._runs)  # by cadence, and the last one
         self._chains.validate(self._runs)
 
 

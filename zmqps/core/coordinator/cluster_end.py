@@ -33,6 +33,8 @@ class ClusterEnd:
         How the cluster is to end, once its jobs are saved.
     ending
         How it ends, once everybody is told.
+    unsaved
+        The last job that has ended without its last checkpoint; empty: none has.
     save
         Called when it is to end: saves jobs once more.
     is_saving
@@ -49,6 +51,7 @@ class ClusterEnd:
         self._changed = changed
         self.asked: Exit | None = None
         self.ending: Exit | None = None
+        self.unsaved = ""
         self.save: Callable[[float], list[Action]] = lambda now: []
         self.is_saving: Callable[[], bool] = lambda: False
         self.idle_since: float | None = None
@@ -74,10 +77,17 @@ class ClusterEnd:
         """
         if (end := self.asked) is None or self.ending is not None or self.is_saving():
             return []
+        if self.unsaved and end.code in (exits.OK, exits.IDLE):
+            end = Exit(exits.NOT_SAVED, f"{end.reason}; job {self.unsaved!r} has ended without its last checkpoint")
         self.ending, self._due = end, now + GOODBYE_S
         self._changed()
         shutdowns: list[Action] = [Send(member.peer, Shutdown(end.reason)) for member in self._members.values()]
         return [Log("info", f"ending: {end.reason}", "ending"), *shutdowns, *([] if shutdowns else [end])]
+
+    def note_unsaved(self, job: str) -> None:
+        """A job ends without its last checkpoint, and so does the cluster, whenever that is."""
+        self.unsaved = job
+        self._changed()
 
     def left(self, now: float) -> list[Action]:
         """A member has gone: a cluster that is ending does so with the last, another one may be idle now."""
@@ -94,13 +104,14 @@ class ClusterEnd:
             self.idle_since = now
 
     def dump(self) -> Plain:
-        """Return how the cluster is ending; None if it is not."""
-        return None if self.ending is None else [self.ending.code, self.ending.reason]
+        """Return how the cluster is ending, if it is, and what is not saved."""
+        return [[] if self.ending is None else [self.ending.code, self.ending.reason], self.unsaved]
 
     def restore(self, kept: Plain, now: float) -> None:
         """Go on ending, if it was; who comes back is told."""
-        if kept is not None:
-            self.ending = self.asked = Exit(*kept)
+        ending, self.unsaved = kept
+        if ending:
+            self.ending = self.asked = Exit(*ending)
             self._due = now + GOODBYE_S
 
     def next_deadline(self) -> float | None:

@@ -216,15 +216,14 @@ class Drains:
         while len(self._ended) > MAX_ASKED:
             self._ended.popitem(last=False)
 
-    def stop(self) -> None:
-        """The cluster ends: nothing moves any more."""
+    def stop(self, now: float) -> list[Action]:
+        """The cluster ends: nothing moves any more, and steps go on until what is trained is saved."""
         if self._of:
             self._changed()
         for drain in self._of.values():
             drain.server.leaving = drain.server.must_leave = False
         self._of.clear()
-        for run in self._runs.values():
-            run.replication.handovers.stop()
+        return [action for run in self._runs.values() for action in run.replication.handovers.take_back(now)]
 
     def next_deadline(self) -> float | None:
         """Return when `look` is to be called at the latest."""

@@ -110,6 +110,16 @@ class Handovers:
         """
         return any(handover.old.shard == shard and handover.numbers is not None for handover in self._of.values())
 
+    @property
+    def holds(self) -> bool:
+        """Whether steps are held because a shard is to move."""
+        return any(handover.held_at is not None for handover in self._of.values())
+
+    @property
+    def asked(self) -> set[int]:
+        """The shards whose primaries were asked to give up their places."""
+        return {handover.old.shard for handover in self._of.values() if handover.asked_at is not None}
+
     # --- what is to move -----------------------------------------------------------------------
 
     def plan(self, servers: Sequence[MemberInfo], moving: Iterable[int], now: float) -> list[Action]:
@@ -193,8 +203,7 @@ class Handovers:
         self._changed()
         handover.held_at = handover.asked_at = handover.numbers = None
         self._steps.pauses.closed.discard(handover.old.shard)
-        held = any(other.held_at is not None for other in self._of.values())
-        return [] if held else self._steps.let_go()
+        return [] if self.holds else self._steps.let_go()
 
     def lose(self, copy: Copy) -> list[Action]:
         """A copy is gone, of those that move perhaps; its server, or the primary, is told the backups after this."""
@@ -210,8 +219,13 @@ class Handovers:
         """Whether a copy moves, or is what another one moves to."""
         return any(copy in (handover.old, handover.new) for handover in self._of.values())
 
+    def take_back(self, now: float) -> list[Action]:
+        """Move nothing: copies that were to take over are freed, and primaries keep their places."""
+        self.stuck.clear()
+        return [action for handover in list(self._of.values()) for action in self._cancel(handover, now)]
+
     def stop(self) -> None:
-        """The job has lost a shard, or ends: nothing moves any more."""
+        """The job has lost a shard: nothing moves any more, and no step is to go on."""
         if self._of:
             self._changed()
         self._of.clear()
@@ -337,8 +351,7 @@ class Handovers:
     def taken(self, shard: int) -> list[Action]:
         """A new copy has taken over: steps go on."""
         self._steps.pauses.closed.discard(shard)
-        held = any(other.held_at is not None for other in self._of.values())
-        return [] if held else self._steps.let_go()
+        return [] if self.holds else self._steps.let_go()
 
     def next_deadline(self) -> float | None:
         """Return when `look` is to be called at the latest."""

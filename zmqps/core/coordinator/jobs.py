@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from zmqps.core.coordinator.cluster_end import ClusterEnd
+from zmqps.core.coordinator.described import difference, read
 from zmqps.core.coordinator.ended import EndedJobs, unknown_job
 from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.fleet import Fleet
@@ -17,7 +18,6 @@ from zmqps.core.coordinator.membership import MemberInfo, Membership
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.coordinator.run import JobRun
-from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import Action, Exit, Log, Peer, Send
 from zmqps.core.protocol.messages import EndJob, Error, Init, Waiting
@@ -269,7 +269,7 @@ class Jobs:
         assert set(self.closing) <= set(self.runs)
 
 
-def is_replaceable(run: JobRun, member: MemberInfo, message: Init, workers: int | None) -> bool:
+def is_replaceable(run: JobRun, message: Init, workers: int | None) -> bool:
     """Whether a worker that wants another job than the one that was left alone may begin its own under that name.
 
     Nobody may be there who looks at what was trained, or has begun to train it again. ``workers``: how many the cluster
@@ -282,8 +282,8 @@ def is_replaceable(run: JobRun, member: MemberInfo, message: Init, workers: int 
     """
     ours = run.startup.job
     unwanted = run.occupancy.is_abandoned and not run.anybody_waits()
-    if not unwanted or member.role != "worker" or not message.job or ours is None:
+    if not unwanted or not message.job or ours is None:
         return False
-    job = JobSpec.from_wire(message.job)
+    job = read(message.job)
     job.check_startable(workers if job.workers is None else job.workers)
-    return not ours.is_same(job)
+    return difference(ours, message.job, "", run.name) is not None

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from zmqps.core.coordinator import operators
+from zmqps.core.coordinator.admission import check_message
 from zmqps.core.coordinator.checkpoints import HOLD_S, Checkpoints
 from zmqps.core.coordinator.cluster_end import ClusterEnd
 from zmqps.core.coordinator.drains import Drains
@@ -15,33 +16,31 @@ from zmqps.core.coordinator.ended import EndedJobs
 from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.files import Files, Serving
 from zmqps.core.coordinator.fleet import Fleet
+from zmqps.core.coordinator.heartbeats import heartbeat, set_rates
 from zmqps.core.coordinator.holders import OF_HOLDERS, Holders
-from zmqps.core.coordinator.jobs import Jobs, is_replaceable
+from zmqps.core.coordinator.jobs import Jobs
 from zmqps.core.coordinator.joining import join
 from zmqps.core.coordinator.journal import Changes, Plain
 from zmqps.core.coordinator.making import Cadence
 from zmqps.core.coordinator.membership import SILENT_BEATS, MemberInfo, Membership
 from zmqps.core.coordinator.news import News
 from zmqps.core.coordinator.notes import Notes
+from zmqps.core.coordinator.openings import Opening, Openings
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.partings import Partings
 from zmqps.core.coordinator.probes import Probes
-from zmqps.core.coordinator.reach import unreached
 from zmqps.core.coordinator.remembered import dump, restore
 from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.scales import Scales
 from zmqps.core.coordinator.status import (
-    MAX_COUNTER_NAME_CHARS,
     Inquiries,
-    by_epoch,
     cluster_status,
     job_of,
-    packed,
     waiting,
 )
 from zmqps.core.coordinator.store import Store
-from zmqps.core.coordinator.telling import Telling
+from zmqps.core.coordinator.telling import Telling, init
 from zmqps.core.coordinator.traces import Traces
 from zmqps.core.coordinator.watching import Watching
 from zmqps.core.node.member import REMINDER_INTERVAL_S, Identity
@@ -59,6 +58,7 @@ from zmqps.core.protocol.events import (
     Unreachable,
 )
 from zmqps.core.protocol.keys import alias
+from zmqps.core.protocol.large import Large
 from zmqps.core.protocol.messages import (
     Arrive,
     Back,
@@ -70,7 +70,6 @@ from zmqps.core.protocol.messages import (
     FileAsk,
     Followed,
     Heartbeat,
-    HeartbeatAck,
     Hello,
     Holding,
     Init,
@@ -78,7 +77,7 @@ from zmqps.core.protocol.messages import (
     Left,
     Message,
     Note,
-    RatesSet,
+    Probed,
     Resumed,
     Retargeted,
     Saved,
@@ -91,7 +90,7 @@ from zmqps.core.protocol.messages import (
     WentBack,
     Withdraw,
 )
-from zmqps.errors import NotJoinedError, ProtocolError, PSError, counted
+from zmqps.errors import NotJoinedError, PSError, counted
 
 #: Of many members that are overdue so many are lost at a time, and the next ones so much later: messages of the living
 #: are taken in between, and save those whose signs of life have come meanwhile.
@@ -159,6 +158,7 @@ class CoordinatorMachine:
         self.jobs.on_end = self.checkpoints.ended
         if options.checkpoint_at_end:
             self.jobs.save_last, self.jobs.is_saving_last = self.checkpoints.last, self.checkpoints.saves_last
+        self.checkpoints.on_unsaved = self.cluster_end.note_unsaved
         self.cluster_end.save, self.cluster_end.is_saving = self.jobs.save_all, lambda: self.jobs.is_saving
         self.drains = Drains(self.servers, self.runs, self.erasures, self.checkpoints, self.changes.of("drains"))
         self.scales = Scales(
@@ -169,6 +169,7 @@ class CoordinatorMachine:
             self.membership, self.jobs, self.erasures, self.cluster_end, self.checkpoints, self.drains,
             once=options.once,
         )  # fmt: skip
+        self.openings = Openings(self.runs, self.membership)
         self.probes = Probes(self.membership.members)
         self.traces = Traces(identity, self.membership.members, self.runs)
         self._reminder_due = 0.0
@@ -177,8 +178,8 @@ class CoordinatorMachine:
         self.watching = Watching()
         self.notes.history = self.watching.history
         self._news = News()
-        self._telling = Telling(self.membership.find)
-        self.holders = Holders(self.jobs, self.erasures, self.checkpoints, self._telling)
+        self.telling = Telling(self.membership.find)
+        self.holders = Holders(self.jobs, self.erasures, self.checkpoints, self.telling)
 
     @property
     def title(self) -> str:
@@ -222,8 +223,7 @@ class CoordinatorMachine:
             return []
         ended: list[Action] = []
         if self.cluster_end.asked is not None:
-            ended = self.scales.stop(now)
-            self.drains.stop()
+            ended = [*self.scales.stop(now), *self.drains.stop(now)]
         moved = [*ended, *self.scales.look(now), *self.drains.look(now), *self.checkpoints.look(now)]
         return [*moved, *self.jobs.discard_given_up(now)]
 
@@ -239,6 +239,8 @@ class CoordinatorMachine:
             return self.cluster_end.begin(Exit(exits.OK, event.reason), now)
         if isinstance(event, Returned) and isinstance(event.tag, Serving):
             return self.files.returned(event.tag, event.value)
+        if isinstance(event, Returned) and isinstance(event.tag, Opening):
+            return self._opened(event.tag, event.value, now)
         if isinstance(event, Returned):
             return self.checkpoints.returned(event.tag, event.value, now)
         member = self.membership.find(event.peer)
@@ -250,12 +252,29 @@ class CoordinatorMachine:
             return [*lost, *self.jobs.discard_given_up(now)]
         if not isinstance(event, Received):
             return []  # who is disconnected may come back; whether a member is lost is for its heartbeats to say
+        return self._receive(event, member, now)
+
+    def _receive(self, event: Received, member: MemberInfo | None, now: float) -> list[Action]:
         try:
             return self._news.of_event(self._take(event, member, event.message, now), event, member, now)
         except PSError as error:
             return self._refuse(event, member, getattr(event.message, "request", 0), error, now)
 
+    def _opened(self, opening: Opening, message: Message | PSError, now: float) -> list[Action]:
+        """A large message is read: take it, from whoever has its connection now."""
+        event, member = opening.event, self.membership.find(opening.event.peer)
+        self.openings.next(now)
+        if isinstance(message, PSError):
+            return self._refuse(event, member, opening.large.request, message, now)
+        if (again := self.openings.again(opening, message, member, now)) is not None:
+            return again
+        return self._receive(replace(event, message=message), member, now)
+
     def _take(self, event: Received, member: MemberInfo | None, message: Message, now: float) -> list[Action]:
+        if isinstance(message, Large):
+            found = self.openings.take(event, message, member, now)
+            return found if isinstance(found, list) else self._take(event, member, found, now)
+        check_message(self.identity, event, member)
         if isinstance(message, Hello):
             return join(self, event, message, now)
         if isinstance(message, StatusRequest):
@@ -282,7 +301,15 @@ class CoordinatorMachine:
     def next_deadline(self) -> float | None:
         """Return when something is due."""
         overdue = self.membership.next_deadline()
-        parts = (self.erasures, self._telling, self.cluster_end, self.checkpoints, self.drains, self.scales)
+        parts = (
+            self.openings,
+            self.erasures,
+            self.telling,
+            self.cluster_end,
+            self.checkpoints,
+            self.drains,
+            self.scales,
+        )
         dues = [self._reminder_due, self.probes.next_deadline(), self.traces.next_deadline()]
         dues += [part.next_deadline() for part in parts]
         dues += [run.next_deadline() for run in self.runs.values()]
@@ -303,7 +330,12 @@ class CoordinatorMachine:
             actions += self._news.of_job(run.on_deadline(now), run.name, now)
             actions += self.jobs.end_if_over(run, now)
         actions += [*self.jobs.discard_given_up(now), *self.checkpoints.on_deadline(now)]
-        actions += [*self.erasures.on_deadline(now), *self._telling.on_deadline(now), *self.probes.on_deadline(now)]
+        actions += [
+            *self.openings.on_deadline(now),
+            *self.erasures.on_deadline(now),
+            *self.telling.on_deadline(now),
+            *self.probes.on_deadline(now),
+        ]
         if now >= self._reminder_due:
             self._reminder_due = now + REMINDER_INTERVAL_S
             waits = self._waiting() if self.ending is None else []
@@ -321,11 +353,12 @@ class CoordinatorMachine:
         """Assert the invariants."""
         self.membership.validate()
         self.erasures.validate()
-        self._telling.validate()
+        self.telling.validate()
         self.jobs.validate()
         self.checkpoints.validate()
         self.drains.validate()
         self.scales.validate()
+        self.openings.validate()
         self.probes.validate()
         self.traces.validate()
         self.watching.validate()
@@ -343,37 +376,14 @@ class CoordinatorMachine:
 
     def _from_member(self, member: MemberInfo, message: Message, now: float) -> list[Action]:
         if isinstance(message, REPEATABLE) and message.request in member.answered:
-            return self._telling.space([Send(member.peer, member.answered[message.request])], now)  # it was lost
-        take = HANDLERS.get((member.role, type(message)))
-        if take is None:
-            raise ProtocolError(f"the coordinator takes no {type(message).__name__} from {member.title}")
+            return self.telling.space([Send(member.peer, member.answered[message.request])], now)  # it was lost
+        take = HANDLERS[type(message)]
         return [*take(self, member, message, now), *self.jobs.discard_given_up(now)]
 
-    def _heartbeat(self, member: MemberInfo, message: Heartbeat, now: float) -> list[Action]:
-        self.counts["heartbeats"] += 1
-        member.counters, member.counters_nbytes = packed(message.counters)
-        member.unreached = unreached(message.counters) if member.role != "server" else ""
-        member.counters_of = by_epoch(message.counters) if member.role == "server" else {}
-        pushes = message.counters.get("pushes")
-        if type(pushes) is int:  # it is not said over a connection that is new
-            member.num_pushes = pushes
-        doing = message.counters.get("doing", member.doing)
-        member.doing = doing[:MAX_COUNTER_NAME_CHARS] if type(doing) is str else ""
-        run = self.runs.get(member.job)
-        self.watching.heartbeat(member, message.counters, run, now)
-        ack = run.places.acknowledge(member) if run else HeartbeatAck(0)
-        return [Send(member.peer, ack), *self.checkpoints.look(now)]
-
-    def _set_rates(self, member: MemberInfo, message: SetRates, now: float) -> list[Action]:
-        """Take numbers of the optimizer from the chief of a job, and from nobody else."""
-        run, told = self.runs[member.job], list[MemberInfo]()
-        if run.places.find_chief() is member and message.terms[1:] != run.rates.latest:
-            run.rates.set(message.step, run.steps.clock, message.terms[1:])
-            told = [other for other in run.members.values() if other is not member]
-        answer = member.answer(message.request, RatesSet(message.request, run.rates.terms))
-        return [answer, *(Send(other.peer, run.places.acknowledge(other)) for other in told)]
-
     def _leave(self, member: MemberInfo, message: Leave, now: float) -> list[Action]:
+        return (self._server_leaves if member.role == "server" else self._depart)(member, message, now)
+
+    def _depart(self, member: MemberInfo, message: Leave, now: float) -> list[Action]:
         farewell = Send(member.peer, Left())
         how = message.reason if message.reason in ("finished", "drained") else "closed"
         said = Log("info", f"{member.title} {how}", "left", job=member.job, peer=member.hello.name)
@@ -381,28 +391,17 @@ class CoordinatorMachine:
 
     def _server_leaves(self, member: MemberInfo, message: Leave, now: float) -> list[Action]:
         if self.ending is not None:
-            return self._leave(member, message, now)
+            return self._depart(member, message, now)
         if message.reason == "drained":
             drained, actions = self.drains.left(member, now)
             if drained:
-                return [*actions, *self._leave(member, message, now)]
+                return [*actions, *self._depart(member, message, now)]
         return [Send(member.peer, Left()), *self.partings.lose(member, now, "closed")]  # it takes its shards with it
 
     def _drain_own(self, member: MemberInfo, message: Drain, now: float) -> list[Action]:
         if self.cluster_end.asked is not None:
             return []  # it stays until what it has is saved, and is told then
         return self.drains.ask_own(member, message, now)
-
-    def _init(self, member: MemberInfo, message: Init, now: float) -> list[Action]:
-        run, actions = self.runs[member.job], list[Action]()
-        if (member.incarnation, message.request) in run.startup.parked and self._telling.too_soon(member, now):
-            return []
-        if is_replaceable(run, member, message, self.options.workers):
-            actions = self.jobs.replace(run, member, now)
-            run = self.runs[member.job]
-        if (waits := self.jobs.park(member, message)) is not None:
-            return [*actions, waits]
-        return self._telling.space([*actions, *run.init(member, message, now)], now)
 
     def _holds(self, member: MemberInfo, message: Holding, now: float) -> list[Action]:
         if self.runs[member.job].replication.recuts.holds(member, message.number, now):
@@ -415,9 +414,8 @@ class CoordinatorMachine:
         self, event: Received | Undecodable, member: MemberInfo | None, request: int, error: PSError, now: float
     ) -> list[Action]:
         self.counts["refused"] += 1
-        peer = event.peer
-        who = member.title if member else self.membership.title_of_gone(peer) or f"peer {alias(peer)}"
-        told = Send(peer, Error.of(request, error))
+        who = member.title if member else self.membership.title_of_gone(event.peer) or f"peer {alias(event.peer)}"
+        told = Send(event.peer, Error.of(request, error))
         return [*self._news.refusal(who, error, event, member, now), told]
 
     # --- what others may look at ---------------------------------------------------------------
@@ -470,31 +468,26 @@ def _of_holder(
 #: Requests whose answer is remembered, so that one that was lost can be said again.
 REPEATABLE = (Init, Enter, Arrive, Take, Checkpoint, SetRates)
 
-#: (role, message) -> what is done. Anything else is a `ProtocolError`.
-HANDLERS: dict[tuple[str, type[Message]], Callable[[CoordinatorMachine, MemberInfo, Any, float], list[Action]]] = {
-    **{(role, Heartbeat): CoordinatorMachine._heartbeat for role in ("server", "worker", "observer")},
-    ("server", Leave): CoordinatorMachine._server_leaves,
-    **{("server", kind): _of_holder(take) for kind, take in OF_HOLDERS.items()},
-    ("server", Drain): CoordinatorMachine._drain_own,
-    ("server", Saved): lambda machine, member, message, now: machine.checkpoints.saved(member, message, now),
-    ("server", FileAsk): lambda machine, member, message, now: machine.files.ask(member, message),
-    ("worker", Holding): CoordinatorMachine._holds,
-    **operators.OF_MEMBERS,
-    **{(role, Leave): CoordinatorMachine._leave for role in ("worker", "observer")},
-    **{(role, Resumed): _of_run(JobRun.resumed) for role in ("worker", "observer")},
-    **{(role, Init): CoordinatorMachine._init for role in ("worker", "observer")},
-    **{(role, Withdraw): _of_run(JobRun.withdraw) for role in ("worker", "observer")},
-    **{
-        (role, Followed): _of_run(
-            lambda run, who, said, now: [*run.replication.followed_cut(who, said), *run.fallback.again(who)]
-        )
-        for role in ("worker", "observer")
-    },
-    **{(role, Retargeted): _of_run(JobRun.followed) for role in ("worker", "observer")},
-    **{(role, WentBack): _of_run(JobRun.went_back) for role in ("worker", "observer")},
-    **{(r, Note): lambda machine, who, said, now: machine.notes.take(who, said, now) for r in ("worker", "observer")},
-    ("worker", Arrive): _of_run(JobRun.arrive),
-    ("worker", SetRates): CoordinatorMachine._set_rates,
-    ("worker", Take): _of_run(JobRun.take),
-    ("worker", Enter): _of_run(JobRun.enter),
+#: What is done at what a member says; which role may say it is in `zmqps.core.protocol.roles`.
+HANDLERS: dict[type[Message], Callable[[CoordinatorMachine, MemberInfo, Any, float], list[Action]]] = {
+    **{kind: _of_holder(take) for kind, take in OF_HOLDERS.items()},
+    Heartbeat: heartbeat,
+    Leave: CoordinatorMachine._leave,
+    Drain: CoordinatorMachine._drain_own,
+    Saved: lambda machine, member, message, now: machine.checkpoints.saved(member, message, now),
+    FileAsk: lambda machine, member, message, now: machine.files.ask(member, message),
+    Holding: CoordinatorMachine._holds,
+    Checkpoint: operators.save_own,
+    Probed: operators.probed,
+    Resumed: _of_run(JobRun.resumed),
+    Init: init,
+    Withdraw: _of_run(JobRun.withdraw),
+    Followed: _of_run(lambda run, who, said, now: [*run.replication.followed_cut(who, said), *run.fallback.again(who)]),
+    Retargeted: _of_run(JobRun.followed),
+    WentBack: _of_run(JobRun.went_back),
+    Note: lambda machine, who, said, now: machine.notes.take(who, said, now),
+    Arrive: _of_run(JobRun.arrive),
+    SetRates: _of_run(set_rates),
+    Take: _of_run(JobRun.take),
+    Enter: _of_run(JobRun.enter),
 }

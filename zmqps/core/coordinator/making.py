@@ -42,6 +42,8 @@ class Wish:
     state: Mapping[str, Any] = field(default_factory=dict)
     #: Who asks for it (an incarnation, or the nonce of somebody who has not joined) by which request -> the connection
     askers: dict[tuple[bytes, int], Peer] = field(default_factory=dict)
+    #: The role of those who ask for it, `WORKER` or `OPERATOR`; empty: nobody does, it is due.
+    by: str = ""
     #: Of the last one of a job: how often it may still be tried, and until when it may wait to be begun.
     tries: int = 0
     begin_by: float = float("inf")

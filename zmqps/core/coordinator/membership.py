@@ -74,6 +74,7 @@ class MemberInfo:
     counters_nbytes: int = 0
     num_pushes: int = 0  # a worker's, by what it says
     doing: str = ""  # and what it is at
+    memory_nbytes: int = 0  # a server's, for the shards of all jobs, by what it says; 0: it has not said
     awaited_s: float = 0.0  # for how long others have waited for it alone
     sample: Any = None  # what it had counted, `zmqps.core.coordinator.watching`
     counters_of: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # a server's, by epoch of a job

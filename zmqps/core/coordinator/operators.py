@@ -3,17 +3,8 @@ answer, processes have ended."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Protocol
 
-from zmqps.core.coordinator.admission import (
-    check_draining,
-    check_ending,
-    check_examining,
-    check_saving,
-    check_scaling,
-    check_tracing,
-)
 from zmqps.core.coordinator.checkpoints import Checkpoints
 from zmqps.core.coordinator.drains import Drains
 from zmqps.core.coordinator.jobs import Jobs
@@ -22,7 +13,6 @@ from zmqps.core.coordinator.membership import MemberInfo, Membership
 from zmqps.core.coordinator.probes import Probes
 from zmqps.core.coordinator.scales import Scales
 from zmqps.core.coordinator.traces import Traces
-from zmqps.core.node.member import Identity
 from zmqps.core.protocol.events import Action, Log, Peer, Received, Send
 from zmqps.core.protocol.hello import check_name
 from zmqps.core.protocol.keys import process_of
@@ -34,13 +24,13 @@ from zmqps.core.protocol.messages import (
     Exited,
     ExitNoted,
     Fetch,
-    Message,
     Piece,
     Probed,
     Scale,
     SpansRecorded,
     Trace,
 )
+from zmqps.core.protocol.roles import OPERATOR, WORKER
 from zmqps.errors import ProtocolError
 
 #: Of the members that are lost with one process so many are named.
@@ -50,7 +40,6 @@ MOST_NAMED = 8
 class Host(Protocol):
     """What is needed of the machine."""
 
-    identity: Identity
     membership: Membership
     jobs: Jobs
     checkpoints: Checkpoints
@@ -64,36 +53,29 @@ class Host(Protocol):
 
 
 def take(host: Host, event: Received, member: MemberInfo | None, now: float) -> list[Action] | None:
-    """Do what an operator asks for, as who joins nothing may do; None: this is nothing of that.
+    """Do what may be asked without joining, and take what members answer to that; None: this is nothing of that.
 
     Raises
     ------
     PSError
-        It may not, or it cannot be done.
+        It cannot be done.
     """
     message = event.message
     if isinstance(message, (Trace, Fetch)):
-        check_tracing(host.identity, message, event.holder)
         return host.traces.ask(event.peer, message, now)
     if isinstance(message, (SpansRecorded, Piece)) and member is not None:
         return host.traces.told(member, message, now)
     if isinstance(message, Exited):
         return note_exit(host, event.peer, message, now)
     if isinstance(message, EndJob):
-        check_ending(host.identity, message, event.holder)
         return host.jobs.end_asked(event.peer, message, now)
-    if isinstance(message, Checkpoint) and (member is None or message.job):
-        check_saving(host.identity, message, event.holder)
-        return save(host, event.peer, member, message, message.job, now)
+    if isinstance(message, Checkpoint) and message.job:
+        return save(host, event.peer, message, now)
     if isinstance(message, Examine):
-        if message.node:
-            check_examining(host.identity, message, event.holder)
         return host.probes.examine(event.peer, message, now)
-    if isinstance(message, Drain) and member is None and message.server:
-        check_draining(host.identity, message, event.holder)
+    if isinstance(message, Drain) and message.server:
         answer, actions = host.drains.ask(None, message, now)
     elif isinstance(message, Scale):
-        check_scaling(host.identity, message, event.holder)
         answer, actions = host.scales.ask(message, now)
     else:
         return None
@@ -118,26 +100,20 @@ def note_exit(host: Host, peer: Peer, message: Exited, now: float) -> list[Actio
     return [*actions, *host.jobs.discard_given_up(now), *answers]
 
 
-def save(host: Host, peer: Peer, member: MemberInfo | None, message: Checkpoint, job: str, now: float) -> list[Action]:
-    """Somebody asks for a checkpoint of a job."""
-    who = message.nonce or (peer if member is None else member.incarnation)
-    wish = Wish(job=job, consistent=bool(message.consistent), state=message.state)
-    wish.askers[who, message.request] = peer
+def save(host: Host, peer: Peer, message: Checkpoint, now: float) -> list[Action]:
+    """An operator asks for a checkpoint of a job."""
+    wish = Wish(job=message.job, consistent=bool(message.consistent), state=message.state, by=OPERATOR)
+    wish.askers[message.nonce or peer, message.request] = peer
     return host.checkpoints.ask(wish, now)
 
 
 def save_own(host: Host, member: MemberInfo, message: Checkpoint, now: float) -> list[Action]:
-    """A member asks for a checkpoint of its job."""
-    return save(host, member.peer, member, message, member.job, now)
+    """A worker asks for a checkpoint of its job."""
+    wish = Wish(job=member.job, consistent=bool(message.consistent), state=message.state, by=WORKER)
+    wish.askers[member.incarnation, message.request] = member.peer
+    return host.checkpoints.ask(wish, now)
 
 
-def _probed(host: Host, member: MemberInfo, message: Probed, now: float) -> list[Action]:
+def probed(host: Host, member: MemberInfo, message: Probed, now: float) -> list[Action]:
     """A member answers what was asked for an operator."""
     return host.probes.probed(member, message, now)
-
-
-#: (role, message) -> what is done when a member has something to say about it.
-OF_MEMBERS: dict[tuple[str, type[Message]], Callable[[Host, MemberInfo, Any, float], list[Action]]] = {
-    **{(role, Checkpoint): save_own for role in ("worker", "observer")},
-    **{(role, Probed): _probed for role in ("server", "worker", "observer")},
-}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from zmqps.core.coordinator.copies import Copy
@@ -12,6 +11,7 @@ from zmqps.core.coordinator.journal import Plain
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.moves import Moves
 from zmqps.core.coordinator.recuts import Recuts
+from zmqps.core.coordinator.shortages import Shortages
 from zmqps.core.coordinator.startup import Startup
 from zmqps.core.coordinator.steps import Steps
 from zmqps.core.protocol.events import Action, Log, Send
@@ -22,15 +22,6 @@ from zmqps.errors import PSError, counted
 RETRY_S = 1.0
 #: A backup that is built, and takes long to fill, is asked whether it is whole every so many times.
 FILLING_RETRIES = 10
-
-
-@dataclass(slots=True)
-class _Degraded:
-    """Since when a shard has fewer backups than it should, and why."""
-
-    since: float
-    why: str
-    anywhere: bool = False  # it may get them on servers that have shards of their own
 
 
 class Replication:
@@ -69,7 +60,7 @@ class Replication:
         self._steps = steps
         self._promoting: dict[int, Copy] = {}  # by shard: what is to be its primary, and has not said that it is
         self._unanswered: dict[int, Copy] = {}  # primaries that were told their backups, by epoch
-        self._degraded: dict[int, _Degraded] = {}  # by shard
+        self.shortages = Shortages(startup.copies, replicas)
         self._retry_due: float | None = None
         self._num_retries = 0
         self._unfit: dict[tuple[bytes, int], str] = {}  # why servers, by incarnation, could not keep a copy of a shard
@@ -98,8 +89,7 @@ class Replication:
             self._promoting = {shard: other for shard, other in self._promoting.items() if other is not copy}
             actions += self.handovers.lose(copy)
         for copy in gone:
-            if self.replicas:
-                self._degraded.setdefault(copy.shard, _Degraded(now, f"{server.title} was lost"))
+            self.shortages.note(copy.shard, f"{server.title} was lost", now)
             if copy.backup:
                 actions += self._backups_changed(copy.shard, now)
                 continue
@@ -146,9 +136,8 @@ class Replication:
         self._steps.move(old.epoch, heir, None)
         actions += self.moves.begin(startup.epoch, copies, heir, startup.told, now, message.step)
         actions += self.handovers.taken(old.shard)
+        self.shortages.note(old.shard, f"it has moved from {old.server.title}", now)
         backups = copies.backups(old.shard)
-        if len(backups) < self.replicas or not all(backup.whole for backup in backups):
-            self._degraded.setdefault(old.shard, _Degraded(now, f"it has moved from {old.server.title}"))
         if not backups and len(handover.numbers or ()) < 2:  # else one was lost meanwhile that it still waits for
             return actions
         new = [copy for copy in backups if not copy.whole]
@@ -162,11 +151,9 @@ class Replication:
 
     def begin(self, now: float) -> None:
         """The job can be trained: note where backups are missing from the first."""
-        copies = self._startup.copies
         self._changed("copies")
-        for shard, _, _ in copies.primaries():
-            if sum(backup.whole for backup in copies.backups(shard)) < self.replicas:
-                self._degraded[shard] = _Degraded(now, "there are too few servers")
+        for shard, _, _ in self._startup.copies.primaries():
+            self.shortages.note(shard, "there are too few servers", now)
 
     def failed(self, epoch: int, error: PSError, now: float) -> tuple[list[Action], bool]:
         """A server could not do what it was asked to with a copy; return whether a shard is lost by it."""
@@ -183,8 +170,7 @@ class Replication:
             del self._promoting[copy.shard]
             found = self._promote(copy, now)
             return [*actions, *(found or [])], found is None
-        if len(copies.backups(copy.shard)) < self.replicas:
-            self._degraded.setdefault(copy.shard, _Degraded(now, f"{copy.server.title} cannot keep a copy: {error}"))
+        self.shortages.note(copy.shard, f"{copy.server.title} cannot keep a copy: {error}", now)
         return [*actions, *self._backups_changed(copy.shard, now)], False
 
     def promoted(self, copy: Copy, message: Promoted, now: float) -> list[Action]:
@@ -225,7 +211,7 @@ class Replication:
         """No copy is left of these shards that counts."""
         for shard in shards:
             self._promoting.pop(shard, None)
-            self._degraded.pop(shard, None)
+            self.shortages.forget(shard)
             self.moves.forget(shard)
             self.handovers.forget(shard)
         self._changed("copies")
@@ -234,9 +220,9 @@ class Replication:
 
     def degraded(self, shards: Iterable[int], why: str, now: float) -> None:
         """These shards have a primary alone, and get backups again, on servers with shards of their own, too."""
-        for shard in shards if self.replicas else ():
-            self._degraded[shard] = _Degraded(now, why, anywhere=True)
-            self._changed("copies")
+        for shard in shards:
+            self.shortages.note(shard, why, now, anywhere=True)
+        self._changed("copies")
 
     # --- backups -------------------------------------------------------------------------------
 
@@ -256,7 +242,7 @@ class Replication:
     def _give_up(self, copy: Copy, why: str, now: float) -> list[Action]:
         """A backup goes without another one in its place."""
         self._startup.drop(copy)
-        self._degraded.setdefault(copy.shard, _Degraded(now, why))
+        self.shortages.note(copy.shard, why, now)
         return self._backups_changed(copy.shard, now)
 
     def _replicas(self, primary: Copy) -> Action:
@@ -272,16 +258,16 @@ class Replication:
 
     def fill(self, servers: Iterable[MemberInfo], now: float) -> list[Action]:
         """Give shards that lack backups new ones, on servers that have no shard of their own."""
-        if not self._degraded or not self._startup.ready:
+        if not self.shortages or not self._startup.ready:
             return []
         copies, actions = self._startup.copies, list[Action]()
         there = [server for server in servers if not server.leaving]
         idle = [server for server in there if all(copy.backup for copy in copies.of(server))]
-        for shard in sorted(self._degraded):
+        for shard, short in list(self.shortages):
             if shard in self._promoting or not any(c.shard == shard and not c.backup and c.whole for c in copies):
                 continue
             new: list[Copy] = []
-            where = there if self._degraded[shard].anywhere else idle
+            where = there if short.anywhere else idle
             fit = [server for server in where if (server.incarnation, shard) not in self._unfit]
             while len(copies.backups(shard)) < self.replicas and (server := copies.best(shard, fit)) is not None:
                 new.append(copies.add(shard, server, backup=True))
@@ -304,11 +290,9 @@ class Replication:
         if not copy.backup or not loaded or copy.whole:
             return []
         copy.whole = True
-        backups = self._startup.copies.backups(copy.shard)
-        if copy.shard not in self._degraded or sum(backup.whole for backup in backups) < self.replicas:
+        if not self.shortages.is_over(copy.shard):
             return []
-        self._degraded.pop(copy.shard, None)
-        text = f"shard {copy.shard} has {counted(len(backups), 'backup')} again"
+        text = f"shard {copy.shard} has {counted(len(self._startup.copies.backups(copy.shard)), 'backup')} again"
         return [Log("info", f"job {self._name!r}: {text}", "copied", job=self._name)]
 
     def move(self, servers: Sequence[MemberInfo], now: float, *, may_cut: bool) -> list[Action]:
@@ -368,6 +352,12 @@ class Replication:
                     spare -= 1
         return found
 
+    @property
+    def has_spare(self) -> bool:
+        """Whether there are more copies than there should be, and none of them moves."""
+        startup = self._startup
+        return len(startup.copies) > startup.num_shards * (1 + self.replicas) and not self.handovers
+
     def _recut_changed(self) -> None:
         self._changed("recut")
         self._changed("copies")
@@ -380,7 +370,7 @@ class Replication:
     def _recut(self, now: float) -> None:
         """The job lies in other shards: what was known of those before is out of date."""
         self._unfit.clear()
-        self._degraded.clear()
+        self.shortages.clear()
         self._unanswered.clear()
         self.begin(now)
 
@@ -437,7 +427,7 @@ class Replication:
         """Return what becomes of the copies."""
         return [
             [copy.epoch for copy in self._promoting.values()], [*self._unanswered],
-            [[shard, d.since, d.why, d.anywhere] for shard, d in sorted(self._degraded.items())],
+            self.shortages.dump(),
             [[who, shard, why] for (who, shard), why in sorted(self._unfit.items())], self.handovers.dump(),
         ]  # fmt: skip
 
@@ -447,7 +437,7 @@ class Replication:
         copies = self._startup.copies.by_epoch
         self._promoting = {copies[epoch].shard: copies[epoch] for epoch in promoting}
         self._unanswered = {epoch: copies[epoch] for epoch in unanswered}
-        self._degraded = {shard: _Degraded(min(since, now), why, where) for shard, since, why, where in degraded}
+        self.shortages.restore(degraded, now)
         self._unfit.update({(who, shard): why for who, shard, why in unfit})
         self.handovers.restore(moving, now)
         if self._startup.ready and (promoting or unanswered or not all(copy.whole for copy in copies.values())):
@@ -462,27 +452,12 @@ class Replication:
     @property
     def settled(self) -> bool:
         """Whether every shard has a primary and all its backups, and every member knows where."""
-        waits = self._degraded or self._promoting or self._unanswered
+        waits = bool(self.shortages) or self._promoting or self._unanswered
         return not waits and self.moves.next_deadline() is None
-
-    def texts(self, now: float) -> Iterator[str]:
-        """Yield which shards have too few backups, since when and why, and what one more loss would cost."""
-        copies = self._startup.copies
-        for shard, degraded in sorted(self._degraded.items()):
-            since = f"since {now - degraded.since:.0f} s ago ({degraded.why})"
-            whole = [copy for copy in copies if copy.shard == shard and copy.whole]
-            filling = [copy.server.title for copy in copies.backups(shard) if not copy.whole]
-            soon = f"; {', '.join(filling)} is being filled" if filling else ""
-            if len(whole) == 1:
-                cost = f"if {whole[0].server.title} were lost, its values would be gone"
-            else:
-                cost = f"{counted(max(0, len(whole) - 1), 'more loss')} would cost nothing"
-            has = counted(sum(copy.backup for copy in whole), "backup")
-            yield f"shard {shard} has {has} of {self.replicas} {since}: {cost}{soon}"
 
     def status(self, now: float) -> dict[str, Any]:
         """Return the state for the status."""
-        return {"wanted": self.replicas, "degraded": list(self.texts(now))} if self.replicas else {}
+        return {"wanted": self.replicas, "degraded": list(self.shortages.texts(now))} if self.replicas else {}
 
     def validate(self) -> None:
         """Assert the invariants."""
@@ -490,6 +465,12 @@ class Replication:
         self.moves.validate()
         self.handovers.validate()
         self.recuts.validate()
+        self.shortages.validate()
+        pauses = self._steps.pauses
+        assert not pauses.holding or self.handovers.holds or self.recuts.is_cutting, "steps are held for nothing"
+        asked = {copy.shard for copy in copies} if self.recuts.is_cutting else self.handovers.asked
+        assert pauses.closed <= asked, "shards are closed for nothing"
+        assert bool(self._startup.cutting) == self.recuts.is_cutting
         for copy in [*self._promoting.values(), *self._unanswered.values()]:
             assert copies.by_epoch[copy.epoch] is copy
             assert not copy.backup

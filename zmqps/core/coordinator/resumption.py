@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from zmqps.core.job.spec import JobSpec
+from zmqps.core.job.spec import JobSpec, shown
 from zmqps.core.protocol.terms import Rates
 from zmqps.errors import JobMismatchError
 
@@ -74,8 +74,8 @@ class Resumption:
         if dict(offered.optimizer) != dict(job.optimizer):
             raise JobMismatchError(
                 what="optimizer",
-                ours=repr(job.optimizer),
-                theirs=repr(offered.optimizer),
+                ours=shown(job.optimizer),
+                theirs=shown(offered.optimizer),
                 owner=self.owner,
                 advice="restore values only: --restore-values-only, restore_optimizer=False",
             )

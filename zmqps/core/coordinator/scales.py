@@ -337,6 +337,14 @@ class Scales:
             return [*actions, Log("info", how, "scaled")]
         return [*actions, Log("warning", str(how), "scaled", error=how.number)]
 
+    def tidy(self, now: float) -> list[Action]:
+        """Give up copies too many, which were kept as long as a server was silent; called now and then."""
+        actions: list[Action] = []
+        for run in self._runs.values() if self.wanted is None else ():
+            if run.replication.has_spare and run.is_whole:
+                actions += run.replication.spread({}, now, self._silence_s)[0]
+        return actions
+
     def stop(self, now: float) -> list[Action]:
         """The cluster ends: nothing is cut any more."""
         if self.wanted is None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 from zmqps.core.coordinator.copies import Copies, Copy
+from zmqps.core.coordinator.described import Described, Rival, difference, place, read, shown
 from zmqps.core.coordinator.journal import Plain
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.resumption import Resumption
@@ -16,14 +16,9 @@ from zmqps.core.coordinator.waits import Waiter as Told
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, attached
 from zmqps.core.protocol.events import Action, Log, Send
+from zmqps.core.protocol.large import Large
 from zmqps.core.protocol.messages import Assign, Init, Job
 from zmqps.errors import LimitError, PSError, counted
-
-#: What to do where a worker's job is another one than that which has its name.
-OTHER_JOB = (
-    "give this worker's job another name, connect(..., job=...), or end the job that is there, if it is an old one: "
-    "zmqps jobs end {name}"
-)
 
 
 class Beginning(NamedTuple):
@@ -123,6 +118,9 @@ class Startup:
 
     def _forget(self) -> None:
         self.job: JobSpec | None = None
+        # what travels of it: one object for all who are told, and for all that is remembered of that
+        self._wire: dict[str, Any] = {}
+        self._optimizer: dict[str, Any] = {}  # for the status
         self.owner = ""  # empty: nobody has named the job, though it is known from a checkpoint
         self.ready = False  # whether the job can be trained
         self.parked: Parked = {}
@@ -136,8 +134,6 @@ class Startup:
         self.epoch = 0  # stands for the job as a whole: the first number of its first shard
         self.placement: Placement | None = None
         self._rows: Sequence[Mapping[str, Any]] = ()  # of the placement, for the status
-        # what travels of job and placement: one object for all who are told, and for all that is remembered of that
-        self._wire: dict[str, Any] = {}
         self._cuts: dict[str, Any] = {}
         self.copies = Copies(self._root, self._new_epoch)
         self.cut = 0  # the number of the last time that its shards were cut anew
@@ -145,6 +141,16 @@ class Startup:
         self.loaded: set[int] = set()
         for what in ("spec", "start", "copies", "step"):
             self._changed(what)
+
+    @property
+    def rival(self) -> Rival:
+        """What a job that a worker describes is compared with."""
+        return self.job if self.job is not None else self.resumption
+
+    def known(self, large: Large) -> Init | None:
+        """Return the `Init` that names the very job that there is, if it is that; None: it has to be read."""
+        wire = self._wire
+        return Init(large.request, wire) if isinstance(wire, Described) and large.is_init_of(wire.packed) else None
 
     def primaries(self) -> Iterator[tuple[int, int, MemberInfo]]:
         """Yield shard, epoch and server of each copy that answers workers, in the order of the shards."""
@@ -154,16 +160,17 @@ class Startup:
         """A worker names its job; its request is parked until the job is ready."""
         resumption = self.resumption
         if message.job:
-            job = JobSpec.from_wire(message.job)
+            job = read(message.job)
             job.check_startable(self._expected if job.workers is None else job.workers)
-            if self.job is not None:
-                self.job.check_same(job, self.owner, OTHER_JOB.format(name=shlex.quote(self.name)))
-            elif resumption is not None:
-                resumption.check(job)
+            if (differs := difference(self.rival, message.job, self.owner, self.name)) is not None:
+                raise differs
         else:
             offered = resumption.offered() if self.job is None and resumption is not None else self.job
             job = attached(offered)
-        first, self.job = self.job is None, job
+        first, self.job = self.job is None, self.job or job
+        if first:
+            self._wire = message.job if isinstance(message.job, Described) else job.to_wire()
+            self._optimizer = shown(job.optimizer)
         # before it is told how many there are; of a restored job nobody has to say what it is
         actions = self._count(member, bool(message.job) or resumption is not None, first)
         if first:
@@ -188,15 +195,17 @@ class Startup:
         """Place the job as soon as all servers have joined."""
         if self.job is None or self.placement is not None or len(servers) < self.num_servers:
             return []
-        self.placement = Placement.balance(KeySpace.of(self.job), self.num_servers, self._slice_nbytes)
-        self._rows = self.placement.rows()
-        self._wire, self._cuts = self.job.to_wire(), self.placement.to_wire()
-        self.epoch = self.copies.place(servers[: self.num_servers], self._replicas)
+        chosen = servers[: self.num_servers]
+        try:
+            placement = place(self.name, self.job, self._wire, chosen, 1 + self._replicas, self._slice_nbytes)
+        except PSError as error:
+            return self.fail(error)
+        self.placement, self._rows, self._cuts = placement, placement.rows(), placement.to_wire()
+        self.epoch = self.copies.place(chosen, self._replicas)
         self._changed("spec")
         self._changed("copies")
-        nbytes = self.placement.keyspace.nbytes
         text = f"job {self.name!r} of {self.owner}: {counted(len(self.job.parameters), 'parameter')}, "
-        text += f"{nbytes / 1e6:.3f} MB, {self.job.mode}"
+        text += f"{self.job.nbytes / 1e6:.3f} MB, {self.job.mode}"
         return [Log("info", text, "began", job=self.name), *self.assign(self.copies)]
 
     def begin_again(self) -> bool:
@@ -343,7 +352,7 @@ class Startup:
             return None
         cuts = None if self.placement is None else self.placement.to_wire()
         resumption = None if self.resumption is None else self.resumption.dump()
-        return [self.job.to_wire(), self.owner, cuts, self.epoch, resumption]
+        return [dict(self._wire), self.owner, cuts, self.epoch, resumption]
 
     def dump(self) -> Plain:
         """Return what is kept of its start: who waits for it asks again."""
@@ -357,11 +366,11 @@ class Startup:
         """Go on with what was kept; the copies are kept by themselves."""
         wire, self.owner, cuts, self.epoch, resumption = spec
         self.resumption = None if resumption is None else Resumption.restored(resumption)
-        self.job = JobSpec.from_wire(wire)
+        self.job, self._wire = JobSpec.from_wire(wire), wire
+        self._optimizer = shown(self.job.optimizer)
         if cuts is not None:
             self.placement = Placement.from_wire(KeySpace.of(self.job), cuts)
-            self._rows = self.placement.rows()
-            self._wire, self._cuts = self.job.to_wire(), self.placement.to_wire()
+            self._rows, self._cuts = self.placement.rows(), self.placement.to_wire()
         self.ready, built, loaded, waiting, loader, told = start
         self.built, self.loaded, self.told = set(built), set(loaded), set(told)
         self.loader = None if loader is None else (loader[0], loader[1])
@@ -425,7 +434,7 @@ class Startup:
 
     def moved(self) -> None:
         """A shard has another server: what members were told before is not told again."""
-        self._wire = dict(self._wire)
+        self._wire = self._wire.again() if isinstance(self._wire, Described) else dict(self._wire)
 
     def described(self) -> dict[str, Any]:
         """Return the job, and where it lies, as they travel."""
@@ -463,9 +472,9 @@ class Startup:
             "staleness": self.job.staleness,
             "nonfinite": self.job.nonfinite,
             "treatment": self.job.treatment,
-            "optimizer": dict(self.job.optimizer),
+            "optimizer": self._optimizer,
             "owner": self.owner,
-            "nbytes": self.placement.keyspace.nbytes if self.placement else KeySpace.of(self.job).nbytes,
+            "nbytes": self.job.nbytes,
             "placement": self._rows,
             "ready": self.ready,
         }

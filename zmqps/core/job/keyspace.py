@@ -15,7 +15,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from operator import mul
 from typing import Any
 
@@ -23,7 +23,7 @@ import numpy as np
 
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.job.tables import NUM_BUCKETS, TableSpec
-from zmqps.errors import ProtocolError
+from zmqps.errors import LimitError, ProtocolError
 
 #: Measured from 1 to 8 MiB on one host: halving it costs a tenth more processor time a step, doubling
 #: it saves little and holds replies back; far below the 32 MiB where malloc faults every buffer anew.
@@ -36,6 +36,9 @@ SPLIT_NBYTES = 64 << 10
 CUT_SHARE = 1 / 128
 #: Of the values of sparse tables.
 ROW_DTYPE: np.dtype[Any] = np.dtype("<f4")
+#: Of all shards together: as many as `zmqps.core.job.spec.MAX_NBYTES` of the usual size. Servers, workers and
+#: checkpoints keep something of each slice.
+MAX_SLICES = 1 << 24
 #: Cuts inside a row fall on cache lines, so that arenas copy and vectorise aligned.
 CUT_ALIGNMENT_NBYTES = 64
 
@@ -64,6 +67,17 @@ class Table:
     def nbytes(self) -> int:
         """Size in bytes."""
         return self.size * self.itemsize
+
+    @cached_property
+    def num_filled(self) -> tuple[int, ...]:
+        """How many of the parameters before each have elements."""
+        return tuple(accumulate((start < stop for start, stop in pairwise(self.offsets)), initial=0))
+
+    def within(self, start: int, stop: int) -> tuple[int, int, int]:
+        """Return how many parameters have elements in ``[start, stop)``, which has some; the first, and the last."""
+        first, end = bisect_right(self.offsets, start) - 1, bisect_left(self.offsets, stop)
+        num = self.num_filled[end] - self.num_filled[first]
+        return num, self.parameters[first], self.parameters[end - 1]
 
 
 @dataclass(frozen=True)
@@ -123,6 +137,16 @@ class KeySpace:
         """Return that of a job."""
         return cls(job.parameters, job.tables)
 
+    def prepared(self) -> KeySpace:
+        """Return this one, with all that is computed from each parameter."""
+        _ = self.largest, [table.num_filled for table in self.dense]
+        return self
+
+    @cached_property
+    def largest(self) -> Parameter:
+        """The parameter of most bytes."""
+        return max(self.parameters, key=lambda p: p.size * p.storage_dtype.itemsize)
+
     @property
     def dense(self) -> tuple[Table, ...]:
         """The tables of parameters."""
@@ -166,14 +190,23 @@ class Placement:
 
         Each table is cut at the S-quantiles of its bytes; a cut that falls inside a parameter of
         less than `SPLIT_NBYTES` moves to that parameter's nearer end, one inside a larger one to the nearest row.
+
+        Raises
+        ------
+        LimitError
+            There would be more slices than `MAX_SLICES`.
         """
         if num_shards < 1:
             raise ValueError(f"a placement needs at least one shard, not {num_shards}")
-        cuts = tuple(
+        dense = [
             (0, *(_cut(keyspace, table, i, num_shards) for i in range(1, num_shards)), table.size)
-            for table in keyspace.tables
-        )
-        return cls(keyspace, cuts, slice_nbytes)
+            for table in keyspace.dense
+        ]
+        sparse = tuple(shard * NUM_BUCKETS // num_shards for shard in range(num_shards + 1))
+        cuts = (*dense, *[sparse] * len(keyspace.sparse))
+        placement = cls(keyspace, cuts, slice_nbytes)
+        placement.check_slices()
+        return placement
 
     @property
     def num_shards(self) -> int:
@@ -192,10 +225,41 @@ class Placement:
 
     def num_slices(self, shard: int) -> int:
         """Return how many slices of either kind a shard has."""
-        return len(self.slices[shard]) + len(self.row_slices[shard])
+        return self.num_dense_slices(shard) + sum(
+            start < stop for _, start, stop in self._stretches(shard, sparse=True)
+        )
+
+    def num_dense_slices(self, shard: int) -> int:
+        """Return how many slices of parameters a shard has, without making any."""
+        stretches = self._stretches(shard)
+        return sum(-(-(stop - start) // self._step(table)) for table, start, stop in stretches)
+
+    def largest_slice(self, shard: int) -> int:
+        """Return the bytes of the largest slice of parameters of a shard."""
+        stretches = self._stretches(shard)
+        return max(
+            [min(stop - start, self._step(table)) * table.itemsize for table, start, stop in stretches], default=0
+        )
+
+    def check_slices(self) -> None:
+        """Raise `LimitError` where there are more slices than anybody makes."""
+        number = sum(map(self.num_dense_slices, range(self.num_shards)))
+        if number > MAX_SLICES:
+            raise LimitError(what="number of slices of a job", got=number, limit=MAX_SLICES)
+
+    def _stretches(self, shard: int, *, sparse: bool = False) -> Iterator[tuple[Table, int, int]]:
+        """Yield what a shard has of each table of parameters, or of rows."""
+        first = self.keyspace.num_dense
+        tables, cuts = self.keyspace.tables, self.cuts
+        numbers = range(first, len(tables)) if sparse else range(first)
+        return ((tables[number], cuts[number][shard], cuts[number][shard + 1]) for number in numbers)
+
+    def _step(self, table: Table) -> int:
+        """Return how many elements of a table make a slice."""
+        return max(1, self.slice_nbytes // table.dtype.itemsize)
 
     def _row_slices(self, shard: int) -> Iterator[Slice]:
-        index = len(self.slices[shard])
+        index = self.num_dense_slices(shard)
         for number in range(self.keyspace.num_dense, len(self.keyspace.tables)):
             start, stop = self.cuts[number][shard : shard + 2]
             if start < stop:
@@ -205,7 +269,7 @@ class Placement:
     def _slices(self, shard: int) -> Iterator[Slice]:
         index = 0
         for number, (table, cuts) in enumerate(zip(self.keyspace.dense, self.cuts, strict=False)):
-            step = max(1, self.slice_nbytes // table.dtype.itemsize)
+            step = self._step(table)
             for start in range(cuts[shard], cuts[shard + 1], step):
                 stop = min(start + step, cuts[shard + 1])
                 segments = tuple(self.keyspace.segments(number, start, stop))
@@ -222,7 +286,7 @@ class Placement:
 
     def buckets(self, shard: int) -> int:
         """Return how many buckets of the sparse tables a shard has, of `NUM_BUCKETS` each."""
-        return sum(slice_.stop - slice_.start for slice_ in self.row_slices[shard])
+        return sum(stop - start for _, start, stop in self._stretches(shard, sparse=True))
 
     def weight(self, shard: int) -> int:
         """Bytes of values and the number of buckets, to compare shards by: nobody knows how many rows there will be."""
@@ -230,20 +294,19 @@ class Placement:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return one row a shard for a table of the placement: bytes, share, slices, first and last parameter."""
+        total, parameters = self.keyspace.nbytes, self.keyspace.parameters
         rows = []
-        total = self.keyspace.nbytes
-        for shard, slices in enumerate(self.slices):
-            segments = [segment for slice_ in slices for segment in slice_.segments]
-            names = [self.keyspace.parameters[segment.parameter].name for segment in segments]
+        for shard in range(self.num_shards):
+            found = [table.within(start, stop) for table, start, stop in self._stretches(shard) if start < stop]
             rows.append(
                 {
                     "shard": shard,
                     "nbytes": self.nbytes(shard),
                     "share": self.nbytes(shard) / total if total else 0.0,
-                    "slices": len(slices),
-                    "parameters": len(set(names)),
-                    "first": names[0] if names else "",
-                    "last": names[-1] if names else "",
+                    "slices": self.num_dense_slices(shard),
+                    "parameters": sum(num for num, _, _ in found),
+                    "first": parameters[found[0][1]].name if found else "",
+                    "last": parameters[found[-1][2]].name if found else "",
                     **({"buckets": self.buckets(shard)} if self.keyspace.sparse else {}),
                 }
             )
@@ -255,7 +318,15 @@ class Placement:
 
     @classmethod
     def from_wire(cls, keyspace: KeySpace, wire: Mapping[str, Any]) -> Placement:
-        """Return the placement of a received map; raise `ProtocolError` where it does not fit the key space."""
+        """Return the placement of a received map.
+
+        Raises
+        ------
+        ProtocolError
+            It does not fit the key space.
+        LimitError
+            It has more slices than `MAX_SLICES`.
+        """
         cuts, slice_nbytes = wire.get("cuts"), wire.get("slice_nbytes")
         if type(cuts) is not list or len(cuts) != len(keyspace.tables):
             raise ProtocolError("a placement has a list of cuts for each table")
@@ -266,7 +337,9 @@ class Placement:
                 raise ProtocolError("every table has S+1 cuts")
             if any(type(cut) is not int for cut in row) or row[0] != 0 or row[-1] != table.size or row != sorted(row):
                 raise ProtocolError("cuts ascend from 0 to the table's size")
-        return cls(keyspace, tuple(tuple(row) for row in cuts), slice_nbytes)
+        placement = cls(keyspace, tuple(tuple(row) for row in cuts), slice_nbytes)
+        placement.check_slices()
+        return placement
 
 
 def _kind(parameter: Parameter) -> tuple[np.dtype[Any], bool]:
@@ -277,8 +350,6 @@ def _kind(parameter: Parameter) -> tuple[np.dtype[Any], bool]:
 def _cut(keyspace: KeySpace, table: Table, shard: int, num_shards: int) -> int:
     """Return where a table is cut before a shard: near its share of the bytes, and in no awkward place."""
     ideal = shard * table.size // num_shards
-    if table.rows is not None:
-        return ideal
     i = bisect_right(table.offsets, ideal) - 1
     if i >= len(table.parameters):
         return table.size

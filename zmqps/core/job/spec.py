@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from zmqps.codecs import parse_auto
 from zmqps.core.job.tables import MAX_TABLES, TableSpec
 from zmqps.core.protocol.encoding import check_codec, check_push_codec
 from zmqps.core.treatments import make_treatment
-from zmqps.errors import ConfigurationError, DtypeError, JobError, JobMismatchError, ProtocolError
+from zmqps.errors import ConfigurationError, DtypeError, JobError, JobMismatchError, ProtocolError, counted, is_short
 
 #: dtype of a parameter -> dtype its values are kept, updated and sent in. Half precision loses the
 #: small updates training lives on, so the server keeps its master copy in float32.
@@ -25,8 +25,13 @@ BUFFER_DTYPES = STORAGE_DTYPES | {
 }
 _STORAGE = {name: np.dtype(storage) for name, storage in BUFFER_DTYPES.items()}
 MAX_PARAMETERS = 200_000
+#: Of all values together, as servers keep them: as much as a thousand small hosts have.
+MAX_NBYTES = 1 << 46
+MAX_ELEMENTS = (1 << 48) - 1
 #: Of workers, gradients and clocks; a message carries no larger ones.
 MAX_COUNT = (1 << 63) - 1
+#: Of an option that differs an error shows so many parts and characters.
+MAX_SHOWN = 4000
 #: Names stand in errors, logs and the status; real ones have tens of characters.
 MAX_NAME_CHARS = 512
 NONFINITE_POLICIES = ("reject", "allow")
@@ -121,6 +126,7 @@ class JobSpec:
     deterministic: bool = False
     workers: int | None = None
     tables: tuple[TableSpec, ...] = ()
+    nbytes: int = field(init=False, compare=False, default=0)  # of all values
 
     def __post_init__(self) -> None:
         if all(parameter.buffer for parameter in self.parameters) and not self.tables:
@@ -138,6 +144,7 @@ class JobSpec:
             known = BUFFER_DTYPES if parameter.buffer else STORAGE_DTYPES
             if parameter.dtype not in known:
                 raise DtypeError(name=parameter.name, got=parameter.dtype[:40], expected=" or ".join(known))
+        self._check_nbytes()
         checks.one_of("nonfinite", self.nonfinite, NONFINITE_POLICIES)
         if not isinstance(self.staleness, int | None) or isinstance(self.staleness, bool):
             word = self.staleness if isinstance(self.staleness, str) else ""
@@ -172,16 +179,31 @@ class JobSpec:
         if self.tables:
             self._check_tables()
 
+    def _check_nbytes(self) -> None:
+        """Raise `ConfigurationError` where the values of all parameters are more than a cluster holds."""
+        sizes = [p.size * p.storage_dtype.itemsize for p in self.parameters]
+        total = sum(sizes)
+        object.__setattr__(self, "nbytes", total)
+        if total > MAX_NBYTES:
+            number, largest = max(enumerate(sizes), key=lambda pair: pair[1])
+            parameter = self.parameters[number]
+            raise ConfigurationError(
+                f"the job's {counted(len(sizes), 'parameter')} take {total:,} bytes, of at most {MAX_NBYTES:,}; the "
+                f"largest, {parameter.name[:80]!r} of shape {list(parameter.shape)}, takes {largest:,}: check its "
+                "shape, or keep rows of it in a sparse table (zmqps.table)"
+            )
+
     def _check_tables(self) -> None:
         """Raise `ConfigurationError` where tables do not go together, or with the rest."""
         if len(self.tables) > MAX_TABLES:
             raise ConfigurationError(f"a job has at most {MAX_TABLES} tables, not {len(self.tables)}")
-        names = [parameter.name for parameter in self.parameters] + [table.name for table in self.tables]
-        if len(set(names)) < len(names):
-            twice = next(name for number, name in enumerate(names) if name in names[:number])
-            raise ConfigurationError(f"two parameters or tables are named {twice!r}")
+        names = {parameter.name for parameter in self.parameters}
+        for table in self.tables:
+            if table.name in names:
+                raise ConfigurationError(f"two parameters or tables are named {table.name!r}")
+            names.add(table.name)
         for table in self.tables:  # as which rows stand beside parameters in files
-            taken = {f"{table.name}.ids", f"{table.name}.values"} & set(names)
+            taken = {f"{table.name}.ids", f"{table.name}.values"} & names
             if taken:
                 raise ConfigurationError(
                     f"a parameter or table named {taken.pop()!r} goes with no table named {table.name!r}: in a "
@@ -337,8 +359,8 @@ class JobSpec:
             if getattr(self, what) != getattr(ours, what):
                 raise JobMismatchError(
                     what=what,
-                    ours=repr(getattr(ours, what)),
-                    theirs=repr(getattr(self, what)),
+                    ours=shown(getattr(ours, what)),
+                    theirs=shown(getattr(self, what)),
                     owner=owner,
                     advice=advice,
                 )
@@ -368,7 +390,9 @@ def _parameter(entry: Any) -> Parameter:
         raise ProtocolError("a parameter is [name, shape, dtype], and a buffer [name, shape, dtype, 1]")
     if type(name) is not str or type(dtype) is not str or type(shape) is not list:
         raise ProtocolError("a parameter is [name, shape, dtype]")
-    if any(type(n) is not int or n < 0 for n in shape) or len(shape) > 32 or math.prod(shape) >= 1 << 48:
+    if any(type(n) is not int or not 0 <= n <= MAX_ELEMENTS for n in shape) or len(shape) > 32:
+        raise ProtocolError(f"parameter {name[:80]!r} has no usable shape")
+    if math.prod(shape) > MAX_ELEMENTS:
         raise ProtocolError(f"parameter {name[:80]!r} has no usable shape")
     return Parameter(name, tuple(shape), dtype, bool(buffer))
 
@@ -377,6 +401,12 @@ def _described(table: Mapping[str, Any] | None, fields: list[str]) -> str:
     if table is None:
         return "no such table"
     return ", ".join(f"{name} {table[name]!r}" for name in fields) or f"a table with rows of {table['dim']}"
+
+
+def shown(value: Any) -> str:
+    """Return an option for an error, which may name thousands of groups."""
+    plain = dict(value) if isinstance(value, Mapping) else value
+    return repr(plain) if is_short(plain, MAX_SHOWN) else "one that is too long to be shown"
 
 
 def attached(job: JobSpec | None) -> JobSpec:

@@ -56,6 +56,24 @@ def host_of(endpoint: str) -> str:
         return ""
 
 
+def host_named(authority: str) -> str:
+    """Return the host that a Host header names, without brackets and port; nothing where it names none.
+
+    No more is read into it than stands there: not ``[::1].example.com``, no user, no zone, no second host.
+    """
+    has_port = ":" in authority and not authority.endswith("]")
+    try:
+        host, _ = split(f"{_TCP}{authority}" if has_port else f"{_TCP}{authority}:0")
+    except ConfigurationError:
+        return ""
+    return "" if "%" in host or host == STAR else host
+
+
+def is_of(origin: str, authority: str) -> bool:
+    """Whether an Origin header, as browsers send it for other sites, names the one that a Host header names."""
+    return origin.lower() in (f"http://{authority}".lower(), f"https://{authority}".lower())
+
+
 def ip_of(host: str) -> IPv4Address | IPv6Address | None:
     """Return a host as an address, one of IPv4 in IPv6's dress without it; None for a name."""
     try:
@@ -68,7 +86,7 @@ def ip_of(host: str) -> IPv4Address | IPv6Address | None:
 def is_loopback(host: str) -> bool:
     """Whether a host is this host by itself: ``127.0.0.0/8``, ``::1``, ``localhost``. Other names are not looked up."""
     found = ip_of(host)
-    name = host.lower().rstrip(".")
+    name = host.lower().removesuffix(".")
     return found.is_loopback if found is not None else name == "localhost" or name.endswith(".localhost")
 
 

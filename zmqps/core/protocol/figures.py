@@ -99,6 +99,7 @@ OF_NODES: tuple[Figure, ...] = (
     _gauge("gc_pause_max_s", "gc_pause_max_seconds", ALL, "The longest such stop since the last heartbeat."),
     _gauge("rss_nbytes", "resident_memory_bytes", ALL, "Memory that the node's process has in use."),
     _gauge("free_nbytes", "available_memory_bytes", ALL, "Memory that the node's host, or container, has left."),
+    _gauge("memory_nbytes", "shards_memory_bytes", S, "Memory that a server may give to the shards of all jobs."),
     _gauge("in_flight_nbytes", "in_flight_bytes", W, "Bytes sent or asked for and not yet answered."),
     _gauge("oldest_request_s", "oldest_request_seconds", W, "Since when a worker's oldest operation is under way."),
     _gauge("clock", "clock_steps", W, "Steps that a worker has completed, or the step that it is in."),

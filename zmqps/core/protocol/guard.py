@@ -4,10 +4,22 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable
-from functools import partial
+from typing import Any
 
 from zmqps.core.protocol.keys import KEY_NBYTES, same
-from zmqps.core.protocol.messages import Checkpoint, Drain, EndJob, Examine, Fetch, Hello, Scale, Trace, Welcome
+from zmqps.core.protocol.messages import (
+    Checkpoint,
+    Drain,
+    EndJob,
+    Examine,
+    Fetch,
+    Hello,
+    Message,
+    Scale,
+    Trace,
+    Welcome,
+)
+from zmqps.core.protocol.roles import row_of
 from zmqps.errors import IdentityError
 
 #: What to do about it, in errors.
@@ -62,29 +74,10 @@ def save_guard(job_secret: bytes, job: str, nonce: bytes) -> bytes:
     return _guard(job_secret, b"save", job.encode(), nonce) if job_secret else b""
 
 
-def check_end(job_secret: bytes, end_key: bytes, message: EndJob) -> None:
-    """Raise `IdentityError` unless the sender of an `EndJob` knows the job secret; where there is none, the end key."""
-    how = "by zmqps jobs end and zmqps down --coordinator"
-    _check_order(job_secret, end_key, message, message.job, end_guard, "end a job or the cluster", how)
-
-
-def check_save(job_secret: bytes, end_key: bytes, message: Checkpoint) -> None:
-    """Raise `IdentityError` unless the sender of a `Checkpoint` who has not joined knows one of them."""
-    how = "by zmqps checkpoint --coordinator"
-    _check_order(job_secret, end_key, message, message.job, save_guard, "save a job", how)
-
-
 def drain_guard(job_secret: bytes, server: str, nonce: bytes, stay: int = 0) -> bytes:
     """Return what proves the same of the sender of a `Drain`."""
     what = b"stay" if stay else b"drain"
     return _guard(job_secret, what, server.encode(), nonce) if job_secret else b""
-
-
-def check_drain(job_secret: bytes, end_key: bytes, message: Drain) -> None:
-    """Raise `IdentityError` unless the sender of a `Drain` who has not joined knows one of them."""
-    how = "by zmqps drain --coordinator"
-    guard = partial(drain_guard, stay=message.stay)
-    _check_order(job_secret, end_key, message, message.server, guard, "drain a server", how)
 
 
 def scale_guard(job_secret: bytes, servers: str, nonce: bytes) -> bytes:
@@ -92,21 +85,9 @@ def scale_guard(job_secret: bytes, servers: str, nonce: bytes) -> bytes:
     return _guard(job_secret, b"scale", servers.encode(), nonce) if job_secret else b""
 
 
-def check_scale(job_secret: bytes, end_key: bytes, message: Scale) -> None:
-    """Raise `IdentityError` unless the sender of a `Scale` knows one of them."""
-    what, how = "change the number of servers", "by zmqps scale --coordinator"
-    _check_order(job_secret, end_key, message, str(message.servers), scale_guard, what, how)
-
-
 def examine_guard(job_secret: bytes, node: str, nonce: bytes) -> bytes:
     """Return what proves the same of the sender of an `Examine` that names a node."""
     return _guard(job_secret, b"examine", node.encode(), nonce) if job_secret else b""
-
-
-def check_examine(job_secret: bytes, end_key: bytes, message: Examine) -> None:
-    """Raise `IdentityError` unless the sender of an `Examine` that names a node knows one of them."""
-    what, how = "see what the threads of a node are doing", "by zmqps stack --coordinator"
-    _check_order(job_secret, end_key, message, message.node, examine_guard, what, how)
 
 
 def trace_guard(job_secret: bytes, what: str, nonce: bytes) -> bytes:
@@ -121,31 +102,35 @@ def trace_subject(message: Trace | Fetch) -> str:
     return f"{message.number} {message.who.hex()} {message.offset}"
 
 
-def check_trace(job_secret: bytes, end_key: bytes, message: Trace | Fetch) -> None:
-    """Raise `IdentityError` unless the sender of a `Trace` or `Fetch` knows one of them."""
-    what, how = "trace where time goes", "by zmqps trace --coordinator"
-    _check_order(job_secret, end_key, message, trace_subject(message), trace_guard, what, how)
+#: How an order is proved, and by which commands.
+_PROOFS: dict[type[Message], tuple[Callable[[bytes, Any], bytes], str]] = {
+    EndJob: (lambda secret, order: end_guard(secret, order.job, order.nonce), "jobs end and zmqps down"),
+    Checkpoint: (lambda secret, order: save_guard(secret, order.job, order.nonce), "checkpoint"),
+    Drain: (lambda secret, order: drain_guard(secret, order.server, order.nonce, order.stay), "drain"),
+    Scale: (lambda secret, order: scale_guard(secret, str(order.servers), order.nonce), "scale"),
+    Examine: (lambda secret, order: examine_guard(secret, order.node, order.nonce), "stack"),
+    **dict.fromkeys(
+        (Trace, Fetch), (lambda secret, order: trace_guard(secret, trace_subject(order), order.nonce), "trace")
+    ),
+}
 
 
-def _check_order(
-    job_secret: bytes,
-    end_key: bytes,
-    message: EndJob | Checkpoint | Drain | Scale | Examine | Trace | Fetch,
-    subject: str,
-    guard: Callable[[bytes, str, bytes], bytes],
-    what: str,
-    how: str,
-) -> None:
+def check_order(job_secret: bytes, end_key: bytes, order: Message) -> None:
+    """Raise `IdentityError` unless the sender of an order knows the job secret; where there is none, the end key."""
+    prove, command = _PROOFS[type(order)]
     secret = job_secret or end_key
-    if not secret or same(message.guard, guard(secret, subject, message.nonce)):
+    guard: bytes = getattr(order, "guard")  # noqa: B009  (of all that are proved)
+    if not secret or same(guard, prove(secret, order)):
         return
+    row = row_of(order)
+    does = row.does if row is not None else ""
     if not job_secret:
         raise IdentityError(
-            f"only the user who runs the coordinator may {what}, {how} on its host; to do so from elsewhere, start "
-            "the cluster with --job-secret FILE"
+            f"only the user who runs the coordinator may {does}, by zmqps {command} --coordinator on its host; to do "
+            "so from elsewhere, start the cluster with --job-secret FILE"
         )
-    shown = "shows that it knows another one" if message.guard else "shows none"
-    raise IdentityError(f"this cluster has a job secret, and who wants to {what} {shown}; {_ADVICE}")
+    shown = "shows that it knows another one" if guard else "shows none"
+    raise IdentityError(f"this cluster has a job secret, and who wants to {does} {shown}; {_ADVICE}")
 
 
 def _guard(job_secret: bytes, *facts: bytes) -> bytes:

@@ -1,18 +1,237 @@
-"""What the key of a connection allows: the transport says whose key it is, and the machines decide by that."""
+"""Who may send what: one table of (role, message), by which coordinator and servers decide before they do anything.
+
+Two roles count, and both must allow a message: the one that a member has said `Hello` with, and that of the key that
+its connection was opened with, where there are keys. The transport says whose key that is.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from zmqps.errors import IdentityError, KeyRefusedError
+from zmqps.core.protocol.messages import (
+    Ack,
+    Arrive,
+    Assign,
+    Back,
+    Checkpoint,
+    Checkpointed,
+    Clock,
+    Commit,
+    Committed,
+    Cut,
+    Departed,
+    Discard,
+    Discarded,
+    Drain,
+    Draining,
+    EndJob,
+    Enter,
+    Error,
+    Examine,
+    Examined,
+    Exited,
+    ExitNoted,
+    Farewell,
+    Fetch,
+    FileAnswer,
+    FileAsk,
+    Followed,
+    Forgotten,
+    GoBack,
+    GoOn,
+    Heartbeat,
+    HeartbeatAck,
+    Hello,
+    Hold,
+    Holding,
+    Init,
+    Job,
+    JobEnded,
+    Leave,
+    Left,
+    Load,
+    Lost,
+    Measured,
+    Message,
+    Moved,
+    Note,
+    Noted,
+    Piece,
+    Probe,
+    Probed,
+    Proceed,
+    Promote,
+    Promoted,
+    Pull,
+    PullRows,
+    Push,
+    PushRows,
+    Range,
+    RatesSet,
+    Ready,
+    Recalled,
+    RecordSpans,
+    Recut,
+    Released,
+    Replicas,
+    Replicate,
+    Replicated,
+    Replicating,
+    Resumed,
+    Retargeted,
+    Save,
+    Saved,
+    Scale,
+    ScanRows,
+    SetRates,
+    Shutdown,
+    SpansRecorded,
+    Status,
+    StatusRequest,
+    Take,
+    Tensors,
+    Trace,
+    Tracing,
+    Unsave,
+    Values,
+    Waiting,
+    Watch,
+    Watched,
+    Welcome,
+    WentBack,
+    Withdraw,
+    Yield,
+    Yielded,
+)
+from zmqps.errors import IdentityError, KeyRefusedError, ProtocolError
 
-#: Role of a key -> the roles of those who may join with it. A node's is the operator's as well.
+STRANGER, OBSERVER, WORKER, SERVER, OPERATOR = "stranger", "observer", "worker", "server", "operator"
+#: Of what a server hears over connections that it has opened itself.
+COORDINATOR, BACKUP = "coordinator", "backup"
+
+#: Role of a key -> what its connection may be. A node's is the operator's as well.
 ALLOWS = {
-    "node": ("server", "worker", "observer"),
-    "worker": ("worker", "observer"),
-    "observer": ("observer",),
+    "node": (STRANGER, OBSERVER, WORKER, SERVER, OPERATOR),
+    "worker": (STRANGER, OBSERVER, WORKER),
+    "observer": (STRANGER, OBSERVER),
 }
 KEY_ROLES = tuple(ALLOWS)
+
+_LOOKERS = frozenset({OBSERVER, WORKER})
+_MEMBERS = _LOOKERS | {SERVER}
+_ANYBODY = _MEMBERS | {STRANGER}
+_NOBODY = frozenset[str]()
+
+
+class Row(NamedTuple):
+    """Who may send a message, to the coordinator and to a server.
+
+    ``does`` is what they may do by it: it follows "may" in errors and in docs/security.md. Of a message that may name
+    whose it is ``names`` is the field that does: there is a row for those that do, and one for the others.
+    """
+
+    message: type[Message]
+    does: str
+    coordinator: frozenset[str] = _NOBODY
+    server: frozenset[str] = _NOBODY
+    names: str = ""
+
+
+def _from(*roles: str) -> frozenset[str]:
+    return frozenset(roles)
+
+
+#: Every message that the coordinator or a server takes.
+TABLE = (
+    Row(StatusRequest, "ask for the status", _ANYBODY),
+    Row(Watch, "watch the cluster", _ANYBODY),
+    Row(Examine, "ask whether all nodes answer", _ANYBODY),
+    Row(Exited, "say that a process has ended whose token it shows", _ANYBODY),
+    Row(Hello, "say who it is", _ANYBODY, _ANYBODY),
+    Row(Leave, "leave", _ANYBODY, _ANYBODY),
+    Row(Farewell, "leave a coordinator that was away", _ANYBODY),
+    Row(Heartbeat, "give signs of life", _MEMBERS),
+    Row(Probed, "answer whether it is well", _MEMBERS),
+    Row(SpansRecorded, "tell how far it is with a recording", _MEMBERS),
+    Row(Piece, "hand over what it has recorded", _MEMBERS),
+    Row(Init, "ask for its job as it is", _LOOKERS),
+    Row(Withdraw, "withdraw a request of its own", _LOOKERS, _LOOKERS),
+    Row(Resumed, "go on with a coordinator that is back", _LOOKERS),
+    Row(Followed, "say that it knows new shards", _LOOKERS),
+    Row(Retargeted, "say that it knows a shard's new server", _LOOKERS),
+    Row(WentBack, "say that it has gone back with a shard", _LOOKERS),
+    Row(Note, "log values of its job", _LOOKERS),
+    Row(Pull, "pull values", server=_LOOKERS),
+    Row(PullRows, "pull rows", server=_LOOKERS),
+    Row(ScanRows, "read a table", server=_LOOKERS),
+    Row(Init, "begin a job", _from(WORKER), names="job"),
+    Row(Arrive, "end a step", _from(WORKER)),
+    Row(Enter, "enter a barrier", _from(WORKER)),
+    Row(Take, "take a range of a data set", _from(WORKER)),
+    Row(SetRates, "set hyperparameters", _from(WORKER)),
+    Row(Holding, "say that it has paused", _from(WORKER)),
+    Row(Checkpoint, "save its own job", _from(WORKER)),
+    Row(Push, "push", server=_from(WORKER)),
+    Row(PushRows, "push rows", server=_from(WORKER)),
+    Row(Load, "upload initial values", server=_from(WORKER)),
+    Row(Ready, "say that a shard is built", _from(SERVER)),
+    Row(Committed, "say that a step is applied", _from(SERVER)),
+    Row(Measured, "say how large a mean is", _from(SERVER)),
+    Row(Promoted, "say that it leads a shard", _from(SERVER)),
+    Row(Replicating, "say that it has backups", _from(SERVER)),
+    Row(Yielded, "say that it leads a shard no more", _from(SERVER)),
+    Row(Discarded, "say that a shard is freed", _from(SERVER)),
+    Row(Forgotten, "say that a member is forgotten", _from(SERVER)),
+    Row(Saved, "say how far its part of a checkpoint is", _from(SERVER)),
+    Row(FileAsk, "use the coordinator's checkpoints", _from(SERVER)),
+    Row(Drain, "ask to be drained itself", _from(SERVER)),
+    Row(Error, "say what has failed", _from(SERVER), _from(COORDINATOR, BACKUP)),
+    Row(Replicate, "tell a backup what was applied", server=_from(SERVER)),
+    Row(Checkpoint, "save jobs", _from(OPERATOR), names="job"),
+    Row(EndJob, "end jobs and the cluster", _from(OPERATOR)),
+    Row(Drain, "drain servers", _from(OPERATOR), names="server"),
+    Row(Scale, "change the number of servers", _from(OPERATOR)),
+    Row(Examine, "see what the threads of a node are doing", _from(OPERATOR), names="node"),
+    Row(Trace, "trace where time goes", _from(OPERATOR)),
+    Row(Fetch, "fetch a trace", _from(OPERATOR), _from(COORDINATOR)),
+    Row(Welcome, "take it in", server=_from(COORDINATOR, BACKUP)),
+    Row(Replicated, "confirm what it was told", server=_from(BACKUP)),
+    Row(Left, "confirm that it has left", server=_from(COORDINATOR, BACKUP)),
+    Row(Back, "say that it was away", server=_from(COORDINATOR)),
+    Row(HeartbeatAck, "answer a sign of life", server=_from(COORDINATOR)),
+    Row(Probe, "ask whether it is well", server=_from(COORDINATOR)),
+    Row(RecordSpans, "let it record", server=_from(COORDINATOR)),
+    Row(Clock, "compare clocks", server=_from(COORDINATOR)),
+    Row(Assign, "give it a shard", server=_from(COORDINATOR)),
+    Row(Commit, "let it apply a step", server=_from(COORDINATOR)),
+    Row(Discard, "let it free a shard", server=_from(COORDINATOR)),
+    Row(Departed, "say that a member has gone", server=_from(COORDINATOR)),
+    Row(Save, "let it save a shard", server=_from(COORDINATOR)),
+    Row(Unsave, "give a checkpoint up", server=_from(COORDINATOR)),
+    Row(FileAnswer, "answer about a file", server=_from(COORDINATOR)),
+    Row(Replicas, "say which backups a shard has", server=_from(COORDINATOR)),
+    Row(Promote, "let it lead a shard", server=_from(COORDINATOR)),
+    Row(Yield, "let it give up a shard", server=_from(COORDINATOR)),
+    Row(Cut, "let it cut shards anew", server=_from(COORDINATOR)),
+    Row(Draining, "say how far it is drained", server=_from(COORDINATOR)),
+    Row(Shutdown, "end it", server=_from(COORDINATOR)),
+)  # fmt: skip
+#: What workers, observers and those who ask are told, and what processes of one job say to each other: neither the
+#: coordinator nor a server takes it from anybody. A new message stands here or in the table.
+NOT_TAKEN = (
+    Ack, Checkpointed, Examined, ExitNoted, GoBack, GoOn, Hold, Job, JobEnded, Lost, Moved, Noted, Proceed, Range,
+    RatesSet, Recalled, Recut, Released, Status, Tensors, Tracing, Values, Waiting, Watched,
+)  # fmt: skip
+#: The field by which some messages name whose they are.
+NAMES = {row.message: row.names for row in TABLE if row.names}
+#: What operators send: of these the transport says whose key the connection was opened with.
+ORDERS = frozenset(row.message for row in TABLE if OPERATOR in row.coordinator)
+_TO_COORDINATOR = {(row.message, bool(row.names)): row for row in TABLE if row.coordinator}
+#: Role -> what a server takes from it.
+TO_SERVER = {
+    role: frozenset(row.message for row in TABLE if role in row.server)
+    for role in (STRANGER, OBSERVER, WORKER, SERVER, COORDINATOR, BACKUP)
+}
 
 
 class KeyHolder(NamedTuple):
@@ -23,6 +242,71 @@ class KeyHolder(NamedTuple):
 
     def __str__(self) -> str:
         return f"the {self.role}'s key {self.name!r}"
+
+
+def row_of(message: Message) -> Row | None:
+    """Return the row of what is sent to the coordinator; None: it takes that from nobody."""
+    names = NAMES.get(type(message))
+    return _TO_COORDINATOR.get((type(message), names is not None and bool(getattr(message, names))))
+
+
+def check_sender(message: Message, role: str, holder: KeyHolder | None, *, keyed: bool) -> Row:
+    """Return the row of the table by which a coordinator listens to a message.
+
+    A `STRANGER` that says what only members say has not joined: that is for the caller to tell it. So is whether an
+    operator proves that it is one, where there are no keys.
+
+    Parameters
+    ----------
+    message
+        What was sent.
+    role
+        What its sender has said `Hello` as; `STRANGER`: it has not.
+    holder
+        Whose key a member has joined with, or a stranger's connection was opened with, if it may give orders; None:
+        it shows none, or one that is of no account here.
+    keyed
+        Whether nobody connects without a key.
+
+    Raises
+    ------
+    IdentityError
+        The role, or that of the key, does not allow it.
+    ProtocolError
+        The coordinator takes this from nobody.
+    """
+    row = row_of(message)
+    if row is None:
+        raise ProtocolError(f"the coordinator takes no {type(message).__name__}")
+    allowed = row.coordinator
+    if role == STRANGER and allowed.isdisjoint((STRANGER, OPERATOR)):
+        return row
+    if keyed and allowed.isdisjoint(ALLOWS.get(holder.role, ()) if holder else (STRANGER,)):
+        takes = "; whoever runs the cluster makes one that does: zmqps keys token"
+        if OPERATOR in allowed:
+            takes = "; that takes a node's: run it with --keys DIR where the cluster's nodes have theirs"
+        shown = str(holder) if holder else "a connection without one"
+        raise IdentityError(f"this cluster has keys, and {shown} does not allow to {row.does}{takes}")
+    if role not in allowed and role != STRANGER:  # with a node's key, or by a proof, it is an operator's
+        raise _refusal(role, row.does, allowed)
+    return row
+
+
+def check_client(message: Message, role: str) -> None:
+    """Raise unless a server listens to a message that comes from a role; see `check_sender`."""
+    kind = type(message)
+    if kind in TO_SERVER[role]:
+        return
+    row = next((row for row in TABLE if row.message is kind and row.server), None)
+    if row is None:
+        raise ProtocolError(f"a server does not take {kind.__name__}")
+    raise _refusal(role, row.does, row.server)
+
+
+def _refusal(role: str, does: str, allowed: frozenset[str]) -> IdentityError:
+    one = "an" if role[0] in "aeiou" else "a"
+    others = " or ".join(f"{'an' if other[0] in 'aeiou' else 'a'} {other}" for other in sorted(allowed))
+    return IdentityError(f"{one} {role} may not {does}; that is for {others} (docs/security.md#roles)")
 
 
 def check_role(holder: KeyHolder | None, role: str, *, keyed: bool) -> None:
@@ -41,15 +325,6 @@ def check_same(before: KeyHolder | None, holder: KeyHolder | None, title: str) -
     """Raise `IdentityError` if somebody who has joined with one key comes back with another one's."""
     if before != holder:
         raise IdentityError(f"{title} has joined with {before or 'no key'}; this Hello came with {holder or 'none'}")
-
-
-def check_operator(holder: KeyHolder | None, what: str, *, keyed: bool) -> None:
-    """Raise `IdentityError` unless a key allows what only who runs the cluster may do."""
-    if keyed and (holder is None or holder.role != "node"):
-        raise IdentityError(
-            f"this cluster has keys, and {holder or 'who shows none'} does not allow to {what}; that takes a node's: "
-            "run it with --keys DIR where the cluster's nodes have theirs"
-        )
 
 
 def shut_out(role: str, why: str = "its key was revoked, or has expired") -> KeyRefusedError:

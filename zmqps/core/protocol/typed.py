@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated, Any, TypeAlias
 
-from msgspec import Meta
+from msgspec import Meta, Raw
 from msgspec.msgpack import Decoder, Encoder
 
 from zmqps.core.protocol.fields import Part
@@ -32,6 +32,8 @@ TYPES: dict[str, Any] = {
 #: The bytes of a payload, or the sizes of the frames that it comes in.
 PAYLOAD: Any = bytes | list[_U64]
 
+#: Plain data that are packed already, as a part of others.
+Packed: TypeAlias = Raw
 #: Returns the bytes of plain data.
 pack = Encoder().encode
 

@@ -68,6 +68,8 @@ if TYPE_CHECKING:
 
 #: A job of 50,000 parameters with long names fits; nothing honest is larger.
 MAX_HEADER_NBYTES = 8 << 20
+#: Of an `Init`: what `Job` and `Assign` say beside the job fits into them then.
+MAX_INIT_HEADER_NBYTES = 6 << 20
 #: Of the messages that carry arrays: two bounds of five bytes for each of 200,000 parameters fit.
 MAX_DATA_HEADER_NBYTES = 2 << 20
 #: Of messages with a list of workers, or with counters or facts.
@@ -274,6 +276,8 @@ def _schema(cls: type[Message]) -> Schema:
 
 
 def _getter(names: tuple[str, ...]) -> Callable[[Message], tuple[Any, ...]]:
+    if "job" in names and "placement" in names:  # what many are told alike is packed once
+        return lambda message: tuple([getattr(value := getattr(message, n), "raw", value) for n in names])
     if len(names) > 1 and "text" not in names:
         return attrgetter(*names)
     return lambda message: tuple([_cut(getattr(message, n)) if n == "text" else getattr(message, n) for n in names])
@@ -296,9 +300,8 @@ _OFTEN: dict[int, tuple[Callable[..., Message], Callable[[memoryview], tuple[Any
 
 #: Kind -> bytes that its header has at most, if they are not `MAX_SHORT_HEADER_NBYTES`.
 HEADER_NBYTES: dict[int, int] = {
-    **dict.fromkeys(
-        [cls.kind for cls in (Init, Job, Assign, Status, Watched, Examined, GoBack, Recut)], MAX_HEADER_NBYTES
-    ),
+    Init.kind: MAX_INIT_HEADER_NBYTES,
+    **dict.fromkeys([cls.kind for cls in (Job, Assign, Status, Watched, Examined, GoBack, Recut)], MAX_HEADER_NBYTES),
     **dict.fromkeys([cls.kind for cls in (Load, Push, Pull, Ack, Values, Tensors, Replicate)], MAX_DATA_HEADER_NBYTES),
     **dict.fromkeys(
         [cls.kind for cls in (Heartbeat, Commit, Error, Checkpoint, Saved, Promoted, Tracing)], MAX_LIST_HEADER_NBYTES
@@ -374,7 +377,7 @@ def _check_size(header: memoryview, data_nbytes: int) -> None:
             raise LimitError(what="memory of the decoded header", got=nbytes, limit=MAX_GROWTH * header.nbytes)
 
 
-def _kind_of(header: memoryview) -> int:
+def kind_of(header: memoryview) -> int:
     """Return the kind of a message, if this is one."""
     if header.nbytes < 4:
         return 0
@@ -428,7 +431,7 @@ def decode(frames: Sequence[Buffer], data_nbytes: Callable[[], int] = lambda: MA
     is_small = header.nbytes <= MAX_STRANGE_HEADER_NBYTES  # headers of every kind may be as large
     if not is_small:
         _check_size(header, data_nbytes())
-    if (often := _OFTEN.get(_kind_of(header))) is not None:
+    if (often := _OFTEN.get(kind_of(header))) is not None:
         make, read, parts_at, with_payload = often
         try:
             found = read(header) if is_small else _apart(read, header)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Container, Iterable
 from zmqps.core.protocol.events import Peer
 from zmqps.core.protocol.keys import LOADER, proof_of, same, ticket_of
 from zmqps.core.protocol.messages import Hello
-from zmqps.core.protocol.roles import KeyHolder, check_role, check_same, shut_out
+from zmqps.core.protocol.roles import TO_SERVER, KeyHolder, check_role, check_same, shut_out
 from zmqps.errors import (
     EvictedError,
     IdentityError,
@@ -37,11 +37,12 @@ class Client:
         Whose key it has shown, where there are keys.
     """
 
-    __slots__ = ("epochs", "hello", "holder", "loads", "name", "peer", "puller")
+    __slots__ = ("epochs", "hello", "holder", "loads", "may", "name", "peer", "puller")
 
     def __init__(self, hello: Hello, peer: Peer, holder: KeyHolder | None = None) -> None:
         self.hello = hello
         self.holder = holder
+        self.may = TO_SERVER[hello.role]  # what is taken of it; its key allows the role, as `welcome` has seen
         self.peer = peer
         self.epochs: set[int] = set()  # of the shards here of the job it trains: it has shown a ticket for each
         self.loads: set[int] = set()  # those of which it was asked to upload the initial values

@@ -55,6 +55,7 @@ from zmqps.core.protocol.messages import (
     Withdraw,
     Yield,
 )
+from zmqps.core.protocol.roles import check_client
 from zmqps.core.server.admission import Room
 from zmqps.core.server.builds import Builds
 from zmqps.core.server.clients import Client, Clients, departed
@@ -255,6 +256,8 @@ class ServerMachine:
         client = self.clients.find(event.peer)
         if client is None:
             return self._from_stranger(event, message)
+        if type(message) not in client.may:
+            check_client(message, client.hello.role)
         if isinstance(message, PUSHES):
             return self._push(client, self.tenant_of(message.epoch, client), message)
         if isinstance(message, PULLS):
@@ -270,9 +273,8 @@ class ServerMachine:
             return [Send(event.peer, Left())]
         if isinstance(message, Hello):
             return self._welcome(event, message)
-        if isinstance(message, Replicate):
-            return self._follow(client, self.tenant_of(message.epoch, client), message)
-        raise ProtocolError(f"a server does not take {type(message).__name__}")
+        assert isinstance(message, Replicate)
+        return self._follow(client, self.tenant_of(message.epoch, client), message)
 
     def _from_stranger(self, event: Received, message: Message) -> list[Action]:
         """Take what comes over a connection on which nobody has shown a ticket; but for that, keep nothing."""
@@ -329,8 +331,6 @@ class ServerMachine:
 
     def _push(self, client: Client, tenant: Tenant, message: AnyPush, held: bool = False) -> list[Action]:
         shard = tenant.ready()
-        if client.hello.role != "worker":
-            raise NotJoinedError("an observer may pull, not push")
         if not message.examples:
             raise ProtocolError("a gradient is made of at least one example")
         ledger = tenant.ledger(client.hello.incarnation)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from zmqps.core.node.member import Member
-from zmqps.core.protocol import exits
+from zmqps.core.protocol import exits, roles
 from zmqps.core.protocol.events import COORDINATOR, Action, Exit, Log, Peer, Send
 from zmqps.core.protocol.guard import check_welcome
 from zmqps.core.protocol.messages import (
@@ -99,6 +99,7 @@ class Orders:
         PSError, MemoryError
             It cannot be done, and has changed nothing.
         """
+        roles.check_client(message, roles.COORDINATOR)
         actions = self._host.member.on_message(message, now)
         if self._host.member.restarted:
             return [*actions, *self.end(now)]

@@ -36,6 +36,7 @@ from zmqps.core.protocol.messages import (
     Yield,
     Yielded,
 )
+from zmqps.core.protocol.roles import BACKUP, check_client
 from zmqps.core.server.backup import Backup
 from zmqps.core.server.clients import Client, Clients
 from zmqps.core.server.follower import Follower
@@ -48,7 +49,6 @@ from zmqps.errors import (
     ConfigurationError,
     DeposedError,
     JobError,
-    NotJoinedError,
     ProtocolError,
     PSError,
     ServerMemoryError,
@@ -301,6 +301,7 @@ class Replication:
 
     def handle(self, peer: Peer, message: Message, now: float) -> list[Action]:
         """Take what the server of a backup says."""
+        check_client(message, BACKUP)
         followers, actions = self._peers[peer], list[Action]()
         if isinstance(message, Welcome):
             for follower in followers.values():
@@ -385,8 +386,6 @@ class Replication:
 
     def follow(self, client: Client, tenant: Tenant, record: Replicate) -> tuple[list[Action], bool]:
         """Take a record of the primary; return what to answer, and whether this copy is whole since."""
-        if client.hello.role != "server":
-            raise NotJoinedError("records come from the primary of a shard")
         self.check_role(tenant, client.hello.role)
         assert tenant.backup is not None
         shard = tenant.built()

@@ -42,9 +42,6 @@ from zmqps.errors import ProtocolError, SliceRangeError
 if TYPE_CHECKING:
     from zmqps.core.protocol.messages import Buffer
 
-#: Readers of a slice noted before those that are done are forgotten.
-MAX_DONE_READERS = 64
-
 
 class Shard:
     """One server's part of the model.
@@ -438,8 +435,7 @@ class Shard:
         """
         states = self._resolve(parts)
         for state in states:
-            if len(state.readers) >= MAX_DONE_READERS:  # many pulls, no push that would clear them
-                state.readers[:] = [reader for reader in state.readers if not reader.done]
+            state.forget_done()
         if exact is None:
             found = [(state.version, state.value, state.readers) for state in states]
         else:

@@ -35,6 +35,10 @@ Note = Callable[[], None]
 MANY_SEGMENTS = 64
 
 
+#: Readers of a slice noted before those that are done are forgotten.
+MAX_DONE_READERS = 64
+
+
 class Pin:
     """Keeps a buffer as it is until ``done``: a version that may still be asked for.
 
@@ -127,6 +131,11 @@ class SliceState:
     def segments(self, start: int, stop: int) -> tuple[int, int]:
         """Return first and one-past-last number of the segments that ``[start, stop)`` touches."""
         return bisect_right(self.positions, start) - 1, bisect_left(self.positions, stop)
+
+    def forget_done(self) -> None:
+        """Forget readers that are done, once they are many: of many pulls or checkpoints, and no push between them."""
+        if len(self.readers) >= MAX_DONE_READERS:
+            self.readers[:] = [reader for reader in self.readers if not reader.done]
 
     def at(self, version: int | None) -> tuple[int, Array, list[Reader]]:
         """Return a version (None: the current one) with its values and who reads them."""

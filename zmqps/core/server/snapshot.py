@@ -70,6 +70,7 @@ class Snapshot:
         self._rows: dict[int, _Row] = {}  # those that are not done
         self._waiting: deque[_Row] = deque()
         for state in states:
+            state.forget_done()
             row = _Row(state, Pin(self.give_up))
             state.readers.append(row.pin)
             state.snapshot = self

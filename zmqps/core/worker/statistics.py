@@ -14,6 +14,8 @@ from zmqps.core.worker.transfer import Pull, Push
 from zmqps.core.worker.wire import WireSpeed
 
 STEP_SECONDS = BOUNDS["step_seconds"]
+#: Pushes that were staler are counted by the next power of two: that of a worker that never pulls grows with each.
+MAX_EXACT = int(BOUNDS["staleness"][-1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,7 @@ class Statistics:
         Updates that others (and earlier pushes of this worker) had made to what a push changed,
         between this worker's pull and the push's arrival; of a push the largest over its slices.
     staleness_histogram
-        Staleness -> number of pushes.
+        Staleness -> number of pushes; beyond 1,024 the next power of two.
     mode
         The mode in force.
     push_codec
@@ -92,7 +94,7 @@ class Tally:
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.staleness: Counter[int] = Counter()
-        self.staleness_last = 0
+        self.staleness_last = self._staleness_max = self._staleness_total = 0
         self._steps_s = 0.0
         self._steps = [0] * (len(STEP_SECONDS) + 1)  # how many took how long, as in `zmqps.core.node.histogram`
         self._stepped_at: float | None = None
@@ -103,8 +105,10 @@ class Tally:
             self.counts["pulls"] += 1
         if isinstance(transfer, Push):
             self.counts["pushes"] += 1
-            self.staleness[transfer.staleness] += 1
-            self.staleness_last = transfer.staleness
+            self.staleness_last = stale = transfer.staleness
+            self.staleness[stale if stale <= MAX_EXACT else 1 << stale.bit_length()] += 1
+            self._staleness_total += stale
+            self._staleness_max = max(self._staleness_max, stale)
             if steps_at is not None:
                 self.stepped(steps_at)
 
@@ -120,7 +124,7 @@ class Tally:
         """Return the histograms that the status and metrics show."""
         return {
             "step_seconds": [round(self._steps_s, 6), *self._steps],
-            "staleness": tallied(self.staleness, BOUNDS["staleness"]),
+            "staleness": [float(self._staleness_total), *tallied(self.staleness, BOUNDS["staleness"])[1:]],
         }
 
     def dropped(self) -> None:
@@ -135,13 +139,12 @@ class Tally:
         self, in_flight_bytes: int, mode: str, clock: int = 0, wires: Mapping[int, WireSpeed] | None = None
     ) -> Statistics:
         """Return a frozen copy."""
-        total = sum(staleness * n for staleness, n in self.staleness.items())
         return Statistics(
             **self.counts,  # type: ignore[arg-type]  # those that there are, are numbers
             in_flight_bytes=in_flight_bytes,
             clock=clock,
-            staleness_mean=total / max(1, self.counts["pushes"]),
-            staleness_max=max(self.staleness, default=0),
+            staleness_mean=self._staleness_total / max(1, self.counts["pushes"]),
+            staleness_max=self._staleness_max,
             staleness_last=self.staleness_last,
             staleness_histogram=dict(sorted(self.staleness.items())),
             mode=mode,

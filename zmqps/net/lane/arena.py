@@ -24,6 +24,7 @@ import numpy as np
 
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.loans import Bytes
+from zmqps.files import read_kernel
 
 KEY_NBYTES = 16
 PAGE_NBYTES = mmap.PAGESIZE
@@ -138,7 +139,7 @@ def _create(nbytes: int) -> tuple[Bytes, Arena]:
     try:
         os.fchmod(fd, 0o600)
         os.ftruncate(fd, total)
-        if _OVERCOMMIT.exists() and _OVERCOMMIT.read_text().strip() == "2":
+        if _OVERCOMMIT.exists() and read_kernel(_OVERCOMMIT).strip() == "2":
             # the system promises no more memory than it has, and a page it does not have when it is written
             # to would end the process; elsewhere pages are like those of any array, there when they are needed
             os.posix_fallocate(fd, 0, total)

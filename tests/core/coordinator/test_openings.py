@@ -1,0 +1,177 @@
+"""Large messages of clients are opened aside, and nobody else waits for that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.core.machines import Coordinator, errors, job, peer, sent
+from zmqps.core.coordinator.openings import MAX_WAITING, SHARE
+from zmqps.core.job.spec import JobSpec
+from zmqps.core.protocol.events import Action, Received, Returned, Run
+from zmqps.core.protocol.large import Large, decode_small
+from zmqps.core.protocol.messages import Arrive, Assign, Error, Heartbeat, Init, Job, Message, Waiting
+from zmqps.core.protocol.typed import pack
+from zmqps.core.protocol.wire import MAX_SHORT_HEADER_NBYTES, encode
+from zmqps.errors import ConfigurationError, JobMismatchError, ProtocolError
+
+MANY = [f"p{i}" for i in range(2000)]
+
+
+class Opened(Coordinator):
+    """A coordinator that gets what travels, and whose work aside is done when the test wants."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.aside: list[Run] = []
+
+    def handle(self, event: Any) -> list[Action]:
+        actions = super().handle(event)
+        self.aside += [action for action in actions if isinstance(action, Run)]
+        return actions
+
+    def say(self, name: str, message: Message) -> list[Action]:
+        return self.handle(Received(peer(name), decode_small(encode(message))))
+
+    def finish(self, took: float = 0.0) -> list[Action]:
+        run = self.aside.pop(0)
+        self.now += took
+        return self.handle(Returned(run.tag, run.work()))
+
+    def later(self) -> None:
+        due = self.machine.openings.next_deadline()
+        assert due is not None
+        self.now = max(self.now, due)
+        self.aside += [action for action in self.machine.on_deadline(self.now) if isinstance(action, Run)]
+        self.machine.validate()
+
+
+def large(**options: Any) -> JobSpec:
+    return job(*MANY, **options)
+
+
+def test_a_large_job_is_read_aside_and_begins_then() -> None:
+    coordinator = Opened()
+    coordinator.join("s0", "w0")
+    assert coordinator.say("w0", Init(1, large().to_wire())) == coordinator.aside
+    assert coordinator.run().startup.job is None
+    actions = coordinator.finish()
+    assert coordinator.run().startup.job == large()
+    (assign,) = sent(actions, Assign)
+    assert encode(assign) == encode(Assign(*(getattr(assign, n) if n != "job" else large().to_wire() for n in FIELDS)))
+    coordinator.ready("s0", loaded=False)
+    assert [m.job for m in sent(coordinator.ready("s0"), Job, peer("w0"))] == [large().to_wire()]
+
+
+FIELDS = list(Assign.__annotations__)[1:]
+
+
+def test_the_same_job_of_another_worker_is_not_read_again() -> None:
+    coordinator = Opened()
+    coordinator.join("s0", "w0", "w1")
+    coordinator.say("w0", Init(1, large().to_wire()))
+    coordinator.finish()
+    assert [m.request for m in sent(coordinator.say("w1", Init(7, large().to_wire())), Waiting)] == [7]
+    assert coordinator.aside == []
+
+
+def test_another_job_than_the_one_that_there_is_is_refused_with_what_differs() -> None:
+    coordinator = Opened()
+    coordinator.join("s0", "w0", "w1")
+    coordinator.say("w0", Init(1, large().to_wire()))
+    coordinator.finish()
+    coordinator.say("w1", Init(2, large(learning_rate=0.5).to_wire()))
+    coordinator.later()
+    assert errors(coordinator.finish(), peer("w1")) == [JobMismatchError.code]
+
+
+def test_a_job_that_began_while_another_one_was_read_is_what_that_is_compared_with() -> None:
+    coordinator = Opened()
+    coordinator.join("s0", "w0", "w1")
+    coordinator.say("w0", Init(1, large().to_wire()))
+    coordinator.init("w1", job())
+    assert coordinator.run().startup.job == job()
+    assert errors(coordinator.finish()) == []
+    coordinator.later()
+    assert errors(coordinator.finish(), peer("w0")) == [JobMismatchError.code]
+    assert coordinator.run().startup.job == job()
+
+
+def test_steps_go_on_while_a_message_is_opened() -> None:
+    coordinator = Opened()
+    coordinator.train("s0", "w0")
+    coordinator.join("w1.other")
+    coordinator.say("w1.other", Init(1, large().to_wire()))
+    assert coordinator.aside
+    assert errors(coordinator.take("w0", Arrive(2, 0, (1,)))) == []
+
+
+def test_opening_takes_a_share_of_the_time_and_few_wait_for_it() -> None:
+    coordinator = Opened()
+    names = [f"w{i}.job{i}" for i in range(MAX_WAITING + 2)]
+    coordinator.join("s0", *names)
+    for name in (*names, names[0], names[1]):
+        coordinator.say(name, Init(1, large().to_wire()))
+    assert len(coordinator.aside) == 1
+    coordinator.finish(took=0.5)
+    assert coordinator.aside == []
+    assert coordinator.machine.openings.next_deadline() == coordinator.now + SHARE * 0.5
+    for _ in names[1:MAX_WAITING]:
+        coordinator.later()
+        coordinator.finish()
+    assert coordinator.machine.openings.next_deadline() is None, "the others ask again"
+    coordinator.say(names[-1], Init(1, large().to_wire()))
+    coordinator.later()
+    coordinator.finish()
+    assert coordinator.run("job17").startup.job == large()
+
+
+def test_what_cannot_be_read_is_refused_with_its_reason_and_holds_nothing() -> None:
+    coordinator = Opened()
+    coordinator.join("s0", "w0")
+    twice = {**large().to_wire(), "parameters": [["w", [1], "float32"]] * 2000}
+    header = [Init.kind, 3, twice]
+    coordinator.handle(Received(peer("w0"), decode_small([pack(header)])))
+    (refusal,) = sent(coordinator.finish(), Error, peer("w0"))
+    assert (refusal.request, refusal.code) == (3, ConfigurationError.code)
+    assert coordinator.run().startup.job is None
+
+
+def test_a_worker_that_has_gone_meanwhile_begins_nothing() -> None:
+    coordinator = Opened()
+    coordinator.join("s0", "w0")
+    coordinator.say("w0", Init(1, large().to_wire()))
+    coordinator.wait(11.0, "s0")
+    assert len(errors(coordinator.finish())) == 1
+    assert coordinator.machine.runs == {}
+
+
+@pytest.mark.parametrize("who", ["w0", "o0", "s0", "nobody"])
+def test_what_nobody_of_a_role_says_is_refused_unread(who: str) -> None:
+    coordinator = Opened()
+    coordinator.join("s0", "w0", "o0")
+    long = Job(1, 1, {"x": "y" * MAX_SHORT_HEADER_NBYTES}, {}, 0, 0, 0, "", 0)
+    (refusal,) = sent(coordinator.say(who, long), Error, peer(who))
+    assert (refusal.request, refusal.code) == (1, ProtocolError.code)
+    assert "takes no Job of 65," in refusal.text
+    assert coordinator.aside == []
+
+
+def test_counters_of_servers_may_be_many_and_those_of_workers_may_not() -> None:
+    coordinator = Opened()
+    coordinator.join("s0", "w0")
+    counters = {"memory_nbytes": 7, "x": "y" * MAX_SHORT_HEADER_NBYTES}
+    assert errors(coordinator.say("s0", Heartbeat(counters))) == []
+    assert [server.memory_nbytes for server in coordinator.machine.servers] == [7]
+    assert errors(coordinator.say("w0", Heartbeat(counters))) == [ProtocolError.code]
+
+
+def test_a_small_message_is_decoded_at_once() -> None:
+    message = Init(1, job().to_wire())
+    assert decode_small(encode(message)) == message
+    found = decode_small(encode(Init(9, large().to_wire())))
+    assert isinstance(found, Large)
+    assert (found.cls, found.request, found.opened()) == (Init, 9, Init(9, large().to_wire()))
+    assert found.is_init_of(pack(large().to_wire()))
+    assert not found.is_init_of(pack(large(learning_rate=2.0).to_wire()))

@@ -1,0 +1,60 @@
+"""What may grow for a while: containers with a bound of their own, which are full after some jobs or connections."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from zmqps.core.coordinator.ended import MAX_ENDED
+from zmqps.core.coordinator.history import MAX_SERIES
+from zmqps.core.coordinator.membership import MAX_GONE, MAX_MEMBERS
+from zmqps.core.coordinator.watching import MAX_EVENTS
+from zmqps.core.protocol.limits import PUSH_WINDOW
+from zmqps.core.server.clients import MAX_BARRED
+from zmqps.core.server.slices import MAX_DONE_READERS
+from zmqps.core.worker.sent import MAX_HEADS
+from zmqps.core.worker.statistics import MAX_EXACT
+from zmqps.net.door import MAX_RETURNING
+
+#: Copies of shards on a server, and slices of each, of the one job that is there all the time.
+COPIES, SLICES = 2, 16
+#: Those who are there, beside those who have gone.
+THERE = 64
+#: By class or attribute, as `tests.flat.walker.containers` names them: so many at most.
+BOUNDED: Mapping[str, int] = {
+    "membership.Membership.gone": MAX_GONE,
+    "membership.Departure": MAX_GONE,
+    "membership.MemberInfo": MAX_GONE + THERE,
+    "membership.Hello": MAX_GONE + THERE,
+    "roles.KeyHolder": MAX_GONE + THERE,
+    "watching.Sample": MAX_GONE + THERE,
+    "membership.Membership._barred": MAX_MEMBERS,
+    "membership.Membership._barred_peers": MAX_MEMBERS,
+    "clients.Clients._barred": MAX_BARRED,
+    "clients.Clients._barred_peers": MAX_BARRED,
+    "errors.EvictedError": MAX_BARRED,
+    "errors.EvictedError.__notes__": MAX_BARRED,
+    "errors.NotJoinedError": MAX_BARRED,
+    "errors.NotJoinedError.__notes__": MAX_BARRED,
+    "zeromq.ZmqTransport._returning": MAX_RETURNING,
+    "curve.Gate._keys_of": MAX_RETURNING + THERE,
+    "ended.EndedJobs.by_name": MAX_ENDED,
+    "ended.Ended": MAX_ENDED,
+    "watching.Watching.events": MAX_EVENTS,
+    "watching.Happened": MAX_EVENTS,
+    "history.History.series": MAX_SERIES,
+    "history.Series": MAX_SERIES,
+    "history.Key": MAX_SERIES,
+    "history.Series.tiers": 4 * MAX_SERIES,
+    "history._Tier": 4 * MAX_SERIES,
+    "ledger.Ledger.results": COPIES * PUSH_WINDOW,
+    "slices.SliceState.readers": COPIES * SLICES * MAX_DONE_READERS,
+    "slices.Pin": COPIES * SLICES * MAX_DONE_READERS,
+    "snapshot.Snapshot": COPIES * SLICES * MAX_DONE_READERS,
+    "sent.Sent.heads": COPIES * MAX_HEADS,
+    "statistics.Tally.staleness": MAX_EXACT + THERE,
+}
+
+
+def bound_of(name: str) -> int:
+    """Return how many there may be of what has a bound; 0: it has none, and should not grow."""
+    return next((bound for known, bound in BOUNDED.items() if name.endswith(f".{known}")), 0)

@@ -1,0 +1,283 @@
+"""One cluster for hundreds of jobs, thousands of connections and checkpoints: what its processes hold does not grow."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+import zmqps
+from tests.attack.raw import NULL
+from tests.durable.nodes import PATIENCE
+from tests.flat.bounds import bound_of
+from tests.flat.walker import SOCKET, ask, held
+from tests.leaks import SHARED_MEMORY
+from tests.pace import stretch
+from zmqps import keys as keys_of
+from zmqps.core.coordinator.options import CoordinatorOptions
+from zmqps.launch import cluster as launch
+from zmqps.launch.config import ClusterConfig
+from zmqps.launch.processes import Process, node_environment
+from zmqps.nodes.checkpoints import CheckpointConfig
+from zmqps.nodes.inquiry import inquire, run_blocking
+
+ROOT = Path(__file__).resolve().parents[2]
+SIZE = 4096
+#: Of a round: members that leave in order, that are killed, and strangers without a key.
+CLEAN, KILLED, STRANGERS = 8, 8, 4
+#: So much more may be held than after the first tenth: memory that allocators keep, and what a moment happens to need.
+SPARE_KB, SPARE_SHARE = 6 << 10, 1.1
+#: So many things more may be in one kind of container: those that fill until they have as many as they may.
+SPARE_THINGS = 24
+#: A journal takes what is kept, and 1,000 pages of 4 KiB that SQLite writes ahead.
+JOURNAL_KB = 6 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What there is at some moment, by process, and on disks."""
+
+    jobs: int
+    processes: Mapping[str, Mapping[str, Any]]
+    files: Mapping[str, int]
+
+
+@dataclass(slots=True)
+class Flat:
+    """What became of it."""
+
+    seen: list[Held] = field(default_factory=list)
+    jobs: int = 0
+    connections: int = 0
+    checkpoints: int = 0
+    grown: list[str] = field(default_factory=list)
+
+
+class Cluster:
+    """A cluster whose nodes answer for what they hold, each at a socket of its own.
+
+    Parameters
+    ----------
+    directory
+        Where everything is.
+    servers
+        How many.
+    keyed
+        Whether the nodes have keys.
+    """
+
+    def __init__(self, directory: Path, servers: int, *, keyed: bool) -> None:
+        self.directory, self.temporary = directory, directory / "tmp"
+        self.temporary.mkdir()
+        self.keys = directory / "keys" if keyed else None
+        if self.keys is not None:
+            keys_of.create(self.keys)
+        options = CoordinatorOptions(
+            servers=servers, replicas=1, heartbeat_interval=0.25, heartbeat_timeout=stretch(1.5), lease=2.0,
+            slice_nbytes=4 << 10,
+        )  # fmt: skip
+        saved = CheckpointConfig(directory=str(directory / "checkpoints"), full_every=4, keep=3)
+        config = ClusterConfig(
+            options=options, kernels="numpy", journal=directory / "journal", checkpoints=saved, keys=self.keys
+        )
+        self._nodes = launch.Nodes(config, self._spawn)
+        try:
+            run_blocking(self._nodes.start(PATIENCE))
+        except BaseException:
+            self.close()
+            raise
+
+    def _spawn(self, name: str, command: Sequence[str]) -> Process:
+        instead = [sys.executable, "-m", "tests.flat.walker", *command[command.index("zmqps") + 1 :]]
+        env = {
+            **node_environment(),
+            "PYTHONPATH": str(ROOT),
+            "TMPDIR": str(self.temporary),
+            SOCKET: str(self.directory / f"{name}.sock"),
+        }
+        log = self.directory / f"{name}.log"
+        with log.open("ab") as output:
+            return Process(name, instead, stdout=output, log=log, env=env, is_node=True)
+
+    @property
+    def address(self) -> str:
+        """The coordinator's."""
+        return self._nodes.address
+
+    @property
+    def names(self) -> list[str]:
+        """Those of its nodes."""
+        return [process.name for process in self._nodes.processes]
+
+    @property
+    def pids(self) -> list[str]:
+        """The process ids of its nodes."""
+        return [str(process.popen.pid) for process in self._nodes.processes]
+
+    def connect(self, **options: Any) -> zmqps.Worker:
+        """Join it."""
+        return zmqps.connect(self.address, keys=self.keys, timeout=PATIENCE, **options)
+
+    def wait_until(self, good: Callable[[Mapping[str, Any]], bool]) -> None:
+        """Return when the coordinator's view is as it should be."""
+        run_blocking(inquire(self.address, timeout=PATIENCE, until=good, keys=self._nodes.keys))
+
+    def endpoints(self) -> list[str]:
+        """Return where its nodes listen."""
+        status = run_blocking(inquire(self.address, timeout=PATIENCE, keys=self._nodes.keys))
+        return [self.address, *[m["endpoint"].split()[0] for m in status["members"] if m["role"] == "server"]]
+
+    def close(self) -> None:
+        """End it."""
+        run_blocking(self._nodes.stop())
+        self._nodes.close()
+
+
+def job(cluster: Cluster, number: int) -> None:
+    """Train a job of its own from its begin to its end."""
+    with cluster.connect(job=f"job-{number}") as worker:
+        worker.init({"w": np.zeros(SIZE, np.float32)}, optimizer=zmqps.optim.adam(0.1), staleness=(None, 0)[number % 2])
+        for _ in range(3):
+            worker.push({"w": np.ones(SIZE, np.float32)})
+        worker.pull()
+        worker.barrier("end")
+        worker.finish()
+
+
+def strangers(endpoints: Sequence[str], number: int) -> None:
+    """Knock as those do who have no key, and no manners; the last ones hang up with a reset."""
+    said = (b"", NULL[:7], NULL, b"GET / HTTP/1.1\r\n\r\n")
+    for index in range(number):
+        parts = urlsplit(endpoints[index % len(endpoints)])
+        with socket.create_connection((parts.hostname or "", parts.port or 0), PATIENCE) as plain:
+            with contextlib.suppress(OSError):
+                plain.sendall(said[index % len(said)])
+            if index % 2:
+                plain.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+
+
+def killed(cluster: Cluster, number: int) -> None:
+    """Let so many members die at once."""
+    command = [sys.executable, "-m", "tests.flat.killed", cluster.address, str(cluster.keys or ""), str(number)]
+    env = {**node_environment(), "PYTHONPATH": str(ROOT)}
+    with (cluster.directory / "killed.log").open("wb") as log:
+        subprocess.run(command, env=env, stdout=log, stderr=log, timeout=PATIENCE, check=False)
+
+
+def look(cluster: Cluster, out: Flat) -> Held:
+    """Return what there is, once all are gone who are to go."""
+    there = {"resident"}
+    cluster.wait_until(
+        lambda s: set(s["jobs"]) == there and sum(m["role"] != "server" for m in s["members"]) == 2
+    )  # the trainer and the observer
+    processes = {name: ask(cluster.directory / f"{name}.sock") for name in cluster.names}
+    pids = {str(os.getpid()), *cluster.pids}
+    journal = sum(path.stat().st_size for path in (cluster.directory / "journal").rglob("*") if path.is_file())
+    kept = cluster.directory / "checkpoints" / "resident"
+    files = {
+        "/dev/shm": sum(1 for path in SHARED_MEMORY.glob("zmqps-*") if path.name.split("-")[1] in pids),
+        "temporary files": len(list(cluster.temporary.rglob("*"))),
+        "files of checkpoints": sum(path.is_file() for path in kept.rglob("*")),
+        "journal, kB": journal >> 10,
+    }
+    return Held(out.jobs, {**processes, "client": held()}, files)
+
+
+def flat(
+    directory: Path, rounds: int, *, servers: int = 2, keyed: bool = True, jobs: int = 5, checkpoints: int = 10,
+    say: Callable[[str], None] = print,
+) -> Flat:  # fmt: skip
+    """Let jobs, connections and checkpoints come and go in rounds; return what was held from the first tenth on."""
+    out, cluster = Flat(), Cluster(directory, servers, keyed=keyed)
+    looks = {max(1, rounds // 10), (rounds + rounds // 10) // 2, rounds}
+    with contextlib.closing(cluster), cluster.connect(job="resident") as trainer:
+        endpoints = cluster.endpoints()
+        trainer.init({"w": np.zeros(SIZE, np.float32), "b": np.zeros(64, np.float32)}, optimizer=zmqps.optim.adam(0.1))
+        with cluster.connect(job="resident", observer=True) as observer:
+            for number in range(1, rounds + 1):
+                for _ in range(jobs):
+                    job(cluster, out.jobs)
+                    out.jobs += 1
+                for index in range(CLEAN):
+                    with cluster.connect(job="resident", observer=bool(index % 2)) as member:
+                        member.pull() if index % 2 else None
+                strangers(endpoints, STRANGERS)
+                killed(cluster, KILLED)
+                out.connections += CLEAN + KILLED + STRANGERS
+                for _ in range(checkpoints):
+                    trainer.push({"b": np.ones(64, np.float32)})
+                    trainer.checkpoint(state={"round": number}, timeout=PATIENCE)
+                    out.checkpoints += 1
+                observer.pull()
+                if number in looks:
+                    out.seen.append(look(cluster, out))
+                    say(f"after {number} rounds: {totals(out)}")
+            trainer.finish()
+    out.grown = grown(out.seen)
+    return out
+
+
+def grown(seen: Sequence[Held]) -> list[str]:
+    """Say what there is more of at the end than after the first tenth, beyond what may be."""
+    first, last = seen[0], seen[-1]
+    found = []
+    for name, after in last.processes.items():
+        before = first.processes[name]
+        if after["memory_kb"] > SPARE_SHARE * before["memory_kb"] + SPARE_KB:
+            found.append(f"{name} holds {after['memory_kb']} kB, {before['memory_kb']} before")
+        for what in ("descriptors", "threads"):
+            if after[what] > before[what] + 4:
+                found.append(f"{name} has {after[what]} {what}, {before[what]} before")
+        for what, num in after["inside"].items():
+            num_before = before["inside"].get(what, 0)
+            if num > max(num_before + SPARE_THINGS, SPARE_SHARE * num_before, bound_of(what)):
+                found.append(f"{name}: {what} {num_before} -> {num}")
+    for what, num in last.files.items():
+        if num > max(SPARE_SHARE * first.files[what] + 4, JOURNAL_KB if what.startswith("journal") else 0):
+            found.append(f"{what}: {first.files[what]} -> {num}")
+    return found
+
+
+def table(out: Flat) -> str:
+    """Return what was held in rows."""
+    jobs = [held_.jobs for held_ in out.seen]
+    lines = [f"{'jobs so far':32}" + "".join(f"{num:>12}" for num in jobs)]
+    for name in out.seen[-1].processes:
+        for what in ("memory_kb", "descriptors", "threads", "objects"):
+            values = [held_.processes[name][what] for held_ in out.seen]
+            lines.append(f"{f'{name}, {what}':32}" + "".join(f"{value:>12,}" for value in values))
+        of_job = 1024 * (values_of(out, name)[-1] - values_of(out, name)[0]) / max(1, jobs[-1] - jobs[0])
+        lines.append(f"{f'{name}, bytes a job':32}" + f"{of_job:>{12 * len(jobs)},.0f}")
+    for what in out.seen[-1].files:
+        lines.append(f"{what:32}" + "".join(f"{held_.files[what]:>12,}" for held_ in out.seen))
+    return "\n".join([totals(out), *lines, *([f"GROWS: {text}" for text in out.grown] or ["nothing grows"])])
+
+
+def totals(out: Flat) -> str:
+    """Say how much there has been so far."""
+    return f"{out.jobs} jobs, {out.connections} connections, {out.checkpoints} checkpoints"
+
+
+def values_of(out: Flat, name: str) -> list[int]:
+    """Return the memory of a process each time, in kB."""
+    return [held_.processes[name]["memory_kb"] for held_ in out.seen]
+
+
+def in_directory(rounds: int, **options: Any) -> Flat:
+    """Do so in a directory that goes afterwards."""
+    directory = Path(tempfile.mkdtemp(prefix="flat-", dir=os.environ.get("TMPDIR")))
+    try:
+        return flat(directory, rounds, **options)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)

@@ -1,0 +1,143 @@
+"""A job as a worker describes it: read, compared with the job that there is, and weighed, before it is placed.
+
+The description of a large model takes longer to read than others may wait, so that is done aside (`openings.py`), and
+what follows from it is kept with it.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from zmqps.core.coordinator.membership import MemberInfo
+from zmqps.core.coordinator.resumption import Resumption
+from zmqps.core.job.keyspace import KeySpace, Placement
+from zmqps.core.job.spec import JobSpec
+from zmqps.core.protocol.typed import Packed, pack
+from zmqps.core.protocol.wire import MAX_HEADER_NBYTES
+from zmqps.errors import JobMemoryError, LimitError, PSError, counted, is_short
+
+#: What to do where a worker's job is another one than that which has its name.
+OTHER_JOB = (
+    "give this worker's job another name, connect(..., job=...), or end the job that is there, if it is an old one: "
+    "zmqps jobs end {name}"
+)
+#: What is told of a job beside its description and its cuts, at most: a row for each server, and of each backup.
+TOLD_NBYTES = 64 << 10
+#: Of an option of an optimizer the status shows so many parts and characters.
+MAX_SHOWN = 500
+SERVER_NBYTES = 1024
+CUT_NBYTES = 9
+
+#: What a job that a worker describes is compared with: the one that there is, or the checkpoint to begin from.
+Rival = JobSpec | Resumption | None
+
+
+class Described(dict[str, Any]):
+    """The map of a job that was read aside.
+
+    Attributes
+    ----------
+    job, keyspace
+        What it says.
+    rival, problem
+        What it was compared with, and how it differs; None: it does not.
+    packed, raw
+        The same, packed: it is packed once, however many are told.
+    """
+
+    __slots__ = ("job", "keyspace", "packed", "problem", "raw", "rival")
+    job: JobSpec
+    keyspace: KeySpace
+    rival: Rival
+    problem: PSError | None
+    raw: Packed
+    packed: bytes
+
+    @classmethod
+    def of(cls, wire: Mapping[str, Any], rival: Rival, owner: str, name: str) -> Described:
+        """Return what a map says; errors are those of `JobSpec.from_wire`."""
+        found = cls(wire)
+        found.job = JobSpec.from_wire(wire)
+        found.keyspace = KeySpace.of(found.job).prepared()
+        found.packed = pack(dict(wire))
+        found.raw = Packed(found.packed)
+        found.rival, found.problem = rival, None
+        try:
+            check_same(rival, found.job, owner, name)
+        except PSError as error:
+            found.problem = error.with_traceback(None)
+        return found
+
+    def again(self) -> Described:
+        """Return another one that is the same."""
+        other = type(self)(self)
+        for name in self.__slots__:
+            setattr(other, name, getattr(self, name))
+        return other
+
+
+def read(wire: Mapping[str, Any]) -> JobSpec:
+    """Return the job of a map; errors are those of `JobSpec.from_wire`."""
+    return wire.job if isinstance(wire, Described) else JobSpec.from_wire(wire)
+
+
+def check_same(rival: Rival, job: JobSpec, owner: str, name: str) -> None:
+    """Raise `JobMismatchError` unless a job is the one of this name, or can begin from the checkpoint."""
+    if isinstance(rival, JobSpec):
+        rival.check_same(job, owner, OTHER_JOB.format(name=shlex.quote(name)))
+    elif rival is not None:
+        rival.check(job)
+
+
+def difference(rival: Rival, wire: Mapping[str, Any], owner: str, name: str) -> PSError | None:
+    """Return how a job that somebody describes differs from the one that there is; None: it does not."""
+    if isinstance(wire, Described) and wire.job is rival:
+        return None
+    if isinstance(wire, Described) and wire.rival is rival:
+        return wire.problem
+    try:
+        check_same(rival, read(wire), owner, name)
+    except PSError as error:
+        return error
+    return None
+
+
+def shown(optimizer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an optimizer for the status, without what is long: its groups, as a rule."""
+    return {name: value for name, value in optimizer.items() if len(name) <= MAX_SHOWN and is_short(value, MAX_SHOWN)}
+
+
+def place(
+    name: str, job: JobSpec, wire: Mapping[str, Any], servers: Sequence[MemberInfo], copies: int, slice_nbytes: int
+) -> Placement:
+    """Return where a job lies on servers, so many copies of each shard.
+
+    Raises
+    ------
+    JobMemoryError
+        Its values alone are more than all servers have, free or not, as far as that is known. What is free, and what
+        the optimizer needs beside the values, each server knows best, and is asked.
+    LimitError
+        It has too many slices, or what members are told of it does not fit into a message.
+    """
+    keyspace = wire.keyspace if isinstance(wire, Described) else KeySpace.of(job)
+    copies = min(copies, len(servers))
+    known = [server.memory_nbytes for server in servers]
+    needed = copies * keyspace.nbytes
+    if all(known) and needed > sum(known):
+        held = f", {copies} copies of each" if copies > 1 else ""
+        largest = keyspace.largest
+        what = f"the values of job {name!r}{held} (the largest is {largest.name[:80]!r}, {largest.describe()})"
+        raise JobMemoryError(
+            server=f"the cluster's {counted(len(servers), 'server')}", what=what, needed_nbytes=needed,
+            free_nbytes=sum(known),
+        )  # fmt: skip
+    described = len(wire.packed) if isinstance(wire, Described) else 0
+    cuts = CUT_NBYTES * len(keyspace.tables) * (len(servers) + 1)
+    told = described + cuts + copies * SERVER_NBYTES * len(servers) + TOLD_NBYTES
+    if told > MAX_HEADER_NBYTES:
+        what = f"number of bytes that servers are told of job {name!r}"
+        raise LimitError(what=what, got=told, limit=MAX_HEADER_NBYTES)
+    return Placement.balance(keyspace, len(servers), slice_nbytes)

@@ -1,0 +1,137 @@
+"""Large messages of clients: decoded and read aside, one at a time, while the coordinator goes on with all others."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from zmqps.core.coordinator.described import Described, Rival
+from zmqps.core.coordinator.membership import MemberInfo, Membership
+from zmqps.core.protocol.events import Action, Peer, Received, Run
+from zmqps.core.protocol.large import Large
+from zmqps.core.protocol.messages import Checkpoint, Error, Heartbeat, Init, Message, Promoted, Saved
+from zmqps.errors import ProtocolError, PSError
+
+if TYPE_CHECKING:
+    from zmqps.core.coordinator.run import JobRun
+
+#: So many wait; who asks while there are more, asks again by itself. Each has no more bytes than an `Init`.
+MAX_WAITING = 16
+#: Reading takes so much of the time at most: the next one waits, after each, for so many times as long as that took.
+SHARE = 3.0
+#: And for so long at least, so that the thread that has read is at rest.
+LEAST_S = 0.05
+#: Whose large messages of which kinds are opened aside, and which at once, for they come from nodes of the cluster.
+ASIDE: dict[str, tuple[type[Message], ...]] = {
+    "": (Checkpoint,),
+    "worker": (Init, Checkpoint),
+    "observer": (Init, Checkpoint),
+    "server": (),
+}
+AT_ONCE: dict[str, tuple[type[Message], ...]] = {"server": (Heartbeat, Error, Saved, Promoted)}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Opening:
+    """Tag of a message that is opened aside."""
+
+    event: Received
+    large: Large
+
+
+class Openings:
+    """The messages that wait to be opened, or are being opened.
+
+    Parameters
+    ----------
+    runs
+        The jobs by name; shared with the machine.
+    membership
+        Who is here.
+    """
+
+    def __init__(self, runs: Mapping[str, JobRun], membership: Membership) -> None:
+        self._runs = runs
+        self._membership = membership
+        self._waiting: OrderedDict[tuple[Peer, type[Message]], Opening] = OrderedDict()
+        self._began_at: float | None = None  # when the first of them was begun with; None: it was not
+        self._not_before = -math.inf
+
+    def take(self, event: Received, large: Large, member: MemberInfo | None, now: float) -> Message | list[Action]:
+        """Return a message that is known, or from a node of the cluster; others are opened when their turn has come.
+
+        One of a kind of each sender is opened at a time; who asks while there are too many asks again.
+
+        Raises
+        ------
+        ProtocolError
+            Nobody of that role says anything as large.
+        """
+        role = "" if member is None else member.role
+        if large.cls in AT_ONCE.get(role, ()):
+            return large.opened()
+        if large.cls not in ASIDE[role]:
+            who = "somebody who has not joined" if member is None else member.title
+            raise ProtocolError(f"the coordinator takes no {large.cls.__name__} of {large.nbytes:,} bytes from {who}")
+        if member is not None:
+            self._membership.heard(member, now)
+            if (known := self._runs[member.job].startup.known(large)) is not None:
+                return known
+        return self._ask(event, large, now)
+
+    def _ask(self, event: Received, large: Large, now: float) -> list[Action]:
+        key = event.peer, large.cls
+        if key not in self._waiting and len(self._waiting) < MAX_WAITING:
+            self._waiting[key] = Opening(event, large)
+        return self.on_deadline(now)
+
+    def next(self, now: float) -> None:
+        """The first one is open."""
+        assert self._began_at is not None
+        self._waiting.popitem(last=False)
+        self._not_before, self._began_at = now + max(LEAST_S, SHARE * (now - self._began_at)), None
+
+    def next_deadline(self) -> float | None:
+        """Return when the next one may be begun with."""
+        return self._not_before if self._waiting and self._began_at is None else None
+
+    def on_deadline(self, now: float) -> list[Action]:
+        """Begin with the next one, if it is time."""
+        if not self._waiting or self._began_at is not None or now < self._not_before:
+            return []
+        self._began_at, first = now, next(iter(self._waiting.values()))
+        against = self._against(self._membership.find(first.event.peer))
+        return [Run(first, partial(opened, first.large, *against))]
+
+    def again(self, opening: Opening, message: Message, member: MemberInfo | None, now: float) -> list[Action] | None:
+        """Compare the job that a message describes with another one than before, if there is another now; None: not."""
+        if not isinstance(message, Init) or not isinstance(message.job, Described):
+            return None
+        return None if message.job.rival is self._against(member)[0] else self._ask(opening.event, opening.large, now)
+
+    def _against(self, member: MemberInfo | None) -> tuple[Rival, str, str]:
+        """Return what a job that a member describes is compared with, whose that is, and its name."""
+        run = None if member is None else self._runs.get(member.job)
+        return (None, "", "") if run is None else (run.startup.rival, run.startup.owner, run.name)
+
+    def validate(self) -> None:
+        """Assert the bound."""
+        assert len(self._waiting) <= MAX_WAITING
+        assert self._began_at is None or self._waiting
+
+
+def opened(large: Large, rival: Rival, owner: str, name: str) -> Message | PSError:
+    """Return a message with what is described in it read, or why that cannot be; runs in another thread."""
+    try:
+        message = large.opened()
+        if isinstance(message, Init) and message.job:
+            return Init(message.request, Described.of(message.job, rival, owner, name))
+    except PSError as error:
+        # what was decoded is freed here: it hangs on the error, and takes long
+        error.__traceback__ = error.__context__ = error.__cause__ = None
+        return error
+    return message
