@@ -7,6 +7,7 @@ import pytest
 from zmqps.core.host.events import Gone, Heard, HostAction, HostEvent, Tell
 from zmqps.core.host.group import GroupMachine
 from zmqps.core.host.messages import Alone, Done
+from zmqps.core.node.awake import AwakeClock
 from zmqps.testing.hosts import HostGroups
 from zmqps.testing.scenarios import SCENARIOS
 from zmqps.testing.simulation import SimulationError
@@ -59,3 +60,26 @@ def violated(make: type[GroupMachine], seed: int, mode: str = "sync") -> str:
 def test_a_defect_of_the_leader_is_noticed(make: type[GroupMachine], said: str) -> None:
     assert any(said in violated(make, seed) for seed in range(SEEDS))
     assert not any(violated(GroupMachine, seed) for seed in range(SEEDS))
+
+
+class RealClock(AwakeClock):
+    """Goes on while its process stands still."""
+
+    def now(self, real: float) -> float:
+        return real
+
+
+def test_a_leader_that_judges_by_real_time_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    freezes = SCENARIOS["sync-combined-freezes"]
+    assert not any(_violated(freezes.simulation(seed)) for seed in range(SEEDS))
+    monkeypatch.setattr("zmqps.testing.host_processes.AwakeClock", RealClock)
+    assert any("is dropped, and stood still" in _violated(freezes.simulation(seed)) for seed in range(SEEDS))
+
+
+def _violated(run: object) -> str:
+    assert isinstance(run, HostGroups)
+    try:
+        run.run()
+    except SimulationError as error:
+        return str(error.__cause__)
+    return ""

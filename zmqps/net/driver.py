@@ -127,6 +127,7 @@ class Driver:
         #: Takes what its `Notify` actions tell.
         self.notify: Callable[[Any], None] | None = None
         self._health = Health()
+        self._began_at = 0.0
         self._lag_s = 0.0  # by how much its timer was late when it rang last
         self._stood_s = 0.0  # how long the loop has stood still, that much is told of
         self._throttle = Throttle("messages that there was no memory for")
@@ -145,7 +146,7 @@ class Driver:
     async def run(self) -> Exit:
         """Start the machine and run it until it exits."""
         self._loop = loop = asyncio.get_running_loop()
-        self._exit, self._time = loop.create_future(), loop.time
+        self._exit, self._time, self._began_at = loop.create_future(), loop.time, loop.time()
         self._health.start()
         try:
             self.transport.start(self.deliver, self._arm, self.submit)
@@ -316,7 +317,9 @@ class Driver:
 
     def facts(self) -> dict[str, Any]:
         """Return what a heartbeat tells besides the machine's own counters."""
-        return {**self._health.facts(), **self.more(), **self.transport.facts(), **self.counters, **stacks.facts()}
+        awake_s = round(self._time() - self._began_at, 3)
+        facts = {**self._health.facts(), **self.more(), **self.transport.facts(), **self.counters, **stacks.facts()}
+        return {"awake_seconds": awake_s, **facts}
 
     def _unreachable(self, peer: Peer, error: PSError) -> None:
         self._do(self.machine.handle, Unreachable(peer, error))

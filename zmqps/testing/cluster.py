@@ -89,8 +89,8 @@ class SimulatedCluster(Engine):
     @property
     def many_go(self) -> bool:
         """Whether several members go at this moment: what is said between them is said of a state that is over."""
-        gone = self.coordinator.membership.gone
-        return sum(departure.at == self.now for departure in islice(reversed(gone), 8)) > 1
+        gone, now = self.coordinator.membership.gone, self.time_of(self.nodes["coordinator"])
+        return sum(departure.at == now for departure in islice(reversed(gone), 8)) > 1
 
     def partition(self, node: Node, seconds: float) -> None:
         """Cut a node off from all others for some time."""

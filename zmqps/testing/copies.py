@@ -173,16 +173,19 @@ class CopyWitness:
     def _check_whole(self) -> None:
         """Assert that shards do not go without backups for long when all is well."""
         simulation = self._simulation
-        machine, now = simulation.coordinator, simulation.now
+        coordinator, now = simulation.nodes["coordinator"], simulation.now
+        machine = simulation.coordinator
         alive = [node for node in simulation.servers if node.alive]
         there = {s.incarnation for s in machine.servers} == {node.identity.incarnation for node in alive}
         well = there and len(alive) >= machine.options.servers and now >= simulation.network.cut_until
         runs = [run for run in machine.runs.values() if run.startup.ready and run.lost_shard is None]
         degraded = [text for run in runs for text in _degraded(run)]
-        said = [text for run in runs for text in run.replication.status(now).get("degraded", ())]
+        said = [
+            text for run in runs for text in run.replication.status(simulation.time_of(coordinator)).get("degraded", ())
+        ]
         assert len(said) <= len(degraded), f"it is said that {said}, and they have all their copies"
         same, self._machine = self._machine is machine, machine
-        well = well and same and not any(now < node.stopped_until for node in alive)
+        well = well and same and not any(now < node.stopped_until for node in (coordinator, *alive))
         faults = simulation.network.faults
         limit_s = WHOLE_IN_SPITE_S if faults.loss or faults.reordering else WHOLE_S
         self._degraded_since = _lasts(self._degraded_since, now, bool(degraded) and well)

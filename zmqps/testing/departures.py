@@ -49,7 +49,7 @@ class Departures:
             if not message.load:
                 self._begun[who] = message.epoch
         elif isinstance(message, Assign):
-            self._assigned.setdefault((receiver, message.epoch), self._simulation.now)
+            self._assigned.setdefault((receiver, message.epoch), self._simulation.time_of(sender))
         elif isinstance(message, Departed):
             self._told.setdefault(receiver, {}).setdefault(message.incarnation, self._simulation.now)
             network = self._simulation.network
@@ -90,7 +90,8 @@ class Departures:
         if server.identity.incarnation not in simulation.coordinator.membership.members or not coordinator.alive:
             return
         connection = self._connection(coordinator, server.name)
-        since = max(self._calm_s, server.stopped_until, connection.up_at, *connection.blocked_until) + FORGETTING_S
+        since = max(self._calm_s, server.stopped_until, coordinator.stopped_until)
+        since = max(since, connection.up_at, *connection.blocked_until) + FORGETTING_S
         for who in machine.clients.by_incarnation.keys() & told.keys():
             assert simulation.now < max(since, told[who] + FORGETTING_S), f"{server.name} keeps a client that has gone"
 

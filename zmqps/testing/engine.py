@@ -7,6 +7,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field, replace
 from functools import partial
+from math import inf, nextafter
 from random import Random
 from typing import Any, TypeAlias
 from zlib import crc32
@@ -14,6 +15,8 @@ from zlib import crc32
 import numpy as np
 
 from zmqps.core.coordinator.machine import CoordinatorMachine
+from zmqps.core.node.awake import LOOK_S as AWAKE_LOOK_S
+from zmqps.core.node.awake import AwakeClock
 from zmqps.core.node.inquiry import Inquiry
 from zmqps.core.node.member import Identity
 from zmqps.core.node.tracer import Tracer
@@ -83,8 +86,11 @@ class Node:
     finished: bool = False  # a worker whose program came to its end
     exit: Exit | None = None
     connections: dict[Peer, Connection] = field(default_factory=dict)
+    clock: AwakeClock = field(default_factory=lambda: AwakeClock(0.0))  # the time of its machine
     busy_until: float = 0.0
+    started_at: float = 0.0
     stopped_until: float = 0.0  # it does nothing before, as after SIGSTOP
+    stops: list[tuple[float, float]] = field(default_factory=list)  # from when until when it did nothing
     inbox: deque[tuple[Connection, int, Packet | None]] = field(default_factory=deque)
     timer_at: float | None = None
     rings: tuple[float, int] = (0.0, 0)
@@ -191,7 +197,8 @@ class Engine:
         for connection in early.values():
             self.at(connection.up_at, partial(self._back, connection, connection.life))
         self.note(node.name, "starts")
-        self._do(node, node.machine.start(self.now))
+        node.clock, node.started_at = self._new_clock(node), self.now
+        self._do(node, node.machine.start(self.time_of(node)))
         if node.program is not None:
             self._advance(node, partial(next, node.program))
         return node
@@ -206,7 +213,40 @@ class Engine:
         """Stop a node for some time as SIGSTOP does: what comes meanwhile waits."""
         if node.alive:
             self.note(node.name, f"is stopped for {seconds:.3f} s")
+            if self.now >= node.stopped_until:
+                node.clock.look(self.now, AWAKE_LOOK_S)
+            node.stops.append((max(self.now, node.stopped_until), self.now + seconds))
             node.stopped_until = max(node.stopped_until, self.now + seconds)
+            self.at(node.stopped_until, partial(self._wake, node))
+
+    def _wake(self, node: Node) -> None:
+        """From now on a node looks at its clock as often as it has to."""
+        if self.now >= node.stopped_until:
+            node.clock.look(self.now, inf)
+
+    def _new_clock(self, node: Node) -> AwakeClock:
+        """Return the clock of a node that starts."""
+        clock = AwakeClock(self.now)
+        clock.look(self.now, inf)
+        return clock
+
+    def time_of(self, node: Node) -> float:
+        """Return a node's own time, which stands still while the node does."""
+        return node.clock.now(self.now)
+
+    def woke_at(self, node: Node) -> float:
+        """Return when, in its own time, a node has begun to look at its clock again; 0 for one that was never stopped.
+
+        What is due by then is done soon after, not at its time.
+        """
+        return max(0.0, node.stopped_until - node.clock.stood_s)
+
+    def _when(self, node: Node, due: float) -> float:
+        """Return when a node's own time will be ``due``, if it is not stopped before."""
+        time = due + node.clock.stood_s
+        while time - node.clock.stood_s < due:  # as it rounds
+            time = nextafter(time, inf)
+        return time
 
     def _end(self, node: Node, *, killed: bool) -> None:
         node.alive = False
@@ -244,7 +284,7 @@ class Engine:
         due = node.machine.next_deadline()
         if due is not None and (node.timer_at is None or due < node.timer_at):
             node.timer_at = due
-            self.at(due, partial(self._ring, node, due))
+            self.at(self._when(node, due), partial(self._ring, node, due))
 
     def _write(self, node: Node, records: list[Record]) -> None:
         """Let a node's journal take records: all, or none where it dies before."""
@@ -269,16 +309,16 @@ class Engine:
         if self.now < ready:
             self.at(ready, partial(self._ring, node, due))
             return
-        node.timer_at = None
-        late = [operation.title for operation in node.pending if operation.deadline < self.now - 1e-6]
+        node.timer_at, now = None, self.time_of(node)
+        late = [operation.title for operation in node.pending if operation.deadline < now - 1e-6]
         assert not late or self.now <= node.stopped_until, f"{node.name} waits beyond the deadline of {late}"
         still_due = node.machine.next_deadline()
-        if still_due is None or still_due > self.now:
+        if still_due is None or still_due > now:
             self._do(node, [])  # it has moved; only the timer is armed again
             return
         node.rings = (self.now, node.rings[1] + 1 if node.rings[0] == self.now else 1)
         assert node.rings[1] < MOST_RINGS, f"the timer of {node.name} spins: due at {still_due}, again and again"
-        self._do(node, node.machine.on_deadline(self.now))
+        self._do(node, node.machine.on_deadline(now))
 
     def _execute(self, node: Node, action: Action) -> None:
         match action:
@@ -331,7 +371,7 @@ class Engine:
         if node.alive and self.now < node.stopped_until:  # stopped while it computed: what it did is taken afterwards
             self.at(node.stopped_until, partial(self.event, node, event))
         elif node.alive:
-            self._do(node, node.machine.handle(event, self.now))
+            self._do(node, node.machine.handle(event, self.time_of(node)))
 
     def _send(self, node: Node, peer: Peer, message: Message, readers: Any) -> None:
         connection = node.connections.get(peer)
@@ -421,7 +461,7 @@ class Engine:
         elif packet is not None:
             connection.missed_since = None
         elif connection.missed_since is None:
-            connection.missed_since = self.now
+            connection.missed_since = self.time_of(node)
         if packet is None:
             self.note(node.name, f"{peer.decode() if receiver == 0 else peer[1:5].hex()} is disconnected")
             return self.event(node, Disconnected(peer))
@@ -472,7 +512,7 @@ class Engine:
             self.at(self.now + wait, lambda: self._advance(node, partial(next, program)))
         else:
             operation, timeout = wait
-            operation.deadline = self.now + timeout
+            operation.deadline = self.time_of(node) + timeout
             node.pending[operation] = None
             self.event(node, operation)
 

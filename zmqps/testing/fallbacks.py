@@ -66,7 +66,8 @@ class Fallbacks:
         if (
             isinstance(message, Assign)
             and message.restore
-            and self._simulation.coordinator.runs[message.name].fallback.active
+            and (run := self._simulation.coordinator.runs.get(message.name)) is not None  # it may just have ended
+            and run.fallback.active
         ):
             self._restored[receiver, message.epoch] = message
             self._perhaps(sender)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from zmqps.core.host.group import GroupMachine
+from zmqps.core.node.awake import AwakeClock
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -14,7 +15,9 @@ class Process:
     number: int
     steps: int = 0  # that it has completed, or given up
     alive: bool = True
+    clock: AwakeClock = field(default_factory=lambda: AwakeClock(0.0))
     stopped_until: float = 0.0
+    stops: list[tuple[float, float]] = field(default_factory=list)  # from when until when
     connection: Connection | None = None
     leads: Group | None = None
     doing: str = ""  # "push" or "pull": what it waits for
@@ -34,6 +37,7 @@ class Connection:
     closed: bool = False  # by the process
     dropped: bool = False  # by the leader
     up_at: float = 0.0  # when the last message that was sent comes
+    heard_at: float = 0.0  # when the leader has heard the process last
     down_at: float = 0.0
     unread: int = 0  # of the process
 
@@ -45,4 +49,3 @@ class Group:
     leader: Process
     machine: GroupMachine
     connections: dict[int, Connection] = field(default_factory=dict)
-    ticking: float = 0.0

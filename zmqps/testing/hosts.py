@@ -7,6 +7,7 @@ applied in which push, and how many steps are complete. The rest of the cluster 
 from __future__ import annotations
 
 import heapq
+import math
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -32,10 +33,12 @@ from zmqps.core.host.messages import (
     Values,
     Want,
 )
+from zmqps.core.node.awake import LOOK_S, SLACK_S
 from zmqps.errors import DeadlineError
 from zmqps.testing.host_processes import Connection, Group, Process
 from zmqps.testing.network import Faults
 from zmqps.testing.simulation import Report, SimulationError
+from zmqps.testing.sleepers import LATE_S, slept_s
 
 #: Seconds between signs of life, and of silence after which nobody waits any more.
 INTERVAL, TIMEOUT = 0.5, 3.0
@@ -63,7 +66,7 @@ class HostGroups:
     workers
         Of the host.
     faults
-        ``delay``, ``crash``, ``stop`` and ``stop_s`` count.
+        ``delay``, ``crash``, ``stop``, ``stop_s`` and ``freeze`` count.
     make
         Makes the machine that is tried.
     """
@@ -96,7 +99,10 @@ class HostGroups:
         """Run to the end; raise `SimulationError` where something does not hold."""
         for process in self.processes:
             self._in(self._rng.random(), lambda p=process: self._compute(p))  # type: ignore[misc]
+            process.clock.look(self.now, math.inf)
             self._fail_some(process)
+        if self._faults.freeze:
+            self._in(self._rng.expovariate(self._faults.freeze), self._freeze_some)
         self._in(COMPUTE_S, self._outside_step)
         handled = 0
         try:
@@ -163,11 +169,31 @@ class HostGroups:
     def _stop(self, process: Process) -> None:
         if self.now > CALM_S:
             return
-        process.stopped_until = self.now + self._rng.expovariate(1 / self._faults.stop_s)
-        self._note(f"worker {process.number} is stopped until {process.stopped_until:.2f}")
-        if process.stopped_until > self.now + TIMEOUT:
-            self._in(TIMEOUT, self._commit)
+        self._stand_still(process, self._rng.expovariate(1 / self._faults.stop_s))
         self._of(process, self._rng.expovariate(self._faults.stop), lambda: self._stop(process))
+
+    def _freeze_some(self) -> None:
+        """Stop one process or two, for a part of the timeout or three times as long."""
+        if self.now > CALM_S:
+            return
+        seconds = 3 * TIMEOUT * 10 ** -self._rng.uniform(0.0, 1.5)
+        for process in self._rng.sample(self.processes, self._rng.randint(1, 2)):
+            if process.alive and process.stopped_until <= self.now:
+                self._stand_still(process, seconds)
+        self._in(self._rng.expovariate(self._faults.freeze), self._freeze_some)
+
+    def _stand_still(self, process: Process, seconds: float) -> None:
+        process.clock.look(self.now, LOOK_S)
+        process.stopped_until = self.now + seconds
+        process.stops.append((self.now, process.stopped_until))
+        self._note(f"worker {process.number} is stopped until {process.stopped_until:.2f}")
+        self._of(process, 0.0, lambda: process.clock.look(self.now, math.inf))
+        if seconds > TIMEOUT:
+            self._in(TIMEOUT, self._commit)
+
+    def _time_of(self, process: Process) -> float:
+        """Return a process's own time, which stands still while it does."""
+        return process.clock.now(self.now)
 
     def _leave(self, process: Process) -> None:
         """End what a process has open."""
@@ -234,7 +260,9 @@ class HostGroups:
         if process.connection is not None:
             return True
         if self._group is None:
-            machine = self._make(f"worker {process.number}", self.mode, process.steps, INTERVAL, TIMEOUT, self.now)
+            machine = self._make(
+                f"worker {process.number}", self.mode, process.steps, INTERVAL, TIMEOUT, self._time_of(process)
+            )
             machine.values.places = [[(0, 0, 0, b"")], [(1, 0, 0, b"")]]
             self._group = process.leads = Group(process, machine)
             self._note(f"worker {process.number} leads")
@@ -242,7 +270,7 @@ class HostGroups:
         group = self._group
         connection = process.connection = Connection(process=process, group=group, number=len(group.connections) + 1)
         group.connections[connection.number] = connection
-        process.heard_at = self.now
+        process.heard_at = self._time_of(process)
         self._up(connection, JoinGroup(f"worker {process.number}", process.number, process.steps))
         self._of(process, INTERVAL / 2, lambda: self._beat(process, connection))
         return False
@@ -250,10 +278,9 @@ class HostGroups:
     def _beat(self, process: Process, connection: Connection) -> None:
         if process.connection is not connection:
             return
-        unread = (
-            connection.unread and connection.down_at <= self.now
-        )  # was stopped: it reads before it looks at the clock
-        if self.now - process.heard_at > TIMEOUT and not unread and connection.group.leader is not process:
+        silent = self._time_of(process) - process.heard_at
+        # it reads before it looks at the clock, and what is said on a host is there at once
+        if silent > TIMEOUT and not connection.unread and connection.group.leader is not process:
             self._note(f"worker {process.number} hears nothing of its leader")
             if self._group is connection.group:
                 self._group = None
@@ -286,7 +313,7 @@ class HostGroups:
         connection.unread -= 1
         if process.connection is not connection:
             return
-        process.heard_at = self.now
+        process.heard_at = self._time_of(process)
         if isinstance(message, Joined):
             process.round = message.step
             self._again(process)
@@ -398,16 +425,19 @@ class HostGroups:
 
     def _handle(self, group: Group, event: HostEvent) -> None:
         if group.leader.leads is group:
+            if isinstance(event, Heard):
+                group.connections[event.member].heard_at = self.now
             if not (isinstance(event, Heard) and isinstance(event.message, Alive)):
                 self._note(f"{group.leader.number} {event}")
-            self._carry_out(group, group.machine.handle(event, self.now))
+            self._carry_out(group, group.machine.handle(event, self._time_of(group.leader)))
 
     def _tick(self, group: Group) -> None:
         if group.leader.leads is not group:
             return
-        if self.now >= group.machine.next_deadline():
-            self._carry_out(group, group.machine.on_deadline(self.now))
-        self._of(group.leader, max(group.machine.next_deadline() - self.now, 0.01), lambda: self._tick(group))
+        now = self._time_of(group.leader)
+        if now >= group.machine.next_deadline():
+            self._carry_out(group, group.machine.on_deadline(now))
+        self._of(group.leader, max(group.machine.next_deadline() - now, 0.01), lambda: self._tick(group))
 
     def _carry_out(self, group: Group, actions: list[HostAction]) -> None:
         group.machine.validate()
@@ -427,6 +457,8 @@ class HostGroups:
 
     def _down(self, group: Group, tell: Tell) -> bool:
         connection = group.connections[tell.member]
+        if isinstance(tell.message, Dropped):
+            self._check_silent(group.leader, connection)
         if connection.closed or connection.dropped:
             return False
         self._messages += 1
@@ -435,6 +467,15 @@ class HostGroups:
         process = connection.process
         self._of(process, connection.down_at - self.now, lambda: self._hear(connection, tell.message))
         return True
+
+    def _check_silent(self, leader: Process, connection: Connection) -> None:
+        """Assert that a member that is dropped has stood still, and not only its leader."""
+        process, since = connection.process, connection.heard_at
+        silent_s = slept_s(process.stops, leader.stops, since, self.now)
+        own = [stop for stop in leader.stops if stop[1] > since]
+        unheard = INTERVAL + LATE_S + len(own) * (LOOK_S + SLACK_S)
+        text = f"worker {process.number} is dropped, and stood still for {silent_s:.1f} s of {TIMEOUT:g}"
+        assert not process.alive or silent_s >= TIMEOUT - unheard, text
 
     def _push(self, group: Group, step: int, brought: Mapping[int, Bring]) -> None:
         """Let the push of a round arrive at the servers, and its answer at the leader."""

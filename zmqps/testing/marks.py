@@ -274,12 +274,14 @@ class MarkedRows:
             self._check_marks(marks, self._attempted[life][number], table.spec)
             follows = isinstance(server.machine, ServerMachine) and server.machine.tenants[epoch].backup is not None
             self._copied |= {life} if follows else set()
-            gone = self._check_gone(simulation.now, server, table, marks, rows, self._seen.get(key), follows=follows)
+            gone = self._check_gone(
+                simulation.time_of(server), server, table, marks, rows, self._seen.get(key), follows=follows
+            )
             if live:
                 is_new = key not in self._counting and life not in self._copied
                 self._leave(life, number, table, mine, marks, gone, is_new=is_new)
                 self._counting.add(key)
-            self._note(simulation.now, key, table, marks, rows)
+            self._note(simulation.time_of(server), key, table, marks, rows)
             if live:
                 due = self._due(life, number)
                 due[~mine] = 0

@@ -60,6 +60,9 @@ class Faults:
         How often a second some worker, or some server, is stopped, as by SIGSTOP.
     stop_s
         For how many seconds, on average.
+    freeze
+        How often a second one node or two are stopped, whatever they are: for a moment, or for several timeouts; what
+        is sent to them meanwhile waits, or is lost as their connections break.
     memory
         Probability that a server's request for memory fails.
     departure
@@ -99,6 +102,7 @@ class Faults:
     stop: float = 0.0
     server_stop: float = 0.0
     stop_s: float = 4.0
+    freeze: float = 0.0
     memory: float = 0.0
     departure: float = 0.0
     disk: float = 0.0
@@ -113,7 +117,7 @@ class Faults:
     @property
     def may_lose(self) -> bool:
         """Whether members may fall silent."""
-        silent = self.loss, self.partition, self.ways, self.deaf, self.veil, self.stop, self.server_stop
+        silent = self.loss, self.partition, self.ways, self.deaf, self.veil, self.stop, self.server_stop, self.freeze
         return any((*silent, self.crash, self.server_crash, self.coordinator_crash, self.copying))
 
 
@@ -169,7 +173,7 @@ class Connection:
     blocked_loses: bool = False
     last_arrival: list[float] = field(default_factory=lambda: [0.0, 0.0])  # by receiver
     missed: bool = False  # the one who accepted it knows that it has ended, and has heard nothing since
-    missed_since: float | None = None  # the same of the one that opened it: since when
+    missed_since: float | None = None  # the same of the one that opened it: since when, by its time
 
 
 class Cut(NamedTuple):
@@ -252,6 +256,12 @@ class Network:
         connection.up_at = max(now, *connection.blocked_until) + self._rng.uniform(*RECONNECT_S)
         connection.last_arrival[:] = [0.0, 0.0]
         self.ended(connection)
+
+    def reset_all(self, name: str, now: float) -> None:
+        """Break all connections of a node."""
+        for connection in list(self._of.get(name, ())):
+            if connection.up_at < float("inf"):
+                self.reset(connection, now)
 
     def partition(self, inside: Collection[str], seconds: float, now: float) -> None:
         """Cut nodes off from all others: what is sent meanwhile arrives later, or is lost as connections break."""

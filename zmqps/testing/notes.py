@@ -64,7 +64,7 @@ class Diary:
         self._books[sender.number] = book
         self._last.setdefault(sender.number, self._simulation.nodes["coordinator"].machine)
         for _ in range(CALLS):
-            book.add(self._simulation.now, {"who": sender.number, "number": len(times)}, step=len(times))
+            book.add(self._simulation.time_of(sender), {"who": sender.number, "number": len(times)}, step=len(times))
             times.append(self._simulation.now)
 
     def told(self, coordinator: Node, event: Logged) -> None:
@@ -78,7 +78,7 @@ class Diary:
             has_died = self._last[who] is not coordinator.machine
             assert gap == 0 or (gap > 0 and has_died), f"{gap} calls of worker {who} are lost, and not counted"
             self._known[who], self._last[who] = number + 1, coordinator.machine
-            when.append((at, self._logged[who][number]))
+            when.append((at + coordinator.clock.stood_s, self._logged[who][number]))
             self.num_taken += 1
             self._lost[who] += lost
             lost = 0
@@ -157,6 +157,7 @@ def note_scenarios(found: Mapping[str, S]) -> dict[str, S]:
     return {
         "async-notes": _with(found["async-everything"], long(NotedAsync)),
         "async-notes-breaks": _with(found["async-breaks"], long(NotedAsync)),
+        "async-notes-freezes": _with(found["async-freezes"], long(NotedAsync)),
         "async-notes-few": _with(found["async-everything"], long(FewNotes)),
         "async-notes-returned": _with(found["async-returned"], long(NotedAsync)),
         "sync-notes": _with(found["sync-everything"], sync),

@@ -72,8 +72,9 @@ class Operators:
         simulation = self._simulation
         coordinator = simulation.nodes["coordinator"]
         for operator, (machine, began_at) in self._taken.items():
-            late = machine is coordinator.machine and coordinator.alive and simulation.now > began_at + PROBE_S
-            assert not late, f"{operator} was not told how the nodes are"
+            now = simulation.time_of(coordinator)
+            late = machine is coordinator.machine and coordinator.alive and now > began_at + PROBE_S
+            assert not late or simulation.now < coordinator.stopped_until, f"{operator} was not told how the nodes are"
 
     def _ask(self) -> None:
         simulation, rng = self._simulation, self._rng
@@ -104,11 +105,11 @@ class Operators:
         if isinstance(message, Examine):
             self._last = sender
             if self._taken.get(sender, (None,))[0] is not receiver.machine:  # else it asks again
-                self._taken[sender] = receiver.machine, simulation.now
+                self._taken[sender] = receiver.machine, simulation.time_of(receiver)
                 names = {node.identity.incarnation: node.name for node in simulation.nodes.values()}
                 self._there[sender] = {names[who] for who in simulation.coordinator.membership.members}
         elif isinstance(message, Probed) and self._is_known(sender):  # else its answer comes too late
-            self._came.setdefault((receiver.machine, message.number), {})[sender] = simulation.now
+            self._came.setdefault((receiver.machine, message.number), {})[sender] = simulation.time_of(receiver)
         elif isinstance(message, Probe) and _is_member(receiver):
             self._owed.add((receiver.name, message.number))
 
@@ -135,7 +136,8 @@ class Operators:
     def _check(self, coordinator: Node, operator: str, findings: Mapping[str, Any]) -> None:
         simulation = self._simulation
         _, began_at = self._taken.pop(operator)
-        assert simulation.now <= began_at + PROBE_S + EPSILON_S, f"{operator} waits for those who do not answer"
+        over_at = max(began_at + PROBE_S + EPSILON_S, simulation.woke_at(coordinator))
+        assert simulation.time_of(coordinator) <= over_at, f"{operator} waits for those who do not answer"
         names = {(node.identity.name, node.identity.pid): node for node in simulation.nodes.values()}
         nodes = [(names[row["name"], row["pid"]], row) for row in findings["nodes"]]
         found = {node.name for node, _ in nodes}
@@ -197,6 +199,6 @@ def probed_scenarios(found: Mapping[str, S]) -> Mapping[str, S]:
     synchronous = partial(ProbedSync, steps=8, compute_s=0.6)
     probed: dict[str, S] = {}
     for mode, training in (("async", asynchronous), ("sync", synchronous)):
-        for kind in ("loss", "stops", "crashes", "partitions", "restarts", "everything", "returned"):
+        for kind in ("loss", "stops", "freezes", "crashes", "partitions", "restarts", "everything", "returned"):
             probed[f"{mode}-probed-{kind}"] = replace(found[f"{mode}-{kind}"], training=training)  # type: ignore[type-var]
     return probed

@@ -13,12 +13,11 @@ from zmqps.testing.engine import Node
 TOLD_S = 5.0
 
 
-def check_told(node: Node, now: float) -> None:
-    """Assert that a node knows why somebody does not answer it; ``now`` it has just taken an event."""
+def check_told(node: Node, now: float, since: float) -> None:
+    """Assert that a node knows why somebody does not answer it; it has just taken an event, and woke at ``since``."""
     machine = node.machine
     if isinstance(machine, CoordinatorMachine | Inquiry | Tracer):
         return
-    since = node.stopped_until
     assert not _is_late(machine.member.handshake, since, now), f"{node.name} does not say why the coordinator is silent"
     if isinstance(machine, SessionMachine):
         for link in machine.links.by_shard:

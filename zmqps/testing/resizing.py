@@ -88,7 +88,7 @@ class Resizing:
             if isinstance(ended, str):
                 self.num_done += 1
                 self._check_where()
-        if not (faults.server_crash or faults.partition or faults.coordinator_crash):
+        if not (faults.server_crash or faults.partition or faults.coordinator_crash or faults.freeze):
             assert not simulation.job_failed, "another number of servers was asked for, and a job has lost a shard"
         if not faults.may_lose and not faults.drain and self._asked_at is not None and not simulation.network.quiet:
             late = simulation.coordinator.ending is None and simulation.now > self._asked_at + LONGEST_S

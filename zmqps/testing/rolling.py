@@ -56,6 +56,7 @@ class Rolling:
             return
         there = {server.incarnation for server in simulation.coordinator.servers.staying}
         alive = [node for node in simulation.servers if node.alive and node.name not in self._asked]
+        alive = [node for node in alive if simulation.now >= node.stopped_until]
         alive = [node for node in alive if node.identity.incarnation in there and _has_joined(node)]
         if len(alive) < 2 or simulation.coordinator.scales.wanted == 1:
             return
@@ -80,7 +81,7 @@ class Rolling:
         """Assert that no job has lost anything by it."""
         simulation, faults = self._simulation, self._faults
         impatient = simulation.options.replicas and faults.loss  # a server is lost before its connection is back
-        if not (faults.server_crash or faults.partition or faults.coordinator_crash or impatient):
+        if not (faults.server_crash or faults.partition or faults.coordinator_crash or faults.freeze or impatient):
             assert not simulation.job_failed, "servers were asked to go, and a job has lost a shard"
         if not faults.may_lose and simulation.coordinator.cluster_end.asked is None:
             rough = faults.loss or faults.drop or simulation.options.patience or self._saved

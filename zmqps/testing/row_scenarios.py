@@ -32,6 +32,7 @@ KINDS = (
     "drains", "drains-replicas", "drains-lost-replicas", "drains-everything", "falls-drains", "scales",
     "scales-replicas", "scales-breaks", "scales-drains-replicas", "scales-crashes", "scales-twisted-replicas",
     "scales-lost-replicas", "scales-everything", "scales-returned-replicas", "scales-saves", "scales-falls",
+    "freezes", "returned-freezes", "returned-frozen", "replicas-freezes", "saves-freezes",
 )  # fmt: skip
 #: Kinds with nothing but a table.
 ALONE = "everything", "falls", "replicas", "scales-replicas"

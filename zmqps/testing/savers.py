@@ -108,7 +108,8 @@ class Savers:
 
     def _goes_back(self, message: Assign) -> bool:
         """Whether a copy is one of a job that is under way already."""
-        return self._simulation.coordinator.runs[message.name].startup.ready
+        run = self._simulation.coordinator.runs.get(message.name)
+        return run is None or run.startup.ready  # where its job has ended in the same breath nothing begins
 
     def _received(self, receiver: Node, sender: str, message: Message) -> None:
         self._perhaps(receiver, message)
@@ -132,10 +133,10 @@ class Savers:
         if not isinstance(node.machine, SessionMachine) or node.machine.transfers.pace.paused is None:
             self._paused_at.pop(node.name, None)
             return
-        now, life = self._simulation.now, node.machine.transfers.pace.paused >> 32  # of the coordinator
+        now, life = self._simulation.time_of(node), node.machine.transfers.pace.paused >> 32  # of the coordinator
         if self._paused_at.get(node.name, (now, -1))[1] != life:
             self._paused_at[node.name] = now, life
-        paused_at = max(self._paused_at[node.name][0], node.stopped_until)
+        paused_at = max(self._paused_at[node.name][0], self._simulation.woke_at(node))
         assert now - paused_at <= LONGEST_PAUSE_S, f"{node.name} stays paused for a checkpoint"
 
     def check_end(self) -> None:

@@ -41,6 +41,7 @@ RESTARTS = Faults(delay=0.005, crash=0.1, server_crash=0.05, coordinator_crash=0
 EVERYTHING = Faults(
     delay=0.005, loss=0.002, duplication=0.05, reordering=0.05, partition=0.08, partition_s=6.0, crash=0.1, stop=0.1
 )
+FREEZES = Faults(delay=0.002, freeze=0.4)
 DROPS = Faults(delay=0.004, drop=0.02)
 DEPARTURES = Faults(delay=0.004, crash=0.12, stop=0.08, stop_s=14.0, departure=0.6)
 RETURNS = Faults(delay=0.005, loss=0.004, duplication=0.05, reordering=0.05, crash=0.6, stop=0.05, stop_s=8.0)
@@ -54,13 +55,14 @@ LOST_NODES = Faults(
 MEMORY = Faults(delay=0.004, memory=0.02, duplication=0.05, reordering=0.05)
 KINDS = {
     "loss": LOSS, "twisted": TWISTED, "crashes": CRASHES, "stops": STOPS, "partitions": PARTITIONS,
-    "restarts": RESTARTS, "everything": EVERYTHING, "memory": MEMORY,
+    "restarts": RESTARTS, "everything": EVERYTHING, "memory": MEMORY, "freezes": FREEZES,
 }  # fmt: skip
 DRAINS = {
     "drains": Faults(delay=0.01, drain=1.5),
     "drains-breaks": Faults(delay=0.004, drain=1.0, loss=0.02),
     "drains-drops": Faults(delay=0.004, drain=1.0, drop=0.02),
     "drains-lost": Faults(delay=0.004, drain=1.0, server_crash=0.15),
+    "drains-freezes": replace(FREEZES, drain=1.0),
     "drains-everything": replace(EVERYTHING, drain=0.5),
 }
 SCALES = {
@@ -71,8 +73,23 @@ SCALES = {
     "scales-crashes": Faults(delay=0.004, scale=1.0, crash=0.2),
     "scales-twisted": Faults(delay=0.01, scale=1.0, duplication=0.15, reordering=0.15),
     "scales-lost": Faults(delay=0.004, scale=1.0, server_crash=0.15),
+    "scales-freezes": replace(FREEZES, scale=1.0),
     "scales-everything": replace(EVERYTHING, scale=0.5, drain=0.2),
 }
+#: What else goes wrong in these goes wrong in others with their names, too, in which nodes stand still besides.
+ALSO_FROZEN = (
+    "async-everything", "ssp-everything", "sync-everything", "jobs-everything", "sync-backup", "sync-several",
+    "sync-continue", "sync-fail", "sync-data", "async-departures", "sync-departures", "async-returns", "sync-returns",
+    "jobs-returns", "async-saves-ended", "sync-saves-everything", "async-falls-returned", "sync-falls-everything",
+    "async-returned-claimed", "sync-returned-restarts", "async-returned-both", "sync-returned-both",
+    "async-replicas-both", "sync-replicas-both", "sync-replicas-two", "async-replicas-saves", "sync-exact-replicas",
+    "jobs-replicas", "async-scales-returned", "sync-drains-returned", "async-scales-lost-replicas", "sync-early",
+    "sync-lent", "sync-lent-drains", "sync-skips", "sync-workers", "sync-voids", "sync-terms-replicas",
+    "sync-values-returned", "async-values-replicas", "async-attacked", "jobs-attacked", "async-keyed",
+    "async-numbered-returned", "sync-numbered-replicas",
+    "async-rows-everything", "sync-rows-returned-replicas", "async-rows-replicas-two", "async-rows-expires",
+    "sync-reported-replicas", "async-reported-returned", "async-probed-returned", "sync-notes-returned-everything",
+)  # fmt: skip
 #: Bytes a second that a node sends.
 BANDWIDTH = 1.25e9
 #: The same where a slice takes longer than the longest silence before a server is asked what it has.
@@ -274,6 +291,7 @@ def _scenarios() -> Mapping[str, Scenario]:
         "saves": Faults(delay=0.004, disk=0.02), "saves-breaks": LOSSES, "saves-twisted": TWISTED,
         "saves-crashes": Faults(delay=0.004, saving=0.02, disk=0.01), "saves-memory": MEMORY,
         "saves-everything": replace(EVERYTHING, disk=0.02, saving=0.005), "saves-stops": STOPS,
+        "saves-freezes": FREEZES,
     }  # fmt: skip
     saved = {
         "async": lambda: AsyncTraining(steps=7, parameters=4, size=64, lives=32, compute_s=0.3),
@@ -326,6 +344,7 @@ def _scenarios() -> Mapping[str, Scenario]:
         "falls": Faults(delay=0.004, server_crash=0.12),
         "falls-crashes": Faults(delay=0.004, server_crash=0.08, falling=0.02),
         "falls-drains": Faults(delay=0.004, server_crash=0.1, drain=0.6),
+        "falls-freezes": replace(FREEZES, server_crash=0.05),
         "falls-everything": replace(EVERYTHING, server_crash=0.06, falling=0.005, disk=0.01),
     }  # fmt: skip
     saved["sync-data"] = _synchronous(data=DataSpec(name="examples", num_examples=120, range_size=10, passes=2))
@@ -350,7 +369,7 @@ def _scenarios() -> Mapping[str, Scenario]:
         calm = Faults(delay=0.004)
         found[f"{mode}-returned"] = Scenario(faults=calm, training=training, journaled=True, calm_s=LATE_CALM_S)
     for mode in ("async", "ssp", "sync", "sync-data"):
-        for kind, faults in (("everything", EVERYTHING), ("restarts", RESTARTS)):
+        for kind, faults in (("everything", EVERYTHING), ("restarts", RESTARTS), ("freezes", FREEZES)):
             found[f"{mode}-returned-{kind}"] = Scenario(
                 faults=faults, training=kept[mode], journaled=True, calm_s=LATE_CALM_S
             )
@@ -385,7 +404,7 @@ def _scenarios() -> Mapping[str, Scenario]:
     for mode, training in copied.items():
         # not both in one synchronous step: that ends its job, and a script that has failed is not started again
         both = replace(LOST_NODES, crash=0.0, partition=0.0) if mode == "sync" else LOST_NODES
-        for kind, faults in (("replicas", LOST_SERVERS), ("cut", CUT_SERVERS), ("both", both)):
+        for kind, faults in (("replicas", LOST_SERVERS), ("cut", CUT_SERVERS), ("both", both), ("frozen", FREEZES)):
             found[f"{mode}-returned-{kind}"] = Scenario(
                 faults=faults, training=training, servers=3, replicas=1, journaled=True, calm_s=LATE_CALM_S
             )
@@ -396,7 +415,7 @@ def _scenarios() -> Mapping[str, Scenario]:
     }
     losing = {
         "replicas": LOST_SERVERS, "replicas-cut": CUT_SERVERS, "replicas-silent": SILENT_SERVERS,
-        "replicas-both": LOST_NODES,
+        "replicas-both": LOST_NODES, "replicas-freezes": FREEZES,
     }  # fmt: skip
     for mode, training in replicated.items():
         for kind, faults in losing.items():
@@ -490,10 +509,13 @@ def _scenarios() -> Mapping[str, Scenario]:
         found[f"{mode}-auto-replicas"] = Scenario(
             faults=LOST_SERVERS, training=coded, servers=3, workers=workers, replicas=1, calm_s=LONG_CALM_S
         )
-        for kind, faults in {"crashes": CRASHES, "stops": STOPS, "everything": EVERYTHING}.items():
+        for kind, faults in {"crashes": CRASHES, "stops": STOPS, "freezes": FREEZES, "everything": EVERYTHING}.items():
             found[f"{mode}-combined-{kind}"] = Scenario(faults=faults, training=_asynchronous, workers=4, combined=mode)
     made = (row_scenarios, note_scenarios, probed_scenarios, traced_scenarios, reported_scenarios)
-    return {**found, **{name: scenario for make in made for name, scenario in make(found).items()}}
+    found = {**found, **{name: scenario for make in made for name, scenario in make(found).items()}}
+    for name in ALSO_FROZEN:
+        found[f"{name}-freezes"] = replace(found[name], faults=replace(found[name].faults, freeze=FREEZES.freeze / 2))
+    return found
 
 
 #: By name: ``mode-what``. A seed and a name say everything about a run.

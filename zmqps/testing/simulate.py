@@ -14,6 +14,7 @@ import argparse
 import os
 import sys
 import time
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from zmqps.testing.growth import MODES, Size, draw, measure, sweep, table
@@ -38,9 +39,9 @@ def parser() -> argparse.ArgumentParser:
     scenarios = parser.add_argument_group("scenarios, with faults and invariants")
     scenarios.add_argument(
         "--scenario",
-        choices=["all", *SCENARIOS],
+        type=_names,
         metavar="NAME",
-        help=f"all (in turn) or one of {', '.join(SCENARIOS)}",
+        help=f"all (in turn), those of a pattern ('*-freezes'), or one of {', '.join(SCENARIOS)}",
     )
     scenarios.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes that run --seeds")
     cluster = parser.add_argument_group("a cluster of some size, without --scenario")
@@ -52,6 +53,13 @@ def parser() -> argparse.ArgumentParser:
     cluster.add_argument("--faults", choices=KINDS, help="what goes wrong; by default nothing")
     cluster.add_argument("--checks", action="store_true", help="check the invariants, too, after every event; slow")
     return parser
+
+
+def _names(text: str) -> list[str]:
+    names = [name for name in SCENARIOS if text == "all" or fnmatchcase(name, text)]
+    if not names:
+        raise argparse.ArgumentTypeError(f"there is no scenario {text!r}; --help lists them")
+    return names
 
 
 def _range(text: str) -> range:
@@ -75,15 +83,11 @@ def main(argv: list[str] | None = None) -> int:
         draw(rows, a.sweep)
         return 0
     if a.seeds is not None:
-        names = [*SCENARIOS] if a.scenario in (None, "all") else [a.scenario]
-        return 1 if run_seeds(names, a.seeds, a.jobs or 1) else 0
+        return 1 if run_seeds(a.scenario or [*SCENARIOS], a.seeds, a.jobs or 1) else 0
     started = time.process_time()
-    if a.scenario == "all":
-        names = [*SCENARIOS]
-        a.scenario = names[a.seed % len(names)]
     try:
         if a.scenario is not None:
-            report = SCENARIOS[a.scenario].simulation(a.seed).run()
+            report = SCENARIOS[a.scenario[a.seed % len(a.scenario)]].simulation(a.seed).run()
         else:
             size = Size(a.mode, a.servers, a.workers, a.steps, a.slice_nbytes)
             report = measure(size, a.seed, KINDS[a.faults] if a.faults else None, validate=a.checks)

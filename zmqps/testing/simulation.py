@@ -41,6 +41,7 @@ from zmqps.testing.resizing import Resizing
 from zmqps.testing.returns import Returns
 from zmqps.testing.rolling import Rolling
 from zmqps.testing.savers import Savers
+from zmqps.testing.sleepers import Sleepers
 from zmqps.testing.stores import Disk, SavedJob
 from zmqps.testing.successors import Successors
 from zmqps.testing.thrift import Thrift
@@ -210,6 +211,7 @@ class Simulation(SimulatedCluster):
         if validate:
             self.training.watch(self)
             self._departures = Departures(self, faults.departure, calm_s)
+            self.sleepers = Sleepers(self, faults)
         self.savers: Savers | None = None
         self._fallbacks: Fallbacks | None = None
         if disk is not None:
@@ -415,12 +417,12 @@ class Simulation(SimulatedCluster):
         if role == "coordinator":
             parts = [self.copies, self.losses, self._attackers, self._fallbacks, self._successors, self.comebacks]
             checks = [self._check_fleet, *checks]
-            parts += [self.returns, self.savers]
+            parts += [self.returns, self.savers, self.sleepers]
         elif role == "server":
-            parts = [self.copies, self._attackers, self._successors, self._departures]
+            parts = [self.copies, self._attackers, self._successors, self._departures, self.sleepers]
             checks = [self._check_told, *checks]
         else:
-            parts = [self._orphans if role == "worker" else None, self.savers, self._successors]
+            parts = [self._orphans if role == "worker" else None, self.savers, self._successors, self.sleepers]
             checks = [self._check_told, *checks]
         checks += [part.check for part in parts if part is not None]
         return [*checks, self._check_parked] if role == "server" else checks
@@ -434,7 +436,7 @@ class Simulation(SimulatedCluster):
             self._resizing.check()
 
     def _check_told(self, node: Node) -> None:
-        check_told(node, self.now)
+        check_told(node, self.time_of(node), self.woke_at(node))
 
     def _check_parked(self, server: Node) -> None:
         """Assert that a server keeps no pulls of peers that are gone."""
@@ -462,6 +464,8 @@ class Simulation(SimulatedCluster):
 
     def ended(self, node: Node) -> None:
         """A node that has gone may be started again, a worker under the name it had."""
+        if self._validate and node.exit is not None:
+            self.sleepers.check(node)
         if self._rolling is not None and node.role == "server":
             self._rolling.ended(node)
         if node.role == "worker":
@@ -490,10 +494,12 @@ class Simulation(SimulatedCluster):
             self._successors.resolved(node, operation, value)
         if self.comebacks is not None:
             f = self.faults
-            self.comebacks.resolved(node, operation, value, may_be_lost=bool(f.partition or f.ways or f.stop or f.loss))
+            self.comebacks.resolved(
+                node, operation, value, may_be_lost=bool(f.partition or f.ways or f.stop or f.freeze or f.loss)
+            )
         if node.machine.member.lost:
             return  # it has lost the coordinator, and is not told what has become of its servers
-        began, settled_at = operation.started_at, self._calm_s + SETTLED_S
+        began, settled_at = operation.started_at + node.clock.stood_s, self._calm_s + SETTLED_S
         long = began > settled_at or (self.now > settled_at and self.now - began > LONGEST_S + SETTLED_S)
         if isinstance(value, DeadlineError) and long and self._is_whole:
             assert self.training.may_wait(self, value), f"{node.name} waits although all is well: {value}"

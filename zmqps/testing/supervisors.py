@@ -30,6 +30,7 @@ REPORTS = {
     "reported": Faults(delay=0.004, crash=0.8, report=1.0),
     "reported-servers": Faults(delay=0.004, crash=0.1, server_crash=0.15, report=1.0),
     "reported-restarts": Faults(delay=0.005, crash=0.1, server_crash=0.05, coordinator_crash=0.1, report=0.9),
+    "reported-freezes": Faults(delay=0.004, crash=0.4, report=1.0, freeze=0.3),
     "reported-everything": Faults(
         delay=0.005, loss=0.002, duplication=0.05, reordering=0.05, partition=0.08, partition_s=6.0, crash=0.1,
         stop=0.1, report=0.7,
@@ -110,7 +111,7 @@ class Reported(Simulation):
     def _check_known(self, node: Node, coordinator: Node) -> None:
         """Assert that the coordinator that was there when a node ended has heard of it, if it still is."""
         f = self.faults
-        if f.loss or f.partition or f.stop or not coordinator.alive:
+        if f.loss or f.partition or f.stop or f.freeze or not coordinator.alive:
             return
         who = node.identity.incarnation
         assert who not in self.coordinator.membership.members, f"{node.name} has ended, and is not known to be lost"

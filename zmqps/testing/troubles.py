@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from zmqps.testing.engine import Node
-from zmqps.testing.network import Faults
+from zmqps.testing.network import RECONNECT_S, Faults
 from zmqps.testing.replicas import LostServers
 from zmqps.testing.resizing import Resizing
 from zmqps.testing.rolling import Rolling
@@ -20,6 +20,12 @@ LONGEST_S = 30.0
 #: Probability that it is the coordinator that does not reach some others: those go on with what was decided before.
 OF_COORDINATOR = 0.4
 
+#: Nodes are stopped for this part of the longest time, as a power of ten, which is so many heartbeat timeouts.
+FREEZES, MOST_TIMEOUTS = (0.0, 1.5), 3.0
+#: Probability that their connections break meanwhile, and what is sent to them is lost.
+LOSES = 0.3
+#: For so much of the heartbeat timeout a coordinator may be stopped that is not to be given up.
+PATIENT = 0.6
 
 #: For how many heartbeat timeouts those are late who are to hear that a server is presumed lost.
 VEILED = 0.9, 1.3
@@ -63,6 +69,7 @@ class Troubles:
             (faults.stop, partial(stop, "worker")), (faults.route, self._cut_route),
             (faults.server_stop, partial(stop, "server")), (faults.ways, self._cut_ways),
             (faults.deaf, self._deafen_somebody), (faults.veil, self._veil_somebody),
+            (faults.freeze, self._freeze_some),
         )  # fmt: skip
         if rolling is not None:
             rates = (*rates, (faults.drain, rolling.ask))
@@ -106,6 +113,31 @@ class Troubles:
             seconds = self._seconds(self._faults.stop_s)
             self._miss(node, seconds)
             self._simulation.stop(node, seconds)
+
+    def _freeze_some(self) -> None:
+        """Stop one node or two, whatever they are, shorter or longer than what they wait for, or is waited for them."""
+        rng, simulation = self._rng, self._simulation
+        alive = [node for node in simulation.nodes.values() if node.alive]
+        coordinators = [node for node in alive if node.role == "coordinator"]
+        first = rng.choice(coordinators if coordinators and rng.random() < OF_COORDINATOR else alive or [None])
+        both = [first, *rng.sample(alive, rng.randint(0, 1))] if first is not None else []
+        seconds = simulation.options.heartbeat_timeout * MOST_TIMEOUTS * 10 ** -rng.uniform(*FREEZES)
+        for node in dict.fromkeys(both):
+            lasts_s = min(seconds, self._longest(node))
+            if not self._may_miss(node) or simulation.now < node.stopped_until:
+                continue
+            self._miss(node, lasts_s)
+            simulation.stop(node, lasts_s)
+            if lasts_s > RECONNECT_S[1] and rng.random() < LOSES:  # they are back before it is
+                simulation.note(node.name, "loses its connections")
+                self._network.reset_all(node.name, simulation.now)
+
+    def _longest(self, node: Node) -> float:
+        """Return how long a node may be stopped: where shards have copies nobody may give up the coordinator."""
+        options = self._simulation.options
+        if node.role != "coordinator" or self._losses is None or options.patience:
+            return LONGEST_S
+        return PATIENT * options.heartbeat_timeout
 
     def _deafen_somebody(self) -> None:
         losses, node = self._losses, self._choose("server")

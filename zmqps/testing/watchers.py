@@ -47,7 +47,7 @@ class Watchers:
 
     def check(self, coordinator: Node, view: Mapping[str, Any]) -> None:
         """Assert that what a coordinator shows is so."""
-        machine, now = coordinator.machine, self._simulation.now
+        machine, now = coordinator.machine, self._simulation.time_of(coordinator)
         assert isinstance(machine, CoordinatorMachine)
         names = {node.identity.incarnation: node.name for node in self._simulation.nodes.values()}
         for wait in view["waits"]:

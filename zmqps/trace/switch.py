@@ -95,6 +95,10 @@ class Switch:
         self.stop()
         self._ring = None
 
+    def time(self) -> float:
+        """Return the time by the clock that spans are noted with."""
+        return time.monotonic()
+
     @property
     def nbytes(self) -> int:
         """How many bytes can be read."""

@@ -28,8 +28,8 @@ def series(cluster: Coordinator, node: str, name: str) -> list[list[Any]]:
     return found[0]["points"] if found else []
 
 
-def counters(**more: Any) -> dict[str, Any]:
-    return {"rss_nbytes": 1 << 20, "cpu_seconds": 0.0, **more}
+def counters(awake_seconds: float = 0.0, **more: Any) -> dict[str, Any]:
+    return {"rss_nbytes": 1 << 20, "cpu_seconds": 0.0, "awake_seconds": awake_seconds, **more}
 
 
 def steps(total: float, number: int) -> list[float]:
@@ -39,20 +39,31 @@ def steps(total: float, number: int) -> list[float]:
 def test_rates_are_what_a_member_has_counted_between_two_heartbeats() -> None:
     cluster = Cluster("s0", "w0")
     cluster.now = 10.0
-    cluster.take("w0", Heartbeat(counters(bytes_sent=1000, cpu_seconds=1.0, step_seconds=steps(2.0, 4))))
+    cluster.take("w0", Heartbeat(counters(3.0, bytes_sent=1000, cpu_seconds=1.0, step_seconds=steps(2.0, 4))))
     cluster.now = 12.0
-    cluster.take("w0", Heartbeat(counters(bytes_sent=5000, cpu_seconds=2.0, step_seconds=steps(3.0, 6))))
+    cluster.take("w0", Heartbeat(counters(5.0, bytes_sent=5000, cpu_seconds=2.0, step_seconds=steps(3.0, 6))))
     assert series(cluster, "worker 0", "bytes_sent_per_second") == [[12.0, 2000.0, 2000.0, 2000.0, None]]
     assert series(cluster, "worker 0", "cpu") == [[12.0, 0.5, 0.5, 0.5, None]]
     assert series(cluster, "worker 0", "step_seconds") == [[12.0, 0.5, 0.5, 0.5, None]]
     assert [point[1] for point in series(cluster, "worker 0", "rss_nbytes")] == [1 << 20, 1 << 20]
 
 
+def test_rates_are_by_the_clock_of_those_that_count_where_the_coordinator_has_slept() -> None:
+    cluster = Cluster("s0", "w0", staleness=None)
+    for second in range(20):
+        cluster.now += 1.0 if second not in range(5, 15) else 0.001  # these wait in its socket
+        cluster.take("w0", Heartbeat(counters(float(second), bytes_sent=100 * second, pushes=8 * second)))
+    for node, name, rate in (("worker 0", "bytes_sent_per_second", 100.0), ("", "steps_per_second", 8.0)):
+        points = series(cluster, node, name)
+        assert points
+        assert {(mean, least, most) for _, mean, least, most, _ in points} == {(rate, rate, rate)}
+
+
 def test_what_a_member_says_wrongly_is_not_shown_and_harms_nobody() -> None:
     cluster = Cluster("s0", "w0")
     for at, lie in enumerate([float("nan"), "many", None, [1], -5, 1e300, {"a": 1}]):
         cluster.now = 2.0 * at
-        cluster.take("w0", Heartbeat(counters(bytes_sent=lie, step_seconds=lie, staleness=lie, doing=lie)))
+        cluster.take("w0", Heartbeat(counters(lie, bytes_sent=lie, step_seconds=lie, staleness=lie, doing=lie)))
     shown = [point for one in view(cluster)["series"] for point in one["points"]]
     assert all(point[1] >= 0 for point in shown)
 
@@ -61,7 +72,7 @@ def test_heartbeats_close_together_tell_no_rate() -> None:
     cluster = Cluster("s0", "w0")
     for at in (10.0, 10.1, 10.2):
         cluster.now = at
-        cluster.take("w0", Heartbeat(counters(bytes_sent=int(at * 100))))
+        cluster.take("w0", Heartbeat(counters(at, bytes_sent=int(at * 100))))
     assert series(cluster, "worker 0", "bytes_sent_per_second") == []
 
 
@@ -70,7 +81,7 @@ def test_steps_of_a_job_are_counted_by_its_clock_or_by_pushes() -> None:
     for at in range(4):
         for cluster in (sync, free):
             cluster.now = 2.0 * at
-            cluster.take("w0", Heartbeat(counters(pushes=8 * at)))
+            cluster.take("w0", Heartbeat(counters(2.0 * at, pushes=8 * at)))
         sync.arrive("w0", at)
         sync.confirm(at)
     assert [point[1] for point in series(sync, "", "steps_per_second")] == [0.5, 0.5]

@@ -148,13 +148,6 @@ def test_who_is_silent_for_the_heartbeat_timeout_is_dropped_and_the_others_go_on
     assert any(isinstance(action, PushRound) and sorted(action.brought) == [1, 3] for action in actions)
 
 
-def test_a_leader_that_was_stopped_itself_drops_nobody_for_it() -> None:
-    group = Group(3)
-    group.now = 60.0
-    actions = group.machine.on_deadline(group.now)
-    assert not any(isinstance(action, Drop) for action in actions)
-
-
 def test_a_step_is_read_once_in_the_synchronous_mode() -> None:
     group = Group(3)
     [fetch] = group.say(1, Want(0))

@@ -38,6 +38,15 @@ def test_an_answer_from_before_its_question_says_nothing() -> None:
     assert samples.offset is None
 
 
+def test_answers_from_before_one_of_the_clocks_stood_still_are_forgotten() -> None:
+    samples = Samples()
+    samples.add(0.0, 50.0, 0.001)
+    samples.add(1.0, 51.1, 1.2)
+    assert samples.offset == estimate([Sample(0.0, 50.0, 0.001)])
+    samples.add(2.0, 60.0, 2.2)
+    assert samples.offset == estimate([Sample(2.0, 60.0, 2.2)])
+
+
 def test_old_answers_are_forgotten_for_clocks_drift() -> None:
     samples = Samples()
     samples.add(0.0, 50.0, 0.0)  # the quickest of all

@@ -28,6 +28,7 @@ WHO = b"a".ljust(16, b".")
 class Recorder:
     def __init__(self) -> None:
         self.calls: list[str] = []
+        self.now = 0.0
         self.data = b""
         self.lost = 56
 
@@ -41,6 +42,9 @@ class Recorder:
     def forget(self) -> None:
         self.calls.append("forget")
         self.data = b""
+
+    def time(self) -> float:
+        return self.now
 
     @property
     def nbytes(self) -> int:
@@ -62,6 +66,7 @@ class Joined:
         self.tell(WELCOME, 0.0)
 
     def tell(self, message: Message, now: float) -> list[Action]:
+        self.recorder.now = now
         actions = self.member.on_message(message, now)
         self.member.tracing.validate()
         return actions
@@ -69,6 +74,7 @@ class Joined:
     def wait(self, until: float) -> list[Action]:
         actions: list[Action] = []
         while (due := self.member.next_deadline()) is not None and due <= until:
+            self.recorder.now = due
             actions += self.member.on_deadline(due)
             self.member.on_message(HeartbeatAck(4), due)
             self.member.tracing.validate()

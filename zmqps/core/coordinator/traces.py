@@ -186,7 +186,7 @@ class Traces:
         """A node says how far it is, or has a piece that somebody wants."""
         if isinstance(message, Piece):
             return self._pass_on(member, message)
-        clock = Send(member.peer, Clock(message.number, message.state, message.sent, now))
+        clock = Send(member.peer, Clock(message.number, message.state, message.sent, self.recorder.time()))
         node = self.nodes.get(member.incarnation) if message.number == self.number else None
         if node is None or self.state == NONE:  # nobody knows of it any more
             end = [Send(member.peer, RecordSpans(message.number, 0.0, 0))] if message.state == ON else []

@@ -48,9 +48,14 @@ class Happened:
 
 @dataclass(slots=True, kw_only=True)
 class Sample:
-    """What a member had counted at a heartbeat."""
+    """What a member had counted at a heartbeat, at this time by its own clock.
+
+    What it counts in a while is a rate by that clock only: the coordinator may have stood still meanwhile.
+    """
 
     at: float
+    pushes: float
+    pushes_per_second: float = 0.0
     sent: float
     received: float
     cpu: float
@@ -84,7 +89,8 @@ class Watching:
         is_server = member.role == "server"
         sent, received = ("pulled_nbytes", "pushed_nbytes") if is_server else ("bytes_sent", "bytes_received")
         sample = Sample(
-            at=now,
+            at=_number(counters, "awake_seconds"),
+            pushes=_number(counters, "pushes"),
             sent=_number(counters, sent),
             received=_number(counters, received),
             cpu=_number(counters, "cpu_seconds"),
@@ -92,14 +98,15 @@ class Watching:
             staleness=_summed(counters, "staleness"),
         )
         before: Sample | None = member.sample
-        if before is not None and now - before.at < LEAST_S:
+        if before is not None and sample.at - before.at < LEAST_S:
             return
         member.sample = sample
         node, add = f"{member.role} {member.rank}", self.history.add
         add(Key(member.job, node, "rss_nbytes"), now, _number(counters, "rss_nbytes"))
         if before is None:
             return
-        span = now - before.at
+        span = sample.at - before.at
+        sample.pushes_per_second = max(0.0, sample.pushes - before.pushes) / span
         add(Key(member.job, node, "bytes_sent_per_second"), now, max(0.0, sample.sent - before.sent) / span)
         add(Key(member.job, node, "bytes_received_per_second"), now, max(0.0, sample.received - before.received) / span)
         add(Key(member.job, node, "cpu"), now, max(0.0, sample.cpu - before.cpu) / span)
@@ -119,7 +126,8 @@ class Watching:
         steps = steps_of(run)
         run.steps.counted = now, steps
         if at > float("-inf"):
-            self.history.add(Key(run.name, "", "steps_per_second"), now, max(0, steps - before) / (now - at), steps)
+            rate = max(0, steps - before) / (now - at) if run.steps.clock else _pushes_per_second(run)
+            self.history.add(Key(run.name, "", "steps_per_second"), now, rate, steps)
 
     def view(self, asked: Watch, status: Mapping[str, Any], runs: Mapping[str, JobRun], now: float) -> dict[str, Any]:
         """Return what there is to see of a cluster, whose status this is, as plain data."""
@@ -151,6 +159,12 @@ class Watching:
 def steps_of(run: JobRun) -> int:
     """Return how far a job is: its clock, or, where it has none, the pushes of its workers."""
     return run.steps.clock or sum(worker.num_pushes for worker in run.workers)
+
+
+def _pushes_per_second(run: JobRun) -> float:
+    """Return the pushes of all its workers, of each as it has counted them between its last heartbeats."""
+    samples: Iterable[Sample | None] = (worker.sample for worker in run.workers)
+    return sum(sample.pushes_per_second for sample in samples if sample is not None)
 
 
 def waited_for(run: JobRun) -> dict[str, float]:

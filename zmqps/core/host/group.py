@@ -98,7 +98,7 @@ class GroupMachine:
 
     def handle(self, event: HostEvent, now: float) -> list[HostAction]:
         """Take an event; return what to do."""
-        self._wake(now)
+        self._now = now
         if isinstance(event, Heard):
             actions = self._heard(event.member, event.message)
         elif isinstance(event, Gone):
@@ -118,7 +118,7 @@ class GroupMachine:
 
     def on_deadline(self, now: float) -> list[HostAction]:
         """Say that the leader lives, drop who does not, tell who waits for whom."""
-        self._wake(now)
+        self._now = now
         actions: list[HostAction] = []
         if now >= self._beat_due:
             self._beat_due = now + self._interval
@@ -134,14 +134,6 @@ class GroupMachine:
             self._tell_due = None
             actions += self._tell()
         return actions + self._settle()
-
-    def _wake(self, now: float) -> None:
-        """Notice that this process itself was stopped: what others have said meanwhile has not been read yet."""
-        asleep = now - self._now - 2 * self._interval
-        if asleep > 0:
-            for member in self.members.values():
-                member.heard_at += asleep
-        self._now = now
 
     # --- members ------------------------------------------------------------------------------
 

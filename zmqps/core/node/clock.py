@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 #: Of so many of the last answers the quickest is believed; older ones say less and less, for clocks drift.
 WINDOW = 64
+#: Times are rounded, and clocks drift by as much within the window.
+ROUNDING_S = 0.001
 
 
 class Sample(NamedTuple):
@@ -42,15 +44,19 @@ def estimate(samples: Iterable[Sample]) -> Offset | None:
 
 
 class Samples:
-    """The last answers."""
+    """The last answers, since one of the clocks was set or stood still last, as far as they show it."""
 
     def __init__(self) -> None:
         self._samples: deque[Sample] = deque(maxlen=WINDOW)
 
     def add(self, sent: float, at: float, back: float) -> None:
         """Take an answer; one that was back before it was asked for says nothing."""
-        if back >= sent:
-            self._samples.append(Sample(sent, at, back))
+        known, now = self.offset, estimate([Sample(sent, at, back)])
+        if back < sent or now is None:
+            return
+        if known is not None and abs(now.offset_s - known.offset_s) > now.error_s + known.error_s + ROUNDING_S:
+            self._samples.clear()  # both cannot be: of clocks that differ otherwise now the older ones say nothing
+        self._samples.append(Sample(sent, at, back))
 
     @property
     def offset(self) -> Offset | None:

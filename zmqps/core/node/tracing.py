@@ -35,6 +35,9 @@ class Recorder(Protocol):
     def forget(self) -> None:
         """Give the memory back."""
 
+    def time(self) -> float:
+        """Return the time, in seconds, by the clock that spans are noted with: it goes on while the node does not."""
+
     @property
     def nbytes(self) -> int:
         """How many bytes can be read."""
@@ -61,6 +64,10 @@ class Nothing:
 
     def forget(self) -> None:
         """Do nothing."""
+
+    def time(self) -> float:
+        """Return a time that is not that of any clock: there is nothing that it would be compared for."""
+        return 0.0
 
     def read(self, offset: int, nbytes: int) -> bytes:
         """Return nothing."""
@@ -160,7 +167,7 @@ class NodeTracing:
 
     def _clock(self, message: Clock, now: float) -> list[Action]:
         if message.number == self.number and self.state != NONE:
-            self.samples.add(message.sent, message.at, now)
+            self.samples.add(message.sent, message.at, self.recorder.time())
             if message.state == OFF == self.state:
                 self._heard = True
                 self._set_due()
@@ -179,7 +186,8 @@ class NodeTracing:
         facts = {} if offset is None else offset._asdict()
         nbytes, lost = (self.recorder.nbytes, self.recorder.lost) if self.state == OFF else (0, 0)
         steps = max(0, self._pushes - self._began_with)
-        return [Send(COORDINATOR, SpansRecorded(self.number, self.state, now, nbytes, lost, steps, facts))]
+        sent = self.recorder.time()
+        return [Send(COORDINATOR, SpansRecorded(self.number, self.state, sent, nbytes, lost, steps, facts))]
 
     @property
     def _pushes(self) -> int:

@@ -90,6 +90,7 @@ OF_NODES: tuple[Figure, ...] = (
     _counter("logged", "log_calls", W, "Calls of worker.log."),
     _counter("log_dropped", "dropped_log_calls", W, "Calls of worker.log that did not come to the coordinator."),
     _counter("waiting_seconds", "waiting_seconds", W, "Seconds for which a worker had operations under way."),
+    _counter("awake_seconds", "awake_seconds", ALL, "Seconds that the node runs, without those that it stood still."),
     _counter("cpu_seconds", "cpu_seconds", ALL, "Processor time of the node's process, all threads."),
     _counter("loop_lag_seconds", "loop_lag_seconds", ALL, "Seconds by which the node's loop was late for its timers."),
     _counter("gc_pauses", "gc_pauses", ALL, "Runs of Python's collector in the node's process."),

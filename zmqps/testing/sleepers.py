@@ -1,0 +1,94 @@
+"""Nodes that stand still, and what those may make of it that judge them by their silence, or were asleep themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from zmqps.core.coordinator.machine import CoordinatorMachine
+from zmqps.core.node.awake import LOOK_S, SLACK_S
+from zmqps.core.protocol.messages import Message
+from zmqps.core.server.machine import ServerMachine
+from zmqps.core.worker.session import SessionMachine
+from zmqps.testing.engine import Node
+from zmqps.testing.network import RECONNECT_S, Faults
+
+if TYPE_CHECKING:
+    from zmqps.testing.cluster import SimulatedCluster
+
+#: So much of a silence, in seconds, may be that of messages on their way, or of a node that has much to do.
+LATE_S = 0.3
+#: So many departures are looked at: more do not happen at once.
+NEWEST = 16
+
+
+#: From when until when somebody stood still, each time.
+Stops = Sequence[tuple[float, float]]
+
+
+def slept_s(stops: Stops, own: Stops, since: float, until: float) -> float:
+    """Return for how long of a time somebody stood still while the one that judges it did not."""
+    slept = [(max(begin, since), min(end, until)) for begin, end in stops]
+    both = [(max(begin, b), min(end, e)) for begin, end in slept for b, e in own]
+    return sum(max(0.0, end - begin) for begin, end in slept) - sum(max(0.0, end - begin) for begin, end in both)
+
+
+class Sleepers:
+    """Who stood still when, and asserts that nobody is given up for the sleep of the one that judges.
+
+    Parameters
+    ----------
+    simulation
+        Whose nodes.
+    faults
+        What else goes wrong: where nodes are silent for other reasons, nothing is asserted.
+    """
+
+    def __init__(self, simulation: SimulatedCluster, faults: Faults) -> None:
+        self.num_judged = 0  # how often somebody that lives was given up, rightly
+        self._simulation = simulation
+        others = faults.loss, faults.partition, faults.ways, faults.deaf, faults.veil, faults.departure
+        self._asserts = not any(others)
+        self._heard: dict[tuple[str, str], float] = {}  # when a node has heard another one last
+        self._judged: set[tuple[str, bytes]] = set()
+        simulation.on_receive.append(self._received)
+
+    def _received(self, receiver: Node, sender: str, message: Message) -> None:
+        if "coordinator" in (receiver.name, sender):
+            self._heard[receiver.name, sender] = self._simulation.now
+
+    def check(self, node: Node) -> None:
+        """Assert that whom a node has just given up was silent while it was awake."""
+        if not self._asserts:
+            return
+        machine = node.machine
+        if isinstance(machine, CoordinatorMachine):
+            for departure in islice(reversed(machine.membership.gone), NEWEST):
+                who = departure.member.incarnation
+                if departure.how == "lost" and (node.name, who) not in self._judged:
+                    self._judged.add((node.name, who))
+                    named = (n for n in self._simulation.nodes.values() if n.identity.incarnation == who)
+                    if (other := next(named, None)) is not None:
+                        self._check_silent(node, other, machine.membership.timeout)
+        elif isinstance(machine, ServerMachine | SessionMachine):
+            member = machine.member
+            coordinator = self._simulation.nodes.get("coordinator")
+            if coordinator is None or not member.lost or member.restarted or (node.name, b"") in self._judged:
+                return
+            self._judged.add((node.name, b""))
+            self._check_silent(node, coordinator, member.patience)
+
+    def _check_silent(self, judge: Node, other: Node, timeout: float) -> None:
+        """Assert that a node that lives, and was given up, has stood still for about as long as it was waited for."""
+        since = max(self._heard.get((judge.name, other.name), 0.0), judge.started_at)
+        if not other.alive or other.started_at > since:
+            return  # the one before it was heard, or this one has yet to say who it is
+        silent_s = slept_s(other.stops, judge.stops, since, self._simulation.now)
+        own = [stop for stop in judge.stops if stop[1] > since]
+        # what each of its own stops may have taken of its time, a heartbeat that was due, and a new connection
+        unheard = LATE_S + self._simulation.options.heartbeat_interval + len(own) * (LOOK_S + SLACK_S)
+        unheard += RECONNECT_S[1] * (timeout > 2 * RECONNECT_S[1])
+        text = f"{judge.name} has given up {other.name}, which stood still for {silent_s:.1f} s of {timeout:g}"
+        assert silent_s >= timeout - unheard, f"{text}: it has judged by its own sleep"
+        self.num_judged += 1
