@@ -333,7 +333,7 @@ def test_a_message_that_there_is_no_memory_for_is_lost_as_on_a_network(
     def scenario(driver: Driver, transport: FakeTransport) -> None:
         for _ in range(100):
             with monkeypatch.context() as patch:
-                patch.setattr("zmqps.net.driver.decode", full)
+                patch.setattr(driver, "decode", full)
                 transport.receive(*encode(Left()), peer=CLIENT)
         with monkeypatch.context() as patch:
             patch.setattr("zmqps.net.driver.encode", full)
