@@ -14,8 +14,8 @@ def listed(names: Sequence[str], most: int, number: int | None = None) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number of something in words: ``1 worker``, ``2 workers``."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    """Return a number of something in words: ``1 worker``, ``2 workers``, ``3 losses``."""
+    return f"{number} {noun}{'' if number == 1 else 'es' if noun.endswith('s') else 's'}"
 
 
 def printable(text: str) -> str:

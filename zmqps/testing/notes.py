@@ -43,7 +43,9 @@ class Diary:
     def __init__(self, simulation: SimulatedCluster, *, few: bool) -> None:
         self._simulation = simulation
         self._few = few
-        self._logged: dict[int, list[float]] = defaultdict(list)  # worker -> when each call was
+        self._logged: dict[int, list[tuple[float, float]]] = defaultdict(
+            list
+        )  # worker -> when each call was, also by its own time
         self._known: dict[int, int] = defaultdict(int)  # worker -> calls that were taken or counted as lost
         self._last: dict[
             int, object
@@ -65,7 +67,7 @@ class Diary:
         self._last.setdefault(sender.number, self._simulation.nodes["coordinator"].machine)
         for _ in range(CALLS):
             book.add(self._simulation.time_of(sender), {"who": sender.number, "number": len(times)}, step=len(times))
-            times.append(self._simulation.now)
+            times.append((self._simulation.now, self._simulation.time_of(sender)))
 
     def told(self, coordinator: Node, event: Logged) -> None:
         """Assert that what the coordinator tells comes next, but for what it says is lost, or was lost with it."""
@@ -84,8 +86,8 @@ class Diary:
             lost = 0
             unfounded = self._lost[who] - self._books[who].num_dropped
             assert unfounded <= 0, f"{unfounded} calls of worker {who} are counted as lost that it had room for"
-        assert all(at >= was - 1e-6 for at, was in when), "a call is dated before it was made"
-        late = [at - was for at, was in when]
+        assert all(at >= was - 1e-6 for at, (was, _) in when), "a call is dated before it was made"
+        late = [at - own for at, (_, own) in when]
         assert max(late) - min(late) < 1e-6, "calls of one message are moved against each other in time"
 
     @property

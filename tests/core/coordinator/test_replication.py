@@ -390,3 +390,17 @@ def test_since_when_a_shard_is_degraded_is_not_that_of_an_earlier_loss() -> None
     cluster.now += 5.0
     cluster.promoted(cluster.lose("s1"))
     assert "since 0 s ago (server 1" in cluster.degraded()[0]
+
+
+def test_a_job_that_is_placed_again_is_judged_by_the_copies_that_it_has_then() -> None:
+    cluster = Coordinator(servers=3, replicas=1)
+    cluster.join("s0", "s1", "s2", "w0")
+    cluster.init("w0", job())
+    cluster.take("s1", Leave("closed"))
+    cluster.join("s3")
+    cluster.init("w0", job(), 2)
+    names = ("s0", "s2", "s3")
+    cluster.ready(*names, loaded=False)
+    cluster.ready(*names)
+    assert cluster.run().startup.ready
+    assert cluster.machine.status(cluster.now)["jobs"]["default"]["replicas"]["degraded"] == []

@@ -60,7 +60,7 @@ class Replication:
         self._steps = steps
         self._promoting: dict[int, Copy] = {}  # by shard: what is to be its primary, and has not said that it is
         self._unanswered: dict[int, Copy] = {}  # primaries that were told their backups, by epoch
-        self.shortages = Shortages(startup.copies, replicas)
+        self.shortages = Shortages(startup, replicas)
         self._retry_due: float | None = None
         self._num_retries = 0
         self._unfit: dict[tuple[bytes, int], str] = {}  # why servers, by incarnation, could not keep a copy of a shard

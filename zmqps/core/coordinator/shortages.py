@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from zmqps.core.coordinator.copies import Copies
 from zmqps.core.coordinator.journal import Plain
+from zmqps.core.coordinator.startup import Startup
 from zmqps.errors import counted
 
 
@@ -24,20 +24,20 @@ class Shortages:
 
     Parameters
     ----------
-    copies
-        The job's.
+    startup
+        Of the job; it has the copies, others after each new start.
     replicas
         How many backups a shard should have.
     """
 
-    def __init__(self, copies: Copies, replicas: int) -> None:
-        self._copies = copies
+    def __init__(self, startup: Startup, replicas: int) -> None:
+        self._startup = startup
         self._replicas = replicas
         self._noted: dict[int, Shortage] = {}  # by shard
 
     def lacks(self, shard: int) -> bool:
         """Whether a shard has fewer whole copies than it should; one of them is its primary, or about to be."""
-        whole = sum(copy.whole for copy in self._copies if copy.shard == shard)
+        whole = sum(copy.whole for copy in self._startup.copies if copy.shard == shard)
         return bool(self._replicas) and whole <= self._replicas
 
     def note(self, shard: int, why: str, now: float, *, anywhere: bool = False) -> None:
@@ -70,8 +70,8 @@ class Shortages:
         """Yield which shards have too few backups, since when and why, and what one more loss would cost."""
         for shard, short in self:
             since = f"since {now - short.since:.0f} s ago ({short.why})"
-            whole = [copy for copy in self._copies if copy.shard == shard and copy.whole]
-            filling = [copy.server.title for copy in self._copies.backups(shard) if not copy.whole]
+            whole = [copy for copy in self._startup.copies if copy.shard == shard and copy.whole]
+            filling = [copy.server.title for copy in self._startup.copies.backups(shard) if not copy.whole]
             soon = f"; {', '.join(filling)} is being filled" if filling else ""
             if len(whole) == 1:
                 cost = f"if {whole[0].server.title} were lost, its values would be gone"
