@@ -176,9 +176,11 @@ def _secrets(told: Mapping[str, Any]) -> list[Path]:
     context = click.get_current_context(silent=True)
     configured = (context.find_root().default_map or {}) if context is not None else {}
     tables = [told, *(table for table in configured.values() if isinstance(table, Mapping))]
-    found = [Path(table[name]) for table in tables for name in SECRETS if table.get(name)]
+    values = [table.get(name) for table in tables for name in SECRETS]  # what another command has is not checked here
+    found = [Path(value) for value in values if value and isinstance(value, str | Path)]
     ends = tuple(f"_{name.upper()}" for name in SECRETS)
-    found += [Path(value) for name, value in os.environ.items() if name.startswith("ZMQPS_") and name.endswith(ends)]
+    said = {name: value for name, value in os.environ.items() if value and name.startswith("ZMQPS_")}
+    found += [Path(value) for name, value in said.items() if name.endswith(ends)]
     try:
         words = shlex.split(told["ssh"])[1:]
     except ValueError:  # `Shell` says so
