@@ -16,7 +16,7 @@ import click
 from zmqps.cli import settings
 from zmqps.cli.settings import setting
 from zmqps.core.protocol import exits
-from zmqps.files import TEXT_NBYTES, read_file
+from zmqps.files import TEXT_NBYTES, open_given, read_file
 
 if TYPE_CHECKING:
     from zmqps.cli.launch_config import LaunchConfig
@@ -128,7 +128,9 @@ def _config(told: dict[str, Any]) -> LaunchConfig:
     if (told["hosts"] is None) == (told["host"] is None):
         raise click.UsageError("say which hosts: --hosts FILE or -H HOST:SLOTS,HOST:SLOTS")
     if told["hosts"] is not None:
-        hosts = read_hostfile(read_file(told["hosts"], TEXT_NBYTES).decode(errors="replace"), str(told["hosts"]))
+        hosts = read_hostfile(
+            read_file(told["hosts"], TEXT_NBYTES, open_given).decode(errors="replace"), str(told["hosts"])
+        )
     else:
         hosts = read_hosts(told["host"])
     if told["interface"]:
