@@ -57,6 +57,22 @@ def odd(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return path
 
 
+def test_a_pipe_that_a_shell_gives_this_process_is_read_up_to_a_bound_and_a_link_to_it_is_not(tmp_path: Path) -> None:
+    for most, expected in ((32, b"x" * 32), (31, None)):
+        read, write = os.pipe()
+        os.write(write, b"x" * 32)
+        os.close(write)
+        if expected is None:
+            with pytest.raises(UnsafeFileError, match="more than 31 B"):
+                files.read_file(f"/dev/fd/{read}", most, files.open_given)
+        else:
+            assert files.read_file(f"/dev/fd/{read}", most, files.open_given) == expected
+        (tmp_path / f"{most}").symlink_to(f"/dev/fd/{read}")
+        with pytest.raises(UnsafeFileError, match="FIFO"):
+            files.read_file(tmp_path / f"{most}", most, files.open_given)
+        os.close(read)
+
+
 def test_a_plain_file_is_read_and_so_is_what_a_link_leads_to(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"abc")
     (tmp_path / "link").symlink_to("file")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Callable
 from contextlib import suppress
@@ -33,6 +34,8 @@ _KINDS = (
     (stat.S_ISLNK, "a link"),
 )
 _PART_NBYTES = 16 << 20
+#: Names of what this process was given open, by a shell for ``<(…)`` as a rule: nobody else put anything there.
+_GIVEN = re.compile(r"/dev/(?:stdin|fd/\d{1,9})")
 
 
 def check_plain(facts: os.stat_result, path: str | os.PathLike[str]) -> None:
@@ -72,6 +75,16 @@ def open_plain(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
         os.close(fd)
         raise
     return fd
+
+
+def open_given(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
+    """Open what a user names, and return its descriptor; an `Opener`.
+
+    ``/dev/stdin`` and ``/dev/fd/N`` may be anything, and are waited for; all else is as for `open_plain`.
+    """
+    if _GIVEN.fullmatch(os.fspath(path)):
+        return os.open(path, flags | os.O_CLOEXEC)
+    return open_plain(path, flags)
 
 
 def open_file(path: str | os.PathLike[str], opener: Opener | None = None) -> FileIO:

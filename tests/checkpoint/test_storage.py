@@ -61,6 +61,16 @@ def test_an_odd_manifest_is_refused_by_its_name_and_the_one_before_is_taken(
     assert bad.exists()
 
 
+@pytest.mark.parametrize(("make", "what"), [(os.mkfifo, "it is a FIFO, no plain file"), (loop, "symbolic links")])
+def test_an_error_says_in_whole_words_what_is_wrong_with_a_file(
+    make: Callable[[Path], None], what: str, tmp_path: Path
+) -> None:
+    bad = saved(tmp_path, 1)
+    replaced(bad / "manifest.json", make)
+    with pytest.raises(CheckpointError, match=what):
+        zmqps.load(str(bad))
+
+
 @pytest.mark.parametrize("make", ODD, ids=lambda make: make.__name__)
 @pytest.mark.parametrize("number", [0, -1])
 def test_an_odd_file_of_a_shard_is_refused(make: Callable[[Path], None], number: int, tmp_path: Path) -> None:

@@ -122,6 +122,18 @@ def test_secrets_are_not_copied_that_options_variables_and_the_configuration_nam
     assert "copies 3 files" in said  # the script, its neighbour and the configuration
 
 
+@pytest.mark.parametrize("value", ["5", "true", '["keys"]', '""'])
+def test_a_configuration_of_another_command_that_names_no_file_stops_no_copy(
+    tmp_path, monkeypatch, capsys, value
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "zmqps.toml").write_text(f"[coordinator]\nkeys = {value}\n")
+    command = ["launch", "-H", "a", "--sync-code", "--dry-run", "--", "python", "train.py"]
+    assert run(["--config", "zmqps.toml", *command]) == exits.OK
+    assert "copies 2 files" in capsys.readouterr().out
+
+
 SYNC = ("launch", "-H", "a,b", "--sync-code", "--", "python", "train.py")
 
 

@@ -112,7 +112,8 @@ def secretive(project: Path) -> Path:
         "server.KEY": "x", "ca/host.pem": "-----BEGIN RSA PRIVATE KEY-----", "ca/ca.pem": "-----BEGIN CERTIFICATE-----",
         "job-secret.txt": "x" * 32, "hf_token": "x", "credentials.json": "{}", ".netrc": "x", "private.yaml": "x",
         "named/by/option": "x" * 32, "whole/of/it": "x", ".env.example": "A=", "key.py": "x", "tokens.py": "x",
-        "tokenizer.json": "{}", "keys.md": "x", "monkey": "x",
+        "tokenizer.json": "{}", "keys.md": "x", "monkey": "x", "odd/node.key.bak": "x", "odd/.env~": "x",
+        "odd/job.secret.old": "x", "train.py.bak": "x",
     }.items():  # fmt: skip
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text(text)
@@ -125,10 +126,11 @@ def secretive(project: Path) -> Path:
 SECRETS = {
     "keys/", "deep/cluster/", ".env", "conf/.env.local", ".ssh/", "id_ed25519", "server.KEY", "ca/host.pem",
     "job-secret.txt", "hf_token", "credentials.json", ".netrc", "private.yaml", "named/by/option", "whole/",
+    "odd/node.key.bak", "odd/.env~", "odd/job.secret.old",
 }  # fmt: skip
 NO_SECRETS = {
     "ca/ca.pem", ".env.example", "key.py", "tokens.py", "tokenizer.json", "keys.md", "monkey", "weights.safetensors",
-    "train.py",
+    "train.py", "train.py.bak",
 }  # fmt: skip
 
 

@@ -34,7 +34,8 @@ from zmqps.core.protocol.messages import EndJob, Error, Left, Message, Released,
 from zmqps.core.protocol.wire import MAX_HEADER_NBYTES, decode, encode
 from zmqps.errors import DeviceError, InternalError, ProtocolError
 from zmqps.logs.handler import fields_of
-from zmqps.net.driver import LINGER_S, Driver
+from zmqps.net import loops
+from zmqps.net.driver import LINGER_S, STANDSTILL_S, Driver
 from zmqps.net.transport import INBOUND
 
 LOG = logging.getLogger("zmqps.test")
@@ -90,6 +91,16 @@ class FakeTransport:
 
     def close(self, linger: float) -> None:
         self.closed.append(linger)
+
+
+class Time:
+    """What `time.monotonic` returns."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
 
 
 class FakeMachine:
@@ -516,3 +527,27 @@ def test_the_transport_says_where_a_stranger_comes_from_that_introduces_itself(m
     drive(machine, lambda driver, transport: transport.receive(*encode(message), peer=b"x"))
     (event,) = machine.events
     assert (event.message, event.origin) == (message, origin)
+
+
+def test_only_what_a_node_stands_still_once_it_has_begun_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock, told = Time(), list[bool]()
+    monkeypatch.setattr(loops, "time", clock)
+    machine = FakeMachine(lambda event: [])
+
+    def ring() -> list[Action]:
+        told.append("stood still" in caplog.text)
+        if len(told) == 2:
+            return [Exit(0, "told")]
+        machine.deadline = asyncio.get_running_loop().time()
+        clock.now += 2 * STANDSTILL_S  # stopped
+        return []
+
+    async def begin() -> None:
+        clock.now += 2 * STANDSTILL_S  # it compiles, say
+        machine.deadline, machine.on_ring = asyncio.get_running_loop().time(), ring
+        await Driver(machine, FakeTransport(), LOG).run()
+
+    loops.run(begin())
+    assert told == [False, True]

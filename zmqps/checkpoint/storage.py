@@ -12,14 +12,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
-from zmqps import checks
-from zmqps.errors import CheckpointStorageError, ConfigurationError, UnsafeFileError
+from zmqps.errors import CheckpointStorageError, ConfigurationError, UnsafeFileError, printable
 from zmqps.files import check_plain, create, make_directory, open_file
 
 Bytes = bytes | bytearray | memoryview
 
 #: More is not read at a time: a manifest has at most half as much, a chunk far less.
 MAX_READ_NBYTES = 1 << 30
+#: Of what a file system says of an error; others than ours say a page.
+MAX_WHY_CHARS = 200
 #: Fewer bytes are not worth a call that tells the disk to begin.
 BEGIN_NBYTES = 1 << 20
 
@@ -229,7 +230,7 @@ def _facts(path: str, doing: str, error: OSError) -> dict[str, Any]:
     elif error.errno in (errno.EACCES, errno.EPERM):
         what, advice = f"this process may not {doing} there", "change the owner or the mode, or name another directory"
     else:
-        what = f"cannot {doing} there: {checks.shown(str(error))}"
+        what = f"cannot {doing} there: {printable(error.strerror or str(error))[:MAX_WHY_CHARS]}"
         advice = "see whether the disk is in order and mounted, or name another directory"
     return {"path": path, "what": what, "good": "", "advice": advice}
 

@@ -18,7 +18,7 @@ from zmqps.cli.settings import Size, setting
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.endpoints import parse_ports
 from zmqps.errors import ConfigurationError, PSError
-from zmqps.files import TEXT_NBYTES, read_file
+from zmqps.files import TEXT_NBYTES, open_given, read_file
 
 if TYPE_CHECKING:
     from zmqps.doctor.examine import Wanted
@@ -143,7 +143,9 @@ def _hosts(told: Mapping[str, Any]) -> list[Host]:
     from zmqps.launch.ssh import Shell
 
     if told["hosts"] is not None:
-        named = read_hostfile(read_file(told["hosts"], TEXT_NBYTES).decode(errors="replace"), str(told["hosts"]))
+        named = read_hostfile(
+            read_file(told["hosts"], TEXT_NBYTES, open_given).decode(errors="replace"), str(told["hosts"])
+        )
     else:
         named = read_hosts(told["host"])
     if len(named) > MAX_HOSTS:

@@ -16,7 +16,7 @@ import click
 from zmqps.cli import settings
 from zmqps.cli.settings import setting
 from zmqps.core.protocol import exits
-from zmqps.files import TEXT_NBYTES, read_file
+from zmqps.files import TEXT_NBYTES, open_given, read_file
 
 if TYPE_CHECKING:
     from zmqps.cli.launch_config import LaunchConfig
@@ -128,7 +128,9 @@ def _config(told: dict[str, Any]) -> LaunchConfig:
     if (told["hosts"] is None) == (told["host"] is None):
         raise click.UsageError("say which hosts: --hosts FILE or -H HOST:SLOTS,HOST:SLOTS")
     if told["hosts"] is not None:
-        hosts = read_hostfile(read_file(told["hosts"], TEXT_NBYTES).decode(errors="replace"), str(told["hosts"]))
+        hosts = read_hostfile(
+            read_file(told["hosts"], TEXT_NBYTES, open_given).decode(errors="replace"), str(told["hosts"])
+        )
     else:
         hosts = read_hosts(told["host"])
     if told["interface"]:
@@ -176,9 +178,11 @@ def _secrets(told: Mapping[str, Any]) -> list[Path]:
     context = click.get_current_context(silent=True)
     configured = (context.find_root().default_map or {}) if context is not None else {}
     tables = [told, *(table for table in configured.values() if isinstance(table, Mapping))]
-    found = [Path(table[name]) for table in tables for name in SECRETS if table.get(name)]
+    values = [table.get(name) for table in tables for name in SECRETS]  # what another command has is not checked here
+    found = [Path(value) for value in values if value and isinstance(value, str | Path)]
     ends = tuple(f"_{name.upper()}" for name in SECRETS)
-    found += [Path(value) for name, value in os.environ.items() if name.startswith("ZMQPS_") and name.endswith(ends)]
+    said = {name: value for name, value in os.environ.items() if value and name.startswith("ZMQPS_")}
+    found += [Path(value) for name, value in said.items() if name.endswith(ends)]
     try:
         words = shlex.split(told["ssh"])[1:]
     except ValueError:  # `Shell` says so

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import click
 
 from zmqps.errors import ConfigurationError, UnsafeFileError
-from zmqps.files import TEXT_NBYTES, read_file
+from zmqps.files import TEXT_NBYTES, open_given, read_file
 from zmqps.launch.restarts import DRAIN_TIMEOUT_S, RESTARTS
 from zmqps.logs.lines import LEVELS
 
@@ -336,7 +336,7 @@ def read_config(path: Path, group: click.Group) -> dict[str, Any]:
         The file cannot be read, or contains a key that no command knows.
     """
     try:
-        text = read_file(path, TEXT_NBYTES).decode()
+        text = read_file(path, TEXT_NBYTES, open_given).decode()
         entries = tomllib.loads(text)
     except UnsafeFileError:
         raise

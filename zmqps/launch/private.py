@@ -21,7 +21,9 @@ from zmqps.net.keyring import AUTHORIZED, CLUSTER_PUBLIC, CLUSTER_SECRET
 FOLDERS = frozenset((".aws", ".azure", ".gcloud", ".gnupg", ".huggingface", ".kube", ".ssh"))
 #: What a directory of a cluster's keys has, whatever its own name.
 OF_KEYS = (CLUSTER_PUBLIC, CLUSTER_SECRET, AUTHORIZED)
-#: Names of secrets, in lower case and without ``.txt``.
+#: What does not count at the end of a name: most of it is of copies that editors and people leave.
+ENDS = (".txt", ".bak", ".old", ".orig", "~")
+#: Names of secrets, in lower case and without `ENDS`.
 NAMES = (
     *("*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx", "*.ppk"),
     *("id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", "id_ecdsa_sk", "id_ed25519_sk"),
@@ -73,7 +75,9 @@ def secrets_among(folder: Path, names: Iterable[str], script: str, named: Collec
 
 
 def _is_secret(path: Path, modes_tell: bool) -> bool:
-    name = path.name.lower().removesuffix(".txt")
+    name = path.name.lower()
+    for end in ENDS:
+        name = name.removesuffix(end)
     if any(fnmatchcase(name, pattern) for pattern in EXAMPLES):
         return False
     if path.name in OF_KEYS or any(fnmatchcase(name, pattern) for pattern in NAMES):

@@ -146,6 +146,8 @@ class Driver:
     async def run(self) -> Exit:
         """Start the machine and run it until it exits."""
         self._loop = loop = asyncio.get_running_loop()
+        await asyncio.sleep(0)  # the loop looks at the clock: what a node takes before it begins is no standstill
+        self._stood_s = stood_still_s(loop)
         self._exit, self._time, self._began_at = loop.create_future(), loop.time, loop.time()
         self._health.start()
         try:

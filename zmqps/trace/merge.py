@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from zmqps.errors import ConfigurationError
+from zmqps.errors import ConfigurationError, UnsafeFileError
 from zmqps.files import Opener, make_directory, open_to_replace, read_file
 
 #: The way of a message: phase it ends with where it was sent, phase in which it is handled.
@@ -168,6 +168,8 @@ def _add(process: Process, waits: dict[Any, dict[str, Any]], event: dict[str, An
 def _explained(path: Path) -> Iterator[None]:
     try:
         yield
+    except UnsafeFileError:  # it says itself what the file is
+        raise
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise ConfigurationError(f"{path} is no trace that zmqps has written: {error!s:.100}") from None
 
@@ -280,6 +282,8 @@ def load(path: Path, opener: Opener | None = None) -> Trace:
     ------
     ConfigurationError
         It has written no such file.
+    UnsafeFileError
+        It is a FIFO, a device or the like, or too long.
     """
     processes: dict[Any, Process] = {}
     waits: dict[Any, dict[str, Any]] = {}

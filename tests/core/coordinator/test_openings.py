@@ -11,7 +11,7 @@ from zmqps.core.coordinator.openings import MAX_WAITING, SHARE
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import Action, Received, Returned, Run
 from zmqps.core.protocol.large import Large, decode_small
-from zmqps.core.protocol.messages import Arrive, Assign, Error, Heartbeat, Init, Job, Message, Waiting
+from zmqps.core.protocol.messages import Arrive, Assign, Checkpoint, Error, Heartbeat, Init, Job, Message, Waiting
 from zmqps.core.protocol.typed import pack
 from zmqps.core.protocol.wire import MAX_SHORT_HEADER_NBYTES, encode
 from zmqps.errors import ConfigurationError, JobMismatchError, ProtocolError
@@ -156,6 +156,18 @@ def test_what_nobody_of_a_role_says_is_refused_unread(who: str) -> None:
     assert (refusal.request, refusal.code) == (1, ProtocolError.code)
     assert "takes no Job of 65," in refusal.text
     assert coordinator.aside == []
+
+
+@pytest.mark.parametrize("message", [Init(1, large().to_wire()), Checkpoint(1, "", 0, {"x": "y" * (64 << 10)})])
+@pytest.mark.parametrize("who", ["o", "nobody"])
+def test_those_who_begin_and_save_nothing_keep_no_worker_from_beginning(who: str, message: Message) -> None:
+    coordinator = Opened()
+    coordinator.join("s0", "w0", *[f"o{i}" for i in range(MAX_WAITING + 2)])
+    for i in range(MAX_WAITING + 2):
+        coordinator.say(f"{who}{i}", message)
+    coordinator.say("w0", Init(1, large().to_wire()))
+    coordinator.finish()
+    assert coordinator.run().startup.job == large()
 
 
 def test_counters_of_servers_may_be_many_and_those_of_workers_may_not() -> None:

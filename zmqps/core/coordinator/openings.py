@@ -26,12 +26,8 @@ SHARE = 3.0
 #: And for so long at least, so that the thread that has read is at rest.
 LEAST_S = 0.05
 #: Whose large messages of which kinds are opened aside, and which at once, for they come from nodes of the cluster.
-ASIDE: dict[str, tuple[type[Message], ...]] = {
-    "": (Checkpoint,),
-    "worker": (Init, Checkpoint),
-    "observer": (Init, Checkpoint),
-    "server": (),
-}
+#: Nobody else has any reason to send one, and none of theirs takes a place that a worker may need.
+ASIDE: dict[str, tuple[type[Message], ...]] = {"worker": (Init, Checkpoint)}
 AT_ONCE: dict[str, tuple[type[Message], ...]] = {"server": (Heartbeat, Error, Saved, Promoted)}
 
 
@@ -74,7 +70,7 @@ class Openings:
         role = "" if member is None else member.role
         if large.cls in AT_ONCE.get(role, ()):
             return large.opened()
-        if large.cls not in ASIDE[role]:
+        if large.cls not in ASIDE.get(role, ()):
             who = "somebody who has not joined" if member is None else member.title
             raise ProtocolError(f"the coordinator takes no {large.cls.__name__} of {large.nbytes:,} bytes from {who}")
         if member is not None:
