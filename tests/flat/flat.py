@@ -42,16 +42,19 @@ AT_A_TIME = 3
 #: Of a round: jobs, members that leave in order, that are killed, strangers without a key, and checkpoints of the job
 #: that is there all the time, beside the last one of each other job.
 JOBS, CLEAN, KILLED, STRANGERS, CHECKPOINTS = 20, 32, 32, 16, 20
-#: Memory may grow by so much from the middle to the end: what a moment happens to need, and tables that fill.
+#: Memory may grow by so much from the middle to the end, what a moment happens to need, …
 SPARE_KB = 2 << 10
+#: … and by so much for each thing more in tables that fill, those of `tests.flat.bounds`.
+THING_NBYTES = 512
 #: By so much more than after the first fifth: tables that fill, all of `tests.flat.bounds` together.
 TABLES_KB = 8 << 10
 #: So many more descriptors or threads than after the first fifth: of a connection that is about to end.
 SPARE_NUM = 4
 #: So many things more may be in one kind of container, or that many times as many: what a moment happens to need.
 SPARE_THINGS, SPARE_SHARE = 24, 1.1
-#: A journal takes what is kept, and 1,000 pages of 4 KiB that SQLite writes ahead.
-JOURNAL_KB = 6 << 10
+#: A journal takes what is kept, and 1,000 pages of 4 KiB that SQLite writes ahead; checkpoints what servers remember of
+#: workers that have gone, 4,096 or a table (`zmqps.core.server.past`), in text, in each that is kept of each shard.
+FILES_KB = {"journal, kB": 6 << 10, "checkpoints, kB": 4 << 10}
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,7 +271,8 @@ def grown(seen: Sequence[Held]) -> list[str]:
     found = []
     for name, after in last.processes.items():
         before = first.processes[name]
-        for since, most in ((first, TABLES_KB), (middle, SPARE_KB)):
+        filling = table_things(after) - table_things(middle.processes[name])
+        for since, most in ((first, TABLES_KB), (middle, SPARE_KB + max(0, filling) * THING_NBYTES // 1024)):
             if (more := after["trimmed_kb"] - since.processes[name]["trimmed_kb"]) > most:
                 found.append(f"{name} holds {more} kB more than after {since.jobs} jobs, {most} may be")
         for what in ("descriptors", "threads"):
@@ -279,9 +283,14 @@ def grown(seen: Sequence[Held]) -> list[str]:
             if num > max(num_before + SPARE_THINGS, SPARE_SHARE * num_before, bound_of(what)):
                 found.append(f"{name}: {what} {num_before} -> {num}")
     for what, num in last.files.items():
-        if num > max(SPARE_SHARE * first.files[what] + 4, JOURNAL_KB if what.startswith("journal") else 0):
+        if num > max(SPARE_SHARE * first.files[what] + 4, FILES_KB.get(what, 0)):
             found.append(f"{what}: {first.files[what]} -> {num}")
     return found
+
+
+def table_things(process: Mapping[str, Any]) -> int:
+    """Return how much is in the tables of a process that fill until they have as much as they may."""
+    return sum(num for what, num in process["inside"].items() if bound_of(what))
 
 
 #: What is shown of a process.
