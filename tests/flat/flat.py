@@ -52,9 +52,9 @@ TABLES_KB = 8 << 10
 SPARE_NUM = 4
 #: So many things more may be in one kind of container, or that many times as many: what a moment happens to need.
 SPARE_THINGS, SPARE_SHARE = 24, 1.1
-#: A journal takes what is kept, and 1,000 pages of 4 KiB that SQLite writes ahead; checkpoints what servers remember of
-#: workers that have gone, 4,096 or a table (`zmqps.core.server.past`), in text, in each that is kept of each shard.
-FILES_KB = {"journal, kB": 6 << 10, "checkpoints, kB": 4 << 10}
+#: A journal takes what is kept, and 1,000 pages of 4 KiB that SQLite writes ahead; checkpoints the ledgers of the last
+#: 4,096 pushes (`PUSH_WINDOW`), about 70 bytes a push in all that are kept.
+FILES_KB = {"journal, kB": 6 << 10, "checkpoints, kB": 512}
 
 
 @dataclass(frozen=True, slots=True)
