@@ -51,7 +51,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help install check format test test-random test-python test-slow test-repeats test-processes test-lan test-clusters test-engines test-browser test-prometheus frameworks test-frameworks test-conformance test-package package attack soak freezes simulate mutate test-gpu bench bench-full bench-gpu bench-gate bench-peers bench-frameworks experiments picture screenshots metrics roles errors constraints audit sbom demo demo-sparse up down scale status observe logs trace launch doctor coordinator server worker clean
+.PHONY: help install check format test test-random test-python test-slow test-repeats test-processes test-lan test-clusters test-engines test-browser test-prometheus frameworks test-frameworks test-conformance test-package package attack soak freezes flat simulate mutate test-gpu bench bench-full bench-gpu bench-gate bench-peers bench-frameworks experiments picture screenshots metrics roles errors constraints audit sbom demo demo-sparse up down scale status observe logs trace launch doctor coordinator server worker clean
 
 ##@ Development
 
@@ -113,6 +113,9 @@ soak: $(INSTALLED) ## train while nodes are killed, drained, added and stopped f
 
 freezes: $(INSTALLED) ## train while nodes and workers are stopped (SIGSTOP) two hundred times in each mode, and go on: ARGS="--number 40 --mode sync"
 	$(PY) -m tests.freezes $(ARGS)
+
+flat: $(INSTALLED) ## 500 jobs, 2,000 connections and 1,000 checkpoints on one cluster in about six minutes: what its processes hold does not grow
+	$(PY) -m tests.flat $(ARGS)
 
 test-repeats: $(INSTALLED) ## what `make test` tries in one mode, in the others: most scenarios of the simulator
 	$(PY) -m pytest -m repeats --numprocesses 2

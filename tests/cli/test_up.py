@@ -333,6 +333,18 @@ def test_so_it_is_where_a_signal_ends_the_cluster(start) -> None:
 
 
 @pytest.mark.processes
+def test_so_does_the_down_that_has_asked_for_the_end(start, zmqps) -> None:
+    steps = STEPS.replace('if "finish"', f'{FULL}if "finish"')
+    up = start(*UP, "--checkpoint", "ckpt", "--drain-timeout", "1", "--", sys.executable, "-c", steps, "wait")
+    up.wait_for("worker-0 .* at work")
+    ended = zmqps("down")
+    assert (ended.returncode, ended.stderr) == (exits.NOT_SAVED, "")
+    assert "without its last checkpoint" in ended.stdout
+    assert up.exit_code() == exits.NOT_SAVED, up.output
+    assert zmqps("down").stdout == "no cluster runs here\n"
+
+
+@pytest.mark.processes
 def test_no_last_checkpoint_is_written_where_that_is_said(zmqps, tmp_path) -> None:
     saving = ("--checkpoint", "ckpt", "--checkpoint-at-end", "no")
     result = zmqps(*UP, *saving, "--", sys.executable, "-c", STEPS, "finish")

@@ -15,7 +15,9 @@ from tests.flat.flat import in_directory, table
 def main() -> int:
     """Run what the command line says; return 1 if anything grows."""
     parser = argparse.ArgumentParser(prog="python -m tests.flat", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=100, help="of 5 jobs, 20 connections and 10 checkpoints each")
+    parser.add_argument(
+        "--rounds", type=int, default=25, help="at least 3, each of 20 jobs, 80 connections and 40 checkpoints"
+    )
     parser.add_argument("--servers", type=int, default=2)
     parser.add_argument("--json", type=Path, help="write all that was seen there")
     parser.add_argument("--no-keys", action="store_true", help="nodes have no keys")

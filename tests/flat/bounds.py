@@ -13,12 +13,19 @@ from zmqps.core.server.clients import MAX_BARRED
 from zmqps.core.server.slices import MAX_DONE_READERS
 from zmqps.core.worker.sent import MAX_HEADS
 from zmqps.core.worker.statistics import MAX_EXACT
+from zmqps.logs.repeats import MOST_FACTS
 from zmqps.net.door import MAX_RETURNING
 
 #: Copies of shards on a server, and slices of each, of the one job that is there all the time.
 COPIES, SLICES = 2, 16
 #: Those who are there, beside those who have gone.
 THERE = 64
+#: Of objects in cycles so many may wait for Python's collector: its third generation comes seldom.
+UNCOLLECTED = 1024
+#: Of a line of the log.
+FACTS = 8
+#: Marks in backlogs of what has left, until somebody looks.
+MARKS = 256
 #: By class or attribute, as `tests.flat.walker.containers` names them: so many at most.
 BOUNDED: Mapping[str, int] = {
     "membership.Membership.gone": MAX_GONE,
@@ -35,6 +42,15 @@ BOUNDED: Mapping[str, int] = {
     "errors.EvictedError.__notes__": MAX_BARRED,
     "errors.NotJoinedError": MAX_BARRED,
     "errors.NotJoinedError.__notes__": MAX_BARRED,
+    "journal_mark.Contents._sums": MAX_MEMBERS + MAX_ENDED + MAX_GONE,
+    "doors.Door": UNCOLLECTED,
+    "doors.Doors._doors": UNCOLLECTED,
+    "backlog.Backlog._marks": MARKS,
+    "membership.Heartbeat.counters": THERE,
+    "repeats.Repeats._windows": MOST_FACTS,
+    "repeats._Window": MOST_FACTS,
+    "handler._Bare": MOST_FACTS,
+    "handler._Bare.facts": FACTS * MOST_FACTS,
     "zeromq.ZmqTransport._returning": MAX_RETURNING,
     "curve.Gate._keys_of": MAX_RETURNING + THERE,
     "ended.EndedJobs.by_name": MAX_ENDED,

@@ -9,7 +9,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,22 +28,33 @@ from tests.leaks import SHARED_MEMORY
 from tests.pace import stretch
 from zmqps import keys as keys_of
 from zmqps.core.coordinator.options import CoordinatorOptions
+from zmqps.keys import Keys
 from zmqps.launch import cluster as launch
 from zmqps.launch.config import ClusterConfig
 from zmqps.launch.processes import Process, node_environment
 from zmqps.nodes.checkpoints import CheckpointConfig
-from zmqps.nodes.inquiry import inquire, run_blocking
+from zmqps.nodes.inquiry import inquire, run_blocking, save_job
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZE = 4096
-#: Of a round: members that leave in order, that are killed, and strangers without a key.
-CLEAN, KILLED, STRANGERS = 8, 8, 4
-#: So much more may be held than after the first tenth: memory that allocators keep, and what a moment happens to need.
-SPARE_KB, SPARE_SHARE = 6 << 10, 1.1
-#: So many things more may be in one kind of container: those that fill until they have as many as they may.
-SPARE_THINGS = 24
-#: A journal takes what is kept, and 1,000 pages of 4 KiB that SQLite writes ahead.
-JOURNAL_KB = 6 << 10
+#: Jobs that are trained at a time, each by a thread of this process.
+AT_A_TIME = 3
+#: Of a round: jobs, members that leave in order, that are killed, strangers without a key, and checkpoints of the job
+#: that is there all the time, beside the last one of each other job.
+JOBS, CLEAN, KILLED, STRANGERS, CHECKPOINTS = 20, 32, 32, 16, 20
+#: Memory may grow by so much from the middle to the end, what a moment happens to need, …
+SPARE_KB = 2 << 10
+#: … and by so much for each thing more in tables that fill, those of `tests.flat.bounds`.
+THING_NBYTES = 512
+#: By so much more than after the first fifth: tables that fill, all of `tests.flat.bounds` together.
+TABLES_KB = 8 << 10
+#: So many more descriptors or threads than after the first fifth: of a connection that is about to end.
+SPARE_NUM = 4
+#: So many things more may be in one kind of container, or that many times as many: what a moment happens to need.
+SPARE_THINGS, SPARE_SHARE = 24, 1.1
+#: A journal takes what is kept, and 1,000 pages of 4 KiB that SQLite writes ahead; checkpoints the ledgers of the last
+#: 4,096 pushes (`PUSH_WINDOW`), about 70 bytes a push in all that are kept.
+FILES_KB = {"journal, kB": 6 << 10, "checkpoints, kB": 512}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +138,11 @@ class Cluster:
         """The process ids of its nodes."""
         return [str(process.popen.pid) for process in self._nodes.processes]
 
+    @property
+    def operator(self) -> Keys | None:
+        """The keys that an operator shows."""
+        return self._nodes.keys
+
     def connect(self, **options: Any) -> zmqps.Worker:
         """Join it."""
         return zmqps.connect(self.address, keys=self.keys, timeout=PATIENCE, **options)
@@ -181,97 +199,125 @@ def look(cluster: Cluster, out: Flat) -> Held:
     cluster.wait_until(
         lambda s: set(s["jobs"]) == there and sum(m["role"] != "server" for m in s["members"]) == 2
     )  # the trainer and the observer
+    saved = len(list((cluster.directory / "checkpoints").glob("job-*")))
+    assert saved == out.jobs, f"{saved} of {out.jobs} jobs are saved"
     processes = {name: ask(cluster.directory / f"{name}.sock") for name in cluster.names}
     pids = {str(os.getpid()), *cluster.pids}
-    journal = sum(path.stat().st_size for path in (cluster.directory / "journal").rglob("*") if path.is_file())
     kept = cluster.directory / "checkpoints" / "resident"
     files = {
-        "/dev/shm": sum(1 for path in SHARED_MEMORY.glob("zmqps-*") if path.name.split("-")[1] in pids),
+        "files in /dev/shm": sum(1 for path in SHARED_MEMORY.glob("zmqps-*") if path.name.split("-")[1] in pids),
         "temporary files": len(list(cluster.temporary.rglob("*"))),
         "files of checkpoints": sum(path.is_file() for path in kept.rglob("*")),
-        "journal, kB": journal >> 10,
+        "checkpoints, kB": size_kb(kept),
+        "journal, kB": size_kb(cluster.directory / "journal"),
     }
     return Held(out.jobs, {**processes, "client": held()}, files)
 
 
+def size_kb(directory: Path) -> int:
+    """Return how much the files in a directory take."""
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file()) >> 10
+
+
+def members(cluster: Cluster, endpoints: Sequence[str]) -> None:
+    """Come and go, as members that leave in order, as some that are killed, and as strangers."""
+    for index in range(CLEAN):
+        with cluster.connect(job="resident", observer=bool(index % 2)) as member:
+            member.pull() if index % 2 else None
+    strangers(endpoints, STRANGERS)
+    killed(cluster, KILLED)
+
+
+def a_round(cluster: Cluster, trainer: zmqps.Worker, endpoints: Sequence[str], out: Flat) -> None:
+    """Let jobs, connections and checkpoints come and go."""
+    with ThreadPoolExecutor(AT_A_TIME + 1) as threads:
+        work = [threads.submit(members, cluster, endpoints)]
+        work += [threads.submit(job, cluster, out.jobs + number) for number in range(JOBS)]
+        for _ in range(CHECKPOINTS):  # an operator's: workers may not ask for so many
+            trainer.push({"b": np.ones(64, np.float32)})
+            save_job(cluster.address, "resident", timeout=PATIENCE, keys=cluster.operator)
+        for done in work:
+            done.result()
+    out.jobs += JOBS
+    out.connections += CLEAN + KILLED + STRANGERS
+    out.checkpoints += CHECKPOINTS + JOBS
+
+
 def flat(
-    directory: Path, rounds: int, *, servers: int = 2, keyed: bool = True, jobs: int = 5, checkpoints: int = 10,
-    say: Callable[[str], None] = print,
-) -> Flat:  # fmt: skip
-    """Let jobs, connections and checkpoints come and go in rounds; return what was held from the first tenth on."""
+    directory: Path, rounds: int, *, servers: int = 2, keyed: bool = True, say: Callable[[str], None] = print
+) -> Flat:
+    """Let jobs, connections and checkpoints come and go in rounds; return what was held from the first fifth on."""
     out, cluster = Flat(), Cluster(directory, servers, keyed=keyed)
-    looks = {max(1, rounds // 10), (rounds + rounds // 10) // 2, rounds}
+    looks = {max(1, rounds // 5), (rounds + rounds // 5) // 2, rounds}
     with contextlib.closing(cluster), cluster.connect(job="resident") as trainer:
         endpoints = cluster.endpoints()
         trainer.init({"w": np.zeros(SIZE, np.float32), "b": np.zeros(64, np.float32)}, optimizer=zmqps.optim.adam(0.1))
         with cluster.connect(job="resident", observer=True) as observer:
             for number in range(1, rounds + 1):
-                for _ in range(jobs):
-                    job(cluster, out.jobs)
-                    out.jobs += 1
-                for index in range(CLEAN):
-                    with cluster.connect(job="resident", observer=bool(index % 2)) as member:
-                        member.pull() if index % 2 else None
-                strangers(endpoints, STRANGERS)
-                killed(cluster, KILLED)
-                out.connections += CLEAN + KILLED + STRANGERS
-                for _ in range(checkpoints):
-                    trainer.push({"b": np.ones(64, np.float32)})
-                    trainer.checkpoint(state={"round": number}, timeout=PATIENCE)
-                    out.checkpoints += 1
+                began = time.monotonic()
+                a_round(cluster, trainer, endpoints, out)
                 observer.pull()
                 if number in looks:
                     out.seen.append(look(cluster, out))
-                    say(f"after {number} rounds: {totals(out)}")
+                say(f"round {number}, {time.monotonic() - began:.1f} s: {totals(out)}")
             trainer.finish()
     out.grown = grown(out.seen)
     return out
 
 
 def grown(seen: Sequence[Held]) -> list[str]:
-    """Say what there is more of at the end than after the first tenth, beyond what may be."""
-    first, last = seen[0], seen[-1]
+    """Say what there is more of at the end than in the middle and after the first fifth, beyond what may be."""
+    first, middle, last = seen[0], seen[-2], seen[-1]
     found = []
     for name, after in last.processes.items():
         before = first.processes[name]
-        if after["memory_kb"] > SPARE_SHARE * before["memory_kb"] + SPARE_KB:
-            found.append(f"{name} holds {after['memory_kb']} kB, {before['memory_kb']} before")
+        filling = table_things(after) - table_things(middle.processes[name])
+        for since, most in ((first, TABLES_KB), (middle, SPARE_KB + max(0, filling) * THING_NBYTES // 1024)):
+            if (more := after["trimmed_kb"] - since.processes[name]["trimmed_kb"]) > most:
+                found.append(f"{name} holds {more} kB more than after {since.jobs} jobs, {most} may be")
         for what in ("descriptors", "threads"):
-            if after[what] > before[what] + 4:
+            if after[what] > before[what] + SPARE_NUM:
                 found.append(f"{name} has {after[what]} {what}, {before[what]} before")
         for what, num in after["inside"].items():
             num_before = before["inside"].get(what, 0)
             if num > max(num_before + SPARE_THINGS, SPARE_SHARE * num_before, bound_of(what)):
                 found.append(f"{name}: {what} {num_before} -> {num}")
     for what, num in last.files.items():
-        if num > max(SPARE_SHARE * first.files[what] + 4, JOURNAL_KB if what.startswith("journal") else 0):
+        if num > max(SPARE_SHARE * first.files[what] + 4, FILES_KB.get(what, 0)):
             found.append(f"{what}: {first.files[what]} -> {num}")
     return found
+
+
+def table_things(process: Mapping[str, Any]) -> int:
+    """Return how much is in the tables of a process that fill until they have as much as they may."""
+    return sum(num for what, num in process["inside"].items() if bound_of(what))
+
+
+#: What is shown of a process.
+SHOWN = {
+    "memory_kb": "memory, kB",
+    "trimmed_kb": "… in use, kB",
+    "descriptors": "descriptors",
+    "threads": "threads",
+}
 
 
 def table(out: Flat) -> str:
     """Return what was held in rows."""
     jobs = [held_.jobs for held_ in out.seen]
-    lines = [f"{'jobs so far':32}" + "".join(f"{num:>12}" for num in jobs)]
+    lines = [f"{'after so many jobs':28}" + "".join(f"{num:>10}" for num in jobs)]
     for name in out.seen[-1].processes:
-        for what in ("memory_kb", "descriptors", "threads", "objects"):
+        for what, words in SHOWN.items():
             values = [held_.processes[name][what] for held_ in out.seen]
-            lines.append(f"{f'{name}, {what}':32}" + "".join(f"{value:>12,}" for value in values))
-        of_job = 1024 * (values_of(out, name)[-1] - values_of(out, name)[0]) / max(1, jobs[-1] - jobs[0])
-        lines.append(f"{f'{name}, bytes a job':32}" + f"{of_job:>{12 * len(jobs)},.0f}")
+            lines.append(f"{f'{name}: {words}':28}" + "".join(f"{value:>10,}" for value in values))
     for what in out.seen[-1].files:
-        lines.append(f"{what:32}" + "".join(f"{held_.files[what]:>12,}" for held_ in out.seen))
+        lines.append(f"{what:28}" + "".join(f"{held_.files[what]:>10,}" for held_ in out.seen))
     return "\n".join([totals(out), *lines, *([f"GROWS: {text}" for text in out.grown] or ["nothing grows"])])
 
 
 def totals(out: Flat) -> str:
     """Say how much there has been so far."""
     return f"{out.jobs} jobs, {out.connections} connections, {out.checkpoints} checkpoints"
-
-
-def values_of(out: Flat, name: str) -> list[int]:
-    """Return the memory of a process each time, in kB."""
-    return [held_.processes[name]["memory_kb"] for held_ in out.seen]
 
 
 def in_directory(rounds: int, **options: Any) -> Flat:

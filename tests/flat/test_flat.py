@@ -10,8 +10,8 @@ from tests.flat.bounds import BOUNDED, bound_of
 from tests.flat.flat import in_directory, table
 from tests.pace import allow
 
-#: Each of 5 jobs, 20 connections and 10 checkpoints.
-ROUNDS = 10
+#: Each of 20 jobs, 80 connections and 40 checkpoints.
+ROUNDS = 5
 
 
 @pytest.mark.slow
@@ -23,7 +23,7 @@ def test_a_cluster_holds_no_more_after_many_jobs_connections_and_checkpoints(
     caplog.set_level(logging.ERROR)
     out = in_directory(ROUNDS, keyed=keyed)
     assert not out.grown, table(out)
-    assert (out.jobs, out.connections, out.checkpoints) == (5 * ROUNDS, 20 * ROUNDS, 10 * ROUNDS)
+    assert (out.jobs, out.connections, out.checkpoints) == (20 * ROUNDS, 80 * ROUNDS, 40 * ROUNDS)
 
 
 def test_what_has_a_bound_is_known_by_its_class_and_attribute() -> None:

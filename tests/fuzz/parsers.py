@@ -405,7 +405,7 @@ ports = "5571-5580"
 workers = 2
 checkpoint-every = "5min"
 """
-STATE = json.dumps({**dict.fromkeys(state.TEXTS, "a"), "pid": 1, "start": 2, "saves": True}).encode()
+STATE = json.dumps({**dict.fromkeys(state.TEXTS, "a"), "pid": 1, "start": 2, "saves": True, "unsaved": False}).encode()
 ERROR = {"code": 85, "text": "t", "facts": {"path": "p", "why": "w", "advice": "a"}}
 NOW = datetime(2026, 11, 27, 7, 0, tzinfo=UTC)
 

@@ -15,7 +15,7 @@ import socket
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 from zmqps.errors import ConfigurationError
 from zmqps.net.host import host_tag
@@ -50,6 +50,8 @@ class State:
         The directory of the cluster's keys, for the commands that ask it; empty: it has none.
     start
         What tells the supervisor from another process of its number; see `zmqps.launch.processes.start_of`.
+    unsaved
+        Whether it has ended, and a job without its last checkpoint: for a command that holds the file open meanwhile.
     host, host_name
         On which host it runs: hosts may share the directory, and numbers of processes are each host's own.
     running
@@ -65,6 +67,7 @@ class State:
     keys: str = ""
     start: int = 0
     saves: bool = False
+    unsaved: bool = False
     host: str = field(default_factory=host_tag)
     host_name: str = field(default_factory=socket.gethostname)
     running: bool = True
@@ -88,7 +91,7 @@ class State:
 
 
 TEXTS = ("name", "address", "logs", "started", "page", "keys", "host", "host_name")
-KINDS: dict[str, type] = {"pid": int, "start": int, "saves": bool, **dict.fromkeys(TEXTS, str)}
+KINDS: dict[str, type] = {"pid": int, "start": int, "saves": bool, "unsaved": bool, **dict.fromkeys(TEXTS, str)}
 
 
 def state_path(directory: Path) -> Path:
@@ -104,21 +107,39 @@ def read_state(directory: Path) -> State | None:
     UnsafeFileError
         Another user may have written it.
     """
+    file = open_state(directory)
+    if file is None:
+        return None
+    with file:
+        return state_in(file)
+
+
+def open_state(directory: Path) -> BinaryIO | None:
+    """Open the file, which can be read by `state_in` even after its cluster has ended; None if there is none.
+
+    Raises
+    ------
+    UnsafeFileError
+        Another user may have written it.
+    """
     try:
         with Folder(directory, FOLDER) as folder:
-            fd = folder.open(FILE, os.O_RDONLY)
+            return open(folder.open(FILE, os.O_RDONLY), "rb")
     except FileNotFoundError:
         return None
-    with open(fd, "rb") as file:
-        running = not _lock(fd, fcntl.LOCK_SH)
-        try:
-            facts = json.loads(file.read(MAX_NBYTES))
-            if {name: type(fact) for name, fact in facts.items()} == KINDS:
-                return State(**facts, running=running)
-        except (ValueError, AttributeError, RecursionError):
-            pass
-        # being written, or damaged; whoever holds the lock is running anyway
-        return State(pid=0, name="", address="", logs="", started="", running=running)
+
+
+def state_in(file: BinaryIO) -> State:
+    """Return the state that an open file says now."""
+    running = not _lock(file.fileno(), fcntl.LOCK_SH)
+    try:
+        facts = json.loads(os.pread(file.fileno(), MAX_NBYTES, 0))
+        if {name: type(fact) for name, fact in facts.items()} == KINDS:
+            return State(**facts, running=running)
+    except (ValueError, AttributeError, RecursionError):
+        pass
+    # being written, or damaged; whoever holds the lock is running anyway
+    return State(pid=0, name="", address="", logs="", started="", running=running)
 
 
 def forget_state(directory: Path) -> None:

@@ -179,6 +179,9 @@ class Supervisor:
             finally:
                 self._ending = True
                 await self._end()
+                nodes = self._nodes.processes
+                unsaved = bool(nodes) and nodes[0].popen.returncode == exits.NOT_SAVED
+                claim.write(replace(state, unsaved=unsaved))  # for the `down` that has asked for this end
                 if self._verdict is not None:
                     self._log.say(*self._verdict)
 

@@ -10,7 +10,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
@@ -237,7 +237,8 @@ def down(
 ) -> int:
     """End the cluster that was started here, or another one.
 
-    It waits until all processes of the one that `zmqps up` has started here are gone. With --coordinator it ends any
+    It waits until all processes of the one that `zmqps up` has started here are gone, and ends with code 9 where a job
+    could not be saved. With --coordinator it ends any
     other cluster: workers and servers are told, and the coordinator is gone when this returns.
     """
     if coordinator is not None:
@@ -247,15 +248,24 @@ def down(
         end_cluster(address, timeout=DOWN_S if timeout is None else timeout, job_secret=job_secret, keys=shown)
         click.echo(f"ended the cluster at {coordinator}")
         return exits.OK
+    from zmqps.cli.state import open_state
+
+    file = open_state(directory)
+    if file is None:
+        click.echo("no cluster runs here")
+        return exits.OK
+    with file:
+        return _end_here(file, directory, timeout)
+
+
+def _end_here(file: BinaryIO, directory: Path, timeout: float | None) -> int:
+    """End the cluster that a file says runs here, or what is left of it."""
     from zmqps.cli.ending import end_rest, end_supervisor
-    from zmqps.cli.state import forget_state, read_state, state_path
+    from zmqps.cli.state import forget_state, state_in, state_path
     from zmqps.core.coordinator.last import WAITS_S
     from zmqps.net import loops
 
-    state = read_state(directory)
-    if state is None:
-        click.echo("no cluster runs here")
-        return exits.OK
+    state = state_in(file)
     if state.elsewhere:
         raise ConfigurationError(
             f"{state_path(directory)} is of a cluster on {state.elsewhere}, which shares this directory: run this "
@@ -272,6 +282,9 @@ def down(
         raise PSError("a cluster is just starting here; try again")
     where = f" at {state.address}" if state.address else ", which was starting"
     if loops.run(end_supervisor(state.pid, state.start, timeout, str(state_path(directory)))):
+        if state_in(file).unsaved:
+            click.echo(f"ended the cluster{where}, a job of it without its last checkpoint: {state.logs} say why")
+            return exits.NOT_SAVED
         click.echo(f"ended the cluster{where}")
     else:
         forget_state(directory)

@@ -6,6 +6,8 @@ import contextlib
 import ctypes
 import mmap
 import sys
+from collections.abc import Callable
+from functools import cache
 
 #: The largest glibc allows: larger blocks come from the system anew, page by page, each time.
 MMAP_THRESHOLD = 32 << 20
@@ -90,9 +92,16 @@ def keep_freed_memory() -> bool:
 
 def _tell_malloc(function: str, *arguments: int) -> bool:
     """Call a function of glibc; False with another C library."""
+    found = _function_of_malloc(function)
+    return found is not None and bool(found(*arguments))
+
+
+@cache  # what ctypes makes for a library is a cycle of thirty objects: each time, for every connection that ends
+def _function_of_malloc(name: str) -> Callable[..., int] | None:
     if not sys.platform.startswith("linux"):
-        return False
+        return None
     try:
-        return bool(getattr(ctypes.CDLL(None), function)(*arguments))
+        found: Callable[..., int] = getattr(ctypes.CDLL(None), name)
     except (OSError, AttributeError):
-        return False
+        return None
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable
+from functools import cache
 
 from zmqps.core.protocol.events import Peer
 from zmqps.core.protocol.keys import LOADER, proof_of, same, ticket_of
@@ -51,8 +52,12 @@ class Client:
         self.puller = hello.incarnation if hello.role == "worker" else b""
 
 
+@cache
 def departed(evicted: int) -> PSError:
-    """Return what somebody is told who has gone and comes back; ``evicted`` as in `Departed`."""
+    """Return what somebody is told who has gone and comes back; ``evicted`` as in `Departed`.
+
+    One for all of them: thousands are remembered. It is raised `again`, not itself.
+    """
     if evicted == 2:
         return shut_out("worker")
     if evicted:
@@ -76,7 +81,7 @@ class Clients:
         #: Returns the client behind a connection; None: nobody has shown a ticket there.
         self.find: Callable[[Peer], Client | None] = self._by_peer.get
         self._barred: OrderedDict[bytes, tuple[Peer, PSError]] = OrderedDict()  # by incarnation
-        self._barred_peers: dict[Peer, PSError] = {}
+        self._barred_peers: dict[Peer, bytes] = {}  # the incarnation that was behind a connection
 
     def __len__(self) -> int:
         return len(self.by_incarnation)
@@ -119,7 +124,7 @@ class Clients:
             raise ProtocolError("a connection belongs to one incarnation; open another one")
         if client is None:
             if who in past:
-                raise departed(0)
+                raise departed(0).again()
             if len(self) >= MAX_CLIENTS:
                 raise LimitError(what="number of workers", got=len(self) + 1, limit=MAX_CLIENTS)
             client = self.by_incarnation[who] = Client(hello, peer, holder)
@@ -135,7 +140,7 @@ class Clients:
     def check_known(self, peer: Peer) -> None:
         """Raise what bars the client that was behind a connection."""
         if peer in self._barred_peers:
-            raise self._barred_peers[peer].again()
+            raise self._barred[self._barred_peers[peer]][1].again()
 
     def drop(self, epoch: int) -> list[bytes]:
         """A shard is not here any more: return the clients that had shown a ticket for no other one."""
@@ -169,15 +174,15 @@ class Clients:
         peer = b"" if client is None else client.peer
         self._barred[incarnation] = peer, error
         if peer:
-            self._barred_peers[peer] = error
+            self._barred_peers[peer] = incarnation
         while len(self._barred) > MAX_BARRED:
             self._unbar(next(iter(self._barred)))
         return client
 
     def _unbar(self, incarnation: bytes) -> Peer:
         """Forget what bars an incarnation; return the connection that it had."""
-        peer, error = self._barred.pop(incarnation, (b"", None))
-        if error is not None and self._barred_peers.get(peer) is error:  # another one may have come over it since
+        peer, _ = self._barred.pop(incarnation, (b"", None))
+        if self._barred_peers.get(peer) == incarnation:  # another one may have come over it since
             del self._barred_peers[peer]
         return peer
 
@@ -192,4 +197,4 @@ class Clients:
             assert client.loads <= client.epochs <= here
             assert who not in barred
         assert len(barred) <= MAX_BARRED
-        assert not self._barred_peers or self._barred_peers.keys() <= {peer for peer, _ in barred.values()}
+        assert not self._barred_peers or all(barred[who][0] == peer for peer, who in self._barred_peers.items())
