@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from tests.testing.test_invariants import Patch, caught, wrap
+from zmqps.core.server.aggregate import Stage
 from zmqps.core.worker import choice, recuts
 from zmqps.core.worker.choice import Choice
 from zmqps.core.worker.packer import Packer
 from zmqps.testing import Faults, Simulation
 from zmqps.testing.coded import ALLOWED, CodedTraining
+from zmqps.testing.scenarios import SCENARIOS
 
 pytestmark = pytest.mark.repeats
 
@@ -85,3 +87,13 @@ def test_a_worker_that_forgets_what_was_left_out_when_shards_are_cut_anew(monkey
 
     monkeypatch.setattr(recuts, "_inherit", forgets)
     caught("async-auto-scales", "is missing of what was pushed")
+
+
+def test_a_step_without_those_that_were_given_up_is_the_mean_of_the_others() -> None:
+    report = SCENARIOS["sync-auto-twisted-freezes"].simulation(10047).run()
+    assert report.outcomes["EvictedError"] == 2
+
+
+def test_a_server_that_counts_those_that_were_given_up(monkeypatch: Patch) -> None:
+    wrap(monkeypatch, Stage, "mean", lambda original, *arguments, total=0: original(*arguments, total=max(total, 4)))
+    caught("sync-auto-twisted-freezes", "is missing of what was pushed", begin=10047)

@@ -76,6 +76,16 @@ def test_a_leader_that_judges_by_real_time_is_noticed(monkeypatch: pytest.Monkey
     assert any("is dropped, and stood still" in _violated(freezes.simulation(seed)) for seed in range(SEEDS))
 
 
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_member_that_does_not_read_what_a_leader_said_before_it_gave_it_up(
+    mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    everything = SCENARIOS[f"{mode}-combined-everything"]
+    seeds = range(50, 250)
+    monkeypatch.setattr(HostGroups, "_read_rest", lambda self, connection: connection.unread.clear())
+    assert any("applied twice" in _violated(everything.simulation(seed)) for seed in seeds)
+
+
 def _violated(run: object) -> str:
     assert isinstance(run, HostGroups)
     try:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from zmqps.core.host.group import GroupMachine
+from zmqps.core.host.messages import HostMessage
 from zmqps.core.node.awake import AwakeClock
 
 
@@ -39,7 +41,7 @@ class Connection:
     up_at: float = 0.0  # when the last message that was sent comes
     heard_at: float = 0.0  # when the leader has heard the process last
     down_at: float = 0.0
-    unread: int = 0  # of the process
+    unread: deque[HostMessage] = field(default_factory=deque)  # on its way to the process, in its socket at the latest
 
 
 @dataclass(eq=False, slots=True)

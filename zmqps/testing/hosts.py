@@ -198,17 +198,22 @@ class HostGroups:
     def _leave(self, process: Process) -> None:
         """End what a process has open."""
         connection, process.connection = process.connection, None
-        if connection is not None and not connection.closed:
-            connection.closed = True
-            group = connection.group
-            at = max(connection.up_at - self.now, 0.0)
-            self._of(group.leader, at, lambda: self._handle(group, Gone(connection.number)))
+        if connection is not None:
+            self._shut(connection)
         led, process.leads = process.leads, None
         if led is not None:
             if self._group is led:
                 self._group = None
             for other in led.connections.values():
                 self._break(other)
+
+    def _shut(self, connection: Connection) -> None:
+        """The process's end is closed: nothing more can be sent to it, and the leader notices when it has read all."""
+        if connection.closed:
+            return
+        connection.closed = True
+        group, at = connection.group, max(connection.up_at - self.now, 0.0)
+        self._of(group.leader, at, lambda: self._handle(group, Gone(connection.number)))
 
     def _break(self, connection: Connection) -> None:
         """The leader's end is closed: the process notices when it has read what was sent."""
@@ -279,11 +284,12 @@ class HostGroups:
         if process.connection is not connection:
             return
         silent = self._time_of(process) - process.heard_at
-        # it reads before it looks at the clock, and what is said on a host is there at once
-        if silent > TIMEOUT and not connection.unread and connection.group.leader is not process:
+        if silent > TIMEOUT and connection.group.leader is not process:
             self._note(f"worker {process.number} hears nothing of its leader")
             if self._group is connection.group:
                 self._group = None
+            self._shut(connection)
+            self._read_rest(connection)
             self._leader_gone(process, connection)
             return
         self._up(connection, Alive())
@@ -308,9 +314,15 @@ class HostGroups:
         elif process.doing == "pull":
             self._want(process)
 
-    def _hear(self, connection: Connection, message: HostMessage) -> None:
-        process = connection.process
-        connection.unread -= 1
+    def _read_rest(self, connection: Connection) -> None:
+        """Take what was sent before the process's end was closed; it knows then whether its gradients may have left."""
+        while connection.unread:
+            self._hear(connection)
+
+    def _hear(self, connection: Connection) -> None:
+        if not connection.unread:
+            return  # it was taken before it was due
+        process, message = connection.process, connection.unread.popleft()
         if process.connection is not connection:
             return
         process.heard_at = self._time_of(process)
@@ -463,9 +475,8 @@ class HostGroups:
             return False
         self._messages += 1
         connection.down_at = max(connection.down_at, self.now + self._delay())
-        connection.unread += 1
-        process = connection.process
-        self._of(process, connection.down_at - self.now, lambda: self._hear(connection, tell.message))
+        connection.unread.append(tell.message)
+        self._of(connection.process, connection.down_at - self.now, lambda: self._hear(connection))
         return True
 
     def _check_silent(self, leader: Process, connection: Connection) -> None:

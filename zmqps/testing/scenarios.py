@@ -86,7 +86,7 @@ ALSO_FROZEN = (
     "jobs-replicas", "async-scales-returned", "sync-drains-returned", "async-scales-lost-replicas", "sync-early",
     "sync-lent", "sync-lent-drains", "sync-skips", "sync-workers", "sync-voids", "sync-terms-replicas",
     "sync-values-returned", "async-values-replicas", "async-attacked", "jobs-attacked", "async-keyed",
-    "async-numbered-returned", "sync-numbered-replicas",
+    "async-numbered-returned", "sync-numbered-replicas", "sync-auto-twisted", "async-auto-drains",
     "async-rows-everything", "sync-rows-returned-replicas", "async-rows-replicas-two", "async-rows-expires",
     "sync-reported-replicas", "async-reported-returned", "async-probed-returned", "sync-notes-returned-everything",
 )  # fmt: skip

@@ -119,8 +119,28 @@ class Membership:
             selector.register(self.met.connection, selectors.EVENT_READ)
             with contextlib.suppress(OSError, ProtocolError):
                 self._listen(selector)
+        self._read_rest()
         self.met.connection.close()
         self._answers.put(None)
+
+    def _read_rest(self) -> None:
+        """Let the leader say nothing more, and take what it has said by now.
+
+        One that was asleep may push just now what it was brought, and has said so first: that is read here, or could
+        not be sent, and then this member is left out.
+        """
+        connection = self.met.connection
+        with contextlib.suppress(OSError, ProtocolError):
+            connection.shutdown(socket.SHUT_RDWR)  # from here on the leader's messages are refused
+            while data := connection.recv(MAX_NBYTES + 1):
+                self._take(decode(data))
+
+    def _take(self, message: HostMessage) -> None:
+        if isinstance(message, Joined):
+            self._interval, self._timeout, self.step = message.interval, message.timeout, message.step
+            self.leader = message.name
+        if not isinstance(message, Alive):
+            self._answers.put(message)
 
     def _listen(self, selector: AwakeSelector) -> None:
         """Take what the leader says, until it is gone or silent."""
@@ -132,12 +152,7 @@ class Membership:
                 if not data:
                     return
                 heard_at = selector.time()
-                message = decode(data)
-                if isinstance(message, Joined):
-                    self._interval, self._timeout, self.step = message.interval, message.timeout, message.step
-                    self.leader = message.name
-                if not isinstance(message, Alive):
-                    self._answers.put(message)
+                self._take(decode(data))
             elif selector.time() - heard_at > self._timeout:
                 return
             if selector.time() - beat_at >= self._interval / 2:

@@ -376,6 +376,7 @@ class HostPusher(Pusher):
             except LeaderGoneError as gone:
                 self._group.leave()
                 if gone.pushing:
+                    self._models = None  # it may be asleep, and read this memory when it wakes
                     raise HostLeaderLostError(leader=group.leader) from None
                 continue  # nothing has left this host: another one does it
             except DeadlineError:
