@@ -13,8 +13,8 @@ from tests.team import PATIENCE, Team
 from zmqps.errors import (
     ConfigurationError,
     DtypeError,
+    IdentityError,
     JobMismatchError,
-    NotJoinedError,
     ShapeError,
     UnknownParameterError,
 )
@@ -195,7 +195,7 @@ def test_what_cannot_be_set_changes_nothing_and_says_why() -> None:
             worker.average({"mean": BUFFERS["mean"]})
         with pytest.raises(DtypeError, match="float32"):
             worker.pull(out={"mean": np.zeros(900, np.int64)})
-        with pytest.raises(NotJoinedError, match="an observer may pull"):
+        with pytest.raises(IdentityError, match="an observer may not push"):
             observer.set({"count": 1}, timeout=PATIENCE)
         equal(worker.pull(timeout=PATIENCE), START | BUFFERS)
 

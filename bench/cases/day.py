@@ -147,6 +147,7 @@ def _counters(second: int) -> dict[str, Any]:
     steps, seconds = second // STEP_S, float(second)
     histograms = {name: [seconds, steps, *[0] * (len(BOUNDS[name]))] for name in ("step_seconds", "staleness")}
     return {
+        "awake_seconds": seconds,
         "rss_nbytes": 1 << 30, "cpu_seconds": seconds, "bytes_sent": steps << 20, "bytes_received": steps << 20,
         "pushed_nbytes": steps << 20, "pulled_nbytes": steps << 20, "pushes": steps, "pulls": steps, **histograms,
     }  # fmt: skip

@@ -40,6 +40,8 @@ NEVER_S = 3600.0
 PATIENCE_S = 60.0
 ENTRIES = ("SessionThread._make_calls", "ZmqTransport._drain")
 ARRIVES = ("zmqps/net/driver.py", "Driver.deliver")
+#: The clock of the event loop, which asyncio calls in each turn: no more of the way than asyncio is.
+OF_THE_LOOP = {"net/loops.py", "core/node/awake.py"}
 
 CallSoon: TypeAlias = Callable[[Callable[[], None]], object]
 
@@ -82,6 +84,8 @@ class Watcher:
         """Take what the interpreter says of a call."""
         turns, code = self._turns, frame.f_code
         if event != "call" or turns is None or not code.co_filename.startswith(PACKAGE):
+            return
+        if code.co_filename.removeprefix(PACKAGE) in OF_THE_LOOP:
             return
         if getattr(self._local, "looks_away", False):
             return

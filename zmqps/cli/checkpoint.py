@@ -189,9 +189,9 @@ def compact(path: str, job: str | None) -> int:
 @job_option
 @click.option("--keep", type=click.IntRange(1), required=True, help="How many of the latest to keep.")
 def prune(path: str, job: str | None, keep: int) -> int:
-    """Remove all but the latest checkpoints of a job, whichever cluster made them.
+    """Remove all but the latest checkpoints of a job.
 
-    What these build upon stays; what dead saves have left goes.
+    Whichever cluster made them. What these build upon stays; what dead saves have left goes.
     """
     import time
 

@@ -202,12 +202,12 @@ def _pod_address(name: str, timeout: float) -> str:
         try:
             return resolved(name)
         except ConfigurationError:
-            if not (wait_s := deadline.wait_s(ASK_S)):
+            if deadline.is_over:
                 raise
         if not told:
             click.echo(f"waiting until the name {name} of the first pod resolves, {timeout:g} s at most", err=True)
             told = True
-        time.sleep(wait_s)  # a name server tells nobody that it has heard of a name
+        time.sleep(deadline.wait_s(ASK_S))  # a name server tells nobody that it has heard of a name
 
 
 def _thread_limits(workers_each: int, source: str) -> dict[str, str]:

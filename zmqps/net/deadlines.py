@@ -28,6 +28,11 @@ class Deadline:
         self._clock = AwakeClock(real)
         self._ends_at = real + seconds
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is over."""
+        return self._clock.now(time.monotonic()) >= self._ends_at
+
     def wait_s(self, most: float = LOOK_S) -> float:
         """Return for how many seconds to wait now, ``most`` of them at most; 0.0 if the time is over."""
         real = time.monotonic()

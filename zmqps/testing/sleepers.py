@@ -69,7 +69,8 @@ class Sleepers:
                 if departure.how == "lost" and (node.name, who) not in self._judged:
                     self._judged.add((node.name, who))
                     named = (n for n in self._simulation.nodes.values() if n.identity.incarnation == who)
-                    if (other := next(named, None)) is not None:
+                    silent_s = self._simulation.time_of(node) - departure.member.seen_at
+                    if (other := next(named, None)) is not None and silent_s >= machine.membership.timeout:
                         self._check_silent(node, other, machine.membership.timeout)
         elif isinstance(machine, ServerMachine | SessionMachine):
             member = machine.member
@@ -82,8 +83,8 @@ class Sleepers:
     def _check_silent(self, judge: Node, other: Node, timeout: float) -> None:
         """Assert that a node that lives, and was given up, has stood still for about as long as it was waited for."""
         since = max(self._heard.get((judge.name, other.name), 0.0), judge.started_at)
-        if not other.alive or other.started_at > since:
-            return  # the one before it was heard, or this one has yet to say who it is
+        if not other.alive or other.started_at > since or self._simulation.network.cut_until > since:
+            return  # the one before it was heard, or this one has yet to say who it is; or nobody could be heard
         silent_s = slept_s(other.stops, judge.stops, since, self._simulation.now)
         own = [stop for stop in judge.stops if stop[1] > since]
         # what each of its own stops may have taken of its time, a heartbeat that was due, and a new connection

@@ -32,7 +32,17 @@ from zmqps.core.server.ledger import Result
 from zmqps.core.server.memory import HostMemory, Memory
 from zmqps.core.server.rows import Rows
 from zmqps.core.server.rules import Kernels, Rules
-from zmqps.core.server.slices import Note, SliceState, Updates, bounds_of, check_sort, present, resolve, walk
+from zmqps.core.server.slices import (
+    MAX_DONE_READERS,
+    Note,
+    SliceState,
+    Updates,
+    bounds_of,
+    check_sort,
+    present,
+    resolve,
+    walk,
+)
 from zmqps.core.server.slots import Slots
 from zmqps.core.server.stale import treat
 from zmqps.core.server.steps import Steps
@@ -435,7 +445,8 @@ class Shard:
         """
         states = self._resolve(parts)
         for state in states:
-            state.forget_done()
+            if len(state.readers) >= MAX_DONE_READERS:
+                state.forget_done()
         if exact is None:
             found = [(state.version, state.value, state.readers) for state in states]
         else:

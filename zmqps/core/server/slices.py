@@ -133,9 +133,8 @@ class SliceState:
         return bisect_right(self.positions, start) - 1, bisect_left(self.positions, stop)
 
     def forget_done(self) -> None:
-        """Forget readers that are done, once they are many: of many pulls or checkpoints, and no push between them."""
-        if len(self.readers) >= MAX_DONE_READERS:
-            self.readers[:] = [reader for reader in self.readers if not reader.done]
+        """Forget readers that are done, where they are many: of many pulls or checkpoints, and no push between them."""
+        self.readers[:] = [reader for reader in self.readers if not reader.done]
 
     def at(self, version: int | None) -> tuple[int, Array, list[Reader]]:
         """Return a version (None: the current one) with its values and who reads them."""
