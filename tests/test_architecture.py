@@ -178,7 +178,7 @@ ONLY_IN = {
         "zmqps/core/protocol/wire.py",
         "zmqps/core/protocol/large.py",
         "zmqps/core/protocol/plain.py",
-    },  # fmt: skip
+    },
     "msgspec": {"zmqps/core/protocol/typed.py"},  # what travels all the time
     # messages; what the monitors tell; where sockets are bound, and connected; what a connection carries; keys
     "zmq": {
