@@ -101,7 +101,7 @@ def save(tmp_path: Path, job: JobSpec, shards: list[Shard], store: CheckpointSto
     store, files = store or CheckpointStore(str(tmp_path), 2, owner=OWNER), ShardFiles()
     path, written = store.begin("default", 3), []
     for of in shards:
-        writer = files.open(path, job, of.placement, of.index)
+        writer = files.open(path, job.to_wire(), of.placement, of.index)
         snapshot = Snapshot(of.slices, of.memory, of.version)
         while (piece := snapshot.next()) is not None:
             writer.write(piece)
@@ -140,7 +140,7 @@ def test_it_rests_between_slices_where_training_goes_on_and_no_processor_is_idle
     monkeypatch.setattr("zmqps.nodes.host.time.sleep", rested.append)
     job, store = spec(), CheckpointStore(str(tmp_path), 2, owner=OWNER)
     (of,) = trained(job, placement(job, 1, 64))
-    writer = ShardFiles().open(store.begin("default", 3), job, of.placement, of.index)
+    writer = ShardFiles().open(store.begin("default", 3), job.to_wire(), of.placement, of.index)
     snapshot = Snapshot(of.slices, of.memory, of.version)
     while (piece := snapshot.next()) is not None:
         writer.write(piece, gently=gently)

@@ -63,7 +63,6 @@ class Cluster:
     def _tenant(self, index: int) -> Tenant:
         tenant = Tenant(assign(self.job, self.where, epoch=index + 1, shard=index))
         tenant.shard = of = shard(self.job, self.where, index)
-        tenant.job = self.job
         rng = np.random.default_rng(index)
         of.load(
             [(s.slice.index, 0, ()) for s in of.slices],

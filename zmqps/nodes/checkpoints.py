@@ -196,13 +196,14 @@ class ShardFiles:
     def open(
         self,
         path: str,
-        job: JobSpec,
+        job: Mapping[str, Any],
         placement: Placement,
         index: int,
         unchanged: Unchanged | None = None,
     ) -> _Writer:
         """Open the files of a shard; of one that builds upon another, with all slices but those that are unchanged."""
-        slots, tables = _slots_of(job), {table.name: slots_of_table(table) for table in job.tables}
+        spec = JobSpec.from_wire(job)
+        slots, tables = _slots_of(spec), {table.name: slots_of_table(table) for table in spec.tables}
         storage, directory = self._storage_of(path)
         numbers = range(len(placement.slices[index]))
         only = None if unchanged is None else [number for number in numbers if number not in unchanged]

@@ -180,7 +180,9 @@ class Disk:
 
     # --- what servers do ----------------------------------------------------------------------
 
-    def open(self, path: str, job: JobSpec, placement: Placement, index: int, unchanged: Unchanged | None) -> _Writer:
+    def open(
+        self, path: str, job: Mapping[str, Any], placement: Placement, index: int, unchanged: Unchanged | None
+    ) -> _Writer:
         """Open the files of a shard; each only once."""
         self._work(path)
         parts = self._parts.get(path)

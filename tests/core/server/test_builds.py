@@ -13,9 +13,7 @@ from tests.core.machines import assign, job, make_shard, placement
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import Action, Run
-from zmqps.core.protocol.large import Unread, decode_unread
 from zmqps.core.protocol.messages import Assign
-from zmqps.core.protocol.wire import encode
 from zmqps.core.server.admission import Room
 from zmqps.core.server.builds import Builds, build_error
 from zmqps.core.server.shard import Shard
@@ -108,29 +106,12 @@ def test_what_was_built_since_it_was_assigned_is_taken_off_and_what_was_there_be
     ("change", "error"),
     [({"shard": 1}, ProtocolError), ({"job": {}}, PSError), ({"placement": {}}, PSError)],
 )
-def test_an_assignment_that_is_not_valid_is_refused_aside(change: dict[str, Any], error: type[PSError]) -> None:
+def test_an_assignment_that_is_not_valid_is_refused_at_once(change: dict[str, Any], error: type[PSError]) -> None:
     host = Host()
-    message = replace(assign(SPEC, placement(SPEC), epoch=1), **change)
-    host.tenants[1] = host.builds.new_tenant(message)
-    (run,) = host.builds.add(message)
-    assert isinstance(run, Run)
     with pytest.raises(error):
-        run.work()
-    assert host.rooms == [], "nothing was built"
-
-
-def test_the_job_of_a_large_assignment_is_read_aside() -> None:
-    spec = job(*[f"p{number}" for number in range(2000)])
-    message = decode_unread(encode(assign(spec, placement(spec))))
-    assert isinstance(message, Assign)
-    assert isinstance(message.job, Unread)
-    host = Host()
-    host.tenants[1] = host.builds.new_tenant(message)
-    (run,) = host.builds.add(message)
-    assert isinstance(run, Run)
-    built = run.work()
-    assert built.job == spec
-    assert built.shard.placement.cuts == placement(spec).cuts
+        host.add(1, **change)
+    assert host.tenants == {}
+    assert host.add(2) == [2]
 
 
 @pytest.mark.parametrize(
@@ -189,7 +170,7 @@ def test_a_shard_begins_from_a_checkpoint_with_its_step_though_it_may_have_no_sl
     tenants[1] = builds.new_tenant(message)
     (run,) = builds.add(message)
     assert isinstance(run, Run)
-    shard, _, ledgers = run.work()
+    shard, ledgers = run.work()
     assert ledgers is None, "those who go on with it are others"
     assert shard.loaded
     assert shard.version == 7

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -26,11 +24,9 @@ from tests.core.machines import (
     sent,
     ticketed,
 )
-from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import COORDINATOR, Action, Received, Returned, Run, Stop, Undecodable
 from zmqps.core.protocol.keys import alias
-from zmqps.core.protocol.large import decode_unread
 from zmqps.core.protocol.messages import (
     Ack,
     Departed,
@@ -49,7 +45,6 @@ from zmqps.core.protocol.messages import (
     Values,
     Welcome,
 )
-from zmqps.core.protocol.wire import encode
 from zmqps.core.server.machine import ServerMachine
 from zmqps.errors import (
     CoordinatorRestartedError,
@@ -179,40 +174,11 @@ def test_a_shard_that_cannot_be_built_is_reported_with_its_epoch(raised: Excepti
         assert says in message.text
 
 
-#: What a turn of a server's loop may take for a job of another's, in processor time of its own.
-MOST_TURN_S = 0.05
-
-
-def test_no_turn_of_a_server_takes_long_for_a_job_of_many_parameters() -> None:
-    server = Server()
-    server.spec = job(*[f"{number:06d}" for number in range(50_000)], size=1)
-    frames = encode(assign(server.spec, Placement.balance(KeySpace.of(server.spec), 1, 4 << 20)))
-    turns: list[float] = []
-
-    def turn(take: Callable[[], list[Action]]) -> list[Action]:
-        began = time.thread_time()
-        actions = take()
-        turns.append(time.thread_time() - began)
-        return actions
-
-    def assigned() -> list[Action]:
-        return server.machine.handle(Received(COORDINATOR, decode_unread(frames)), server.now)
-
-    (run,) = runs_of(turn(assigned))
-    value = run.work()
-    (ready,) = sent(turn(lambda: server.machine.handle(Returned(run.tag, value), server.now)), Ready)
-    assert runs_of(turn(assigned)) == [], "it is known by now"
-    assert ready.loaded == 0
-    assert server.machine.tenants[1].built().placement.keyspace.parameters == server.spec.parameters
-    assert max(turns) <= MOST_TURN_S
-
-
 @pytest.mark.parametrize("change", [{"shard": 1}, {"job": {}}, {"placement": {}}])
 def test_an_assignment_that_makes_no_sense_is_refused_with_its_epoch(change: dict[str, Any]) -> None:
     server = Server()
     message = replace(assign(server.spec, placement(server.spec), epoch=4), **change)
-    (run,) = runs_of(server.get(message))
-    (refused,) = sent(server.build(run), Error, COORDINATOR)
+    (refused,) = sent(server.get(message), Error, COORDINATOR)
     assert (refused.request, refused.code) == (4, ProtocolError.code)
     assert server.machine.tenants == {}
 
@@ -362,10 +328,7 @@ def test_all_that_is_refused_is_counted_and_the_log_says_whose_it_was() -> None:
     )
     stranger = f"peer {alias(peer('stranger'))}"
     for name, message, who in (("w", pull, "w"), ("stranger", pull, stranger), (None, nonsense, "the coordinator")):
-        actions = server.get(message, name)
-        for run in runs_of(actions):
-            actions = server.build(run)
-        assert logged(actions).startswith(f"refused a request of {who}")
+        assert logged(server.get(message, name)).startswith(f"refused a request of {who}")
     assert server.machine.counters()["refused"] == 3
 
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from tests.core.machines import assign, job, make_shard, placement, sent
-from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import Action, Run
 from zmqps.core.protocol.messages import Save, Saved
 from zmqps.core.protocol.saving import FAILED, KEPT, WRITING, WRITTEN
@@ -30,7 +29,7 @@ class Files:
         self.pieces: dict[int, Any] = {}
         self.unchanged: Unchanged | None = None
 
-    def open(self, path: str, job: JobSpec, where: Any, index: int, unchanged: Unchanged | None) -> Files:
+    def open(self, path: str, job: Mapping[str, Any], where: Any, index: int, unchanged: Unchanged | None) -> Files:
         self.unchanged = unchanged
         return self._do("open", self)
 
@@ -68,7 +67,7 @@ class Server:
         spec = job("a", "b", "c", **options)
         where = placement(spec)
         tenant = Tenant(assign(spec, where, epoch=epoch))
-        tenant.shard, tenant.job = make_shard(spec, where, 0), spec
+        tenant.shard = make_shard(spec, where, 0)
         tenant.shard.load([(i, 0, ()) for i in range(3)], [np.zeros(8, np.float32)] * 3)
         return tenant
 

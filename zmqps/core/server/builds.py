@@ -10,21 +10,18 @@ from typing import Any, NamedTuple
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import Action, Run
-from zmqps.core.protocol.large import read, uncollected
 from zmqps.core.protocol.messages import Assign
 from zmqps.core.server.admission import Room
 from zmqps.core.server.saves import Files
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.tenant import Tenant
-from zmqps.core.treatments import make_treatment
-from zmqps.errors import ConfigurationError, JobError, ProtocolError, PSError
+from zmqps.errors import JobError, ProtocolError, PSError
 
 
 class Built(NamedTuple):
-    """A shard that was built, its job, and the ledgers of workers that go on with it, as plain data; None: none."""
+    """A shard that was built, and the ledgers of workers that go on with it, as plain data; None: there are none."""
 
     shard: Shard
-    job: JobSpec
     ledgers: Mapping[str, Any] | None = None
 
 
@@ -57,7 +54,14 @@ class Builds:
         self._waiting: deque[Assign] = deque()  # the first of them is being built
 
     def new_tenant(self, assign: Assign) -> Tenant:
-        """Return a job's entry, with its share of what is free now, before any server of this host builds for it."""
+        """Return a job's entry, with its share of what is free now, before any server of this host builds for it.
+
+        Raises
+        ------
+        PSError
+            The job or its placement is not valid.
+        """
+        _located(assign)
         untouched = sum(tenant.untouched_nbytes for tenant in self._tenants.values())
         return Tenant(assign, (self._available() - untouched) // max(1, assign.sharing), set(self._built_epochs))
 
@@ -84,17 +88,14 @@ class Builds:
         tenant = self._tenants[assign.epoch]
         required = {e: t.reserved_nbytes for e, t in self._tenants.items() if t.shard is not None}
         since = sum(nbytes for epoch, nbytes in required.items() if epoch not in tenant.beside)
+        job, placement = _located(assign)
         gently = bool(assign.restore.get("cut"))
         room = Room(
             sum(required.values()), tenant.available_nbytes - since, assign.num_workers, gently, max(1, assign.sharing)
         )
-        return [Run(assign, partial(self._build, assign, room))]
+        return [Run(assign, partial(self._build, job, placement, assign, room))]
 
-    def _build(self, assign: Assign, room: Room) -> Built:
-        """Read the job, which takes long where it has many parameters, and build its shard; in another thread."""
-        job, placement = _located(assign)
-        if (assign.backup or assign.backups.get("rows")) and (error := not_copied(job)) is not None:
-            raise error
+    def _build(self, job: JobSpec, placement: Placement, assign: Assign, room: Room) -> Built:
         shard, state = self._make_shard(job, placement, assign.shard, room), dict[str, Any]()
         if assign.restore.get("cut"):  # its memory is there when it is filled, in a pause
             shard.follow()
@@ -106,7 +107,7 @@ class Builds:
             state = dict(self._files.read(shard, job, assign.restore))
             shard.begin_at(assign.restore["version"])
         ledgers = {} if assign.restore.get("anew") else state.get("ledgers", {})
-        return Built(shard, job, ledgers if assign.restore.get("ledgers") else None)
+        return Built(shard, ledgers if assign.restore.get("ledgers") else None)
 
 
 def build_error(name: str, assign: Assign, error: Exception) -> PSError:
@@ -119,29 +120,9 @@ def build_error(name: str, assign: Assign, error: Exception) -> PSError:
 
 
 def _located(assign: Assign) -> tuple[JobSpec, Placement]:
-    """Return the job of an `Assign` and where it lies.
-
-    Raises
-    ------
-    PSError
-        The job or its placement is not valid.
-    """
-    with uncollected():
-        job = JobSpec.from_wire(read(assign.job))
-        keyspace = KeySpace.of(job).prepared()
-    placement = Placement.from_wire(keyspace, assign.placement)
+    """Return the job of an `Assign` and where it lies."""
+    job = JobSpec.from_wire(assign.job)
+    placement = Placement.from_wire(KeySpace.of(job), assign.placement)
     if assign.shard >= placement.num_shards:
         raise ProtocolError(f"shard {assign.shard} of {placement.num_shards}")
     return job, placement
-
-
-def not_copied(job: JobSpec) -> ConfigurationError | None:
-    """Return why a job cannot have copies; None: it can."""
-    treatment = make_treatment(job.treatment)
-    if treatment is None or not treatment.needs_read:
-        return None
-    return ConfigurationError(
-        f"a job with treatment={treatment.name!r} cannot have replicas, nor move to other servers: what each "
-        "worker has read is known to the primary alone; choose another treatment, or start the cluster with "
-        "--replicas 0"
-    )

@@ -32,7 +32,7 @@ from zmqps.core.protocol.messages import (
     Welcome,
     Yield,
 )
-from zmqps.core.server.builds import Builds, Built, build_error, not_copied
+from zmqps.core.server.builds import Builds, Built, build_error
 from zmqps.core.server.clients import Clients
 from zmqps.core.server.discarded import DiscardedJobs
 from zmqps.core.server.leaving import Leaving
@@ -123,8 +123,6 @@ class Orders:
         tenants = self._host.tenants
         tenant = tenants.get(assign.epoch)
         actions: list[Action] = []
-        if tenant is not None and tenant.stream is not None and isinstance(built, Built):
-            built = not_copied(built.job) or built  # it has got backups since
         if tenant is None:
             pass  # of a job that was given up meanwhile
         elif isinstance(built, Exception):
@@ -133,8 +131,7 @@ class Orders:
             error = build_error(self._host.member.identity.name, assign, built)
             actions += self._host.refuse(COORDINATOR, assign.epoch, error)
         else:
-            shard, tenant.job = built.shard, built.job
-            tenant.shard = shard
+            shard = tenant.shard = built.shard
             tenant.recall(built.ledgers)
             actions += self._host.replication.built(tenant)
             text = f"job {assign.name!r}: shard {shard.index} of {shard.placement.num_shards}, "

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Protocol
 
+from zmqps.core.job.spec import JobSpec
 from zmqps.core.node.connections import Connections
 from zmqps.core.node.handshake import Handshake
 from zmqps.core.node.member import Member
@@ -21,6 +22,7 @@ from zmqps.core.protocol.events import (
 )
 from zmqps.core.protocol.keys import key_of, same
 from zmqps.core.protocol.messages import (
+    Assign,
     Committed,
     Error,
     Message,
@@ -36,14 +38,15 @@ from zmqps.core.protocol.messages import (
 )
 from zmqps.core.protocol.roles import BACKUP, check_client
 from zmqps.core.server.backup import Backup
-from zmqps.core.server.builds import not_copied
 from zmqps.core.server.clients import Client, Clients
 from zmqps.core.server.follower import Follower
 from zmqps.core.server.parked import CONFIRMED, Awaited
 from zmqps.core.server.requests import PUSHES, AnyPull, AnyPush
 from zmqps.core.server.stream import Held, Stream, Unconfirmed
 from zmqps.core.server.tenant import Tenant
+from zmqps.core.treatments import make_treatment
 from zmqps.errors import (
+    ConfigurationError,
     DeposedError,
     JobError,
     ProtocolError,
@@ -111,6 +114,7 @@ class Replication:
         """A shard has been given to this server: as a backup, or as a primary with backups."""
         assign = tenant.assign
         if assign.backup:
+            _check_job(assign)
             tenant.backup = Backup(assign.epoch, tenant.ledger)
             return []
         return self._retarget(tenant, assign.backups, now) if assign.backups else []
@@ -148,8 +152,7 @@ class Replication:
     def _retarget(self, tenant: Tenant, backups: Any, now: float) -> list[Action]:
         rows = {row["epoch"]: row for row in _rows(backups)}
         if rows:
-            if tenant.job is not None and (error := not_copied(tenant.job)) is not None:
-                raise error
+            _check_job(tenant.assign)
             if tenant.stream is None:
                 tenant.stream = Stream(tenant.ledgers, self.unconfirmed)
                 if tenant.shard is not None and tenant.shard.loaded:
@@ -442,6 +445,17 @@ class Replication:
         assert self._primaries.keys() == {copy for followers in self._peers.values() for copy in followers}
         for stream in streams.values():
             stream.validate()
+
+
+def _check_job(assign: Assign) -> None:
+    """Raise `ConfigurationError` for a job that cannot have copies."""
+    treatment = make_treatment(JobSpec.from_wire(assign.job).treatment)
+    if treatment is not None and treatment.needs_read:
+        raise ConfigurationError(
+            f"a job with treatment={treatment.name!r} cannot have replicas, nor move to other servers: what each "
+            "worker has read is known to the primary alone; choose another treatment, or start the cluster with "
+            "--replicas 0"
+        )
 
 
 def _rows(backups: Any) -> list[dict[str, Any]]:

@@ -43,8 +43,10 @@ class Writer(Protocol):
 class Files(Protocol):
     """Where checkpoints are written and read; called from other threads."""
 
-    def open(self, path: str, job: JobSpec, placement: Placement, index: int, unchanged: Unchanged | None) -> Writer:
-        """Open the files of a shard of a job.
+    def open(
+        self, path: str, job: Mapping[str, Any], placement: Placement, index: int, unchanged: Unchanged | None
+    ) -> Writer:
+        """Open the files of a shard; the job as it travels.
 
         ``unchanged`` are slices that are not written, for they are in what is built upon; None: it is to be whole.
         """
@@ -152,9 +154,8 @@ class Saves:
             self._row_changes.note(message.epoch, message.number, message.base, tables)
         except (MemoryError, PSError) as error:
             return [self._ended(message, FAILED, {"why": (str(error) or type(error).__name__)[:MAX_WHY_CHARS]})]
-        assert tenant.job is not None
         save = self._under_way[message.epoch] = _Save(message, tenant, snapshot, rows)
-        opening = partial(self._files.open, message.path, tenant.job, shard.placement, shard.index, unchanged)
+        opening = partial(self._files.open, message.path, tenant.assign.job, shard.placement, shard.index, unchanged)
         save.busy = True
         return [*actions, self._report(save, KEPT, now), Run(Saving(message.epoch, message.number), opening)]
 

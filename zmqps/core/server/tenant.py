@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
-from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.figures import GREATEST
 from zmqps.core.protocol.messages import Assign, Recalled
 from zmqps.core.server import timing
@@ -37,7 +36,6 @@ class Tenant:
         self.available_nbytes = available_nbytes
         self.beside = beside
         self.shard: Shard | None = None  # while it is not built yet
-        self.job: JobSpec | None = None  # until then, too
         self.ledgers: dict[bytes, Ledger] = {}  # by incarnation: a ledger outlives its connection
         self.past = Past(assign.key)  # who had a ledger
         self.parked = Parked()
@@ -80,7 +78,7 @@ class Tenant:
     @property
     def is_bounded(self) -> bool:
         """Whether workers count on what others have pushed before a step to be in what they read."""
-        return self.job is not None and bool(self.job.staleness)
+        return bool(self.assign.job.get("staleness"))
 
     @property
     def reserved_nbytes(self) -> int:
