@@ -151,7 +151,6 @@ PURE_MAY_IMPORT = {
 EXCEPTIONS = {
     "zmqps/core/protocol/wire.py": {"msgpack", "gc"},  # paused while a large header is decoded
     "zmqps/core/protocol/plain.py": {"msgpack"},
-    "zmqps/core/protocol/large.py": {"msgpack", "gc"},  # piece by piece; paused as in wire.py
     "zmqps/core/protocol/typed.py": {"msgspec"},
     "zmqps/optim/kernels.py": {"numba"},
     "zmqps/codecs/kernels.py": {"numba"},
@@ -174,11 +173,7 @@ OF_TORCH = (
 )  # fmt: skip
 #: One door per library: it -> the only files that import it.
 ONLY_IN = {
-    "msgpack": {  # what travels, what is large of it, and what is kept
-        "zmqps/core/protocol/wire.py",
-        "zmqps/core/protocol/large.py",
-        "zmqps/core/protocol/plain.py",
-    },
+    "msgpack": {"zmqps/core/protocol/wire.py", "zmqps/core/protocol/plain.py"},  # what travels, and what is kept
     "msgspec": {"zmqps/core/protocol/typed.py"},  # what travels all the time
     # messages; what the monitors tell; where sockets are bound, and connected; what a connection carries; keys
     "zmq": {

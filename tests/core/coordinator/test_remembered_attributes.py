@@ -94,7 +94,7 @@ NOT_KEPT = {
     ),
     "Tellings": "_changed _name _startup _members _may_tell",
     "Replication": "moves handovers recuts shortages _changed replicas _name _startup _steps _retry_due _num_retries",
-    "Shortages": "_copies _replicas",
+    "Shortages": "_startup _replicas",
     "Handovers": "_replicas _name _startup _steps _unfit _change _give_up _changed stuck",
     "Handover": "not_before held_at again_at numbers busy",
     "Drains": "_fleet _runs _erasures _checkpoints _changed",
