@@ -57,7 +57,7 @@ from zmqps.core.protocol.wire import decode, encode
 from zmqps.errors import InternalError, PSError, ServerMemoryError, printable
 from zmqps.net import stacks
 from zmqps.net.health import Health
-from zmqps.net.loops import stood_still_s
+from zmqps.net.loops import look, stood_still_s
 from zmqps.net.reach import why_silent
 from zmqps.net.signals import answered
 from zmqps.net.transport import INBOUND, Transport
@@ -146,7 +146,7 @@ class Driver:
     async def run(self) -> Exit:
         """Start the machine and run it until it exits."""
         self._loop = loop = asyncio.get_running_loop()
-        await asyncio.sleep(0)  # the loop looks at the clock: what a node takes before it begins is no standstill
+        look(loop)  # what a node takes before it begins is no standstill
         self._stood_s = stood_still_s(loop)
         self._exit, self._time, self._began_at = loop.create_future(), loop.time, loop.time()
         self._health.start()

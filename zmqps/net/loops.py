@@ -67,6 +67,12 @@ def stood_still_s(loop: asyncio.AbstractEventLoop) -> float:
     return loop.clock.stood_s if isinstance(loop, AwakeLoop) else 0.0
 
 
+def look(loop: asyncio.AbstractEventLoop) -> None:
+    """Let a loop take note of the time now, so that what comes next is told apart from what was before."""
+    if isinstance(loop, AwakeLoop):
+        loop.clock.look(time.monotonic(), LOOK_S)
+
+
 def new_runner() -> asyncio.Runner:
     """Return what runs coroutines in an `AwakeLoop`."""
     return asyncio.Runner(loop_factory=AwakeLoop)
