@@ -96,7 +96,7 @@ def test_a_cluster_is_watched_and_asked_by_keys(tmp_path: Path) -> None:
             for key, close, title, line in (
                 ("h", "q", "all 3 nodes answer, the slowest in", "there and back"),
                 ("s", "\x1b", "threads of worker 0", "thread MainThread"),
-                ("\r", "q", "worker 0 of job 'default'", "pushes"),
+                ("\r", "q", "worker 0 of job 'default'", "pulls"),
                 ("l", "q", "the log of worker-", "is not here: look on"),
             ):
                 terminal.press(key)

@@ -286,6 +286,10 @@ else:
 """
 
 
+#: What a worker does in the end, which waits for the others: where it is the only one, for nobody.
+WAITS = 'worker.barrier("nobody else comes", timeout=1000) if "wait" in sys.argv else worker.close()'
+
+
 @pytest.mark.processes
 @pytest.mark.parametrize("how", ["close", "finish"])
 def test_what_was_trained_is_saved_when_the_workers_have_ended(zmqps, tmp_path, how) -> None:
@@ -325,7 +329,9 @@ def test_that_what_was_trained_could_not_be_saved_is_an_exit_code_of_its_own(zmq
 
 @pytest.mark.processes
 def test_so_it_is_where_a_signal_ends_the_cluster(start) -> None:
-    steps = STEPS.replace('if "finish"', f'{FULL}if "finish"')
+    steps = STEPS.replace('if "finish"', f'{FULL}if "finish"').replace(
+        WAITS, "import threading; threading.Event().wait()"
+    )
     up = start(*UP, "--checkpoint", "ckpt", "--drain-timeout", "1", "--", sys.executable, "-c", steps, "wait")
     up.wait_for("worker-0 .* at work")
     up.popen.send_signal(signal.SIGTERM)
@@ -338,7 +344,7 @@ def test_so_does_the_down_that_has_asked_for_the_end(start, zmqps) -> None:
     up = start(*UP, "--checkpoint", "ckpt", "--drain-timeout", "1", "--", sys.executable, "-c", steps, "wait")
     up.wait_for("worker-0 .* at work")
     ended = zmqps("down")
-    assert (ended.returncode, ended.stderr) == (exits.NOT_SAVED, "")
+    assert (ended.returncode, ended.stderr) == (exits.NOT_SAVED, ""), ended.stdout
     assert "without its last checkpoint" in ended.stdout
     assert up.exit_code() == exits.NOT_SAVED, up.output
     assert zmqps("down").stdout == "no cluster runs here\n"

@@ -22,10 +22,12 @@ PAIRS = 0.3
 def choose(names: Sequence[str], timeout: float, rng: random.Random) -> tuple[tuple[str, ...], float]:
     """Return who stands still next, and for how many seconds.
 
-    Two servers that nobody hears for longer than the timeout are two servers lost, which one copy does not survive.
+    Two servers that nobody hears for longer than the timeout are two servers lost, which one copy does not survive; nor
+    does a synchronous step the loss of a server and, at once, of a worker that would have to bring its gradient again.
     """
     chosen = tuple(rng.sample(list(names), 2 if rng.random() < PAIRS else 1))
-    most = WITHIN if len(chosen) > 1 and all(name.startswith("server") for name in chosen) else MOST
+    two_lost = len(chosen) > 1 and "coordinator" not in chosen and any(name.startswith("server") for name in chosen)
+    most = WITHIN if two_lost else MOST
     return chosen, timeout * rng.uniform(LEAST, most)
 
 

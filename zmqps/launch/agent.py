@@ -139,7 +139,9 @@ class Agent:
                 async with asyncio.timeout(self._silence):
                     line = await self._reader.readline()
             except TimeoutError:
-                return f"nothing was heard from the launcher for {self._silence:g} s"
+                why = f"nothing was heard from the launcher for {self._silence:g} s"
+                self._voice.say({"is": "gone", "why": why})  # before it hears of processes that end because of that
+                return why
             if not line.endswith(b"\n"):
                 return "the launcher is gone"
             told = decode(line)

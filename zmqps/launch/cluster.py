@@ -308,8 +308,9 @@ class LocalCluster:
             self._state = "stopped"
             try:
                 run_blocking(self._nodes.stop())
-                if (code := self._nodes.coordinator.popen.returncode) == exits.NOT_SAVED:
-                    log.error("%s", self._nodes.coordinator.failure(code))
+                for node in self._nodes.processes[:1]:  # none in a launched worker
+                    if (code := node.popen.returncode) == exits.NOT_SAVED:
+                        log.error("%s", node.failure(code))
             finally:
                 self._nodes.close()
                 self._stack.close()

@@ -256,6 +256,9 @@ class RemoteHost:
         kind = message["is"]
         if kind in ("alive", "bye"):
             return
+        if kind == "gone":
+            self._lose(f"{self.name} has ended what ran there: {message['why']}")
+            return
         if kind == "joined":
             self.joined(int(message["here"]))
         elif kind == "said":
