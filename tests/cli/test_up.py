@@ -340,7 +340,9 @@ def test_so_it_is_where_a_signal_ends_the_cluster(start) -> None:
 
 @pytest.mark.processes
 def test_so_does_the_down_that_has_asked_for_the_end(start, zmqps) -> None:
-    steps = STEPS.replace('if "finish"', f'{FULL}if "finish"')
+    steps = STEPS.replace('if "finish"', f'{FULL}if "finish"').replace(
+        WAITS, "import threading; threading.Event().wait()"
+    )
     up = start(*UP, "--checkpoint", "ckpt", "--drain-timeout", "1", "--", sys.executable, "-c", steps, "wait")
     up.wait_for("worker-0 .* at work")
     ended = zmqps("down")
