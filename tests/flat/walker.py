@@ -12,9 +12,8 @@ import os
 import socket
 import sys
 import threading
-import tracemalloc
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +26,6 @@ CONTAINERS = (dict, list, set, frozenset, deque, bytearray)
 #: Seconds that an answer may take, of a process that walks over all its objects.
 PATIENCE = 60.0
 MAX_ANSWER_NBYTES = 16 << 20
-#: Of what `taken` says: frames of a place, and places.
-FRAMES, MOST_TAKEN = 4, 24
-_before: tracemalloc.Snapshot | None = None
 
 
 def attributes(thing: Any) -> Iterator[tuple[str, Any]]:
@@ -79,36 +75,15 @@ def held() -> dict[str, Any]:
     }
 
 
-def taken() -> list[str]:
-    """Return where memory was taken since this was last asked, of what is still held: the largest first."""
-    global _before
-    gc.collect()
-    tracemalloc.start(FRAMES) if not tracemalloc.is_tracing() else None
-    now = tracemalloc.take_snapshot()
-    before, _before = _before, now
-    if before is None:
-        return []
-    found = now.compare_to(before, "traceback")
-    return [f"{stat.size_diff >> 10} kB in {stat.count_diff}: {_lines(stat.traceback)}" for stat in found[:MOST_TAKEN]]
-
-
-def _lines(traceback: tracemalloc.Traceback) -> str:
-    return " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in reversed(list(traceback)))
-
-
-def ask(path: Path, what: str = "held") -> Any:
-    """Return what a node says that answers at a socket."""
+def ask(path: Path) -> Any:
+    """Return what a node holds that answers at a socket."""
     with socket.socket(socket.AF_UNIX) as client:
         client.settimeout(PATIENCE)
         client.connect(str(path))
-        client.sendall(f"{what}\n".encode())
         data = b""
         while (chunk := client.recv(1 << 20)) and len(data) < MAX_ANSWER_NBYTES:
             data += chunk
     return json.loads(data)
-
-
-ANSWERS: Mapping[str, Callable[[], Any]] = {"held": held, "taken": taken}
 
 
 def answer(listener: socket.socket) -> None:
@@ -116,8 +91,7 @@ def answer(listener: socket.socket) -> None:
     while True:
         client, _ = listener.accept()
         with client:
-            what = client.makefile().readline().strip()
-            client.sendall(json.dumps(ANSWERS[what]()).encode())
+            client.sendall(json.dumps(held()).encode())
 
 
 def main() -> int:
