@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from zmqps.doctor.facts import Findings, Host
-from zmqps.doctor.rows import Row, counted, good, span
+from zmqps.doctor.rows import Row, good, span
+from zmqps.errors import counted
 
 #: Bytes of float32, by name: those of `python -m bench`.
 MODELS = {"resnet50": 102_228_128, "gpt2-small": 497_759_232}

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import PurePath
 
 from zmqps.doctor.facts import Findings, Host, KeyFile
-from zmqps.doctor.rows import Row, counted, good, those, warning, wrong
+from zmqps.doctor.rows import Row, good, those, warning, wrong
+from zmqps.errors import counted
 from zmqps.net.keyring import AUTHORIZED, CLUSTER_PUBLIC, CLUSTER_SECRET
 
 #: What others than the owner may do with a file. Root's may be read by a group: so it hands keys to a service.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zmqps.doctor.facts import Findings, Host, HostFacts
-from zmqps.doctor.rows import Row, counted, good, span, warning, wrong
-from zmqps.errors import host_advice, num_bytes
+from zmqps.doctor.rows import Row, good, span, warning, wrong
+from zmqps.errors import counted, host_advice, num_bytes
 
 #: More than this share of the processors busy already, and a run is slowed down.
 BUSY = 0.5

@@ -55,11 +55,6 @@ def wrong(where: str, check: str, found: str, advice: str) -> Row:
     return Row(where=where, check=check, verdict=Verdict.WRONG, found=found, advice=advice)
 
 
-def counted(number: int, noun: str) -> str:
-    """Return a number with its noun: 1 server, 2 servers."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
 def those(names: Iterable[str], most: int = 5) -> str:
     """Return names in a row: ``host-a``, ``host-a and host-b``, ``host-a, host-b and 7 more``."""
     names = list(names)

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 from zmqps.doctor.facts import Cluster, Findings, Reach
 from zmqps.doctor.network import RESOLVE, is_loopback, unreachable
-from zmqps.doctor.rows import Row, counted, good, span, those, warning, wrong
-from zmqps.errors import printable
+from zmqps.doctor.rows import Row, good, span, those, warning, wrong
+from zmqps.errors import counted, printable
 
 #: A node says something every second unless told otherwise; so much silence is no accident.
 SILENT_S = 3.0
