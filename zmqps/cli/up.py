@@ -273,10 +273,10 @@ def _end_here(file: BinaryIO, directory: Path, timeout: float | None) -> int:
         )
     saves_s = WAITS_S if state.saves else 0.0
     timeout = DOWN_S + saves_s if timeout is None else timeout
-    if not state.running and not state_path(directory).exists():  # it has just ended by itself
-        click.echo("no cluster runs here")
-        return exits.OK
     if not state.running:
+        if not state_path(directory).exists():  # it has just ended by itself
+            click.echo("no cluster runs here")
+            return exits.OK
         forget_state(directory)
         loops.run(end_rest(state.pid, state.start, timeout))
         click.echo(f"no cluster runs here; the last one's supervisor (pid {state.pid}) had been killed")

@@ -133,7 +133,7 @@ class SliceState:
         return bisect_right(self.positions, start) - 1, bisect_left(self.positions, stop)
 
     def forget_done(self) -> None:
-        """Forget readers that are done, where they are many: of many pulls or checkpoints, and no push between them."""
+        """Forget readers that are done: many come by pulls and checkpoints where there is no push between them."""
         self.readers[:] = [reader for reader in self.readers if not reader.done]
 
     def at(self, version: int | None) -> tuple[int, Array, list[Reader]]:

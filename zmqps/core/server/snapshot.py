@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.server.memory import Memory
-from zmqps.core.server.slices import MAX_DONE_READERS, Pin, SliceState
+from zmqps.core.server.slices import Pin, SliceState
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,8 +70,7 @@ class Snapshot:
         self._rows: dict[int, _Row] = {}  # those that are not done
         self._waiting: deque[_Row] = deque()
         for state in states:
-            if len(state.readers) >= MAX_DONE_READERS:
-                state.forget_done()
+            state.forget_done()
             row = _Row(state, Pin(self.give_up))
             state.readers.append(row.pin)
             state.snapshot = self
