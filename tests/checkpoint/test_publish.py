@@ -177,6 +177,19 @@ def test_what_does_not_look_whole_is_neither_counted_nor_removed() -> None:
     assert [entry.version for entry in entries(disk, JOB)] == [2, 3]
 
 
+def test_directories_that_go_too_deep_to_be_removed_are_an_error_that_says_so(tmp_path: Path) -> None:
+    paths = [save(LocalStorage(), str(tmp_path), OLD, PLACEMENT, version=version) for version in (1, 2, 3)]
+    deep = [Path(paths[0], *["d"] * depth) for depth in range(1, 1200)]
+    for directory in deep:
+        directory.mkdir()
+    job_path = str(Path(paths[0]).parent)
+    with pytest.raises(CheckpointStorageError, match="cannot remove there: its directories go too deep"):
+        prune(LocalStorage(), job_path, 1, paths)
+    assert not Path(paths[1]).exists(), "one that cannot be removed keeps no others"
+    for directory in reversed(deep):  # what removes the directories of tests recurs, too
+        directory.rmdir()
+
+
 @given(st.text(min_size=1, max_size=100).filter(str.isprintable))
 @example("ckpt-000000000001-0001")
 @example("tmp-x")

@@ -180,7 +180,7 @@ def clean(storage: Storage, job_path: str, owner: str, now: float, after_s: floa
     removed = []
     for name in storage.names(job_path):
         path = join(job_path, name)
-        with suppress(CheckpointStorageError, RecursionError), naming_the_disk(path, "remove"):  # it hinders nobody
+        with suppress(CheckpointStorageError), naming_the_disk(path, "remove"):  # it hinders nobody
             unfinished = _UNFINISHED_NAME.fullmatch(name)
             if unfinished is None and (entry_of(path) is None or manifests.NAME in storage.names(path)):
                 continue

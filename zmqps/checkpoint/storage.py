@@ -212,11 +212,15 @@ def _as_os_error() -> Iterator[None]:
 
 @contextmanager
 def naming_the_disk(path: str, doing: str = "write") -> Iterator[None]:
-    """Turn an `OSError` into a `CheckpointStorageError` that says what to do."""
+    """Turn an `OSError`, or too deep a tree, into a `CheckpointStorageError` that says what to do."""
     try:
         yield
     except CheckpointStorageError:
         raise
+    except RecursionError as error:  # directories in directories, of others
+        raise CheckpointStorageError(
+            **_facts(path, doing, OSError(errno.ELOOP, "its directories go too deep"))
+        ) from error
     except OSError as error:
         raise CheckpointStorageError(**_facts(path, doing, error)) from error
 
