@@ -80,6 +80,9 @@ screenshots: $(INSTALLED) ## take the pictures of the page and of zmqps top for 
 picture: $(INSTALLED) ## draw the rooms and their imports into docs/architecture.md
 	$(PY) -m tests.picture
 
+counts: $(INSTALLED) ## count lines, messages, attributes, names …, of this tree and of others beside it: ARGS="path/of/another/clone"
+	$(PY) -m tests.counts $(ARGS)
+
 metrics: $(INSTALLED) ## write the tables of docs/metrics.md from the catalogue of figures
 	$(PY) -m tests.figures
 

@@ -346,6 +346,7 @@ MIRROR_NOTHING = {
     "tests/test_documents.py": "the documents",
     "tests/test_supply.py": "what is installed: pyproject.toml and the constraints",
     "tests/test_leaks.py": "the tests: what one may leave behind",
+    "tests/test_counts.py": "the source: what is counted of it",
     "tests/test_found.py": "the tests: what random examples have found",
     "tests/test_skips.py": "the tests: what CI may skip",
     "tests/test_pace.py": "the tests: how long they may wait",
