@@ -49,7 +49,7 @@ from zmqps.core.server.saves import Saves
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.slices import Updates
 from zmqps.core.server.snapshot import Snapshot
-from zmqps.core.server.steps import Steps as ShardSteps
+from zmqps.core.server.steps import ShardSteps
 from zmqps.core.server.tenant import Tenant
 from zmqps.core.server.undo import Undo
 from zmqps.core.worker.asked import Asked
@@ -60,7 +60,7 @@ from zmqps.core.worker.operations import Advance
 from zmqps.core.worker.orphaned import Orphaned
 from zmqps.core.worker.pace import Pace
 from zmqps.core.worker.session import SessionMachine
-from zmqps.core.worker.transfer import Load, Pull, Push, Target
+from zmqps.core.worker.transfer import LoadTransfer, PullTransfer, PushTransfer, Target
 from zmqps.core.worker.transfers import Transfers
 from zmqps.errors import DeadlineError, PeerLostError, ServerMemoryError
 from zmqps.testing import Simulation, SimulationError
@@ -296,10 +296,10 @@ def test_a_worker_that_reads_two_versions_at_once(monkeypatch: Patch) -> None:
 _start_unbroken = Pace.start
 
 
-def _start(pace: Pace, transfer: Push | Pull | Load) -> None:
-    version = transfer.version if isinstance(transfer, Pull) else 0
+def _start(pace: Pace, transfer: PushTransfer | PullTransfer | LoadTransfer) -> None:
+    version = transfer.version if isinstance(transfer, PullTransfer) else 0
     _start_unbroken(pace, transfer)
-    if isinstance(transfer, Pull):
+    if isinstance(transfer, PullTransfer):
         transfer.version = version  # what comes, and not what the step demands
 
 
@@ -415,7 +415,7 @@ def test_a_server_that_answers_what_nobody_waits_for_any_more(monkeypatch: Patch
 
 def test_a_worker_that_goes_on_waiting_for_what_it_has_given_up(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Link, "withdraw", lambda self, pull, now: [])
-    caught("sync-eager", "Pull) and transfer.done")
+    caught("sync-eager", "PullTransfer) and transfer.done")
 
 
 def test_a_worker_that_counts_values_it_has_asked_for_early_though_it_goes_on_at_a_later_step(
@@ -438,7 +438,7 @@ def test_a_worker_that_takes_an_early_pull_back_and_leaves_it_with_the_servers(m
         return []
 
     wrap(monkeypatch, Early, "recall", recall)
-    caught("sync-early-several", "Pull) and transfer.done")
+    caught("sync-early-several", "PullTransfer) and transfer.done")
 
 
 def test_a_worker_that_goes_on_with_an_early_pull_before_the_step_is_over(monkeypatch: Patch) -> None:

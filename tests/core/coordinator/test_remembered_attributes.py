@@ -28,8 +28,8 @@ KEPT = {
     "Losses": "_lost _here _finished",
     "Occupancy": "training idle_since _before _left_alone _returned",
     "Startup": "resumption epoch cut job owner placement built loaded ready loader told returning",
-    "Copies": "by_epoch coming",
-    "Copy": "shard epoch server backup generation built whole",
+    "ReplicaSet": "by_epoch coming",
+    "Replica": "shard epoch server backup generation built whole",
     "Fallback": "good _back _bad _before _target _tellings",
     "Tellings": "_number num_done _last _open",
     "Replication": "_promoting _unanswered _unfit",
@@ -69,7 +69,7 @@ NOT_KEPT = {
     "Claims": "_living _ranks",
     "Erasures": "_changed _not_before",
     "ClusterEnd": "_changed idle_since _idle_timeout _members _anybody _due asked save is_saving",
-    "Notes": "history num_taken num_lost _changed",
+    "NoteReceiver": "history num_taken num_lost _changed",
     "Jobs": (
         "ended _changes _options _membership _servers _erasures _cluster_end _root _resumptions on_end closing "
         "save_last is_saving_last"
@@ -86,8 +86,8 @@ NOT_KEPT = {
         "_changed name _replicas num_servers num_workers _expected _root _begin _count _new_epoch _slice_nbytes "
         "given_up _rows _wire _optimizer _cuts copies parked _requests _falls_back held cutting"
     ),
-    "Copies": "_root _new_epoch",
-    "Copy": "moved",
+    "ReplicaSet": "_root _new_epoch",
+    "Replica": "moved",
     "Fallback": (
         "_changed _name _startup _steps _replication _timeout _rewind _give_up _error _why _begun_at _waits_since "
         "_retry_due _unfit"
