@@ -13,8 +13,10 @@ from tests.testing.test_invariants import violated
 from zmqps.core.coordinator.membership import Membership
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.node.awake import AwakeClock
+from zmqps.core.protocol.messages import Assign, Message
 from zmqps.core.worker.operations import Enter, Join
 from zmqps.testing import AsyncTraining, Simulation, SyncTraining, comebacks
+from zmqps.testing.copies import WHOLE_S
 from zmqps.testing.engine import Engine, Node, Program
 from zmqps.testing.network import Faults
 from zmqps.testing.replicas import replicated
@@ -158,6 +160,24 @@ def test_a_coordinator_that_is_back_may_give_up_a_member_that_has_not_said_who_i
     assert [title.split()[:2] for title in gone(simulation)] == [["server", "0"]]
     assert any(14.9 <= at <= 15.1 for at in heard)
     assert simulation.sleepers.num_judged > 0
+
+
+def test_a_shard_may_lack_a_backup_for_as_long_as_the_coordinator_sleeps() -> None:
+    simulation = cluster(asynchronous())
+    slept: list[float] = []
+
+    def sleep(sender: Node, receiver: str, message: Message) -> None:
+        """Let the coordinator sleep once it has asked the new server for copies."""
+        if isinstance(message, Assign) and receiver == "server-3" and not slept:
+            slept.append(simulation.now)
+            stop(simulation, simulation.now, WHOLE_S + 2.0, coordinator)
+
+    simulation.on_send.append(sleep)
+    simulation.at(3.0, lambda: simulation.kill(*leader(simulation)))
+    simulation.at(3.1, simulation.start_server)
+    simulation.run()
+    assert slept
+    assert [title.split()[:2] for title in gone(simulation)] == [["server", "0"]]
 
 
 # --- judges that go by real time ------------------------------------------------------------------
