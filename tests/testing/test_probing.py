@@ -16,8 +16,10 @@ from zmqps.core.coordinator.probes import Probes
 from zmqps.core.coordinator.watching import Watching
 from zmqps.core.node.member import Member
 from zmqps.core.protocol.events import Send
-from zmqps.core.protocol.messages import Examine, Probe, Probed
-from zmqps.testing.probing import OperatedTraining
+from zmqps.core.protocol.messages import Examine, Message, Probe, Probed
+from zmqps.testing import comebacks, probing
+from zmqps.testing.engine import Node
+from zmqps.testing.probing import OperatedTraining, ProbedAsync
 from zmqps.testing.scenarios import SCENARIOS
 from zmqps.testing.simulation import Simulation
 
@@ -70,6 +72,34 @@ def test_operators_are_answered_and_refused_at_all(name: str) -> None:
         refused += run.training.operators.num_refused
     assert answered > 5
     assert refused > 0
+
+
+def test_a_coordinator_that_is_back_counts_examinations_anew(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(comebacks, "DEATHS", (0, 0))
+    for name, value in {"FIRST_S": 1e6, "RATE": 1e-9, "NAMES_ONE": 0.0, "WATCH": 0.0}.items():
+        monkeypatch.setattr(probing, name, value)  # all are examined, and only when this test asks
+    run = Simulation(1, training=ProbedAsync(steps=6, parameters=4, size=32, compute_s=0.8), journaled=True)
+    assert isinstance(run.training, OperatedTraining)
+    operators = run.training.operators
+    assert operators is not None
+    asked_again: list[float] = []
+
+    def received(receiver: Node, sender: str, message: Message) -> None:
+        if isinstance(message, Examine) and sender == "operator-1" and run.now > 3.0 and not asked_again:
+            asked_again.append(run.now)
+            run.at(run.now + 1.5, operators._ask)  # the third one gets the number that the second one had
+
+    run.on_receive.append(received)
+    # nobody answers, and nobody is back before the second one asks again
+    run.swallows.append(lambda node, to, message: run.now > 2.0 and node.role != "operator" and not asked_again)
+    for at in (2.1, 2.2):
+        run.at(at, operators._ask)
+    run.at(2.5, lambda: run.kill(run.nodes["operator-0"]))
+    run.at(2.5, lambda: run.kill(run.nodes["coordinator"]))
+    run.at(3.0, run.start_coordinator)
+    run.run()
+    assert asked_again
+    assert operators.num_answered >= 2
 
 
 def test_a_coordinator_that_waits_for_ever_for_those_who_are_silent(monkeypatch: Patch) -> None:

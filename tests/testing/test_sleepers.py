@@ -10,10 +10,13 @@ from collections.abc import Callable
 import pytest
 
 from tests.testing.test_invariants import violated
+from zmqps.core.coordinator.membership import Membership
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.node.awake import AwakeClock
+from zmqps.core.protocol.messages import Assign, Message
 from zmqps.core.worker.operations import EnterBarrier, Join
-from zmqps.testing import AsyncTraining, Simulation, SyncTraining
+from zmqps.testing import AsyncTraining, Simulation, SyncTraining, comebacks
+from zmqps.testing.copies import WHOLE_S
 from zmqps.testing.engine import Engine, Node, Program
 from zmqps.testing.network import Faults
 from zmqps.testing.replicas import replicated
@@ -53,13 +56,13 @@ def synchronous() -> Training:
     return SyncTraining(steps=10, parameters=6, size=48, compute_s=0.8, timeout=60.0)
 
 
-def cluster(training: Training, seed: int = 1, patience: float = PATIENCE_S) -> Simulation:
+def cluster(training: Training, seed: int = 1, patience: float = PATIENCE_S, journaled: bool = False) -> Simulation:
     """Return a cluster whose shards have a backup each, and in which nothing else goes wrong."""
     options = CoordinatorOptions(
         servers=3, workers=3, slice_nbytes=training.slice_nbytes, patience=patience, replicas=1,
         heartbeat_interval=0.5, heartbeat_timeout=TIMEOUT_S,
     )  # fmt: skip
-    return Simulation(seed, 3, 3, Faults(delay=0.002), training, options=options)
+    return Simulation(seed, 3, 3, Faults(delay=0.002), training, options=options, journaled=journaled)
 
 
 def stop(simulation: Simulation, at: float, seconds: float, choose: Callable[[Simulation], list[Node]]) -> None:
@@ -130,6 +133,53 @@ def test_a_leader_that_slept_while_a_backup_took_over_answers_nothing(make: Call
     assert not {"Values", *(["Ack"] if make is asynchronous else [])} & {*answers}
 
 
+def cluster_that_comes_back(patch: Patch, training: Training) -> Simulation:
+    """Return one whose coordinator dies at 3 s, comes back from its journal at 3.5 s, and does not die again."""
+    patch.setattr(comebacks, "DEATHS", (0, 0))
+    simulation = cluster(training, journaled=True)
+    simulation.at(3.0, lambda: simulation.kill(simulation.nodes["coordinator"]))
+    simulation.at(3.5, simulation.start_coordinator)
+    return simulation
+
+
+@pytest.mark.parametrize("make", [asynchronous, synchronous])
+def test_a_coordinator_that_is_back_may_give_up_a_member_that_has_not_said_who_it_is(
+    make: Callable[[], Training], monkeypatch: Patch
+) -> None:
+    simulation = cluster_that_comes_back(monkeypatch, make())
+    stop(simulation, 3.2, 5.8, leader)
+    stop(simulation, 7.9, 7.0, coordinator)  # meanwhile the leader is awake, and sends heartbeats over a new connection
+    stop(simulation, 14.0, 12.0, leader)
+    heard: list[float] = []
+    simulation.on_receive.append(
+        lambda node, sender, message: (
+            heard.append(simulation.now) if (node.name, sender) == ("coordinator", "server-0") else None
+        )
+    )
+    simulation.run()
+    assert [title.split()[:2] for title in gone(simulation)] == [["server", "0"]]
+    assert any(14.9 <= at <= 15.1 for at in heard)
+    assert simulation.sleepers.num_judged > 0
+
+
+def test_a_shard_may_lack_a_backup_for_as_long_as_the_coordinator_sleeps() -> None:
+    simulation = cluster(asynchronous())
+    slept: list[float] = []
+
+    def sleep(sender: Node, receiver: str, message: Message) -> None:
+        """Let the coordinator sleep once it has asked the new server for copies."""
+        if isinstance(message, Assign) and receiver == "server-3" and not slept:
+            slept.append(simulation.now)
+            stop(simulation, simulation.now, WHOLE_S + 2.0, coordinator)
+
+    simulation.on_send.append(sleep)
+    simulation.at(3.0, lambda: simulation.kill(*leader(simulation)))
+    simulation.at(3.1, simulation.start_server)
+    simulation.run()
+    assert slept
+    assert [title.split()[:2] for title in gone(simulation)] == [["server", "0"]]
+
+
 # --- judges that go by real time ------------------------------------------------------------------
 
 
@@ -146,6 +196,17 @@ def test_a_member_that_judges_the_coordinator_by_real_time(monkeypatch: Patch, r
     simulation = cluster(asynchronous(), patience=0.0)
     stop(simulation, 3.0, 3.0 * TIMEOUT_S, everybody)
     assert "has given up coordinator" in violated(simulation)
+
+
+def test_a_coordinator_that_gives_members_no_time_to_come_back(monkeypatch: Patch) -> None:
+    simulation = cluster_that_comes_back(monkeypatch, asynchronous())
+    stop(simulation, 3.2, 2.5, leader)
+    simulation.run()
+    assert gone(simulation) == []
+    monkeypatch.setattr(Membership, "begin_again", lambda self, now: self.timeout)
+    simulation = cluster_that_comes_back(monkeypatch, asynchronous())
+    stop(simulation, 3.2, 2.5, leader)
+    assert "coordinator has given up" in violated(simulation)
 
 
 class Meeting(AsyncTraining):

@@ -21,7 +21,8 @@ from zmqps.testing.engine import Node
 if TYPE_CHECKING:
     from zmqps.testing.cluster import SimulatedCluster
 
-#: When all servers are there, and reach each other, every shard has its backups again within so many seconds.
+#: When all servers are there, and reach each other, every shard has its backups again within so many seconds, of the
+#: coordinator's own time.
 WHOLE_S = 6.0
 #: The same where connections break, or messages come too late: a silent backup is asked what it has after 3 s.
 WHOLE_IN_SPITE_S = 12.0
@@ -174,27 +175,26 @@ class CopyWitness:
         """Assert that shards do not go without backups for long when all is well."""
         simulation = self._simulation
         coordinator, now = simulation.nodes["coordinator"], simulation.now
+        awake = simulation.time_of(coordinator)  # while it sleeps nobody is given copies
         machine = simulation.coordinator
         alive = [node for node in simulation.servers if node.alive]
         there = {s.incarnation for s in machine.servers} == {node.identity.incarnation for node in alive}
         well = there and len(alive) >= machine.options.servers and now >= simulation.network.cut_until
         runs = [run for run in machine.runs.values() if run.startup.ready and run.lost_shard is None]
         degraded = [text for run in runs for text in _degraded(run)]
-        said = [
-            text for run in runs for text in run.replication.status(simulation.time_of(coordinator)).get("degraded", ())
-        ]
+        said = [text for run in runs for text in run.replication.status(awake).get("degraded", ())]
         assert len(said) <= len(degraded), f"it is said that {said}, and they have all their copies"
         same, self._machine = self._machine is machine, machine
         well = well and same and not any(now < node.stopped_until for node in (coordinator, *alive))
         faults = simulation.network.faults
         limit_s = WHOLE_IN_SPITE_S if faults.loss or faults.reordering else WHOLE_S
-        self._degraded_since = _lasts(self._degraded_since, now, bool(degraded) and well)
-        for_s = now - (now if self._degraded_since is None else self._degraded_since)
+        self._degraded_since = _lasts(self._degraded_since, awake, bool(degraded) and well)
+        for_s = awake - (awake if self._degraded_since is None else self._degraded_since)
         assert for_s < limit_s, f"for {for_s:.0f} s, and all servers are there: {degraded}"
         still = well and not degraded and not machine.scales.is_active and not machine.drains.is_active
         spare = [text for run in runs for text in _spare(run)] if still else []
-        self._spare_since = _lasts(self._spare_since, now, bool(spare))
-        for_s = now - (now if self._spare_since is None else self._spare_since)
+        self._spare_since = _lasts(self._spare_since, awake, bool(spare))
+        for_s = awake - (awake if self._spare_since is None else self._spare_since)
         assert for_s < limit_s, f"for {for_s:.0f} s, and nothing is to move: {spare}"
 
 

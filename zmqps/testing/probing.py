@@ -106,6 +106,7 @@ class Operators:
             self._last = sender
             if self._taken.get(sender, (None,))[0] is not receiver.machine:  # else it asks again
                 self._taken[sender] = receiver.machine, simulation.time_of(receiver)
+                self._number_of.pop(sender, None)  # that is what a coordinator before this one called it
                 names = {node.identity.incarnation: node.name for node in simulation.nodes.values()}
                 self._there[sender] = {names[who] for who in simulation.coordinator.membership.members}
         elif isinstance(message, Probed) and self._is_known(sender):  # else its answer comes too late

@@ -7,8 +7,9 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from zmqps.core.coordinator.machine import CoordinatorMachine
+from zmqps.core.coordinator.membership import RETURN_S
 from zmqps.core.node.awake import LOOK_S, SLACK_S
-from zmqps.core.protocol.messages import Message
+from zmqps.core.protocol.messages import Hello, Message
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.worker.session import SessionMachine
 from zmqps.testing.engine import Node
@@ -55,7 +56,11 @@ class Sleepers:
         simulation.on_receive.append(self._received)
 
     def _received(self, receiver: Node, sender: str, message: Message) -> None:
-        if "coordinator" in (receiver.name, sender):
+        if "coordinator" not in (receiver.name, sender):
+            return
+        # a coordinator that has come back takes no message as a sign of life before its sender has said who it is
+        is_known = sender == "coordinator" or self._heard.get((receiver.name, sender), -1.0) >= receiver.started_at
+        if is_known or isinstance(message, Hello):
             self._heard[receiver.name, sender] = self._simulation.now
 
     def check(self, node: Node) -> None:
@@ -82,9 +87,12 @@ class Sleepers:
 
     def _check_silent(self, judge: Node, other: Node, timeout: float) -> None:
         """Assert that a node that lives, and was given up, has stood still for about as long as it was waited for."""
-        since = max(self._heard.get((judge.name, other.name), 0.0), judge.started_at)
+        heard_at = self._heard.get((judge.name, other.name), 0.0)
+        since = max(heard_at, judge.started_at)
         if not other.alive or other.started_at > since or self._simulation.network.cut_until > since:
             return  # the one before it was heard, or this one has yet to say who it is; or nobody could be heard
+        if heard_at < judge.started_at:  # by a coordinator that has come back: everybody has had the time to come back
+            timeout = max(timeout, RETURN_S)
         silent_s = slept_s(other.stops, judge.stops, since, self._simulation.now)
         own = [stop for stop in judge.stops if stop[1] > since]
         # what each of its own stops may have taken of its time, a heartbeat that was due, and a new connection

@@ -72,6 +72,33 @@ def test_asked_again_it_says_the_same_and_older_requests_count_no_more() -> None
     assert [generation for generation, _, _ in yielded(copies)] == [4, 4]
 
 
+def broken_off(copies: Copies) -> None:
+    """Let the primary say Hello again to what was its backup."""
+    copies.cut("p", "b")
+    copies.mend("p", "b")
+    copies.settle()
+
+
+def test_it_says_the_same_although_the_other_one_has_taken_its_place_meanwhile() -> None:
+    copies = trained(B)
+    give_up(copies)
+    copies.promote("b", 2, generation=2)
+    broken_off(copies)
+    give_up(copies)  # by a coordinator that was away, and does not know what was answered before
+    first, again = yielded(copies)
+    assert first == again
+
+
+def test_it_has_its_place_back_although_the_other_one_has_taken_it_where_nobody_goes_there() -> None:
+    copies = trained(B)
+    give_up(copies)
+    copies.promote("b", 2, generation=2)
+    broken_off(copies)
+    copies.retarget(generation=3)
+    copies.push("w", push(1, 1.0))
+    assert [type(answer) for answer in copies.answers("w")] == [Ack]
+
+
 def test_with_gradients_of_an_open_step_it_keeps_its_place() -> None:
     copies = trained(B, staleness=0)
     copies.push("w", push(1, 1.0, step=0, attempt=1))

@@ -322,7 +322,9 @@ class ReplicaStreams:
         error = from_wire(message.code, message.text, message.facts)
         tenant = self._tenant_behind(follower.epoch)
         if isinstance(error, DeposedError):
-            return [] if tenant is None else self._depose(tenant, error.generation)
+            # one that has given up its place answers nobody; a coordinator that was away asks it once more who has all
+            has_yielded = tenant is not None and tenant.yielding and tenant.stream and not tenant.stream.is_behind
+            return [] if tenant is None or has_yielded else self._depose(tenant, error.generation)
         news = follower.on_error(error, now)
         early = follower.handshake.welcome is None and isinstance(error, JobError | StaleEpochError)
         if not news or early or isinstance(error, ServerMemoryError):
