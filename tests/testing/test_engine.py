@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from zmqps.core.protocol.events import Connected, Disconnected
@@ -32,3 +33,22 @@ def test_a_node_that_was_stopped_hears_of_the_end_of_a_connection_before_its_ret
     simulation.run()
     assert len(heard) == 2
     assert all(events == [Disconnected, Connected] for events in heard.values())
+
+
+def test_a_node_that_was_stopped_has_woken_at_the_time_that_it_has_then() -> None:
+    simulation = Simulation(1, servers=1, workers=1, training=AsyncTraining(steps=30, compute_s=1.0))
+    off: list[float] = []
+
+    def check() -> None:
+        (worker,) = simulation.workers
+        off.append(simulation.time_of(worker) - simulation.woke_at(worker))
+
+    def stop(seconds: float) -> None:
+        (worker,) = simulation.workers
+        simulation.stop(worker, seconds)
+        simulation.at(worker.stopped_until, check)
+
+    for number in range(15):
+        simulation.at(2.7214463641858204 + 1.37 * number, partial(stop, 0.6 + 0.031 * number))
+    simulation.run()
+    assert off == 15 * [0.0]

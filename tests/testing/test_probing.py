@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -16,8 +16,8 @@ from zmqps.core.coordinator.probes import Probes
 from zmqps.core.coordinator.watching import Watching
 from zmqps.core.node.member import Member
 from zmqps.core.protocol.events import Send
-from zmqps.core.protocol.messages import Examine, Message, Probe, Probed
-from zmqps.testing import comebacks, probing
+from zmqps.core.protocol.messages import Examine, Examined, Message, Probe, Probed
+from zmqps.testing import comebacks, network, probing
 from zmqps.testing.engine import Node
 from zmqps.testing.probing import OperatedTraining, ProbedAsync
 from zmqps.testing.scenarios import SCENARIOS
@@ -148,3 +148,58 @@ def test_a_member_that_does_not_answer_while_others_do(monkeypatch: Patch) -> No
 
     wrap(monkeypatch, Member, "on_message", silent)
     caught("sync-probed-loss", "was asked and says nothing")
+
+
+class Returned(Simulation):
+    """Operators ask when a test says so, and the coordinator dies at 2.5 s and is back at 3 s.
+
+    Attributes
+    ----------
+    states
+        What is said of the server, in the order of the answers.
+    answered
+        When the server answered which question.
+    """
+
+    def __init__(self, patch: Patch, asked_at: Sequence[float]) -> None:
+        patch.setattr(comebacks, "DEATHS", (0, 0))  # by itself
+        patch.setattr(network, "RECONNECT_S", (0.5, 0.5))
+        for name, value in {"FIRST_S": asked_at[0], "RATE": 1e-9, "NAMES_ONE": 0.0, "WATCH": 0.0}.items():
+            patch.setattr(probing, name, value)
+        operated = ProbedAsync(steps=12, compute_s=1.0)
+        super().__init__(1, servers=1, workers=1, training=operated, journaled=True)
+        assert operated.operators is not None
+        self.states: list[str] = []
+        self.answered: list[tuple[float, int]] = []
+        self.on_receive.append(self._heard)
+        for at in asked_at[1:]:
+            self.at(at, operated.operators._ask)
+        self.at(2.5, lambda: self.kill(self.nodes["coordinator"]))
+        self.at(3.0, self.start_coordinator)
+
+    def _heard(self, receiver: Node, sender: str, message: Message) -> None:
+        if isinstance(message, Probed) and sender == "server-0":
+            self.answered.append((self.now, message.number))
+        elif isinstance(message, Examined):
+            self.states += [row["state"] for row in message.findings["nodes"] if row["role"] == "server"]
+
+
+def test_an_answer_to_what_the_coordinator_asked_in_its_life_before_is_none(monkeypatch: Patch) -> None:
+    simulation = Returned(monkeypatch, [2.0, 5.0])
+    simulation.at(1.9, lambda: simulation.stop(simulation.servers[0], 4.1))  # it takes the first question at 6 s
+    simulation.at(2.5, lambda: simulation.kill(simulation.nodes["operator-0"]))
+    simulation.run()
+    ((at, number),) = simulation.answered
+    assert 6.0 < at < 7.0
+    assert number == 1
+    assert simulation.states == ["silent"]
+
+
+def test_an_operator_that_asks_before_anybody_is_back_is_told_so(monkeypatch: Patch) -> None:
+    simulation = Returned(monkeypatch, [2.0, 2.2, 4.5])
+    simulation.at(2.1, lambda: simulation.stop(simulation.servers[0], 1.9))
+    simulation.at(2.1, lambda: simulation.stop(simulation.workers[0], 1.9))
+    simulation.run()
+    # the third operator's question is the second one of this life, as the second operator's was of the life before
+    assert 2 in [number for at, number in simulation.answered if at > 4.5]
+    assert simulation.states == ["answered", "answered", "silent"]

@@ -10,16 +10,24 @@ from collections.abc import Callable
 import pytest
 
 from tests.testing.test_invariants import violated
+from zmqps.core.coordinator.checkpoints import HOLD_S
+from zmqps.core.coordinator.consistency.bsp import Synchronous
+from zmqps.core.coordinator.making import Making
 from zmqps.core.coordinator.membership import Membership
+from zmqps.core.coordinator.occupancy import Occupancy
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.node.awake import AwakeClock
 from zmqps.core.protocol.messages import Assign, Message
-from zmqps.core.worker.operations import EnterBarrier, Join
+from zmqps.core.worker.operations import EnterBarrier, Join, StartJob
+from zmqps.core.worker.outbox import Request
+from zmqps.core.worker.resends import SHORT_S, Resends
 from zmqps.testing import AsyncTraining, Simulation, SyncTraining, comebacks
+from zmqps.testing.bounded import BoundedTraining
 from zmqps.testing.copies import WHOLE_S
 from zmqps.testing.engine import Engine, Node, Program
 from zmqps.testing.network import Faults
 from zmqps.testing.replicas import replicated
+from zmqps.testing.stores import Disk
 from zmqps.testing.training import Training
 
 Patch = pytest.MonkeyPatch
@@ -56,10 +64,13 @@ def synchronous() -> Training:
     return SyncTraining(steps=10, parameters=6, size=48, compute_s=0.8, timeout=60.0)
 
 
-def cluster(training: Training, seed: int = 1, patience: float = PATIENCE_S, journaled: bool = False) -> Simulation:
+def cluster(
+    training: Training, seed: int = 1, patience: float = PATIENCE_S, journaled: bool = False, lease: float = 600.0
+) -> Simulation:
     """Return a cluster whose shards have a backup each, and in which nothing else goes wrong."""
     options = CoordinatorOptions(
-        servers=3, workers=3, slice_nbytes=training.slice_nbytes, patience=patience, replicas=1,
+        servers=3, workers=3, slice_nbytes=training.slice_nbytes, patience=patience, lease=lease,
+        replicas=1,
         heartbeat_interval=0.5, heartbeat_timeout=TIMEOUT_S,
     )  # fmt: skip
     return Simulation(seed, 3, 3, Faults(delay=0.002), training, options=options, journaled=journaled)
@@ -228,3 +239,155 @@ def test_a_worker_that_waits_at_a_barrier_by_real_time(monkeypatch: Patch) -> No
     assert outcomes() == {"connect", "barrier"}
     judge_by_real_time(monkeypatch, "worker")
     assert "DeadlineError" in outcomes()
+
+
+# --- single judges that do, while all else goes by the node's time -----------------------------------
+#
+# Two kinds of deadlines are none of these, for by real time they do no harm. What is only said again (a hello, a
+# commit, a question to a silent server) is said once too often: what has had it knows that by its number, and a
+# question is answered behind all that was asked before. And a job that is saved every so many seconds is saved a little
+# sooner, once, however long the coordinator stood still.
+
+
+class RealTime:
+    """Lets what asks it be due by real time.
+
+    Parameters
+    ----------
+    patch
+        Notes which node asks: the one that takes an event.
+    """
+
+    def __init__(self, patch: Patch) -> None:
+        self._node: Node | None = None
+        self._first: dict[object, float] = {}  # for how long a node had stood still when something became due
+        time_of, check = Engine.time_of, Simulation.check
+
+        def asks(engine: Engine, node: Node) -> float:
+            self._node = node
+            return time_of(engine, node)
+
+        def checked(simulation: Simulation, node: Node) -> None:
+            check(simulation, node)  # which asks for the time of others, too
+            self._node = node
+
+        patch.setattr(Engine, "time_of", asks)
+        patch.setattr(Simulation, "check", checked)
+
+    def due(self, what: object, due: float) -> float:
+        """Return when something is due, in the node's time, as far as that is known now."""
+        assert self._node is not None
+        stood_s = self._node.clock.stood_s
+        return due - (stood_s - self._first.setdefault((what, due), stood_s))
+
+
+class Visited(AsyncTraining):
+    """Workers train a little and leave, without having finished."""
+
+    def program(self, simulation: Simulation, worker: Node) -> Program:
+        job, values = self.job()
+        yield Join(0.0), 5.0
+        yield StartJob(0.0, job=job, values=values), 60.0
+        yield 0.5
+
+    def restarts(self, simulation: Simulation, worker: Node) -> bool:
+        return False
+
+
+def visited(seed: int) -> Simulation:
+    """Return a cluster to whose job somebody comes again before its lease is over, while the coordinator was awake."""
+    simulation = cluster(Visited(), seed, lease=6.0)
+    simulation.workers_to_come += 1
+    stop(simulation, 4.0, 10.0, coordinator)
+    simulation.at(16.0, simulation.start_worker)
+    return simulation
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_job_is_kept_for_its_lease_while_the_coordinator_is_awake(seed: int, monkeypatch: Patch) -> None:
+    simulation = visited(seed)
+    simulation.run()
+    assert simulation.outcomes["init"] == 4
+    (ended,) = simulation.coordinator.ended.by_name.values()  # when nobody has come again
+    assert ended.how == "no worker for 6 s"
+    assert simulation.sleepers.num_judged == 1
+    real, ends_at = RealTime(monkeypatch), Occupancy.ends_at.fget
+    assert ends_at is not None
+
+    def due(self: Occupancy) -> float | None:
+        return None if (at := ends_at(self)) is None else real.due(self, at)
+
+    monkeypatch.setattr(Occupancy, "ends_at", property(due))
+    assert "to which nobody has come for" in violated(visited(seed))
+
+
+def late(policy: str, seed: int) -> Simulation:
+    """Return a cluster whose coordinator stands still in the middle of steps, and knows how long these take."""
+    training = SyncTraining(steps=16, size=48, compute_s=0.8, timeout=60.0, on_straggler=policy, plain=True)
+    simulation = cluster(training, seed)
+    for at in (9.0, 20.0, 31.0):
+        stop(simulation, at, 5.0, coordinator)
+    return simulation
+
+
+@pytest.mark.parametrize("policy", ["continue", "fail"])
+def test_a_coordinator_that_calls_workers_late_by_real_time(policy: str, monkeypatch: Patch) -> None:
+    seeds = range(3)
+    assert not any(violated(late(policy, seed)) for seed in seeds)
+    real, next_deadline = RealTime(monkeypatch), Synchronous.next_deadline
+
+    def due(self: Synchronous) -> float | None:
+        return None if (at := next_deadline(self)) is None else real.due(self, at)
+
+    monkeypatch.setattr(Synchronous, "next_deadline", due)
+    assert any("has waited for the late for" in violated(late(policy, seed)) for seed in seeds)
+
+
+def scarce(seed: int) -> Simulation:
+    """Return a cluster whose servers lack memory for a while, in which its workers stand still."""
+    training = AsyncTraining(steps=8, parameters=3, size=24, lives=3, compute_s=0.3, timeout=60.0)
+    options = CoordinatorOptions(
+        servers=1, workers=3, slice_nbytes=training.slice_nbytes, heartbeat_interval=0.5, heartbeat_timeout=60.0
+    )
+    simulation = Simulation(seed, 1, 3, Faults(delay=0.002, memory=0.7), training, calm_s=10.0, options=options)
+    stop(simulation, 2.0, 1.5 * SHORT_S, lambda simulation: simulation.workers)
+    return simulation
+
+
+def test_a_worker_that_is_refused_memory_for_long_by_real_time(monkeypatch: Patch) -> None:
+    seeds = range(5)
+    assert not any(violated(scarce(seed)) for seed in seeds)
+    real = RealTime(monkeypatch)
+
+    def refused(request: Request, now: float) -> float | None:
+        since = request.refused_at = now if request.refused_at is None else request.refused_at
+        return None if now >= real.due(request, since + SHORT_S) else original(request, now)
+
+    original = Resends.refused
+    monkeypatch.setattr(Resends, "refused", staticmethod(refused))
+    assert any("has asked for memory for" in violated(scarce(seed)) for seed in seeds)
+
+
+def held(seed: int) -> Simulation:
+    """Return a cluster whose coordinator stands still while it waits for a worker to pause for a checkpoint."""
+    training = BoundedTraining(1, steps=12, parameters=4, size=32, lives=3, compute_s=0.8, timeout=60.0)
+    options = CoordinatorOptions(
+        servers=2, workers=3, slice_nbytes=training.slice_nbytes, checkpoint_seconds=1.0, heartbeat_timeout=HOLD_S
+    )
+    simulation = Simulation(seed, 2, 3, Faults(delay=0.002), training, options=options, disk=Disk())
+    stop(simulation, 3.0, 6.0, lambda simulation: simulation.workers[:1])
+    stop(simulation, 5.5, 1.2 * HOLD_S, coordinator)
+    return simulation
+
+
+def test_a_coordinator_that_waits_for_a_pause_by_real_time(monkeypatch: Patch) -> None:
+    seeds = range(3)
+    assert not any(violated(held(seed)) for seed in seeds)
+    real = RealTime(monkeypatch)
+
+    def due(self: Making) -> float | None:
+        return None if (at := vars(self)["cut_by"]) is None else real.due(self, at)
+
+    cut_by = property(due, lambda self, at: vars(self).__setitem__("cut_by", at))
+    monkeypatch.setattr(Making, "cut_by", cut_by, raising=False)
+    assert any("were to pause is given up" in violated(held(seed)) for seed in seeds)

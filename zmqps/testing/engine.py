@@ -239,7 +239,7 @@ class Engine:
 
         What is due by then is done soon after, not at its time.
         """
-        return max(0.0, node.stopped_until - node.clock.stood_s)
+        return node.clock.now(node.stopped_until) if node.stops else 0.0  # to the bit: differences of times round
 
     def _when(self, node: Node, due: float) -> float:
         """Return when a node's own time will be ``due``, if it is not stopped before."""

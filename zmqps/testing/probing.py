@@ -62,6 +62,7 @@ class Operators:
         self._last = ""  # the operator whose question the coordinator deals with
         self._number_of: dict[str, int] = {}
         self._came: dict[tuple[object, int], dict[str, float]] = {}  # answers of members, by name and when
+        self._asked: set[tuple[object, str, int]] = set()  # by which coordinator, who, and what
         self._owed: set[tuple[str, int]] = set()  # who has been asked, and has not answered
         simulation.on_send.append(self._sent)
         simulation.on_receive.append(self._received)
@@ -109,20 +110,26 @@ class Operators:
                 self._number_of.pop(sender, None)  # that is what a coordinator before this one called it
                 names = {node.identity.incarnation: node.name for node in simulation.nodes.values()}
                 self._there[sender] = {names[who] for who in simulation.coordinator.membership.members}
-        elif isinstance(message, Probed) and self._is_known(sender):  # else its answer comes too late
+        elif isinstance(message, Probed) and self._counts(receiver, sender, message.number):
             self._came.setdefault((receiver.machine, message.number), {})[sender] = simulation.time_of(receiver)
         elif isinstance(message, Probe) and _is_member(receiver):
             self._owed.add((receiver.name, message.number))
 
-    def _is_known(self, name: str) -> bool:
+    def _counts(self, coordinator: Node, name: str, number: int) -> bool:
+        """Return whether an answer is to what this life of the coordinator has asked, of somebody who is still there.
+
+        A member that stood still answers what the life before has asked when it wakes up; numbers begin again.
+        """
         who = self._simulation.nodes[name].identity.incarnation
-        return who in self._simulation.coordinator.membership.members
+        members = self._simulation.coordinator.membership.members
+        return (coordinator.machine, name, number) in self._asked and who in members
 
     def _sent(self, sender: Node, to: str, message: Message) -> None:
         if isinstance(message, Probed):
             self._owed.discard((sender.name, message.number))
         elif isinstance(message, Probe):
             self._number_of[self._last] = message.number
+            self._asked.add((sender.machine, to, message.number))
             assert self._may[self._last] or not message.stacks, "the threads of a node are shown to anybody"
         elif isinstance(message, Examined):
             self._check(sender, to, message.findings)

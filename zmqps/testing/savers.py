@@ -5,6 +5,8 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
+from zmqps.core.coordinator.checkpoints import HOLD_S
+from zmqps.core.protocol.events import Log
 from zmqps.core.protocol.messages import Assign, Checkpointed, GoOn, Hold, Holding, Message, Save, Saved, Unsave
 from zmqps.core.worker.operations import Exchange, SavedCheckpoint, SaveJob
 from zmqps.core.worker.session import SessionMachine
@@ -25,6 +27,8 @@ MESSAGES = (Save, Saved, Unsave, Hold, Holding, GoOn, Checkpointed)
 ASKS = 0.04
 #: Those who ask wait for so long.
 ASKED_S = 30.0
+#: Rounding of times.
+EPSILON_S = 1e-6
 #: A worker is paused for no longer, whatever is lost: it may be asked for once more just before it goes on by itself.
 #: A coordinator that comes back asks anew, for checkpoints of its own.
 LONGEST_PAUSE_S = 2 * PAUSE_S
@@ -54,10 +58,14 @@ class Savers:
         self._crash = crash
         self._lives: dict[str, Life] = {}  # by path: of the job that is saved there
         self._paused_at: dict[str, tuple[float, int]] = {}
+        self._held_at: dict[tuple[object, int], float] = {}  # by coordinator and checkpoint: when workers were to pause
+        self._let_go: list[float] = []  # for how long they were waited for that may go on, in the event under way
+        self._gives_up = False  # in that event, because they did not pause in time
         self.lasts = LastSaves(simulation)
         disk.on_publish = self._published
         simulation.on_send.append(self._sent)
         simulation.on_receive.append(self._received)
+        simulation.on_log.append(self._logged)
 
     def program(self, worker: Node, program: Program) -> Program:
         """Let a worker ask for checkpoints now and then."""
@@ -104,6 +112,10 @@ class Savers:
             saved = next(saved for saved in self._disk.published if saved.path == message.restore["path"])
             life = self._simulation.life_of_copy(sender.identity.incarnation, message.epoch)
             self._training.resume(life, saved)
+        if isinstance(message, Hold | Save | GoOn) and sender.role == "coordinator":
+            now = self._simulation.time_of(sender)
+            held_at = self._held_at.setdefault((sender.machine, message.number), now)
+            self._let_go += [now - held_at] if isinstance(message, GoOn) else []
         self._perhaps(sender, message)
 
     def _goes_back(self, message: Assign) -> bool:
@@ -128,6 +140,7 @@ class Savers:
     def check(self, node: Node) -> None:
         """Assert that nobody stays paused, and that no job ends unsaved."""
         if node.role == "coordinator":
+            self._check_let_go()
             self.lasts.check(node)
             return
         if not isinstance(node.machine, SessionMachine) or node.machine.transfers.pace.paused is None:
@@ -138,6 +151,17 @@ class Savers:
             self._paused_at[node.name] = now, life
         paused_at = max(self._paused_at[node.name][0], self._simulation.woke_at(node))
         assert now - paused_at <= LONGEST_PAUSE_S, f"{node.name} stays paused for a checkpoint"
+
+    def _logged(self, node: Node, line: Log) -> None:
+        self._gives_up |= "did not pause for it in" in line.text
+
+    def _check_let_go(self) -> None:
+        """Assert that workers that have not paused were waited for, by a coordinator that was awake."""
+        if self._gives_up and self._let_go:
+            waited_s, hold_s = max(self._let_go), min(HOLD_S, self._simulation.options.heartbeat_timeout)
+            text = f"a checkpoint for which workers were to pause is given up after {waited_s:.1f} s of {hold_s:g}"
+            assert waited_s >= hold_s - EPSILON_S, f"{text}: it is judged by the coordinator's sleep"
+        self._gives_up, self._let_go = False, []
 
     def check_end(self) -> None:
         """Assert that all cuts were cuts, now that it is known what became of the pushes."""

@@ -488,6 +488,8 @@ class Simulation(SimulatedCluster):
         if self._began_at is None and isinstance(operation, StartJob):
             self._began_at = self.now
         assert isinstance(node.machine, SessionMachine)
+        if self._validate:
+            self.sleepers.resolved(node, operation, value)
         if self._orphans is not None:
             self._orphans.resolved(node, operation, value)
         if self._successors is not None:

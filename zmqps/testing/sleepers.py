@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING
 
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.membership import RETURN_S
+from zmqps.core.coordinator.run import JobRun
 from zmqps.core.node.awake import LOOK_S, SLACK_S
 from zmqps.core.protocol.messages import Hello, Message
 from zmqps.core.server.machine import ServerMachine
+from zmqps.core.worker.operations import Exchange, Operation
+from zmqps.core.worker.resends import SHORT_S
 from zmqps.core.worker.session import SessionMachine
+from zmqps.errors import ServerMemoryError
 from zmqps.testing.engine import Node
 from zmqps.testing.network import RECONNECT_S, Faults
 
@@ -20,6 +24,8 @@ if TYPE_CHECKING:
 
 #: So much of a silence, in seconds, may be that of messages on their way, or of a node that has much to do.
 LATE_S = 0.3
+#: Rounding of times.
+EPSILON_S = 1e-6
 #: So many departures are looked at: more do not happen at once.
 NEWEST = 16
 
@@ -53,6 +59,7 @@ class Sleepers:
         self._asserts = not any(others)
         self._heard: dict[tuple[str, str], float] = {}  # when a node has heard another one last
         self._judged: set[tuple[str, bytes]] = set()
+        self._idle: dict[str, tuple[JobRun, float]] = {}  # of whose members nobody is there: since when
         simulation.on_receive.append(self._received)
 
     def _received(self, receiver: Node, sender: str, message: Message) -> None:
@@ -65,9 +72,11 @@ class Sleepers:
 
     def check(self, node: Node) -> None:
         """Assert that whom a node has just given up was silent while it was awake."""
+        machine = node.machine
+        if isinstance(machine, CoordinatorMachine):
+            self._check_leases(node, machine)
         if not self._asserts:
             return
-        machine = node.machine
         if isinstance(machine, CoordinatorMachine):
             for departure in islice(reversed(machine.membership.gone), NEWEST):
                 who = departure.member.incarnation
@@ -84,6 +93,32 @@ class Sleepers:
                 return
             self._judged.add((node.name, b""))
             self._check_silent(node, coordinator, member.patience)
+
+    def _check_leases(self, coordinator: Node, machine: CoordinatorMachine) -> None:
+        """Assert that a job that ends because nobody has come to it has waited while its coordinator was awake."""
+        now = self._simulation.time_of(coordinator)
+        for name, (run, since) in list(self._idle.items()):
+            if machine.runs.get(name) is run:
+                continue
+            del self._idle[name]
+            ended, waited_s = machine.ended.by_name.get(name), now - since
+            if ended is not None and ended.at == now and ended.how.startswith("no worker for"):
+                lease_s = self._simulation.options.lease
+                text = f"job {name!r} has ended, to which nobody has come for {waited_s:.1f} s of {lease_s:g}"
+                assert waited_s >= lease_s - EPSILON_S, f"{text}: it is judged by the coordinator's sleep"
+                self.num_judged += 1
+        for name, run in machine.runs.items():
+            if run.members:
+                self._idle.pop(name, None)
+            elif name not in self._idle:
+                self._idle[name] = run, now
+
+    def resolved(self, node: Node, operation: Operation, value: object) -> None:
+        """Assert that a server has lacked the memory for as long as a worker, awake, asks it again."""
+        if isinstance(operation, Exchange) and isinstance(value, ServerMemoryError):
+            asked_s = self._simulation.time_of(node) - operation.started_at
+            text = f"{node.name} has asked for memory for {asked_s:.1f} s of {SHORT_S:g}"
+            assert asked_s >= SHORT_S - EPSILON_S, f"{text}: it has judged by its own sleep"
 
     def _check_silent(self, judge: Node, other: Node, timeout: float) -> None:
         """Assert that a node that lives, and was given up, has stood still for about as long as it was waited for."""

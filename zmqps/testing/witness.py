@@ -36,6 +36,7 @@ from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Shard
 from zmqps.core.worker.session import SessionMachine
 from zmqps.core.worker.transfer import PushTransfer as Pushing
+from zmqps.errors import DeadlineError
 from zmqps.testing.engine import Node
 from zmqps.testing.exact import ExactReference
 from zmqps.testing.rates import RateWitness
@@ -48,6 +49,11 @@ if TYPE_CHECKING:
     from zmqps.testing.cluster import SimulatedCluster
     from zmqps.testing.stores import SavedJob
 
+
+#: Nobody is late at a step sooner after the first one has arrived.
+LATE_S = 1.0
+#: Rounding of times.
+EPSILON_S = 1e-6
 
 #: A life of a job, and how often it has gone back to a checkpoint.
 Track = tuple[Life, int]
@@ -106,6 +112,8 @@ class StepWitness:
         # by incarnation, step, and how often that had gone back
         self._brought: dict[tuple[bytes, int, int], list[tuple[int, ...]]] = defaultdict(list)
         self._skipped: set[tuple[bytes, int, int]] = set()  # who has arrived at a step with nothing, likewise
+        # by coordinator, step, and how often that had gone back: when its first worker has arrived
+        self._begun_at: dict[tuple[object, int, int], float] = {}
         self.rates: dict[Life, RateWitness] = defaultdict(RateWitness)
         self._training: set[bytes] = set()  # whom others wait for
         # workers that wait for data or at a barrier, and are not waited for, with the requests
@@ -183,6 +191,13 @@ class StepWitness:
             worker = self._simulation.nodes[receiver]
             other = worker.identity.incarnation
             self._pausing[other].discard(message.request)
+            if (
+                isinstance(message, Error)
+                and message.code == DeadlineError.code
+                and (other, message.request) in self._asked
+            ):
+                step = self._asked[other, message.request].step
+                self._check_patience(sender, step, self._simulation.num_back[life_of(worker)])
             if isinstance(message, Proceed):
                 self._released(life_of(worker), other, message)
             elif isinstance(message, Job) and not message.load:
@@ -207,6 +222,8 @@ class StepWitness:
             elif isinstance(message, Arrive) and not self._is_moot(receiver, who):
                 back = self._simulation.num_back[life_of(self._simulation.nodes[sender])]
                 attempts, brought = tuple(message.attempts), self._brought[who, message.step, back]
+                began = receiver.machine, message.step, back
+                self._begun_at.setdefault(began, self._simulation.time_of(receiver))
                 if not attempts:
                     self._skipped.add((who, message.step, back))
                 elif attempts not in brought:
@@ -314,19 +331,30 @@ class StepWitness:
         count = sum(len(self._brought[who, step, back]) for who, _ in contributors)
         skipped = {who for who, at, turn in self._skipped if (at, turn) == (step, back)}
         assert count or skipped, f"step {step} is committed without a gradient"
-        if self._job.on_straggler == "continue" or self._simulation.many_go:
+        if self._simulation.many_go:
             return
+        goes_on = self._job.on_straggler == "continue"
         if self._job.aggregate is not None:
-            assert count >= self._job.aggregate, f"step {step} has {count} of {self._job.aggregate} gradients"
+            assert goes_on or count >= self._job.aggregate, (
+                f"step {step} has {count} of {self._job.aggregate} gradients"
+            )
             return
         machine = coordinator.machine
         assert isinstance(machine, CoordinatorMachine)
         spares = machine.runs[self._name].attendance.spares
         live = self._training & set(machine.membership.members) - set(spares)
         missing = {who for who in live if not self._pausing[who]} - {who for who, _ in contributors} - skipped
+        if goes_on:
+            return self._check_patience(coordinator, step, back) if missing else None
         assert not missing, f"step {step} is committed without {len(missing)} workers that live"
         joined = len(self._joined[coordinator.identity.incarnation])
         assert joined >= self._expected, f"step {step} is committed when only {joined} workers had joined"
+
+    def _check_patience(self, coordinator: Node, step: int, back: int) -> None:
+        """Assert that those have had their time who are late at a step: the coordinator was awake for so long."""
+        if (began_at := self._begun_at.get((coordinator.machine, step, back))) is not None:
+            waited_s = self._simulation.time_of(coordinator) - began_at
+            assert waited_s >= LATE_S - EPSILON_S, f"step {step} has waited for the late for {waited_s:.1f} s only"
 
     def _lost_at_once(self) -> bool:
         """Whether a step was decided and the last of its servers lost in one moment: nobody was told to apply it."""
