@@ -18,6 +18,7 @@ from zmqps.core.worker.operations import EnterBarrier, Join
 from zmqps.core.worker.session import SessionMachine
 from zmqps.testing import AsyncTraining, Faults, Node, Program, Simulation, SimulationError
 from zmqps.testing.network import Network, Packet
+from zmqps.testing.scenarios import SCENARIOS
 from zmqps.testing.simulate import main
 
 #: Numpy in the role of a GPU, for whose copies threads wait; no simulation has one.
@@ -110,6 +111,11 @@ class Meeting(AsyncTraining):
             yield EnterBarrier(0.0, barrier="some"), 2.0
         else:
             yield 20.0
+
+
+def test_a_seed_has_the_same_digest_again_also_where_workers_are_notified_of_another_layout() -> None:
+    first, again = (SCENARIOS["ssp-scales-freezes"].simulation(41).run() for _ in range(2))
+    assert first == again
 
 
 def test_a_program_waits_for_results_and_gets_errors_raised() -> None:

@@ -142,14 +142,12 @@ class CopyWitness:
         for epoch, follower in stream.followers.items():
             if not follower.is_filled or follower.unconfirmed or tenant.shard is None or _is_coming(tenant):
                 continue
-            if self._follows_another(epoch, tenant):
-                continue
             for other in self._simulation.servers:
                 machine = other.machine
                 theirs = machine.tenants.get(epoch) if isinstance(machine, ServerMachine) and other.alive else None
                 if theirs is None or theirs.backup is None or theirs.shard is None or _is_coming(theirs):
                     continue
-                if self._compared.get(epoch) == theirs.backup.number:
+                if self._compared.get(epoch) == theirs.backup.number or self._follows_another(epoch, tenant):
                     continue
                 self._compared[epoch] = theirs.backup.number
                 self.num_compared += 1
@@ -163,10 +161,11 @@ class CopyWitness:
     def _follows_another(self, epoch: int, tenant: Tenant) -> bool:
         """Return whether a backup has got a newer primary than this one, which has handed its place on."""
         machines = [node.machine for node in self._simulation.servers if node.alive]
-        tenants = [t for machine in machines if isinstance(machine, ServerMachine) for t in machine.tenants.values()]
         return any(
             other.stream is not None and epoch in other.stream.followers and other.generation > tenant.generation
-            for other in tenants
+            for machine in machines
+            if isinstance(machine, ServerMachine)
+            for other in machine.tenants.values()
         )
 
     # --- whole again ---------------------------------------------------------------------------

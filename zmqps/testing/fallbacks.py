@@ -75,21 +75,21 @@ class Fallbacks:
             assign = self._restored[sender.name, message.epoch]
             self._loaded[message.epoch] = assign.restore["path"]
             self._check_loaded(sender, assign)
-        elif isinstance(message, GoBack | WentBack | Recalled):
+        elif isinstance(message, (GoBack, WentBack, Recalled)):
             if isinstance(message, GoBack):
                 self.check(sender)  # before anything that follows from it is sent
                 self._check_told(message)
             self._perhaps(sender)
 
     def _received(self, receiver: Node, sender: str, message: Message) -> None:
-        if isinstance(message, Ack | Values) and receiver.role == "worker":
+        if isinstance(message, (Ack, Values)) and receiver.role == "worker":
             if (found := self._request_of(receiver, sender, message.request)) is not None:
                 link, request = found
                 assert isinstance(request.transfer, Pushing)
                 self._acked[receiver.name, link.shard][request.seq] = request.transfer
                 if self._is_given_up(receiver, link.epoch):
                     self._training.miss(receiver, link.shard, request.transfer)
-        elif isinstance(message, GoBack | WentBack | Recalled):
+        elif isinstance(message, (GoBack, WentBack, Recalled)):
             self._perhaps(receiver)
 
     def _is_given_up(self, worker: Node, epoch: int) -> bool:

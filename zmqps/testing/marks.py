@@ -447,7 +447,7 @@ def _live(simulation: SimulatedCluster, server: Node, job: str) -> list[tuple[Li
 
 def _values(table: RowTable, which: Array) -> Array:
     """Return the rows of some ids as they are read, and count no look."""
-    counters = table.counters.copy()
+    counters, table.counters = table.counters, Counter()
     values = table.read(IDS[which])
     table.counters = counters
     return values

@@ -86,7 +86,7 @@ class Sleepers:
                     silent_s = self._simulation.time_of(node) - departure.member.seen_at
                     if (other := next(named, None)) is not None and silent_s >= machine.membership.timeout:
                         self._check_silent(node, other, machine.membership.timeout)
-        elif isinstance(machine, ServerMachine | SessionMachine):
+        elif isinstance(machine, (ServerMachine, SessionMachine)):
             member = machine.member
             coordinator = self._simulation.nodes.get("coordinator")
             if coordinator is None or not member.lost or member.restarted or (node.name, b"") in self._judged:

@@ -38,7 +38,7 @@ class Thrift:
         simulation.on_receive.append(self._receive)
 
     def _receive(self, receiver: Node, sender: str, message: Message) -> None:
-        if receiver.role == "server" and isinstance(message, Pull | Withdraw) and sender in self._nodes:
+        if receiver.role == "server" and isinstance(message, (Pull, Withdraw)) and sender in self._nodes:
             key = receiver.identity.incarnation, self._nodes[sender].identity.incarnation, message.request
             if isinstance(message, Pull) or key in self._withdrawn:
                 self._withdrawn[key] = isinstance(message, Withdraw)

@@ -124,7 +124,7 @@ class Traced(Simulation):
         machine = node.machine
         if isinstance(machine, CoordinatorMachine):
             machine.traces.recorder = recorder
-        elif not isinstance(machine, Inquiry | Tracer):
+        elif not isinstance(machine, (Inquiry, Tracer)):
             machine.member.tracing.recorder = recorder
         return super().start(node)
 
@@ -142,7 +142,7 @@ class Traced(Simulation):
                 wrong = abs(known.offset_s)  # all clocks of a simulation are one
                 assert wrong <= known.error_s + 1e-9, f"{node.name} is {wrong} s wrong about a clock it knows better"
         for other in self.nodes.values():  # whether anything happens to them or not
-            if other.alive and not isinstance(other.machine, Inquiry | Tracer):
+            if other.alive and not isinstance(other.machine, (Inquiry, Tracer)):
                 self._check_over(other)
         if not (self.faults.may_lose or self.faults.duplication) or self.faults.loss == self._only_losses:
             for name, (until, tracer) in self._tracers.items():
@@ -152,7 +152,7 @@ class Traced(Simulation):
     def _check_over(self, node: Node) -> None:
         """Assert that a node records while its machine says so, and no longer than it was asked to."""
         machine, recorder = node.machine, self.recorders[node.identity.incarnation]
-        assert not isinstance(machine, Inquiry | Tracer)
+        assert not isinstance(machine, (Inquiry, Tracer))
         traces = machine.traces if isinstance(machine, CoordinatorMachine) else machine.member.tracing
         assert recorder.is_on == (traces.state == ON)
         over_at = recorder.began_at + self._seconds.get(traces.number, 0.0)

@@ -68,6 +68,10 @@ class _Tier:
         points[self._first : self._first + FIELDS] = point
         self._first = (self._first + FIELDS) % len(points)
 
+    def times(self) -> list[float]:
+        """Return the times of all points, the oldest first."""
+        return [*self._points[self._first :: FIELDS], *self._points[: self._first : FIELDS]]
+
     def since(self, at: float, most: int) -> Iterator[list[float | None]]:
         """Yield the points from a time on, the last so many: time, mean, least, most, step."""
         points, size = self._points, len(self._points)
@@ -203,8 +207,8 @@ class History:
     def validate(self) -> None:
         """Assert that the bounds hold."""
         assert len(self.series) <= MAX_SERIES
-        assert all(series.nbytes <= SERIES_NBYTES for series in self.series.values())
         for series in self.series.values():
+            assert series.nbytes <= SERIES_NBYTES
             for tier in series.tiers:
-                times = [point[0] or 0.0 for point in tier.since(float("-inf"), tier.most)]
+                times = tier.times()
                 assert times == sorted(times)

@@ -171,9 +171,10 @@ class Roster:
 
     def validate(self) -> None:
         """Assert that ranks are where they are looked for, and that a number is nobody's but the one's that has it."""
-        assert all(rank == member.rank < self._next for rank, member in self._by_rank.items())
-        assert all(rank in self._by_rank for rank in range(self._lowest))
-        assert self._numbered or all(index_of(member.hello) is None for member in self)
+        by_rank = self._by_rank
+        assert all([rank == member.rank < self._next for rank, member in by_rank.items()])
+        assert by_rank.keys() >= set(range(self._lowest))
+        assert self._numbered or not any([index_of(member.hello) is not None for member in by_rank.values()])
         self._claims.validate(self._by_rank)
 
 

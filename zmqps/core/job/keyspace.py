@@ -132,6 +132,9 @@ class KeySpace:
         tables += [Table(dtype=ROW_DTYPE, offsets=(0, NUM_BUCKETS), rows=spec) for spec in self.sparse]
         self.tables = tuple(tables)
 
+    def __repr__(self) -> str:
+        return f"KeySpace({self.parameters!r}, {self.sparse!r})"
+
     @classmethod
     def of(cls, job: JobSpec) -> KeySpace:
         """Return that of a job."""

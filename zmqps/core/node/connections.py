@@ -35,4 +35,4 @@ class Connections:
 
     def validate(self, needed: Container[Peer]) -> None:
         """Assert that all are needed."""
-        assert all(peer in needed for peer in self._peers.values())
+        assert all([peer in needed for peer in self._peers.values()])

@@ -38,4 +38,4 @@ class Alarm:
 
     def validate(self, dues: Iterable[float | None]) -> None:
         """Assert that it does not ring too late for anybody."""
-        assert all(due is None or self.due <= due for due in dues)
+        assert all([due is None or self.due <= due for due in dues])

@@ -450,7 +450,7 @@ class Link:
     def next_deadline(self) -> float | None:
         """Return when something is due."""
         dues = (self.probe.due, self.handshake.due, self.resends.due)
-        return min((due for due in dues if due is not None), default=None)
+        return min([due for due in dues if due is not None], default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
         """Say hello again, or what was put off; or ask a server that is silent."""

@@ -69,7 +69,7 @@ class Resends:
         return bool(self._put_off)
 
     def _first(self) -> float | None:
-        return min((request.retry_at or 0.0 for request in self._put_off), default=None)
+        return min([request.retry_at or 0.0 for request in self._put_off], default=None)
 
     def validate(self) -> None:
         """Assert that nothing is put off beyond the time when it is due."""
