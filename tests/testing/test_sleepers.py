@@ -5,7 +5,8 @@ Each judge is broken on purpose, too: it goes by real time, and the simulator mu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 
@@ -17,16 +18,20 @@ from zmqps.core.coordinator.membership import Membership
 from zmqps.core.coordinator.occupancy import Occupancy
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.node.awake import AwakeClock
+from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.messages import Assign, Message
-from zmqps.core.worker.operations import EnterBarrier, Join, StartJob
+from zmqps.core.server.tenant import Tenant
+from zmqps.core.worker.operations import Attached, EnterBarrier, Join, StartJob
 from zmqps.core.worker.outbox import Request
 from zmqps.core.worker.resends import SHORT_S, Resends
 from zmqps.testing import AsyncTraining, Simulation, SyncTraining, comebacks
 from zmqps.testing.bounded import BoundedTraining
+from zmqps.testing.cluster import SimulatedCluster
 from zmqps.testing.copies import WHOLE_S
 from zmqps.testing.engine import Engine, Node, Program
 from zmqps.testing.network import Faults
 from zmqps.testing.replicas import replicated
+from zmqps.testing.scenarios import SCENARIOS
 from zmqps.testing.stores import Disk
 from zmqps.testing.training import Training
 
@@ -189,6 +194,76 @@ def test_a_shard_may_lack_a_backup_for_as_long_as_the_coordinator_sleeps() -> No
     simulation.run()
     assert slept
     assert [title.split()[:2] for title in gone(simulation)] == [["server", "0"]]
+
+
+# --- reads of a worker that hears late of the new leader -------------------------------------------
+
+
+class LateReader(AsyncTraining):
+    """Its first worker computes for long before it reads, and meanwhile a backup takes over from the first server.
+
+    That worker and that server, which is awake again by then, reach each other, and neither has heard of it: what the
+    coordinator says to them is late, and the server does not reach its backups.
+    """
+
+    zombie_said: list[str]  # what the server has said to that worker since it woke
+
+    def step(
+        self, simulation: SimulatedCluster, worker: Node, attached: Attached, push: int, out: Sequence[Array | None]
+    ) -> Program:
+        if worker.number == 0 and push == 2:
+            self.zombie_said = []
+            yield 0.1  # until it knows that it may read
+            stopped_s = 1.2 * TIMEOUT_S
+            simulation.stop(simulation.servers[0], stopped_s)
+            ways = [("coordinator", "server-0"), ("coordinator", worker.name)]
+            ways += [way for other in ("server-1", "server-2") for way in (("server-0", other), (other, "server-0"))]
+            simulation.network.cut_ways(ways, 4 * TIMEOUT_S, simulation.now, loses=False)
+            yield stopped_s
+            simulation.on_send.append(partial(self._hear, worker.name))
+            yield TIMEOUT_S
+        yield from super().step(simulation, worker, attached, push, out)
+
+    def _hear(self, reader: str, node: Node, to: str, message: Message) -> None:
+        if (node.name, to) == ("server-0", reader):
+            self.zombie_said.append(type(message).__name__)
+
+
+class LateBoundedReader(LateReader, BoundedTraining):
+    """The same where the others are ahead by no more than four steps."""
+
+
+def bounded() -> LateReader:
+    return LateBoundedReader(staleness=4, plain=True, steps=7, parameters=6, size=40, compute_s=0.4, timeout=60.0)
+
+
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_with_a_bound_a_zombie_answers_no_pull_also_of_a_worker_that_takes_it_for_the_leader(seed: int) -> None:
+    training = bounded()
+    simulation = cluster(training, seed)
+    simulation.run()
+    assert simulation.losses is not None
+    assert simulation.losses.promotions > 0
+    assert not training.zombie_said
+
+
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_a_leader_that_answers_pulls_without_asking_its_backups(monkeypatch: Patch, seed: int) -> None:
+    monkeypatch.setattr(Tenant, "is_bounded", False)
+    assert "does not see what was pushed before" in violated(cluster(bounded(), seed))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_server_that_answers_a_pull_with_an_older_version_than_it_asks_for(monkeypatch: Patch, seed: int) -> None:
+    monkeypatch.setattr("zmqps.core.server.machine.is_available", lambda shard, message: True)
+    assert "and has read version" in violated(SCENARIOS["sync-freezes"].simulation(seed))
+
+
+def test_without_a_bound_a_worker_that_has_not_heard_of_the_new_leader_may_read_at_the_zombie() -> None:
+    training = LateReader(steps=7, parameters=6, size=40, lives=3, compute_s=0.4, timeout=60.0)
+    cluster(training).run()
+    assert "Values" in training.zombie_said
+    assert "Ack" not in training.zombie_said
 
 
 # --- judges that go by real time ------------------------------------------------------------------

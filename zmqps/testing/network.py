@@ -50,7 +50,7 @@ class Faults:
     deaf
         How often a second the heartbeats of some server are lost, and nothing else.
     veil
-        How often a second that happens while what the coordinator says to that server and all workers is late.
+        How often a second that happens while what the coordinator says to that server and to workers is late.
     partition_s
         For how many seconds a node or a way is cut off, on average.
     crash, server_crash, coordinator_crash

@@ -83,6 +83,7 @@ ALSO_FROZEN = (
     "jobs-returns", "async-saves-ended", "sync-saves-everything", "async-falls-returned", "sync-falls-everything",
     "async-returned-claimed", "sync-returned-restarts", "async-returned-both", "sync-returned-both",
     "async-replicas-both", "sync-replicas-both", "sync-replicas-two", "async-replicas-saves", "sync-exact-replicas",
+    "async-replicas-silent", "ssp-replicas-silent",
     "jobs-replicas", "async-scales-returned", "sync-drains-returned", "async-scales-lost-replicas", "sync-early",
     "sync-lent", "sync-lent-drains", "sync-skips", "sync-workers", "sync-voids", "sync-terms-replicas",
     "sync-values-returned", "async-values-replicas", "async-attacked", "jobs-attacked", "async-keyed",

@@ -147,7 +147,7 @@ class Troubles:
             losses.deafen(node, seconds)
 
     def _veil_somebody(self) -> None:
-        """Let a server be presumed lost when nobody who talks to it can know that yet."""
+        """Let a server be presumed lost when it cannot know that yet, nor some of the workers that talk to it."""
         losses, node = self._losses, self._choose("server")
         if node is None or losses is None or self._simulation.now < self._veiled_until:
             return  # twice in a row everybody would lose the coordinator
@@ -155,8 +155,9 @@ class Troubles:
         self._simulation.note(node.name, f"loses its heartbeats, and hears nothing of that for {late:.3f} s")
         losses.deafen(node, 2 * late)
         self._veiled_until = self._simulation.now + 2 * late
-        others = [node, *(worker for worker in self._simulation.workers if worker.alive)]
-        ways = [("coordinator", other.name) for other in others]
+        workers = [worker for worker in self._simulation.workers if worker.alive]
+        untold = self._rng.sample(workers, self._rng.randint(min(1, len(workers)), len(workers)))
+        ways = [("coordinator", other.name) for other in (node, *untold)]
         self._network.cut_ways(ways, late, self._simulation.now, loses=False)
 
     def _cut_somebody(self) -> None:
