@@ -85,12 +85,16 @@ class LostServers:
         there = {
             node.identity.incarnation
             for node in simulation.servers
-            if node.alive and node is not server and self._absent.get(node.name, 0.0) <= simulation.now
+            if node.alive and node is not server and not self._is_absent(node)
         }
+        runs = simulation.coordinator.runs.values()
+        is_placed = bool(runs) and all(len(run.startup.copies) > 0 for run in runs)
+        if not is_placed and any(node is not server and self._is_absent(node) for node in simulation.servers):
+            return False  # a job may begin on both
         servers = simulation.coordinator.servers
         if len(servers.staying) < len(servers) and not any(other.incarnation in there for other in servers.staying):
             return False  # where nobody stays, those that were asked to go end at once with all that they have
-        for run in simulation.coordinator.runs.values():
+        for run in runs:
             copies = list(run.startup.copies)
             shards = {copy.shard for copy in copies if copy.server.incarnation == server.identity.incarnation}
             if copies and not run.startup.ready:
@@ -105,6 +109,10 @@ class LostServers:
             if not shards <= kept:
                 return False
         return True
+
+    def _is_absent(self, server: Node) -> bool:
+        """Whether somebody may not hear a server now."""
+        return self._absent.get(server.name, 0.0) > self._simulation.now
 
     def _is_written(self) -> bool:
         """Whether the journal has all that the coordinator knew when it died."""
