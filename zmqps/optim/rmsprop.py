@@ -40,69 +40,78 @@ class RMSProp(Rule):
         return self.rate(step), self.decay, 1.0 - self.decay, self.eps, self.momentum
 
     def equation(self, xp: Any) -> Callable[..., tuple[Any, ...]]:
-        def plain(w: Any, g: Any, v: Any, rate: Any, decay: Any, rest: Any, eps: Any, momentum: Any) -> tuple[Any, ...]:
-            v = decay * v + rest * (g * g)
-            return w - rate * g / (xp.sqrt(v) + eps), v
-
-        def rolling(
-            w: Any, g: Any, v: Any, u: Any, rate: Any, decay: Any, rest: Any, eps: Any, momentum: Any
-        ) -> tuple[Any, ...]:
-            v = decay * v + rest * (g * g)
-            u = momentum * u + g / (xp.sqrt(v) + eps)
-            return w - rate * u, v, u
-
-        # A variance is not negative, but its rounded value can be: hence `abs`.
-        def centered(
-            w: Any, g: Any, v: Any, mean: Any, rate: Any, decay: Any, rest: Any, eps: Any, momentum: Any
-        ) -> tuple[Any, ...]:
-            v = decay * v + rest * (g * g)
-            mean = decay * mean + rest * g
-            return w - rate * g / (xp.sqrt(xp.abs(v - mean * mean)) + eps), v, mean
-
-        def centered_rolling(
-            w: Any, g: Any, v: Any, mean: Any, u: Any, rate: Any, decay: Any, rest: Any, eps: Any, momentum: Any
-        ) -> tuple[Any, ...]:
-            v = decay * v + rest * (g * g)
-            mean = decay * mean + rest * g
-            u = momentum * u + g / (xp.sqrt(xp.abs(v - mean * mean)) + eps)
-            return w - rate * u, v, mean, u
-
-        # The same four with eps under the root.
-        def plain_under(
-            w: Any, g: Any, v: Any, rate: Any, decay: Any, rest: Any, eps: Any, momentum: Any
-        ) -> tuple[Any, ...]:
-            v = decay * v + rest * (g * g)
-            return w - rate * g / xp.sqrt(v + eps), v
-
-        def rolling_under(
-            w: Any, g: Any, v: Any, u: Any, rate: Any, decay: Any, rest: Any, eps: Any, momentum: Any
-        ) -> tuple[Any, ...]:
-            v = decay * v + rest * (g * g)
-            u = momentum * u + g / xp.sqrt(v + eps)
-            return w - rate * u, v, u
-
-        def centered_under(
-            w: Any, g: Any, v: Any, mean: Any, rate: Any, decay: Any, rest: Any, eps: Any, momentum: Any
-        ) -> tuple[Any, ...]:
-            v = decay * v + rest * (g * g)
-            mean = decay * mean + rest * g
-            return w - rate * g / xp.sqrt(xp.abs(v - mean * mean) + eps), v, mean
-
-        def centered_rolling_under(
-            w: Any, g: Any, v: Any, mean: Any, u: Any, rate: Any, decay: Any, rest: Any, eps: Any, momentum: Any
-        ) -> tuple[Any, ...]:
-            v = decay * v + rest * (g * g)
-            mean = decay * mean + rest * g
-            u = momentum * u + g / xp.sqrt(xp.abs(v - mean * mean) + eps)
-            return w - rate * u, v, mean, u
-
-        if self.eps_in_sqrt:
-            if self.centered:
-                return centered_rolling_under if self.momentum > 0.0 else centered_under
-            return rolling_under if self.momentum > 0.0 else plain_under
+        plain, rolling, centered, centered_rolling = (_eps_in_root if self.eps_in_sqrt else _eps_beside_root)(xp)
         if self.centered:
             return centered_rolling if self.momentum > 0.0 else centered
         return rolling if self.momentum > 0.0 else plain
+
+
+Equation = Callable[..., tuple[Any, ...]]
+
+
+def _eps_beside_root(xp: Any) -> tuple[Equation, Equation, Equation, Equation]:
+    """Return the equations without and with momentum, and both with the variance in the place of the mean square."""
+
+    def plain(w: Any, g: Any, v: Any, rate: Any, decay: Any, rest: Any, eps: Any, momentum: Any) -> tuple[Any, ...]:
+        v = decay * v + rest * (g * g)
+        return w - rate * g / (xp.sqrt(v) + eps), v
+
+    def rolling(
+        w: Any, g: Any, v: Any, u: Any, rate: Any, decay: Any, rest: Any, eps: Any, momentum: Any
+    ) -> tuple[Any, ...]:
+        v = decay * v + rest * (g * g)
+        u = momentum * u + g / (xp.sqrt(v) + eps)
+        return w - rate * u, v, u
+
+    # A variance is not negative, but its rounded value can be: hence `abs`.
+    def centered(
+        w: Any, g: Any, v: Any, mean: Any, rate: Any, decay: Any, rest: Any, eps: Any, momentum: Any
+    ) -> tuple[Any, ...]:
+        v = decay * v + rest * (g * g)
+        mean = decay * mean + rest * g
+        return w - rate * g / (xp.sqrt(xp.abs(v - mean * mean)) + eps), v, mean
+
+    def centered_rolling(
+        w: Any, g: Any, v: Any, mean: Any, u: Any, rate: Any, decay: Any, rest: Any, eps: Any, momentum: Any
+    ) -> tuple[Any, ...]:
+        v = decay * v + rest * (g * g)
+        mean = decay * mean + rest * g
+        u = momentum * u + g / (xp.sqrt(xp.abs(v - mean * mean)) + eps)
+        return w - rate * u, v, mean, u
+
+    return plain, rolling, centered, centered_rolling
+
+
+def _eps_in_root(xp: Any) -> tuple[Equation, Equation, Equation, Equation]:
+    """Return the same four with eps under the root."""
+
+    def plain(w: Any, g: Any, v: Any, rate: Any, decay: Any, rest: Any, eps: Any, momentum: Any) -> tuple[Any, ...]:
+        v = decay * v + rest * (g * g)
+        return w - rate * g / xp.sqrt(v + eps), v
+
+    def rolling(
+        w: Any, g: Any, v: Any, u: Any, rate: Any, decay: Any, rest: Any, eps: Any, momentum: Any
+    ) -> tuple[Any, ...]:
+        v = decay * v + rest * (g * g)
+        u = momentum * u + g / xp.sqrt(v + eps)
+        return w - rate * u, v, u
+
+    def centered(
+        w: Any, g: Any, v: Any, mean: Any, rate: Any, decay: Any, rest: Any, eps: Any, momentum: Any
+    ) -> tuple[Any, ...]:
+        v = decay * v + rest * (g * g)
+        mean = decay * mean + rest * g
+        return w - rate * g / xp.sqrt(xp.abs(v - mean * mean) + eps), v, mean
+
+    def centered_rolling(
+        w: Any, g: Any, v: Any, mean: Any, u: Any, rate: Any, decay: Any, rest: Any, eps: Any, momentum: Any
+    ) -> tuple[Any, ...]:
+        v = decay * v + rest * (g * g)
+        mean = decay * mean + rest * g
+        u = momentum * u + g / xp.sqrt(xp.abs(v - mean * mean) + eps)
+        return w - rate * u, v, mean, u
+
+    return plain, rolling, centered, centered_rolling
 
 
 @checks.options(OptimizerError)
