@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from zmqps.testing.cluster import SimulatedCluster
 
 NEVER = float("-inf")
-#: Who asks a coordinator to end that is away asks again so much later.
+#: Who asks a coordinator to end looks so much later whether it does, and asks the one that comes in its place.
 ASKS_AGAIN_S = 0.5
 #: How jobs end of which everybody has gone before.
 LEFT = (FINISHED, "no worker for", "left by its workers")
@@ -68,6 +68,7 @@ class LastSaves:
         self._failed_at: dict[str, float] = {}  # by job: when the coordinator has said last that it is not saved
         self._asked_at: dict[str, float] = {}  # by job, "" for all: when it was to end
         self._ending: Callable[[], None] = lambda: None
+        self._ends = False  # everybody is told that the cluster ends
         simulation.on_send.append(self._sent)
         simulation.on_receive.append(self._received)
         simulation.on_log.append(self._logged)
@@ -93,9 +94,11 @@ class LastSaves:
     def _ask(self) -> None:
         simulation, node = self._simulation, self._simulation.nodes.get("coordinator")
         if node is not None and node.alive:
-            self._asked_at.setdefault("", simulation.now)
-            simulation.event(node, Stop("SIGTERM"))
-        elif simulation.coordinator_alive or node is None:
+            assert isinstance(node.machine, CoordinatorMachine)
+            if node.machine.cluster_end.asked is None:
+                self._asked_at[""] = simulation.now
+                simulation.event(node, Stop("SIGTERM"))
+        if not self._ends and (simulation.coordinator_alive or node is None):
             simulation.at(simulation.now + ASKS_AGAIN_S, self._ask)
 
     def _sent(self, sender: Node, receiver: str, message: Message) -> None:
@@ -146,6 +149,7 @@ class LastSaves:
         if self.is_asked:
             for seen in self._seen.values():
                 self._check(seen, self._asked_at[""])
+            self._ends = True
             self._ending()
 
     def _unsaved_since(self, life: Life) -> float:
