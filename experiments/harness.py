@@ -16,10 +16,10 @@ from zmqps.core.job.spec import JobSpec
 from zmqps.core.server.admission import Room
 from zmqps.core.server.shard import Shard
 from zmqps.core.treatments import make_treatment
-from zmqps.core.worker.operations import Attached, Enter, Exchange, Finish, Init, Join
+from zmqps.core.worker.operations import Attached, EnterBarrier, Exchange, Finish, Join, StartJob
 from zmqps.core.worker.plan import plan
 from zmqps.core.worker.session import SessionMachine
-from zmqps.core.worker.transfer import Pull, Push, Source, Target
+from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Source, Target
 from zmqps.errors import PSError
 from zmqps.gpu.handover import Handover
 from zmqps.optim import OptimizerSpec
@@ -166,14 +166,14 @@ class Run(Training):
         rng = np.random.default_rng((self.seed, worker.number))
         job, values = self.job()
         yield Join(0.0), TIMEOUT_S
-        attached: Attached = yield Init(0.0, job=job, values=values), TIMEOUT_S
+        attached: Attached = yield StartJob(0.0, job=job, values=values), TIMEOUT_S
         cargoes = plan(attached.placement)
         out = [np.empty_like(value) for value in values]
         read = {p.name: array.reshape(p.shape) for p, array in zip(job.parameters, out, strict=True)}
-        yield Enter(0.0, barrier="start"), TIMEOUT_S
+        yield EnterBarrier(0.0, barrier="start"), TIMEOUT_S
         self.began_at = self.began_at or simulation.now
         while True:
-            pull = Pull(cargoes=cargoes, target=Target(arrays=out))
+            pull = PullTransfer(cargoes=cargoes, target=Target(arrays=out))
             yield Exchange(pull=pull), TIMEOUT_S
             updates, seconds = min(pull.target.versions.values()), simulation.now - self.began_at
             if seconds >= self.seconds or updates >= self.updates:
@@ -182,7 +182,7 @@ class Run(Training):
             gradients = self.problem.gradients(read, rng)
             yield self.speed(worker.number, rng)
             source = [np.ascontiguousarray(gradients[p.name]).reshape(-1) for p in job.parameters]
-            yield Exchange(push=Push(cargoes=cargoes, source=Source(arrays=source), whole=True)), TIMEOUT_S
+            yield Exchange(push=PushTransfer(cargoes=cargoes, source=Source(arrays=source), whole=True)), TIMEOUT_S
             if self.on_push is not None:
                 self.on_push(simulation.now - self.began_at, worker.number, read, self._now(simulation))
         assert isinstance(worker.machine, SessionMachine)

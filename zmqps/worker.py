@@ -23,7 +23,7 @@ from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.encoding import check_codec, check_push_codec
 from zmqps.core.protocol.exits import DRAINED as DRAINED
 from zmqps.core.treatments import Treatment
-from zmqps.core.worker.operations import Checkpoint, Init, SaveJob
+from zmqps.core.worker.operations import SavedCheckpoint, SaveJob, StartJob
 from zmqps.errors import ClosedError, ConfigurationError
 from zmqps.optim import OptimizerSpec, sgd
 
@@ -220,7 +220,7 @@ class Worker(Pusher):
             for parameter, value in zip(parameters, values, strict=True):
                 if not np.isfinite(value).all():
                     raise ConfigurationError(f"the initial value of {parameter.name!r} contains NaN or infinity")
-        return self._attach(Init(0.0, job=job, values=[*values, *initial]), timeout)
+        return self._attach(StartJob(0.0, job=job, values=[*values, *initial]), timeout)
 
     def rejoin(self, *, timeout: float | None = None) -> None:
         """Come back as a new member: what to do after `EvictedError`, or a `PeerLostError` of the coordinator.
@@ -294,7 +294,7 @@ class Worker(Pusher):
 
     def checkpoint(
         self, *, state: Mapping[str, Any] | None = None, consistent: bool = False, timeout: float | None = None
-    ) -> Checkpoint:
+    ) -> SavedCheckpoint:
         """Save the job where the cluster keeps checkpoints; return when the checkpoint is whole and on the disk.
 
         Training goes on meanwhile, this worker's in other threads. Saved are values, the optimizer's slots and step
@@ -338,7 +338,7 @@ class Worker(Pusher):
 
     def checkpoint_async(
         self, *, state: Mapping[str, Any] | None = None, consistent: bool = False, timeout: float | None = None
-    ) -> Future[Checkpoint]:
+    ) -> Future[SavedCheckpoint]:
         """`checkpoint`, as a future."""
         checks.flag("consistent", consistent)
         self._send_kept(timeout)

@@ -41,10 +41,10 @@ from zmqps.core.server.admission import Room
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.rules import UpdateKernel
 from zmqps.core.server.shard import Shard
-from zmqps.core.worker.operations import Attached, Exchange, Init, Operation
+from zmqps.core.worker.operations import Attached, Exchange, Operation, StartJob
 from zmqps.core.worker.plan import plan
 from zmqps.core.worker.session import SessionMachine
-from zmqps.core.worker.transfer import Pull, Push, Source, Target
+from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Source, Target
 from zmqps.gpu.handover import Handover
 
 FOREVER = 1e9
@@ -157,14 +157,14 @@ def measure(model: str, steps: int) -> Row:
     job = JobSpec(parameters=parameters, optimizer=zmqps.optim.sgd().to_wire())
     wires = Wires()
     attached: Attached
-    [attached] = wires.run(Init(FOREVER, job=job, values=flat))
+    [attached] = wires.run(StartJob(FOREVER, job=job, values=flat))
     gradients = [np.full_like(array, GRADIENT_SCALE) for array in flat]
     cargoes = plan(attached.placement)
     seconds = []
     for step in range(WARM_UP + steps):
         before = wires.messages
-        push = Push(cargoes=cargoes, source=Source(arrays=gradients))
-        both = Exchange(FOREVER, push=push, pull=Pull(cargoes=cargoes, target=Target(arrays=flat)))
+        push = PushTransfer(cargoes=cargoes, source=Source(arrays=gradients))
+        both = Exchange(FOREVER, push=push, pull=PullTransfer(cargoes=cargoes, target=Target(arrays=flat)))
         started = time.perf_counter()
         wires.run(both)
         if step >= WARM_UP:

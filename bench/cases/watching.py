@@ -26,9 +26,9 @@ from bench.stats import Times, percentile
 from bench.transfer import TransferWorker, check_values
 from zmqps.client.tensors import describe
 from zmqps.core.job.spec import JobSpec
-from zmqps.core.worker.operations import Attached, Exchange, Init
+from zmqps.core.worker.operations import Attached, Exchange, StartJob
 from zmqps.core.worker.plan import plan
-from zmqps.core.worker.transfer import Pull, Push, Source, Target
+from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Source, Target
 from zmqps.gpu.handover import Handover
 from zmqps.nodes.inquiry import ask_view
 
@@ -205,12 +205,12 @@ def recording() -> dict[str, float]:
     job = JobSpec(parameters=parameters, optimizer=zmqps.optim.sgd().to_wire())
     wires = Wires()
     attached: Attached
-    [attached] = wires.run(Init(FOREVER, job=job, values=flat))
+    [attached] = wires.run(StartJob(FOREVER, job=job, values=flat))
     gradients, cargoes = [np.full_like(array, GRADIENT_SCALE) for array in flat], plan(attached.placement)
     before, steps = wires.messages, sum(wires.worker.tally.counters()["step_seconds"][1:])
     for _ in range(BATCH):
-        push = Push(cargoes=cargoes, source=Source(arrays=gradients))
-        wires.run(Exchange(FOREVER, push=push, pull=Pull(cargoes=cargoes, target=Target(arrays=flat))))
+        push = PushTransfer(cargoes=cargoes, source=Source(arrays=gradients))
+        wires.run(Exchange(FOREVER, push=push, pull=PullTransfer(cargoes=cargoes, target=Target(arrays=flat))))
     recorded = sum(wires.worker.tally.counters()["step_seconds"][1:]) - steps
     messages, tally = (wires.messages - before) / BATCH, wires.worker.tally
     taken = []

@@ -21,9 +21,9 @@ from zmqps.core.job.keyspace import SLICE_NBYTES
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import Peer
 from zmqps.core.protocol.messages import Message
-from zmqps.core.worker.operations import Attached, Exchange, Init, Operation
+from zmqps.core.worker.operations import Attached, Exchange, Operation, StartJob
 from zmqps.core.worker.plan import plan
-from zmqps.core.worker.transfer import Pull, Push, Source, Target
+from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Source, Target
 from zmqps.gpu.handover import Handover
 from zmqps.nodes.server import ServerConfig, make_shard
 from zmqps.optim import sgd
@@ -123,7 +123,7 @@ def spend(workers: int, nbytes: int, staleness: int | None) -> Spent:
     job = JobSpec(parameters=parameters, optimizer=sgd(1e-3).to_wire(), staleness=staleness)
     wires = TimedWires(workers)
     attached: Attached
-    [attached, *_] = wires.run(*[Init(FOREVER, job=job, values=flat) for _ in range(workers)])
+    [attached, *_] = wires.run(*[StartJob(FOREVER, job=job, values=flat) for _ in range(workers)])
     gradient, cargoes = np.full_like(flat[0], GRADIENT_SCALE), plan(attached.placement)
     outs = [[np.zeros_like(flat[0])] for _ in range(workers)]
     for step in range(WARM_UP + STEPS):
@@ -133,8 +133,8 @@ def spend(workers: int, nbytes: int, staleness: int | None) -> Spent:
             *[
                 Exchange(
                     FOREVER,
-                    push=Push(cargoes=cargoes, source=Source(arrays=[gradient]), whole=staleness is not None),
-                    pull=Pull(cargoes=cargoes, target=Target(arrays=out)),
+                    push=PushTransfer(cargoes=cargoes, source=Source(arrays=[gradient]), whole=staleness is not None),
+                    pull=PullTransfer(cargoes=cargoes, target=Target(arrays=out)),
                 )
                 for out in outs
             ]

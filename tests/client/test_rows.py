@@ -22,7 +22,7 @@ from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.terms import SET
 from zmqps.core.worker.operations import Attached
 from zmqps.core.worker.rows import RowCargo, RowSource, RowTarget, ScanTarget
-from zmqps.core.worker.transfer import Pull, Push
+from zmqps.core.worker.transfer import PullTransfer, PushTransfer
 from zmqps.errors import ConfigurationError, DtypeError, ShapeError, UnknownParameterError
 from zmqps.gpu.handover import Handover
 from zmqps.optim import group, sgd
@@ -48,7 +48,7 @@ class Servers:
         self.rows: dict[int, Array] = {}
         self.messages: list[RowCargo] = []
 
-    def apply(self, push: Push) -> None:
+    def apply(self, push: PushTransfer) -> None:
         assert isinstance(push.source, RowSource)
         for cargo in cargoes_of(push):
             self.messages.append(cargo)
@@ -57,14 +57,14 @@ class Servers:
                 before = np.zeros(DIM, np.float32) if push.terms else self.rows.get(number, np.zeros(DIM, np.float32))
                 self.rows[number] = before + row if push.terms else before - row
 
-    def answer(self, pull: Pull) -> None:
+    def answer(self, pull: PullTransfer) -> None:
         assert isinstance(pull.target, RowTarget)
         for cargo in cargoes_of(pull):
             self.messages.append(cargo)
             found = [self.rows.get(number, np.zeros(DIM, np.float32)) for number in cargo.wanted.tolist()]
             pull.target.land([cargo], [np.stack(found)] if found else [], [1])
 
-    def push(self, ids: Any, grads: Any, **options: Any) -> Push:
+    def push(self, ids: Any, grads: Any, **options: Any) -> PushTransfer:
         transfer = self.requests.push(ids, grads, **{"examples": 1, "codec": None, "step": None, **options})
         self.apply(transfer)
         return transfer
@@ -82,15 +82,15 @@ def of_job(shards: int = 2, **options: Any) -> RowRequests:
     return Requests(Attached(job, placement), Handover()).table(job.tables[-1].name)
 
 
-def cargoes_of(transfer: Push | Pull) -> list[RowCargo]:
+def cargoes_of(transfer: PushTransfer | PullTransfer) -> list[RowCargo]:
     found = [cargo for row in transfer.cargoes for cargo in row]
     assert all(isinstance(cargo, RowCargo) for cargo in found)
     return [cargo for cargo in found if isinstance(cargo, RowCargo)]
 
 
-def ids_of(transfer: Push | Pull) -> list[int]:
+def ids_of(transfer: PushTransfer | PullTransfer) -> list[int]:
     """Return the ids that a push brings, or a pull asks for."""
-    arrays = [cargo.pushed if isinstance(transfer, Push) else cargo.wanted for cargo in cargoes_of(transfer)]
+    arrays = [cargo.pushed if isinstance(transfer, PushTransfer) else cargo.wanted for cargo in cargoes_of(transfer)]
     return sorted(number for array in arrays for number in array.tolist())
 
 

@@ -26,7 +26,7 @@ from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.rows import COUNTED, SCANNED
 from zmqps.core.worker.operations import Attached, Exchange, Operation
 from zmqps.core.worker.rows import RowCargo, RowSource, RowTarget, ScanTarget
-from zmqps.core.worker.transfer import Pull, Push
+from zmqps.core.worker.transfer import PullTransfer, PushTransfer
 from zmqps.errors import ClosedError, ConfigurationError, JobError, OptimizerError, UnknownParameterError
 from zmqps.gpu.handover import Handover
 from zmqps.initial import constant, normal
@@ -174,7 +174,7 @@ class Member:
         done.set_result(None if result is None else result(None))
         return done
 
-    def _apply(self, push: Push) -> None:
+    def _apply(self, push: PushTransfer) -> None:
         assert isinstance(push.source, RowSource)
         for cargo in cargoes_of(push):
             for at, number in enumerate(cargo.pushed.tolist()):
@@ -182,7 +182,7 @@ class Member:
                 self.rows[number] = row if push.terms else self.rows.get(number, np.zeros(2, np.float32)) - row
                 self.shard_of[number] = cargo.slice.shard
 
-    def _answer(self, pull: Pull) -> None:
+    def _answer(self, pull: PullTransfer) -> None:
         for cargo in cargoes_of(pull):
             if isinstance(pull.target, ScanTarget):
                 pull.target.land([cargo], [self._scanned(cargo.slice.shard, pull.target)], [1])
@@ -202,7 +202,7 @@ class Member:
         return head.tobytes() + ids.tobytes() + rows.tobytes()
 
 
-def cargoes_of(transfer: Push | Pull) -> Iterator[RowCargo]:
+def cargoes_of(transfer: PushTransfer | PullTransfer) -> Iterator[RowCargo]:
     for row in transfer.cargoes:
         for cargo in row:
             assert isinstance(cargo, RowCargo)

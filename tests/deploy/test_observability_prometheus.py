@@ -24,7 +24,7 @@ from tests.leaks import assert_gone
 from tests.metrics.test_metrics import CATALOGUE
 from tests.pace import allow
 from tests.team import PATIENCE, Team
-from zmqps.core.node.measured import Counted, Known, Measured
+from zmqps.core.node.measured import Counted, Known, Measurements
 from zmqps.core.protocol.figures import BOUNDS, OF_COORDINATOR, OF_NODES, SCOPES
 from zmqps.metrics.text import exposed
 
@@ -46,7 +46,7 @@ def promtool(*arguments: str, directory: Path = OBSERVABILITY, text: str = "") -
     )
 
 
-def everything() -> Measured:
+def everything() -> Measurements:
     """Return all figures there are."""
     counted = [
         Counted(
@@ -55,7 +55,7 @@ def everything() -> Measured:
         )
         for scope in SCOPES
     ]  # fmt: skip
-    return Measured(counted, [Known(f.name, 1, {label: "x" for label in f.labels}) for f in OF_COORDINATOR])
+    return Measurements(counted, [Known(f.name, 1, {label: "x" for label in f.labels}) for f in OF_COORDINATOR])
 
 
 def test_promtool_finds_nothing_wrong_with_any_figure_there_can_be() -> None:

@@ -274,8 +274,10 @@ def _messages() -> list[bytes]:
 
 
 def _host_messages() -> list[bytes]:
-    bring = host_messages.Bring(step=3, places=[(1, 2, 3, b"k" * 16)], counts=[(0, 2, 1)])
-    return [host_messages.encode(one) for one in (bring, host_messages.Want(4, fresh=True), host_messages.Waiting("a"))]
+    bring = host_messages.HostGradients(step=3, places=[(1, 2, 3, b"k" * 16)], counts=[(0, 2, 1)])
+    return [
+        host_messages.encode(one) for one in (bring, host_messages.Want(4, fresh=True), host_messages.HostWaiting("a"))
+    ]
 
 
 def _variables(data: bytes, _: Path) -> object:

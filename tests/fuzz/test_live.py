@@ -47,7 +47,7 @@ from zmqps.core.protocol.messages import (
     Withdraw,
 )
 from zmqps.core.protocol.wire import MAX_FRAME_NBYTES, decode, encode
-from zmqps.core.server.parked import Parked
+from zmqps.core.server.parked import DeferredPulls
 from zmqps.errors import BY_CODE
 
 pytestmark = pytest.mark.processes
@@ -155,7 +155,7 @@ def flood_by_strangers(endpoint: str, seeds: list[Message], count: int, seed: in
                 assert not isinstance(answer, Error) or answer.code in BY_CODE
 
 
-class Waiting(Parked):
+class Waiting(DeferredPulls):
     """Counts the pulls that wait or have waited, those that took another's place because of their number, too."""
 
     num_pulls = 0

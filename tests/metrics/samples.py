@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from zmqps.core.node.measured import Counted, Known, Measured
+from zmqps.core.node.measured import Counted, Known, Measurements
 from zmqps.core.protocol.figures import BOUNDS
 
 
@@ -18,7 +18,7 @@ def of_job(rank: int = 0, job: str = "a", **counters: Any) -> Counted:
     return Counted(scope="job", role="server", rank=rank, job=job, counters={"pushes": 6, **counters})
 
 
-def small() -> Measured:
+def small() -> Measurements:
     coordinator = Counted(scope="coordinator", role="coordinator", rank=None, job="", counters={"cpu_seconds": 0.5})
     server = Counted(scope="server", role="server", rank=0, job="", counters={"cpu_seconds": 2.0, "clients": 2})
     known = [
@@ -26,4 +26,4 @@ def small() -> Measured:
         Known("steps", 7, {"job": "a"}),
         Known("value", float("nan"), {"name": 'loss "x"\n', "job": "a"}),
     ]
-    return Measured([coordinator, server, of_worker(0), of_worker(1), of_job()], known)
+    return Measurements([coordinator, server, of_worker(0), of_worker(1), of_job()], known)

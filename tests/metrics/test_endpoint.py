@@ -24,7 +24,7 @@ from tests.pace import allow
 
 pytest.importorskip("prometheus_client")
 
-from zmqps.core.node.measured import Measured
+from zmqps.core.node.measured import Measurements
 from zmqps.errors import AddressInUseError, ConfigurationError, DeadlineError
 from zmqps.metrics import endpoint, listener, text
 from zmqps.metrics.endpoint import Source, answering
@@ -40,7 +40,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def serve() -> Iterator[Serve]:
     with ExitStack() as stack:
 
-        def enter(ask: Callable[[], Measured] = small, role: str = "coordinator", **place: object) -> str:
+        def enter(ask: Callable[[], Measurements] = small, role: str = "coordinator", **place: object) -> str:
             options = {"address": "127.0.0.1:0", **place}
             return stack.enter_context(answering(MetricsPlace(**options), ask, role, LOG)).removesuffix("/metrics")
 
@@ -104,7 +104,7 @@ def test_a_page_that_calls_this_host_by_another_name_reads_nothing(serve: Serve)
 
 
 def test_a_node_that_does_not_answer_in_time_fails_the_scrape_and_no_more(serve: Serve) -> None:
-    def busy() -> Measured:
+    def busy() -> Measurements:
         raise DeadlineError(operation="a scrape", seconds=5.0, waiting_for="the node's loop")
 
     url = serve(busy)
@@ -241,7 +241,7 @@ def test_a_source_asks_in_the_loop_and_gives_up_on_one_that_is_held_up(monkeypat
             source()
         held.set()
 
-    async def node() -> Measured:
+    async def node() -> Measurements:
         source = Source(asyncio.get_running_loop())
         assert (await asyncio.to_thread(source)).counted == [], "before there is a node"
         threads = []

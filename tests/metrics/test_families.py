@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from tests.metrics.samples import of_job, of_worker, small
-from zmqps.core.node.measured import Counted, Known, Measured
+from zmqps.core.node.measured import Counted, Known, Measurements
 from zmqps.metrics.families import families
 
 
-def series(measured: Measured, metric: str) -> dict[tuple[str, ...], Any]:
+def series(measured: Measurements, metric: str) -> dict[tuple[str, ...], Any]:
     found = {family.figure.metric: family for family in families(measured)}
     if metric not in found:
         return {}
@@ -37,29 +37,29 @@ def test_a_counter_that_never_went_up_is_0_so_that_its_first_increase_is_one() -
 
 def test_a_node_that_has_said_nothing_yet_has_no_series() -> None:
     silent = Counted(scope="worker", role="worker", rank=0, job="a", counters="{}")
-    assert families(Measured([silent])) == []
+    assert families(Measurements([silent])) == []
 
 
 def test_tables_are_told_apart_and_those_beyond_the_first_are_one_without_a_name() -> None:
     counters = {"rows": 10, "rows.users": 4, "rows.items": 3, "row_nbytes": 80, "row_nbytes.users": 80}
-    measured = Measured([of_job(**counters)])
+    measured = Measurements([of_job(**counters)])
     assert series(measured, "zmqps_table_rows") == {
         ("job=a", "rank=0", "role=server", "table=users"): 4,
         ("job=a", "rank=0", "role=server", "table=items"): 3,
         ("job=a", "rank=0", "role=server"): 3,
     }
     assert series(measured, "zmqps_table_bytes") == {("job=a", "rank=0", "role=server", "table=users"): 80}
-    assert series(Measured([of_job()]), "zmqps_table_rows") == {}, "without tables"
+    assert series(Measurements([of_job()]), "zmqps_table_rows") == {}, "without tables"
 
 
 def test_what_a_member_says_wrongly_is_no_series() -> None:
     lies = {"in_flight_nbytes": "many", "clock": True, "step_seconds": [1.0, -1], "rss_nbytes": None}
-    found = {family.figure.metric for family in families(Measured([of_worker(**lies)]))}
+    found = {family.figure.metric for family in families(Measurements([of_worker(**lies)]))}
     assert found.isdisjoint({"zmqps_in_flight_bytes", "zmqps_clock_steps", "zmqps_step_seconds"})
     assert "zmqps_pushes_total" in found
 
 
 def test_two_lives_of_one_rank_are_one_series() -> None:
-    measured = Measured([of_worker(0, pushes=1), of_worker(0, pushes=2)], [Known("steps", 1), Known("steps", 2)])
+    measured = Measurements([of_worker(0, pushes=1), of_worker(0, pushes=2)], [Known("steps", 1), Known("steps", 2)])
     assert series(measured, "zmqps_pushes_total") == {("job=a", "rank=0", "role=worker"): 1}
     assert series(measured, "zmqps_steps") == {(): 1}

@@ -12,7 +12,7 @@ prometheus_client = pytest.importorskip("prometheus_client")
 
 from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
 
-from zmqps.core.node.measured import Measured  # noqa: E402
+from zmqps.core.node.measured import Measurements  # noqa: E402
 from zmqps.metrics.text import exposed  # noqa: E402
 
 OPENMETRICS = "application/openmetrics-text; version=1.0.0"
@@ -49,4 +49,4 @@ def test_newer_scrapers_get_openmetrics() -> None:
 
 
 def test_a_node_without_figures_says_nothing() -> None:
-    assert exposed(lambda: Measured([]))[0] == b""
+    assert exposed(lambda: Measurements([]))[0] == b""

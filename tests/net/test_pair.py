@@ -18,7 +18,7 @@ import zmq
 from tests.net.test_addresses import needs_ipv6
 from tests.pace import allow
 from zmqps.core.protocol.messages import Hello
-from zmqps.core.protocol.proof import MARK, NONCE_NBYTES, Asking, door_word
+from zmqps.core.protocol.proof import MARK, NONCE_NBYTES, ProofInitiator, door_word
 from zmqps.errors import AddressInUseError, ConfigurationError, PeerLostError, ProtocolError, UnresolvedNameError
 from zmqps.net import pair
 from zmqps.net.identity import new_identity
@@ -232,7 +232,7 @@ def test_one_that_knows_the_word_at_the_door_is_not_heard_without_a_proof(caplog
         insiders = [stack.enter_context(stranger(head.endpoint, word)) for _ in range(16)]
         for insider in insiders:
             insider.send_multipart([NOISE])
-            insider.send_multipart(Asking("a guess", bytes(NONCE_NBYTES), hello("evil")).first())
+            insider.send_multipart(ProofInitiator("a guess", bytes(NONCE_NBYTES), hello("evil")).first())
         tail = stack.enter_context(dialled(head.endpoint))
         talk(head, tail)
         for insider in insiders:
@@ -386,7 +386,7 @@ def test_connections_that_never_prove_anything_are_forgotten(monkeypatch: pytest
         head = stack.enter_context(bound())
         for _ in range(8):
             insider = stack.enter_context(stranger(head.endpoint, door_word(SECRET)))
-            insider.send_multipart(Asking("a guess", bytes(NONCE_NBYTES), hello("evil")).first())
+            insider.send_multipart(ProofInitiator("a guess", bytes(NONCE_NBYTES), hello("evil")).first())
             until(lambda insider=insider: head.receive(0.01) is None and bool(insider.poll(0)))
         assert len(head._asking) == 3
         talk(head, stack.enter_context(dialled(head.endpoint)))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.checkpoint.saved import OWNER
-from zmqps.core.coordinator.files import MAX_ASKED, Files, Served, Serving
+from zmqps.core.coordinator.files import MAX_ASKED, FileService, Served, Serving
 from zmqps.core.protocol.events import Resolve, Run, Send
 from zmqps.core.protocol.messages import FileAnswer, FileAsk
 from zmqps.core.server.relay import FileRelay, FileRequest
@@ -31,7 +31,7 @@ SERVER: Any = Somebody()
 
 def joined(store: CheckpointStore, lose: Callable[[FileAsk], bool] = lambda asked: False) -> RelayStorage:
     """Return a server's view of a store, over messages of which some are lost with their connection."""
-    relay, files, storage = FileRelay(), Files({SERVER.incarnation: SERVER}, store.serve), RelayStorage()
+    relay, files, storage = FileRelay(), FileService({SERVER.incarnation: SERVER}, store.serve), RelayStorage()
 
     def carry(actions: list[Any]) -> None:
         for action in actions:
@@ -156,11 +156,11 @@ def test_nobody_waits_once_the_server_has_ended() -> None:
 
 def test_a_coordinator_without_files_for_servers_says_so() -> None:
     with pytest.raises(ConfigurationError, match="--checkpoint-via"):
-        Files({}, None).ask(SERVER, FileAsk(1, "size", "/x", 0, 0, ()))
+        FileService({}, None).ask(SERVER, FileAsk(1, "size", "/x", 0, 0, ()))
 
 
 def test_a_server_has_so_many_requests_at_a_time() -> None:
-    files = Files({SERVER.incarnation: SERVER}, lambda *asked: Served({}))
+    files = FileService({SERVER.incarnation: SERVER}, lambda *asked: Served({}))
     for number in range(MAX_ASKED):
         files.ask(SERVER, FileAsk(number, "size", "/x", 0, 0, ()))
     with pytest.raises(LimitError):
@@ -171,7 +171,7 @@ def test_a_server_has_so_many_requests_at_a_time() -> None:
 
 def test_nothing_is_said_to_a_server_that_has_gone() -> None:
     members: dict[bytes, Any] = {SERVER.incarnation: SERVER}
-    files = Files(members, lambda *asked: Served({}))
+    files = FileService(members, lambda *asked: Served({}))
     files.ask(SERVER, FileAsk(1, "size", "/x", 0, 0, ()))
     members.clear()
     assert files.returned(Serving(SERVER.incarnation, 1), Served({})) == []

@@ -23,10 +23,10 @@ from zmqps.core.protocol.messages import Load, Message, Push, Values
 from zmqps.core.protocol.wire import encode
 from zmqps.core.server.admission import Room
 from zmqps.core.server.shard import Shard
-from zmqps.core.worker.operations import Attached, Enter, Exchange, Finish, Init, Join
+from zmqps.core.worker.operations import Attached, EnterBarrier, Exchange, Finish, Join, StartJob
 from zmqps.core.worker.plan import plan
-from zmqps.core.worker.transfer import Pull, Source, Target
-from zmqps.core.worker.transfer import Push as Pushing
+from zmqps.core.worker.transfer import PullTransfer, Source, Target
+from zmqps.core.worker.transfer import PushTransfer as Pushing
 from zmqps.optim import OptimizerSpec
 from zmqps.testing import Faults, Node, Simulation
 from zmqps.testing.engine import Program
@@ -123,7 +123,7 @@ class MatrixTraining(Training):
         self._incarnations[worker.identity.incarnation] = worker.name
         pushes = self._pushes[worker.name] = []
         yield Join(0.0), TIMEOUT
-        attached: Attached = yield Init(0.0, job=self._job, values=self._values), TIMEOUT
+        attached: Attached = yield StartJob(0.0, job=self._job, values=self._values), TIMEOUT
         for step in range(STEPS):
             for kind in self._kinds():
                 transfer = self._transfer(kind, attached, worker.number, step)
@@ -132,7 +132,7 @@ class MatrixTraining(Training):
                     pushes.append(transfer.push)
                 if kind != "push":
                     self._pulled.append(Pulled(transfer, list(transfer.pull.target.arrays)))
-        yield Enter(0.0, barrier="end"), TIMEOUT
+        yield EnterBarrier(0.0, barrier="end"), TIMEOUT
         yield Finish(0.0), TIMEOUT
 
     def _kinds(self) -> Sequence[str]:
@@ -163,7 +163,7 @@ class MatrixTraining(Training):
         push.examples = rng.choice([1, 3]) if synchronous else 1
         return Exchange(
             push=push if kind != "pull" else None,
-            pull=Pull(cargoes=cargoes, target=target, atomic=push.atomic) if kind != "push" else None,
+            pull=PullTransfer(cargoes=cargoes, target=target, atomic=push.atomic) if kind != "push" else None,
         )
 
     # --- the same in numpy ---------------------------------------------------------------------

@@ -17,7 +17,7 @@ from zmqps.core.coordinator.steps import Steps
 from zmqps.core.node.member import Member
 from zmqps.core.protocol.events import COORDINATOR, Action, Send
 from zmqps.core.protocol.messages import Promote
-from zmqps.core.server.replication import Replication as Copies
+from zmqps.core.server.replication import ReplicaStreams as Copies
 from zmqps.core.worker.questions import Questions
 from zmqps.testing.comebacks import Comebacks
 from zmqps.testing.scenarios import SCENARIOS

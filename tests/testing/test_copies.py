@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.testing.test_invariants import caught, wrap
-from zmqps.core.coordinator.copies import Copy
+from zmqps.core.coordinator.copies import Replica
 from zmqps.core.coordinator.replication import Replication as CopiesOfJob
 from zmqps.core.coordinator.shortages import Shortage, Shortages
 from zmqps.core.coordinator.steps import Steps
@@ -18,11 +18,11 @@ from zmqps.core.server import stream
 from zmqps.core.server.backup import Backup
 from zmqps.core.server.follower import Follower
 from zmqps.core.server.ledger import Ledger
-from zmqps.core.server.replication import Replication
+from zmqps.core.server.replication import ReplicaStreams
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.stream import Stream, Unconfirmed
 from zmqps.core.worker.link import Link
-from zmqps.core.worker.moves import Moves
+from zmqps.core.worker.moves import ShardMoves
 from zmqps.errors import DeposedError
 from zmqps.testing.scenarios import SCENARIOS
 from zmqps.testing.simulation import Simulation
@@ -82,27 +82,27 @@ def test_a_primary_that_waits_for_one_of_its_backups(monkeypatch: Patch) -> None
 
 
 def test_a_deposed_primary_that_goes_on_alone(monkeypatch: Patch) -> None:
-    def refused(original: Any, copies: Replication, follower: Follower, message: Error, now: float) -> list[Action]:
+    def refused(original: Any, copies: ReplicaStreams, follower: Follower, message: Error, now: float) -> list[Action]:
         tenant = copies._tenant_behind(follower.epoch)
         if message.code != DeposedError.code or tenant is None or tenant.stream is None:
             return original(copies, follower, message, now)  # type: ignore[no-any-return]
         copies._lose(tenant.stream, follower.epoch)
         return copies._released(tenant, tenant.stream)
 
-    wrap(monkeypatch, Replication, "_refused", refused)
+    wrap(monkeypatch, ReplicaStreams, "_refused", refused)
     caught("async-replicas-silent", "may not know soon", begin=3)
 
 
 def test_a_promoted_copy_that_takes_what_its_old_primary_says(monkeypatch: Patch) -> None:
-    def promote(original: Any, copies: Replication, message: Promote, now: float) -> list[Action]:
+    def promote(original: Any, copies: ReplicaStreams, message: Promote, now: float) -> list[Action]:
         tenant = copies._host.tenant_of(message.epoch)
         before = tenant.backup
         actions: list[Action] = original(copies, message, now)
         tenant.backup = before
         return actions
 
-    wrap(monkeypatch, Replication, "promote", promote)
-    monkeypatch.setattr(Replication, "check_role", lambda *rest: None)
+    wrap(monkeypatch, ReplicaStreams, "promote", promote)
+    monkeypatch.setattr(ReplicaStreams, "check_role", lambda *rest: None)
     caught("ssp-replicas-silent", "a push was applied twice", begin=23)
 
 
@@ -129,16 +129,16 @@ def test_a_backup_that_goes_on_behind_a_record_that_it_lacks(monkeypatch: Patch)
 
 
 def test_a_copy_that_is_promoted_before_it_is_whole(monkeypatch: Patch) -> None:
-    def ready(original: Any, replication: Any, copy: Copy, loaded: bool) -> Any:
+    def ready(original: Any, replication: Any, copy: Replica, loaded: bool) -> Any:
         return original(replication, copy, True)
 
-    def promote(original: Any, copies: Replication, message: Promote, now: float) -> list[Action]:
+    def promote(original: Any, copies: ReplicaStreams, message: Promote, now: float) -> list[Action]:
         shard = copies._host.tenant_of(message.epoch).built()
         shard.loaded = True
         return original(copies, message, now)  # type: ignore[no-any-return]
 
     wrap(monkeypatch, CopiesOfJob, "ready", ready)
-    wrap(monkeypatch, Replication, "promote", promote)
+    wrap(monkeypatch, ReplicaStreams, "promote", promote)
     caught("async-replicas", "an acknowledged push is missing", begin=12)
 
 
@@ -154,7 +154,7 @@ def test_a_worker_that_numbers_its_pushes_anew_for_a_new_server(monkeypatch: Pat
 
 
 def test_a_worker_that_brings_nothing_again_to_a_new_server(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Moves, "_again", lambda moves, *rest: [])
+    monkeypatch.setattr(ShardMoves, "_again", lambda moves, *rest: [])
     caught("sync-replicas", "differs from uninterrupted training", begin=1)
 
 
@@ -164,7 +164,7 @@ def test_a_coordinator_that_commits_before_gradients_are_brought_again(monkeypat
 
 
 def test_a_coordinator_that_says_a_commit_again_to_a_server_that_has_just_taken_over(monkeypatch: Patch) -> None:
-    def move(original: Any, steps: Steps, old: int, heir: Copy, told: Any) -> None:
+    def move(original: Any, steps: Steps, old: int, heir: Replica, told: Any) -> None:
         original(steps, old, heir, ())
         steps.bringing.clear()
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.testing.test_invariants import Patch, caught, wrap
 from zmqps.core.coordinator.consistency.bsp import Synchronous
-from zmqps.core.coordinator.copies import Copy
+from zmqps.core.coordinator.copies import Replica
 from zmqps.core.coordinator.data import DataSets
 from zmqps.core.coordinator.fallback import Fallback
 from zmqps.core.coordinator.tellings import Tellings
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.repeats
 
 
 def test_one_shard_that_is_loaded_from_another_checkpoint_than_the_others(monkeypatch: Patch) -> None:
-    def assign(original: Any, fallback: Fallback, copies: Iterable[Copy]) -> list[Action]:
+    def assign(original: Any, fallback: Fallback, copies: Iterable[Replica]) -> list[Action]:
         found = list(copies)
         actions = original(fallback, [copy for copy in found if copy.shard != 0])
         target, fallback._target = fallback._target, fallback.good[0]

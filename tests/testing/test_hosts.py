@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from zmqps.core.host.events import Gone, Heard, HostAction, HostEvent, Tell
+from zmqps.core.host.events import ConnectionEnded, Heard, HostAction, HostEvent, Tell
 from zmqps.core.host.group import GroupMachine
 from zmqps.core.host.messages import Alone, Done
 from zmqps.core.node.awake import AwakeClock
@@ -30,7 +30,7 @@ class Patient(GroupMachine):
 
     def handle(self, event: HostEvent, now: float) -> list[HostAction]:
         self._timeout = float("inf")
-        return [] if isinstance(event, Gone) else super().handle(event, now)
+        return [] if isinstance(event, ConnectionEnded) else super().handle(event, now)
 
 
 class Greedy(GroupMachine):

@@ -49,7 +49,7 @@ from zmqps.core.server.saves import Saves
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.slices import Updates
 from zmqps.core.server.snapshot import Snapshot
-from zmqps.core.server.steps import Steps as ShardSteps
+from zmqps.core.server.steps import ShardSteps
 from zmqps.core.server.tenant import Tenant
 from zmqps.core.server.undo import Undo
 from zmqps.core.worker.asked import Asked
@@ -60,7 +60,7 @@ from zmqps.core.worker.operations import Advance
 from zmqps.core.worker.orphaned import Orphaned
 from zmqps.core.worker.pace import Pace
 from zmqps.core.worker.session import SessionMachine
-from zmqps.core.worker.transfer import Load, Pull, Push, Target
+from zmqps.core.worker.transfer import LoadTransfer, PullTransfer, PushTransfer, Target
 from zmqps.core.worker.transfers import Transfers
 from zmqps.errors import DeadlineError, PeerLostError, ServerMemoryError
 from zmqps.testing import Simulation, SimulationError
@@ -296,10 +296,10 @@ def test_a_worker_that_reads_two_versions_at_once(monkeypatch: Patch) -> None:
 _start_unbroken = Pace.start
 
 
-def _start(pace: Pace, transfer: Push | Pull | Load) -> None:
-    version = transfer.version if isinstance(transfer, Pull) else 0
+def _start(pace: Pace, transfer: PushTransfer | PullTransfer | LoadTransfer) -> None:
+    version = transfer.version if isinstance(transfer, PullTransfer) else 0
     _start_unbroken(pace, transfer)
-    if isinstance(transfer, Pull):
+    if isinstance(transfer, PullTransfer):
         transfer.version = version  # what comes, and not what the step demands
 
 

@@ -17,10 +17,10 @@ from zmqps.core.protocol.messages import Arrive
 from zmqps.core.server.aggregate import Stage
 from zmqps.core.server.rows import Rows
 from zmqps.core.server.shard import Shard
-from zmqps.core.server.steps import Steps
+from zmqps.core.server.steps import ShardSteps
 from zmqps.core.worker.examples import StepExamples
 from zmqps.core.worker.pace import Pace
-from zmqps.core.worker.transfer import Push
+from zmqps.core.worker.transfer import PushTransfer
 
 pytestmark = pytest.mark.repeats
 
@@ -34,7 +34,7 @@ def test_a_server_that_divides_by_those_alone_who_have_pushed(monkeypatch: Patch
 
 
 def test_a_server_that_measures_the_mean_of_those_who_have_pushed_and_applies_that_of_all(monkeypatch: Patch) -> None:
-    wrap(monkeypatch, Steps, "measure", lambda original, steps, *arguments: original(steps, *arguments[:2]))
+    wrap(monkeypatch, ShardSteps, "measure", lambda original, steps, *arguments: original(steps, *arguments[:2]))
     caught("sync-workers", REFERENCE)
 
 
@@ -47,7 +47,7 @@ def test_a_server_that_divides_rows_by_those_alone_who_have_pushed(monkeypatch: 
 
 
 def test_a_worker_that_counts_the_parts_of_a_batch_as_batches(monkeypatch: Patch) -> None:
-    def add(original: Any, examples: StepExamples, push: Push, **_: Any) -> None:
+    def add(original: Any, examples: StepExamples, push: PushTransfer, **_: Any) -> None:
         examples._largest += push.examples
 
     wrap(monkeypatch, StepExamples, "add", add)

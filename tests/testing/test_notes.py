@@ -8,12 +8,12 @@ import pytest
 
 from tests.testing.test_invariants import caught, wrap
 from zmqps.core.coordinator.membership import MemberInfo
-from zmqps.core.coordinator.notes import Notes
+from zmqps.core.coordinator.notes import NoteReceiver
 from zmqps.core.coordinator.remembered import restore
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.messages import Note, Noted
 from zmqps.core.worker.notebook import Notebook
-from zmqps.core.worker.notes import Notes as WorkerNotes
+from zmqps.core.worker.notes import NoteSender as WorkerNotes
 from zmqps.testing.comebacks import Comebacks
 from zmqps.testing.notes import FewNotes
 from zmqps.testing.scenarios import SCENARIOS
@@ -36,11 +36,11 @@ def test_much_is_logged_and_some_of_it_is_lost_where_there_is_little_room() -> N
 
 
 def test_a_coordinator_that_takes_what_comes_again(monkeypatch: Patch) -> None:
-    def forget(original: Any, self: Notes, member: MemberInfo, message: Note, now: float) -> list[Action]:
+    def forget(original: Any, self: NoteReceiver, member: MemberInfo, message: Note, now: float) -> list[Action]:
         member.noted = min(member.noted, message.first)
         return original(self, member, message, now)
 
-    wrap(monkeypatch, Notes, "take", forget)
+    wrap(monkeypatch, NoteReceiver, "take", forget)
     caught("async-notes-breaks", "is taken twice")
 
 

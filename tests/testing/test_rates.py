@@ -11,7 +11,7 @@ from zmqps.core.coordinator.commits import Commits
 from zmqps.core.coordinator.rates import Numbers
 from zmqps.core.server.rules import Kernels
 from zmqps.core.server.shard import Shard
-from zmqps.core.server.steps import Steps
+from zmqps.core.server.steps import ShardSteps
 
 Patch = pytest.MonkeyPatch
 
@@ -22,10 +22,10 @@ def test_a_coordinator_that_takes_the_first_shard_for_the_whole_mean(monkeypatch
 
 
 def test_a_server_that_measures_another_mean_than_it_applies(monkeypatch: Patch) -> None:
-    def measure(original: Any, steps: Steps, step: int, contributors: Any, *rest: Any) -> Any:
+    def measure(original: Any, steps: ShardSteps, step: int, contributors: Any, *rest: Any) -> Any:
         return original(steps, step, contributors[:1], *rest)
 
-    wrap(monkeypatch, Steps, "measure", measure)
+    wrap(monkeypatch, ShardSteps, "measure", measure)
     caught("sync-terms", "is not the sequential reference")
 
 

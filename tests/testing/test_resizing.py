@@ -6,12 +6,12 @@ import pytest
 
 from tests.testing.test_invariants import Patch, caught, violated, wrap
 from tests.testing.test_rolling import lose
-from zmqps.core.coordinator.copies import Copies
+from zmqps.core.coordinator.copies import ReplicaSet
 from zmqps.core.coordinator.recuts import Recuts
 from zmqps.core.coordinator.scales import Scales
 from zmqps.core.protocol.messages import Cut, Discard, Followed, Hold, Holding, Message, Recut, Replicas, Yield, Yielded
 from zmqps.core.server import orders, recut
-from zmqps.core.server.steps import Steps
+from zmqps.core.server.steps import ShardSteps
 from zmqps.core.worker import recuts as worker_recuts
 from zmqps.core.worker.transfers import Transfers
 from zmqps.testing.scenarios import SCENARIOS
@@ -86,7 +86,7 @@ def test_a_shard_that_is_filled_in_part(monkeypatch: Patch) -> None:
 def test_shards_that_are_cut_in_the_midst_of_a_step(monkeypatch: Patch) -> None:
     from zmqps.core.coordinator.steps import Steps as CoordinatorSteps
 
-    monkeypatch.setattr(Steps, "is_open", False)
+    monkeypatch.setattr(ShardSteps, "is_open", False)
     for when in ("is_between", "is_held"):
         monkeypatch.setattr(CoordinatorSteps, when, True)
     caught("sync-scales", "lacks a gradient of it")
@@ -98,7 +98,7 @@ def test_members_that_are_not_told_where_the_job_lies(monkeypatch: Patch) -> Non
 
 
 def test_a_worker_that_moves_what_was_planned_for_other_shards(monkeypatch: Patch) -> None:
-    wrap(monkeypatch, worker_recuts.Recuts, "adapt", lambda original, self, transfer: None)
+    wrap(monkeypatch, worker_recuts.SessionRecuts, "adapt", lambda original, self, transfer: None)
     caught("async-scales", "zip()")
 
 
@@ -129,7 +129,7 @@ def test_backups_that_are_filled_anew_though_they_have_all(monkeypatch: Patch) -
         found = original(self, primary)
         return {"rows": [{**row, "number": 5} for row in found["rows"]]} if primary.epoch in self.coming else found
 
-    wrap(monkeypatch, Copies, "rows_of_backups", rows)
+    wrap(monkeypatch, ReplicaSet, "rows_of_backups", rows)
     caught("async-scales-replicas", "waits although all is well")
 
 

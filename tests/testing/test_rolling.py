@@ -11,8 +11,8 @@ from zmqps.core.protocol.messages import Discard, Message, Moved, Replicate
 from zmqps.core.server.follower import Follower
 from zmqps.core.server.leaving import Leaving
 from zmqps.core.server.machine import ServerMachine
-from zmqps.core.server.replication import Replication
-from zmqps.core.server.steps import Steps
+from zmqps.core.server.replication import ReplicaStreams
+from zmqps.core.server.steps import ShardSteps
 from zmqps.core.server.stream import Stream
 from zmqps.core.worker.link import Link
 from zmqps.testing.engine import Engine
@@ -80,7 +80,7 @@ def test_a_primary_that_gives_up_its_place_before_its_backups_have_all(monkeypat
             return original(self, tenant, stream)
 
     lose(monkeypatch, Replicate, often=0.1)
-    wrap(monkeypatch, Replication, "_yielded", at_once)
+    wrap(monkeypatch, ReplicaStreams, "_yielded", at_once)
     caught("async-drains-replicas", "which has confirmed all of", begin=29)
 
 
@@ -101,7 +101,7 @@ def test_a_primary_that_goes_on_to_answer_when_it_has_given_up_its_place(monkeyp
 
 
 def test_a_copy_that_takes_over_without_the_gradients_of_the_open_step(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Steps, "is_open", False)
+    monkeypatch.setattr(ShardSteps, "is_open", False)
     caught("sync-drains", "lacks a gradient of it", begin=7)
 
 

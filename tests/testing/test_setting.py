@@ -16,7 +16,7 @@ from zmqps.core.server.ledger import Ledger, Result
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Shard
 from zmqps.core.worker import moves
-from zmqps.core.worker.transfer import Push
+from zmqps.core.worker.transfer import PushTransfer
 
 pytestmark = pytest.mark.repeats
 
@@ -56,8 +56,8 @@ def test_a_backup_that_takes_values_for_gradients(monkeypatch: Patch) -> None:
 
 
 def test_a_worker_that_brings_values_as_gradients_to_a_server_that_has_taken_over(monkeypatch: Patch) -> None:
-    def like(original: Any, push: Push, *others: Any) -> Push:
-        again: Push = original(push, *others)
+    def like(original: Any, push: PushTransfer, *others: Any) -> PushTransfer:
+        again: PushTransfer = original(push, *others)
         again.terms = ()
         return again
 

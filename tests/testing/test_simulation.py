@@ -14,7 +14,7 @@ from zmqps.core.node.member import Member
 from zmqps.core.server.ledger import Ledger
 from zmqps.core.worker.asked import Asked
 from zmqps.core.worker.link import Link
-from zmqps.core.worker.operations import Enter, Join
+from zmqps.core.worker.operations import EnterBarrier, Join
 from zmqps.core.worker.session import SessionMachine
 from zmqps.testing import AsyncTraining, Faults, Node, Program, Simulation, SimulationError
 from zmqps.testing.network import Network, Packet
@@ -104,10 +104,10 @@ class Meeting(AsyncTraining):
 
     def program(self, simulation: Simulation, worker: Node) -> Program:
         yield Join(0.0), 5.0
-        yield Enter(0.0, barrier="all"), 5.0
+        yield EnterBarrier(0.0, barrier="all"), 5.0
         if worker.number != 0:
             yield 0.5
-            yield Enter(0.0, barrier="some"), 2.0
+            yield EnterBarrier(0.0, barrier="some"), 2.0
         else:
             yield 20.0
 

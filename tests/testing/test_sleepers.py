@@ -12,7 +12,7 @@ import pytest
 from tests.testing.test_invariants import violated
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.node.awake import AwakeClock
-from zmqps.core.worker.operations import Enter, Join
+from zmqps.core.worker.operations import EnterBarrier, Join
 from zmqps.testing import AsyncTraining, Simulation, SyncTraining
 from zmqps.testing.engine import Engine, Node, Program
 from zmqps.testing.network import Faults
@@ -155,7 +155,7 @@ class Meeting(AsyncTraining):
         yield Join(0.0), 5.0
         if worker.number == 0:
             yield 6.0
-        yield Enter(0.0, barrier="all"), 7.0
+        yield EnterBarrier(0.0, barrier="all"), 7.0
 
 
 def test_a_worker_that_waits_at_a_barrier_by_real_time(monkeypatch: Patch) -> None:

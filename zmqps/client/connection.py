@@ -30,7 +30,7 @@ from zmqps.core.protocol.events import Peer
 from zmqps.core.protocol.exits import DRAINED
 from zmqps.core.protocol.hello import MAX_JOB_NAME_CHARS
 from zmqps.core.worker.notebook import Notebook
-from zmqps.core.worker.operations import AskStatus, Enter, Exchange, Finish, Join, Operation, Take
+from zmqps.core.worker.operations import AskStatus, EnterBarrier, Exchange, Finish, Join, Operation, TakeRange
 from zmqps.core.worker.session import SessionMachine
 from zmqps.core.worker.statistics import Statistics
 from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, PSError
@@ -225,7 +225,7 @@ class Connection:
         """`barrier`, as a future."""
         if self._role != "worker":
             raise ConfigurationError("an observer is not waited for, so it cannot enter a barrier")
-        return self._submit(Enter(0.0, barrier=checks.name("a barrier's name", name)), timeout)
+        return self._submit(EnterBarrier(0.0, barrier=checks.name("a barrier's name", name)), timeout)
 
     def ranges(
         self,
@@ -298,7 +298,7 @@ class Connection:
         """Say which range was used and ask for the next; one step of `ranges`. None: there is no more."""
         if used is not None:
             self._used[data.name] = (used.data_pass, used.number)
-        take = Take(0.0, data=data, used=self._used.get(data.name))
+        take = TakeRange(0.0, data=data, used=self._used.get(data.name))
         return self._submit(take, timeout, lambda message: DataRange.of(data, message))
 
     def status(self, *, timeout: float | None = None) -> dict[str, Any]:

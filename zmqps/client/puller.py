@@ -20,7 +20,7 @@ from zmqps.client.tables import Table
 from zmqps.client.thread import in_callback, refuse_in_callback
 from zmqps.codecs import Codec
 from zmqps.core.job.spec import JobSpec, Parameter
-from zmqps.core.worker.operations import Attached, Exchange, Init, Restored
+from zmqps.core.worker.operations import Attached, Exchange, Restored, StartJob
 from zmqps.core.worker.rollbacks import Rollback
 from zmqps.core.worker.statistics import Statistics
 from zmqps.errors import ConfigurationError
@@ -119,7 +119,7 @@ class Puller(Connection):
     def _reads_in_place(self) -> bool:
         return self._lanes is not None and self._lanes.in_place
 
-    def _attach(self, init: Init, timeout: float | None) -> Future[None]:
+    def _attach(self, init: StartJob, timeout: float | None) -> Future[None]:
         me = weakref.ref(self)
 
         def reads_in_place() -> bool:
@@ -148,13 +148,13 @@ class Puller(Connection):
         """Return the job; an observer, or a worker that did not call `init`, takes it as it is."""
         if self._requests is None:
             refuse_in_callback()
-            self._attach(Init(0.0), timeout).result()
+            self._attach(StartJob(0.0), timeout).result()
             assert self._requests is not None
             if self._trained is not None and self._requests.job != self._trained:
                 found, self._requests = self._requests.job, None
                 found.check_same(self._trained, "the worker that began it anew")
             if self._named:  # only now: before, it would have begun a job that has ended
-                self._attach(Init(0.0, job=self._trained), timeout).result()
+                self._attach(StartJob(0.0, job=self._trained), timeout).result()
         assert self._requests is not None
         return self._requests
 

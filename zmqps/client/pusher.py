@@ -15,7 +15,7 @@ from zmqps.client.thread import refuse_in_callback
 from zmqps.codecs import Codec
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.terms import MOST_NUMBERS, SET, SET_TO_MEAN, UNCHANGED
-from zmqps.core.worker.operations import Advance, Exchange, SetRates
+from zmqps.core.worker.operations import Advance, Exchange, SetNumbers
 from zmqps.errors import ConfigurationError
 from zmqps.optim import Hyperparameters, OptimizerSpec
 
@@ -377,7 +377,7 @@ class Pusher(Puller):
                 f"{len(terms) - 1} numbers would travel with each update, for {int(terms[0])} groups; the limit is "
                 f"{MOST_NUMBERS}: put parameters with the same numbers into one group"
             )
-        return self._submit(SetRates(0.0, rates=terms), timeout)
+        return self._submit(SetNumbers(0.0, rates=terms), timeout)
 
     def set_learning_rate(
         self, learning_rate: float, *, groups: Sequence[float | None] | None = None, timeout: float | None = None

@@ -22,7 +22,7 @@ from zmqps.core.protocol.encoding import RAW, check_codec
 from zmqps.core.protocol.terms import SET_TO_MEAN, terms_of
 from zmqps.core.worker.operations import Attached
 from zmqps.core.worker.plan import Cargo, in_order, plan
-from zmqps.core.worker.transfer import Pull, Push, Source, Target
+from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Source, Target
 from zmqps.core.worker.views import Views
 from zmqps.errors import ConfigurationError, DtypeError
 from zmqps.gpu.encoder import Encoder
@@ -157,7 +157,7 @@ class Requests:
         copy: bool = True,
         *,
         each: bool = False,
-    ) -> tuple[Pull, Result]:
+    ) -> tuple[PullTransfer, Result]:
         """Return the transfer of `zmqps.Worker.pull`, and what makes its result."""
         if at_least is not None and exact is not None:
             raise ConfigurationError("a pull takes at_least or exact, not both")
@@ -180,7 +180,7 @@ class Requests:
         if not copy and self._in_place():
             target.in_place = NOTHING_COPIED_NBYTES
         cargoes = self._plan(numbers, ordered=True)
-        return Pull(cargoes=cargoes, target=target, version=version or 0, exact=exact is not None), result
+        return PullTransfer(cargoes=cargoes, target=target, version=version or 0, exact=exact is not None), result
 
     def pull_each(
         self,
@@ -188,7 +188,7 @@ class Requests:
         out: Mapping[str, Any] | None,
         at_least: int | None,
         codec: str | Codec | None,
-    ) -> tuple[Pull, dict[int, Any]]:
+    ) -> tuple[PullTransfer, dict[int, Any]]:
         """Return the transfer of `zmqps.Worker.pull_each`, and its arrays by parameter number, in the order wanted."""
         parameters, wanted = self.job.parameters, _several(names)
         if out is None:
@@ -212,7 +212,7 @@ class Requests:
         *,
         atomic: bool = False,
         step: bool | None = None,
-    ) -> tuple[Push, bool]:
+    ) -> tuple[PushTransfer, bool]:
         """Return the transfer of `zmqps.Worker.push`, and whether it has a gradient of all that are named."""
         if step is not None:
             checks.flag("step", step)
@@ -246,7 +246,7 @@ class Requests:
         cargoes = self._plan(list(arrays))
         lacking = () if len(named) == len(flat) else self._trained.difference(named)
         whole, complete = not lacking if step is None else step, len(named) == len(arrays)
-        push = Push(cargoes=cargoes, source=source, examples=examples, atomic=atomic, whole=whole)
+        push = PushTransfer(cargoes=cargoes, source=source, examples=examples, atomic=atomic, whole=whole)
         if not whole and (step is None or self.job.mode != "async"):  # else it is said to be meant
             push.lacking, push.expected = lacking, len(self._trained)
         port = self._encoder.port_for(source.codec, arrays) if plain is None and self._clip_norm is None else None
@@ -266,7 +266,7 @@ class Requests:
             source.in_place = NOTHING_COPIED_NBYTES if self.buffers.shared and self._in_place() else 0
         return push, complete
 
-    def put(self, values: Mapping[str, Any], sort: float, examples: int, *, step: bool) -> Push:
+    def put(self, values: Mapping[str, Any], sort: float, examples: int, *, step: bool) -> PushTransfer:
         """Return the transfer of `zmqps.Worker.set` (`SET`) and `zmqps.Worker.average` (`SET_TO_MEAN`)."""
         checks.flag("step", step)
         examples = checks.whole("examples", examples, 1, MAX_COUNT)
@@ -287,7 +287,7 @@ class Requests:
         source = Source(arrays=flat, codec=RAW, checked=True)
         cargoes = self._plan(list(arrays))
         atomic = self.job.mode != "sync"
-        return Push(cargoes=cargoes, source=source, examples=examples, atomic=atomic, whole=step, terms=(sort,))
+        return PushTransfer(cargoes=cargoes, source=source, examples=examples, atomic=atomic, whole=step, terms=(sort,))
 
     def push_pull(
         self,
@@ -298,7 +298,7 @@ class Requests:
         pull_codec: str | Codec | None,
         copy: bool = True,
         step: bool | None = None,
-    ) -> tuple[Push, Pull, Result]:
+    ) -> tuple[PushTransfer, PullTransfer, Result]:
         """Return the transfers of `zmqps.Worker.push_pull`, and what makes its result."""
         if out is not None:
             checks.mapping("out", out, "names to arrays")
@@ -310,9 +310,9 @@ class Requests:
         target, result = self._receive(numbers, out, pull_codec, copy)
         if push.source.in_place:
             push.source.in_place = target.in_place = VALUES_COPIED_NBYTES if copy else NOTHING_COPIED_NBYTES
-        return push, Pull(cargoes=push.cargoes if complete else self._plan(numbers), target=target), result
+        return push, PullTransfer(cargoes=push.cargoes if complete else self._plan(numbers), target=target), result
 
-    def lend(self, push: Push, pull: Pull) -> GradientBuffers | None:
+    def lend(self, push: PushTransfer, pull: PullTransfer) -> GradientBuffers | None:
         """Let servers read the gradients of a push_pull where they lie until its step is over, if it waits for that.
 
         Return the buffers that they lie in, which are to be parted with if it fails (`GradientBuffers.part`); or None.

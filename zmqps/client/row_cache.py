@@ -25,7 +25,7 @@ from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import RAW
 from zmqps.core.worker.operations import Exchange
 from zmqps.core.worker.rows import RowCargo, RowSource
-from zmqps.core.worker.transfer import Pull, Push
+from zmqps.core.worker.transfer import PullTransfer, PushTransfer
 from zmqps.errors import ClosedError, PSError
 from zmqps.rows.cache import Cache, Kept, Reservation
 from zmqps.rows.hashing import seed_of
@@ -65,7 +65,7 @@ class Call(NamedTuple):
     codec: AnyCodec = None
     step: bool | None = None
 
-    def push(self, kept: Kept) -> Push:
+    def push(self, kept: Kept) -> PushTransfer:
         """Return the transfer of gradients of different rows."""
         return self.requests.push(kept.ids, kept.sums, self.examples, self.codec, self.step)
 
@@ -78,14 +78,14 @@ class Write(NamedTuple):
     """What of a push is to be sent; ``push`` is that, if it is all there was, and nothing else."""
 
     sent: Kept
-    push: Push | None
+    push: PushTransfer | None
 
 
 class Read(NamedTuple):
     """Which rows are to be asked for, and what makes the result of a pull of them, and of its transfer."""
 
     missing: Array
-    result: Callable[[Array | None, Pull | None], Any]
+    result: Callable[[Array | None, PullTransfer | None], Any]
 
 
 class RowCache:
@@ -287,7 +287,7 @@ class RowCache:
             self._send(call, left)
         latest, bound = now + self._staleness, self._bound if self._by_steps else None
 
-        def result(rows: Array | None, pull: Pull | None) -> Any:
+        def result(rows: Array | None, pull: PullTransfer | None) -> Any:
             if rows is not None and pull is not None and reservation is not None:
                 values[lacking] = rows
                 # a worker may be further ahead than these rows are sure to have been
@@ -298,7 +298,7 @@ class RowCache:
 
         return Read(missing, result)
 
-    def _write(self, call: Call, push: Push, now: int) -> Write:
+    def _write(self, call: Call, push: PushTransfer, now: int) -> Write:
         """Let copies have what is pushed, or be read no more; keep what is deferred, and take what is due."""
         assert isinstance(push.source, RowSource)
         sent = Kept(pushed_ids(push), push.source.rows)
@@ -377,7 +377,7 @@ class RowCache:
             self._applied.append((future, ids))
 
 
-def pushed_ids(push: Push) -> Array:
+def pushed_ids(push: PushTransfer) -> Array:
     """Return the ids that a push brings gradients of, in the order of these."""
     assert isinstance(push.source, RowSource)
     ids = np.empty(len(push.source.rows), np.int64)

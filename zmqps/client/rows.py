@@ -17,7 +17,7 @@ from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import RAW, check_codec, named
 from zmqps.core.protocol.terms import SET
 from zmqps.core.worker.rows import RowParts, RowSource, RowTarget, ScanTarget
-from zmqps.core.worker.transfer import Pull, Push
+from zmqps.core.worker.transfer import PullTransfer, PushTransfer
 from zmqps.errors import ConfigurationError, DtypeError, ShapeError
 from zmqps.gpu.handover import Handover
 from zmqps.rows.unique import Different, Grouped, summed
@@ -51,14 +51,14 @@ class RowRequests:
         self._handover = handover
         self._ends_steps = ends_steps
 
-    def pull(self, ids: Any, out: Any, codec: str | Codec | None) -> tuple[Pull, Callable[[Any], Any]]:
+    def pull(self, ids: Any, out: Any, codec: str | Codec | None) -> tuple[PullTransfer, Callable[[Any], Any]]:
         """Return the transfer of `zmqps.Table.pull`, and what makes its result."""
         flat, shape = self._ids(ids)
         asked = self.parts.different(flat)
         parts = self.parts.part_of_bucket(asked.size)
         wanted = self.parts.group(asked, parts)
         target, result = self._receive(wanted, shape, out, codec)
-        return Pull(cargoes=self.parts.cargoes(parts, None, wanted), target=target), result
+        return PullTransfer(cargoes=self.parts.cargoes(parts, None, wanted), target=target), result
 
     def look(self, ids: Any, out: Any) -> tuple[Grouped, Array, Callable[[], Any]]:
         """Return what ids differ, where the rows of all of them go, and what makes the caller's array of that.
@@ -71,7 +71,7 @@ class RowRequests:
         target, result = self._receive(wanted, shape, out, None)
         return wanted, target.out, lambda: result(None)
 
-    def push(self, ids: Any, grads: Any, examples: int, codec: str | Codec | None, step: bool | None) -> Push:
+    def push(self, ids: Any, grads: Any, examples: int, codec: str | Codec | None, step: bool | None) -> PushTransfer:
         """Return the transfer of `zmqps.Table.push`."""
         flat, _, rows = self._rows(ids, grads, "gradients")
         brought = self.parts.different(flat)
@@ -90,7 +90,7 @@ class RowRequests:
         codec: str | Codec | None,
         pull_codec: str | Codec | None,
         step: bool | None,
-    ) -> tuple[Push, Pull, Callable[[Any], Any]]:
+    ) -> tuple[PushTransfer, PullTransfer, Callable[[Any], Any]]:
         """Return the transfers of `zmqps.Table.push_pull`, and what makes its result."""
         flat, _, rows = self._rows(ids, grads, "gradients")
         others, shape = self._ids(next_ids)
@@ -101,11 +101,11 @@ class RowRequests:
         target, result = self._receive(wanted, shape, out, pull_codec)
         if self._job.mode == "async":  # one round trip: each message brings gradients, and asks for rows after them
             push.cargoes = self.parts.cargoes(parts, pushed, wanted)
-            return push, Pull(cargoes=push.cargoes, target=target), result
+            return push, PullTransfer(cargoes=push.cargoes, target=target), result
         push.cargoes = self.parts.cargoes(parts, pushed, None, everywhere=self._job.mode == "sync")
-        return push, Pull(cargoes=self.parts.cargoes(parts, None, wanted), target=target), result
+        return push, PullTransfer(cargoes=self.parts.cargoes(parts, None, wanted), target=target), result
 
-    def load(self, ids: Any, values: Any, step: bool) -> Push:
+    def load(self, ids: Any, values: Any, step: bool) -> PushTransfer:
         """Return the transfer of `zmqps.Table.load`."""
         checks.flag("step", step)
         flat, _, rows = self._rows(ids, values, "values")
@@ -119,17 +119,17 @@ class RowRequests:
             raise ConfigurationError(f"the value of {name} contains NaN or infinity")
         cargoes = self.parts.cargoes(parts, grouped, None)
         source = RowSource(rows=own, codec=RAW, checked=True)
-        return Push(cargoes=cargoes, source=source, whole=step, terms=(SET,))
+        return PushTransfer(cargoes=cargoes, source=source, whole=step, terms=(SET,))
 
     @property
     def num_parts(self) -> int:
         """On how many shards a part of the table lies."""
         return len(self.parts.slices)
 
-    def scan(self, shard: int, start: int, most: int, since: tuple[int, ...] = ()) -> tuple[Pull, ScanTarget]:
+    def scan(self, shard: int, start: int, most: int, since: tuple[int, ...] = ()) -> tuple[PullTransfer, ScanTarget]:
         """Return the transfer that asks one shard, by its number among those parts, for rows as they lie."""
         target = ScanTarget(start=start, most=most, dim=self.spec.dim, since=since)
-        return Pull(cargoes=self.parts.whole(self.parts.slices[shard]), target=target), target
+        return PullTransfer(cargoes=self.parts.whole(self.parts.slices[shard]), target=target), target
 
     def _push(
         self,
@@ -139,7 +139,7 @@ class RowRequests:
         examples: int,
         codec: str | Codec | None,
         step: bool | None,
-    ) -> tuple[Push, Grouped]:
+    ) -> tuple[PushTransfer, Grouped]:
         if step is not None:
             checks.flag("step", step)
         examples = checks.whole("examples", examples, 1, MAX_COUNT)
@@ -159,7 +159,7 @@ class RowRequests:
         if self._job.nonfinite == "reject" and not are_finite([sums.reshape(-1)]):
             source.checked, source.nonfinite = False, self.spec.nonfinite(grouped.ids, sums)
         whole = self._ends_steps if step is None else step
-        return Push(source=source, examples=examples, whole=whole), grouped
+        return PushTransfer(source=source, examples=examples, whole=whole), grouped
 
     def _receive(
         self, wanted: Grouped, shape: tuple[int, ...], out: Any, codec: str | Codec | None

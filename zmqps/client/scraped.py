@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from typing import Protocol
 
 from zmqps.client.thread import SessionThread
-from zmqps.core.node.measured import Counted, Measured
+from zmqps.core.node.measured import Counted, Measurements
 from zmqps.errors import ClosedError
 from zmqps.metrics.endpoint import ASK_S, answering
 from zmqps.metrics.place import MetricsPlace
@@ -63,17 +63,17 @@ class Scraped:
         """Show what this one counts from now on; whoever is not referred to any more is not kept by it."""
         self.thread = weakref.ref(thread)
 
-    def _measure(self) -> Measured:
+    def _measure(self) -> Measurements:
         thread = self.thread()
         if thread is None:
-            return Measured([])
+            return Measurements([])
         try:
             counters = thread.ask(thread.counted, "a scrape", ASK_S)
         except ClosedError:
-            return Measured([])
+            return Measurements([])
         member = thread.machine.member
         counted = Counted(scope="worker", role=self._role, rank=member.rank, job=self._job, counters=counters)
-        return Measured([counted] if member.joined else [])
+        return Measurements([counted] if member.joined else [])
 
     def held(self, arenas: Arenas, lanes: Sequence[LaneTransport]) -> Callable[[], dict[str, int]]:
         """Return what tells the memory that others read or lend, and what of it is page-locked for GPUs."""

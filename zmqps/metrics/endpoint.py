@@ -13,7 +13,7 @@ from dataclasses import replace
 from errno import EADDRINUSE
 from http import HTTPStatus
 
-from zmqps.core.node.measured import Measured
+from zmqps.core.node.measured import Measurements
 from zmqps.core.protocol.endpoints import host_named, ip_of, is_loopback, is_of, join
 from zmqps.errors import AddressInUseError, ConfigurationError, DeadlineError, PSError
 from zmqps.metrics.place import MetricsPlace, url
@@ -41,7 +41,7 @@ class Answers:
         Where it listens.
     """
 
-    def __init__(self, ask: Callable[[], Measured], role: str, place: MetricsPlace) -> None:
+    def __init__(self, ask: Callable[[], Measurements], role: str, place: MetricsPlace) -> None:
         self._ask, self._role = ask, role
         self._secret, self._is_open = place.secret, place.is_open
 
@@ -69,7 +69,7 @@ class Answers:
             return _text(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n")
         return HTTPStatus.OK, content_type, body
 
-    def _own(self) -> Measured:
+    def _own(self) -> Measurements:
         """Return it without what the coordinator has from others."""
         measured = self._ask()
         if self._role != "coordinator":
@@ -78,7 +78,7 @@ class Answers:
 
 
 @contextmanager
-def answering(place: MetricsPlace, ask: Callable[[], Measured], role: str, log: logging.Logger) -> Iterator[str]:
+def answering(place: MetricsPlace, ask: Callable[[], Measurements], role: str, log: logging.Logger) -> Iterator[str]:
     """Answer scrapes until the end of the block; give where they are answered, nothing where nobody wants them.
 
     Raises
@@ -129,10 +129,10 @@ class Source:
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.measure: Callable[[], Measured] = lambda: Measured([])
+        self.measure: Callable[[], Measurements] = lambda: Measurements([])
         self._loop = loop
 
-    def __call__(self) -> Measured:
+    def __call__(self) -> Measurements:
         """Return the figures.
 
         Raises
@@ -140,7 +140,7 @@ class Source:
         DeadlineError
             The loop is busy, or has ended.
         """
-        answer: Future[Measured] | None = None
+        answer: Future[Measurements] | None = None
         try:
             answer = ask_loop(self._loop, lambda: self.measure())
             return answer.result(ASK_S)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from zmqps.core.node.measured import Counted, Measured
+from zmqps.core.node.measured import Counted, Measurements
 from zmqps.core.protocol.figures import OF_COORDINATOR, OF_NODES, TABLE, Figure, is_histogram
 
 Labels = tuple[tuple[str, str], ...]
@@ -30,7 +30,7 @@ class Family:
         return tuple(sorted({JOB, *(name for labels in self.series for name, _ in labels)}))
 
 
-def families(measured: Measured) -> list[Family]:
+def families(measured: Measurements) -> list[Family]:
     """Return the families that have any series, in the order of the catalogue.
 
     A node that has said nothing yet has no series; one that has counts 0 of what it never met.

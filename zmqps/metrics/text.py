@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from zmqps.core.node.measured import Measured
+from zmqps.core.node.measured import Measurements
 from zmqps.core.protocol.figures import BOUNDS
 from zmqps.errors import ConfigurationError
 from zmqps.extras import advice
@@ -27,7 +27,7 @@ def check_installed() -> None:
 class Collector:
     """Asks a node for its figures whenever somebody scrapes it (a custom collector of `prometheus_client`)."""
 
-    def __init__(self, ask: Callable[[], Measured]) -> None:
+    def __init__(self, ask: Callable[[], Measurements]) -> None:
         self._ask = ask
 
     def collect(self) -> Iterator[Metric]:
@@ -55,7 +55,7 @@ def to_metric(family: Family) -> Metric:
     return metric
 
 
-def exposed(ask: Callable[[], Measured], accept: str = "") -> tuple[bytes, str]:
+def exposed(ask: Callable[[], Measurements], accept: str = "") -> tuple[bytes, str]:
     """Return what a scrape is answered with, and its content type, in the format that is asked for."""
     from prometheus_client import CollectorRegistry
     from prometheus_client.exposition import choose_encoder

@@ -27,7 +27,7 @@ from zmq.utils.monitor import recv_monitor_message
 from zmqps.core.node.throttle import Throttle
 from zmqps.core.protocol.endpoints import is_loopback, split
 from zmqps.core.protocol.messages import Hello
-from zmqps.core.protocol.proof import NONCE_NBYTES, Answering, Asking, door_word
+from zmqps.core.protocol.proof import NONCE_NBYTES, ProofInitiator, ProofResponder, door_word
 from zmqps.errors import ConfigurationError, PeerLostError, ProtocolError, ProtocolVersionError
 from zmqps.net.curve import answer_with_pair, ask_with_pair
 from zmqps.net.deadlines import Deadline
@@ -132,7 +132,7 @@ class BoundPair(Pair):
         super().__init__(endpoint, secret, hello, backlog)
         self._from = b""  # the routing id of the connection that has proved itself
         self._reachable = False
-        self._asking: dict[bytes, Answering] = {}
+        self._asking: dict[bytes, ProofResponder] = {}
         self._throttle = Throttle()
         self._socket = self._new_socket(zmq.ROUTER)
         self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
@@ -219,7 +219,7 @@ class BoundPair(Pair):
         answering = self._asking.pop(who, None)
         try:
             if answering is None:
-                answering = Answering(self._secret, self._new_nonce(), self._hello)
+                answering = ProofResponder(self._secret, self._new_nonce(), self._hello)
                 reply = answering.reply(frames[1:])
                 if len(self._asking) == MAX_ASKING:
                     del self._asking[next(iter(self._asking))]
@@ -348,7 +348,7 @@ class DialledPair(Pair):
             self._refuse()
         if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._num_refused = 0
-            self._asking = Asking(self._secret, self._new_nonce(), self._hello)
+            self._asking = ProofInitiator(self._secret, self._new_nonce(), self._hello)
             self._socket.send_multipart(self._asking.first())
         elif self._retry_at == math.inf:
             if event & _REFUSED:

@@ -40,7 +40,7 @@ from zmqps.core.job.spec import MAX_NAME_CHARS, JobSpec
 from zmqps.core.server.changes import Unchanged
 from zmqps.core.server.row_snapshot import RowPiece
 from zmqps.core.server.shard import Shard
-from zmqps.core.server.snapshot import Piece
+from zmqps.core.server.snapshot import SnapshotSlice
 from zmqps.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError, ConfigurationError
 from zmqps.nodes.checkpoint_rows import read_tables, slots_of_table
 from zmqps.nodes.host import Rests
@@ -153,7 +153,7 @@ class _Writer:
         for index, (version, steps) in unchanged.items():
             writer.keep(index, version=version, steps=steps)
 
-    def write(self, piece: Piece | RowPiece, *, gently: bool = False) -> None:
+    def write(self, piece: SnapshotSlice | RowPiece, *, gently: bool = False) -> None:
         """Write a slice, or rows; ``gently``, and where no processor is idle, rest behind it."""
         began = time.monotonic()
         if isinstance(piece, RowPiece):

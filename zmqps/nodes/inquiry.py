@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from zmqps import checks
-from zmqps.core.node.asking import Asking
+from zmqps.core.node.asking import RepeatedQuestion
 from zmqps.core.node.inquiry import Inquiry
 from zmqps.core.protocol.guard import drain_guard, end_guard, examine_guard, save_guard, scale_guard
 from zmqps.core.protocol.hello import MAX_JOB_NAME_CHARS, MAX_NAME_CHARS
@@ -67,7 +67,7 @@ async def inquire(
     return dict(machine.status)
 
 
-async def ask(machine: Asking, operation: str, timeout: float, keys: Keys | None) -> None:
+async def ask(machine: RepeatedQuestion, operation: str, timeout: float, keys: Keys | None) -> None:
     """Let somebody ask until it is answered; raise what it is refused with, or `DeadlineError`."""
     check_endpoint(machine.endpoint)
     try:

@@ -14,10 +14,10 @@ from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.messages import Message, Promoted, Values
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Shard
-from zmqps.core.worker.operations import Attached, Enter, Exchange, Finish, Init, Join
+from zmqps.core.worker.operations import Attached, EnterBarrier, Exchange, Finish, Join, StartJob
 from zmqps.core.worker.plan import plan
 from zmqps.core.worker.session import SessionMachine
-from zmqps.core.worker.transfer import Pull, Push, Source, Target
+from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Source, Target
 from zmqps.errors import DeadlineError, PSError, ServerMemoryError
 from zmqps.optim import sgd
 from zmqps.testing.engine import Node, Program
@@ -95,7 +95,7 @@ class AsyncTraining(Training):
         self._gone: dict[tuple[Life, int], Any] = defaultdict(
             lambda: np.zeros(lives, np.int64)
         )  # … is, by what is said
-        self._marks_of: dict[int, tuple[Push, int]] = {}  # by id: what a push is marked with
+        self._marks_of: dict[int, tuple[PushTransfer, int]] = {}  # by id: what a push is marked with
         self._shards: dict[Placement, list[Any]] = {}  # by placement: of each parameter, which shard an element is of
         # what was acknowledged when another copy of a shard, by its place, became primary; who reads at the one before
         self._before: dict[Place, Any] = {}
@@ -123,7 +123,7 @@ class AsyncTraining(Training):
         t = self._timeout
         job, values = self.job()
         yield Join(0.0), t
-        attached: Attached = yield Init(0.0, job=job, values=values), 3 * t
+        attached: Attached = yield StartJob(0.0, job=job, values=values), 3 * t
         out = [np.empty_like(value) for value in values]
         done, spare = 0, min(RETRIES, max(0, MOST_TOLD_APART - self.steps))
         for push in range(self.steps + spare):
@@ -136,7 +136,7 @@ class AsyncTraining(Training):
             if done == self.steps:
                 break
         try:
-            yield Enter(0.0, barrier="end"), t + 2 * self._compute_s * self.steps  # who comes anew begins anew
+            yield EnterBarrier(0.0, barrier="end"), t + 2 * self._compute_s * self.steps  # who comes anew begins anew
         except PSError:
             pass
         yield Finish(0.0), t
@@ -152,7 +152,7 @@ class AsyncTraining(Training):
         if not both:
             seen = self.acknowledged(worker)
             self._behind[worker.name].clear()
-            yield Exchange(pull=Pull(cargoes=cargoes, target=Target(arrays=out))), t
+            yield Exchange(pull=PullTransfer(cargoes=cargoes, target=Target(arrays=out))), t
             self.check_pulled(worker, out, seen)
         yield self._compute_s * rng.choice((0.25, 1.0, 1.0, 2.0))
         self.attempt(worker, push)
@@ -160,15 +160,15 @@ class AsyncTraining(Training):
             yield from self._push_halves(attached, gradients, push)
             self.acknowledge(worker, push)
             return
-        whole = Push(cargoes=cargoes, source=Source(arrays=gradients), atomic=rng.random() < 0.2)
+        whole = PushTransfer(cargoes=cargoes, source=Source(arrays=gradients), atomic=rng.random() < 0.2)
         self.mark(whole, push)
-        yield Exchange(push=whole, pull=Pull(cargoes=cargoes, target=Target(arrays=out)) if both else None), t
+        yield Exchange(push=whole, pull=PullTransfer(cargoes=cargoes, target=Target(arrays=out)) if both else None), t
         self.acknowledge(worker, push)
 
     def _push_halves(self, attached: Attached, gradients: Sequence[Array], push: int) -> Program:
         for first in range(2):
             half = frozenset(range(first, self._num, 2))
-            part = Push(cargoes=plan(attached.placement, half), source=Source(arrays=gradients))
+            part = PushTransfer(cargoes=plan(attached.placement, half), source=Source(arrays=gradients))
             self.mark(part, push)
             yield Exchange(push=part), self._timeout
             if self._partly and not first:
@@ -180,7 +180,7 @@ class AsyncTraining(Training):
         """A push begins: from now on it may be applied."""
         self._attempted[life_of(worker)][worker.number] += int(self._base**push)
 
-    def mark(self, transfer: Push, push: int) -> None:
+    def mark(self, transfer: PushTransfer, push: int) -> None:
         """Note what a push is marked with."""
         self._marks_of[id(transfer)] = transfer, int(self._base**push)
 

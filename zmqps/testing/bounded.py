@@ -13,7 +13,7 @@ from zmqps.core.protocol.messages import Pull as PullMessage
 from zmqps.core.worker.operations import Advance, Attached, Exchange
 from zmqps.core.worker.plan import plan
 from zmqps.core.worker.session import SessionMachine
-from zmqps.core.worker.transfer import Pull, Push, Source, Target
+from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Source, Target
 from zmqps.testing.asynchronous import AsyncTraining
 from zmqps.testing.engine import Node, Program
 
@@ -62,7 +62,7 @@ class BoundedTraining(AsyncTraining):
         yield from self.rows.step(simulation, worker, attached, push, t, self._behind[worker.name])
         cargoes, source = plan(attached.placement), self.gradients(worker.number, push)
         seen = self.acknowledged(worker)
-        yield Exchange(pull=Pull(cargoes=cargoes, target=Target(arrays=out))), t
+        yield Exchange(pull=PullTransfer(cargoes=cargoes, target=Target(arrays=out))), t
         self.check_pulled(worker, out, seen)
         yield self._compute_s * rng.choice((0.25, 1.0, 1.0, 4.0))
         if self._skips and rng.random() < self._skips:
@@ -71,8 +71,8 @@ class BoundedTraining(AsyncTraining):
         self.attempt(worker, push)
         way = 1.0 if self._partly else 0.0 if self._plain else rng.random()
         if way < 0.7:
-            pull = None if way < 0.5 else Pull(cargoes=cargoes, target=Target(arrays=out))
-            whole = Push(cargoes=cargoes, source=Source(arrays=source), whole=True)
+            pull = None if way < 0.5 else PullTransfer(cargoes=cargoes, target=Target(arrays=out))
+            whole = PushTransfer(cargoes=cargoes, source=Source(arrays=source), whole=True)
             self.mark(whole, push)
             yield Exchange(push=whole, pull=pull), t
         else:

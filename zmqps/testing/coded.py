@@ -14,10 +14,10 @@ from zmqps.core.protocol.encoding import CODING, RAW, Coding
 from zmqps.core.protocol.messages import Commit, Message
 from zmqps.core.protocol.messages import Push as PushMessage
 from zmqps.core.worker.choice import NUM_SAMPLES
-from zmqps.core.worker.operations import Attached, Enter, Exchange, Finish, Init, Join
+from zmqps.core.worker.operations import Attached, EnterBarrier, Exchange, Finish, Join, StartJob
 from zmqps.core.worker.plan import plan
 from zmqps.core.worker.session import SessionMachine
-from zmqps.core.worker.transfer import Pull, Push, Source, Target
+from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Source, Target
 from zmqps.optim import sgd
 from zmqps.testing.engine import Node, Program
 from zmqps.testing.training import Training
@@ -108,7 +108,7 @@ class CodedTraining(Training):
         rng, t = simulation.rng, self.timeout
         job, values = self.job()
         yield Join(0.0), t
-        attached: Attached = yield Init(0.0, job=job, values=values), 3 * t
+        attached: Attached = yield StartJob(0.0, job=job, values=values), 3 * t
         cargoes = plan(attached.placement)
         for _ in range(self.steps):
             if rng.random() < 0.1:
@@ -118,17 +118,17 @@ class CodedTraining(Training):
             who, before = worker.identity.incarnation, gradient + self._kept(worker)
             self._unsure[who] = before
             source = Source(arrays=[gradient], codec=job.push_codec)
-            yield Exchange(push=Push(cargoes=cargoes, source=source, whole=True)), t
+            yield Exchange(push=PushTransfer(cargoes=cargoes, source=source, whole=True)), t
             attempt = self._attempts[who] if self.staleness is not None else len(self._pushed)
             self._pushed[who, attempt] = before - self._kept(worker)
             del self._unsure[who]
             simulation.counters["steps"] += 1
             self._check_changes(worker)
-        yield Enter(0.0, barrier="pushed"), t
+        yield EnterBarrier(0.0, barrier="pushed"), t
         out = [np.empty(self.size, np.float32)]
-        yield Exchange(pull=Pull(cargoes=cargoes, target=Target(arrays=out))), t
+        yield Exchange(pull=PullTransfer(cargoes=cargoes, target=Target(arrays=out))), t
         self._check_sum(simulation, out[0])
-        yield Enter(0.0, barrier="read"), t  # until then nobody lets go of what it has kept
+        yield EnterBarrier(0.0, barrier="read"), t  # until then nobody lets go of what it has kept
         yield Finish(0.0), t
 
     def _check_changes(self, worker: Node) -> None:

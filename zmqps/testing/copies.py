@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zmqps.core.coordinator.copies import Copy
+from zmqps.core.coordinator.copies import Replica
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.protocol.messages import Ack, Committed, Message, Push, PushRows, Values
 from zmqps.core.server.machine import ServerMachine
@@ -86,7 +86,7 @@ class CopyWitness:
                 version, step = tenant.shard.version, committed.step
                 assert version > step, f"{server.name} has confirmed step {step}, and {node.name} is at {version}"
 
-    def _siblings(self, server: Node, epoch: int) -> Iterator[tuple[Copy, Node, Tenant]]:
+    def _siblings(self, server: Node, epoch: int) -> Iterator[tuple[Replica, Node, Tenant]]:
         """Yield all copies of a shard that live, as the coordinator sees it, where one of them has this number."""
         simulation = self._simulation
         machine = server.machine

@@ -47,7 +47,7 @@ from zmqps.core.protocol.plain import pack
 from zmqps.core.protocol.roles import KeyHolder
 from zmqps.core.protocol.wire import decode, encode
 from zmqps.core.server.machine import ServerMachine
-from zmqps.core.worker.moves import Bring
+from zmqps.core.worker.moves import ReplayGradients
 from zmqps.core.worker.operations import Operation
 from zmqps.core.worker.session import SessionMachine
 from zmqps.errors import PSError
@@ -480,7 +480,7 @@ class Engine:
 
     def _resolve(self, node: Node, operation: Operation, value: Any) -> None:
         self.note(node.name, f"{operation.title}: {value!r}"[:300])
-        if isinstance(operation, Bring):
+        if isinstance(operation, ReplayGradients):
             return  # the session's own
         assert operation in node.pending, f"{operation.title} is resolved twice or was never asked for"
         del node.pending[operation]

@@ -18,7 +18,7 @@ from zmqps.core.worker.link import Link
 from zmqps.core.worker.outbox import Request
 from zmqps.core.worker.rollbacks import Rollback
 from zmqps.core.worker.session import SessionMachine
-from zmqps.core.worker.transfer import Push as Pushing
+from zmqps.core.worker.transfer import PushTransfer as Pushing
 from zmqps.testing.engine import Node
 from zmqps.testing.stores import Disk, SavedJob
 from zmqps.testing.tables import IDS, shards_of_ids, there

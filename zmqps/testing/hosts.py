@@ -14,23 +14,34 @@ from collections.abc import Callable, Mapping
 from itertools import count
 from random import Random
 
-from zmqps.core.host.events import Drop, Fetch, Fetched, Gone, Heard, HostAction, HostEvent, Pushed, PushRound, Tell
+from zmqps.core.host.events import (
+    CloseConnection,
+    ConnectionEnded,
+    Fetched,
+    FetchValues,
+    Heard,
+    HostAction,
+    HostEvent,
+    PushRound,
+    RoundPushed,
+    Tell,
+)
 from zmqps.core.host.group import GroupMachine
 from zmqps.core.host.messages import (
     Alive,
     Alone,
     Away,
-    Bring,
     Done,
     Dropped,
     Failed,
     Got,
     Here,
+    HostGradients,
     HostMessage,
+    HostValues,
     Joined,
     JoinGroup,
     Pushing,
-    Values,
     Want,
 )
 from zmqps.core.node.awake import LOOK_S, SLACK_S
@@ -213,7 +224,7 @@ class HostGroups:
             return
         connection.closed = True
         group, at = connection.group, max(connection.up_at - self.now, 0.0)
-        self._of(group.leader, at, lambda: self._handle(group, Gone(connection.number)))
+        self._of(group.leader, at, lambda: self._handle(group, ConnectionEnded(connection.number)))
 
     def _break(self, connection: Connection) -> None:
         """The leader's end is closed: the process notices when it has read what was sent."""
@@ -252,7 +263,7 @@ class HostGroups:
         if self._join(process):
             assert process.connection is not None
             step = process.steps if self.mode == "sync" else process.round
-            self._up(process.connection, Bring(step=step, places=[], counts=[]))
+            self._up(process.connection, HostGradients(step=step, places=[], counts=[]))
 
     def _want(self, process: Process) -> None:
         process.doing, process.pushing = "pull", False
@@ -341,7 +352,7 @@ class HostGroups:
             self._of(process, self._delay(), lambda: self._push_alone(process))
         elif isinstance(message, Failed):
             self._again(process)
-        elif isinstance(message, Values):
+        elif isinstance(message, HostValues):
             self._check_read(process, message.version)
             self._up(connection, Got(message.number))
             self._compute(process)
@@ -458,14 +469,14 @@ class HostGroups:
             if isinstance(action, Tell):
                 if not self._down(group, action):
                     lost.append(action.member)
-            elif isinstance(action, Drop):
+            elif isinstance(action, CloseConnection):
                 self._break(group.connections[action.member])
             elif isinstance(action, PushRound):
                 self._push(group, action.step, {n: b for n, b in action.brought.items() if n not in lost})
-            elif isinstance(action, Fetch):
+            elif isinstance(action, FetchValues):
                 self._fetch(group, action)
         for number in lost:
-            self._handle(group, Gone(number))
+            self._handle(group, ConnectionEnded(number))
 
     def _down(self, group: Group, tell: Tell) -> bool:
         connection = group.connections[tell.member]
@@ -488,16 +499,16 @@ class HostGroups:
         text = f"worker {process.number} is dropped, and stood still for {silent_s:.1f} s of {TIMEOUT:g}"
         assert not process.alive or silent_s >= TIMEOUT - unheard, text
 
-    def _push(self, group: Group, step: int, brought: Mapping[int, Bring]) -> None:
+    def _push(self, group: Group, step: int, brought: Mapping[int, HostGradients]) -> None:
         """Let the push of a round arrive at the servers, and its answer at the leader."""
         leader = group.leader
         tokens = [(p, p.steps) for p in (group.connections[number].process for number in brought)]
         if self.mode == "sync" and leader.steps != step:
-            self._of(leader, self._delay(), lambda: self._handle(group, Pushed(alone=True)))
+            self._of(leader, self._delay(), lambda: self._handle(group, RoundPushed(alone=True)))
             return
         if self._rng.random() < FAILS:
             error = DeadlineError(operation="push", seconds=1.0, waiting_for="servers")
-            self._of(leader, self._delay(), lambda: self._handle(group, Pushed(error)))
+            self._of(leader, self._delay(), lambda: self._handle(group, RoundPushed(error)))
             return
 
         def arrive() -> None:  # the network carries it, whatever becomes of the leader
@@ -509,11 +520,11 @@ class HostGroups:
             if self.mode != "sync":
                 self.version += 1
                 self._wake()
-            self._of(leader, self._delay(), lambda: self._handle(group, Pushed()))
+            self._of(leader, self._delay(), lambda: self._handle(group, RoundPushed()))
 
         self._in(self._delay(), arrive)
 
-    def _fetch(self, group: Group, fetch: Fetch) -> None:
+    def _fetch(self, group: Group, fetch: FetchValues) -> None:
         step = group.leader.steps if self.mode == "sync" else fetch.step
 
         def come() -> None:

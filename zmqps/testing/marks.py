@@ -19,7 +19,7 @@ from zmqps.core.server.shard import Shard
 from zmqps.core.server.table import RowTable
 from zmqps.core.worker.operations import Attached, Exchange
 from zmqps.core.worker.session import SessionMachine
-from zmqps.core.worker.transfer import Push
+from zmqps.core.worker.transfer import PushTransfer
 from zmqps.errors import TableFullError
 from zmqps.optim import sgd
 from zmqps.rows.initial import Initial
@@ -101,7 +101,7 @@ class MarkedRows:
         self._waits: dict[tuple[Life, int, int], Counter[int]] = defaultdict(Counter)
         self._floors: dict[str, Any] = {}  # by path of a checkpoint: what was acknowledged before it was begun
         self._left_before: dict[str, Any] = {}  # … and what had made way before
-        self._marks_of: dict[int, tuple[Push, int, Array, int]] = {}  # by id: a push, its table, ids and mark
+        self._marks_of: dict[int, tuple[PushTransfer, int, Array, int]] = {}  # by id: a push, its table, ids and mark
         self._seen: dict[Copy, _Seen] = {}
         self._counting: set[Copy] = set()  # those that have counted: what others dropped unseen they may still have
         self._named: dict[str, Array] = {}  # by server: which rows it was asked to change last

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zmqps.core.worker.operations import AskStatus, Enter, Exchange, Finish, Init, Operation, Take
+from zmqps.core.worker.operations import AskStatus, EnterBarrier, Exchange, Finish, Operation, StartJob, TakeRange
 from zmqps.core.worker.plan import plan
 from zmqps.core.worker.session import SessionMachine
-from zmqps.core.worker.transfer import Pull, Target
+from zmqps.core.worker.transfer import PullTransfer, Target
 from zmqps.errors import PeerLostError, PSError, VersionError
 from zmqps.testing.engine import Node, Program
 
@@ -69,15 +69,15 @@ class Orphans:
     def _all_kinds(self, worker: Node) -> Iterator[Operation]:
         machine = worker.machine
         assert isinstance(machine, SessionMachine)
-        yield Enter(0.0, barrier="orphans")
+        yield EnterBarrier(0.0, barrier="orphans")
         yield AskStatus(0.0)
-        yield Init(0.0)
+        yield StartJob(0.0)
         if machine.attached is not None:
             cargoes = plan(machine.attached.placement)
             for ahead in (1, 0):
                 out = [np.empty(p.size, p.storage_dtype) for p in machine.attached.job.parameters]
                 version = machine.transfers.pace.version + ahead
-                yield Exchange(pull=Pull(cargoes=cargoes, target=Target(arrays=out), version=version))
+                yield Exchange(pull=PullTransfer(cargoes=cargoes, target=Target(arrays=out), version=version))
 
     def check(self, worker: Node) -> None:
         """Assert that nobody waits much longer than it takes to notice the death."""
@@ -107,6 +107,6 @@ class Orphans:
 
 def _needs_coordinator(machine: SessionMachine, operation: Operation) -> bool:
     if not isinstance(operation, Exchange):
-        return isinstance(operation, (AskStatus, Enter, Init, Take))
+        return isinstance(operation, (AskStatus, EnterBarrier, StartJob, TakeRange))
     pace, pull = machine.transfers.pace, operation.pull
     return pace.mode == "sync" and pull is not None and pull.version > pace.version

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from zmqps.core.protocol.messages import Assign, Checkpointed, GoOn, Hold, Holding, Message, Save, Saved, Unsave
-from zmqps.core.worker.operations import Checkpoint, Exchange, SaveJob
+from zmqps.core.worker.operations import Exchange, SavedCheckpoint, SaveJob
 from zmqps.core.worker.session import SessionMachine
 from zmqps.core.worker.transfers import PAUSE_S
 from zmqps.errors import PSError
@@ -84,7 +84,7 @@ class Savers:
         state = {"saved by": worker.name}
         consistent = self._simulation.rng.random() < 0.7
         try:
-            made: Checkpoint = yield SaveJob(0.0, consistent=consistent, state=state), ASKED_S
+            made: SavedCheckpoint = yield SaveJob(0.0, consistent=consistent, state=state), ASKED_S
         except PSError:
             return
         saved = next((saved for saved in self._disk.published if saved.path == made.path), None)

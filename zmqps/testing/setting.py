@@ -12,10 +12,10 @@ from zmqps.core.job.tables import TableSpec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.terms import SET
 from zmqps.core.server.shard import Shard
-from zmqps.core.worker.operations import Attached, Exchange, Finish, Init, Join
+from zmqps.core.worker.operations import Attached, Exchange, Finish, Join, StartJob
 from zmqps.core.worker.plan import plan
 from zmqps.core.worker.session import SessionMachine
-from zmqps.core.worker.transfer import Pull, Push, Source, Target
+from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Source, Target
 from zmqps.errors import DeadlineError, ServerMemoryError
 from zmqps.optim import sgd
 from zmqps.rows.initial import Initial
@@ -76,7 +76,7 @@ class SettingTraining(Training):
         """Join, start the job; push, count, read, each in its turn; finish."""
         job, values = self.job()
         yield Join(0.0), self.timeout
-        attached: Attached = yield Init(0.0, job=job, values=values), 3 * self.timeout
+        attached: Attached = yield StartJob(0.0, job=job, values=values), 3 * self.timeout
         for _ in range(self.steps):
             try:
                 if self.tables:
@@ -90,17 +90,19 @@ class SettingTraining(Training):
     def _step(self, simulation: SimulatedCluster, worker: Node, attached: Attached, values: list[Array]) -> Program:
         rng, t, own = simulation.rng, self.timeout, 1 + worker.number
         yield self.compute_s * rng.choice((0.25, 1.0, 1.0, 2.0))
-        gradient = Push(cargoes=plan(attached.placement, frozenset({0})), source=Source(arrays=values), whole=True)
+        gradient = PushTransfer(
+            cargoes=plan(attached.placement, frozenset({0})), source=Source(arrays=values), whole=True
+        )
         yield Exchange(push=gradient), t
         cargoes, out = plan(attached.placement, frozenset({own})), [np.empty_like(value) for value in values]
         me = life_of(worker), worker.number
         self._said[me] += 1
         counted = [np.full_like(value, self._said[me]) for value in values]
         source, atomic = Source(arrays=counted, checked=True), rng.random() < 0.8
-        yield Exchange(push=Push(cargoes=cargoes, source=source, atomic=atomic, terms=(SET,))), t
+        yield Exchange(push=PushTransfer(cargoes=cargoes, source=source, atomic=atomic, terms=(SET,))), t
         assert isinstance(worker.machine, SessionMachine)
         self._done[me] = self._said[me]
-        yield Exchange(pull=Pull(cargoes=cargoes, target=Target(arrays=out))), t
+        yield Exchange(pull=PullTransfer(cargoes=cargoes, target=Target(arrays=out))), t
         read = set(out[own].tolist())
         assert read == {self._said[me]}, f"{worker.name} has set {self._said[me]}, and reads {sorted(read)}"
 

@@ -20,7 +20,7 @@ from zmqps.core.protocol.plain import unpack
 from zmqps.core.server.admission import Room
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Shard
-from zmqps.core.worker.operations import Init, Operation
+from zmqps.core.worker.operations import Operation, StartJob
 from zmqps.core.worker.rollbacks import Rollback
 from zmqps.core.worker.session import SessionMachine
 from zmqps.errors import DeadlineError
@@ -485,7 +485,7 @@ class Simulation(SimulatedCluster):
 
     def resolved(self, node: Node, operation: Operation, value: object) -> None:
         """When all has been calm for long, nothing waits in vain in a cluster that can work."""
-        if self._began_at is None and isinstance(operation, Init):
+        if self._began_at is None and isinstance(operation, StartJob):
             self._began_at = self.now
         assert isinstance(node.machine, SessionMachine)
         if self._orphans is not None:

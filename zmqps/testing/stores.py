@@ -18,7 +18,7 @@ from zmqps.core.protocol.arrays import Array
 from zmqps.core.server.changes import Unchanged
 from zmqps.core.server.row_snapshot import RowPiece
 from zmqps.core.server.shard import Shard
-from zmqps.core.server.snapshot import Piece
+from zmqps.core.server.snapshot import SnapshotSlice
 from zmqps.core.server.table import RowTable
 from zmqps.errors import CheckpointStorageError
 from zmqps.rows.hashing import buckets_of
@@ -266,7 +266,7 @@ class _Writer:
         self._path = path
         self._part = part
 
-    def write(self, piece: Piece | RowPiece, *, gently: bool = False) -> None:
+    def write(self, piece: SnapshotSlice | RowPiece, *, gently: bool = False) -> None:
         """Write a slice, or rows, as they are at this moment."""
         self._disk._work(self._path)
         if isinstance(piece, RowPiece):

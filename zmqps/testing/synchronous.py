@@ -14,10 +14,10 @@ from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.messages import Range
 from zmqps.core.protocol.terms import SET, SET_TO_MEAN
-from zmqps.core.worker.operations import Advance, Attached, Exchange, Finish, Init, Join, SetRates, Take
+from zmqps.core.worker.operations import Advance, Attached, Exchange, Finish, Join, SetNumbers, StartJob, TakeRange
 from zmqps.core.worker.plan import Cargo, plan
 from zmqps.core.worker.session import SessionMachine
-from zmqps.core.worker.transfer import Pull, Push, Source, Target
+from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Source, Target
 from zmqps.errors import DeadlineError, PSError, ServerMemoryError, TableFullError, VersionError
 from zmqps.optim import momentum
 from zmqps.testing.asynchronous import RETRIES
@@ -155,14 +155,14 @@ class SyncTraining(Training):
         t = self.timeout
         job, values = self.job()
         yield Join(0.0), t
-        attached: Attached = yield Init(0.0, job=job, values=values), 3 * t
+        attached: Attached = yield StartJob(0.0, job=job, values=values), 3 * t
         out = [np.empty_like(value) for value in values]
         used: tuple[int, int] | None = None
         done = failed = 0
         while (done < self.steps or self.data is not None) and failed < RETRIES:
             try:
                 if self.data is not None:
-                    found: Range = yield Take(0.0, data=self.data, used=used), t
+                    found: Range = yield TakeRange(0.0, data=self.data, used=used), t
                     if found.start >= found.stop:
                         break
                     used = found.data_pass, found.number
@@ -194,7 +194,7 @@ class SyncTraining(Training):
                 numbers += [rng.uniform(0.0, 0.3), rng.uniform(0.1, 0.9)]  # weight decay and momentum
             rates = self.witness.rates[life_of(worker)]
             rates.ask(step, numbers)
-            if (yield SetRates(0.0, rates=(1.0, *numbers)), self.timeout):
+            if (yield SetNumbers(0.0, rates=(1.0, *numbers)), self.timeout):
                 rates.holds(step, numbers)
 
     def _seconds(self, simulation: SimulatedCluster) -> float:
@@ -204,12 +204,12 @@ class SyncTraining(Training):
 
     def _read(self, simulation: SimulatedCluster, worker: Node, attached: Attached, out: list[Array]) -> Program:
         """Pull whatever the mode demands, sometimes an older version as well."""
-        pull = Pull(cargoes=plan(attached.placement), target=Target(arrays=out))
+        pull = PullTransfer(cargoes=plan(attached.placement), target=Target(arrays=out))
         yield Exchange(pull=pull), self.timeout
         version = self._check_read(worker, pull, out)
         self._check_clock(worker, version)
         if self.eager and simulation.rng.random() < self.eager:
-            following = Pull(cargoes=pull.cargoes, target=Target(arrays=out), version=version + 1)
+            following = PullTransfer(cargoes=pull.cargoes, target=Target(arrays=out), version=version + 1)
             try:
                 yield Exchange(pull=following), EAGER_S
             except DeadlineError:
@@ -218,7 +218,7 @@ class SyncTraining(Training):
         if self.plain or not self.retain or not version or simulation.rng.random() < 0.5:
             return
         older = max(0, version - simulation.rng.randint(1, self.retain))
-        exact = Pull(cargoes=pull.cargoes, target=Target(arrays=out), version=older, exact=True)
+        exact = PullTransfer(cargoes=pull.cargoes, target=Target(arrays=out), version=older, exact=True)
         try:
             yield Exchange(pull=exact), EAGER_S
         except VersionError:
@@ -270,9 +270,9 @@ class SyncTraining(Training):
 
         yield from self._push_rows(simulation, attached)
 
-        def push(cargoes: tuple[tuple[Cargo, ...], ...], *, whole: bool) -> Push:
+        def push(cargoes: tuple[tuple[Cargo, ...], ...], *, whole: bool) -> PushTransfer:
             sent = Source(arrays=source)
-            return Push(cargoes=cargoes, source=sent, whole=whole, examples=examples, atomic=atomic)
+            return PushTransfer(cargoes=cargoes, source=sent, whole=whole, examples=examples, atomic=atomic)
 
         if self.voids and rng.random() < self.voids:
             if way < 0.5:
@@ -288,11 +288,11 @@ class SyncTraining(Training):
                     self.witness.left_out.add((worker.identity.incarnation, part.attempt))
             else:
                 nothing = plan(attached.placement, frozenset())
-                yield Exchange(push=Push(cargoes=nothing, source=Source(arrays=source), whole=True)), t
+                yield Exchange(push=PushTransfer(cargoes=nothing, source=Source(arrays=source), whole=True)), t
         elif way < 0.5:
             yield Exchange(push=push(pushed, whole=True)), t
         elif way < 0.7:
-            pull, both = Pull(cargoes=cargoes, target=Target(arrays=out)), push(pushed, whole=True)
+            pull, both = PullTransfer(cargoes=cargoes, target=Target(arrays=out)), push(pushed, whole=True)
             if self.lends:
                 both.source = lent_source(attached.placement, source)
             try:
@@ -322,7 +322,7 @@ class SyncTraining(Training):
             numbers = np.random.default_rng(rng.getrandbits(32)).normal(0.0, 9.0, (number, self.size))
             source = Source(arrays=list(numbers.round()), checked=True)
             examples = rng.choice((1, 3))
-            push = Push(cargoes=plan(attached.placement, some), source=source, examples=examples, terms=(sort,))
+            push = PushTransfer(cargoes=plan(attached.placement, some), source=source, examples=examples, terms=(sort,))
             yield Exchange(push=push), self.timeout
 
     def _gradients(self, simulation: SimulatedCluster) -> list[Array | None]:
@@ -332,7 +332,7 @@ class SyncTraining(Training):
 
     # --- what must hold ------------------------------------------------------------------------
 
-    def _check_read(self, worker: Node, pull: Pull, out: list[Array]) -> int:
+    def _check_read(self, worker: Node, pull: PullTransfer, out: list[Array]) -> int:
         """Assert that a worker has read one version of everything, and the values of that version."""
         version = self._version_of(worker, pull)
         if self.witness is not None:
@@ -348,7 +348,7 @@ class SyncTraining(Training):
         assert version >= clock, f"{worker.name} is at step {clock}, and has read version {version}"
 
     @staticmethod
-    def _version_of(worker: Node, pull: Pull) -> int:
+    def _version_of(worker: Node, pull: PullTransfer) -> int:
         """Return the version that a worker has read; assert that it is one."""
         assert isinstance(worker.machine, SessionMachine)
         versions = set(pull.target.versions.values()) or {worker.machine.transfers.pace.version}  # of nothing: any

@@ -14,7 +14,7 @@ from zmqps.core.job.tables import TableSpec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.server.table import RowTable
 from zmqps.core.worker.rows import CHUNK_NBYTES, RowParts, RowSource, RowTarget, ScanTarget
-from zmqps.core.worker.transfer import Pull, Push
+from zmqps.core.worker.transfer import PullTransfer, PushTransfer
 from zmqps.rows.hashing import buckets_of
 from zmqps.rows.initial import Initial, filler
 from zmqps.rows.unique import Grouped, summed
@@ -47,32 +47,32 @@ class TableTransfers:
         self._rng = rng
         self.spec = self._parts.spec
 
-    def pull(self, ids: Array) -> tuple[Pull, RowTarget]:
+    def pull(self, ids: Array) -> tuple[PullTransfer, RowTarget]:
         """Return what reads the rows of some ids, which may repeat, and where they come to lie in this order."""
         parts = self._divided()
         wanted, target = self._wanted(parts, ids)
-        return Pull(cargoes=self._parts.cargoes(parts, None, wanted), target=target), target
+        return PullTransfer(cargoes=self._parts.cargoes(parts, None, wanted), target=target), target
 
-    def push(self, ids: Array, rows: Array, *, everywhere: bool, **options: Any) -> Push:
+    def push(self, ids: Array, rows: Array, *, everywhere: bool, **options: Any) -> PushTransfer:
         """Return what pushes the sum of the rows of each id, or sets rows."""
         parts = self._divided()
         grouped, source = self._brought(parts, ids, rows)
         cargoes = self._parts.cargoes(parts, grouped, None, everywhere=everywhere)
-        return Push(cargoes=cargoes, source=source, **options)
+        return PushTransfer(cargoes=cargoes, source=source, **options)
 
-    def push_pull(self, ids: Array, rows: Array, others: Array) -> tuple[Push, Pull, RowTarget]:
+    def push_pull(self, ids: Array, rows: Array, others: Array) -> tuple[PushTransfer, PullTransfer, RowTarget]:
         """Return what pushes some rows, and reads others by the same messages."""
         parts = self._divided()
         grouped, source = self._brought(parts, ids, rows)
         wanted, target = self._wanted(parts, others)
         cargoes = self._parts.cargoes(parts, grouped, wanted)
-        return Push(cargoes=cargoes, source=source), Pull(cargoes=cargoes, target=target), target
+        return PushTransfer(cargoes=cargoes, source=source), PullTransfer(cargoes=cargoes, target=target), target
 
-    def scan(self) -> tuple[Pull, ScanTarget, int]:
+    def scan(self) -> tuple[PullTransfer, ScanTarget, int]:
         """Return what reads all rows of some shard as they lie, where they come to, and which shard that is."""
         slice_ = self._rng.choice(self._parts.slices)
         target = ScanTarget(most=2 * IDS.size, dim=self.spec.dim)
-        return Pull(cargoes=self._parts.whole(slice_), target=target), target, slice_.shard
+        return PullTransfer(cargoes=self._parts.whole(slice_), target=target), target, slice_.shard
 
     def _divided(self) -> Any:
         """Return parts of the buckets: as for a small batch, or as for one that is too large for a message."""

@@ -14,7 +14,7 @@ from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.terms import SET
 from zmqps.core.server.shard import Shard
 from zmqps.core.worker.rows import RowSource, RowTarget
-from zmqps.core.worker.transfer import Pull, Push
+from zmqps.core.worker.transfer import PullTransfer, PushTransfer
 from zmqps.optim import momentum
 from zmqps.rows.initial import Initial
 from zmqps.testing.tables import IDS, TableTransfers, beginnings, numbers_of, shards_of_ids, some_ids, there
@@ -148,14 +148,14 @@ class TrainedRows:
     def __init__(self, names: Sequence[str]) -> None:
         self.specs = table_specs(names)
 
-    def reads(self, placement: Placement, rng: Random) -> Iterable[tuple[int, Array, Pull, RowTarget]]:
+    def reads(self, placement: Placement, rng: Random) -> Iterable[tuple[int, Array, PullTransfer, RowTarget]]:
         """Yield, for some of the tables, which rows are read, how, and where they come to lie."""
         for number in range(len(self.specs)):
             if rng.random() < 0.5:
                 which = some_ids(rng)
                 yield number, which, *TableTransfers(placement, number, rng).pull(IDS[which])
 
-    def pushes(self, placement: Placement, rng: Random) -> Iterable[Push]:
+    def pushes(self, placement: Placement, rng: Random) -> Iterable[PushTransfer]:
         """Yield what a worker brings to a step: gradients of most tables, and sometimes values of rows."""
         for number in range(len(self.specs)):
             transfers = TableTransfers(placement, number, rng)
@@ -205,7 +205,7 @@ def nothing(specs: Sequence[TableSpec]) -> RowVersion:
     return RowVersion(values, np.zeros_like(values), np.zeros(values.shape[:2], bool))
 
 
-def brought_by(push: Push, placement: Placement) -> RowGradient | None:
+def brought_by(push: PushTransfer, placement: Placement) -> RowGradient | None:
     """Return what a push brings to a table; None if it is none of rows."""
     source = push.source
     if not isinstance(source, RowSource):

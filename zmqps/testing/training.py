@@ -138,7 +138,7 @@ class Training:
         """Shards of a life of the job begin to go back to a checkpoint, or to another one."""
 
     def fell(self, worker: Node, shard: int, saved: SavedJob, lost: Iterable[object]) -> None:
-        """A worker has gone back; these of its pushes (`zmqps.core.worker.transfer.Push`) are lost on a shard."""
+        """A worker has gone back; these of its pushes (`zmqps.core.worker.transfer.PushTransfer`) are lost on a shard."""
 
     def miss(self, worker: Node, shard: int, push: object) -> None:
         """A push was acknowledged by a copy of a shard that had gone back: it may be lost."""

@@ -35,7 +35,7 @@ from zmqps.core.server.aggregate import PushId
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Shard
 from zmqps.core.worker.session import SessionMachine
-from zmqps.core.worker.transfer import Push as Pushing
+from zmqps.core.worker.transfer import PushTransfer as Pushing
 from zmqps.testing.engine import Node
 from zmqps.testing.exact import ExactReference
 from zmqps.testing.rates import RateWitness

@@ -8,7 +8,7 @@ import pytest
 
 from tests.core.coordinator.test_checkpoints import SERVERS, Cluster
 from tests.core.machines import logged, peer, sent
-from zmqps.core.coordinator.chains import Chains, Link
+from zmqps.core.coordinator.chains import ChainLink, Chains
 from zmqps.core.coordinator.checkpoints import STUCK_S
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.messages import Checkpointed, Error, Holding, Save
@@ -17,7 +17,7 @@ from zmqps.core.protocol.saving import FAILED, KEPT, WRITTEN
 SHARDS = {7: 0, 8: 1}
 
 
-def published(chains: Chains, number: int, nbytes: int, shards: dict[int, int] = SHARDS) -> Link | None:
+def published(chains: Chains, number: int, nbytes: int, shards: dict[int, int] = SHARDS) -> ChainLink | None:
     """Publish the next one; return what it builds upon."""
     base = chains.base("job", shards)
     chains.published("job", number, f"/{number}", shards, nbytes, base)

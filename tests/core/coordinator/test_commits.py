@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from zmqps.core.coordinator.commits import Commits
-from zmqps.core.coordinator.copies import Copy
+from zmqps.core.coordinator.copies import Replica
 
 WHO = b"w" * 16
 CONTRIBUTORS = ((WHO, (1,)),)
 
 
-def copy(shard: int, epoch: int, *, backup: bool = False) -> Copy:
+def copy(shard: int, epoch: int, *, backup: bool = False) -> Replica:
     server: Any = None
-    return Copy(shard=shard, epoch=epoch, server=server, backup=backup)
+    return Replica(shard=shard, epoch=epoch, server=server, backup=backup)
 
 
 def started() -> Commits:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 
 from tests.core.machines import hello, peer
-from zmqps.core.coordinator.copies import Copies
+from zmqps.core.coordinator.copies import ReplicaSet
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.roster import Roster
 from zmqps.core.protocol.keys import LOADER, proof_of, ticket_of
@@ -18,9 +18,9 @@ def members(role: str, *names: str) -> list[MemberInfo]:
     return [roster.enter(hello(role, name), peer(name), 0.0) for name in names]
 
 
-def placed(*names: str) -> tuple[Copies, list[MemberInfo]]:
+def placed(*names: str) -> tuple[ReplicaSet, list[MemberInfo]]:
     numbers = count(7)
-    copies, servers = Copies(ROOT, lambda: next(numbers)), members("server", *names)
+    copies, servers = ReplicaSet(ROOT, lambda: next(numbers)), members("server", *names)
     assert copies.place(servers) == 7, "the first one stands for the job"
     return copies, servers
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zmqps.core.coordinator.journal import (
-    Changes,
+    DirtyKeys,
     key_of,
     nothing,
     packed,
@@ -17,7 +17,7 @@ from zmqps.core.protocol.messages import Departed, Released
 
 
 def test_each_key_is_written_once_as_it_is_in_the_end() -> None:
-    changes, state = Changes(kept=True), {"a": 1}
+    changes, state = DirtyKeys(kept=True), {"a": 1}
     changed = changes.of("job", "a")
     changed()
     state["a"] = 2
@@ -29,7 +29,7 @@ def test_each_key_is_written_once_as_it_is_in_the_end() -> None:
 
 
 def test_where_there_is_no_journal_nothing_is_noted() -> None:
-    changes = Changes()
+    changes = DirtyKeys()
     assert changes.of("job", "a") is nothing
     changes.add("cluster")
     assert changes.records(lambda what, whose: 1) == []

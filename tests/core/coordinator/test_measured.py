@@ -8,16 +8,16 @@ from tests.core.coordinator.test_steps import Cluster
 from tests.core.machines import Coordinator
 from zmqps.core.coordinator.measured import measured
 from zmqps.core.coordinator.status import MAX_LISTED
-from zmqps.core.node.measured import Measured
+from zmqps.core.node.measured import Measurements
 from zmqps.core.protocol.figures import OF_COORDINATOR
 from zmqps.core.protocol.messages import Heartbeat, Leave
 
 
-def measure(cluster: Coordinator, **own: Any) -> Measured:
+def measure(cluster: Coordinator, **own: Any) -> Measurements:
     return measured(cluster.machine, own, cluster.now)
 
 
-def known(found: Measured, name: str) -> dict[tuple[str, ...], float]:
+def known(found: Measurements, name: str) -> dict[tuple[str, ...], float]:
     return {tuple(one.labels.values()): one.value for one in found.known if one.name == name}
 
 

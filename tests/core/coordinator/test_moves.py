@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 
 from tests.core.machines import hello, peer, receivers, sent
-from zmqps.core.coordinator.copies import Copies, Copy
+from zmqps.core.coordinator.copies import Replica, ReplicaSet
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.moves import RETRY_S, Moves
 from zmqps.core.coordinator.roster import Roster
@@ -20,13 +20,13 @@ class Job:
         roster, servers, numbers = Roster(), Roster(), count(1)
         self.workers = {name: roster.enter(hello("worker", name), peer(name), 0.0) for name in "vw"}
         self.members: dict[bytes, MemberInfo] = {w.incarnation: w for w in self.workers.values()}
-        self.copies = Copies(b"r" * 16, lambda: next(numbers))
+        self.copies = ReplicaSet(b"r" * 16, lambda: next(numbers))
         a, b = (servers.enter(hello("server", name), peer(name), 0.0) for name in "ab")
         self.copies.place([a, b])
         self.moves = Moves(self.members, lambda who: True)
 
     def begin(self, generation: int = 1) -> list[Action]:
-        copy: Copy = self.copies.by_epoch[1]
+        copy: Replica = self.copies.by_epoch[1]
         copy.generation = generation
         actions = self.moves.begin(1, self.copies, copy, list(self.members), 0.0, version=7)
         self.moves.validate()

@@ -6,24 +6,36 @@ from collections.abc import Sequence
 
 import pytest
 
-from zmqps.core.host.events import Drop, Fetch, Fetched, Gone, Heard, HostAction, Pushed, PushRound, Rewound, Say, Tell
+from zmqps.core.host.events import (
+    CloseConnection,
+    ConnectionEnded,
+    Fetched,
+    FetchValues,
+    Heard,
+    HostAction,
+    PushRound,
+    Rewound,
+    RoundPushed,
+    Say,
+    Tell,
+)
 from zmqps.core.host.group import TELL_S, GroupMachine
 from zmqps.core.host.messages import (
     Alive,
     Alone,
     Away,
-    Bring,
     Done,
     Dropped,
     Failed,
     Got,
     Here,
+    HostGradients,
     HostMessage,
+    HostValues,
+    HostWaiting,
     Joined,
     JoinGroup,
     Pushing,
-    Values,
-    Waiting,
     Want,
 )
 from zmqps.errors import DeadlineError
@@ -45,7 +57,7 @@ class Group:
         return self.happen(Heard(number, message))
 
     def bring(self, number: int, step: int = 0) -> list[HostAction]:
-        return self.say(number, Bring(step=step, places=[], counts=[]))
+        return self.say(number, HostGradients(step=step, places=[], counts=[]))
 
     def happen(self, event: object) -> list[HostAction]:
         actions = self.machine.handle(event, self.now)  # type: ignore[arg-type]
@@ -77,18 +89,18 @@ def test_a_round_is_pushed_when_all_have_brought_to_it_and_answered_when_it_is_a
     assert told(pushing) == {1: Pushing(0), 2: Pushing(0), 3: Pushing(0)}
     assert isinstance(push, PushRound)
     assert sorted(push.brought) == [1, 2, 3]
-    assert told(group.happen(Pushed())) == {1: Done(0), 2: Done(0), 3: Done(0)}
+    assert told(group.happen(RoundPushed())) == {1: Done(0), 2: Done(0), 3: Done(0)}
     assert group.bring(1, 1) == []
 
 
 def test_a_round_does_not_wait_for_who_has_gone_or_is_away() -> None:
     group = Group()
     group.bring(1)
-    group.happen(Gone(2))
+    group.happen(ConnectionEnded(2))
     push = group.say(3, Away())[-1]
     assert isinstance(push, PushRound)
     assert sorted(push.brought) == [1]
-    group.happen(Pushed())
+    group.happen(RoundPushed())
     group.say(3, Here(1))
     assert group.bring(1, 1) == []
     assert isinstance(group.bring(3, 1)[-1], PushRound)
@@ -98,7 +110,7 @@ def test_who_comes_when_its_step_is_over_pushes_alone() -> None:
     group = Group(2)
     group.bring(1)
     group.bring(2)
-    group.happen(Pushed())
+    group.happen(RoundPushed())
     group.say(3, JoinGroup("worker 3", 3, 0))
     assert group.bring(3, 0) == [Tell(3, Alone(reads=False))]
     assert group.bring(1, 1) == []
@@ -118,7 +130,7 @@ def test_what_a_push_fails_with_all_are_told_and_may_bring_again() -> None:
     group.bring(1)
     group.bring(2)
     error = DeadlineError(operation="push", seconds=1.0, waiting_for="server-0")
-    answers = told(group.happen(Pushed(error)))
+    answers = told(group.happen(RoundPushed(error)))
     assert all(isinstance(answer, Failed) and answer.code == error.code for answer in answers.values())
     assert group.bring(1) == []
     assert isinstance(group.bring(2)[-1], PushRound)
@@ -129,7 +141,7 @@ def test_who_waits_is_told_for_whom_after_a_while() -> None:
     group.bring(1)
     actions = group.until(TELL_S + 0.1, alive=[1, 2, 3])
     waiting = told(actions)[1]
-    assert isinstance(waiting, Waiting)
+    assert isinstance(waiting, HostWaiting)
     assert waiting.text == (
         "worker 2, worker 3: step 0 has the gradients of 1 worker of this host, 2 live workers are awaited"
     )
@@ -142,7 +154,7 @@ def test_who_is_silent_for_the_heartbeat_timeout_is_dropped_and_the_others_go_on
     group.bring(3)
     actions = group.until(TIMEOUT + 2 * INTERVAL, alive=[1, 3])
     assert isinstance(told(actions)[2], Dropped)
-    assert Drop(2) in actions
+    assert CloseConnection(2) in actions
     [said] = [action.text for action in actions if isinstance(action, Say) and action.level == "warning"]
     assert "lost worker 2 of this host: last sign of life" in said
     assert any(isinstance(action, PushRound) and sorted(action.brought) == [1, 3] for action in actions)
@@ -151,19 +163,19 @@ def test_who_is_silent_for_the_heartbeat_timeout_is_dropped_and_the_others_go_on
 def test_a_step_is_read_once_in_the_synchronous_mode() -> None:
     group = Group(3)
     [fetch] = group.say(1, Want(0))
-    assert fetch == Fetch(1, 0, 0)
+    assert fetch == FetchValues(1, 0, 0)
     assert group.say(2, Want(0)) == []
-    assert told(group.happen(Fetched(1, 0, 0))) == {1: Values(1, 0, []), 2: Values(1, 0, [])}
-    assert group.say(3, Want(0)) == [Tell(3, Values(1, 0, []))]
-    assert group.say(3, Want(0)) == [Tell(3, Values(1, 0, []))]
+    assert told(group.happen(Fetched(1, 0, 0))) == {1: HostValues(1, 0, []), 2: HostValues(1, 0, [])}
+    assert group.say(3, Want(0)) == [Tell(3, HostValues(1, 0, []))]
+    assert group.say(3, Want(0)) == [Tell(3, HostValues(1, 0, []))]
 
 
 def test_who_has_read_values_asks_for_newer_ones_in_the_other_modes() -> None:
     group = Group(2, mode="async")
     group.say(1, Want(0))
     group.happen(Fetched(1, 0, 7))
-    assert group.say(2, Want(0)) == [Tell(2, Values(1, 7, []))]
-    assert group.say(2, Want(0)) == [Fetch(2, 1, 0)]
+    assert group.say(2, Want(0)) == [Tell(2, HostValues(1, 7, []))]
+    assert group.say(2, Want(0)) == [FetchValues(2, 1, 0)]
 
 
 def test_who_joins_reads_nothing_that_may_be_older_than_what_it_knows() -> None:
@@ -171,18 +183,18 @@ def test_who_joins_reads_nothing_that_may_be_older_than_what_it_knows() -> None:
     group.say(1, Want(0))
     group.happen(Fetched(1, 0, 7))
     group.say(2, JoinGroup("worker 2", 2, 0))
-    assert group.say(2, Want(0)) == [Fetch(2, 1, 0)]
+    assert group.say(2, Want(0)) == [FetchValues(2, 1, 0)]
 
 
 def test_memory_that_somebody_reads_is_not_written_to() -> None:
     group = Group(2, mode="async")
     for number in (1, 2):
-        assert group.say(1, Want(0)) == [Fetch(number, number - 1, 0)]
+        assert group.say(1, Want(0)) == [FetchValues(number, number - 1, 0)]
         group.happen(Fetched(number, 0, 0))
-    assert group.say(2, Want(0)) == [Tell(2, Values(2, 0, []))]
+    assert group.say(2, Want(0)) == [Tell(2, HostValues(2, 0, []))]
     assert group.say(1, Want(0)) == [Tell(1, Alone(reads=True))]
     group.say(1, Got(1))
-    assert group.say(1, Want(0)) == [Fetch(3, 0, 0)]
+    assert group.say(1, Want(0)) == [FetchValues(3, 0, 0)]
 
 
 def test_values_of_another_step_are_not_given_out() -> None:
@@ -193,7 +205,7 @@ def test_values_of_another_step_are_not_given_out() -> None:
 
 def test_a_read_of_a_step_that_the_leader_has_left_does_not_wait_for_the_leaders() -> None:
     group = Group(2, step=4)
-    assert group.say(1, Want(4)) == [Fetch(1, 0, 4)]
+    assert group.say(1, Want(4)) == [FetchValues(1, 0, 4)]
     assert group.say(2, Want(3)) == [Tell(2, Alone(reads=True))]
 
 
@@ -203,10 +215,10 @@ def test_after_the_job_has_gone_back_values_are_read_again() -> None:
     group.happen(Fetched(1, 0, 0))
     group.say(1, Got(1))
     group.happen(Rewound())
-    assert group.say(1, Want(0)) == [Fetch(2, 1, 0)]
+    assert group.say(1, Want(0)) == [FetchValues(2, 1, 0)]
 
 
 @pytest.mark.parametrize("message", [Done(0), Alone(reads=True)])
 def test_a_member_that_says_what_only_leaders_say_is_dropped(message: HostMessage) -> None:
     group = Group(2)
-    assert Drop(2) in group.say(2, message)
+    assert CloseConnection(2) in group.say(2, message)

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from zmqps.core.host.messages import (
     KINDS,
     MAX_NBYTES,
-    Bring,
     Failed,
+    HostGradients,
     HostMessage,
+    HostValues,
     Joined,
     JoinGroup,
-    Values,
     decode,
     encode,
 )
@@ -26,10 +26,10 @@ from zmqps.errors import ProtocolError
 PLACES = [[12, 7, 1 << 20, b"k" * 16]]
 SOME: list[HostMessage] = [
     JoinGroup("worker 1", 12, 3),
-    Bring(step=3, places=PLACES, counts=[[0, 4, 32], [6, 7, 1]], codec="bf16", atomic=True),
+    HostGradients(step=3, places=PLACES, counts=[[0, 4, 32], [6, 7, 1]], codec="bf16", atomic=True),
     Joined("worker 0", 3, 0.5, 10.0),
     Failed(reads=True, code=4, text="no", facts={"seconds": 1.5}),
-    Values(2, 9, PLACES),
+    HostValues(2, 9, PLACES),
 ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmqps.core.node.clock import WINDOW, Sample, Samples, estimate
+from zmqps.core.node.clock import WINDOW, ClockSample, Samples, estimate
 
 WAYS = st.floats(1e-6, 2.0)
 
@@ -16,7 +16,7 @@ def test_nothing_is_known_before_the_first_answer() -> None:
 
 
 def test_the_quickest_answer_is_believed() -> None:
-    slow, quick = Sample(0.0, 107.0, 10.0), Sample(20.0, 125.1, 20.2)
+    slow, quick = ClockSample(0.0, 107.0, 10.0), ClockSample(20.0, 125.1, 20.2)
     offset = estimate([slow, quick])
     assert offset is not None
     assert abs(offset.offset_s - 105.0) < 1e-9
@@ -25,7 +25,7 @@ def test_the_quickest_answer_is_believed() -> None:
 
 @given(st.lists(st.tuples(st.floats(0, 1e6), WAYS, WAYS), min_size=1, max_size=20), st.floats(-1e6, 1e6))
 def test_it_is_never_wrong_by_more_than_it_says(asked: list[tuple[float, float, float]], ahead: float) -> None:
-    samples = [Sample(sent, sent + there + ahead, sent + there + back) for sent, there, back in asked]
+    samples = [ClockSample(sent, sent + there + ahead, sent + there + back) for sent, there, back in asked]
     found = estimate(samples)
     assert found is not None
     assert abs(found.offset_s - ahead) <= found.error_s + 1e-8
@@ -42,9 +42,9 @@ def test_answers_from_before_one_of_the_clocks_stood_still_are_forgotten() -> No
     samples = Samples()
     samples.add(0.0, 50.0, 0.001)
     samples.add(1.0, 51.1, 1.2)
-    assert samples.offset == estimate([Sample(0.0, 50.0, 0.001)])
+    assert samples.offset == estimate([ClockSample(0.0, 50.0, 0.001)])
     samples.add(2.0, 60.0, 2.2)
-    assert samples.offset == estimate([Sample(2.0, 60.0, 2.2)])
+    assert samples.offset == estimate([ClockSample(2.0, 60.0, 2.2)])
 
 
 def test_old_answers_are_forgotten_for_clocks_drift() -> None:

@@ -19,7 +19,7 @@ from zmqps.core.server.gone import GoneLog
 from zmqps.core.server.rows import Rows, make_rows
 from zmqps.core.worker.operations import Attached, Exchange
 from zmqps.core.worker.rows import RowCargo, RowSource, ScanTarget
-from zmqps.core.worker.transfer import Pull, Push
+from zmqps.core.worker.transfer import PullTransfer, PushTransfer
 from zmqps.errors import PeerLostError
 from zmqps.gpu.handover import Handover
 from zmqps.optim.rows import kernel_of_table
@@ -77,7 +77,7 @@ class Servers:
         return Feed(lambda timeout: self.requests.table("items"), self.exchange, since=since, most=most)
 
     def exchange(self, exchange: Exchange, timeout: float | None) -> Future[Any]:
-        assert isinstance(exchange.pull, Pull)
+        assert isinstance(exchange.pull, PullTransfer)
         done = Future[Any]()
         if self.fails:
             self.fails -= 1
@@ -102,7 +102,7 @@ class Servers:
         """Set rows."""
         self._write(self.requests.table("items").load(ids, np.full((ids.size, DIM), value), False))
 
-    def _write(self, push: Push) -> None:
+    def _write(self, push: PushTransfer) -> None:
         assert isinstance(push.source, RowSource)
         for cargo in cargoes_of(push):
             rows = self.shards[cargo.slice.shard][1]
@@ -128,7 +128,7 @@ class Servers:
         return found
 
 
-def cargoes_of(transfer: Pull | Push) -> list[RowCargo]:
+def cargoes_of(transfer: PullTransfer | PushTransfer) -> list[RowCargo]:
     return [cargo for row in transfer.cargoes for cargo in row if isinstance(cargo, RowCargo)]
 
 

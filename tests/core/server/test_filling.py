@@ -16,7 +16,7 @@ from zmqps.core.job.spec import JobSpec
 from zmqps.core.job.tables import TableSpec
 from zmqps.core.server import filling
 from zmqps.core.server.filling import Filling
-from zmqps.core.server.records import Record
+from zmqps.core.server.records import ReplicationRecord
 from zmqps.core.server.row_records import RowNews, read_rows
 from zmqps.core.server.rows import Rows, make_rows
 from zmqps.core.server.shard import Shard
@@ -55,7 +55,7 @@ def tables() -> Rows:
     return rows
 
 
-def take(rows: Rows, record: Record) -> bool:
+def take(rows: Rows, record: ReplicationRecord) -> bool:
     """Do at a backup what it is told; return whether a table is whole by it."""
     [(index, version, _)] = record.message.parts
     table = rows.table(index)
@@ -79,7 +79,7 @@ def state(rows: Rows) -> list[Any]:
 def test_a_backup_has_in_the_end_what_its_primary_has(before: Any, done: Any) -> None:
     primary, backup = tables(), tables()
     news, rng = RowNews(primary), np.random.default_rng(0)
-    stream: list[Record] = []
+    stream: list[ReplicationRecord] = []
     pieces = Filling(cast("Shard", _Shard(primary)), lambda: stream.extend(news.tell()))
 
     def do(what: Any) -> None:

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.core.machines import job, make_shard, placement, zeros
 from zmqps.core.protocol.messages import Pull
-from zmqps.core.server.parked import COMMITTED, Parked, awaited_by, nbytes_of
+from zmqps.core.server.parked import COMMITTED, DeferredPulls, awaited_by, nbytes_of
 
 CLIENTS = [b"a", b"b", b"c"]
 AWAITED = st.tuples(st.integers(0, 2), st.integers(1, 3))
@@ -25,7 +25,7 @@ class AnyOrder(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.parked = Parked()
+        self.parked = DeferredPulls()
         self.model: dict[tuple[bytes, int], tuple[Pull, list[tuple[int, int]]]] = {}  # the newest last
 
     @rule(

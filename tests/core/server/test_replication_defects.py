@@ -15,8 +15,8 @@ from zmqps.core.server import replication, shard, stream
 from zmqps.core.server.backup import Backup
 from zmqps.core.server.follower import Follower
 from zmqps.core.server.ledger import Ledger
-from zmqps.core.server.replication import Replication
-from zmqps.core.server.steps import Steps
+from zmqps.core.server.replication import ReplicaStreams
+from zmqps.core.server.steps import ShardSteps
 from zmqps.core.server.stream import Stream
 
 pytestmark = pytest.mark.slow  # half a minute of examples
@@ -72,24 +72,24 @@ def sends_slices_as_they_were(patch: pytest.MonkeyPatch) -> None:
 
 
 def takes_records_after_its_promotion(patch: pytest.MonkeyPatch) -> None:
-    real = Replication.follow
+    real = ReplicaStreams.follow
 
-    def follow(self: Replication, client: Any, tenant: Any, record: Replicate) -> Any:
+    def follow(self: ReplicaStreams, client: Any, tenant: Any, record: Replicate) -> Any:
         if tenant.backup is None:
             tenant.backup = Backup(tenant.assign.epoch, tenant.ledger)
             tenant.backup.number = record.number
         return real(self, client, tenant, record)
 
-    patch.setattr(Replication, "follow", follow)
+    patch.setattr(ReplicaStreams, "follow", follow)
 
 
 def answers_although_it_was_deposed(patch: pytest.MonkeyPatch) -> None:
-    def depose(self: Replication, tenant: Any, generation: int) -> Any:
+    def depose(self: ReplicaStreams, tenant: Any, generation: int) -> Any:
         held = [h for h in tenant.stream._held]
         self.discarded(tenant)
         return [action for h in held for action in self._answer(tenant, h)]
 
-    patch.setattr(Replication, "_depose", depose)
+    patch.setattr(ReplicaStreams, "_depose", depose)
 
 
 def ends_no_steps(patch: pytest.MonkeyPatch) -> None:
@@ -97,10 +97,10 @@ def ends_no_steps(patch: pytest.MonkeyPatch) -> None:
 
 
 def leaves_out_slices_without_a_mean(patch: pytest.MonkeyPatch) -> None:
-    def close(self: Steps, slices: Any) -> None:
+    def close(self: ShardSteps, slices: Any) -> None:
         self.version += 1
 
-    patch.setattr(Steps, "close", close)
+    patch.setattr(ShardSteps, "close", close)
 
 
 def reports_a_step_at_once(patch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from zmqps.core.protocol.messages import Save, Saved
 from zmqps.core.protocol.saving import FAILED, KEPT, WRITING, WRITTEN
 from zmqps.core.server.changes import Unchanged
 from zmqps.core.server.saves import IN_HAND, Saves, Saving
-from zmqps.core.server.snapshot import Piece
+from zmqps.core.server.snapshot import SnapshotSlice
 from zmqps.core.server.tenant import Tenant
 
 WORKER = b"w" * 16
@@ -33,7 +33,7 @@ class Files:
         self.unchanged = unchanged
         return self._do("open", self)
 
-    def write(self, piece: Piece, *, gently: bool = False) -> None:
+    def write(self, piece: SnapshotSlice, *, gently: bool = False) -> None:
         self._do("gently" if gently else "write", None)
         self.pieces[piece.number] = piece.value.copy()
 

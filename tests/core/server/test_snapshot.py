@@ -14,7 +14,7 @@ from tests.core.server.test_shard_memory import ALL, SLICES, gradient, new_shard
 from zmqps.core.server.buffers import ROUNDS
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.slices import MAX_DONE_READERS
-from zmqps.core.server.snapshot import Piece, Snapshot
+from zmqps.core.server.snapshot import Snapshot, SnapshotSlice
 
 WORKER = b"w" * 16
 MODES = ["async", "sync", "retained"]
@@ -32,7 +32,7 @@ class Saved:
             self.update(list(ALL), seed)
         self.snapshot: Snapshot | None = None
         self.expected: list[Any] = []
-        self.in_hand: dict[int, Piece] = {}
+        self.in_hand: dict[int, SnapshotSlice] = {}
         self.checked: set[int] = set()
 
     def update(self, indices: list[int], seed: int) -> None:

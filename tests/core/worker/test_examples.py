@@ -12,7 +12,7 @@ from zmqps.core.job.spec import MAX_COUNT
 from zmqps.core.protocol.terms import SET
 from zmqps.core.worker.examples import StepExamples
 from zmqps.core.worker.rows import RowSource
-from zmqps.core.worker.transfer import Push, Source
+from zmqps.core.worker.transfer import PushTransfer, Source
 
 
 @dataclass
@@ -25,11 +25,11 @@ class Parts:
     extents: list[Piece] = field(default_factory=list)
 
 
-def push(examples: int, *parameters: int, terms: Any = (), rows: bool = False) -> Push:
+def push(examples: int, *parameters: int, terms: Any = (), rows: bool = False) -> PushTransfer:
     """Return a push of some parameters, each on another shard and in two messages; or of rows."""
     cargoes: Any = tuple((Parts([Piece(number)]), Parts([Piece(number)])) for number in parameters)
     source: Any = RowSource(rows=np.zeros((1, 1), np.float32)) if rows else Source()
-    return Push(cargoes=() if rows else cargoes, source=source, examples=examples, terms=terms)
+    return PushTransfer(cargoes=() if rows else cargoes, source=source, examples=examples, terms=terms)
 
 
 def wanted() -> StepExamples:
@@ -54,7 +54,7 @@ def wanted() -> StepExamples:
         ([push(1, 0), push(MAX_COUNT, 0)], MAX_COUNT),
     ],
 )
-def test_parts_of_a_batch_count_once_and_batches_add_up(pushes: list[Push], examples: int) -> None:
+def test_parts_of_a_batch_count_once_and_batches_add_up(pushes: list[PushTransfer], examples: int) -> None:
     counted = wanted()
     for one in pushes:
         counted.add(one)
@@ -65,7 +65,7 @@ def test_parts_of_a_batch_count_once_and_batches_add_up(pushes: list[Push], exam
 
 def test_a_push_that_is_alone_in_its_step_is_not_taken_apart() -> None:
     counted = wanted()
-    counted.add(Push(source=Source(), examples=5), alone=True)
+    counted.add(PushTransfer(source=Source(), examples=5), alone=True)
     assert counted.so_far == 5
     counted.add(push(5, 0))
     counted.clear()

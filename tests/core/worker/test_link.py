@@ -48,10 +48,10 @@ class Connection:
         source = Source(arrays=arrays, in_place=in_place)
         target = Target(arrays=arrays, codec=reply_codec, in_place=in_place)
         transfer = {
-            "pull": lambda: transfers.Pull(cargoes=cargoes, target=target, **options),
-            "push": lambda: transfers.Push(cargoes=cargoes, source=source, **options),
-            "push_pull": lambda: transfers.Push(cargoes=cargoes, source=source, target=target, **options),
-            "load": lambda: transfers.Load(cargoes=cargoes, source=source),
+            "pull": lambda: transfers.PullTransfer(cargoes=cargoes, target=target, **options),
+            "push": lambda: transfers.PushTransfer(cargoes=cargoes, source=source, **options),
+            "push_pull": lambda: transfers.PushTransfer(cargoes=cargoes, source=source, target=target, **options),
+            "load": lambda: transfers.LoadTransfer(cargoes=cargoes, source=source),
         }[kind]()
         self.link.enqueue(transfer, transfer.cargoes[0])
         actions = self.link.pump(self.now)
@@ -472,7 +472,9 @@ def test_only_what_a_codec_leaves_out_is_kept(codec: str, keeps: bool) -> None:
     where = placement(spec, 1, 1 << 20)
     link = Link("server 0", Handshake(hello("worker"), server_peer(0), ""), b"", 1, 1, coding=Coding(compress=compress))
     link.on_welcome(WELCOME, 0.0)
-    push = transfers.Push(cargoes=plan(where, None), source=Source(arrays=[np.ones(1 << 18, np.float32)], codec=codec))
+    push = transfers.PushTransfer(
+        cargoes=plan(where, None), source=Source(arrays=[np.ones(1 << 18, np.float32)], codec=codec)
+    )
     link.enqueue(push, push.cargoes[0])
     assert [message.codec for message in sent(link.pump(0.0), Push)] == [codec]
     assert [residuals is not None for residuals in kept] == [keeps]
@@ -512,7 +514,9 @@ def test_a_pull_does_not_wait_behind_the_pushes_of_other_slices() -> None:
     assert len(connection.link.in_flight) == WINDOW_NBYTES >> 20
     spec = connection.spec
     first = connection.placement.slices[0][0]
-    pull = transfers.Pull(cargoes=plan(connection.placement), target=Target(arrays=[np.zeros(spec.parameters[0].size)]))
+    pull = transfers.PullTransfer(
+        cargoes=plan(connection.placement), target=Target(arrays=[np.zeros(spec.parameters[0].size)])
+    )
     connection.link.enqueue(pull, tuple(c for c in pull.cargoes[0] if c.slice.index in (first.index, 30)))
     leaves: list[Push | Pull] = []
     while connection.link.in_flight:

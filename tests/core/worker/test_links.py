@@ -18,7 +18,7 @@ from zmqps.core.protocol.messages import Hello, Job, Leave, Welcome
 from zmqps.core.protocol.messages import Pull as PullMessage
 from zmqps.core.worker.links import Links
 from zmqps.core.worker.plan import plan
-from zmqps.core.worker.transfer import Pull, Target
+from zmqps.core.worker.transfer import PullTransfer, Target
 from zmqps.errors import ConfigurationError, ProtocolError
 
 WHERE = Placement.balance(KeySpace((Parameter("w", (8,), "float32"),)), 2)
@@ -102,7 +102,7 @@ def test_links_to_shards_of_one_server_share_a_connection_and_are_told_apart() -
     assert links.of_proof(S1, b"q" * 16) is None
     for link, proof in ((first, b"p"), (second, b"q")):
         link.on_welcome(replace(WELCOME, proof=proof * 16), 0.1)
-    request = Pull(cargoes=plan(WHERE), target=Target(arrays=[np.zeros(8, np.float32)]))
+    request = PullTransfer(cargoes=plan(WHERE), target=Target(arrays=[np.zeros(8, np.float32)]))
     second.enqueue(request, plan(WHERE)[0] + plan(WHERE)[1])
     (asked,) = sent(second.pump(0.1), PullMessage)
     assert asked.epoch == 2

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tests.core.machines import identity
 from zmqps.core.node.member import Member
-from zmqps.core.worker.operations import Advance, Enter, Exchange, Finish
+from zmqps.core.worker.operations import Advance, EnterBarrier, Exchange, Finish
 from zmqps.core.worker.orphaned import LOOK_S, PATIENCE_S, Orphaned
 from zmqps.core.worker.pace import Pace
-from zmqps.core.worker.transfer import Pull, Target
+from zmqps.core.worker.transfer import PullTransfer, Target
 
 
 def orphan(mode: str = "async", heard_at: float = 0.0) -> Orphaned:
@@ -19,7 +19,7 @@ def orphan(mode: str = "async", heard_at: float = 0.0) -> Orphaned:
 
 def pulling(remaining: int) -> Exchange:
     operation = Exchange()
-    operation.transfer = Pull(cargoes=(), target=Target(arrays=[]))
+    operation.transfer = PullTransfer(cargoes=(), target=Target(arrays=[]))
     operation.transfer.remaining = remaining
     return operation
 
@@ -44,14 +44,14 @@ def test_an_answer_buys_time() -> None:
 def test_without_transfers_there_is_nothing_to_look_at() -> None:
     orphaned, pull = orphan(), pulling(1)
     orphaned.look([pull], 10.0)
-    assert orphaned.look([Enter(0.0, barrier="x")], 11.0) == []
+    assert orphaned.look([EnterBarrier(0.0, barrier="x")], 11.0) == []
     assert orphaned.due is None
     assert orphaned.look([pull], 100.0) == [], "its time begins anew"
 
 
 def test_with_the_coordinator_ends_what_only_it_can_answer_but_no_goodbye() -> None:
-    orphaned, pull, barrier = orphan(), pulling(1), Enter(0.0, barrier="x")
-    assert [type(o) for o in orphaned.begin([pull, barrier, Advance(), Finish()], 10.0)] == [Enter, Advance]
+    orphaned, pull, barrier = orphan(), pulling(1), EnterBarrier(0.0, barrier="x")
+    assert [type(o) for o in orphaned.begin([pull, barrier, Advance(), Finish()], 10.0)] == [EnterBarrier, Advance]
     assert orphaned.due == 10.0
 
 
@@ -59,7 +59,7 @@ def test_a_step_that_nobody_commits_is_not_waited_for() -> None:
     orphaned, old, new = orphan("sync", heard_at=5.0), pulling(1), pulling(1)
     old.started_at, new.started_at = 4.0, 6.0
     assert orphaned.begin([old, new], 10.0) == [old], "a server that had it would have answered since"
-    new.pull = Pull(cargoes=(), target=Target(arrays=[]), version=1)
+    new.pull = PullTransfer(cargoes=(), target=Target(arrays=[]), version=1)
     assert orphaned.is_ahead(new)
     assert orphaned.begin([new], 10.0) == [new]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from zmqps.core.job.keyspace import Slice
 from zmqps.core.worker.outbox import Outbox, Request
 from zmqps.core.worker.plan import Cargo
-from zmqps.core.worker.transfer import Load, Pull, Push, Source, Target
+from zmqps.core.worker.transfer import LoadTransfer, PullTransfer, PushTransfer, Source, Target
 
 SLICES = [
     Cargo(
@@ -22,10 +22,10 @@ SLICES = [
     for i in range(5)
 ]
 KINDS = {
-    "push": lambda: Push(source=Source()),
-    "pull": lambda: Pull(target=Target()),
-    "push_pull": lambda: Push(source=Source(), target=Target()),
-    "load": lambda: Load(source=Source()),
+    "push": lambda: PushTransfer(source=Source()),
+    "pull": lambda: PullTransfer(target=Target()),
+    "push_pull": lambda: PushTransfer(source=Source(), target=Target()),
+    "load": lambda: LoadTransfer(source=Source()),
 }
 
 
@@ -56,8 +56,8 @@ def test_the_order_in_which_requests_leave(steps: list[Request | None]) -> None:
         elif waiting:
             leaves = box.pop()
             before = waiting[: waiting.index(leaves)]
-            pulls = [r for r in waiting if isinstance(r.transfer, Pull)]
-            pushes = [r for r in waiting if not isinstance(r.transfer, Pull)]
+            pulls = [r for r in waiting if isinstance(r.transfer, PullTransfer)]
+            pushes = [r for r in waiting if not isinstance(r.transfer, PullTransfer)]
             if leaves in pulls:
                 assert leaves is pulls[0]
                 assert all(r.slices.isdisjoint(leaves.slices) for r in before if r in pushes)

@@ -9,7 +9,7 @@ import pytest
 from zmqps.core.protocol.messages import Fetch, Proceed, Waiting
 from zmqps.core.worker.operations import Advance, Exchange
 from zmqps.core.worker.pace import Pace
-from zmqps.core.worker.transfer import Pull, Push, Source, Target
+from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Source, Target
 
 
 def pace(mode: str = "sync", clock: int = 0) -> Pace:
@@ -18,16 +18,16 @@ def pace(mode: str = "sync", clock: int = 0) -> Pace:
     return pace
 
 
-def push(pace: Pace, *, whole: bool = True) -> Push:
+def push(pace: Pace, *, whole: bool = True) -> PushTransfer:
     """Begin a push."""
     cargoes: Any = (("a slice",),)
-    transfer = Push(cargoes=cargoes, source=Source(), whole=whole)
+    transfer = PushTransfer(cargoes=cargoes, source=Source(), whole=whole)
     pace.start(transfer)
     pace.validate()
     return transfer
 
 
-def pushed(pace: Pace, *transfers: Push) -> None:
+def pushed(pace: Pace, *transfers: PushTransfer) -> None:
     for transfer in transfers:
         pace.pushed(transfer)
         pace.forget(transfer)
@@ -46,7 +46,7 @@ def test_in_the_asynchronous_mode_there_is_no_gate() -> None:
     transfer = push(p)
     assert (transfer.step, transfer.attempt, p.closed, p.complete) == (0, 0, False, False)
     pushed(p, transfer)
-    pull = Pull(target=Target(), version=3)
+    pull = PullTransfer(target=Target(), version=3)
     p.start(pull)
     assert pull.version == 3
 
@@ -70,10 +70,10 @@ def test_a_push_of_everything_closes_the_gate_and_its_answer_opens_it(mode: str)
 def test_a_synchronous_read_demands_the_version_of_the_clock() -> None:
     p = pace(clock=4)
     for version in (4, 5):
-        pull = Pull(target=Target())
+        pull = PullTransfer(target=Target())
         p.start(pull)
         assert pull.version == version
-        later = Pull(target=Target(), version=9)
+        later = PullTransfer(target=Target(), version=9)
         p.start(later)
         assert later.version == 9
         step(p, version=version + 1)
@@ -81,7 +81,7 @@ def test_a_synchronous_read_demands_the_version_of_the_clock() -> None:
 
 def test_a_read_of_an_older_version_demands_that_one() -> None:
     p = pace(clock=5)
-    exact = Pull(target=Target(), version=3, exact=True)
+    exact = PullTransfer(target=Target(), version=3, exact=True)
     p.start(exact)
     assert exact.version == 3
 
@@ -89,7 +89,7 @@ def test_a_read_of_an_older_version_demands_that_one() -> None:
 def test_a_bounded_read_demands_none() -> None:
     p = pace("ssp", clock=4)
     step(p, version=0)
-    pull = Pull(target=Target())
+    pull = PullTransfer(target=Target())
     p.start(pull)
     assert (p.clock, pull.version) == (5, 0)
 
@@ -199,7 +199,7 @@ def test_a_bounded_read_knows_the_slowest_clock_and_its_own() -> None:
     p = pace("ssp", clock=3)
     assert p.reads_at == 3
     step(p, version=2)
-    pull = Pull(target=Target())
+    pull = PullTransfer(target=Target())
     p.start(pull)
     assert (p.reads_at, pull.slowest) == (4, 2)
     step(p, version=1)  # a coordinator that has come back may know less
@@ -207,8 +207,8 @@ def test_a_bounded_read_knows_the_slowest_clock_and_its_own() -> None:
     pushed(p, push(p))
     assert p.reads_at == 6  # the step is over for this worker
     p.arriving(7)
-    held = Exchange(0.0, push=Push(source=Source(), whole=True))
-    for operation in (held, Exchange(0.0, pull=pull), Advance(0.0), Exchange(0.0, push=Push(source=Source()))):
+    held = Exchange(0.0, push=PushTransfer(source=Source(), whole=True))
+    for operation in (held, Exchange(0.0, pull=pull), Advance(0.0), Exchange(0.0, push=PushTransfer(source=Source()))):
         p.held[operation] = None
     assert p.reads_at == 8
 
@@ -238,7 +238,7 @@ def arriving(pace: Pace, *closing: Any) -> tuple[list[int], int, int]:
 def test_a_worker_with_nothing_counts_in_a_mean_over_all_and_one_that_skips_does_not() -> None:
     p = Pace()
     p.attach("sync", 0, counts_all=True)
-    nothing = Push(source=Source(), whole=True, examples=8)
+    nothing = PushTransfer(source=Source(), whole=True, examples=8)
     p.start(nothing)
     assert p.complete
     assert arriving(p) == ([1], 8, 0), "an attempt of no push, new for each"
@@ -252,7 +252,7 @@ def test_a_worker_with_nothing_counts_in_a_mean_over_all_and_one_that_skips_does
 
 def test_where_the_mean_is_over_those_that_pushed_a_worker_with_nothing_has_skipped() -> None:
     p = pace()
-    p.start(Push(source=Source(), whole=True, examples=8))
+    p.start(PushTransfer(source=Source(), whole=True, examples=8))
     assert arriving(p)[0] == []
     assert arriving(p, Advance())[0] == []
 

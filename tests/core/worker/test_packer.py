@@ -13,7 +13,7 @@ from zmqps.core.protocol.encoding import CODING, RAW
 from zmqps.core.worker.outbox import Request
 from zmqps.core.worker.packer import Packer
 from zmqps.core.worker.plan import plan
-from zmqps.core.worker.transfer import Push, Source
+from zmqps.core.worker.transfer import PushTransfer, Source
 
 SIZE = 1000
 TOPK = "topk:fraction=0.1"
@@ -28,8 +28,10 @@ class Sender:
         self.packer = Packer(CODING)
         self.came = np.zeros(SIZE)
 
-    def push(self, gradient: np.ndarray[Any, Any], codec: str, *, chosen: bool = True, blobs: bool = False) -> Push:
-        push = Push(cargoes=self.cargoes, source=Source(arrays=[gradient], codec=codec))
+    def push(
+        self, gradient: np.ndarray[Any, Any], codec: str, *, chosen: bool = True, blobs: bool = False
+    ) -> PushTransfer:
+        push = PushTransfer(cargoes=self.cargoes, source=Source(arrays=[gradient], codec=codec))
         push.blobs = {} if blobs else None
         for number, cargo in enumerate(self.cargoes[0]):
             request = Request(

@@ -12,7 +12,7 @@ from tests.core.worker.test_session import S0, S1, WELCOME, Session
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.protocol.events import COORDINATOR, Action
 from zmqps.core.protocol.messages import Ack, Followed, Hello, Push, Recut
-from zmqps.core.worker.operations import Init
+from zmqps.core.worker.operations import StartJob
 
 KEYS = {"ticket": (b"t" * 16).hex(), "proof": (b"p" * 16).hex()}
 
@@ -30,7 +30,7 @@ def begun(cut: int) -> Session:
     """Return a worker that was told a job that was cut before."""
     session = Session(job("a", "b"))
     session.get(WELCOME)
-    init = Init(0.0, job=session.spec, values=[np.zeros(p.size, np.float32) for p in session.spec.parameters])
+    init = StartJob(0.0, job=session.spec, values=[np.zeros(p.size, np.float32) for p in session.spec.parameters])
     session.ask(init)
     session.get(replace(session.job(init.request), placement=lies(session.spec, cut, 2)))
     for peer in (S0, S1):

@@ -8,11 +8,11 @@ import pytest
 
 from zmqps.core.worker.outbox import Request
 from zmqps.core.worker.resends import SHORT_S, SLOWEST_RETRY_S, Resends
-from zmqps.core.worker.transfer import Pull, Target
+from zmqps.core.worker.transfer import PullTransfer, Target
 
 
 def request() -> Request:
-    return Request(transfer=Pull(target=Target()), cargoes=(), nbytes=0)
+    return Request(transfer=PullTransfer(target=Target()), cargoes=(), nbytes=0)
 
 
 def test_what_was_put_off_is_taken_when_it_is_due_and_no_sooner() -> None:

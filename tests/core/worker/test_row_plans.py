@@ -12,7 +12,7 @@ from tests.core.worker.test_rows import DIM, IDS, OTHER, SHARDS, TABLE, W, flat
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.worker.row_plans import plan_rows_again
 from zmqps.core.worker.rows import RowParts, RowSource, RowTarget, ScanTarget
-from zmqps.core.worker.transfer import Pull, Push
+from zmqps.core.worker.transfer import PullTransfer, PushTransfer
 from zmqps.rows.hashing import buckets_of
 from zmqps.rows.unique import summed
 
@@ -32,7 +32,9 @@ def test_each_id_has_what_it_had(pushed: Any, wanted: Any, few: int, many: int, 
     grads = np.arange(pushed.size * DIM, dtype=np.float32).reshape(-1, DIM)
     source = RowSource(rows=summed(grads, going.inverse, going.size))
     target = RowTarget(inverse=coming.inverse, out=np.zeros((wanted.size, DIM), np.float32))
-    push = Push(cargoes=before.cargoes(by_bucket, going, coming, everywhere=everywhere), source=source, target=target)
+    push = PushTransfer(
+        cargoes=before.cargoes(by_bucket, going, coming, everywhere=everywhere), source=source, target=target
+    )
     if not flat(push.cargoes):  # type: ignore[arg-type]
         return
     of_id = {id_: source.rows[number].tolist() for number, id_ in enumerate(going.ids.tolist())}
@@ -57,7 +59,7 @@ def test_each_id_has_what_it_had(pushed: Any, wanted: Any, few: int, many: int, 
 
 def test_a_scan_asks_some_shard_that_there_is() -> None:
     parts, target = RowParts(lies(4), NUMBER), ScanTarget(start=100, most=10, dim=DIM)
-    pull = Pull(cargoes=parts.whole(parts.slices[3]), target=target)
+    pull = PullTransfer(cargoes=parts.whole(parts.slices[3]), target=target)
     plan_rows_again(pull, after := lies(2), everywhere=False)
     assert [len(cargoes) for cargoes in pull.cargoes] == [1, 0]
     assert pull.cargoes[0][0].slice is after.row_slices[0][1]

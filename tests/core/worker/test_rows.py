@@ -25,7 +25,7 @@ from zmqps.core.protocol.rows import SCANNED
 from zmqps.core.worker import rows
 from zmqps.core.worker.link import Link
 from zmqps.core.worker.rows import RowCargo, RowParts, RowSource, RowTarget, ScanTarget
-from zmqps.core.worker.transfer import Pull, Push
+from zmqps.core.worker.transfer import PullTransfer, PushTransfer
 from zmqps.errors import ProtocolError
 from zmqps.optim import sgd
 from zmqps.rows.hashing import buckets_of
@@ -350,25 +350,27 @@ class Connection:
         handshake.start(0.0)
         self.link.on_welcome(WELCOME, 0.0)
 
-    def begin(self, transfer: Push | Pull) -> list[Action]:
+    def begin(self, transfer: PushTransfer | PullTransfer) -> list[Action]:
         self.link.enqueue(transfer, transfer.cargoes[0])
         actions = self.link.pump(0.0)
         self.link.validate()
         return actions
 
-    def push(self, ids: Array, num_rows: int = 0, *, wanted: Array | None = None, **options: Any) -> Push:
+    def push(self, ids: Array, num_rows: int = 0, *, wanted: Array | None = None, **options: Any) -> PushTransfer:
         where = self.parts.part_of_bucket(num_rows)
         pushed = self.parts.group(self.parts.different(ids), where)
         asked = None if wanted is None else self.parts.group(self.parts.different(wanted), where)
         codec = options.pop("codec", "raw")
         source = RowSource(rows=values_of(pushed.ids), codec=codec, checked=True)
         target = None if asked is None else target_of(asked, codec=options.pop("reply_codec", "raw"))
-        return Push(cargoes=self.parts.cargoes(where, pushed, asked), source=source, target=target, **options)
+        return PushTransfer(cargoes=self.parts.cargoes(where, pushed, asked), source=source, target=target, **options)
 
-    def pull(self, ids: Array, num_rows: int = 0, codec: str = "raw") -> Pull:
+    def pull(self, ids: Array, num_rows: int = 0, codec: str = "raw") -> PullTransfer:
         where = self.parts.part_of_bucket(num_rows)
         wanted = self.parts.group(self.parts.different(ids), where)
-        return Pull(cargoes=self.parts.cargoes(where, None, wanted), target=target_of(wanted, codec=codec), version=6)
+        return PullTransfer(
+            cargoes=self.parts.cargoes(where, None, wanted), target=target_of(wanted, codec=codec), version=6
+        )
 
 
 def joined(payload: Sequence[Any]) -> bytes:
@@ -426,7 +428,7 @@ def test_a_pull_asks_for_each_different_id_once() -> None:
 def test_a_scan_says_where_to_go_on_and_how_far() -> None:
     connection = Connection()
     cargoes = connection.parts.whole(connection.parts.slices[0])
-    scan = Pull(cargoes=cargoes, target=ScanTarget(start=70, most=30, dim=DIM))
+    scan = PullTransfer(cargoes=cargoes, target=ScanTarget(start=70, most=30, dim=DIM))
     [message] = sent(connection.begin(scan), ScanRows)
     assert (message.index, message.start, message.most, message.since) == (connection.index, 70, 30, ())
     answer = Values(message.request, "raw", (3,), (), (scanned(np.array([4, 2]), after=100),))
@@ -439,7 +441,7 @@ def test_a_scan_says_where_to_go_on_and_how_far() -> None:
 def test_who_follows_says_since_when() -> None:
     connection = Connection()
     cargoes = connection.parts.whole(connection.parts.slices[0])
-    scan = Pull(cargoes=cargoes, target=ScanTarget(most=30, dim=DIM, since=(4, 9, 8, 1 << 32, 0)))
+    scan = PullTransfer(cargoes=cargoes, target=ScanTarget(most=30, dim=DIM, since=(4, 9, 8, 1 << 32, 0)))
     [message] = sent(connection.begin(scan), ScanRows)
     assert (message.start, message.since) == (0, (4, 9, 8, 1 << 32, 0))
 
@@ -486,7 +488,7 @@ def test_a_pull_leaves_behind_the_pushes_to_its_table_and_before_those_to_others
     where = users.part_of_bucket(1)
     wanted = users.group(users.different(ids), where)
     target = RowTarget(inverse=wanted.inverse, out=np.zeros((1, MAX_DIM), np.float32))
-    elsewhere = Pull(cargoes=users.cargoes(where, None, wanted), target=target)
+    elsewhere = PullTransfer(cargoes=users.cargoes(where, None, wanted), target=target)
     assert connection.begin(push) + connection.begin(pull) + connection.begin(elsewhere) == []
     messages = [action.message for action in connection.link.on_welcome(WELCOME, 0.0) if isinstance(action, Send)]
     assert [type(message) for message in messages] == [PushRows, PullRows, PullRows], "pulls leave in the order asked"

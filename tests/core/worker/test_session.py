@@ -50,11 +50,11 @@ from zmqps.core.protocol.messages import (
     Withdraw,
 )
 from zmqps.core.protocol.messages import Enter as EnterMessage
-from zmqps.core.worker.operations import AskStatus, Cancelled, Enter, Exchange, Finish, Init, Join, Operation
+from zmqps.core.worker.operations import AskStatus, Cancelled, EnterBarrier, Exchange, Finish, Join, Operation, StartJob
 from zmqps.core.worker.plan import plan
 from zmqps.core.worker.session import FAREWELL_S, SessionMachine
-from zmqps.core.worker.transfer import Pull as Pulling
-from zmqps.core.worker.transfer import Push as Pushing
+from zmqps.core.worker.transfer import PullTransfer as Pulling
+from zmqps.core.worker.transfer import PushTransfer as Pushing
 from zmqps.core.worker.transfer import Source, Target
 from zmqps.errors import (
     ClosedError,
@@ -119,7 +119,7 @@ class Session:
     def attach(self) -> None:
         """Join, and take a job that runs already."""
         self.get(WELCOME)
-        init = Init(0.0, job=self.spec, values=zeros(self.spec))
+        init = StartJob(0.0, job=self.spec, values=zeros(self.spec))
         self.ask(init)
         assert resolved(self.get(self.job(init.request)))[0][0] is init
         for peer in (S0, S1):
@@ -153,7 +153,7 @@ class Attached(Session):
     def __init__(self, placement: dict[str, Any], **options: Any) -> None:
         super().__init__(job(*"abcd", **options))
         self.get(WELCOME)
-        init = Init(0.0, job=self.spec, values=[np.zeros(p.size, np.float32) for p in self.spec.parameters])
+        init = StartJob(0.0, job=self.spec, values=[np.zeros(p.size, np.float32) for p in self.spec.parameters])
         self.ask(init)
         told = self.job(init.request)
         told.placement.update(placement)
@@ -173,7 +173,7 @@ def error(cls: type, request: int = 0, **facts: Any) -> Error:
 def test_the_note_of_a_job_is_a_warning_and_its_number_of_workers_counts() -> None:
     session = Session()
     session.get(WELCOME)
-    init = Init(0.0, job=session.spec, values=zeros(session.spec))
+    init = StartJob(0.0, job=session.spec, values=zeros(session.spec))
     session.ask(init)
     assert logged(session.get(session.job(init.request, load=1))) == ""
     actions = session.get(replace(session.job(init.request), num_workers=5, note="the job 'x' goes on", rank=4))
@@ -187,7 +187,7 @@ def test_a_job_whose_chief_went_back_to_the_optimizers_own_numbers_takes_those_a
     session.get(WELCOME)
     session.get(HeartbeatAck(2, 0, (1.0, 1.0, 0.5)))
     assert session.machine.member.terms == (1.0, 1.0, 0.5)
-    init = Init(0.0, job=session.spec, values=zeros(session.spec))
+    init = StartJob(0.0, job=session.spec, values=zeros(session.spec))
     session.ask(init)
     session.get(session.job(init.request))
     assert session.machine.member.terms == ()
@@ -231,7 +231,7 @@ def test_an_init_uploads_values_in_the_jobs_order_whatever_its_own() -> None:
     session.get(WELCOME)
     theirs = job("b", "a")
     values = [np.full(8, 2.0, np.float32), np.full(8, 1.0, np.float32)]
-    init = Init(0.0, job=theirs, values=values)
+    init = StartJob(0.0, job=theirs, values=values)
     session.ask(init)
     session.get(session.job(init.request, load=1))
     loads = [m for peer in (S0, S1) for m in sent(session.get(WELCOME, peer), Load)]
@@ -241,7 +241,7 @@ def test_an_init_uploads_values_in_the_jobs_order_whatever_its_own() -> None:
 def test_an_init_that_uploads_is_done_when_the_coordinator_says_so() -> None:
     session = Session()
     session.get(WELCOME)
-    init = Init(0.0, job=session.spec, values=zeros(session.spec))
+    init = StartJob(0.0, job=session.spec, values=zeros(session.spec))
     session.ask(init)
     session.get(session.job(init.request, load=1))
     for peer in (S0, S1):
@@ -254,7 +254,7 @@ def test_an_init_that_uploads_is_done_when_the_coordinator_says_so() -> None:
 def test_an_init_that_fails_is_withdrawn_and_the_next_one_works() -> None:
     session = Session()
     session.get(WELCOME)
-    first = Init(0.0, job=session.spec, values=zeros(session.spec))
+    first = StartJob(0.0, job=session.spec, values=zeros(session.spec))
     session.ask(first)
     facts = {"what": "x", "ours": "1", "theirs": "2", "owner": "w", "advice": "end it"}
     actions = session.get(error(JobMismatchError, first.request, **facts))
@@ -266,13 +266,13 @@ def test_an_init_that_fails_is_withdrawn_and_the_next_one_works() -> None:
 def test_an_init_after_a_server_was_lost_during_the_upload_uses_the_new_placement() -> None:
     session = Session()
     session.get(WELCOME)
-    first = Init(0.0, job=session.spec, values=zeros(session.spec))
+    first = StartJob(0.0, job=session.spec, values=zeros(session.spec))
     session.ask(first)
     session.get(session.job(first.request, load=1))
     before = sent(session.get(WELCOME, S0), Load)
     assert isinstance(resolved(session.get(Lost("server", 1, "s1", b"x" * 16, 10.0)))[0][1], PeerLostError)
     session.spec = job(*"efgh")
-    second = Init(0.0, job=session.spec, values=zeros(session.spec))
+    second = StartJob(0.0, job=session.spec, values=zeros(session.spec))
     session.ask(second)
     actions = session.get(session.job(second.request, load=1, epoch=2, names="02"))
     assert [(a.peer, a.endpoint) for a in actions if isinstance(a, Connect)] == [(server_peer(2), "tcp://s2:1")]
@@ -289,7 +289,7 @@ def test_an_init_after_a_server_was_lost_during_the_upload_uses_the_new_placemen
 def test_a_job_that_does_not_name_one_server_for_each_shard_fails_the_init(names: str) -> None:
     session = Session()
     session.get(WELCOME)
-    init = Init(0.0, job=session.spec, values=zeros(session.spec))
+    init = StartJob(0.0, job=session.spec, values=zeros(session.spec))
     session.ask(init)
     ((operation, value),) = resolved(session.get(session.job(init.request, names=names)))
     assert operation is init
@@ -301,7 +301,7 @@ def test_an_upload_to_a_server_that_refuses_us_fails_the_init() -> None:
     session = Session()
     session.attach()
     session.get(error(EvictedError), S0)
-    init = Init(0.0, job=session.spec, values=zeros(session.spec))
+    init = StartJob(0.0, job=session.spec, values=zeros(session.spec))
     session.ask(init)
     assert [o for o, _ in resolved(session.get(session.job(init.request, load=1)))] == [init]
 
@@ -363,7 +363,7 @@ def test_after_a_connection_broke_what_it_may_have_lost_is_said_again() -> None:
 def test_over_a_new_connection_to_the_coordinator_a_sign_of_life_and_all_questions_are_sent_at_once() -> None:
     session = Session()
     session.attach()
-    enter = Enter(0.0, barrier="b")
+    enter = EnterBarrier(0.0, barrier="b")
     session.ask(enter)
     assert session.handle(Disconnected(COORDINATOR)) == []
     actions = session.handle(Connected(COORDINATOR))
@@ -457,7 +457,7 @@ def test_what_a_peer_sends_unasked_changes_nothing() -> None:
 def test_a_barrier_that_times_out_says_whom_it_waited_for_and_withdraws() -> None:
     session = Session()
     session.attach()
-    enter = Enter(0.0, barrier="epoch")
+    enter = EnterBarrier(0.0, barrier="epoch")
     session.ask(enter, timeout=3.0)
     session.get(Waiting(enter.request, "worker 1 (w1, h, pid 2)"))
     actions = session.wait(3.0, hear=True)
@@ -470,7 +470,7 @@ def test_a_barrier_that_times_out_says_whom_it_waited_for_and_withdraws() -> Non
 def test_barrier_and_status_are_answered() -> None:
     session = Session()
     session.attach()
-    enter, status = Enter(0.0, barrier="x"), AskStatus(0.0)
+    enter, status = EnterBarrier(0.0, barrier="x"), AskStatus(0.0)
     session.ask(enter)
     session.ask(status)
     assert resolved(session.get(Status(status.request, {"a": 1}))) == [(status, {"a": 1})]
@@ -480,7 +480,7 @@ def test_barrier_and_status_are_answered() -> None:
 def test_an_answer_of_another_kind_than_was_asked_for_answers_nothing() -> None:
     session = Session()
     session.attach()
-    enter, status = Enter(0.0, barrier="x"), AskStatus(0.0)
+    enter, status = EnterBarrier(0.0, barrier="x"), AskStatus(0.0)
     session.ask(enter)
     session.ask(status)
     assert session.get(Released(status.request, 0)) == []
@@ -493,7 +493,7 @@ def test_an_answer_of_another_kind_than_was_asked_for_answers_nothing() -> None:
 def test_a_silent_coordinator_fails_what_waits_for_it_while_transfers_go_on() -> None:
     session = Session()
     session.attach()
-    enter, push = Enter(0.0, barrier="x"), session.transfer("push")
+    enter, push = EnterBarrier(0.0, barrier="x"), session.transfer("push")
     session.ask(enter, timeout=60.0)
     requests = session.ask(push, timeout=60.0)
     actions = session.wait(12.0)
@@ -504,7 +504,7 @@ def test_a_silent_coordinator_fails_what_waits_for_it_while_transfers_go_on() ->
     assert str(value).startswith("lost the coordinator at tcp://coordinator:1: last sign of life")
     session.answer(requests, S0)
     assert resolved(session.answer(requests, S1)) == [(push, None)]
-    assert isinstance(resolved(session.ask(Enter(0.0, barrier="y")))[0][1], PeerLostError)
+    assert isinstance(resolved(session.ask(EnterBarrier(0.0, barrier="y")))[0][1], PeerLostError)
 
 
 def synchronous() -> Session:
@@ -576,7 +576,7 @@ def test_what_servers_do_not_answer_without_a_coordinator_fails_long_before_its_
 def test_what_waits_for_a_coordinator_that_was_started_again_is_told_so() -> None:
     session = Session()
     session.attach()
-    enter, push, late = Enter(0.0, barrier="b"), session.transfer("push"), Enter(0.0, barrier="c")
+    enter, push, late = EnterBarrier(0.0, barrier="b"), session.transfer("push"), EnterBarrier(0.0, barrier="c")
     session.ask(enter)
     requests = session.ask(push, timeout=60.0)
     told = resolved(session.get(Error.of(enter.request, NotJoinedError("Enter before Hello"))))
@@ -597,7 +597,7 @@ def test_who_has_given_up_a_coordinator_still_hears_that_there_is_another_one() 
     told = logged(session.wait(12.0))
     assert "its servers end when they miss it, too, and the values they hold are gone then" in told
     assert session.get(Error.of(0, NotJoinedError("Heartbeat before Hello"))) == []
-    ((_, error),) = resolved(session.ask(Enter(0.0, barrier="b")))
+    ((_, error),) = resolved(session.ask(EnterBarrier(0.0, barrier="b")))
     assert isinstance(error, CoordinatorRestartedError)
 
 
@@ -616,7 +616,7 @@ def test_a_server_that_has_ended_with_the_coordinator_fails_what_needs_it() -> N
 def test_a_deadline_that_comes_before_the_loss_tells_of_the_silence(until: float, text: str) -> None:
     session = Session()
     session.attach()
-    enter = Enter(0.0, barrier="x")
+    enter = EnterBarrier(0.0, barrier="x")
     session.ask(enter, timeout=until)
     ((_, value),) = resolved(session.wait(until))
     assert isinstance(value, DeadlineError)
@@ -626,7 +626,7 @@ def test_a_deadline_that_comes_before_the_loss_tells_of_the_silence(until: float
 def test_a_coordinator_that_is_heard_is_not_called_silent() -> None:
     session = Session()
     session.attach()
-    session.ask(Enter(0.0, barrier="x"), timeout=8.0)
+    session.ask(EnterBarrier(0.0, barrier="x"), timeout=8.0)
     ((_, value),) = resolved(session.wait(8.0, hear=True))
     assert isinstance(value, DeadlineError)
     assert "silent" not in value.waiting_for
@@ -713,7 +713,7 @@ def test_a_pull_that_is_cancelled_is_withdrawn_and_its_answer_lands_nowhere() ->
 def test_a_pull_that_is_cancelled_before_it_was_sent_never_is() -> None:
     session = Session()
     session.get(WELCOME)
-    init = Init(0.0, job=session.spec, values=zeros(session.spec))
+    init = StartJob(0.0, job=session.spec, values=zeros(session.spec))
     session.ask(init)
     session.get(session.job(init.request))
     first, second = session.transfer("pull"), session.transfer("pull")
@@ -741,7 +741,7 @@ def test_a_push_that_was_begun_is_completed_although_it_is_cancelled() -> None:
 def test_a_push_of_which_nothing_has_left_can_be_withdrawn(kind: str) -> None:
     session = Session()
     session.get(WELCOME)
-    init = Init(0.0, job=session.spec, values=zeros(session.spec))
+    init = StartJob(0.0, job=session.spec, values=zeros(session.spec))
     session.ask(init)
     session.get(session.job(init.request))
     push = session.transfer(kind)
@@ -753,7 +753,7 @@ def test_a_push_of_which_nothing_has_left_can_be_withdrawn(kind: str) -> None:
 def test_what_others_know_of_is_not_withdrawn() -> None:
     session = Session()
     session.attach()
-    enter = Enter(0.0, barrier="b")
+    enter = EnterBarrier(0.0, barrier="b")
     session.ask(enter)
     assert session.handle(Cancelled(enter)) == []
     assert resolved(session.get(Released(enter.request, 0))) == [(enter, None)]
@@ -812,7 +812,7 @@ def test_finish_that_waits_for_transfers_outlives_the_coordinator() -> None:
 def test_what_waits_for_the_coordinator_when_the_worker_finishes_is_told() -> None:
     session = Session()
     session.attach()
-    enter, finish = Enter(0.0, barrier="x"), Finish(0.0)
+    enter, finish = EnterBarrier(0.0, barrier="x"), Finish(0.0)
     session.ask(enter)
     session.ask(finish)
     (done, told) = resolved(session.get(Left()))
@@ -844,7 +844,7 @@ def test_an_evicted_worker_is_told_at_every_call() -> None:
     actions = session.get(error(EvictedError))
     assert isinstance(resolved(actions)[0][1], EvictedError)
     assert errors(actions) == []
-    assert isinstance(resolved(session.ask(Enter(0.0, barrier="x")))[0][1], EvictedError)
+    assert isinstance(resolved(session.ask(EnterBarrier(0.0, barrier="x")))[0][1], EvictedError)
 
 
 def test_close_fails_what_waits_and_says_goodbye() -> None:
@@ -861,7 +861,7 @@ def test_close_fails_what_waits_and_says_goodbye() -> None:
 def test_close_withdraws_nothing_of_a_coordinator_that_has_heard_the_goodbye() -> None:
     session = Session()
     session.get(WELCOME)
-    session.ask(Init(0.0, job=session.spec, values=zeros(session.spec)))
+    session.ask(StartJob(0.0, job=session.spec, values=zeros(session.spec)))
     actions = session.handle(Stop("closed"))
     assert isinstance(resolved(actions)[0][1], ClosedError)
     assert len(sent(actions, Leave)) == 1
@@ -907,12 +907,12 @@ NASTY, SHOWN = "a\n\x1b[2J\u202e", r"a\n\x1b[2J\u202e"
 def test_what_the_coordinator_says_is_raised_in_one_line() -> None:
     session = Session()
     session.get(WELCOME)
-    init = Init(0.0, job=session.spec, values=zeros(session.spec))
+    init = StartJob(0.0, job=session.spec, values=zeros(session.spec))
     session.ask(init, timeout=1.0)
     session.get(Waiting(init.request, NASTY))
     ((_, late),) = resolved(session.wait(1.0))
     assert SHOWN in str(late)
     assert str(late).isprintable()
-    session.ask(Init(0.0, job=session.spec, values=zeros(session.spec)))
+    session.ask(StartJob(0.0, job=session.spec, values=zeros(session.spec)))
     ((_, ended),) = resolved(session.get(Shutdown(NASTY)))
     assert str(ended) == f"the cluster has ended: {SHOWN}"

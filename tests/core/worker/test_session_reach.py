@@ -11,7 +11,7 @@ from tests.core.worker.test_session import S0, S1, WELCOME, Session, error
 from zmqps.core.node.handshake import BROKEN_LOOK_S, LOOK_AGAIN_S, LOOK_S
 from zmqps.core.protocol.events import COORDINATOR, Action, Connected, Disconnected, Look, Looked
 from zmqps.core.protocol.messages import Heartbeat, Hello, Left, Lost, Push, Shutdown, Welcome
-from zmqps.core.worker.operations import Finish, Init, Join
+from zmqps.core.worker.operations import Finish, Join, StartJob
 from zmqps.errors import (
     ConfigurationError,
     DeadlineError,
@@ -36,7 +36,7 @@ def half_attached() -> Session:
     """Return a session of which the second server does not answer."""
     session = Session()
     session.get(WELCOME)
-    init = Init(0.0, job=session.spec, values=zeros(session.spec))
+    init = StartJob(0.0, job=session.spec, values=zeros(session.spec))
     session.ask(init)
     session.get(session.job(init.request))
     session.get(WELCOME, S0)
@@ -307,7 +307,7 @@ def test_what_the_right_server_says_is_not_taken_for_anothers(refusal: object) -
 def test_two_servers_of_one_job_at_one_endpoint_fail_the_init() -> None:
     session = Session()
     session.get(WELCOME)
-    init = Init(0.0, job=session.spec, values=zeros(session.spec))
+    init = StartJob(0.0, job=session.spec, values=zeros(session.spec))
     session.ask(init)
     ((_, value),) = resolved(session.get(session.job(init.request, names="00")))
     assert isinstance(value, ConfigurationError)

@@ -12,7 +12,7 @@ from tests.core.worker.test_session import S0, S1, WELCOME, Session, error
 from zmqps.core.protocol.events import COORDINATOR, Action
 from zmqps.core.protocol.messages import Checkpoint as CheckpointMessage
 from zmqps.core.protocol.messages import Checkpointed, GoOn, Hold, Holding, Leave, Proceed, Pull, Push, Shutdown
-from zmqps.core.worker.operations import Advance, Cancelled, Checkpoint, Finish, Init, Restored, SaveJob
+from zmqps.core.worker.operations import Advance, Cancelled, Finish, Restored, SavedCheckpoint, SaveJob, StartJob
 from zmqps.core.worker.transfers import AGAIN_S, PAUSE_S
 from zmqps.errors import CheckpointFailedError, ProtocolError
 
@@ -42,7 +42,7 @@ def test_it_asks_and_is_told_where_the_checkpoint_is() -> None:
     (asked,) = sent(session.ask(save), CheckpointMessage)
     assert (asked.job, asked.consistent, asked.state) == ("", 1, {"epoch": 3})
     done = session.get(Checkpointed(asked.request, "/c/ckpt-1", 4, 2.5, 100))
-    assert resolved(done) == [(save, Checkpoint("/c/ckpt-1", 4, 2.5, 100))]
+    assert resolved(done) == [(save, SavedCheckpoint("/c/ckpt-1", 4, 2.5, 100))]
 
 
 def test_it_asks_again_by_the_same_number_and_trains_meanwhile() -> None:
@@ -67,7 +67,7 @@ def test_one_that_has_failed_raises_why() -> None:
 def test_a_job_says_what_it_was_restored_from() -> None:
     session = Session()
     session.get(WELCOME)
-    init = Init(0.0)
+    init = StartJob(0.0)
     session.ask(init)
     told = replace(session.job(init.request), restored={"path": "/c", "version": 7, "state": {"epoch": 3}})
     ((_, value),) = resolved(session.get(told))
@@ -80,7 +80,7 @@ def test_a_job_says_what_it_was_restored_from() -> None:
 def test_what_says_something_else_of_it_fails_the_init(wire: dict[str, Any]) -> None:
     session = Session()
     session.get(WELCOME)
-    init = Init(0.0)
+    init = StartJob(0.0)
     session.ask(init)
     ((_, value),) = resolved(session.get(replace(session.job(init.request), restored=wire)))
     assert isinstance(value, ProtocolError)

@@ -10,7 +10,7 @@ from zmqps.core.job.data import DataSpec
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.messages import Arrive, Proceed, Pull, Push, Range, Waiting, Withdraw
 from zmqps.core.protocol.messages import Take as TakeMessage
-from zmqps.core.worker.operations import Advance, Take
+from zmqps.core.worker.operations import Advance, TakeRange
 from zmqps.core.worker.questions import RETRY_S
 from zmqps.errors import DeadlineError
 
@@ -26,7 +26,7 @@ def synchronous() -> Session:
 def test_a_range_is_asked_for_until_it_comes() -> None:
     session = Session()
     session.attach()
-    take = Take(0.0, data=SPEC, used=(1, 3))
+    take = TakeRange(0.0, data=SPEC, used=(1, 3))
     (asked,) = sent(session.ask(take, timeout=20.0), TakeMessage)
     assert asked == TakeMessage(take.request, "data", 100, 10, 2, (7,), (1, 3))
     assert sent(session.wait(RETRY_S, hear=True), TakeMessage) == [asked]
@@ -38,7 +38,7 @@ def test_a_range_is_asked_for_until_it_comes() -> None:
 def test_a_wait_that_ends_names_who_has_the_ranges_and_withdraws() -> None:
     session = Session()
     session.attach()
-    take = Take(0.0, data=SPEC)
+    take = TakeRange(0.0, data=SPEC)
     session.ask(take, timeout=3.0)
     session.get(Waiting(take.request, "worker 1 (w1, h, pid 2) (range 4)"))
     actions = session.wait(3.0, hear=True)
@@ -50,7 +50,7 @@ def test_a_wait_that_ends_names_who_has_the_ranges_and_withdraws() -> None:
 
 def test_after_a_wait_the_worker_goes_on_at_the_clock_of_the_others() -> None:
     session = synchronous()
-    take = Take(0.0, data=SPEC)
+    take = TakeRange(0.0, data=SPEC)
     session.ask(take)
     session.get(Range(take.request, 0, 4, 40, 50, 6))
     assert {m.version for m in sent(session.ask(session.transfer("pull")), Pull)} == {6}
@@ -60,7 +60,7 @@ def test_after_a_wait_the_worker_goes_on_at_the_clock_of_the_others() -> None:
 def test_an_answer_that_did_not_wait_leaves_the_clock_as_it_is() -> None:
     session = synchronous()
     session.machine.transfers.pace.clock = 9
-    take = Take(0.0, data=SPEC)
+    take = TakeRange(0.0, data=SPEC)
     session.ask(take)
     session.get(Range(take.request, 0, 4, 40, 50, 0))
     assert session.machine.transfers.pace.clock == 9
@@ -75,7 +75,7 @@ def push(session: Session, *, whole: bool) -> list[Action]:
 def test_an_answer_to_an_older_step_does_not_turn_the_clock_back() -> None:
     session = synchronous()
     (arrive,) = sent(push(session, whole=True), Arrive)
-    take = Take(0.0, data=SPEC)
+    take = TakeRange(0.0, data=SPEC)
     session.ask(take)
     session.get(Range(take.request, 0, 4, 40, 50, 6))
     session.get(Proceed(arrive.request, 1, 1))
@@ -85,7 +85,7 @@ def test_an_answer_to_an_older_step_does_not_turn_the_clock_back() -> None:
 def test_gradients_of_a_step_that_went_by_meanwhile_are_dropped_and_counted() -> None:
     session = synchronous()
     assert sent(push(session, whole=False), Arrive) == []
-    take = Take(0.0, data=SPEC)
+    take = TakeRange(0.0, data=SPEC)
     session.ask(take)
     assert "dropped" in logged(session.get(Range(take.request, 0, 4, 40, 50, 6)))
     assert session.machine.statistics().dropped == 1

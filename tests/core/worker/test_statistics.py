@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zmqps.core.worker.statistics import MAX_EXACT, Statistics, Tally
-from zmqps.core.worker.transfer import Push, Source
+from zmqps.core.worker.transfer import PushTransfer, Source
 
 
 def test_who_has_done_nothing_has_zeros() -> None:
@@ -13,7 +13,7 @@ def test_who_has_done_nothing_has_zeros() -> None:
 def test_staleness_is_told_as_mean_largest_last_and_how_often() -> None:
     tally = Tally()
     for staleness in (4, 1, 1):
-        tally.completed(Push(source=Source(), staleness=staleness), None)
+        tally.completed(PushTransfer(source=Source(), staleness=staleness), None)
     told = tally.statistics(0, "async")
     assert (told.pushes, told.pulls) == (3, 0)
     assert (told.staleness_mean, told.staleness_max, told.staleness_last) == (2.0, 4, 1)
@@ -23,7 +23,7 @@ def test_staleness_is_told_as_mean_largest_last_and_how_often() -> None:
 def test_of_a_worker_that_never_pulls_it_takes_no_more_memory_with_each_push() -> None:
     tally = Tally()
     for staleness in range(20_000):
-        tally.completed(Push(source=Source(), staleness=staleness), None)
+        tally.completed(PushTransfer(source=Source(), staleness=staleness), None)
     told = tally.statistics(0, "async")
     assert len(told.staleness_histogram) == MAX_EXACT + 1 + 5
     assert sum(told.staleness_histogram.values()) == told.pushes == 20_000

@@ -16,21 +16,21 @@ from pathlib import Path
 from zmqps.client.host.memory import Layout, MappedModels
 from zmqps.client.host.work import Work
 from zmqps.core.host.events import (
-    Drop,
-    Fetch,
+    CloseConnection,
+    ConnectionEnded,
     Fetched,
-    Gone,
+    FetchValues,
     Heard,
     HostAction,
     HostEvent,
-    Pushed,
     PushRound,
     Rewound,
+    RoundPushed,
     Say,
     Tell,
 )
 from zmqps.core.host.group import MAX_MEMBERS, GroupMachine
-from zmqps.core.host.messages import MAX_NBYTES, Alone, Bring, Here, HostMessage, Place, decode, encode
+from zmqps.core.host.messages import MAX_NBYTES, Alone, Here, HostGradients, HostMessage, Place, decode, encode
 from zmqps.core.protocol.arrays import Array
 from zmqps.errors import ConfigurationError, InternalError, ProtocolError, PSError
 from zmqps.net import meeting
@@ -46,7 +46,7 @@ log = logging.getLogger("zmqps.host")
 class Brought:
     """What a member has brought, and its gradients by parameter, where they lie."""
 
-    bring: Bring
+    bring: HostGradients
     flat: Mapping[int, Array]
 
 
@@ -78,8 +78,8 @@ class Leader:
         path: Path,
         *,
         layout: Layout,
-        push: Callable[[int, Sequence[Brought]], Pushed],
-        fetch: Callable[[Fetch], Fetched],
+        push: Callable[[int, Sequence[Brought]], RoundPushed],
+        fetch: Callable[[FetchValues], Fetched],
         places: Sequence[list[Place]],
     ) -> None:
         assert met.listener is not None
@@ -184,7 +184,7 @@ class Leader:
         except (OSError, ProtocolError) as error:
             log.warning("a worker of this host is left out: %s", error)
             message = None
-        if isinstance(message, Bring):
+        if isinstance(message, HostGradients):
             try:  # now, as long as it lives
                 self._brought[number] = Brought(message, self._mapped.flat(number, message.places))
             except ProtocolError as error:
@@ -198,7 +198,7 @@ class Leader:
 
     def _lose(self, selector: selectors.BaseSelector, number: int) -> None:
         if self._close(selector, number):
-            self._carry_out(selector, self._machine.handle(Gone(number), self._selector.time()))
+            self._carry_out(selector, self._machine.handle(ConnectionEnded(number), self._selector.time()))
 
     def _close(self, selector: selectors.BaseSelector, number: int) -> bool:
         connection = self._connections.pop(number, None)
@@ -216,12 +216,12 @@ class Leader:
             if isinstance(action, Tell):
                 if not self._send(action.member, action.message):
                     lost.append(action.member)
-            elif isinstance(action, Drop):
+            elif isinstance(action, CloseConnection):
                 self._close(selector, action.member)
             elif isinstance(action, PushRound):
                 brought = [self._brought[number] for number in action.brought if number not in lost]
                 self._do(partial(self._pushed, action.step, brought))
-            elif isinstance(action, Fetch):
+            elif isinstance(action, FetchValues):
                 self._do(partial(self._fetched, action))
             else:
                 self._say(action)
@@ -250,12 +250,12 @@ class Leader:
         try:
             return self._push(step, brought)
         except PSError as error:
-            return Pushed(error)
+            return RoundPushed(error)
         except Exception as error:
             log.exception("adding up gradients failed; please report it")
-            return Pushed(InternalError(node="the leader of this host's workers", what=repr(error)[:200]))
+            return RoundPushed(InternalError(node="the leader of this host's workers", what=repr(error)[:200]))
 
-    def _fetched(self, fetch: Fetch) -> HostEvent:
+    def _fetched(self, fetch: FetchValues) -> HostEvent:
         try:
             return self._fetch(fetch)
         except PSError as error:

@@ -12,10 +12,10 @@ from zmqps.core.host.messages import (
     MAX_NBYTES,
     Alive,
     HostMessage,
+    HostWaiting,
     Joined,
     JoinGroup,
     Pushing,
-    Waiting,
     decode,
     encode,
 )
@@ -95,7 +95,7 @@ class Membership:
             if answer is None:
                 self._answers.put(None)  # for the next who asks
                 raise LeaderGoneError(pushing=self._pushing)
-            if isinstance(answer, Waiting):
+            if isinstance(answer, HostWaiting):
                 self.waiting = answer.text
             elif isinstance(answer, Pushing):
                 self._pushing, self.waiting = True, "the servers' acknowledgements of this host's push"

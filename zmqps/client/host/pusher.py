@@ -27,11 +27,23 @@ from zmqps.client.requests import Params
 from zmqps.client.tensors import are_finite
 from zmqps.client.thread import refuse_in_callback
 from zmqps.codecs import Codec
-from zmqps.core.host.messages import Alone, Away, Bring, Done, Dropped, Failed, Got, Here, HostMessage, Values, Want
+from zmqps.core.host.messages import (
+    Alone,
+    Away,
+    Done,
+    Dropped,
+    Failed,
+    Got,
+    Here,
+    HostGradients,
+    HostMessage,
+    HostValues,
+    Want,
+)
 from zmqps.core.job.spec import MAX_COUNT, JobSpec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import check_codec
-from zmqps.core.worker.operations import Advance, Init
+from zmqps.core.worker.operations import Advance, StartJob
 from zmqps.core.worker.rollbacks import Rollback
 from zmqps.errors import (
     ClosedError,
@@ -251,7 +263,7 @@ class HostPusher(Pusher):
 
     # --- the life -----------------------------------------------------------------------------
 
-    def _attach(self, init: Init, timeout: float | None) -> Future[None]:
+    def _attach(self, init: StartJob, timeout: float | None) -> Future[None]:
         if init.job is not None:
             check_combines(init.job)
         return super()._attach(init, timeout)
@@ -367,7 +379,7 @@ class HostPusher(Pusher):
         while True:
             group = self._member(ends_at, title)
             step = (self._reads_at() or 0) if steps else group.step
-            bring = Bring(
+            bring = HostGradients(
                 step=step, places=models.gradients.places, counts=runs(counts), examples=examples,
                 for_all=advance.for_all, codec=codec, atomic=atomic,
             )  # fmt: skip
@@ -475,7 +487,7 @@ class HostPusher(Pusher):
                     self._group.leave()
                     continue
                 self._fresh = False
-                if not isinstance(answer, Values):
+                if not isinstance(answer, HostValues):
                     break
                 values = models.values.flat("leader", answer.places)
                 for number, array in flat.items():

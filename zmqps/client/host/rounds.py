@@ -11,7 +11,7 @@ from zmqps.client.host.leader import Brought, Leader
 from zmqps.client.host.memory import Layout, MappedModels, SharedModel, average, counts_of
 from zmqps.client.pusher import Pusher
 from zmqps.client.requests import Requests
-from zmqps.core.host.events import Fetch, Fetched, Pushed
+from zmqps.core.host.events import Fetched, FetchValues, RoundPushed
 from zmqps.core.host.group import GroupMachine
 from zmqps.core.host.values import NUM_PLACES
 from zmqps.core.job.spec import MAX_COUNT, JobSpec
@@ -51,15 +51,15 @@ def lead(me: Pusher, models: HostModels, met: meeting.Met, path: Path) -> Leader
             raise ClosedError("the leader of this host's workers was closed")
         return found
 
-    def push(step: int, brought: Sequence[Brought]) -> Pushed:
+    def push(step: int, brought: Sequence[Brought]) -> RoundPushed:
         one = worker()
         if job.mode != "async" and one._reads_at() != step:
-            return Pushed(alone=True)
+            return RoundPushed(alone=True)
         advance = None if job.mode == "async" else Advance(0.0)
         push_sums(one, brought, advance, one._thread.time() + one._seconds(None), sums.flat)
-        return Pushed()
+        return RoundPushed()
 
-    def fetch(what: Fetch) -> Fetched:
+    def fetch(what: FetchValues) -> Fetched:
         one = worker()
         step = what.step if job.mode == "async" else one._reads_at() or 0
         flat = places[what.place].flat

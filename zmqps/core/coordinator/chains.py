@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class ChainLink:
     """A checkpoint that is published, and may be built upon.
 
     Parameters
@@ -48,9 +48,9 @@ class Chains:
 
     def __init__(self, full_every: int = 1) -> None:
         self._full_every = full_every
-        self._links: dict[str, Link] = {}  # by job
+        self._links: dict[str, ChainLink] = {}  # by job
 
-    def base(self, job: str, shards: Mapping[int, int]) -> Link | None:
+    def base(self, job: str, shards: Mapping[int, int]) -> ChainLink | None:
         """Return what the next checkpoint builds upon that copies of these epochs write; None: it is whole.
 
         It is whole as well once what has changed takes more room than the whole one, so that a chain never becomes
@@ -62,12 +62,12 @@ class Chains:
         return link if link.changed_nbytes < link.whole_nbytes else None
 
     def published(
-        self, job: str, number: int, path: str, shards: Mapping[int, int], nbytes: int, base: Link | None
+        self, job: str, number: int, path: str, shards: Mapping[int, int], nbytes: int, base: ChainLink | None
     ) -> None:
         """A checkpoint is there, which builds upon ``base``."""
         if self._full_every == 1:
             return
-        self._links[job] = Link(
+        self._links[job] = ChainLink(
             number=number,
             path=path,
             shards=shards,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from zmqps.core.coordinator.copies import Copy
+from zmqps.core.coordinator.copies import Replica
 from zmqps.core.coordinator.journal import Plain
 from zmqps.core.protocol.fields import Contributor
 from zmqps.core.protocol.limits import OPEN_STEPS
@@ -27,12 +27,12 @@ class Commits:
     """
 
     def __init__(self) -> None:
-        self.copies: dict[int, Copy] = {}
+        self.copies: dict[int, Replica] = {}
         self.unconfirmed: dict[int, list[Commit]] = {}
         self.measuring = False
         self._squares: dict[int, float] = {}  # of that mean, by shard
 
-    def start(self, copies: Iterable[Copy]) -> None:
+    def start(self, copies: Iterable[Replica]) -> None:
         """These are the copies, of which the primaries take commits; nothing is committed yet."""
         self.copies = {copy.epoch: copy for copy in copies if not copy.backup}
         self.unconfirmed = {epoch: [] for epoch in self.copies}
@@ -46,9 +46,9 @@ class Commits:
     def add(
         self, step: int, contributors: Sequence[Contributor], terms: Sequence[float] = (), *, measure: bool = False,
         examples: int = 0, left_out: bool = False,
-    ) -> list[tuple[Copy, Commit]]:  # fmt: skip
+    ) -> list[tuple[Replica, Commit]]:  # fmt: skip
         """A step is committed; return who is to be told what. ``measure``: they are asked how large its mean is."""
-        made: list[tuple[Copy, Commit]] = []
+        made: list[tuple[Replica, Commit]] = []
         self.measuring = measure
         self._squares.clear()
         for epoch, commits in self.unconfirmed.items():
@@ -104,7 +104,7 @@ class Commits:
         """A copy is told nothing any more."""
         self.unconfirmed.pop(epoch, None)
 
-    def move(self, old: int, heir: Copy) -> None:
+    def move(self, old: int, heir: Replica) -> None:
         """A shard has another primary, which is to have what the old one has not confirmed."""
         self.copies.pop(old, None)
         self.copies[heir.epoch] = heir

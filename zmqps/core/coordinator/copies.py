@@ -13,7 +13,7 @@ from zmqps.core.protocol.keys import LOADER, proof_of, shard_key, ticket_of
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Copy:
+class Replica:
     """One copy of one shard on one server; ``epoch`` is its number, which no other copy of any job ever has.
 
     The primary answers workers; backups follow it. ``generation`` counts how often the shard has had another primary or
@@ -39,7 +39,7 @@ class Copy:
         return 100.0 * filled / slices
 
 
-class Copies:
+class ReplicaSet:
     """The live copies of one job.
 
     Parameters
@@ -58,15 +58,15 @@ class Copies:
     """
 
     def __init__(self, root: bytes, new_epoch: Callable[[], int]) -> None:
-        self.by_epoch: dict[int, Copy] = {}
-        self.coming: dict[int, Copy] = {}
+        self.by_epoch: dict[int, Replica] = {}
+        self.coming: dict[int, Replica] = {}
         self._root = root
         self._new_epoch = new_epoch
 
     def __len__(self) -> int:
         return len(self.by_epoch)
 
-    def __iter__(self) -> Iterator[Copy]:
+    def __iter__(self) -> Iterator[Replica]:
         """Yield all of them."""
         return iter(self.by_epoch.values())
 
@@ -83,23 +83,23 @@ class Copies:
                     self.add(copy.shard, server, backup=True)
         return primaries[0].epoch
 
-    def add(self, shard: int, server: MemberInfo, *, backup: bool = False) -> Copy:
+    def add(self, shard: int, server: MemberInfo, *, backup: bool = False) -> Replica:
         """Enter a copy under a new number."""
-        copy = Copy(shard=shard, epoch=self._new_epoch(), server=server, backup=backup)
+        copy = Replica(shard=shard, epoch=self._new_epoch(), server=server, backup=backup)
         self.by_epoch[copy.epoch] = copy
         return copy
 
-    def prepare(self, shard: int, server: MemberInfo, *, backup: bool = False) -> Copy:
+    def prepare(self, shard: int, server: MemberInfo, *, backup: bool = False) -> Replica:
         """Enter one of a shard that is to be."""
-        copy = Copy(shard=shard, epoch=self._new_epoch(), server=server, backup=backup)
+        copy = Replica(shard=shard, epoch=self._new_epoch(), server=server, backup=backup)
         self.coming[copy.epoch] = copy
         return copy
 
-    def find(self, epoch: int) -> Copy | None:
+    def find(self, epoch: int) -> Replica | None:
         """Return the copy of a number, of those that are to be, too."""
         return self.by_epoch.get(epoch) or self.coming.get(epoch)
 
-    def __getitem__(self, epoch: int) -> Copy:
+    def __getitem__(self, epoch: int) -> Replica:
         """Return the copy of a number that there is."""
         found = self.find(epoch)
         assert found is not None
@@ -109,7 +109,7 @@ class Copies:
         """Whether a server has any copy, or is to."""
         return any(copy.server is server for copies in (self.by_epoch, self.coming) for copy in copies.values())
 
-    def remove(self, copy: Copy) -> None:
+    def remove(self, copy: Replica) -> None:
         """A copy is gone, or is not wanted any more."""
         del self.by_epoch[copy.epoch]
 
@@ -124,7 +124,7 @@ class Copies:
         free = [server for server in servers if server.incarnation not in having]
         return min(free, key=lambda s: (s.hello.host in hosts, loads[s.incarnation]), default=None)
 
-    def lightest(self, going: Copy, servers: Iterable[MemberInfo]) -> MemberInfo | None:
+    def lightest(self, going: Replica, servers: Iterable[MemberInfo]) -> MemberInfo | None:
         """Return where a copy that goes is best: on a host that has no other, and on the server that has least.
 
         Of several that are as good, the first; None: each of them has a copy of its shard.
@@ -135,11 +135,11 @@ class Copies:
         free = [server for server in servers if server.incarnation not in having]
         return min(free, key=lambda s: (s.hello.host in hosts, loads[s.incarnation]), default=None)
 
-    def primary(self, shard: int) -> Copy:
+    def primary(self, shard: int) -> Replica:
         """Return the copy of a shard that answers workers."""
         return next(copy for copy in self if copy.shard == shard and not copy.backup)
 
-    def backups(self, shard: int) -> list[Copy]:
+    def backups(self, shard: int) -> list[Replica]:
         """Return the copies of a shard that follow its primary."""
         return [copy for copy in self if copy.shard == shard and copy.backup]
 
@@ -154,7 +154,7 @@ class Copies:
             if not copy.backup:
                 yield copy.shard, copy.epoch, copy.server
 
-    def of(self, server: MemberInfo) -> list[Copy]:
+    def of(self, server: MemberInfo) -> list[Replica]:
         """Return what a server has of the job."""
         return [copy for copy in self if copy.server.incarnation == server.incarnation]
 
@@ -181,16 +181,16 @@ class Copies:
     def restore(self, kept: Plain, members: Mapping[bytes, MemberInfo]) -> None:
         """Have the copies that were kept; their servers are members, or they would not have been."""
         for shard, epoch, who, backup, generation, built, whole in kept:
-            self.by_epoch[epoch] = Copy(
+            self.by_epoch[epoch] = Replica(
                 shard=shard, epoch=epoch, server=members[who], backup=backup, generation=generation, built=built,
                 whole=whole,
             )  # fmt: skip
 
-    def key(self, copy: Copy) -> bytes:
+    def key(self, copy: Replica) -> bytes:
         """Return what the server of a copy knows tickets by, and proves itself with."""
         return shard_key(self._root, copy.epoch, copy.server.incarnation)
 
-    def row(self, copy: Copy, member: MemberInfo, *, load: bool = False) -> dict[str, Any]:
+    def row(self, copy: Replica, member: MemberInfo, *, load: bool = False) -> dict[str, Any]:
         """Return what a member needs to talk to the server of a copy: where it is, and how they know each other."""
         key, hello = self.key(copy), copy.server.hello
         return {
@@ -206,7 +206,7 @@ class Copies:
         """Return that of each shard, for a worker or observer."""
         return [self.row(self.by_epoch[epoch], member, load=load) for _, epoch, _ in self.primaries()]
 
-    def rows_of_backups(self, primary: Copy) -> dict[str, Any]:
+    def rows_of_backups(self, primary: Replica) -> dict[str, Any]:
         """Return those of a shard's backups, for the server of its primary; nothing where there are none.
 
         Those of a shard that is to be begin with the same as their primary, and need not be filled by it.
@@ -218,7 +218,7 @@ class Copies:
             rows = [self.row(copy, primary.server) for copy in self.backups(primary.shard)]
         return {"rows": rows} if rows else {}
 
-    def rows_of_equals(self, heir: Copy, numbers: Mapping[int, int]) -> dict[str, Any]:
+    def rows_of_equals(self, heir: Replica, numbers: Mapping[int, int]) -> dict[str, Any]:
         """Return those of the other backups that have all that a backup has, with the last record of each."""
         equals = [copy for copy in self.backups(heir.shard) if copy.whole and copy is not heir]
         rows = [{**self.row(c, heir.server), "number": numbers[c.epoch]} for c in equals if c.epoch in numbers]

@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from zmqps.core.coordinator.copies import Copy
+from zmqps.core.coordinator.copies import Replica
 from zmqps.core.coordinator.journal import Plain
 from zmqps.core.coordinator.membership import MemberInfo
-from zmqps.core.coordinator.missing import ADVICE, Gone, Missing
+from zmqps.core.coordinator.missing import ADVICE, LostServer, Missing
 from zmqps.core.coordinator.replication import Replication
 from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.coordinator.startup import Startup
@@ -158,7 +158,7 @@ class Fallback:
         """Whether there is no checkpoint to go back to that was made since shards were cut anew."""
         return self._latest is None or self._latest.path in self._before
 
-    def concerns(self, copy: Copy) -> bool:
+    def concerns(self, copy: Replica) -> bool:
         """Whether a copy is being loaded here."""
         return copy.shard in self._back and self._back[copy.shard].copy is copy
 
@@ -175,7 +175,7 @@ class Fallback:
     # --- how it begins -------------------------------------------------------------------------
 
     def begin(
-        self, lost: Sequence[Copy], error: PSError, servers: Sequence[MemberInfo], now: float
+        self, lost: Sequence[Replica], error: PSError, servers: Sequence[MemberInfo], now: float
     ) -> list[Action] | None:
         """The last copies of shards are lost, or could not go on: go back; None: there is nothing to go back to."""
         target = self._target or self._latest
@@ -194,7 +194,7 @@ class Fallback:
         for shard, copy in sorted(shards.items()):
             server, before = copy.server, self._back.get(shard)
             if copy.epoch in gone:
-                home, lost_one = None, Gone(server.rank, server.hello.name, server.incarnation, server.title)
+                home, lost_one = None, LostServer(server.rank, server.hello.name, server.incarnation, server.title)
             else:
                 home, lost_one = server, None
             lost_one = lost_one or (before.lost if before is not None else None)
@@ -229,7 +229,7 @@ class Fallback:
         """Let servers load the shards, as far as there are any."""
         if not self._back or self._target is None:
             return []
-        new: list[Copy] = []
+        new: list[Replica] = []
         for shard, back in sorted(self._back.items(), key=lambda item: (item[1].home is None, item[0])):
             if back.copy is not None or now < back.not_before:
                 continue
@@ -247,7 +247,7 @@ class Fallback:
         text = f"job {self._name!r}: the checkpoint {self._target.path} is loaded: {_where(new)}"
         return [Log("info", text, job=self._name), *self._assign(new)]
 
-    def _assign(self, copies: Iterable[Copy]) -> list[Action]:
+    def _assign(self, copies: Iterable[Replica]) -> list[Action]:
         assert self._target is not None
         anew = self._target.path in self._before
         return self._startup.assign(copies, {**self._target.source(), "ledgers": not self._whole, "anew": anew})
@@ -264,7 +264,7 @@ class Fallback:
             return None
         return min(free or fit, key=lambda s: (loads[s.incarnation], s.rank != shard, s.rank), default=None)
 
-    def failed(self, copy: Copy, error: PSError, now: float) -> list[Action]:
+    def failed(self, copy: Replica, error: PSError, now: float) -> list[Action]:
         """A server could not load a shard: another one is to, or another checkpoint."""
         assert self._target is not None
         self._drop(copy)
@@ -280,7 +280,7 @@ class Fallback:
         text = f"job {self._name!r}: {copy.server.title} cannot load shard {copy.shard}: {self._why}"
         return [Log("warning", text, job=self._name)]
 
-    def _drop(self, copy: Copy) -> None:
+    def _drop(self, copy: Replica) -> None:
         """Load a shard elsewhere, or anew."""
         self._startup.drop(copy, moved=True)
         self._changed("fallback")
@@ -304,7 +304,7 @@ class Fallback:
         older = f"{bad.path} cannot be used ({self._why}): {text}, of version {self._target.version}"
         return [Log("error", f"job {self._name!r}: {older}", job=self._name, error=error.number)]
 
-    def ready(self, copy: Copy, loaded: bool, now: float) -> list[Action]:
+    def ready(self, copy: Replica, loaded: bool, now: float) -> list[Action]:
         """A server has built a shard, or has loaded it."""
         copy.built = True
         if not loaded or copy.whole:
@@ -451,7 +451,7 @@ class Fallback:
         copies = self._startup.copies.by_epoch
         for shard, generation, lost, home, epoch, num_lost in back:
             self._back[shard] = Missing(
-                generation=generation, lost=None if lost is None else Gone(*lost), home=members.get(home),
+                generation=generation, lost=None if lost is None else LostServer(*lost), home=members.get(home),
                 copy=None if epoch is None else copies[epoch], num_lost=num_lost, since=now,
             )  # fmt: skip
         gone = next((b.lost for b in self._back.values() if b.lost is not None), None)
@@ -460,7 +460,7 @@ class Fallback:
         if self._whole:
             self._steps.suspend(text)
 
-    def _loss(self, server: Gone, advice: str, now: float) -> PSError:
+    def _loss(self, server: LostServer, advice: str, now: float) -> PSError:
         silent_s = round(now - self._begun_at, 3)
         return PeerLostError(role="server", name=server.title, silent_s=silent_s, advice=advice)
 
@@ -494,5 +494,5 @@ class Fallback:
         assert (self._retry_due is not None) == bool(self._back)
 
 
-def _where(copies: Iterable[Copy]) -> str:
+def _where(copies: Iterable[Replica]) -> str:
     return ", ".join(f"shard {copy.shard} on {copy.server.title}" for copy in copies)

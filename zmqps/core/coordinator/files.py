@@ -35,7 +35,7 @@ class Serving:
     request: int
 
 
-class Files:
+class FileService:
     """What servers ask of this host's disk.
 
     Parameters

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from zmqps.core.coordinator.copies import Copy
+from zmqps.core.coordinator.copies import Replica
 from zmqps.core.coordinator.journal import Changed, Plain, nothing
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.startup import Startup
@@ -34,15 +34,15 @@ MOST_REASONS = 4
 #: Tells the primary of a shard its backups: ``change(shard, now)``.
 Change: TypeAlias = Callable[[int, float], list[Action]]
 #: Lets a shard have one backup less: ``give_up(copy, why, now)``.
-GiveUp: TypeAlias = Callable[[Copy, str, float], list[Action]]
+GiveUp: TypeAlias = Callable[[Replica, str, float], list[Action]]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Handover:
     """One copy that moves."""
 
-    old: Copy
-    new: Copy
+    old: Replica
+    new: Replica
     made: bool  # the new copy is there for this alone
     not_before: float  # when its primary may be asked to give up its place
     held_at: float | None = None  # since when nobody begins the next step
@@ -155,7 +155,7 @@ class Handovers:
             actions += [Log("info", text, job=self._name), *self._startup.assign([new]), *self._change(copy.shard, now)]
         return actions
 
-    def _make_do(self, copy: Copy, staying: Sequence[MemberInfo], now: float) -> list[Action]:
+    def _make_do(self, copy: Replica, staying: Sequence[MemberInfo], now: float) -> list[Action]:
         """No other server can take one more copy: one that goes in any case leaves it with those it has."""
         self.stuck[copy.epoch] = why = self._why(copy, staying)
         others = [other for other in self._startup.copies if other.shard == copy.shard and not other.server.leaving]
@@ -171,7 +171,7 @@ class Handovers:
         self._changed()
         return []
 
-    def _why(self, copy: Copy, staying: Sequence[MemberInfo]) -> str:
+    def _why(self, copy: Replica, staying: Sequence[MemberInfo]) -> str:
         what = f"{'the backup of ' * copy.backup}shard {copy.shard} of job {self._name!r}"
         others = [server for server in staying if server is not copy.server]
         if not others:
@@ -205,7 +205,7 @@ class Handovers:
         self._steps.pauses.closed.discard(handover.old.shard)
         return [] if self.holds else self._steps.let_go()
 
-    def lose(self, copy: Copy) -> list[Action]:
+    def lose(self, copy: Replica) -> list[Action]:
         """A copy is gone, of those that move perhaps; its server, or the primary, is told the backups after this."""
         found = [handover for handover in self._of.values() if copy in (handover.old, handover.new)]
         return [action for handover in found for action in self._forget(handover)]
@@ -215,7 +215,7 @@ class Handovers:
         for handover in [handover for handover in self._of.values() if handover.old.shard == shard]:
             self._forget(handover)
 
-    def moves(self, copy: Copy) -> bool:
+    def moves(self, copy: Replica) -> bool:
         """Whether a copy moves, or is what another one moves to."""
         return any(copy in (handover.old, handover.new) for handover in self._of.values())
 
@@ -231,7 +231,7 @@ class Handovers:
         self._of.clear()
         self.stuck.clear()
 
-    def may_replace(self, lost: Copy) -> bool:
+    def may_replace(self, lost: Replica) -> bool:
         """Whether the copy that a lost primary was to move to has all that was acknowledged.
 
         Without backups workers do not keep the gradients of the open step, of which the copy has none.
@@ -241,7 +241,7 @@ class Handovers:
 
     # --- how it moves --------------------------------------------------------------------------
 
-    def look(self, now: float, *, may_cut: bool, busy: Callable[[Copy], bool]) -> list[Action]:
+    def look(self, now: float, *, may_cut: bool, busy: Callable[[Replica], bool]) -> list[Action]:
         """Go on with what can be gone on with; called after every event while something moves.
 
         ``may_cut``: whether shards may have other primaries now. ``busy``: whether a primary is yet to answer what it
@@ -316,7 +316,7 @@ class Handovers:
         handover.again_at = now + RETRY_S
         return [self._order(handover)]
 
-    def yielded(self, copy: Copy, message: Yielded, now: float) -> list[Action]:
+    def yielded(self, copy: Replica, message: Yielded, now: float) -> list[Action]:
         """A primary has given up its place, or cannot just now."""
         handover = self._of.get(copy.epoch)
         if handover is None or handover.asked_at is None or message.generation != copy.generation:
@@ -336,7 +336,7 @@ class Handovers:
         handover.numbers, handover.again_at = numbers, now + RETRY_S
         return [self._order(handover)]
 
-    def complete(self, new: Copy, message: Promoted, now: float) -> tuple[Handover | None, list[Action]]:
+    def complete(self, new: Replica, message: Promoted, now: float) -> tuple[Handover | None, list[Action]]:
         """A copy has taken over; return the handover that is complete with that."""
         handover = next((found for found in self._of.values() if found.new is new), None)
         if handover is None or handover.numbers is None or message.generation != handover.old.generation + 1:

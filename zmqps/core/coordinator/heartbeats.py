@@ -15,7 +15,7 @@ from zmqps.core.protocol.events import Action, Send
 from zmqps.core.protocol.messages import Heartbeat, HeartbeatAck, RatesSet, SetRates
 
 
-class Host(Protocol):
+class HeartbeatsHost(Protocol):
     """What is needed of the machine."""
 
     counts: dict[str, int]
@@ -25,7 +25,7 @@ class Host(Protocol):
     scales: Scales
 
 
-def heartbeat(host: Host, member: MemberInfo, message: Heartbeat, now: float) -> list[Action]:
+def heartbeat(host: HeartbeatsHost, member: MemberInfo, message: Heartbeat, now: float) -> list[Action]:
     """A member gives a sign of life, and tells what it has counted."""
     host.counts["heartbeats"] += 1
     member.counters, member.counters_nbytes = packed(message.counters)

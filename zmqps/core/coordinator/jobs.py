@@ -12,7 +12,7 @@ from zmqps.core.coordinator.described import difference, read
 from zmqps.core.coordinator.ended import EndedJobs, unknown_job
 from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.fleet import Fleet
-from zmqps.core.coordinator.journal import OF_A_JOB, Changes, set_key
+from zmqps.core.coordinator.journal import OF_A_JOB, DirtyKeys, set_key
 from zmqps.core.coordinator.losses import ASKED, DOWN, end_of_cluster
 from zmqps.core.coordinator.membership import MemberInfo, Membership
 from zmqps.core.coordinator.options import CoordinatorOptions
@@ -68,7 +68,7 @@ class Jobs:
         erasures: Erasures,
         cluster_end: ClusterEnd,
         root: bytes,
-        changes: Changes,
+        changes: DirtyKeys,
         resumptions: Mapping[str, Resumption] = MappingProxyType({}),
     ) -> None:
         self.runs: dict[str, JobRun] = {}

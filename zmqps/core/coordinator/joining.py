@@ -9,7 +9,7 @@ from zmqps.core.coordinator.cluster_end import ClusterEnd
 from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.fleet import Fleet
 from zmqps.core.coordinator.jobs import Jobs
-from zmqps.core.coordinator.journal import Changes
+from zmqps.core.coordinator.journal import DirtyKeys
 from zmqps.core.coordinator.membership import MemberInfo, Membership
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.partings import Partings
@@ -22,7 +22,7 @@ from zmqps.core.protocol.guard import welcome_guard
 from zmqps.core.protocol.messages import PROTOCOL_VERSION, Hello, Shutdown, Welcome
 
 
-class Host(Protocol):
+class JoiningHost(Protocol):
     """What is needed of the host."""
 
     identity: Identity
@@ -33,11 +33,11 @@ class Host(Protocol):
     runs: dict[str, JobRun]
     erasures: Erasures
     cluster_end: ClusterEnd
-    changes: Changes
+    changes: DirtyKeys
     partings: Partings
 
 
-def join(host: Host, event: Received, hello: Hello, now: float) -> list[Action]:
+def join(host: JoiningHost, event: Received, hello: Hello, now: float) -> list[Action]:
     """Take somebody in, or once more; return its welcome, and what follows."""
     check_admission(host.identity, hello, event.holder)
     host.membership.check_welcome(hello)
@@ -90,7 +90,7 @@ def join(host: Host, event: Received, hello: Hello, now: float) -> list[Action]:
     return [Send(event.peer, welcome), *actions]
 
 
-def _welcome_back(host: Host, member: MemberInfo, now: float) -> list[Action]:
+def _welcome_back(host: JoiningHost, member: MemberInfo, now: float) -> list[Action]:
     """Go on with a member that was here before this coordinator was away."""
     actions: list[Action] = [Log("info", f"{member.title} is back", "joined", job=member.job, peer=member.hello.name)]
     if member.role == "server":

@@ -27,7 +27,7 @@ def nothing() -> None:
     """Nobody keeps a journal."""
 
 
-class Changes:
+class DirtyKeys:
     """The keys whose records are to be written.
 
     A key is what it is about, as ``job`` or ``member``, and whose; see `zmqps.core.coordinator.remembered`.

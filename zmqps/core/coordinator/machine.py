@@ -14,17 +14,17 @@ from zmqps.core.coordinator.cluster_end import ClusterEnd
 from zmqps.core.coordinator.drains import Drains
 from zmqps.core.coordinator.ended import EndedJobs
 from zmqps.core.coordinator.erasures import Erasures
-from zmqps.core.coordinator.files import Files, Serving
+from zmqps.core.coordinator.files import FileService, Serving
 from zmqps.core.coordinator.fleet import Fleet
 from zmqps.core.coordinator.heartbeats import heartbeat, set_rates
 from zmqps.core.coordinator.holders import OF_HOLDERS, Holders
 from zmqps.core.coordinator.jobs import Jobs
 from zmqps.core.coordinator.joining import join
-from zmqps.core.coordinator.journal import Changes, Plain
+from zmqps.core.coordinator.journal import DirtyKeys, Plain
 from zmqps.core.coordinator.making import Cadence
 from zmqps.core.coordinator.membership import SILENT_BEATS, MemberInfo, Membership
 from zmqps.core.coordinator.news import News
-from zmqps.core.coordinator.notes import Notes
+from zmqps.core.coordinator.notes import NoteReceiver
 from zmqps.core.coordinator.openings import Opening, Openings
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.partings import Partings
@@ -128,7 +128,7 @@ class CoordinatorMachine:
         self.identity = identity
         options = options if store is not None or resumptions else replace(options, fallback_timeout=0.0)
         self.options = options
-        self.changes = Changes(kept=kept is not None)
+        self.changes = DirtyKeys(kept=kept is not None)
         self.is_back = bool(kept)  # it was away, and its members are to be told when they speak
         self._kept = kept or {}
         self.lives = 0  # how often it has come back
@@ -153,8 +153,8 @@ class CoordinatorMachine:
         cadence = Cadence(options.checkpoint_seconds, options.checkpoint_steps, options.checkpoint_full_every)
         self.checkpoints = Checkpoints(self.runs, self.membership.members, store, cadence, options.heartbeat_timeout)
         self.ended: EndedJobs = self.jobs.ended
-        self.notes = Notes(lambda who: self.changes.add("noted", who.hex()))
-        self.files = Files(self.membership.members, store.serve if store is not None and store.serves else None)
+        self.notes = NoteReceiver(lambda who: self.changes.add("noted", who.hex()))
+        self.files = FileService(self.membership.members, store.serve if store is not None and store.serves else None)
         self.jobs.on_end = self.checkpoints.ended
         if options.checkpoint_at_end:
             self.jobs.save_last, self.jobs.is_saving_last = self.checkpoints.last, self.checkpoints.saves_last

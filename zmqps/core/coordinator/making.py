@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from zmqps.core.coordinator.chains import Link
+from zmqps.core.coordinator.chains import ChainLink
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.protocol.events import Peer
@@ -72,7 +72,7 @@ class Making:
         self.gone: set[bytes] = set()  # workers that have left, or are about to be forgotten
         self.version = 0
         self.manifest: dict[str, Any] = {}
-        self.base: Link | None = None  # what it builds upon; None: it is to be whole
+        self.base: ChainLink | None = None  # what it builds upon; None: it is to be whole
         self.shards: Mapping[int, int] = {}  # all of them, by epoch of the copy
         self.servers: dict[int, tuple[int, MemberInfo]] = {}  # by epoch of the copy: shard, and who has it
         self.kept: set[int] = set()

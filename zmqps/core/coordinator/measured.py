@@ -12,11 +12,11 @@ from zmqps.core.coordinator.report import counted, job_waits
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.status import MAX_LISTED
 from zmqps.core.coordinator.watching import steps_of
-from zmqps.core.node.measured import Counted, Known, Measured
+from zmqps.core.node.measured import Counted, Known, Measurements
 from zmqps.core.protocol.figures import Scope
 
 
-def measured(machine: CoordinatorMachine, own: Mapping[str, Any], now: float) -> Measured:
+def measured(machine: CoordinatorMachine, own: Mapping[str, Any], now: float) -> Measurements:
     """Return all figures of a cluster; of members, and of jobs on servers, no more than the status tells one by one.
 
     ``own``: what the coordinator's process has counted.
@@ -32,7 +32,7 @@ def measured(machine: CoordinatorMachine, own: Mapping[str, Any], now: float) ->
         for server in servers[: MAX_LISTED - len(told) + len(servers)]:
             if of_job := counted(run, server):
                 nodes.append(Counted(scope="job", role="server", rank=server.rank, job=name, counters=of_job))
-    return Measured(nodes, [*_of_cluster(machine, members, told, now), *_of_jobs(machine, runs, now)])
+    return Measurements(nodes, [*_of_cluster(machine, members, told, now), *_of_jobs(machine, runs, now)])
 
 
 def _of_cluster(

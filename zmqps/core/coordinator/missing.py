@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from zmqps.core.coordinator.copies import Copy
+from zmqps.core.coordinator.copies import Replica
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.errors import JobError, PSError
 
@@ -24,7 +24,7 @@ def torn(shard: int) -> PSError:
     )
 
 
-class Gone(NamedTuple):
+class LostServer(NamedTuple):
     """A server that is lost, and its title."""
 
     rank: int
@@ -38,9 +38,9 @@ class Missing:
     """One of them, until it is back at a checkpoint."""
 
     generation: int  # of what loads it next
-    lost: Gone | None  # the server it was on; None: that is there, and the shard goes back with the others
+    lost: LostServer | None  # the server it was on; None: that is there, and the shard goes back with the others
     home: MemberInfo | None = None  # that server, then
-    copy: Copy | None = None  # what is being loaded
+    copy: Replica | None = None  # what is being loaded
     num_lost: int = 0  # pushes that members have said to be lost, of a time before that others have not answered
     since: float = 0.0
     not_before: float = 0.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from zmqps.core.coordinator.copies import Copies, Copy
+from zmqps.core.coordinator.copies import Replica, ReplicaSet
 from zmqps.core.coordinator.journal import Changed, Plain, nothing
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.protocol.events import Action, Send
@@ -19,7 +19,7 @@ RETRY_S = 1.0
 class _Move:
     """One shard's last move, and who does not follow it yet."""
 
-    copy: Copy
+    copy: Replica
     generation: int  # when it moved
     version: int
     lost: int
@@ -48,7 +48,7 @@ class Moves:
         self._changed = changed
         self._moves: dict[int, _Move] = {}  # by shard
 
-    def announce(self, epoch: int, copy: Copy, told: Iterable[bytes]) -> list[Action]:
+    def announce(self, epoch: int, copy: Replica, told: Iterable[bytes]) -> list[Action]:
         """A shard's server is lost, and that of a copy takes over: who needs it is to wait. Said once."""
         self.forget(copy.shard)
         message = Moved(epoch, copy.shard, copy.generation, {}, 0, 0)
@@ -61,7 +61,14 @@ class Moves:
             self._changed()
 
     def begin(
-        self, epoch: int, copies: Copies, copy: Copy, told: Iterable[bytes], now: float, version: int = 0, lost: int = 0
+        self,
+        epoch: int,
+        copies: ReplicaSet,
+        copy: Replica,
+        told: Iterable[bytes],
+        now: float,
+        version: int = 0,
+        lost: int = 0,
     ) -> list[Action]:
         """A shard has moved to the server of a copy: tell those who have been told the job."""
         awaited = {who for who in told if who in self._members}
@@ -73,13 +80,13 @@ class Moves:
             self._changed()
         return self._tell(epoch, copies, move, move.awaited)
 
-    def again(self, epoch: int, copies: Copies, member: MemberInfo) -> list[Action]:
+    def again(self, epoch: int, copies: ReplicaSet, member: MemberInfo) -> list[Action]:
         """Tell a member again of the moves that it has not followed."""
         who = member.incarnation
         moves = [move for move in self._moves.values() if who in move.awaited]
         return [action for move in moves for action in self._tell(epoch, copies, move, {who})]
 
-    def _tell(self, epoch: int, copies: Copies, move: _Move, awaited: Iterable[bytes]) -> list[Action]:
+    def _tell(self, epoch: int, copies: ReplicaSet, move: _Move, awaited: Iterable[bytes]) -> list[Action]:
         copy, actions = move.copy, list[Action]()
         for who in filter(self._may_tell, sorted(awaited)):
             member = self._members[who]
@@ -109,7 +116,7 @@ class Moves:
         """Return when `on_deadline` wants to be called."""
         return min([move.due for move in self._moves.values()], default=None)
 
-    def on_deadline(self, epoch: int, copies: Copies, now: float) -> list[Action]:
+    def on_deadline(self, epoch: int, copies: ReplicaSet, now: float) -> list[Action]:
         """Tell again whoever has not followed."""
         actions: list[Action] = []
         for move in self._moves.values():
@@ -125,7 +132,7 @@ class Moves:
             for shard, m in sorted(self._moves.items())
         ] or None
 
-    def restore(self, kept: Plain, copies: Copies, now: float) -> None:
+    def restore(self, kept: Plain, copies: ReplicaSet, now: float) -> None:
         """Have the moves that were kept; who has not followed is told again."""
         for shard, epoch, generation, version, lost, awaited in kept:
             self._moves[shard] = _Move(

@@ -19,7 +19,7 @@ INTERVAL_S = 0.05
 BURST = 32
 
 
-class History(Protocol):
+class NoteStore(Protocol):
     """Who keeps what was logged, to show it."""
 
     def note(self, job: str, node: str, name: str, at: float, step: int | None, value: float) -> None:
@@ -46,7 +46,7 @@ class Logged:
     dropped: int = 0
 
 
-class Notes:
+class NoteReceiver:
     """Takes what members log.
 
     Parameters
@@ -63,7 +63,7 @@ class Notes:
     """
 
     def __init__(self, changed: Callable[[bytes], None]) -> None:
-        self.history: History | None = None
+        self.history: NoteStore | None = None
         self.num_taken = 0
         self.num_lost = 0
         self._changed = changed

@@ -37,7 +37,7 @@ from zmqps.errors import ProtocolError
 MOST_NAMED = 8
 
 
-class Host(Protocol):
+class OperatorsHost(Protocol):
     """What is needed of the machine."""
 
     membership: Membership
@@ -52,7 +52,7 @@ class Host(Protocol):
         """A member is lost."""
 
 
-def take(host: Host, event: Received, member: MemberInfo | None, now: float) -> list[Action] | None:
+def take(host: OperatorsHost, event: Received, member: MemberInfo | None, now: float) -> list[Action] | None:
     """Do what may be asked without joining, and take what members answer to that; None: this is nothing of that.
 
     Raises
@@ -82,7 +82,7 @@ def take(host: Host, event: Received, member: MemberInfo | None, now: float) -> 
     return [*actions, *host.jobs.discard_given_up(now), Send(event.peer, answer)]
 
 
-def note_exit(host: Host, peer: Peer, message: Exited, now: float) -> list[Action]:
+def note_exit(host: OperatorsHost, peer: Peer, message: Exited, now: float) -> list[Action]:
     """A supervisor saw a process end, as its token shows; where nobody lives in that, nothing changes."""
     how = check_name("how a process ended", message.how)
     if not message.token:
@@ -100,20 +100,20 @@ def note_exit(host: Host, peer: Peer, message: Exited, now: float) -> list[Actio
     return [*actions, *host.jobs.discard_given_up(now), *answers]
 
 
-def save(host: Host, peer: Peer, message: Checkpoint, now: float) -> list[Action]:
+def save(host: OperatorsHost, peer: Peer, message: Checkpoint, now: float) -> list[Action]:
     """An operator asks for a checkpoint of a job."""
     wish = Wish(job=message.job, consistent=bool(message.consistent), state=message.state, by=OPERATOR)
     wish.askers[message.nonce or peer, message.request] = peer
     return host.checkpoints.ask(wish, now)
 
 
-def save_own(host: Host, member: MemberInfo, message: Checkpoint, now: float) -> list[Action]:
+def save_own(host: OperatorsHost, member: MemberInfo, message: Checkpoint, now: float) -> list[Action]:
     """A worker asks for a checkpoint of its job."""
     wish = Wish(job=member.job, consistent=bool(message.consistent), state=message.state, by=WORKER)
     wish.askers[member.incarnation, message.request] = member.peer
     return host.checkpoints.ask(wish, now)
 
 
-def probed(host: Host, member: MemberInfo, message: Probed, now: float) -> list[Action]:
+def probed(host: OperatorsHost, member: MemberInfo, message: Probed, now: float) -> list[Action]:
     """A member answers what was asked for an operator."""
     return host.probes.probed(member, message, now)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from zmqps.core.coordinator.copies import Copy
+from zmqps.core.coordinator.copies import Replica
 from zmqps.core.coordinator.journal import Changed, Plain, nothing
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.startup import Startup
@@ -90,7 +90,7 @@ class Recuts:
         self._holding: dict[bytes, MemberInfo] = {}  # workers that begin no push
         self._awaited: dict[bytes, MemberInfo] = {}  # those of them that have not said so yet
         self._cutting = False  # whether primaries may answer for nothing any more
-        self._answering: dict[int, Copy] = {}  # those that may, by epoch
+        self._answering: dict[int, Replica] = {}  # those that may, by epoch
         self._again_at = 0.0
         self._behind: set[bytes] = set()  # who does not go by it yet
         self._tell_due = 0.0
@@ -120,7 +120,7 @@ class Recuts:
         return "its shards are cut anew" if self.active else "its members hear where it lies"
 
     @property
-    def _coming(self) -> list[Copy]:
+    def _coming(self) -> list[Replica]:
         return list(self._startup.copies.coming.values())
 
     # --- how it is done ------------------------------------------------------------------------
@@ -288,7 +288,7 @@ class Recuts:
 
     # --- what servers say ----------------------------------------------------------------------
 
-    def ready(self, copy: Copy, loaded: bool) -> None:
+    def ready(self, copy: Replica, loaded: bool) -> None:
         """A server has built a copy, or filled it."""
         copy.built, copy.whole = True, copy.whole or loaded
 
@@ -297,7 +297,7 @@ class Recuts:
         self.error = error
         return self._put_off(str(error), now)
 
-    def yielded(self, copy: Copy, message: Yielded, now: float) -> list[Action] | None:
+    def yielded(self, copy: Replica, message: Yielded, now: float) -> list[Action] | None:
         """A primary answers for nothing any more, or cannot do that just now; None: this is not about being cut."""
         if not self._cutting or message.generation != copy.generation:
             return None
@@ -381,7 +381,7 @@ class Recuts:
         coming, cutting, self._startup.cut, behind = kept
         self._behind, self._tell_due = set(behind), now + RETRY_S
         for shard, epoch, who in coming:
-            self._startup.given_up.append(Copy(shard=shard, epoch=epoch, server=members[who], moved=True))
+            self._startup.given_up.append(Replica(shard=shard, epoch=epoch, server=members[who], moved=True))
         self._changed()
         return [copy.shard for copy in self._startup.copies if not copy.backup] if cutting else []
 

@@ -43,7 +43,7 @@ from zmqps.core.coordinator.fleet import Fleet
 from zmqps.core.coordinator.jobs import Jobs
 from zmqps.core.coordinator.journal import (
     OF_A_JOB,
-    Changes,
+    DirtyKeys,
     Plain,
     packed_error,
     set_key,
@@ -56,7 +56,7 @@ from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.scales import Scales
 
 
-class Host(Protocol):
+class JournalHost(Protocol):
     """What is needed of the machine."""
 
     membership: Membership
@@ -68,16 +68,16 @@ class Host(Protocol):
     erasures: Erasures
     cluster_end: ClusterEnd
     checkpoints: Checkpoints
-    changes: Changes
+    changes: DirtyKeys
     lives: int  # how often it has come back
 
 
-def dump(machine: Host, what: str, whose: str) -> Plain:
+def dump(machine: JournalHost, what: str, whose: str) -> Plain:
     """Return what there is to keep under a key now; None for nothing."""
     return _DUMPS[what](machine, whose)
 
 
-def dump_all(machine: Host) -> dict[tuple[str, str], Plain]:
+def dump_all(machine: JournalHost) -> dict[tuple[str, str], Plain]:
     """Return all that there is to keep; tests compare it with what was written."""
     members = [who.hex() for who in machine.membership.members]
     keys = [("cluster", ""), ("drains", ""), ("scale", "")]
@@ -91,7 +91,7 @@ def dump_all(machine: Host) -> dict[tuple[str, str], Plain]:
     return {key: data for key, data in found.items() if data is not None}
 
 
-def restore(machine: Host, kept: Mapping[str, Plain], now: float) -> None:
+def restore(machine: JournalHost, kept: Mapping[str, Plain], now: float) -> None:
     """Be what was kept: nobody is here yet, and all who were have time to come back."""
     records: dict[str, dict[str, Any]] = defaultdict(dict)
     for key, data in kept.items():
@@ -120,12 +120,12 @@ def restore(machine: Host, kept: Mapping[str, Plain], now: float) -> None:
 # --- the cluster ----------------------------------------------------------------------------------
 
 
-def _dump_cluster(machine: Host) -> Plain:
+def _dump_cluster(machine: JournalHost) -> Plain:
     jobs = machine.jobs
     return [jobs.next_epoch, machine.cluster_end.dump(), list(jobs.begun), machine.lives]
 
 
-def _restore_cluster(machine: Host, kept: Plain, now: float) -> None:
+def _restore_cluster(machine: JournalHost, kept: Plain, now: float) -> None:
     if kept is not None:
         machine.jobs.next_epoch, ending, begun, machine.lives = kept
         machine.jobs.begun = dict.fromkeys(begun)
@@ -139,7 +139,7 @@ def _restore_cluster(machine: Host, kept: Plain, now: float) -> None:
 # --- jobs -----------------------------------------------------------------------------------------
 
 
-def _restore_jobs(machine: Host, records: Mapping[str, Mapping[str, Plain]], now: float) -> None:
+def _restore_jobs(machine: JournalHost, records: Mapping[str, Mapping[str, Plain]], now: float) -> None:
     members, runs = machine.membership.members, machine.jobs.runs
     for name, kept in records["job"].items():
         run = runs[name] = machine.jobs.named(name)
@@ -185,21 +185,21 @@ def _dump_copies(run: JobRun) -> Plain:
     return [copies.dump(), run.replication.dump()] if copies else None
 
 
-def _of_run(take: Callable[[Any], Plain]) -> Callable[[Host, str], Plain]:
+def _of_run(take: Callable[[Any], Plain]) -> Callable[[JournalHost, str], Plain]:
     return lambda machine, name: take(machine.jobs.runs[name]) if name in machine.jobs.runs else None
 
 
-def _noted(machine: Host, who: str) -> Plain:
+def _noted(machine: JournalHost, who: str) -> Plain:
     member = machine.membership.members.get(bytes.fromhex(who))
     return member.noted or None if member is not None else None
 
 
-def _data(machine: Host, whose: str) -> Plain:
+def _data(machine: JournalHost, whose: str) -> Plain:
     job, name = split_set(whose)
     return machine.jobs.runs[job].data.dump(name) if job in machine.jobs.runs else None
 
 
-_DUMPS: dict[str, Callable[[Host, str], Plain]] = {
+_DUMPS: dict[str, Callable[[JournalHost, str], Plain]] = {
     "cluster": lambda machine, _: _dump_cluster(machine),
     "drains": lambda machine, _: machine.drains.dump(),
     "scale": lambda machine, _: machine.scales.dump(),

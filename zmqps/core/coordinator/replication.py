@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from zmqps.core.coordinator.copies import Copy
+from zmqps.core.coordinator.copies import Replica
 from zmqps.core.coordinator.handovers import Handover, Handovers
 from zmqps.core.coordinator.journal import Plain
 from zmqps.core.coordinator.membership import MemberInfo
@@ -58,8 +58,8 @@ class Replication:
         self._name = name
         self._startup = startup
         self._steps = steps
-        self._promoting: dict[int, Copy] = {}  # by shard: what is to be its primary, and has not said that it is
-        self._unanswered: dict[int, Copy] = {}  # primaries that were told their backups, by epoch
+        self._promoting: dict[int, Replica] = {}  # by shard: what is to be its primary, and has not said that it is
+        self._unanswered: dict[int, Replica] = {}  # primaries that were told their backups, by epoch
         self.shortages = Shortages(startup, replicas)
         self._retry_due: float | None = None
         self._num_retries = 0
@@ -78,9 +78,9 @@ class Replication:
 
     # --- losses --------------------------------------------------------------------------------
 
-    def lose(self, server: MemberInfo, error: PSError, now: float) -> tuple[list[Action], list[Copy]]:
+    def lose(self, server: MemberInfo, error: PSError, now: float) -> tuple[list[Action], list[Replica]]:
         """A server has gone: its backups take over; return the copies that were the last ones of their shards, too."""
-        copies, actions, lost = self._startup.copies, self.recuts.lose(server, now), list[Copy]()
+        copies, actions, lost = self._startup.copies, self.recuts.lose(server, now), list[Replica]()
         gone = copies.of(server)
         self._changed("copies")
         for copy in gone:
@@ -102,7 +102,7 @@ class Replication:
             actions += found or []
         return actions, lost
 
-    def _promote(self, old: Copy, now: float) -> list[Action] | None:
+    def _promote(self, old: Replica, now: float) -> list[Action] | None:
         """Let a backup take over from a primary that is gone, or from one that was about to; None: there is none.
 
         The others stay as they are until it has: each has all that was acknowledged, and could come in its place.
@@ -143,7 +143,7 @@ class Replication:
         new = [copy for copy in backups if not copy.whole]
         return [*actions, *startup.assign(new), *self._backups_changed(old.shard, now)]
 
-    def _begin_anew(self, backup: Copy) -> list[Action]:
+    def _begin_anew(self, backup: Replica) -> list[Action]:
         """A backup is to be filled from the start, by another primary than before."""
         self._startup.drop(backup)
         self._startup.copies.add(backup.shard, backup.server, backup=True)
@@ -173,7 +173,7 @@ class Replication:
         self.shortages.note(copy.shard, f"{copy.server.title} cannot keep a copy: {error}", now)
         return [*actions, *self._backups_changed(copy.shard, now)], False
 
-    def promoted(self, copy: Copy, message: Promoted, now: float) -> list[Action]:
+    def promoted(self, copy: Replica, message: Promoted, now: float) -> list[Action]:
         """A backup is the primary now: members are to go there, and its own backups to follow it."""
         handover, actions = self.handovers.complete(copy, message, now)
         if handover is not None:
@@ -239,17 +239,17 @@ class Replication:
         self._retry_due = now + RETRY_S
         return [self._replicas(primary)]
 
-    def _give_up(self, copy: Copy, why: str, now: float) -> list[Action]:
+    def _give_up(self, copy: Replica, why: str, now: float) -> list[Action]:
         """A backup goes without another one in its place."""
         self._startup.drop(copy)
         self.shortages.note(copy.shard, why, now)
         return self._backups_changed(copy.shard, now)
 
-    def _replicas(self, primary: Copy) -> Action:
+    def _replicas(self, primary: Replica) -> Action:
         rows = self._startup.copies.rows_of_backups(primary)
         return Send(primary.server.peer, Replicas(primary.epoch, primary.generation, rows))
 
-    def replicating(self, copy: Copy | None, message: Replicating) -> None:
+    def replicating(self, copy: Replica | None, message: Replicating) -> None:
         """A primary waits for its new backups, and no others."""
         if copy is None:
             return
@@ -266,7 +266,7 @@ class Replication:
         for shard, short in list(self.shortages):
             if shard in self._promoting or not any(c.shard == shard and not c.backup and c.whole for c in copies):
                 continue
-            new: list[Copy] = []
+            new: list[Replica] = []
             where = there if short.anywhere else idle
             fit = [server for server in where if (server.incarnation, shard) not in self._unfit]
             while len(copies.backups(shard)) < self.replicas and (server := copies.best(shard, fit)) is not None:
@@ -278,7 +278,7 @@ class Replication:
                 actions += [*self._startup.assign(new), *self._backups_changed(shard, now)]
         return actions
 
-    def ready(self, copy: Copy, loaded: bool) -> list[Action]:
+    def ready(self, copy: Replica, loaded: bool) -> list[Action]:
         """A new backup is built, or whole; or what is to be a shard."""
         if copy.epoch in self._startup.copies.coming:
             self.recuts.ready(copy, loaded)
@@ -334,9 +334,9 @@ class Replication:
             actions += self._backups_changed(shard, now)
         return actions, ""
 
-    def _surplus(self, wanted: Mapping[int, Sequence[MemberInfo]], heard_since: float) -> list[Copy]:
+    def _surplus(self, wanted: Mapping[int, Sequence[MemberInfo]], heard_since: float) -> list[Replica]:
         """Return the backups that a shard has beyond those it should have, where nobody wants them."""
-        found: list[Copy] = []
+        found: list[Replica] = []
         for shard in {copy.shard for copy in self._startup.copies} - set(self._promoting):
             backups = self._startup.copies.backups(shard)
             there = [self._startup.copies.primary(shard), *backups]
@@ -380,7 +380,7 @@ class Replication:
         moving = self.handovers or self._promoting or self._unanswered or self.moves.next_deadline() is not None
         return not moving and self.recuts.settled and all(copy.whole for copy in self._startup.copies)
 
-    def _is_busy(self, primary: Copy) -> bool:
+    def _is_busy(self, primary: Replica) -> bool:
         return primary.shard in self._promoting or primary.epoch in self._unanswered
 
     # --- time ----------------------------------------------------------------------------------
@@ -445,7 +445,7 @@ class Replication:
 
     # --- what others may look at ---------------------------------------------------------------
 
-    def awaits(self, copy: Copy) -> bool:
+    def awaits(self, copy: Replica) -> bool:
         """Whether a copy is to be the primary of its shard, and has not said that it is."""
         return self._promoting.get(copy.shard) is copy
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from zmqps.core.coordinator.barrier import Barriers
-from zmqps.core.coordinator.copies import Copy
+from zmqps.core.coordinator.copies import Replica
 from zmqps.core.coordinator.data import DataSets
 from zmqps.core.coordinator.fallback import Fallback
 from zmqps.core.coordinator.fleet import Fleet
-from zmqps.core.coordinator.journal import Changes, set_key
+from zmqps.core.coordinator.journal import DirtyKeys, set_key
 from zmqps.core.coordinator.membership import SILENT_BEATS, MemberInfo
 from zmqps.core.coordinator.missing import torn
 from zmqps.core.coordinator.occupancy import Occupancy
@@ -24,7 +24,7 @@ from zmqps.core.coordinator.roster import Roster
 from zmqps.core.coordinator.spares import Kept
 from zmqps.core.coordinator.startup import Beginning, Startup
 from zmqps.core.coordinator.steps import Steps
-from zmqps.core.coordinator.waits import Waiter, Waits
+from zmqps.core.coordinator.waits import Waiter, Waiters
 from zmqps.core.protocol.events import Action, Log, Send
 from zmqps.core.protocol.messages import (
     Arrive,
@@ -74,9 +74,9 @@ class JobRun:
         before: str,
         root: bytes,
         resumption: Resumption | None = None,
-        changes: Changes | None = None,
+        changes: DirtyKeys | None = None,
     ) -> None:
-        changes = changes or Changes()
+        changes = changes or DirtyKeys()
         self.name, self._changed = name, changes.of("job", name)
         self._changed()
         self.members: dict[bytes, MemberInfo] = {}
@@ -113,7 +113,7 @@ class JobRun:
             self.members, self.places.lasts, self.steps.pause, self.steps.resume,
             lambda data: changes.add("data", set_key(name, data)),
         )  # fmt: skip
-        self.waits = Waits(self._waiters, self.anybody_waits)
+        self.waits = Waiters(self._waiters, self.anybody_waits)
         if resumption is not None:
             self.data.resume(resumption.data)
             self.rates.begin_at(resumption.rates)
@@ -393,7 +393,7 @@ class JobRun:
         self.waits.tell_soon(now)
         return actions
 
-    def _fall_back(self, lost: list[Copy], error: PSError, now: float) -> list[Action]:
+    def _fall_back(self, lost: list[Replica], error: PSError, now: float) -> list[Action]:
         """Nobody has the values of shards any more: they go back to a checkpoint; without one the job has failed."""
         gone = {copy.server.incarnation for copy in lost}  # they may not have departed yet
         there = [server for server in self._servers.staying if server.incarnation not in gone]

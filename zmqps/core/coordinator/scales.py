@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zmqps.core.coordinator.checkpoints import Checkpoints
-from zmqps.core.coordinator.copies import Copies
+from zmqps.core.coordinator.copies import ReplicaSet
 from zmqps.core.coordinator.drains import Drains
 from zmqps.core.coordinator.fleet import Fleet
 from zmqps.core.coordinator.journal import Changed, Plain, nothing, packed_error, unpacked_error
@@ -76,7 +76,7 @@ def plan(run: JobRun, servers: Sequence[MemberInfo], replicas: int) -> Plan:
 
 
 def _homes(
-    pieces: Placement, its: Sequence[int | None], copies: Copies, servers: Sequence[MemberInfo], replicas: int
+    pieces: Placement, its: Sequence[int | None], copies: ReplicaSet, servers: Sequence[MemberInfo], replicas: int
 ) -> list[list[MemberInfo]]:
     """Return the servers of each shard that is to be: those that have most of it, so that little has to move.
 

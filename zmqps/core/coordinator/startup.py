@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from zmqps.core.coordinator.copies import Copies, Copy
+from zmqps.core.coordinator.copies import Replica, ReplicaSet
 from zmqps.core.coordinator.described import Described, Rival, difference, place, read, shown
 from zmqps.core.coordinator.journal import Plain
 from zmqps.core.coordinator.membership import MemberInfo
@@ -111,7 +111,7 @@ class Startup:
         self._count = count
         self._new_epoch = new_epoch
         self._slice_nbytes = slice_nbytes
-        self.given_up: list[Copy] = []  # what servers still have
+        self.given_up: list[Replica] = []  # what servers still have
         self.held = ""  # why those who come have to wait, though the job is under way
         self.cutting = ""  # the same, while its shards are cut anew
         self._forget()
@@ -135,7 +135,7 @@ class Startup:
         self.placement: Placement | None = None
         self._rows: Sequence[Mapping[str, Any]] = ()  # of the placement, for the status
         self._cuts: dict[str, Any] = {}
-        self.copies = Copies(self._root, self._new_epoch)
+        self.copies = ReplicaSet(self._root, self._new_epoch)
         self.cut = 0  # the number of the last time that its shards were cut anew
         self.built: set[int] = set()  # by epoch
         self.loaded: set[int] = set()
@@ -216,7 +216,7 @@ class Startup:
         self._forget_place()
         return True
 
-    def drop(self, copy: Copy, *, moved: bool = False) -> None:
+    def drop(self, copy: Replica, *, moved: bool = False) -> None:
         """A copy is not wanted any more; ``moved``: another one takes its place, and the job goes on."""
         self.copies.remove(copy)
         copy.moved = moved
@@ -254,7 +254,7 @@ class Startup:
         return {**self._cuts, **more}
 
     def assign(
-        self, copies: Iterable[Copy], source: Mapping[str, Any] | None = None, placement: Placement | None = None
+        self, copies: Iterable[Replica], source: Mapping[str, Any] | None = None, placement: Placement | None = None
     ) -> list[Action]:
         """Tell servers the copies that they are to keep.
 

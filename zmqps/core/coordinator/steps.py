@@ -10,7 +10,7 @@ from zmqps.core.coordinator.attendance import Attendance
 from zmqps.core.coordinator.bringing import Bringing
 from zmqps.core.coordinator.commits import Commits
 from zmqps.core.coordinator.consistency import Commitment, Decision, Grant, Policy, make_policy
-from zmqps.core.coordinator.copies import Copy
+from zmqps.core.coordinator.copies import Replica
 from zmqps.core.coordinator.delays import Delays
 from zmqps.core.coordinator.journal import Changed, Plain, nothing
 from zmqps.core.coordinator.membership import MemberInfo
@@ -84,7 +84,7 @@ class Steps:
         self.delays = Delays()
         self.counted = float("-inf"), 0  # when steps were counted last, for those who watch, and how many
 
-    def start(self, job: JobSpec, copies: Iterable[Copy], *, waits_for_all: bool = False, clock: int = 0) -> None:
+    def start(self, job: JobSpec, copies: Iterable[Replica], *, waits_for_all: bool = False, clock: int = 0) -> None:
         """A job was placed.
 
         Parameters
@@ -130,7 +130,7 @@ class Steps:
             **self.bringing.dump(),
         }
 
-    def restore(self, kept: Plain, job: JobSpec, copies: Iterable[Copy], now: float) -> None:
+    def restore(self, kept: Plain, job: JobSpec, copies: Iterable[Replica], now: float) -> None:
         """Go on where it stood; who has arrived arrives again, and who is paused asks again for what it waits for."""
         self.start(job, copies, waits_for_all=kept["waits_for_all"])
         assert self.policy is not None
@@ -186,7 +186,7 @@ class Steps:
         self._retry_due = self.bringing.torn = None
         self.keep()
 
-    def go_back(self, copies: Iterable[Copy], clock: int | None) -> None:
+    def go_back(self, copies: Iterable[Replica], clock: int | None) -> None:
         """Shards have other primaries, as they were in a checkpoint; ``clock``: with the steps, if they are for all."""
         self._commits.start(copies)
         if clock is not None and self.policy is not None:
@@ -282,7 +282,7 @@ class Steps:
         """Whether those wait for the next step who had a part in the last one, which is over everywhere."""
         return self.settled and not self._blocked and bool(self._granted)
 
-    def move(self, old: int, heir: Copy, told: Iterable[bytes] | None) -> None:
+    def move(self, old: int, heir: Replica, told: Iterable[bytes] | None) -> None:
         """A shard's primary is lost, and a backup takes over; ``told`` None: it has given up its place between steps.
 
         Gradients that are not committed there are lost. Whoever has been told the job may have brought some, and is to
@@ -295,7 +295,7 @@ class Steps:
                 self.policy.retract(who)  # it has gone, and what it had brought has gone with the shard
         self.keep()
 
-    def moved(self, heir: Copy, step: int) -> None:
+    def moved(self, heir: Replica, step: int) -> None:
         """A backup has taken over, with so many steps."""
         self._commits.confirmed(heir.epoch, step)
         self.bringing.moved(heir.shard, heir.epoch)

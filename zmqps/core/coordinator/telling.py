@@ -133,7 +133,7 @@ def cost(job: Job) -> float:
     return TELL_S + PARAMETER_S * len(job.job["parameters"])
 
 
-class Host(Protocol):
+class InformingHost(Protocol):
     """What is needed of the machine."""
 
     jobs: Jobs
@@ -141,7 +141,7 @@ class Host(Protocol):
     telling: Telling
 
 
-def init(host: Host, member: MemberInfo, message: Init, now: float) -> list[Action]:
+def init(host: InformingHost, member: MemberInfo, message: Init, now: float) -> list[Action]:
     """A member names a job, or asks for the one that there is; it is told when that can be trained."""
     run, actions = host.jobs.runs[member.job], list[Action]()
     if (member.incarnation, message.request) in run.startup.parked and host.telling.too_soon(member, now):

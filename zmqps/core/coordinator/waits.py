@@ -26,7 +26,7 @@ def not_joined(missing: int, there: int) -> str:
     return f"{missing} of {counted(missing + there, 'worker')} that {have} not joined the job (start {them}{begin})"
 
 
-class Waits:
+class Waiters:
     """Those of a job who wait: for its start, at named barriers, for a step, for a range of data.
 
     Parameters

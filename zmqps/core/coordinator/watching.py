@@ -47,7 +47,7 @@ class Happened:
 
 
 @dataclass(slots=True, kw_only=True)
-class Sample:
+class CounterSample:
     """What a member had counted at a heartbeat, at this time by its own clock.
 
     What it counts in a while is a rate by that clock only: the coordinator may have stood still meanwhile.
@@ -88,7 +88,7 @@ class Watching:
             return  # over a connection that is new nothing is said
         is_server = member.role == "server"
         sent, received = ("pulled_nbytes", "pushed_nbytes") if is_server else ("bytes_sent", "bytes_received")
-        sample = Sample(
+        sample = CounterSample(
             at=_number(counters, "awake_seconds"),
             pushes=_number(counters, "pushes"),
             sent=_number(counters, sent),
@@ -97,7 +97,7 @@ class Watching:
             steps=_summed(counters, "step_seconds"),
             staleness=_summed(counters, "staleness"),
         )
-        before: Sample | None = member.sample
+        before: CounterSample | None = member.sample
         if before is not None and sample.at - before.at < LEAST_S:
             return
         member.sample = sample
@@ -163,7 +163,7 @@ def steps_of(run: JobRun) -> int:
 
 def _pushes_per_second(run: JobRun) -> float:
     """Return the pushes of all its workers, of each as it has counted them between its last heartbeats."""
-    samples: Iterable[Sample | None] = (worker.sample for worker in run.workers)
+    samples: Iterable[CounterSample | None] = (worker.sample for worker in run.workers)
     return sum(sample.pushes_per_second for sample in samples if sample is not None)
 
 

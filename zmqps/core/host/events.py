@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from zmqps.core.host.messages import Bring, HostMessage
+from zmqps.core.host.messages import HostGradients, HostMessage
 from zmqps.errors import PSError
 
 
@@ -18,14 +18,14 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
+class ConnectionEnded:
     """A connection has ended, whoever ended it; also where something could not be sent over it."""
 
     member: int
 
 
 @dataclass(frozen=True, slots=True)
-class Pushed:
+class RoundPushed:
     """The round under way is with the servers, or the push has failed; ``alone``: nothing was sent, nor can be."""
 
     error: PSError | None = None
@@ -47,7 +47,7 @@ class Rewound:
     """The job has gone back to a checkpoint: what was read before counts no more."""
 
 
-HostEvent = Heard | Gone | Pushed | Fetched | Rewound
+HostEvent = Heard | ConnectionEnded | RoundPushed | Fetched | Rewound
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Tell:
 
 
 @dataclass(frozen=True, slots=True)
-class Drop:
+class CloseConnection:
     """Close a connection, once all that was said before has left."""
 
     member: int
@@ -67,17 +67,17 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class PushRound:
-    """Add up what members have brought to a step, push it, and end the leader's step; answered by `Pushed`.
+    """Add up what members have brought to a step, push it, and end the leader's step; answered by `RoundPushed`.
 
     Leave out whom `Pushing`, which was said to each right before, could not be sent to: it does it again elsewhere.
     """
 
     step: int
-    brought: Mapping[int, Bring]
+    brought: Mapping[int, HostGradients]
 
 
 @dataclass(frozen=True, slots=True)
-class Fetch:
+class FetchValues:
     """Pull into one of the places for values; answered by `Fetched`, asynchronous: with this step."""
 
     number: int
@@ -93,4 +93,4 @@ class Say:
     text: str
 
 
-HostAction = Tell | Drop | PushRound | Fetch | Say
+HostAction = Tell | CloseConnection | PushRound | FetchValues | Say

@@ -14,14 +14,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from zmqps.core.host.events import (
-    Drop,
+    CloseConnection,
+    ConnectionEnded,
     Fetched,
-    Gone,
     Heard,
     HostAction,
     HostEvent,
-    Pushed,
     PushRound,
+    RoundPushed,
     Say,
     Tell,
 )
@@ -29,16 +29,16 @@ from zmqps.core.host.messages import (
     Alive,
     Alone,
     Away,
-    Bring,
     Done,
     Dropped,
     Got,
     Here,
+    HostGradients,
     HostMessage,
+    HostWaiting,
     Joined,
     JoinGroup,
     Pushing,
-    Waiting,
     Want,
 )
 from zmqps.core.host.values import ValueShelf, failed
@@ -86,9 +86,9 @@ class GroupMachine:
         self._had_own = False
         self._counts_rounds = mode == "async"
         self._interval, self._timeout = interval, timeout
-        self._brought: dict[int, dict[int, Bring]] = {}  # by step, by member
+        self._brought: dict[int, dict[int, HostGradients]] = {}  # by step, by member
         self._pushing: PushRound | None = None
-        self._answers: dict[int, Bring] = {}  # who gets the answer of the push under way
+        self._answers: dict[int, HostGradients] = {}  # who gets the answer of the push under way
         self._now = now
         self._beat_due = now + interval
         self._tell_due: float | None = None
@@ -101,9 +101,9 @@ class GroupMachine:
         self._now = now
         if isinstance(event, Heard):
             actions = self._heard(event.member, event.message)
-        elif isinstance(event, Gone):
+        elif isinstance(event, ConnectionEnded):
             actions = self._gone(event.member)
-        elif isinstance(event, Pushed):
+        elif isinstance(event, RoundPushed):
             actions = self._pushed(event)
         elif isinstance(event, Fetched):
             actions = self.values.fetched(event, self._reads_at)
@@ -126,7 +126,11 @@ class GroupMachine:
                 silent = now - member.heard_at
                 if silent > self._timeout:
                     text = f"lost {member.title} of this host: last sign of life {silent:.1f} s ago; the host goes on"
-                    actions += [Say("warning", f"{text} without it"), Tell(number, Dropped(silent)), Drop(number)]
+                    actions += [
+                        Say("warning", f"{text} without it"),
+                        Tell(number, Dropped(silent)),
+                        CloseConnection(number),
+                    ]
                     actions += self._gone(number)
                 else:
                     actions.append(Tell(number, Alive()))
@@ -142,9 +146,9 @@ class GroupMachine:
             return self._join(number, message)
         member = self.members.get(number)
         if member is None:
-            return [Drop(number)]
+            return [CloseConnection(number)]
         member.heard_at = self._now
-        if isinstance(message, Bring):
+        if isinstance(message, HostGradients):
             return self._bring(number, member, message)
         if isinstance(message, Want):
             return self.values.want(number, message, self._reads_at)
@@ -155,12 +159,12 @@ class GroupMachine:
         elif isinstance(message, Here):
             member.away, member.step = False, self._step_of(message.step)
         elif not isinstance(message, Alive):
-            return [Drop(number), *self._gone(number)]
+            return [CloseConnection(number), *self._gone(number)]
         return []
 
     def _join(self, number: int, message: JoinGroup) -> list[HostAction]:
         if number in self.members or len(self.members) >= MAX_MEMBERS:
-            return [Drop(number), *self._gone(number)]
+            return [CloseConnection(number), *self._gone(number)]
         self.members[number] = HostMember(message.name, self._step_of(message.step), self._now)
         self.values.joined(number)
         self._had_own |= message.name == self._own
@@ -184,7 +188,7 @@ class GroupMachine:
 
     # --- rounds -------------------------------------------------------------------------------
 
-    def _bring(self, number: int, member: HostMember, message: Bring) -> list[HostAction]:
+    def _bring(self, number: int, member: HostMember, message: HostGradients) -> list[HostAction]:
         step = self._step_of(message.step)
         if step < self.next or number in self._answers or any(number in round_ for round_ in self._brought.values()):
             return [Tell(number, Alone(reads=False))]
@@ -230,7 +234,7 @@ class GroupMachine:
         awaited = tuple(number for number, member in lacking.items() if not member.away and member.step <= step)
         return awaited if self._had_own else (*awaited, -1)
 
-    def _pushed(self, event: Pushed) -> list[HostAction]:
+    def _pushed(self, event: RoundPushed) -> list[HostAction]:
         assert self._pushing is not None
         step, answers = self._pushing.step, self._answers
         self._pushing, self._answers = None, {}
@@ -254,7 +258,7 @@ class GroupMachine:
             f"{listed(names, MOST_NAMED)}: step {step} has the gradients of {counted(len(brought), 'worker')} of this "
             f"host, {counted(len(names), 'live worker')} {'is' if len(names) == 1 else 'are'} awaited"
         )
-        return [Say("info", f"waiting for {text}"), *(Tell(number, Waiting(text)) for number in brought)]
+        return [Say("info", f"waiting for {text}"), *(Tell(number, HostWaiting(text)) for number in brought)]
 
     def validate(self) -> None:
         """Assert what always holds."""

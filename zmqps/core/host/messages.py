@@ -43,7 +43,7 @@ class JoinGroup(HostMessage):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bring(HostMessage):
+class HostGradients(HostMessage):
     """My gradients of a step lie in ``places``, one for each table of the key space.
 
     ``counts`` says how many examples they are the sum of, as runs of parameters: first, one past the last, count. A
@@ -150,7 +150,7 @@ class Failed(HostMessage):
 
 
 @dataclass(frozen=True, slots=True)
-class Values(HostMessage):
+class HostValues(HostMessage):
     """The values you wanted lie in ``places``; say `Got` when you have read them."""
 
     kind: ClassVar[int] = 21
@@ -160,7 +160,7 @@ class Values(HostMessage):
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting(HostMessage):
+class HostWaiting(HostMessage):
     """Whom your round waits for."""
 
     kind: ClassVar[int] = 22
@@ -175,8 +175,8 @@ class Dropped(HostMessage):
     silent_s: float
 
 
-_FROM_MEMBERS = (JoinGroup, Bring, Want, Got, Away, Here, Alive)
-_FROM_LEADERS = (Joined, Pushing, Done, Alone, Failed, Values, Waiting, Dropped)
+_FROM_MEMBERS = (JoinGroup, HostGradients, Want, Got, Away, Here, Alive)
+_FROM_LEADERS = (Joined, Pushing, Done, Alone, Failed, HostValues, HostWaiting, Dropped)
 KINDS: dict[int, type[HostMessage]] = {cls.kind: cls for cls in (*_FROM_MEMBERS, *_FROM_LEADERS)}
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from zmqps.core.host.events import Fetch, Fetched, HostAction, Tell
-from zmqps.core.host.messages import Alone, Failed, Place, Values, Want
+from zmqps.core.host.events import Fetched, FetchValues, HostAction, Tell
+from zmqps.core.host.messages import Alone, Failed, HostValues, Place, Want
 from zmqps.errors import PSError
 
 #: Places for values: one that members still read, and one that the next are put into.
@@ -13,7 +13,7 @@ NUM_PLACES = 2
 
 
 @dataclass(slots=True, kw_only=True)
-class Copy:
+class FetchedValues:
     """Values in one of the places; ``number`` counts all that were ever fetched."""
 
     number: int
@@ -25,7 +25,7 @@ class Copy:
 
 
 @dataclass(slots=True)
-class Reader:
+class WaitingReader:
     """A member that waits; ``last`` is the number of the last fetch that it waits for."""
 
     want: Want
@@ -46,15 +46,15 @@ class ValueShelf:
     def __init__(self, *, exact: bool) -> None:
         self.places: list[list[Place]] = [[] for _ in range(NUM_PLACES)]  # filled in by the shell, before the first
         self._exact = exact
-        self._copies: dict[int, Copy] = {}  # by place
+        self._copies: dict[int, FetchedValues] = {}  # by place
         self._number = 0
-        self._fetching: Copy | None = None
-        self._readers: dict[int, Reader] = {}
+        self._fetching: FetchedValues | None = None
+        self._readers: dict[int, WaitingReader] = {}
         self._seen: dict[int, int] = {}
 
     def want(self, member: int, want: Want, step: int) -> list[HostAction]:
         """Answer a member that wants values, or begin to fetch some; a fetch that begins now is of ``step``."""
-        reader = Reader(want, 0, self._number if want.fresh else self._seen.get(member, 0))
+        reader = WaitingReader(want, 0, self._number if want.fresh else self._seen.get(member, 0))
         for copy in sorted(self._copies.values(), key=lambda copy: -copy.number):
             if copy.there and self._serves(copy, reader):
                 return [self._give(member, copy)]
@@ -76,7 +76,7 @@ class ValueShelf:
             del self._copies[copy.place]
             return [Tell(member, failed(event.error, reads=True)) for member in waiting]
         copy.step, copy.version, copy.there = event.step, event.version, True
-        actions, rest = list[HostAction](), dict[int, Reader]()
+        actions, rest = list[HostAction](), dict[int, WaitingReader]()
         for member, reader in waiting.items():
             if self._serves(copy, reader):
                 actions.append(self._give(member, copy))
@@ -112,30 +112,30 @@ class ValueShelf:
         for reader in self._readers.values():
             reader.after, reader.last = self._number, self._number + 1
 
-    def _serves(self, copy: Copy, reader: Reader) -> bool:
+    def _serves(self, copy: FetchedValues, reader: WaitingReader) -> bool:
         if copy.step < 0:
             return False
         if self._exact:
             return copy.step == reader.want.step and (not reader.want.fresh or copy.number > reader.after)
         return copy.step >= reader.want.step and copy.number > reader.after
 
-    def _give(self, member: int, copy: Copy) -> HostAction:
+    def _give(self, member: int, copy: FetchedValues) -> HostAction:
         copy.readers.add(member)
         self._seen[member] = copy.number
-        return Tell(member, Values(copy.number, copy.version, self.places[copy.place]))
+        return Tell(member, HostValues(copy.number, copy.version, self.places[copy.place]))
 
-    def _fetch(self, readers: dict[int, Reader], step: int) -> list[HostAction]:
+    def _fetch(self, readers: dict[int, WaitingReader], step: int) -> list[HostAction]:
         busy = {copy.place for copy in self._copies.values() if copy.readers}
         free = [place for place in range(NUM_PLACES) if place not in busy]
         if not free:  # members that are slow still read all there is: nobody waits for them
             return [Tell(member, Alone(reads=True)) for member in readers]
         oldest = min(free, key=lambda place: self._copies[place].number if place in self._copies else 0)
         self._number += 1
-        self._fetching = self._copies[oldest] = Copy(number=self._number, place=oldest, step=step)
+        self._fetching = self._copies[oldest] = FetchedValues(number=self._number, place=oldest, step=step)
         for member, reader in readers.items():
             reader.last = self._number
             self._readers[member] = reader
-        return [Fetch(self._number, oldest, step)]
+        return [FetchValues(self._number, oldest, step)]
 
     def validate(self) -> None:
         """Assert that nobody waits for nothing, and nothing is written that somebody reads."""

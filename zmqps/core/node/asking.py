@@ -13,7 +13,7 @@ from zmqps.errors import PSError
 LOOK_S = 0.8
 
 
-class Asking(ABC):
+class RepeatedQuestion(ABC):
     """A question under way, repeated ever more seldom.
 
     Parameters

@@ -16,7 +16,7 @@ WINDOW = 64
 ROUNDING_S = 0.001
 
 
-class Sample(NamedTuple):
+class ClockSample(NamedTuple):
     """A question ``sent`` and the answer ``back`` by one's own clock, answered ``at`` some time by the other one's."""
 
     sent: float
@@ -31,7 +31,7 @@ class Offset(NamedTuple):
     error_s: float
 
 
-def estimate(samples: Iterable[Sample]) -> Offset | None:
+def estimate(samples: Iterable[ClockSample]) -> Offset | None:
     """Return how the other clock differs; None where nothing was answered yet.
 
     The answer is taken to have been given half way. It was given some time between, so what is wrong about
@@ -47,16 +47,16 @@ class Samples:
     """The last answers, since one of the clocks was set or stood still last, as far as they show it."""
 
     def __init__(self) -> None:
-        self._samples: deque[Sample] = deque(maxlen=WINDOW)
+        self._samples: deque[ClockSample] = deque(maxlen=WINDOW)
 
     def add(self, sent: float, at: float, back: float) -> None:
         """Take an answer; one that was back before it was asked for says nothing."""
-        known, now = self.offset, estimate([Sample(sent, at, back)])
+        known, now = self.offset, estimate([ClockSample(sent, at, back)])
         if back < sent or now is None:
             return
         if known is not None and abs(now.offset_s - known.offset_s) > now.error_s + known.error_s + ROUNDING_S:
             self._samples.clear()  # both cannot be: of clocks that differ otherwise now the older ones say nothing
-        self._samples.append(Sample(sent, at, back))
+        self._samples.append(ClockSample(sent, at, back))
 
     @property
     def offset(self) -> Offset | None:

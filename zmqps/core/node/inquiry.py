@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from zmqps.core.node.asking import Asking
+from zmqps.core.node.asking import RepeatedQuestion
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import (
     Action,
@@ -46,7 +46,7 @@ Question: TypeAlias = StatusRequest | Watch | EndJob | Checkpoint | Drain | Scal
 AGAIN_S, PROGRESS_S = 0.05, 0.25
 
 
-class Inquiry(Asking):
+class Inquiry(RepeatedQuestion):
     """One question, repeated until it is answered as hoped.
 
     Parameters

@@ -48,7 +48,7 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class Measurements:
     """All that a node says."""
 
     counted: list[Counted]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from zmqps.core.node.asking import LOOK_S, Asking
+from zmqps.core.node.asking import LOOK_S, RepeatedQuestion
 from zmqps.core.node.handshake import FIRST_RETRY_S
 from zmqps.core.node.inquiry import presented
 from zmqps.core.node.tracing import MAX_RING_NBYTES, REPORT_S
@@ -33,7 +33,7 @@ GRACE_S = 3.0
 MAX_NODE_NBYTES = MAX_RING_NBYTES + (1 << 20)
 
 
-class Tracer(Asking):
+class Tracer(RepeatedQuestion):
     """One trace: begun, waited for, and fetched; or one of these.
 
     Parameters

@@ -30,7 +30,7 @@ def door_word(secret: str) -> bytes:
     return _mac(secret, b"door").hex().encode()
 
 
-class Asking:
+class ProofInitiator:
     """The end that connects: `first`, then `second` with what came back."""
 
     def __init__(self, secret: str, nonce: bytes, hello: Hello) -> None:
@@ -54,7 +54,7 @@ class Asking:
         return _hello(hello), [MARK, _mac(self._secret, b"asking" + said)]
 
 
-class Answering:
+class ProofResponder:
     """The end that binds, for one connection: `reply` to its first message, `finish` with its second one."""
 
     def __init__(self, secret: str, nonce: bytes, hello: Hello) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from zmqps.core.server.records import Record, state_of
+from zmqps.core.server.records import ReplicationRecord, state_of
 from zmqps.core.server.row_records import rows_now
 from zmqps.core.server.shard import Shard
 
@@ -39,7 +39,7 @@ class Filling:
         """Whether all have had their turn."""
         return self._slice == len(self._shard.slices) and self._table == len(self._tables)
 
-    def next(self) -> Record:
+    def next(self) -> ReplicationRecord:
         """Return the next piece; one that there was no memory for comes again (`MemoryError`)."""
         if self._slice < len(self._shard.slices):
             record = state_of(self._shard.slices[self._slice], self._shard.version, self._shard.memory)

@@ -12,7 +12,7 @@ from zmqps.core.protocol.events import Action, Send
 from zmqps.core.protocol.limits import WINDOW_NBYTES
 from zmqps.core.protocol.messages import Replicated, Welcome
 from zmqps.core.server.filling import Filling
-from zmqps.core.server.records import Record
+from zmqps.core.server.records import ReplicationRecord
 from zmqps.errors import PSError
 
 #: A backup that has confirmed nothing for this long is asked what it has.
@@ -26,7 +26,7 @@ REST = 3.0
 LONGEST_REST_S = 2.0
 
 #: Returns the records of the ledgers as they are at this moment.
-Ledgers = Callable[[], Iterable[Record]]
+Ledgers = Callable[[], Iterable[ReplicationRecord]]
 
 
 class Follower:
@@ -58,7 +58,7 @@ class Follower:
         self.handshake = handshake
         self.proof = proof
         self.epoch = epoch
-        self.unconfirmed: deque[tuple[int, Record]] = deque()
+        self.unconfirmed: deque[tuple[int, ReplicationRecord]] = deque()
         self.why = ""  # it could not do what it was told, in words
         self.last = number or 0  # number of the newest record
         self._sent = self.last  # of the newest that was sent over this connection
@@ -100,7 +100,7 @@ class Follower:
         for record in found:
             self.add(record)
 
-    def add(self, record: Record) -> None:
+    def add(self, record: ReplicationRecord) -> None:
         """Queue a record, unless it is to be told all that there is; the same again changes nothing."""
         if not self._begun:
             return
@@ -130,7 +130,7 @@ class Follower:
             self._probe_due = now + PROBE_S
         return actions
 
-    def _unsent(self) -> list[tuple[int, Record]]:
+    def _unsent(self) -> list[tuple[int, ReplicationRecord]]:
         """Return what was not sent over this connection, which is a few records at the end, as a rule."""
         found = []
         for entry in reversed(self.unconfirmed):

@@ -65,7 +65,7 @@ from zmqps.core.server.ledger import Result
 from zmqps.core.server.orders import Orders
 from zmqps.core.server.parked import CONFIRMED, MAX_ALL_PARKED_NBYTES, Awaited, awaited_by, nbytes_of
 from zmqps.core.server.relay import FileRelay, FileRequest
-from zmqps.core.server.replication import Replication
+from zmqps.core.server.replication import ReplicaStreams
 from zmqps.core.server.requests import PULLS, PUSHES, AnyPull, AnyPush, Found, find_rows, is_available, push_rows
 from zmqps.core.server.saves import Files, Saves, Saving
 from zmqps.core.server.shard import Shard
@@ -118,7 +118,7 @@ class ServerMachine:
         self.tenants: dict[int, Tenant] = {}  # by epoch
         self.clients = Clients(keyed=identity.keyed)
         self.discarded = DiscardedJobs()
-        self.replication = Replication(self)
+        self.replication = ReplicaStreams(self)
         self._saves = Saves(files)
         self.relay = FileRelay()
         self.leaving = Leaving(self.member)

@@ -6,12 +6,12 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from zmqps.core.node.measured import Counted, Measured
+from zmqps.core.node.measured import Counted, Measurements
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.tenant import in_all
 
 
-def measured(machine: ServerMachine, own: Mapping[str, Any]) -> Measured:
+def measured(machine: ServerMachine, own: Mapping[str, Any]) -> Measurements:
     """Return a server's figures; of a job with several copies here they are of all of them.
 
     ``own``: what the server's process has counted.
@@ -25,4 +25,4 @@ def measured(machine: ServerMachine, own: Mapping[str, Any]) -> Measured:
         for name, copies in of_jobs.items()
     ]
     process = Counted(scope="server", role="server", rank=rank, job="", counters={**own, **counters})
-    return Measured([process, *jobs])
+    return Measurements([process, *jobs])

@@ -39,7 +39,7 @@ from zmqps.core.server.leaving import Leaving
 from zmqps.core.server.parked import COMMITTED, Awaited
 from zmqps.core.server.recut import cut
 from zmqps.core.server.relay import FileRelay
-from zmqps.core.server.replication import Replication
+from zmqps.core.server.replication import ReplicaStreams
 from zmqps.core.server.saves import Saves
 from zmqps.core.server.tenant import Tenant
 from zmqps.errors import BY_CODE, EvictedError, IdentityError, LimitError, ProtocolError, PSError, counted
@@ -48,7 +48,7 @@ from zmqps.errors import BY_CODE, EvictedError, IdentityError, LimitError, Proto
 MAX_TENANTS = 256
 
 
-class Host(Protocol):
+class OrdersHost(Protocol):
     """What orders need of their machine."""
 
     member: Member
@@ -56,7 +56,7 @@ class Host(Protocol):
     clients: Clients
     discarded: DiscardedJobs
     relay: FileRelay
-    replication: Replication
+    replication: ReplicaStreams
     leaving: Leaving
 
     def tenant_of(self, epoch: int) -> Tenant:
@@ -85,7 +85,7 @@ class Orders:
         Writes shards for checkpoints.
     """
 
-    def __init__(self, host: Host, builds: Builds, saves: Saves) -> None:
+    def __init__(self, host: OrdersHost, builds: Builds, saves: Saves) -> None:
         self._host = host
         self._builds = builds
         self._saves = saves

@@ -29,7 +29,7 @@ CONFIRMED = -2
 Awaited: TypeAlias = tuple[int, int]
 
 
-class Held(NamedTuple):
+class DeferredPull(NamedTuple):
     """A pull that waits, and for what."""
 
     pull: AnyPull
@@ -38,7 +38,7 @@ class Held(NamedTuple):
     at: float = 0.0  # since when
 
 
-class Parked:
+class DeferredPulls:
     """The pulls of a job that wait.
 
     A pull waits for one slice that lacks its version, until that has it; then perhaps for another one. One of exactly
@@ -50,7 +50,7 @@ class Parked:
         self.nbytes = 0
         #: Whose requests wait, by what they wait for; empty when nobody waits.
         self.awaited: dict[Awaited, dict[tuple[bytes, int], None]] = {}
-        self._of: dict[bytes, dict[int, Held]] = {}  # by incarnation and request
+        self._of: dict[bytes, dict[int, DeferredPull]] = {}  # by incarnation and request
         self._nbytes_of: dict[bytes, int] = {}
 
     def __len__(self) -> int:
@@ -76,7 +76,7 @@ class Parked:
     def add(self, who: bytes, pull: AnyPull, awaits: Sequence[Awaited], now: float = 0.0) -> None:
         """A pull waits for any of these; one of the same request takes the place of the one before."""
         self.remove(who, pull.request)
-        held = Held(pull, nbytes_of(pull), awaits, now)
+        held = DeferredPull(pull, nbytes_of(pull), awaits, now)
         self._of.setdefault(who, {})[pull.request] = held
         self._count(who, held.nbytes)
         for awaited in awaits:

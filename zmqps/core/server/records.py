@@ -33,7 +33,7 @@ LEDGER_PUSHES = 256
 RECORD_NBYTES = 1024
 
 
-class Record:
+class ReplicationRecord:
     """One thing that a primary has done, or is about to do.
 
     Attributes
@@ -73,48 +73,50 @@ def owned(payload: Sequence[Buffer]) -> list[Buffer]:
     ]
 
 
-def pushed(message: Push, origin: bytes, payload: Sequence[Buffer]) -> Record:
+def pushed(message: Push, origin: bytes, payload: Sequence[Buffer]) -> ReplicationRecord:
     """Return the record of a push that is about to be applied; ``payload`` is nobody else's."""
-    return Record(
+    return ReplicationRecord(
         Replicate(0, 0, PUSHED, origin, message.seq, 0, message.codec, (), (), message.terms, message.parts, payload)
     )
 
 
 def averaged(
     state: SliceState, step: int, means: Stretches, values: Stretches, terms: Sequence[float], memory: Memory
-) -> Record:
+) -> ReplicationRecord:
     """Return the record of a slice's mean of a step, of the terms on which it is applied, and of what is set."""
     both = sorted([*means, *values], key=itemgetter(0)) if values else means
     ranges = tuple(bound for start, array in both for bound in (start, start + array.size))
     part = state.slice.index, step, () if ranges == (0, state.size) else ranges
     payload = [memory.copied(array) for _, array in both]
     written = tuple(start for start, _ in values)
-    return Record(Replicate(0, 0, AVERAGED, NOBODY, 0, step, RAW, written, (), terms, (part,), payload))
+    return ReplicationRecord(Replicate(0, 0, AVERAGED, NOBODY, 0, step, RAW, written, (), terms, (part,), payload))
 
 
-def stepped(step: int) -> Record:
+def stepped(step: int) -> ReplicationRecord:
     """Return the record of the end of a step."""
-    return Record(Replicate(0, 0, STEPPED, NOBODY, 0, step, RAW, (), (), (), (), ()))
+    return ReplicationRecord(Replicate(0, 0, STEPPED, NOBODY, 0, step, RAW, (), (), (), (), ()))
 
 
-def asked() -> Record:
+def asked() -> ReplicationRecord:
     """Return the record of nothing: who confirms it still follows this primary."""
-    return Record(Replicate(0, 0, ASKED, NOBODY, 0, 0, RAW, (), (), (), (), ()))
+    return ReplicationRecord(Replicate(0, 0, ASKED, NOBODY, 0, 0, RAW, (), (), (), (), ()))
 
 
-def state_of(state: SliceState, step: int, memory: Memory) -> Record:
+def state_of(state: SliceState, step: int, memory: Memory) -> ReplicationRecord:
     """Return the record of a slice as it is, after so many synchronous steps."""
     payload = [memory.copied(array) for array in (state.value, *state.slots)]
     part = state.slice.index, state.version, ()
-    return Record(Replicate(0, 0, STATE, NOBODY, 0, step, RAW, tuple(state.steps.tolist()), (), (), (part,), payload))
+    return ReplicationRecord(
+        Replicate(0, 0, STATE, NOBODY, 0, step, RAW, tuple(state.steps.tolist()), (), (), (part,), payload)
+    )
 
 
-def nothing_of(step: int) -> Record:
+def nothing_of(step: int) -> ReplicationRecord:
     """Return the record of a shard that has no slices, after so many synchronous steps."""
-    return Record(Replicate(0, 0, STATE, NOBODY, 0, step, RAW, (), (), (), (), ()))
+    return ReplicationRecord(Replicate(0, 0, STATE, NOBODY, 0, step, RAW, (), (), (), (), ()))
 
 
-def ledgers_of(ledgers: Mapping[bytes, Ledger]) -> Iterator[Record]:
+def ledgers_of(ledgers: Mapping[bytes, Ledger]) -> Iterator[ReplicationRecord]:
     """Yield the records of the workers' ledgers as they are; each must be taken before anything else is applied."""
     for who, ledger in ledgers.items():
         applied = ((seq, result) for seq, result in ledger.results.items() if result is not None)
@@ -125,7 +127,7 @@ def ledgers_of(ledgers: Mapping[bytes, Ledger]) -> Iterator[Record]:
             if len(numbers) == 1 and not ledger.floor:
                 break
             payload = [np.array(numbers, "<u8")]
-            yield Record(Replicate(0, 0, REMEMBERED, who, 0, 0, RAW, (), (), (), (), payload))
+            yield ReplicationRecord(Replicate(0, 0, REMEMBERED, who, 0, 0, RAW, (), (), (), (), payload))
             if len(numbers) == 1:
                 break
 

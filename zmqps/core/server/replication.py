@@ -42,7 +42,7 @@ from zmqps.core.server.clients import Client, Clients
 from zmqps.core.server.follower import Follower
 from zmqps.core.server.parked import CONFIRMED, Awaited
 from zmqps.core.server.requests import PUSHES, AnyPull, AnyPush
-from zmqps.core.server.stream import Held, Stream, Unconfirmed
+from zmqps.core.server.stream import HeldAnswer, Stream, Unconfirmed
 from zmqps.core.server.tenant import Tenant
 from zmqps.core.treatments import make_treatment
 from zmqps.errors import (
@@ -64,7 +64,7 @@ MAX_BACKUPS = 4
 TEXTS, NUMBERS = ("name", "endpoint", "ticket", "proof"), ("rank", "epoch")
 
 
-class Host(Protocol):
+class ReplicationHost(Protocol):
     """What this needs of its machine."""
 
     member: Member
@@ -84,7 +84,7 @@ class Host(Protocol):
         """Answer with an error."""
 
 
-class Replication:
+class ReplicaStreams:
     """The connections of a server to others, and the copies that are kept equal over them.
 
     Parameters
@@ -100,7 +100,7 @@ class Replication:
         What waits for the backups of all shards here.
     """
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: ReplicationHost) -> None:
         self.due: float | None = None
         self._host = host
         self.unconfirmed = Unconfirmed()
@@ -356,7 +356,7 @@ class Replication:
                 actions += self._host.unpark(tenant, [(CONFIRMED, held.position)])
         return [*actions, *self._yielded(tenant, stream)] if tenant.yielding else actions
 
-    def _answer(self, tenant: Tenant, held: Held) -> list[Action]:
+    def _answer(self, tenant: Tenant, held: HeldAnswer) -> list[Action]:
         if isinstance(held.message, Committed):
             return [Send(COORDINATOR, held.message)]
         client, ledger = self._host.clients.by_incarnation.get(held.who), tenant.ledgers.get(held.who)

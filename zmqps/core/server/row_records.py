@@ -16,7 +16,7 @@ from zmqps.core.protocol.encoding import RAW
 from zmqps.core.protocol.messages import Replicate
 from zmqps.core.protocol.replication import NOBODY, ROWS
 from zmqps.core.server.ledger import Result
-from zmqps.core.server.records import Record
+from zmqps.core.server.records import ReplicationRecord
 from zmqps.core.server.rows import Rows, read_arrays
 from zmqps.core.server.table import RowTable
 from zmqps.errors import ProtocolError
@@ -34,7 +34,7 @@ _HEAD_DTYPE, _ID_DTYPE = np.dtype("<u8"), np.dtype("<i8")
 _NOTHING = np.empty(0, np.int64)
 
 
-class Pushed(NamedTuple):
+class RowsPush(NamedTuple):
     """By whose push rows have changed, and what the ledger remembers of it."""
 
     origin: bytes
@@ -53,16 +53,16 @@ class RowsNow(NamedTuple):
 
 
 def rows_now(
-    table: RowTable, rows: Array, gone: Array = _NOTHING, pushed: Pushed | None = None, *, step: int = 0,
+    table: RowTable, rows: Array, gone: Array = _NOTHING, pushed: RowsPush | None = None, *, step: int = 0,
     is_last: bool = False,
-) -> Record:  # fmt: skip
+) -> ReplicationRecord:  # fmt: skip
     """Return the record of some rows of a table as they are, after so many synchronous steps of the shard."""
     kept = table.kept(rows)
     head = np.array([rows.size, gone.size, table.steps, table.expired_before, is_last], _HEAD_DTYPE)
     part = table.slice.index, table.version, ()
     origin, seq, (versions, staleness) = (NOBODY, 0, ((), ())) if pushed is None else pushed
     payload = [frame for array in (head, gone, *kept.arrays) for frame in _frames(array)]
-    return Record(Replicate(0, 0, ROWS, origin, seq, step, RAW, versions, staleness, (), (part,), payload))
+    return ReplicationRecord(Replicate(0, 0, ROWS, origin, seq, step, RAW, versions, staleness, (), (part,), payload))
 
 
 def _frames(array: Array) -> Iterator[Array]:
@@ -109,7 +109,7 @@ class RowNews:
 
             table.watchers.append(watch)
             self._watchers.append(watch)
-        self._pushed: Pushed | None = None
+        self._pushed: RowsPush | None = None
         self._index = 0  # of the table that it was about
 
     @property
@@ -117,12 +117,12 @@ class RowNews:
         """Whether they have been told all."""
         return self._pushed is None and not any(ids for _, ids in self._watched)
 
-    def note(self, index: int, pushed: Pushed) -> None:
+    def note(self, index: int, pushed: RowsPush) -> None:
         """A push was applied, to the table of this number; those before have been told."""
         assert self._pushed is None
         self._index, self._pushed = index, pushed
 
-    def tell(self) -> Iterator[Record]:
+    def tell(self) -> Iterator[ReplicationRecord]:
         """Yield a record of each table of which there is something to tell; what was not taken comes again."""
         for table, ids in self._watched:
             pushed = self._pushed if table.slice.index == self._index else None

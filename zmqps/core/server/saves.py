@@ -16,7 +16,7 @@ from zmqps.core.server.changes import Changes, Unchanged
 from zmqps.core.server.row_changes import RowChanges
 from zmqps.core.server.row_snapshot import RowPiece, RowSnapshots
 from zmqps.core.server.shard import Shard
-from zmqps.core.server.snapshot import Piece, Snapshot
+from zmqps.core.server.snapshot import Snapshot, SnapshotSlice
 from zmqps.core.server.tenant import Tenant
 from zmqps.errors import JobError, ProtocolError, PSError
 
@@ -30,7 +30,7 @@ MAX_WHY_CHARS = 500
 class Writer(Protocol):
     """Writes a shard's part of a checkpoint; called from other threads, one at a time."""
 
-    def write(self, piece: Piece | RowPiece, *, gently: bool) -> None:
+    def write(self, piece: SnapshotSlice | RowPiece, *, gently: bool) -> None:
         """Write a slice, or rows of a table; ``gently``: training goes on, and is to feel little of it."""
 
     def close(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -79,7 +79,7 @@ class _Save:
         self.writer: Writer | None = None
         self.in_hand: set[int] = set()
         self.busy = False  # a thread has the writer
-        self.ready: list[Piece | RowPiece] = []  # the next to be written
+        self.ready: list[SnapshotSlice | RowPiece] = []  # the next to be written
         self.nbytes = 0
         self.num_pushes = tenant.counts["pushes"]  # when the last slice was handed out
         self.reported_at = 0.0
@@ -94,7 +94,7 @@ class _Save:
         """Why what was to be saved is not kept any more."""
         return self.snapshot.failed or self.rows.failed
 
-    def next(self) -> Piece | RowPiece | None:
+    def next(self) -> SnapshotSlice | RowPiece | None:
         """Return what is to be written next; raises as `Snapshot.next` does."""
         return self.snapshot.next() or self.rows.next()
 

@@ -45,7 +45,7 @@ from zmqps.core.server.slices import (
 )
 from zmqps.core.server.slots import Slots
 from zmqps.core.server.stale import treat
-from zmqps.core.server.steps import Steps
+from zmqps.core.server.steps import ShardSteps
 from zmqps.core.treatments import ReadCopies, Treatment
 from zmqps.errors import ProtocolError, SliceRangeError
 
@@ -65,7 +65,7 @@ class Shard:
     reject_nonfinite
         Whether gradients with NaN or infinity are refused.
     synchronous
-        Gradients are kept apart by push until `commit` (`Steps`); otherwise they are applied on arrival.
+        Gradients are kept apart by push until `commit` (`ShardSteps`); otherwise they are applied on arrival.
     aggregate
         Synchronous: how many gradients make a step; None: one of every worker.
     retain
@@ -125,10 +125,10 @@ class Shard:
         self._missing = {slice_.index for slice_ in placement.slices[index]}
         self.loaded = not self._missing  # whether every slice has its initial values
         self.filling = False  # a copy that gets its slices one by one; an update of others is none here
-        self.steps: Steps | None = None
+        self.steps: ShardSteps | None = None
         if synchronous:
             stage = Stage(placement.nbytes(index), aggregate or 1, memory)
-            self.steps = Steps(self.slices, self.updates, stage, self.counters, retain)
+            self.steps = ShardSteps(self.slices, self.updates, stage, self.counters, retain)
 
     @property
     def version(self) -> int:
@@ -292,7 +292,7 @@ class Shard:
         Parameters
         ----------
         parts, payload, worker, terms, checked, note, push, step, examples
-            As in `push`, and in `Steps.collect`; ``checked`` as in the message.
+            As in `push`, and in `ShardSteps.collect`; ``checked`` as in the message.
 
         Raises
         ------
@@ -318,7 +318,7 @@ class Shard:
         self, step: int, contributors: Sequence[Contributor], terms: Sequence[float] = (), examples: int = 0, *,
         left_out: bool = False,
     ) -> None:  # fmt: skip
-        """Apply the mean of a step's gradients, as `Steps.commit`."""
+        """Apply the mean of a step's gradients, as `ShardSteps.commit`."""
         assert self.steps is not None
         if self.rows is not None:
             self.rows.commit(step, contributors, examples, left_out=left_out)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 
-class Piece(NamedTuple):
+class SnapshotSlice(NamedTuple):
     """One slice of a snapshot. The arrays stay as they are until `Snapshot.done` is told its number."""
 
     number: int  # of the slice in its shard
@@ -101,7 +101,7 @@ class Snapshot:
             row.state.snapshot = None
         return row.slots
 
-    def next(self) -> Piece | None:
+    def next(self) -> SnapshotSlice | None:
         """Return a slice that has not had its turn; None: all had, or it was given up.
 
         Raises
@@ -118,7 +118,7 @@ class Snapshot:
             self.failed = error
             self.release()
             raise
-        return Piece(row.state.slice.index, row.version, row.steps, value, slots)
+        return SnapshotSlice(row.state.slice.index, row.version, row.steps, value, slots)
 
     def done(self, number: int) -> None:
         """A slice is written: nobody reads it any more."""

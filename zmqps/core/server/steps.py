@@ -15,7 +15,7 @@ from zmqps.core.server.slices import Note, Pin, SliceState, Updates
 from zmqps.errors import ProtocolError
 
 
-class Steps:
+class ShardSteps:
     """What a shard does in the synchronous mode.
 
     Parameters

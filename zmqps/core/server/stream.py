@@ -17,7 +17,7 @@ from zmqps.core.server.filling import Filling
 from zmqps.core.server.follower import Follower
 from zmqps.core.server.ledger import Ledger, Result
 from zmqps.core.server.records import (
-    Record,
+    ReplicationRecord,
     asked,
     averaged,
     ledgers_of,
@@ -28,7 +28,7 @@ from zmqps.core.server.records import (
     stepped,
 )
 from zmqps.core.server.requests import PULLS, PUSHES, AnyPull, AnyPush, rows_of
-from zmqps.core.server.row_records import Pushed, RowNews
+from zmqps.core.server.row_records import RowNews, RowsPush
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.slices import Note, SliceState
 
@@ -53,7 +53,7 @@ class Unconfirmed:
             raise MemoryError(f"{self.nbytes:,} bytes wait for the backups of this server, {self.limit:,} may")
 
 
-class Held(NamedTuple):
+class HeldAnswer(NamedTuple):
     """An answer that waits: to the push or pull of a worker, or where that is nobody to the coordinator.
 
     ``position``: of the last record that must be confirmed; ``nbytes``: what the records since the one before take.
@@ -85,7 +85,7 @@ class Stream:
         self._shard: Shard | None = None  # until it has its values
         self._row_news: RowNews | None = None  # if it has tables
         self._step = 0  # ended in the stream
-        self._held: deque[Held] = deque()
+        self._held: deque[HeldAnswer] = deque()
         self._asked: set[tuple[bytes, int]] = set()  # whose requests are held
         self._of: Counter[bytes] = Counter()  # how many, by whose they are
         self._nbytes = 0  # of records, and of what waits for them
@@ -112,7 +112,7 @@ class Stream:
             self._fill(follower, self._shard)
 
     def _fill(self, follower: Follower, shard: Shard) -> None:
-        def first() -> Iterator[Record]:
+        def first() -> Iterator[ReplicationRecord]:
             if not shard.slices:  # else they tell it the step
                 yield nothing_of(shard.version)
             if shard.steps is None:  # else gradients that wait for their step are brought to a promoted copy again
@@ -182,7 +182,7 @@ class Stream:
 
         def noted(result: Result) -> None:
             note(result)
-            news.note(message.index, Pushed(origin, message.seq, result))
+            news.note(message.index, RowsPush(origin, message.seq, result))
             self._tell_rows()
 
         return noted
@@ -208,7 +208,7 @@ class Stream:
             self._queue(stepped(shard.version - 1))
             self._step = shard.version
 
-    def _queue(self, record: Record) -> None:
+    def _queue(self, record: ReplicationRecord) -> None:
         """Something is done; said again it goes on where it failed."""
         if not record.position:
             record.position = self.position + 1
@@ -274,7 +274,7 @@ class Stream:
                 self._unconfirmed.check(nbytes)
             message = self._unanswered(message)
             nbytes += sum([memoryview(buffer).nbytes for buffer in message.payload])
-        self._held.append(Held(self.position, nbytes + self._fresh_nbytes, who, message, now))
+        self._held.append(HeldAnswer(self.position, nbytes + self._fresh_nbytes, who, message, now))
         self._asked.add((who, request))
         self._of[who] += 1
         self._fresh_nbytes = 0
@@ -310,7 +310,7 @@ class Stream:
             return None
         return next(held.position for held in reversed(self._held) if held.who == who)
 
-    def release(self) -> Iterator[Held]:
+    def release(self) -> Iterator[HeldAnswer]:
         """Yield the answers that need not wait any more, in their order."""
         confirmed = self.confirmed
         while self._held and self._held[0].position <= confirmed:
@@ -323,7 +323,7 @@ class Stream:
             self._count(-self._fresh_nbytes)
             self._fresh_nbytes = 0
 
-    def drain(self) -> list[Held]:
+    def drain(self) -> list[HeldAnswer]:
         """Return all answers that wait, whoever has not confirmed what; they wait no more."""
         held = list(self._held)
         self._held.clear()

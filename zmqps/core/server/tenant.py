@@ -11,7 +11,7 @@ from zmqps.core.protocol.messages import Assign, Recalled
 from zmqps.core.server import timing
 from zmqps.core.server.backup import Backup
 from zmqps.core.server.ledger import Ledger
-from zmqps.core.server.parked import Parked
+from zmqps.core.server.parked import DeferredPulls
 from zmqps.core.server.past import Past
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.stream import Stream
@@ -38,7 +38,7 @@ class Tenant:
         self.shard: Shard | None = None  # while it is not built yet
         self.ledgers: dict[bytes, Ledger] = {}  # by incarnation: a ledger outlives its connection
         self.past = Past(assign.key)  # who had a ledger
-        self.parked = Parked()
+        self.parked = DeferredPulls()
         self.counts: Counter[str] = Counter()
         self.generation = assign.generation  # how often the shard had changed hands when this copy became what it is
         self.stream: Stream | None = None  # of a primary that has backups

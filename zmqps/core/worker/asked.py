@@ -32,24 +32,24 @@ from zmqps.core.worker.links import Links
 from zmqps.core.worker.operations import (
     AskStatus,
     Attached,
-    Checkpoint,
-    Enter,
-    Init,
+    EnterBarrier,
     Operation,
     Question,
     Restored,
+    SavedCheckpoint,
     SaveJob,
-    SetRates,
-    Take,
+    SetNumbers,
+    StartJob,
+    TakeRange,
 )
 from zmqps.core.worker.plan import plan
 from zmqps.core.worker.questions import Questions
-from zmqps.core.worker.transfer import Load, Source
+from zmqps.core.worker.transfer import LoadTransfer, Source
 from zmqps.core.worker.transfers import Transfers
 from zmqps.errors import PSError, from_wire, printable
 
 
-class Host(Protocol):
+class RequestsHost(Protocol):
     """What is needed of the session."""
 
     member: Member
@@ -73,15 +73,15 @@ class Asked:
         The session.
     """
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: RequestsHost) -> None:
         self._host = host
         self._operations: dict[int, Question] = {}  # by the number of the request
         self._answers: dict[tuple[type[Question], type[Message]], Callable[[Any, Any, float], list[Action]]] = {
-            (Init, Job): self._job,
-            (Enter, Released): self._released,
-            (Take, Range): self._range,
+            (StartJob, Job): self._job,
+            (EnterBarrier, Released): self._released,
+            (TakeRange, Range): self._range,
             (AskStatus, Status): self._status,
-            (SetRates, RatesSet): self._rates_set,
+            (SetNumbers, RatesSet): self._rates_set,
             (SaveJob, Checkpointed): self._saved,
         }
 
@@ -119,31 +119,31 @@ class Asked:
 
     # --- the answers ---------------------------------------------------------------------------
 
-    def _released(self, enter: Enter, message: Released, now: float) -> list[Action]:
+    def _released(self, enter: EnterBarrier, message: Released, now: float) -> list[Action]:
         return [*self._host.transfers.resume(message.step), *self._host.resolve(enter, None)]
 
-    def _range(self, take: Take, message: Range, now: float) -> list[Action]:
+    def _range(self, take: TakeRange, message: Range, now: float) -> list[Action]:
         self._host.transfers.pace.took(some=message.start < message.stop)
         return [*self._host.transfers.resume(message.step), *self._host.resolve(take, message)]
 
     def _status(self, ask: AskStatus, message: Status, now: float) -> list[Action]:
         return self._host.resolve(ask, presented(message.status))
 
-    def _rates_set(self, ask: SetRates, message: RatesSet, now: float) -> list[Action]:
+    def _rates_set(self, ask: SetNumbers, message: RatesSet, now: float) -> list[Action]:
         self._host.member.terms = message.terms
         return self._host.resolve(ask, tuple(message.terms[1:]) == tuple(ask.rates))
 
     def _saved(self, ask: SaveJob, message: Checkpointed, now: float) -> list[Action]:
-        made = Checkpoint(printable(message.path), message.version, message.seconds, message.nbytes)
+        made = SavedCheckpoint(printable(message.path), message.version, message.seconds, message.nbytes)
         return self._host.resolve(ask, made)
 
-    def _job(self, init: Init, message: Job, now: float) -> list[Action]:
+    def _job(self, init: StartJob, message: Job, now: float) -> list[Action]:
         try:
             return self._attach(init, message, now)
         except PSError as error:
             return self._host.resolve(init, error)
 
-    def _attach(self, init: Init, message: Job, now: float) -> list[Action]:
+    def _attach(self, init: StartJob, message: Job, now: float) -> list[Action]:
         host, actions = self._host, list[Action]()
         if host.attached is None or message.epoch != host.epoch:  # another one if the first could not be started
             job = JobSpec.from_wire(message.job)
@@ -172,21 +172,21 @@ class Asked:
             # our order of the parameters may differ from the job's
             index = {parameter.name: i for i, parameter in enumerate(init.job.parameters)}
             values = [init.values[index[parameter.name]] for parameter in host.attached.job.parameters]
-            load = Load(cargoes=plan(host.attached.placement), source=Source(arrays=values))
+            load = LoadTransfer(cargoes=plan(host.attached.placement), source=Source(arrays=values))
             actions += host.transfers.start(init, load, now)
         return actions
 
 
 def _request(operation: Question, step: int) -> Message:
     """Return the message that asks for an operation."""
-    if isinstance(operation, Init):
+    if isinstance(operation, StartJob):
         return InitMessage(operation.request, operation.job.to_wire() if operation.job else {})
-    if isinstance(operation, Enter):
+    if isinstance(operation, EnterBarrier):
         return EnterMessage(operation.request, operation.barrier)
-    if isinstance(operation, Take):
+    if isinstance(operation, TakeRange):
         assert operation.data is not None
         return operation.data.take(operation.request, operation.used)
-    if isinstance(operation, SetRates):
+    if isinstance(operation, SetNumbers):
         return SetRatesMessage(operation.request, step, (1.0, *operation.rates))
     if isinstance(operation, SaveJob):
         return CheckpointMessage(operation.request, "", int(operation.consistent), operation.state)

@@ -16,25 +16,27 @@ from typing import TYPE_CHECKING, Protocol
 
 from zmqps.core.protocol.events import Action
 from zmqps.core.worker.links import Links
-from zmqps.core.worker.moves import Moves
+from zmqps.core.worker.moves import ShardMoves
 from zmqps.core.worker.operations import Advance, Exchange, Operation
 from zmqps.core.worker.pace import Pace
 from zmqps.core.worker.rows import RowCargo
-from zmqps.core.worker.transfer import Load, Pull, Push
+from zmqps.core.worker.transfer import LoadTransfer, PullTransfer, PushTransfer
 
 if TYPE_CHECKING:
     from zmqps.core.worker.plan import Cargo
 
 
-class UnderWay(Protocol):
+class EarlyTransfers(Protocol):
     """What is needed of the session's transfers."""
 
-    moves: Moves
+    moves: ShardMoves
 
-    def start(self, operation: Operation, transfer: Push | Pull | Load, now: float) -> list[Action]:
+    def start(
+        self, operation: Operation, transfer: PushTransfer | PullTransfer | LoadTransfer, now: float
+    ) -> list[Action]:
         """Queue the requests of a transfer."""
 
-    def drop(self, transfer: Push | Pull | Load) -> None:
+    def drop(self, transfer: PushTransfer | PullTransfer | LoadTransfer) -> None:
         """Forget a transfer."""
 
 
@@ -56,8 +58,8 @@ class Early:
         What was sent; None if nothing was.
     """
 
-    def __init__(self, transfers: UnderWay, links: Links, pace: Pace) -> None:
-        self.pull: Pull | None = None
+    def __init__(self, transfers: EarlyTransfers, links: Links, pace: Pace) -> None:
+        self.pull: PullTransfer | None = None
         self._transfers = transfers
         self._links = links
         self._pace = pace
@@ -126,5 +128,5 @@ class Early:
             assert self._operation.transfer is self.pull
 
 
-def _first(pull: Pull) -> Cargo | None:
+def _first(pull: PullTransfer) -> Cargo | None:
     return next((cargo for cargoes in pull.cargoes for cargo in cargoes), None)

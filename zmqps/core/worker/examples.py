@@ -7,7 +7,7 @@ from collections import Counter
 from zmqps.core.job.spec import MAX_COUNT
 from zmqps.core.protocol.terms import are_values
 from zmqps.core.worker.rows import RowSource
-from zmqps.core.worker.transfer import Push
+from zmqps.core.worker.transfer import PushTransfer
 
 
 class StepExamples:
@@ -22,7 +22,7 @@ class StepExamples:
         self._largest = 0
         self._of: Counter[int] = Counter()  # by parameter, where there are several pushes
 
-    def add(self, push: Push, *, alone: bool = False) -> None:
+    def add(self, push: PushTransfer, *, alone: bool = False) -> None:
         """A push is with the servers, or brings nothing; ``alone``: it is the step's first and last."""
         if not self.wanted or are_values(push.terms):
             return

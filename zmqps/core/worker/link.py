@@ -24,11 +24,11 @@ from zmqps.core.worker.choice import Timing
 from zmqps.core.worker.outbox import Outbox, Request
 from zmqps.core.worker.packer import Packer
 from zmqps.core.worker.plan import Cargo, batches
-from zmqps.core.worker.probe import PROBE_S, Probe
+from zmqps.core.worker.probe import PROBE_S, SilenceProbe
 from zmqps.core.worker.resends import SLOWEST_RETRY_S, Resends
 from zmqps.core.worker.rows import RowCargo, row_message
 from zmqps.core.worker.sent import MAX_HEADS, Sent
-from zmqps.core.worker.transfer import Load, Pull, Push, Target, Transfer
+from zmqps.core.worker.transfer import LoadTransfer, PullTransfer, PushTransfer, Target, Transfer
 from zmqps.core.worker.wire import Wire
 from zmqps.errors import ProtocolError, PSError, counted
 
@@ -41,7 +41,7 @@ class Link:
 
     Requests leave in the order of the `Outbox` as long as the window has room; answers may come in any order. All that
     is in flight is sent again when the connection broke and the server has welcomed us over the new one. While it
-    lives, only what the server turns out not to have: it is asked after a silence (`Probe`), and at once where a later
+    lives, only what the server turns out not to have: it is asked after a silence (`SilenceProbe`), and at once where a later
     request was answered before a push, which servers answer in order. A pull that was answered without a push that had
     been asked for before it is asked again behind it.
 
@@ -102,12 +102,12 @@ class Link:
         self._next_seq = 1
         self._num_sent = 0
         self.resends = Resends()
-        self.probe = Probe()
+        self.probe = SilenceProbe()
         self.alarm = Alarm()  # shared by all links of a session
         self.wire = Wire()
         self._broken = False  # the connection, since the last Welcome
 
-    def enqueue(self, transfer: Push | Pull | Load, cargoes: tuple[Cargo, ...]) -> None:
+    def enqueue(self, transfer: PushTransfer | PullTransfer | LoadTransfer, cargoes: tuple[Cargo, ...]) -> None:
         """Queue the requests of one transfer."""
         source, target = transfer.source, transfer.target
         codec = RAW if source is None else source.codec
@@ -140,7 +140,7 @@ class Link:
                 continue
             if self.in_flight and self.in_flight_nbytes + request.nbytes > self.wire.window(request.nbytes):
                 break
-            if isinstance(request.transfer, Push):
+            if isinstance(request.transfer, PushTransfer):
                 if self.in_flight:
                     oldest = next((r.seq for r in self.in_flight.values() if r.seq), self._next_seq)
                     if self._next_seq - oldest >= PUSH_WINDOW:
@@ -183,11 +183,11 @@ class Link:
         if isinstance(request.cargoes[0], RowCargo):
             return row_message(request, epoch, self.versions, self.packer.pack)
         parts: list[Part] = [(c.slice.index, self.versions[c.slice.index], c.ranges) for c in request.cargoes]
-        if isinstance(transfer, Pull):
+        if isinstance(transfer, PullTransfer):
             codec = transfer.target.codec
             return PullMessage(request.number, epoch, transfer.version, int(transfer.exact), codec, parts)
         source, target = transfer.source, transfer.target
-        if isinstance(transfer, Load):
+        if isinstance(transfer, LoadTransfer):
             return LoadMessage(request.number, epoch, parts, source.payload(request.cargoes))
         raw = request.codec == RAW and not request.chosen and source.encoded is None
         codec, payload = (RAW, source.payload(request.cargoes)) if raw else self.packer.pack(request, source)
@@ -285,13 +285,13 @@ class Link:
                     self.sent.void(request.seq)
                 del self.in_flight[number]
                 self.in_flight_nbytes -= request.nbytes
-            elif isinstance(push, Push) and push.target is not None and not request.doubted and not everything:
+            elif isinstance(push, PushTransfer) and push.target is not None and not request.doubted and not everything:
                 request.doubted = True  # its values may yet be copied, and leave later
             else:
                 request.doubted = False
                 self.resends.at_once.append(request)
 
-    def on_answer(self, message: Ack | Values, now: float) -> Push | Pull | Load | None:
+    def on_answer(self, message: Ack | Values, now: float) -> PushTransfer | PullTransfer | LoadTransfer | None:
         """Take an answer; return its transfer if that is still of interest, and may be complete."""
         request = self.in_flight.get(message.request)
         if request is None or request.transfer.done:
@@ -312,7 +312,7 @@ class Link:
         if request.chosen and self.timing is not None:
             self.timing.answered(transfer, now)
         self.answered(message.request, now)  # not before: what cannot be used fails with the rest of the link
-        if isinstance(transfer, Push):
+        if isinstance(transfer, PushTransfer):
             transfer.staleness = max(transfer.staleness, max(message.staleness, default=0))
         transfer.remaining -= 1
         return transfer
@@ -323,20 +323,20 @@ class Link:
 
     def _note_overtaken(self, request: Request, now: float) -> bool:
         """Note the pushes that an answer shows to be lost; return whether it is the answer to a pull without them."""
-        pull = isinstance(request.transfer, Pull)
+        pull = isinstance(request.transfer, PullTransfer)
         unseen = late = False
         for earlier in self.in_flight.values():  # in the order of sending, so this ends at once where nothing was lost
             if earlier is request:
                 break
             push = earlier.transfer
-            if push.done or isinstance(push, Pull) or earlier.sent_as > request.sent_as:
+            if push.done or isinstance(push, PullTransfer) or earlier.sent_as > request.sent_as:
                 continue
             missed = pull and not request.slices.isdisjoint(earlier.slices)
             if earlier.retry_at is not None:  # it was refused, and its turn comes
                 late |= missed
                 continue
             # values leave when they have been copied, acknowledgements at once
-            if missed or (isinstance(push, Push) and push.target is None):
+            if missed or (isinstance(push, PushTransfer) and push.target is None):
                 self.resends.at_once.append(earlier)
             unseen |= missed
         if late and self.put_off(request.number, now):
@@ -415,7 +415,7 @@ class Link:
             self.packer.saved_nbytes += request.raw_nbytes - nbytes
         target.land(request.cargoes, payload, message.versions)
 
-    def fail(self, error: PSError) -> list[Push | Pull | Load]:
+    def fail(self, error: PSError) -> list[PushTransfer | PullTransfer | LoadTransfer]:
         """The server is gone: return the transfers that now fail."""
         self.lost = error
         self.handshake.stop()

@@ -15,7 +15,7 @@ from zmqps.core.worker.links import Links
 from zmqps.core.worker.operations import Exchange, Operation
 from zmqps.core.worker.pace import Pace
 from zmqps.core.worker.plan import Cargo
-from zmqps.core.worker.transfer import Push, Source
+from zmqps.core.worker.transfer import PushTransfer, Source
 from zmqps.errors import PSError
 
 #: Gradients that are brought again have no deadline of their own: they are over when the step is.
@@ -23,7 +23,7 @@ FOREVER_S = 1e9
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Bring(Operation):
+class ReplayGradients(Operation):
     """Bring a part of a step's gradients again, on the session's own behalf."""
 
     shard: int
@@ -32,7 +32,7 @@ class Bring(Operation):
     title = "bringing gradients again"
 
 
-class Host(Protocol):
+class MovesHost(Protocol):
     """What is needed of the session."""
 
     epoch: int
@@ -40,7 +40,7 @@ class Host(Protocol):
     operations: dict[Operation, None]
 
 
-class Moves:
+class ShardMoves:
     """Where the shards of one session's job have moved to.
 
     Gradients of a synchronous step are kept by servers until it is committed, and a backup has none of them. So a
@@ -56,15 +56,15 @@ class Moves:
         Where the worker is in its sequence of steps.
     """
 
-    def __init__(self, host: Host, links: Links, pace: Pace) -> None:
+    def __init__(self, host: MovesHost, links: Links, pace: Pace) -> None:
         self.replicas = 0  # backups of each shard
         self.follows = False  # whether the coordinator says where a shard is whose server is lost
         self._host = host
         self._links = links
         self._pace = pace
-        self._kept: list[Push] = []  # complete pushes of steps that may be open
+        self._kept: list[PushTransfer] = []  # complete pushes of steps that may be open
         self._generations: dict[int, int] = {}  # the newest that was told, by shard
-        self._bringing: dict[int, set[Bring]] = {}  # by shard
+        self._bringing: dict[int, set[ReplayGradients]] = {}  # by shard
 
     def attach(self, replicas: int, *, falls_back: bool = False) -> None:
         """The job is another one."""
@@ -86,7 +86,7 @@ class Moves:
 
     # --- what is kept --------------------------------------------------------------------------
 
-    def keep(self, push: Push, operation: Operation) -> None:
+    def keep(self, push: PushTransfer, operation: Operation) -> None:
         """All shards have a push: keep it until its step is over."""
         if self._pace.mode != "sync" or not self.replicas:
             return
@@ -101,7 +101,9 @@ class Moves:
 
     # --- moves ---------------------------------------------------------------------------------
 
-    def follow(self, message: Moved, begun: list[Push], now: float) -> tuple[list[Action], list[tuple[Bring, Push]]]:
+    def follow(
+        self, message: Moved, begun: list[PushTransfer], now: float
+    ) -> tuple[list[Action], list[tuple[ReplayGradients, PushTransfer]]]:
         """A shard has moved, or will; return what is to be brought there again, of all that is complete or begun."""
         if message.epoch != self._host.epoch or message.shard >= len(self._links.by_shard):
             return [], []
@@ -120,11 +122,13 @@ class Moves:
         text = f"shard {shard} is on {link.title} now"
         return [Log("warning", text), *actions, *self._followed(shard)], again
 
-    def _again(self, shard: int, generation: int, begun: list[Push]) -> list[tuple[Bring, Push]]:
+    def _again(
+        self, shard: int, generation: int, begun: list[PushTransfer]
+    ) -> list[tuple[ReplayGradients, PushTransfer]]:
         """Return the pushes of which a new server lacks what the old one has acknowledged."""
         if self._pace.mode != "sync":
             return []
-        link, again = self._links.by_shard[shard], list[tuple[Bring, Push]]()
+        link, again = self._links.by_shard[shard], list[tuple[ReplayGradients, PushTransfer]]()
         for push in [*self._kept, *begun]:
             unanswered = {cargo for request in link.requests_of(push) for cargo in request.cargoes}
             cargoes = tuple(cargo for cargo in push.cargoes[shard] if cargo not in unanswered)
@@ -133,14 +137,14 @@ class Moves:
                 where[shard] = cargoes
                 source = _as_sent(push) if not push.blobs else _copied(push)
                 part = _like(push, tuple(where), source)
-                again.append((Bring(deadline=FOREVER_S, shard=shard, generation=generation), part))
+                again.append((ReplayGradients(deadline=FOREVER_S, shard=shard, generation=generation), part))
         return again
 
-    def awaits(self, bring: Bring) -> bool:
+    def awaits(self, bring: ReplayGradients) -> bool:
         """Whether a part of a step's gradients is on its way to where the shard is now."""
         return bring in self._bringing.get(bring.shard, ())
 
-    def brought(self, bring: Bring, error: PSError | None) -> list[Action]:
+    def brought(self, bring: ReplayGradients, error: PSError | None) -> list[Action]:
         """A part of a step's gradients has come to the new server; or could not, and the coordinator asks again."""
         bringing = self._bringing.get(bring.shard, set())
         if bring not in bringing:
@@ -159,19 +163,19 @@ class Moves:
         return [Send(COORDINATOR, Retargeted(self._host.epoch, shard, self._generations.get(shard, 0)))]
 
 
-def _like(push: Push, cargoes: tuple[tuple[Cargo, ...], ...], source: Source) -> Push:
+def _like(push: PushTransfer, cargoes: tuple[tuple[Cargo, ...], ...], source: Source) -> PushTransfer:
     """Return a push that brings the same to a step, or a part of it."""
-    return Push(
+    return PushTransfer(
         cargoes=cargoes, source=source, examples=push.examples, step=push.step, attempt=push.attempt, terms=push.terms
     )
 
 
-def _as_sent(push: Push) -> Source:
+def _as_sent(push: PushTransfer) -> Source:
     """Return the source of a push that has sent it as it is, to do so again, whatever its worker would choose now."""
     return push.source if push.source.encoded is not None else replace(push.source, codec=RAW)
 
 
-def _copied(push: Push) -> Source:
+def _copied(push: PushTransfer) -> Source:
     """Return what a push has sent, apart from the user's arrays: as it was encoded, or plain."""
     encoded = dict(push.blobs or {})
     for cargo in (cargo for cargoes in push.cargoes for cargo in cargoes):

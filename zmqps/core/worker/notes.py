@@ -19,7 +19,7 @@ RETRY_S = 3.0
 LAST_S = 2.0
 
 
-class Notes:
+class NoteSender:
     """One life's way to the coordinator for what its script logs.
 
     There is one message on its way at a time. Nothing rings while nothing is logged: the first look after a pause is

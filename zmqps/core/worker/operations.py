@@ -13,7 +13,7 @@ from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.treatments import Treatment, make_treatment
-from zmqps.core.worker.transfer import Load, Pull, Push
+from zmqps.core.worker.transfer import LoadTransfer, PullTransfer, PushTransfer
 from zmqps.errors import ProtocolError, printable
 
 
@@ -26,7 +26,7 @@ class Operation:
     started_at: float = 0.0
     done: bool = False
     waiting_for: str = ""
-    transfer: Push | Pull | Load | None = None  # under way on its behalf
+    transfer: PushTransfer | PullTransfer | LoadTransfer | None = None  # under way on its behalf
 
     title = "operation"
 
@@ -46,7 +46,7 @@ class Question(Operation):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Init(Question):
+class StartJob(Question):
     """Start the job or join it; ``job`` None: take it as it is. Resolves to an `Attached`."""
 
     job: JobSpec | None = None
@@ -92,7 +92,7 @@ class Restored:
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class SavedCheckpoint:
     """A checkpoint that was made.
 
     Attributes
@@ -154,8 +154,8 @@ class Exchange(Operation):
     values, which go where the pull wants them. In the others the pull follows when the step is over.
     """
 
-    push: Push | None = None
-    pull: Pull | None = None
+    push: PushTransfer | None = None
+    pull: PullTransfer | None = None
 
     @property
     def title(self) -> str:  # type: ignore[override]
@@ -164,7 +164,7 @@ class Exchange(Operation):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Enter(Question):
+class EnterBarrier(Question):
     """Enter a barrier."""
 
     barrier: str = ""
@@ -176,7 +176,7 @@ class Enter(Question):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Take(Question):
+class TakeRange(Question):
     """Take a range of a data set, and say which one was used. Resolves to a `zmqps.core.protocol.messages.Range`."""
 
     data: DataSpec | None = None
@@ -186,7 +186,7 @@ class Take(Question):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class SetRates(Question):
+class SetNumbers(Question):
     """Set numbers of the optimizer, as they travel; resolves to whether they hold."""
 
     rates: Sequence[float] = ()
@@ -203,7 +203,7 @@ class AskStatus(Question):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class SaveJob(Question):
-    """Ask for a checkpoint of the job. Resolves to a `Checkpoint`."""
+    """Ask for a checkpoint of the job. Resolves to a `SavedCheckpoint`."""
 
     consistent: bool = False
     state: Mapping[str, Any] = field(default_factory=dict)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from zmqps.core.node.member import Member
 from zmqps.core.worker.operations import Exchange, Finish, Operation
 from zmqps.core.worker.pace import Pace
-from zmqps.core.worker.transfer import Pull
+from zmqps.core.worker.transfer import PullTransfer
 from zmqps.errors import PSError
 
 #: A server that has what it is asked for answers sooner, also if it has to be asked again; any other one has ended
@@ -61,7 +61,7 @@ class Orphaned:
         if not isinstance(operation, Exchange) or operation in self._pace.held or self.is_ahead(operation):
             return False
         # a server may be waiting for what only a coordinator commits; one that had it would have answered since
-        needs_commit = self._pace.mode == "sync" and isinstance(operation.transfer, Pull)
+        needs_commit = self._pace.mode == "sync" and isinstance(operation.transfer, PullTransfer)
         return not needs_commit or operation.started_at > self._member.heard_at
 
     def is_ahead(self, operation: Operation) -> bool:

@@ -10,14 +10,14 @@ from itertools import chain
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import RAW
 from zmqps.core.worker.plan import Cargo
-from zmqps.core.worker.transfer import Load, Pull, Push, Transfer
+from zmqps.core.worker.transfer import LoadTransfer, PullTransfer, PushTransfer, Transfer
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Request:
     """One message and its answer."""
 
-    transfer: Push | Pull | Load
+    transfer: PushTransfer | PullTransfer | LoadTransfer
     cargoes: tuple[Cargo, ...]
     nbytes: int
     head: bool = False  # the first of its transfer on this link
@@ -65,7 +65,7 @@ class Outbox:
         request.place = self._next_place
         self._next_place += 1
         self.waiting += 1
-        if isinstance(request.transfer, Pull):
+        if isinstance(request.transfer, PullTransfer):
             request.behind = max((self._last_push.get(number, 0) for number in request.slices), default=0)
             self._pulls.append(request)
         else:

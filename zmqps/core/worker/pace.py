@@ -9,7 +9,7 @@ from zmqps.core.protocol.messages import Arrive, Error, Message, Proceed, Waitin
 from zmqps.core.protocol.terms import are_values, terms_of
 from zmqps.core.worker.examples import StepExamples
 from zmqps.core.worker.operations import Advance, Exchange
-from zmqps.core.worker.transfer import Load, Pull, Push
+from zmqps.core.worker.transfer import LoadTransfer, PullTransfer, PushTransfer
 from zmqps.core.worker.unfinished import Unfinished
 
 
@@ -26,11 +26,11 @@ class Pace:
         self.clock = 0  # the step the next gradients belong to
         self.version = 0  # what reads demand at least
         self.slowest = 0  # bounded: the clock that the slowest worker is known to have reached
-        self.closing: Push | Advance | None = None
+        self.closing: PushTransfer | Advance | None = None
         self.arrive: Arrive | None = None
         self.awaited = ""
         self.held: OrderedDict[Exchange | Advance, None] = OrderedDict()  # in the order in which they begin
-        self._unacknowledged: set[Push] = set()  # pushes of this step that are under way
+        self._unacknowledged: set[PushTransfer] = set()  # pushes of this step that are under way
         self._attempts: list[int] = []
         self._next_attempt = 1
         self.examples = StepExamples()
@@ -87,13 +87,13 @@ class Pace:
         ends = [isinstance(held, Advance) or (held.push is not None and held.push.whole) for held in self.held]
         return self.next_step + sum(ends)
 
-    def start(self, transfer: Push | Pull | Load, terms: Sequence[float] = ()) -> None:
+    def start(self, transfer: PushTransfer | PullTransfer | LoadTransfer, terms: Sequence[float] = ()) -> None:
         """A transfer leaves; say which step it belongs to, and on which ``terms`` it is applied if it has no step."""
-        if terms and isinstance(transfer, Push) and self.mode != "sync":
+        if terms and isinstance(transfer, PushTransfer) and self.mode != "sync":
             transfer.terms = terms_of(transfer.terms[0] if transfer.terms else 1.0, terms[1:])
         if self.mode == "async":
             return
-        if isinstance(transfer, Push):
+        if isinstance(transfer, PushTransfer):
             transfer.step, self.passed = self.clock, False
             if any(transfer.cargoes):  # nothing is no gradient
                 transfer.attempt = self._next_attempt
@@ -105,7 +105,7 @@ class Pace:
                 self.closing = transfer
             elif not are_values(transfer.terms):
                 self.unfinished.add(transfer)
-        elif isinstance(transfer, Pull):
+        elif isinstance(transfer, PullTransfer):
             if self.stale_values:
                 self.stale_values = False
                 transfer.version = transfer.version if transfer.exact else 0  # what it asked for, it knew from before
@@ -120,7 +120,7 @@ class Pace:
         self.closing = advance if ends else None
         return ends
 
-    def pushed(self, transfer: Push) -> None:
+    def pushed(self, transfer: PushTransfer) -> None:
         """All shards have acknowledged a push."""
         if self.mode != "async":
             self._unacknowledged.discard(transfer)
@@ -128,11 +128,11 @@ class Pace:
             self.examples.add(transfer, alone=alone)
             self._attempts.append(transfer.attempt)
 
-    def forget(self, ended: Push | Advance) -> None:
+    def forget(self, ended: PushTransfer | Advance) -> None:
         """A push, or an advance, has ended, well or not; a push that failed completes no step, and may be repeated."""
         if ended is self.closing and (isinstance(ended, Advance) or ended in self._unacknowledged):
             self.closing = None
-        if isinstance(ended, Push):
+        if isinstance(ended, PushTransfer):
             self._unacknowledged.discard(ended)
 
     @property

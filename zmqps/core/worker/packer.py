@@ -11,7 +11,7 @@ from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import RAW, Coding, choose
 from zmqps.core.worker.outbox import Request
 from zmqps.core.worker.plan import Cargo
-from zmqps.core.worker.transfer import Push, Source
+from zmqps.core.worker.transfer import PushTransfer, Source
 
 
 class Packer:
@@ -80,7 +80,7 @@ class Packer:
         if codec is not None:
             self.saved_nbytes += request.raw_nbytes - sum([blob.nbytes for blob in blobs])
         request.encoded = text, blobs
-        if isinstance(request.transfer, Push) and request.transfer.blobs is not None:
+        if isinstance(request.transfer, PushTransfer) and request.transfer.blobs is not None:
             request.transfer.blobs |= {c: (text, blob) for c, blob in zip(request.cargoes, blobs, strict=True)}
         return request.encoded
 

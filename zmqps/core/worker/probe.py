@@ -9,7 +9,7 @@ SLOWEST_PROBE_S = 30.0
 MAX_OUT = 16
 
 
-class Probe:
+class SilenceProbe:
     """When to ask a silent server, and what its answer says.
 
     What is sent over a connection arrives in its order, however long it takes, or the connection breaks. The

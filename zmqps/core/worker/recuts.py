@@ -18,12 +18,12 @@ from zmqps.core.protocol.terms import are_values
 from zmqps.core.worker.early import Early
 from zmqps.core.worker.link import Link
 from zmqps.core.worker.links import Links
-from zmqps.core.worker.moves import Moves
+from zmqps.core.worker.moves import ShardMoves
 from zmqps.core.worker.operations import Attached, Operation
 from zmqps.core.worker.plan import Cargo, in_order, plan
 from zmqps.core.worker.rollbacks import Rollbacks
 from zmqps.core.worker.row_plans import plan_rows_again
-from zmqps.core.worker.transfer import Load, Pull, Push, Source
+from zmqps.core.worker.transfer import LoadTransfer, PullTransfer, PushTransfer, Source
 
 #: Plans that are kept, of transfers that were planned for the shards before.
 MAX_PLANS = 64
@@ -31,29 +31,29 @@ MAX_PLANS = 64
 Plan = tuple[tuple[Cargo, ...], ...]
 
 
-class Host(Protocol):
+class RecutsHost(Protocol):
     """What is needed of the session."""
 
     epoch: int
     attached: Attached | None
 
 
-class UnderWay(Protocol):
+class RecutTransfers(Protocol):
     """What is needed of the session's transfers."""
 
     early: Early
-    moves: Moves
+    moves: ShardMoves
     rollbacks: Rollbacks
 
     @property
-    def all(self) -> list[tuple[Push | Pull | Load, Operation]]:
+    def all(self) -> list[tuple[PushTransfer | PullTransfer | LoadTransfer, Operation]]:
         """The transfers under way, and on whose behalf."""
 
     def unpause(self, now: float) -> list[Action]:
         """Go on."""
 
 
-class Recuts:
+class SessionRecuts:
     """What one session does about shards that are cut anew.
 
     Parameters
@@ -66,7 +66,7 @@ class Recuts:
         Its links to the servers.
     """
 
-    def __init__(self, host: Host, transfers: UnderWay, links: Links) -> None:
+    def __init__(self, host: RecutsHost, transfers: RecutTransfers, links: Links) -> None:
         self._host = host
         self._transfers = transfers
         self._links = links
@@ -109,7 +109,7 @@ class Recuts:
         text = f"the job has {placement.num_shards} shards now, instead of {len(before)}"
         return [Log("info", text), Notify(host.attached), confirmed, *recalled, *actions, *self._transfers.unpause(now)]
 
-    def _begin_anew(self, transfer: Push | Pull | Load) -> None:
+    def _begin_anew(self, transfer: PushTransfer | PullTransfer | LoadTransfer) -> None:
         transfer.remaining = 0
         if transfer.target is not None and transfer.target.missing is not None:
             self._fetch_missing(transfer)
@@ -122,7 +122,7 @@ class Recuts:
             if cargoes:
                 link.enqueue(transfer, cargoes)
 
-    def _fetch_missing(self, transfer: Push | Pull | Load) -> None:
+    def _fetch_missing(self, transfer: PushTransfer | PullTransfer | LoadTransfer) -> None:
         """Ask again for the parameters that the caller was not told are there, and no others."""
         target, attached = transfer.target, self._host.attached
         assert target is not None
@@ -138,7 +138,7 @@ class Recuts:
 
     # --- what was planned for other shards -----------------------------------------------------
 
-    def adapt(self, transfer: Push | Pull | Load) -> None:
+    def adapt(self, transfer: PushTransfer | PullTransfer | LoadTransfer) -> None:
         """Plan a transfer again if it was planned for the shards before."""
         attached = self._host.attached
         if attached is None:
@@ -149,11 +149,11 @@ class Recuts:
         ):
             return
         if first is not None and attached.placement.keyspace.tables[first.table].rows is not None:
-            brings = isinstance(transfer, Push) and not are_values(transfer.terms)
+            brings = isinstance(transfer, PushTransfer) and not are_values(transfer.terms)
             plan_rows_again(transfer, attached.placement, everywhere=brings and attached.job.mode == "sync")
             return
         numbers = list(dict.fromkeys(e.parameter for row in transfer.cargoes for cargo in row for e in cargo.extents))
-        if isinstance(transfer, Push) and transfer.source.encoded is not None:
+        if isinstance(transfer, PushTransfer) and transfer.source.encoded is not None:
             transfer.source = _decoded(transfer.source, attached)
         transfer.cargoes = self._plan(frozenset(numbers))
         if transfer.target is not None and transfer.target.missing is not None:

@@ -16,12 +16,12 @@ from zmqps.core.protocol.messages import GoBack, Recalled, WentBack
 from zmqps.core.worker.early import Early
 from zmqps.core.worker.link import Link
 from zmqps.core.worker.links import Links
-from zmqps.core.worker.moves import Moves
+from zmqps.core.worker.moves import ShardMoves
 from zmqps.core.worker.operations import Advance, Exchange, Operation, Restored
 from zmqps.core.worker.pace import Pace
 from zmqps.core.worker.questions import Questions
 from zmqps.core.worker.statistics import Tally
-from zmqps.core.worker.transfer import Load, Pull, Push
+from zmqps.core.worker.transfer import LoadTransfer, PullTransfer, PushTransfer
 from zmqps.errors import ProtocolError, VersionError, counted, printable
 
 
@@ -50,7 +50,7 @@ class Rollback:
     path: str
 
 
-class Host(Protocol):
+class RollbacksHost(Protocol):
     """What is needed of the session."""
 
     epoch: int
@@ -61,17 +61,17 @@ class Host(Protocol):
         """An operation is done."""
 
 
-class UnderWay(Protocol):
+class RollbackTransfers(Protocol):
     """What is needed of the session's transfers."""
 
     early: Early
-    moves: Moves
+    moves: ShardMoves
 
     @property
-    def all(self) -> list[tuple[Push | Pull | Load, Operation]]:
+    def all(self) -> list[tuple[PushTransfer | PullTransfer | LoadTransfer, Operation]]:
         """The transfers under way, and on whose behalf."""
 
-    def drop(self, transfer: Push | Pull | Load) -> None:
+    def drop(self, transfer: PushTransfer | PullTransfer | LoadTransfer) -> None:
         """Forget a transfer."""
 
 
@@ -90,7 +90,7 @@ class Rollbacks:
         Where the worker is in its sequence of steps.
     """
 
-    def __init__(self, host: Host, transfers: UnderWay, links: Links, pace: Pace) -> None:
+    def __init__(self, host: RollbacksHost, transfers: RollbackTransfers, links: Links, pace: Pace) -> None:
         self._host = host
         self._transfers = transfers
         self._links = links
@@ -192,7 +192,7 @@ class Rollbacks:
             link.forget()
         for transfer, operation in under_way:
             transfer.remaining = 0
-            if not isinstance(transfer, Push):
+            if not isinstance(transfer, PushTransfer):
                 continue
             transfers.drop(transfer)
             complete |= transfer.whole
@@ -227,7 +227,7 @@ class Rollbacks:
         transfers.moves.go_back()
         for shard, row in zip(message.shards, rows, strict=True):
             actions += self._links.move(shard, row, now)
-        pulls = [transfer for transfer, _ in under_way if isinstance(transfer, Pull) and not transfer.done]
+        pulls = [transfer for transfer, _ in under_way if isinstance(transfer, PullTransfer) and not transfer.done]
         for pull in pulls:
             self._again(pull)
         return [*recalled, *self._done(message, restored, message.lost), *actions]
@@ -239,7 +239,7 @@ class Rollbacks:
             return None
         return pull.version if version < pull.version <= self._pace.clock else None
 
-    def _again(self, pull: Pull) -> None:
+    def _again(self, pull: PullTransfer) -> None:
         """Ask for all of a pull again, of the version that there is now."""
         target = pull.target
         if not pull.exact or target.missing is not None:

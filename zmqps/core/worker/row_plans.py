@@ -9,10 +9,12 @@ import numpy as np
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.worker.rows import NO_IDS, RowCargo, RowParts, RowSource, RowTarget, ScanTarget
-from zmqps.core.worker.transfer import Load, Pull, Push
+from zmqps.core.worker.transfer import LoadTransfer, PullTransfer, PushTransfer
 
 
-def plan_rows_again(transfer: Push | Pull | Load, placement: Placement, *, everywhere: bool) -> None:
+def plan_rows_again(
+    transfer: PushTransfer | PullTransfer | LoadTransfer, placement: Placement, *, everywhere: bool
+) -> None:
     """Plan a transfer of rows for other shards.
 
     Parameters

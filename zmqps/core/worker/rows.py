@@ -16,7 +16,7 @@ from zmqps.core.protocol.messages import PullRows, PushRows, ScanRows
 from zmqps.core.protocol.rows import CURSOR, SCANNED
 from zmqps.core.worker.outbox import Request
 from zmqps.core.worker.plan import Cargo
-from zmqps.core.worker.transfer import Pull, Push, Source, Target
+from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Source, Target
 from zmqps.errors import ProtocolError
 from zmqps.rows.unique import Different, Grouped, different, group, spread
 
@@ -309,10 +309,10 @@ def row_message(
         return ScanRows(request.number, epoch, index, target.start, target.most, target.since)
     wanted = [target.ids_of(cargo)] if isinstance(target, RowTarget) else []
     num_wanted = sum(ids.size for ids in wanted)
-    if isinstance(transfer, Pull):
+    if isinstance(transfer, PullTransfer):
         codec = transfer.target.codec
         return PullRows(request.number, epoch, transfer.version, codec, index, num_wanted, wanted)
-    assert isinstance(transfer, Push)
+    assert isinstance(transfer, PushTransfer)
     source = transfer.source
     ids = cargo.pushed
     codec, grads = encoded(request, source)

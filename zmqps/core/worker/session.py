@@ -46,9 +46,9 @@ from zmqps.core.protocol.messages import (
 from zmqps.core.worker.alarm import Alarm
 from zmqps.core.worker.asked import Asked
 from zmqps.core.worker.links import Links
-from zmqps.core.worker.moves import Bring
+from zmqps.core.worker.moves import ReplayGradients
 from zmqps.core.worker.notebook import Notebook
-from zmqps.core.worker.notes import Notes
+from zmqps.core.worker.notes import NoteSender
 from zmqps.core.worker.operations import (
     Advance,
     Attached,
@@ -113,7 +113,7 @@ class SessionMachine:
         notebook: Notebook | None = None,
     ) -> None:
         self.member = Member(identity, coordinator, self.counters)
-        self.notes = Notes(Notebook() if notebook is None else notebook, self.member)
+        self.notes = NoteSender(Notebook() if notebook is None else notebook, self.member)
         self.attached: Attached | None = None
         self.epoch = 0
         self.tally = Tally()
@@ -281,7 +281,9 @@ class SessionMachine:
         """Assert the invariants."""
         for operation in self.operations:
             assert not operation.done
-        self._timeouts.validate(o.deadline for o in self.operations if not isinstance(o, Bring))  # these have none
+        self._timeouts.validate(
+            o.deadline for o in self.operations if not isinstance(o, ReplayGradients)
+        )  # these have none
         self._asked.validate()
         self.notes.validate()
         self.transfers.validate()
@@ -322,7 +324,7 @@ class SessionMachine:
         if not self.operations:
             self._busy_s += self.now - self._busy_since
         actions = self._asked.end(operation, value) if isinstance(operation, Question) else []
-        if isinstance(operation, Bring):
+        if isinstance(operation, ReplayGradients):
             actions += self.transfers.moves.brought(operation, value)
         actions.append(Resolve(operation, value))
         pace = self.transfers.pace

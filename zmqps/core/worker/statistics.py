@@ -10,7 +10,7 @@ from typing import Any
 
 from zmqps.core.node.histogram import tallied
 from zmqps.core.protocol.figures import BOUNDS
-from zmqps.core.worker.transfer import Pull, Push
+from zmqps.core.worker.transfer import PullTransfer, PushTransfer
 from zmqps.core.worker.wire import WireSpeed
 
 STEP_SECONDS = BOUNDS["step_seconds"]
@@ -99,11 +99,11 @@ class Tally:
         self._steps = [0] * (len(STEP_SECONDS) + 1)  # how many took how long, as in `zmqps.core.node.histogram`
         self._stepped_at: float | None = None
 
-    def completed(self, transfer: Push | Pull, steps_at: float | None) -> None:
+    def completed(self, transfer: PushTransfer | PullTransfer, steps_at: float | None) -> None:
         """A transfer was completed; ``steps_at``: now, where a push is a step."""
         if transfer.target is not None:
             self.counts["pulls"] += 1
-        if isinstance(transfer, Push):
+        if isinstance(transfer, PushTransfer):
             self.counts["pushes"] += 1
             self.staleness_last = stale = transfer.staleness
             self.staleness[stale if stale <= MAX_EXACT else 1 << stale.bit_length()] += 1

@@ -194,7 +194,7 @@ class Transfer:
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Load(Transfer):
+class LoadTransfer(Transfer):
     """Upload initial values."""
 
     source: Source
@@ -203,7 +203,7 @@ class Load(Transfer):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Push(Transfer):
+class PushTransfer(Transfer):
     """Send gradients; with a target it is answered with the values after them.
 
     Parameters
@@ -239,7 +239,7 @@ class Push(Transfer):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Pull(Transfer):
+class PullTransfer(Transfer):
     """Fetch values, of at least a version or exactly that one.
 
     Parameters

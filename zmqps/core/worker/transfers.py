@@ -30,17 +30,17 @@ from zmqps.core.protocol.wire import MAX_FRAMES
 from zmqps.core.worker.early import Early
 from zmqps.core.worker.link import Link
 from zmqps.core.worker.links import Links
-from zmqps.core.worker.moves import Bring, Moves
+from zmqps.core.worker.moves import ReplayGradients, ShardMoves
 from zmqps.core.worker.operations import Advance, Attached, Exchange, Operation
 from zmqps.core.worker.pace import Pace
 from zmqps.core.worker.plan import Cargo
 from zmqps.core.worker.questions import Questions
-from zmqps.core.worker.recuts import Recuts
+from zmqps.core.worker.recuts import SessionRecuts
 from zmqps.core.worker.refusals import is_stranger, may_move
 from zmqps.core.worker.resends import SHORT_S
 from zmqps.core.worker.rollbacks import Rollbacks
 from zmqps.core.worker.statistics import Tally
-from zmqps.core.worker.transfer import Load, Pull, Push, Source
+from zmqps.core.worker.transfer import LoadTransfer, PullTransfer, PushTransfer, Source
 from zmqps.errors import (
     DeposedError,
     LimitError,
@@ -61,7 +61,7 @@ PAUSE_S = 15.0
 AGAIN_S = 2.0
 
 
-class Host(Protocol):
+class TransfersHost(Protocol):
     """What transfers need of the session they belong to."""
 
     now: float
@@ -96,29 +96,31 @@ class Transfers:
         Whether flat arrays hold neither NaN nor infinity.
     """
 
-    def __init__(self, host: Host, links: Links, all_finite: Callable[[Sequence[Array]], bool]) -> None:
+    def __init__(self, host: TransfersHost, links: Links, all_finite: Callable[[Sequence[Array]], bool]) -> None:
         self._links = links
         self.pace = Pace()
         self._host = host
         self.all_finite = all_finite
         self._says_at: float | None = None  # when it is to say again that it has paused
-        self._asked: dict[Push | Pull | Load, Operation] = {}  # on whose behalf transfers are under way
-        self.moves = Moves(host, links, self.pace)
+        self._asked: dict[
+            PushTransfer | PullTransfer | LoadTransfer, Operation
+        ] = {}  # on whose behalf transfers are under way
+        self.moves = ShardMoves(host, links, self.pace)
         self.rollbacks = Rollbacks(host, self, links, self.pace)
-        self.recuts = Recuts(host, self, links)
+        self.recuts = SessionRecuts(host, self, links)
         self.early = Early(self, links, self.pace)
 
-    def waiting_for(self, transfer: Push | Pull | Load, now: float) -> str:
+    def waiting_for(self, transfer: PushTransfer | PullTransfer | LoadTransfer, now: float) -> str:
         """Say what a transfer waits for."""
         texts = [link.waiting_for(transfer, now) for link in self._links.by_shard]
         return "; ".join(text for text in texts if text) or "nobody"
 
-    def operation(self, transfer: Push | Pull | Load) -> Operation | None:
+    def operation(self, transfer: PushTransfer | PullTransfer | LoadTransfer) -> Operation | None:
         """Return on whose behalf a transfer is under way; None if it has ended."""
         return self._asked.get(transfer)
 
     @property
-    def all(self) -> list[tuple[Push | Pull | Load, Operation]]:
+    def all(self) -> list[tuple[PushTransfer | PullTransfer | LoadTransfer, Operation]]:
         """The transfers under way, and on whose behalf."""
         return list(self._asked.items())
 
@@ -129,7 +131,7 @@ class Transfers:
             self.drop(transfer)
             if transfer is self.early.pull:
                 self.early.forget()
-            if isinstance(transfer, Pull) and transfer.remaining:
+            if isinstance(transfer, PullTransfer) and transfer.remaining:
                 for link in self._links.by_shard:
                     actions += link.withdraw(transfer, self._host.now)
         if isinstance(operation, Advance):
@@ -179,7 +181,11 @@ class Transfers:
 
     def _say_paused(self, now: float) -> list[Action]:
         number = self.pace.paused
-        if number is None or self._says_at is not None or any(isinstance(transfer, Push) for transfer in self._asked):
+        if (
+            number is None
+            or self._says_at is not None
+            or any(isinstance(transfer, PushTransfer) for transfer in self._asked)
+        ):
             return []
         self._says_at = now + AGAIN_S
         return [Send(COORDINATOR, Holding(number))]
@@ -193,7 +199,7 @@ class Transfers:
         for link in self._links.by_shard:
             transfers += [request.transfer for request in link.queue]
             transfers += [request.transfer for request in link.in_flight.values()]
-        assert not any(isinstance(transfer, Pull) and transfer.done for transfer in transfers)
+        assert not any(isinstance(transfer, PullTransfer) and transfer.done for transfer in transfers)
         for operation in self._host.operations:
             if (transfer := operation.transfer) is not None:
                 assert not transfer.done
@@ -264,7 +270,9 @@ class Transfers:
         self._host.tally.dropped()
         return [Log("warning", "the step of our last gradients was over before it was complete: dropped")]
 
-    def start(self, operation: Operation, transfer: Push | Pull | Load, now: float) -> list[Action]:
+    def start(
+        self, operation: Operation, transfer: PushTransfer | PullTransfer | LoadTransfer, now: float
+    ) -> list[Action]:
         """Queue the requests of a transfer on behalf of an operation."""
         operation.transfer = transfer
         self._asked[transfer] = operation
@@ -272,14 +280,14 @@ class Transfers:
             self.recuts.adapt(transfer)
         if self.pace.mode != "async" or self._host.member.terms:
             self.pace.start(transfer, self._host.member.terms)
-        if self.pace.mode != "async" and self.moves.replicas and isinstance(transfer, Push):
+        if self.pace.mode != "async" and self.moves.replicas and isinstance(transfer, PushTransfer):
             transfer.blobs, transfer.source.stays = {}, False
-        if isinstance(transfer, Pull) and transfer.target.missing is not None and self.pace.mode == "sync":
+        if isinstance(transfer, PullTransfer) and transfer.target.missing is not None and self.pace.mode == "sync":
             transfer.exact = True  # what was told to be there cannot be read again if a step is committed meanwhile
         for link, cargoes in zip(self._links.by_shard, transfer.cargoes, strict=True):
             if link.lost is not None and cargoes:
                 return self._host.resolve(operation, link.lost)
-        if isinstance(transfer, Push) and (error := self._nonfinite(transfer.source)) is not None:
+        if isinstance(transfer, PushTransfer) and (error := self._nonfinite(transfer.source)) is not None:
             self._host.tally.refused()
             return self._host.resolve(operation, error)
         if transfer.atomic:
@@ -320,24 +328,24 @@ class Transfers:
         ]
         return NonFiniteGradientError(worker=self._host.title, parameters=listed(names, 5))
 
-    def _complete(self, transfer: Push | Pull | Load) -> list[Action]:
+    def _complete(self, transfer: PushTransfer | PullTransfer | LoadTransfer) -> list[Action]:
         """All of a transfer is answered: resolve its operation, or go on with the pull behind a push."""
-        if isinstance(transfer, Pull) and self.pace.mode == "sync" and (outdated := transfer.target.outdated()):
+        if isinstance(transfer, PullTransfer) and self.pace.mode == "sync" and (outdated := transfer.target.outdated()):
             return self._read_again(transfer, outdated)
         if transfer is self.early.pull:
             return []  # until its turn has come
         operation = self._asked[transfer]
-        if isinstance(operation, Bring):
+        if isinstance(operation, ReplayGradients):
             self.drop(transfer)
             return self._host.resolve(operation, None)
-        if isinstance(transfer, Push) and transfer.attempt:
+        if isinstance(transfer, PushTransfer) and transfer.attempt:
             self.moves.keep(transfer, operation)
             self.pace.pushed(transfer)
         self.drop(transfer)
-        if isinstance(transfer, Load):
+        if isinstance(transfer, LoadTransfer):
             return []  # the coordinator answers the init
         self._host.tally.completed(transfer, self._host.now if self.pace.mode == "async" else None)
-        if isinstance(transfer, Push):
+        if isinstance(transfer, PushTransfer):
             attached = self._host.attached
             if attached is not None and attached.treatment is not None:
                 if attached.treatment.drops(transfer.staleness):
@@ -347,7 +355,7 @@ class Transfers:
                 return []
         return self._host.resolve(operation, None)
 
-    def _read_again(self, pull: Pull, outdated: tuple[Cargo, ...]) -> list[Action]:
+    def _read_again(self, pull: PullTransfer, outdated: tuple[Cargo, ...]) -> list[Action]:
         """A step was committed between two slices: read the older ones again, so that all are of one version."""
         pull.version = max(pull.target.versions.values())
         for cargo in outdated:
@@ -363,18 +371,18 @@ class Transfers:
         if operation in self.pace.held:
             return True
         transfer = operation.transfer
-        if isinstance(transfer, Pull):
+        if isinstance(transfer, PullTransfer):
             return True
-        if not isinstance(transfer, Push):
+        if not isinstance(transfer, PushTransfer):
             return False
         queued = sum(len(r.cargoes) for link in self._links.by_shard for r in link.queue if r.transfer is transfer)
         return queued == sum(map(len, transfer.cargoes))
 
-    def drop(self, transfer: Push | Pull | Load) -> None:
+    def drop(self, transfer: PushTransfer | PullTransfer | LoadTransfer) -> None:
         """Forget a transfer; what is in flight stays in flight: its answer makes room."""
         transfer.done = True
         self._asked.pop(transfer).transfer = None
-        if isinstance(transfer, Push) and transfer.attempt:  # it belongs to a step
+        if isinstance(transfer, PushTransfer) and transfer.attempt:  # it belongs to a step
             self.pace.forget(transfer)
         if transfer.remaining:
             for link in self._links.by_shard:
@@ -382,9 +390,9 @@ class Transfers:
 
     def follow(self, message: Moved, now: float) -> list[Action]:
         """A shard has another server, or will have."""
-        begun = [transfer for transfer in self._asked if isinstance(transfer, Push) and transfer.attempt]
-        begun = [push for push in begun if not isinstance(self._asked[push], Bring)]
-        ended = [o for o in self._host.operations if isinstance(o, Bring) and o.shard == message.shard]
+        begun = [transfer for transfer in self._asked if isinstance(transfer, PushTransfer) and transfer.attempt]
+        begun = [push for push in begun if not isinstance(self._asked[push], ReplayGradients)]
+        ended = [o for o in self._host.operations if isinstance(o, ReplayGradients) and o.shard == message.shard]
         actions = list[Action]()
         link = self._links.by_shard[message.shard] if message.shard < len(self._links.by_shard) else None
         told, again = self.moves.follow(message, begun, now)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zmqps.core.protocol.events import Action, Log
 from zmqps.core.worker.operations import Attached
-from zmqps.core.worker.transfer import Push
+from zmqps.core.worker.transfer import PushTransfer
 from zmqps.errors import counted, listed
 
 #: How many of the parameters that a step lacks are named.
@@ -19,7 +19,7 @@ class Unfinished:
         self._expected = 0
         self._warned = False
 
-    def add(self, push: Push) -> None:
+    def add(self, push: PushTransfer) -> None:
         """A push leaves that does not end the step."""
         if not push.expected:  # of rows: no parameter is awaited because of it
             return
@@ -31,7 +31,7 @@ class Unfinished:
         """The step is over."""
         self._lacking = None
 
-    def alone(self, push: Push, attached: Attached | None) -> list[Action]:
+    def alone(self, push: PushTransfer, attached: Attached | None) -> list[Action]:
         """Tell whoever pushes a part where each push is applied by itself; nothing the second time."""
         if self._warned or attached is None:
             return []

@@ -14,7 +14,7 @@ from zmqps.errors import DeadlineError, PSError
 SILENT_BEATS = 2.5
 
 
-class Host(Protocol):
+class WaitsHost(Protocol):
     """What is needed of the session."""
 
     member: Member
@@ -36,7 +36,7 @@ class Waits:
         When the next reminder is; None while nothing waits.
     """
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: WaitsHost) -> None:
         self.due: float | None = None
         self._host = host
 
