@@ -322,6 +322,8 @@ class Worker(Pusher):
             The cluster was started without a place for checkpoints; or ``state`` is not plain data.
         CheckpointFailedError
             It could not be made, say for want of room on the disk. Training goes on.
+        JobError
+            The job is not being trained, has lost values, or is ending, and its last checkpoint has begun.
         CheckpointTooSoonError
             The workers of this job have asked for eight, and for more than one every 2 s since.
         IdentityError

@@ -118,7 +118,7 @@ class CheckpointFailedError(PSError, RuntimeError):
     """
 
     code = 77
-    text = "no checkpoint of the job {job!r} was made: {why}; training goes on, and the checkpoints before it stay"
+    text = "no checkpoint of the job {job!r} was made: {why}; the checkpoints before it stay"
     job: str
     why: str
 

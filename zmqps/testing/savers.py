@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 MESSAGES = (Save, Saved, Unsave, Hold, Holding, GoOn, Checkpointed)
 #: Probability that a worker asks for a checkpoint before it reads or pushes.
 ASKS = 0.04
+#: … and once the cluster is to end, as scripts do that hear of it: some wait behind the last checkpoint then.
+ASKS_AT_END = 0.5
 #: Those who ask wait for so long.
 ASKED_S = 30.0
 #: Rounding of times.
@@ -76,7 +78,8 @@ class Savers:
                 item = ask()
             except StopIteration:
                 return
-            if isinstance(item, tuple) and isinstance(item[0], Exchange) and rng.random() < ASKS:
+            asks = ASKS_AT_END if self.lasts.is_asked else ASKS
+            if isinstance(item, tuple) and isinstance(item[0], Exchange) and rng.random() < asks:
                 yield from self._save(worker)
             try:
                 value = yield item

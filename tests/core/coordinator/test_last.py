@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.core.coordinator.test_checkpoints import SERVERS, WORKERS, Cluster
+from tests.core.coordinator.test_checkpoints import SERVERS, WORKERS, Cluster, order, whys
 from tests.core.machines import Action, errors, exits_of, hello, job, logged, peer, receivers, sent
 from zmqps.core.coordinator.checkpoints import HOLD_S
 from zmqps.core.coordinator.last import TRIES, WAITS_S
@@ -23,11 +23,12 @@ from zmqps.core.protocol.messages import (
     Leave,
     Save,
     Shutdown,
+    Unsave,
     Waiting,
     Welcome,
 )
 from zmqps.core.protocol.saving import KEPT, WRITTEN
-from zmqps.errors import JobEndedError
+from zmqps.errors import JobEndedError, JobError
 
 
 class Ending(Cluster):
@@ -270,3 +271,85 @@ def test_the_clock_of_a_bounded_job_does_not_fall_back_when_all_have_left() -> N
     cluster.finish()
     cluster.save()
     assert [manifest["version"] for manifest in cluster.store.manifests] == [1]
+
+
+# --- nothing else is saved after it ---------------------------------------------------------------
+
+
+def goodbye(cluster: Ending) -> list[Action]:
+    """Let servers leave a cluster that ends, and the store do all that it still has to."""
+    actions = [action for server in SERVERS for action in cluster.take(server, Leave("finished"))]
+    while cluster.work:
+        actions += cluster.do()
+    return actions
+
+
+def test_a_checkpoint_that_waits_behind_the_last_one_is_not_begun_and_is_answered() -> None:
+    cluster = Ending()
+    cluster.ask("w0")
+    cluster.handle(Stop("SIGTERM"))
+    cluster.ask("w1")
+    assert receivers(cluster.save(1), Checkpointed) == [peer("w0")]
+    ended = cluster.save(2)
+    assert errors(ended, peer("w1")) == [JobError.code]
+    assert "no checkpoint of the job 'default' was begun: the job is ending, and its last one has begun" in whys(
+        ended, "w1"
+    )
+    assert receivers(ended, Shutdown)[0] == peer("s0")
+    assert not cluster.work
+    assert logged(goodbye(cluster)).count("checkpoint") == 0
+
+
+def test_who_asks_once_the_last_one_has_begun_is_refused() -> None:
+    cluster = Ending(jobs=("default", "other"))
+    cluster.handle(Stop("SIGTERM"))
+    assert errors(cluster.ask("w0")) == [JobError.code]
+    assert not errors(cluster.take("y", order(1, "other"))), "the last one of that has not begun"
+    assert errors(cluster.take("x", order(2))) == [JobError.code]
+    cluster.save(1)
+    assert errors(cluster.take("x", order(3))) == [JobError.code], "the other job is yet to be saved"
+    cluster.do()
+    cluster.write(2, "other")
+    assert receivers(cluster.do(), Checkpointed) == [peer("y")]
+    cluster.do()
+    cluster.write(3, "other")
+    assert receivers(cluster.do(), Shutdown)
+
+
+def test_a_job_is_not_saved_by_time_once_its_last_checkpoint_has_begun() -> None:
+    cluster = Ending(jobs=("default", "other"), checkpoint_seconds=5.0)
+    everybody = [*SERVERS, *(worker + suffix for worker in WORKERS for suffix in ("", ".other"))]
+    cluster.handle(Stop("SIGTERM"))
+    cluster.save(1)
+    cluster.do()
+    cluster.wait(8.0, *everybody)
+    cluster.write(2, "other")
+    cluster.do()
+    assert [manifest["version"] for manifest in cluster.store.manifests] == [0, 0]
+    assert not cluster.work
+    assert cluster.machine.ending is not None
+
+
+def test_what_is_being_saved_when_a_cluster_ends_is_given_up_before_servers_leave() -> None:
+    cluster = Ending("sync")
+    cluster.ask("w0")
+    cluster.ask("w1")
+    cluster.do()
+    ended = cluster.handle(Stop("SIGTERM"))  # no step was made: there is nothing to save before
+    assert "no checkpoint of the job 'default' was made: the cluster is ending" in whys(ended, "w0")
+    assert "no checkpoint of the job 'default' was begun: the cluster is ending" in whys(ended, "w1")
+    assert receivers(ended, Unsave) == [peer(server) for server in SERVERS]
+    assert errors(cluster.ask("w0", 10)) == [JobError.code]
+    assert "no checkpoint of the job" not in logged(goodbye(cluster))
+    assert cluster.store.said == ["begin", "abandon"]
+
+
+def test_a_job_that_ends_while_its_last_checkpoint_is_made_begins_no_other() -> None:
+    cluster = Ending()
+    cluster.finish()
+    cluster.do()
+    run = cluster.run()
+    ended = cluster.machine.jobs.end(run, "it is enough", cluster.now)
+    cluster.machine.validate()
+    assert "job 'default' ends without a last checkpoint: it has ended" in logged(ended)
+    assert "tried once more" not in logged(ended)

@@ -68,7 +68,7 @@ NOT_KEPT = {
     "Fleet": "_expected _numbered _lowest _next _names num_finished",
     "Claims": "_living _ranks",
     "Erasures": "_changed _not_before",
-    "ClusterEnd": "_changed idle_since _idle_timeout _members _anybody _due asked save is_saving",
+    "ClusterEnd": "_changed idle_since _idle_timeout _members _anybody _due asked save is_saving close",
     "NoteReceiver": "history num_taken num_lost _changed",
     "Jobs": (
         "ended _changes _options _membership _servers _erasures _cluster_end _root _resumptions on_end closing "

@@ -9,7 +9,7 @@ before stays.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from functools import partial
 from itertools import count
 from typing import Any
@@ -20,7 +20,7 @@ from zmqps.core.coordinator.making import Cadence, Making, Storing, Wish
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.store import Store
-from zmqps.core.coordinator.wishes import MAX_WAITING, Wishes
+from zmqps.core.coordinator.wishes import CLOSED, MAX_WAITING, Wishes, unbegun
 from zmqps.core.protocol.events import Action, Log, Peer, Run, Send
 from zmqps.core.protocol.messages import Checkpointed, Error, GoOn, Hold, Holding, Message, Save, Saved, Unsave
 from zmqps.core.protocol.saving import FAILED, WRITTEN
@@ -136,10 +136,10 @@ class Checkpoints:
 
     def _next(self, now: float) -> list[Action]:
         while self._making is None and (wish := self._next_wish()) is not None and self._store is not None:
-            self._waiting.remove(wish)
-            run = self._runs.get(wish.job)
-            if run is None or not run.is_whole:
-                return [*self._unbegun(wish, TORN), *self._next(now)]
+            run, why = self._runs.get(wish.job), self._waiting.why_not(wish)
+            self._waiting.take(wish)
+            if why or run is None or not run.is_whole:
+                return [*self._unbegun(wish, why or TORN), *self._next(now)]
             wish.state = wish.state or (run.fallback.good[-1].state if run.fallback.good else {})
             making = self._making = Making(wish, run, next(self.numbers), now)
             self._last[run.name] = now, self._steps_of(run)
@@ -307,7 +307,20 @@ class Checkpoints:
 
     def _unbegun(self, wish: Wish, why: str) -> list[Action]:
         """Give up what has not begun: there is nothing to save any more, or it has waited too long."""
-        return [self._unsaved(wish.job, why)] if wish.is_last else self._tell(wish, _ended(wish.job))
+        return [self._unsaved(wish.job, why)] if wish.is_last else self._tell(wish, unbegun(wish.job, why))
+
+    def _give_up(self, jobs: Container[str], why: str, now: float) -> list[Action]:
+        """Make no more checkpoints of some jobs that end, which is no failure; what is written already is published."""
+        actions: list[Action] = []
+        for wish in [wish for wish in self._waiting if wish.job in jobs]:
+            self._waiting.remove(wish)
+            actions += self._unbegun(wish, why)
+        making = self._making
+        if making is not None and making.run.name in jobs and making.stage != "published":
+            said = [self._unsaved(making.run.name, why)] if making.wish.is_last else []
+            error = CheckpointFailedError(job=making.run.name, why=why)
+            actions += [*said, *self._drop(making), *self._tell(making.wish, error)]
+        return [*actions, *self._next(now)]
 
     def _unsaved(self, job: str, why: str) -> Log:
         """A job ends without its last checkpoint."""
@@ -359,19 +372,18 @@ class Checkpoints:
 
     def ended(self, run: JobRun, now: float) -> list[Action]:
         """A job has ended: nothing more is saved of it, but what is written already."""
-        actions: list[Action] = []
-        for wish in [wish for wish in self._waiting if wish.job == run.name]:
-            self._waiting.remove(wish)
-            actions += self._unbegun(wish, str(run.lost_shard or "it was ended"))
-        making = self._making
-        if making is not None and making.run is run and making.stage != "published":
-            actions += self._fail("the job has ended", now)
+        actions = self._give_up({run.name}, str(run.lost_shard or "it has ended"), now)
         self._soon.discard(run.name)
         for known in (self._last, self._done, self._failures):
             known.pop(run.name, None)
         self._chains.forget(run.name)
         self._waiting.forget(run.name)
         return actions
+
+    def close(self, now: float) -> list[Action]:
+        """The cluster ends, and its servers leave: nothing more is saved of any job, but what is written already."""
+        self._waiting.closed = True
+        return self._give_up(self._runs, CLOSED, now)
 
     def new_number(self) -> int:
         """Return the number of a pause of pushes that is for no checkpoint."""
@@ -397,8 +409,9 @@ class Checkpoints:
     def _wants(self, run: JobRun) -> bool:
         """Whether a job can be saved, and is not about to be."""
         waiting = any(wish.job == run.name for wish in self._waiting)
+        over = self._waiting.closed or run.name in self._waiting.over
         making = self._making is not None and self._making.run is run
-        return run.is_whole and bool(run.members) and not waiting and not making
+        return run.is_whole and bool(run.members) and not (waiting or making or over)
 
     def look(self, now: float) -> list[Action]:
         """Begin what is due by time or by steps; called after every event that may make it so."""
@@ -489,9 +502,6 @@ class Checkpoints:
             assert set(making.awaited) <= set(making.holding) <= set(making.run.members)
             assert not making.holding or making.cut_by is not None
             assert {server.incarnation for _, server in making.servers.values()} <= set(self._members)
+            assert making.stage == "published" or not self._waiting.why_not(making.wish)
         assert len(self._waiting) <= 2 * MAX_WAITING + 2 * len(self._runs)  # by cadence, and the last one
         self._chains.validate(self._runs)
-
-
-def _ended(job: str) -> PSError:
-    return JobError(f"the job {job!r} has ended before its checkpoint began")

@@ -39,6 +39,8 @@ class ClusterEnd:
         Called when it is to end: saves jobs once more.
     is_saving
         Returns whether that is still under way.
+    close
+        Called when it ends: from then on nothing else is saved.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class ClusterEnd:
         self.unsaved = ""
         self.save: Callable[[float], list[Action]] = lambda now: []
         self.is_saving: Callable[[], bool] = lambda: False
+        self.close: Callable[[float], list[Action]] = lambda now: []
         self.idle_since: float | None = None
         self._idle_timeout = idle_timeout
         self._members = members
@@ -81,8 +84,10 @@ class ClusterEnd:
             end = Exit(exits.NOT_SAVED, f"{end.reason}; job {self.unsaved!r} has ended without its last checkpoint")
         self.ending, self._due = end, now + GOODBYE_S
         self._changed()
+        given_up = self.close(now)  # who has asked is told that before it is told of the end
         shutdowns: list[Action] = [Send(member.peer, Shutdown(end.reason)) for member in self._members.values()]
-        return [Log("info", f"ending: {end.reason}", "ending"), *shutdowns, *([] if shutdowns else [end])]
+        said = Log("info", f"ending: {end.reason}", "ending")
+        return [said, *given_up, *shutdowns, *([] if shutdowns else [end])]
 
     def note_unsaved(self, job: str) -> None:
         """A job ends without its last checkpoint, and so does the cluster, whenever that is."""
@@ -113,6 +118,7 @@ class ClusterEnd:
         if ending:
             self.ending = self.asked = Exit(*ending)
             self._due = now + GOODBYE_S
+            self.close(now)
 
     def next_deadline(self) -> float | None:
         """Return when `on_deadline` wants to be called."""

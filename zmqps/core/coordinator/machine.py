@@ -160,6 +160,7 @@ class CoordinatorMachine:
             self.jobs.save_last, self.jobs.is_saving_last = self.checkpoints.last, self.checkpoints.saves_last
         self.checkpoints.on_unsaved = self.cluster_end.note_unsaved
         self.cluster_end.save, self.cluster_end.is_saving = self.jobs.save_all, lambda: self.jobs.is_saving
+        self.cluster_end.close = self.checkpoints.close
         self.drains = Drains(self.servers, self.runs, self.erasures, self.checkpoints, self.changes.of("drains"))
         self.scales = Scales(
             self.servers, self.runs, self.checkpoints, self.drains, identity.endpoint, options.replicas,
