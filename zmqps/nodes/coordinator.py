@@ -167,10 +167,7 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
         try:
             bound = transport.bind(_as_before(where, known))
             endpoint = config.place.advertises(bound)
-            identity = new_identity(
-                "coordinator", name=config.name, endpoint=endpoint, job_secret=secret, keyed=keys is not None
-            )
-            identity = replace(identity, end_key=new_end_key())
+            identity = _identity(config, endpoint, secret, keyed=keys is not None)
             if journal is not None:
                 identity = resumed(journal, known, identity, config.options)
             store = _store(config, identity, one)
@@ -207,6 +204,12 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
         if journal is not None:
             journal.retire()  # the cluster has ended: the next one begins anew
         return code
+
+
+def _identity(config: CoordinatorConfig, endpoint: str, secret: bytes, *, keyed: bool) -> Identity:
+    """Return who a new coordinator is; one that goes on from a journal is who has written that."""
+    identity = new_identity("coordinator", name=config.name, endpoint=endpoint, job_secret=secret, keyed=keyed)
+    return replace(identity, end_key=new_end_key())
 
 
 def _feed(feeds: Feeds, event: Any) -> None:

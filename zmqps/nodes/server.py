@@ -20,6 +20,7 @@ from zmqps import checks, codecs
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.job.tables import TableSpec
+from zmqps.core.node.member import Identity
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.wire import data_header_nbytes, decode
@@ -362,21 +363,16 @@ async def _serve(config: ServerConfig, source: Source, log: logging.Logger, pare
     transport = LaneTransport(sockets)
     try:
         bound = config.place.bind(transport.bind, where)
-        found = await resolved(lambda: config.place.advertises(bound, config.coordinator), parent_fd, log)
-        if found is None:
+        endpoint = await resolved(lambda: config.place.advertises(bound, config.coordinator), parent_fd, log)
+        if endpoint is None:
             transport.close(0)
             return exits.OK
-        endpoint = advertised = found
-        if endpoint.startswith("tcp://") and (local := new_local_endpoint()):
-            advertised += f" {transport.bind(local)}"
+        local = new_local_endpoint() if endpoint.startswith("tcp://") else ""
+        advertised = f"{endpoint} {transport.bind(local)}" if local else endpoint
     except BaseException:
         transport.close(0)
         raise
-    secret = read_job_secret(config.job_secret)
-    identity = new_identity("server", name=config.name, endpoint=advertised, job_secret=secret, keyed=keys is not None)
-    identity = replace(identity, spare=config.spare, index=config.index)
-    if not secret and keys is None:
-        identity = replace(identity, server_key=server_key(config.coordinator))
+    identity = _identity(config, advertised, keyed=keys is not None)
 
     freed = FreedMemory()
     largest_header = data_header_nbytes(0, 0)  # of all shards there ever were: a late message may be about one
@@ -415,6 +411,14 @@ async def _serve(config: ServerConfig, source: Source, log: logging.Logger, pare
         return await run_node(driver, endpoint, parent_fd, config.handover_timeout)
     finally:
         relay.end()
+
+
+def _identity(config: ServerConfig, endpoint: str, *, keyed: bool) -> Identity:
+    """Return who a new server is."""
+    secret = read_job_secret(config.job_secret)
+    identity = new_identity("server", name=config.name, endpoint=endpoint, job_secret=secret, keyed=keyed)
+    own_key = b"" if secret or keyed else server_key(config.coordinator)
+    return replace(identity, spare=config.spare, index=config.index, server_key=own_key)
 
 
 def _submit(loop: asyncio.AbstractEventLoop, driver: Driver, request: FileRequest) -> None:
