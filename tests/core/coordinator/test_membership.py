@@ -137,6 +137,15 @@ def test_what_is_remembered_of_the_gone_is_bounded() -> None:
     membership.check_welcome(hello("worker", "0"))  # the oldest are forgotten
 
 
+def test_a_member_that_has_gone_can_be_looked_for_among_those_that_are_here() -> None:
+    membership = Cluster()
+    joined(membership, "a", "b")
+    gone = membership.find(peer("a"))
+    assert gone is not None
+    leave(membership, "a")
+    assert gone not in list(membership.members.values())
+
+
 def test_who_is_restarted_under_its_name_has_joined_once() -> None:
     membership = Cluster()
     joined(membership, "a")

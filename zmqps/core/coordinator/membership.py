@@ -58,7 +58,7 @@ class Ranks(Protocol):
     def __iter__(self) -> Iterator[MemberInfo]: ...
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, eq=False, kw_only=True)
 class MemberInfo:
     """A node that has joined."""
 
