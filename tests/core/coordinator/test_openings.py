@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,12 +10,15 @@ import pytest
 from tests.core.machines import Coordinator, errors, job, peer, sent
 from zmqps.core.coordinator.openings import MAX_WAITING, SHARE
 from zmqps.core.job.spec import JobSpec
+from zmqps.core.job.tables import TableSpec
 from zmqps.core.protocol.events import Action, Received, Returned, Run
 from zmqps.core.protocol.large import Large, decode_small
 from zmqps.core.protocol.messages import Arrive, Assign, Checkpoint, Error, Heartbeat, Init, Job, Message, Waiting
 from zmqps.core.protocol.typed import pack
 from zmqps.core.protocol.wire import MAX_SHORT_HEADER_NBYTES, encode
 from zmqps.errors import ConfigurationError, JobMismatchError, ProtocolError
+from zmqps.optim import sgd
+from zmqps.rows.initial import Initial
 
 MANY = [f"p{i}" for i in range(2000)]
 
@@ -65,6 +69,17 @@ def test_a_large_job_is_read_aside_and_begins_then() -> None:
 
 
 FIELDS = list(Assign.__annotations__)[1:]
+
+
+def test_a_large_job_of_tables_alone_begins() -> None:
+    initial = Initial("normal", 0.0, 0.1).to_wire()
+    one = TableSpec(name="t", dim=4, optimizer=sgd(0.1).to_wire(), initial=initial)
+    spec = replace(job(), parameters=(), tables=tuple(replace(one, name=f"{number:0128d}") for number in range(64)))
+    coordinator = Opened()
+    coordinator.join("s0", "w0")
+    coordinator.say("w0", Init(1, spec.to_wire()))
+    assert len(sent(coordinator.finish(), Assign)) == 1
+    assert coordinator.run().startup.job == spec
 
 
 def test_the_same_job_of_another_worker_is_not_read_again() -> None:

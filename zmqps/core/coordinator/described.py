@@ -129,6 +129,7 @@ def place(
     if all(known) and needed > sum(known):
         held = f", {copies} copies of each" if copies > 1 else ""
         largest = keyspace.largest
+        assert largest is not None, "rows take no memory before they are pushed"
         what = f"the values of job {name!r}{held} (the largest is {largest.name[:80]!r}, {largest.describe()})"
         raise JobMemoryError(
             server=f"the cluster's {counted(len(servers), 'server')}", what=what, needed_nbytes=needed,

@@ -146,9 +146,9 @@ class KeySpace:
         return self
 
     @cached_property
-    def largest(self) -> Parameter:
-        """The parameter of most bytes."""
-        return max(self.parameters, key=lambda p: p.size * p.storage_dtype.itemsize)
+    def largest(self) -> Parameter | None:
+        """The parameter of most bytes; None: all that there is are tables."""
+        return max(self.parameters, key=lambda p: p.size * p.storage_dtype.itemsize, default=None)
 
     @property
     def dense(self) -> tuple[Table, ...]:
