@@ -336,10 +336,11 @@ def nonsense() -> Iterator[Frames]:
             yield raw(cls, *([value] + [0] * (len(schema.names) + schema.has_payload - 1)))
 
 
-def longest(name: str) -> tuple[float, int]:
-    """Return the seconds that the costliest message of a case takes, and which one of them it is."""
+def longest(name: str) -> tuple[float, int, float]:
+    """Return the seconds that the costliest message of a case takes, which one that is, and the most of any run."""
     who, case = CASES[name]
     best: dict[int, float] = {}
+    most = 0.0
     for _ in range(RUNS):
         cluster = Cluster()
         for number, frames in enumerate(case()):
@@ -347,12 +348,14 @@ def longest(name: str) -> tuple[float, int]:
             has_begun = who == "attacker" and cluster.machine.runs["mine"].startup.job is not None
             if has_begun or cluster.machine.membership.find(b"@" + who.encode()) is None:
                 cluster = Cluster()
+            gc.unfreeze()
             gc.collect()
             gc.freeze()  # else its pauses are those of what is here to say
             took = cluster.take(b"@" + who.encode(), frames)
+            most = max(most, took)
             best[number] = min(took, best.get(number, took))
     costliest = max(best, key=lambda number: best[number])
-    return best[costliest], costliest
+    return best[costliest], costliest, most
 
 
 @click.command("hostile")
@@ -363,14 +366,19 @@ def command(only: str, json_path: Path | None) -> None:
 
     The coordinator's machine in one thread, with two servers, a job that is trained and members of it and of another
     one, which say everything that a client may say at its limits, and beyond. The number is that of the case's message.
+    The exit status is 1 if one takes more than 20 ms in each of its runs.
     """
     rows = []
     for name in CASES:
         if only not in name:
             continue
-        seconds, number = longest(name)
+        seconds, number, most = longest(name)
         verdict = "" if seconds <= MOST_S else f", more than {MOST_S * 1e3:.0f}"
-        click.echo(f"{name}: {seconds * 1e3:.1f} ms (message {number}){verdict}")
-        rows.append(Row(case="hostile", model=name, min_s=seconds, steps=RUNS, extra={"message": number}))
+        about = f"message {number}; {most * 1e3:.1f} in the longest of {RUNS} runs"
+        click.echo(f"{name}: {seconds * 1e3:.1f} ms ({about}){verdict}")
+        extra = {"message": number, "longest_s": most}
+        rows.append(Row(case="hostile", model=name, min_s=seconds, steps=RUNS, extra=extra))
     if json_path is not None:
         write_rows(json_path, rows)
+    if any(row.min_s > MOST_S for row in rows):
+        raise SystemExit(1)

@@ -23,7 +23,8 @@ from zmqps.core.job.tables import TableSpec
 from zmqps.core.node.member import Identity
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.protocol.wire import data_header_nbytes, decode
+from zmqps.core.protocol.large import decode_but_assign
+from zmqps.core.protocol.wire import data_header_nbytes
 from zmqps.core.server.admission import Room, admit, required_nbytes
 from zmqps.core.server.beside import Beside, beside_nbytes
 from zmqps.core.server.machine import ServerMachine
@@ -401,7 +402,7 @@ async def _serve(config: ServerConfig, source: Source, log: logging.Logger, pare
     sockets.largest_nbytes = largest_nbytes  # an atomic push is of a whole shard
     driver = Driver(*watch(machine, transport, identity), log, resolve=relay.resolve)
     # what nobody needs costs time to refuse
-    driver.decode = partial(decode, data_nbytes=lambda: largest_header)
+    driver.decode = partial(decode_but_assign, data_nbytes=lambda: largest_header)
     machine.member.tracing.recorder = Switch(driver, identity, known=machine.clients.incarnation)
     relay.submit = partial(_submit, asyncio.get_running_loop(), driver)
     most = {} if streams is not None else {"memory_nbytes": config.memory_nbytes or total_nbytes()}

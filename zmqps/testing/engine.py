@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import inf, nextafter
@@ -41,6 +41,7 @@ from zmqps.core.protocol.events import (
     Send,
     Stop,
 )
+from zmqps.core.protocol.large import decode_but_assign, decode_small
 from zmqps.core.protocol.loans import STAYS, borrow
 from zmqps.core.protocol.messages import Message, Push
 from zmqps.core.protocol.plain import pack
@@ -69,6 +70,8 @@ MOST_RINGS = 5
 #: In an inbox in the place of a message: the connection is there.
 UP = Packet((), [], None)
 
+#: What nodes of some roles leave to be read aside.
+DECODERS: dict[str, Callable[[Sequence[Any]], Message]] = {"coordinator": decode_small, "server": decode_but_assign}
 #: Where nodes have keys: whose who shows, by role.
 HOLDERS = {"server": KeyHolder("node", "node"), "worker": KeyHolder("worker", "worker")}
 
@@ -129,6 +132,8 @@ class Engine:
         self.on_written: list[Callable[[Node], None]] = []
         #: Called with each line that a node logs: ``hook(node, line)``.
         self.on_log: list[Callable[[Node, Log], None]] = []
+        #: Called when a node begins something aside, which will take so long: ``hook(node, run, seconds)``.
+        self.on_run: list[Callable[[Node, Run, float], None]] = []
         #: What the journals of nodes hold, by name and key, as it lies on a disk.
         self.journals: dict[str, dict[str, bytes]] = defaultdict(dict)
         #: Whether a message is lost, and nothing else: ``hook(sender, receiver's name, message)``.
@@ -355,6 +360,8 @@ class Engine:
                 self.at(self.now + LOOK_S, lambda: self.event(node, Looked(peer, "nobody answers there")))
             case Run(tag, work):
                 seconds = self.run_s()
+                for begun in self.on_run:
+                    begun(node, action, seconds)
                 self.at(self.now + seconds, partial(self._return, node, tag, work))
             case Exit():
                 node.exit = action
@@ -465,7 +472,7 @@ class Engine:
         if packet is None:
             self.note(node.name, f"{peer.decode() if receiver == 0 else peer[1:5].hex()} is disconnected")
             return self.event(node, Disconnected(peer))
-        message = decode(packet.copies)
+        message = DECODERS.get(node.role, decode)(packet.copies)
         if isinstance(message, Push) and packet.lent:
             frames = [np.frombuffer(frame, np.uint8) for frame in packet.lent]
             message = replace(message, payload=[borrow(frame, 0, frame.size, None) for frame in frames])

@@ -13,6 +13,7 @@ from zmqps.testing.bounded import BoundedTraining
 from zmqps.testing.coded import CodedTraining
 from zmqps.testing.crowd import CrowdedTraining, OutrankedTraining
 from zmqps.testing.hosts import HostGroups
+from zmqps.testing.large import large_scenarios
 from zmqps.testing.lines import LINE_BANDWIDTH, LineTraining
 from zmqps.testing.means import mean_scenarios
 from zmqps.testing.network import Faults
@@ -512,7 +513,7 @@ def _scenarios() -> Mapping[str, Scenario]:
         )
         for kind, faults in {"crashes": CRASHES, "stops": STOPS, "freezes": FREEZES, "everything": EVERYTHING}.items():
             found[f"{mode}-combined-{kind}"] = Scenario(faults=faults, training=_asynchronous, workers=4, combined=mode)
-    made = (row_scenarios, note_scenarios, probed_scenarios, traced_scenarios, reported_scenarios)
+    made = (large_scenarios, row_scenarios, note_scenarios, probed_scenarios, traced_scenarios, reported_scenarios)
     found = {**found, **{name: scenario for make in made for name, scenario in make(found).items()}}
     for name in ALSO_FROZEN:
         found[f"{name}-freezes"] = replace(found[name], faults=replace(found[name].faults, freeze=FREEZES.freeze / 2))

@@ -324,6 +324,45 @@ def test_the_worst_header_takes_a_small_multiple_of_its_bytes(kind, unit) -> Non
     assert peak_nbytes_of_decoding([header]) < (1.1 * MAX_GROWTH if large else 100) * len(header) + 100_000
 
 
+def init_of(job: object) -> bytes:
+    return msgpack.packb([Init.kind, 1, job])
+
+
+@pytest.mark.parametrize("over", [-1, 0, 1])
+def test_a_large_header_is_read_in_pieces_to_the_same(over) -> None:  # type: ignore[no-untyped-def]
+    fill = 5 * wire.PIECE_NBYTES + over - len(init_of({"x": "", "y": [1.5, [], {"z": None}]})) - 4
+    job = {"x": "é" * (fill // 2), "y": [1.5, [], {"z": None}]}
+    header = init_of(job)
+    assert decode([header]) == Init(1, job)
+    for damaged in (header[:-1], header + b"\x00", header + header, bytes(len(header))):
+        with pytest.raises(ProtocolError):
+            decode([damaged])
+
+
+def test_other_threads_have_turns_while_a_large_header_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    fed: list[int] = []
+
+    class Unpacker(msgpack.Unpacker):  # type: ignore[misc]
+        def feed(self, piece: memoryview) -> None:
+            fed.append(piece.nbytes)
+            super().feed(piece)
+
+    monkeypatch.setattr(msgpack, "Unpacker", Unpacker)
+    header = init_of({"parameters": [["w", [1], "float32"]] * 30_000})
+    decode([header])
+    assert sum(fed) == len(header)
+    assert max(fed) <= wire.PIECE_NBYTES
+
+
+@pytest.mark.parametrize("maps", [1, 8])
+def test_the_maps_of_a_job_have_so_many_entries_at_most(maps) -> None:  # type: ignore[no-untyped-def]
+    most = wire.MAX_INIT_ENTRIES
+    entries = {f"{i:06x}": 0 for i in range(most // maps)}
+    decode([init_of({"x": [entries] * (maps - 1)})])
+    with pytest.raises(ProtocolError, match=str(most)):
+        decode([init_of({"x": [entries] * maps, "y": 0})])
+
+
 def test_what_honest_nodes_send_is_never_too_greedy() -> None:
     rng = np.random.default_rng(5)
     numbers = [int(n) for n in rng.integers(0, 1 << 32, 60_000)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -24,11 +26,15 @@ from tests.core.machines import (
     sent,
     ticketed,
 )
+from zmqps.core.job.keyspace import KeySpace, Placement
+from zmqps.core.job.tables import TableSpec
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import COORDINATOR, Action, Received, Returned, Run, Stop, Undecodable
 from zmqps.core.protocol.keys import alias
+from zmqps.core.protocol.large import Large, decode_but_assign
 from zmqps.core.protocol.messages import (
     Ack,
+    Assign,
     Departed,
     Discard,
     Discarded,
@@ -45,6 +51,8 @@ from zmqps.core.protocol.messages import (
     Values,
     Welcome,
 )
+from zmqps.core.protocol.typed import pack
+from zmqps.core.protocol.wire import encode
 from zmqps.core.server.machine import ServerMachine
 from zmqps.errors import (
     CoordinatorRestartedError,
@@ -62,6 +70,8 @@ from zmqps.errors import (
     StaleEpochError,
     from_wire,
 )
+from zmqps.optim import sgd
+from zmqps.rows.initial import Initial
 
 WELCOME = Welcome(1, b"i" * 16, "c", 0, 1.0, 10.0, 1, 1)
 EIGHT = np.arange(8, dtype=np.float32)
@@ -178,9 +188,98 @@ def test_a_shard_that_cannot_be_built_is_reported_with_its_epoch(raised: Excepti
 def test_an_assignment_that_makes_no_sense_is_refused_with_its_epoch(change: dict[str, Any]) -> None:
     server = Server()
     message = replace(assign(server.spec, placement(server.spec), epoch=4), **change)
-    (refused,) = sent(server.get(message), Error, COORDINATOR)
+    (run,) = runs_of(server.get(message))
+    (refused,) = sent(server.build(run), Error, COORDINATOR)
     assert (refused.request, refused.code) == (4, ProtocolError.code)
     assert server.machine.tenants == {}
+
+
+#: What a turn of a server's loop may take, in processor time of its thread.
+MOST_TURN_S = 0.02
+
+
+def large(epoch: int = 1, tables: Sequence[TableSpec] = (), names: int = 1000, **options: Any) -> list[Any]:
+    """Return an `Assign` with a large header as it travels."""
+    parameters = job(*[f"{number:06d}" for number in range(names)], size=1).parameters if names else ()
+    spec = replace(job("a"), parameters=parameters, tables=tuple(tables))
+    where = Placement.balance(KeySpace.of(spec), 1, 4 << 20)
+    return encode(replace(assign(spec, where, epoch=epoch), **options))
+
+
+def test_no_turn_of_a_server_takes_long_for_a_job_of_many_parameters() -> None:
+    server, frames, turns = Server(), large(names=50_000), list[float]()
+
+    def turn(take: Callable[[], Any]) -> list[Action]:
+        began = time.thread_time()
+        actions: list[Action] = server.machine.handle(take(), server.now)
+        turns.append(time.thread_time() - began)
+        return actions
+
+    for _ in range(2):
+        (read,) = runs_of(turn(lambda: Received(COORDINATOR, decode_but_assign(frames))))
+        message = read.work()
+        built = runs_of(turn(lambda: Returned(read.tag, message)))  # noqa: B023  (called at once)
+        for run in built:
+            shard = run.work()
+            (ready,) = sent(turn(lambda: Returned(run.tag, shard)), Ready)  # noqa: B023
+            assert (ready.epoch, ready.loaded) == (1, 0)
+    assert built == [], "it is known by now"
+    assert len(server.machine.tenants[1].built().placement.keyspace.parameters) == 50_000
+    assert max(turns) <= MOST_TURN_S
+
+
+def test_what_comes_behind_a_large_assignment_waits_until_that_is_read() -> None:
+    server = Server()
+    server.get(WELCOME)
+    (first,) = runs_of(server.get(decode_but_assign(large(epoch=1))))
+    server.now = 3.0
+    others = [decode_but_assign(large(epoch=2)), Discard(2), Shutdown("the job is finished")]
+    assert [server.get(message) for message in [Discard(1), *others]] == [[]] * 4
+    assert server.machine.member.heard_at == 3.0, "each is a sign of life"
+    actions = server.build(first)
+    assert [m.epoch for m in sent(actions, Discarded)] == [1], "what was assigned is discarded, not the other way round"
+    built, second = runs_of(actions)
+    assert exits_of(actions) == []
+    actions = server.build(second)
+    assert [m.epoch for m in sent(actions, Discarded)] == [2]
+    assert exits_of(actions) == [exits.OK]
+    assert server.machine.tenants == {}
+    assert sent(server.build(built), Ready) == [], "its job was given up meanwhile"
+    assert len(sent(server.get(Discard(3)), Discarded)) == 1, "and nothing waits any more"
+
+
+def test_a_large_assignment_that_cannot_be_read_is_refused_and_holds_nothing_up() -> None:
+    server = Server()
+    header = [Assign.kind, 1, "default", {"parameters": ["x" * 20_000]}]
+    (run,) = runs_of(server.get(decode_but_assign([pack(header)])))
+    assert server.get(Discard(7)) == []
+    actions = server.build(run)
+    assert errors(actions, COORDINATOR) == [ProtocolError.code]
+    assert [m.epoch for m in sent(actions, Discarded)] == [7]
+
+
+def test_a_large_assignment_is_taken_from_nobody_but_the_coordinator() -> None:
+    server = Server()
+    server.train("w")
+    for name in ("w", "stranger"):
+        actions = server.get(decode_but_assign(large(epoch=2)), name)
+        assert len(errors(actions, peer(name))) == 1
+        assert runs_of(actions) == []
+
+
+@pytest.mark.parametrize("names", [0, 3])
+def test_the_tables_of_a_large_assignment_are_built(names: int) -> None:
+    long = {**sgd(0.1).to_wire(), "groups": []}
+    one = TableSpec(name="t", dim=4, optimizer=long, initial=Initial("normal", 0.0, 0.1).to_wire())
+    tables = [replace(one, name=f"{number:0128d}") for number in range(64)]
+    server = Server()
+    message = decode_but_assign(large(tables=tables, names=names))
+    assert isinstance(message, Large)
+    (run,) = runs_of(server.get(message))
+    (run,) = runs_of(server.build(run))
+    assert [m.epoch for m in sent(server.build(run), Ready)] == [1]
+    keyspace = server.machine.tenants[1].built().placement.keyspace
+    assert (len(keyspace.parameters), keyspace.sparse) == (names, tuple(tables))
 
 
 @pytest.mark.parametrize(
@@ -328,7 +427,10 @@ def test_all_that_is_refused_is_counted_and_the_log_says_whose_it_was() -> None:
     )
     stranger = f"peer {alias(peer('stranger'))}"
     for name, message, who in (("w", pull, "w"), ("stranger", pull, stranger), (None, nonsense, "the coordinator")):
-        assert logged(server.get(message, name)).startswith(f"refused a request of {who}")
+        actions = server.get(message, name)
+        for run in runs_of(actions):
+            actions = server.build(run)
+        assert logged(actions).startswith(f"refused a request of {who}")
     assert server.machine.counters()["refused"] == 3
 
 

@@ -15,7 +15,7 @@ from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.typed import Packed, pack
-from zmqps.core.protocol.wire import MAX_HEADER_NBYTES
+from zmqps.core.protocol.wire import MAX_HEADER_NBYTES, uncollected
 from zmqps.errors import JobMemoryError, LimitError, PSError, counted, is_short
 
 #: What to do where a worker's job is another one than that which has its name.
@@ -59,8 +59,9 @@ class Described(dict[str, Any]):
     def of(cls, wire: Mapping[str, Any], rival: Rival, owner: str, name: str) -> Described:
         """Return what a map says; errors are those of `JobSpec.from_wire`."""
         found = cls(wire)
-        found.job = JobSpec.from_wire(wire)
-        found.keyspace = KeySpace.of(found.job).prepared()
+        with uncollected():
+            found.job = JobSpec.from_wire(wire)
+            found.keyspace = KeySpace.of(found.job).prepared()
         found.packed = pack(dict(wire))
         found.raw = Packed(found.packed)
         found.rival, found.problem = rival, None

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from zmqps.core.protocol.message import Message
-from zmqps.core.protocol.messages import BY_KIND, Init
+from zmqps.core.protocol.messages import BY_KIND, Assign, Init
 from zmqps.core.protocol.typed import pack
-from zmqps.core.protocol.wire import HEADER_NBYTES, MAX_SHORT_HEADER_NBYTES, SCHEMAS, decode, kind_of
+from zmqps.core.protocol.wire import (
+    HEADER_NBYTES,
+    MAX_DATA_HEADER_NBYTES,
+    MAX_SHORT_HEADER_NBYTES,
+    SCHEMAS,
+    decode,
+    kind_of,
+)
 
 if TYPE_CHECKING:
     from zmqps.core.protocol.message import Buffer
 
 #: Bytes from which on a header is large, where what is made of it takes longer still than to decode it.
-LARGE_NBYTES = {Init.kind: 16 << 10}
+LARGE_NBYTES = dict.fromkeys((Init.kind, Assign.kind), 16 << 10)
 #: In msgpack: the first byte of a list whose length stands behind it, the first that is no number by itself, and the
 #: bytes of unsigned integers by the one before them.
 LIST_OF_MANY, SMALLEST_NAMED = 0xDC, 0x80
@@ -58,6 +65,16 @@ def decode_small(frames: Sequence[Buffer]) -> Message:
     if cls is None or header.nbytes > HEADER_NBYTES.get(cls.kind, MAX_SHORT_HEADER_NBYTES):
         return decode(frames)  # which refuses what is too large before it looks at more of it
     return Large(cls, _request(cls, header), tuple(frames))
+
+
+def decode_but_assign(
+    frames: Sequence[Buffer], data_nbytes: Callable[[], int] = lambda: MAX_DATA_HEADER_NBYTES
+) -> Message:
+    """Return the message that ``frames`` hold, a large `Assign` undecoded; see `decode`."""
+    header = memoryview(frames[0] if frames else b"")
+    if header.nbytes > LARGE_NBYTES[Assign.kind] and kind_of(header) == Assign.kind:
+        return decode_small(frames)
+    return decode(frames, data_nbytes)
 
 
 def _request(cls: type[Message], header: memoryview) -> int:

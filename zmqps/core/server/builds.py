@@ -11,6 +11,7 @@ from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import Action, Run
 from zmqps.core.protocol.messages import Assign
+from zmqps.core.protocol.wire import uncollected
 from zmqps.core.server.admission import Room
 from zmqps.core.server.saves import Files
 from zmqps.core.server.shard import Shard
@@ -54,14 +55,7 @@ class Builds:
         self._waiting: deque[Assign] = deque()  # the first of them is being built
 
     def new_tenant(self, assign: Assign) -> Tenant:
-        """Return a job's entry, with its share of what is free now, before any server of this host builds for it.
-
-        Raises
-        ------
-        PSError
-            The job or its placement is not valid.
-        """
-        _located(assign)
+        """Return a job's entry, with its share of what is free now, before any server of this host builds for it."""
         untouched = sum(tenant.untouched_nbytes for tenant in self._tenants.values())
         return Tenant(assign, (self._available() - untouched) // max(1, assign.sharing), set(self._built_epochs))
 
@@ -88,14 +82,15 @@ class Builds:
         tenant = self._tenants[assign.epoch]
         required = {e: t.reserved_nbytes for e, t in self._tenants.items() if t.shard is not None}
         since = sum(nbytes for epoch, nbytes in required.items() if epoch not in tenant.beside)
-        job, placement = _located(assign)
         gently = bool(assign.restore.get("cut"))
         room = Room(
             sum(required.values()), tenant.available_nbytes - since, assign.num_workers, gently, max(1, assign.sharing)
         )
-        return [Run(assign, partial(self._build, job, placement, assign, room))]
+        return [Run(assign, partial(self._build, assign, room))]
 
-    def _build(self, job: JobSpec, placement: Placement, assign: Assign, room: Room) -> Built:
+    def _build(self, assign: Assign, room: Room) -> Built:
+        """Read the job, which takes long where it has many parameters, and build its shard; in another thread."""
+        job, placement = _located(assign)
         shard, state = self._make_shard(job, placement, assign.shard, room), dict[str, Any]()
         if assign.restore.get("cut"):  # its memory is there when it is filled, in a pause
             shard.follow()
@@ -120,9 +115,11 @@ def build_error(name: str, assign: Assign, error: Exception) -> PSError:
 
 
 def _located(assign: Assign) -> tuple[JobSpec, Placement]:
-    """Return the job of an `Assign` and where it lies."""
-    job = JobSpec.from_wire(assign.job)
-    placement = Placement.from_wire(KeySpace.of(job), assign.placement)
+    """Return the job of an `Assign` and where it lies; raise `PSError` where one of them is not valid."""
+    with uncollected():
+        job = JobSpec.from_wire(assign.job)
+        keyspace = KeySpace.of(job).prepared()
+    placement = Placement.from_wire(keyspace, assign.placement)
     if assign.shard >= placement.num_shards:
         raise ProtocolError(f"shard {assign.shard} of {placement.num_shards}")
     return job, placement

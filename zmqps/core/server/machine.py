@@ -31,6 +31,7 @@ from zmqps.core.protocol.events import (
 )
 from zmqps.core.protocol.hello import check_hello
 from zmqps.core.protocol.keys import alias
+from zmqps.core.protocol.large import Large
 from zmqps.core.protocol.messages import (
     PROTOCOL_VERSION,
     Ack,
@@ -148,9 +149,10 @@ class ServerMachine:
         self._now = now
         if type(event) is Received:
             message = event.message
+            if event.peer == COORDINATOR:
+                put_off = self._orders.in_turn(message, now)
+                return self._from_coordinator(message) if put_off is None else put_off
             try:
-                if event.peer == COORDINATOR:
-                    return self._orders.handle(message, now)
                 return self._from_client(event, message)
             except (MemoryError, PSError) as error:
                 return self._failed(event.peer, message, error)
@@ -175,6 +177,8 @@ class ServerMachine:
             return self.relay.ask(event)
         if isinstance(event, Returned) and isinstance(event.tag, Saving):
             return self._saves.returned(event.tag, event.value, now)
+        if isinstance(event, Returned) and isinstance(event.tag, Large):
+            return self._opened(event.value)
         if isinstance(event, Returned):
             return self._orders.built(event.tag, event.value, now)
         if isinstance(event, Looked):
@@ -182,6 +186,23 @@ class ServerMachine:
                 return self.replication.looked(event, now)
             return self.member.looked(event.why, now) if event.peer == COORDINATOR else []
         raise AssertionError(f"a server does not know {event!r:.200}")
+
+    def _from_coordinator(self, message: Message) -> list[Action]:
+        try:
+            return self._orders.handle(message, self._now)
+        except (MemoryError, PSError) as error:
+            return self._failed(COORDINATOR, message, error)
+
+    def _opened(self, found: Message | Exception) -> list[Action]:
+        """A large message of the coordinator is read: take it, and what came behind it."""
+        behind, actions = self._orders.opened()
+        if isinstance(found, PSError):
+            actions += self.refuse(COORDINATOR, 0, found)
+        elif isinstance(found, Exception):
+            actions += self.refuse(COORDINATOR, 0, JobError(f"{self.title} cannot read a message: {found!r:.200}"))
+        else:
+            behind.insert(0, found)
+        return [*(action for message in behind for action in self._from_coordinator(message)), *actions]
 
     def _failed(self, peer: Peer, message: Message, error: Exception) -> list[Action]:
         """Answer a request that has failed, and changed nothing."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from zmqps.core.node.member import Member
 from zmqps.core.protocol import exits, roles
-from zmqps.core.protocol.events import COORDINATOR, Action, Exit, Log, Peer, Send
+from zmqps.core.protocol.events import COORDINATOR, Action, Exit, Log, Peer, Run, Send
 from zmqps.core.protocol.guard import check_welcome
+from zmqps.core.protocol.large import Large
 from zmqps.core.protocol.messages import (
     Assign,
     Commit,
@@ -90,6 +92,26 @@ class Orders:
         self._builds = builds
         self._saves = saves
         self._ending = False
+        self._unread: deque[Message] = deque()  # a large message that is being read, and what came behind it
+
+    def in_turn(self, message: Message, now: float) -> list[Action] | None:
+        """Read a large message aside, and let what comes behind one wait; None: this one's turn is now."""
+        is_large = isinstance(message, Large)
+        if not is_large and not self._unread:
+            return None
+        self._host.member.heard_at = now
+        self._unread.append(message)
+        return [Run(message, message.opened)] if isinstance(message, Large) and len(self._unread) == 1 else []
+
+    def opened(self) -> tuple[list[Message], list[Action]]:
+        """The first large message is read: return those behind it whose turn is now, and read the next large one."""
+        self._unread.popleft()
+        ready: list[Message] = []
+        while self._unread:
+            if isinstance(message := self._unread[0], Large):
+                return ready, [Run(message, message.opened)]
+            ready.append(self._unread.popleft())
+        return ready, []
 
     def handle(self, message: Message, now: float) -> list[Action]:
         """Take a message of the coordinator; what is not in `HANDLERS` concerns the member alone.

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any, Protocol
 
-from zmqps.core.job.spec import JobSpec
 from zmqps.core.node.connections import Connections
 from zmqps.core.node.handshake import Handshake
 from zmqps.core.node.member import Member
@@ -451,7 +450,7 @@ class ReplicaStreams:
 
 def _check_job(assign: Assign) -> None:
     """Raise `ConfigurationError` for a job that cannot have copies."""
-    treatment = make_treatment(JobSpec.from_wire(assign.job).treatment)
+    treatment = make_treatment(assign.job.get("treatment"))  # the job is read aside, which takes long
     if treatment is not None and treatment.needs_read:
         raise ConfigurationError(
             f"a job with treatment={treatment.name!r} cannot have replicas, nor move to other servers: what each "
