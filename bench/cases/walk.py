@@ -40,6 +40,8 @@ NEVER_S = 3600.0
 PATIENCE_S = 60.0
 ENTRIES = ("SessionThread._make_calls", "ZmqTransport._drain")
 ARRIVES = ("zmqps/net/driver.py", "Driver.deliver")
+#: What a replicated push runs through, once the backup is filled.
+CONFIRMS = ("zmqps/core/server/backup.py", "Backup.take")
 #: The clock of the event loop, which asyncio calls in each turn: no more of the way than asyncio is.
 OF_THE_LOOP = {"net/loops.py", "core/node/awake.py"}
 
@@ -134,14 +136,18 @@ class Watcher:
 
 
 @contextmanager
-def nodes(*, servers: int, workers: int) -> Iterator[tuple[str, list[CallSoon]]]:
-    """Run a coordinator and servers, each on a thread of its own.
+def nodes(*, workers: int, replicas: int = 0) -> Iterator[tuple[str, list[CallSoon]]]:
+    """Run a coordinator and as many servers as shards have copies, each on a thread of its own.
 
     Yields the coordinator's address, and for each of them what runs something on its thread.
     """
     log = logging.getLogger("zmqps.bench")
     options = CoordinatorOptions(
-        servers=servers, workers=workers, heartbeat_interval=NEVER_S, heartbeat_timeout=2 * NEVER_S
+        servers=1 + replicas,
+        workers=workers,
+        replicas=replicas,
+        heartbeat_interval=NEVER_S,
+        heartbeat_timeout=2 * NEVER_S,
     )
 
     def node(role: str, name: str) -> tuple[LaneTransport, Any]:
@@ -159,7 +165,7 @@ def nodes(*, servers: int, workers: int) -> Iterator[tuple[str, list[CallSoon]]]
     address = identity.endpoint
     coordinator = Driver(CoordinatorMachine(identity, options), transport, log)
     running = [run(coordinator)]
-    for number in range(servers):
+    for number in range(1 + replicas):
         transport, identity = node("server", f"server-{number}")
         build = partial(make_shard, ServerConfig(coordinator=address))
         running.append(run(Driver(ServerMachine(identity, address, build), transport, log)))
@@ -173,21 +179,24 @@ def nodes(*, servers: int, workers: int) -> Iterator[tuple[str, list[CallSoon]]]
             loop.close()
 
 
-def walk(mode: str) -> Walk:
+def walk(mode: str, *, replicas: int = 0, rows: bool = False) -> Walk:
     """Return the calls of one push_pull of a small parameter between a worker and a server.
 
     Parameters
     ----------
     mode
         ``async``, or ``sync``: then it is a whole step.
+    replicas
+        How many backups each shard has; there are as many servers more, and small parameters lie on the first.
+    rows
+        Push and pull some rows of a sparse table in the place of a dense parameter.
     """
     watcher, walks = Watcher(), list[Walk]()
-    with watcher.everywhere(), nodes(servers=1, workers=1) as (address, threads):
+    with watcher.everywhere(), nodes(workers=1, replicas=replicas) as (address, threads):
         with zmqps.connect(address, timeout=PATIENCE_S, transport="tcp") as worker:
-            values = {"w": np.zeros(256, np.float32)}
-            worker.init(values, optimizer=zmqps.optim.sgd(0.1), staleness=STALENESS[mode])
+            step = (_pushing_rows if rows else _pushing)(worker, STALENESS[mode])
             for _ in range(WARM_UP):
-                worker.push_pull(values)
+                step()
             loop = worker._thread._loop
             assert loop is not None
             threads.append(loop.call_soon_threadsafe)
@@ -200,24 +209,39 @@ def walk(mode: str) -> Walk:
 
             for _ in range(LOOKS):
                 with watcher.looking(settle) as turns:
-                    worker.push_pull(values)
+                    step()
                 user, *others = [calls for _, calls in turns]
                 # a look at a socket that has nothing is in nobody's way
                 kept = [turn for turn in others if turn[0].function != "ZmqTransport._drain" or _delivers(turn)]
                 walks.append(Walk([user, *kept]))
+    if replicas:  # until the backup is filled, no push waits for it
+        walks = [walk for walk in walks if any((call.file, call.function) == CONFIRMS for call in walk.calls)]
     # on a busy machine a look may begin in the middle of what a thread does
     whole = [walk for walk in walks if all(turn[0].function in ENTRIES for turn in walk.turns[1:])]
     return min(whole or walks, key=lambda walk: len(walk.calls))
+
+
+def _pushing(worker: zmqps.Worker, staleness: int | None) -> Callable[[], object]:
+    values = {"w": np.zeros(256, np.float32)}
+    worker.init(values, optimizer=zmqps.optim.sgd(0.1), staleness=staleness)
+    return partial(worker.push_pull, values)
+
+
+def _pushing_rows(worker: zmqps.Worker, staleness: int | None) -> Callable[[], object]:
+    tables = {"rows": zmqps.table(16, optimizer=zmqps.optim.sgd(0.1))}
+    worker.init({}, tables=tables, staleness=staleness)
+    ids, grads = np.arange(16), np.zeros((16, 16), np.float32)
+    return partial(worker.table("rows").push_pull, ids, grads, ids)
 
 
 def _delivers(turn: Sequence[Call]) -> bool:
     return any((call.file, call.function) == ARRIVES for call in turn)
 
 
-def measure(mode: str, found: Walk) -> Row:
-    """Return the figures of a walk."""
+def measure(found: Walk, model: str, servers: int = 1) -> Row:
+    """Return the figures of a walk; ``model`` says of what."""
     figures = {"calls": len(found.calls), "files": len(found.files), "changes": found.changes}
-    return Row(case="walk", model=mode, servers=1, workers=1, extra=figures)
+    return Row(case="walk", model=model, servers=servers, workers=1, extra=figures)
 
 
 def show(found: Walk) -> None:
@@ -232,15 +256,18 @@ def show(found: Walk) -> None:
 
 @click.command("walk")
 @click.option("--mode", type=click.Choice(list(STALENESS)), default="async", show_default=True, help="Of the job.")
+@click.option("--replicas", type=click.IntRange(0, 2), default=0, show_default=True, help="Backups of each shard.")
+@click.option("--rows", is_flag=True, help="Push rows of a sparse table in the place of a dense parameter.")
 @click.option("--show", "shown", is_flag=True, help="Print every function on the way.")
 @json_option
-def command(mode: str, shown: bool, json_path: Path | None) -> None:
+def command(mode: str, replicas: int, rows: bool, shown: bool, json_path: Path | None) -> None:
     """Functions, files, and changes from file to file, on the way of one push_pull there and back.
 
-    One small parameter, one worker, one server, each in a thread of this process; in the synchronous
-    mode it is a whole step, the coordinator's part in it too. Code outside zmqps is not counted.
+    One small parameter, one worker, one server (with replicas as many more), each in a thread of this
+    process; in the synchronous mode it is a whole step, the coordinator's part in it too. Code outside
+    zmqps is not counted.
     """
-    found = walk(mode)
+    found = walk(mode, replicas=replicas, rows=rows)
     if shown:
         show(found)
-    report(measure(mode, found), json_path)
+    report(measure(found, f"{mode} rows" if rows else mode, 1 + replicas), json_path)

@@ -62,7 +62,7 @@ DRAINS = {
     "drains": Faults(delay=0.01, drain=1.5),
     "drains-breaks": Faults(delay=0.004, drain=1.0, loss=0.02),
     "drains-drops": Faults(delay=0.004, drain=1.0, drop=0.02),
-    "drains-lost": Faults(delay=0.004, drain=1.0, server_crash=0.15),
+    "drains-lost": Faults(delay=0.004, drain=1.0, server_crash=0.15, copying=0.01),
     "drains-freezes": replace(FREEZES, drain=1.0),
     "drains-everything": replace(EVERYTHING, drain=0.5),
 }
@@ -73,7 +73,7 @@ SCALES = {
     "scales-drains": Faults(delay=0.004, scale=0.5, drain=0.5),
     "scales-crashes": Faults(delay=0.004, scale=1.0, crash=0.2),
     "scales-twisted": Faults(delay=0.01, scale=1.0, duplication=0.15, reordering=0.15),
-    "scales-lost": Faults(delay=0.004, scale=1.0, server_crash=0.15),
+    "scales-lost": Faults(delay=0.004, scale=1.0, server_crash=0.15, copying=0.005),
     "scales-freezes": replace(FREEZES, scale=1.0),
     "scales-everything": replace(EVERYTHING, scale=0.5, drain=0.2),
 }

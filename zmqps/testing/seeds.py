@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from typing import NamedTuple
 
+from zmqps.testing.probes import watching
 from zmqps.testing.scenarios import SCENARIOS
 from zmqps.testing.simulation import SimulationError
 
@@ -18,8 +21,18 @@ PROGRESS_S = 10.0
 Failure = tuple[str, int, str]  # scenario, seed, what was violated
 
 
-def run_seeds(names: Sequence[str], seeds: range, jobs: int) -> list[Failure]:
-    """Run every seed in one of the scenarios, in turn; print progress and failures, return the failures.
+class SeedsRun(NamedTuple):
+    """What has become of some seeds.
+
+    ``reached``: by name of a `zmqps.testing.probes.CodeProbe`, how many of them have.
+    """
+
+    failures: list[Failure]
+    reached: Counter[str]
+
+
+def run_seeds(names: Sequence[str], seeds: range, jobs: int) -> SeedsRun:
+    """Run every seed in one of the scenarios, in turn; print progress and failures.
 
     Parameters
     ----------
@@ -29,9 +42,10 @@ def run_seeds(names: Sequence[str], seeds: range, jobs: int) -> list[Failure]:
         Which seeds, over how many processes.
     """
     started = last = time.monotonic()
-    done, failures = 0, list[Failure]()
-    for number, failed in _outcomes(names, seeds, jobs):
+    done, failures, reached = 0, list[Failure](), Counter[str]()
+    for number, (failed, probed) in _outcomes(names, seeds, jobs):
         done += number
+        reached += probed
         for failure in failed:
             name, seed, text = failure
             failures.append(failure)
@@ -46,7 +60,7 @@ def run_seeds(names: Sequence[str], seeds: range, jobs: int) -> list[Failure]:
                 flush=True,
             )
     print(f"{len(seeds) - len(failures)} of {len(seeds)} seeds passed in {time.monotonic() - started:.0f} s")
-    return failures
+    return SeedsRun(failures, reached)
 
 
 def replay(name: str, seed: int) -> str:
@@ -54,7 +68,7 @@ def replay(name: str, seed: int) -> str:
     return f"python -m zmqps.testing.simulate --scenario {name} --seed {seed}"
 
 
-def _outcomes(names: Sequence[str], seeds: range, jobs: int) -> Iterator[tuple[int, list[Failure]]]:
+def _outcomes(names: Sequence[str], seeds: range, jobs: int) -> Iterator[tuple[int, SeedsRun]]:
     chunks = [seeds[i : i + CHUNK] for i in range(0, len(seeds), CHUNK)]
     if jobs == 1:
         yield from (_run(names, chunk) for chunk in chunks)
@@ -63,12 +77,15 @@ def _outcomes(names: Sequence[str], seeds: range, jobs: int) -> Iterator[tuple[i
         yield from pool.map(_run, [names] * len(chunks), chunks)
 
 
-def _run(names: Sequence[str], seeds: range) -> tuple[int, list[Failure]]:
-    failures = []
-    for seed in seeds:
-        name = names[seed % len(names)]
-        try:
-            SCENARIOS[name].simulation(seed).run()
-        except SimulationError as error:
-            failures.append((name, seed, str(error.__cause__ or error).partition("\n")[0]))
-    return len(seeds), failures
+def _run(names: Sequence[str], seeds: range) -> tuple[int, SeedsRun]:
+    run, seen = SeedsRun([], Counter()), Counter[str]()
+    with watching(seen):
+        for seed in seeds:
+            name = names[seed % len(names)]
+            try:
+                SCENARIOS[name].simulation(seed).run()
+            except SimulationError as error:
+                run.failures.append((name, seed, str(error.__cause__ or error).partition("\n")[0]))
+            run.reached.update(seen.keys())
+            seen.clear()
+    return len(seeds), run

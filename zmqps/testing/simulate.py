@@ -18,6 +18,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from zmqps.testing.growth import MODES, Size, draw, measure, sweep, table
+from zmqps.testing.probes import ENOUGH_SEEDS, missed
+from zmqps.testing.probes import table as probed
 from zmqps.testing.scenarios import KINDS, SCENARIOS
 from zmqps.testing.seeds import run_seeds
 from zmqps.testing.simulation import Report, SimulationError
@@ -44,6 +46,12 @@ def parser() -> argparse.ArgumentParser:
         help=f"all (in turn), those of a pattern ('*-freezes'), or one of {', '.join(SCENARIOS)}",
     )
     scenarios.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes that run --seeds")
+    scenarios.add_argument(
+        "--probes",
+        action="store_true",
+        help="say how many of --seeds reach each rare branch, and fail if none reaches one of them; "
+        f"always with all scenarios and {ENOUGH_SEEDS:,} seeds",
+    )
     cluster = parser.add_argument_group("a cluster of some size, without --scenario")
     cluster.add_argument("--mode", choices=MODES, default="async")
     cluster.add_argument("--servers", type=int, default=2)
@@ -83,7 +91,8 @@ def main(argv: list[str] | None = None) -> int:
         draw(rows, a.sweep)
         return 0
     if a.seeds is not None:
-        return 1 if run_seeds(a.scenario or [*SCENARIOS], a.seeds, a.jobs or 1) else 0
+        names = a.scenario or [*SCENARIOS]
+        return run(names, a.seeds, a.jobs or 1, probes=a.probes or _is_enough(names, a.seeds))
     started = time.process_time()
     try:
         if a.scenario is not None:
@@ -96,6 +105,22 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     show(report, time.process_time() - started)
     return 0
+
+
+def _is_enough(names: list[str], seeds: range) -> bool:
+    return len(names) == len(SCENARIOS) and len(seeds) >= ENOUGH_SEEDS
+
+
+def run(names: list[str], seeds: range, jobs: int, *, probes: bool) -> int:
+    """Run seeds in scenarios; return the exit code. ``probes``: each must be reached."""
+    failures, reached = run_seeds(names, seeds, jobs)
+    if not probes:
+        return 1 if failures else 0
+    print(probed(reached))
+    never = missed(reached)
+    for name in never:
+        print(f"never reached: {name}", file=sys.stderr)
+    return 1 if failures or never else 0
 
 
 def show(report: Report, processor_s: float) -> None:
