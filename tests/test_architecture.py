@@ -44,7 +44,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "core": "",
         "core/protocol": "errors checks codecs",
         "core/treatments": "errors checks core/protocol",
-        "core/job": "errors checks codecs rows core/protocol core/treatments",
+        "core/job": "errors checks rows core/protocol core/treatments",
         "core/node": "errors core/protocol",
         "core/server": "errors codecs rows core/protocol core/treatments core/job core/node",
         "core/worker": "errors checks codecs rows core/protocol core/treatments core/job core/node",
@@ -95,7 +95,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "__main__": "cli",
     },
     "Test tools": {
-        "testing": "errors codecs optim rows core/protocol core/treatments core/job core/node core/server core/worker "
+        "testing": "errors optim rows core/protocol core/treatments core/job core/node core/server core/worker "
         "core/coordinator core/host gpu checkpoint",
     },
 }
@@ -297,7 +297,6 @@ MIRROR_NOTHING = {
     "tests/trace/test_experiments.py": "end to end: live clusters in which one thing was made slow, and what is said",
     "tests/trace/test_format.py": "the file that a browser draws, whichever module has written what is in it",
     "tests/test_coordinator_returns.py": "end to end: a coordinator that is killed and started again, in processes",
-    "tests/test_auto_codec.py": "end to end: workers that choose how gradients travel, on live nodes",
     "tests/test_bounded_memory.py": "end to end: worker, sockets or lane, and server together",
     "tests/test_checkpoints.py": "end to end: clusters of processes that are saved, killed and restored",
     "tests/test_sparse.py": "end to end: sparse tables on live nodes",

@@ -18,9 +18,9 @@ from zmqps.client.pusher import Pusher
 from zmqps.client.tables import TableOptions, specs_of
 from zmqps.client.tensors import describe
 from zmqps.client.thread import refuse_in_callback
-from zmqps.codecs import Auto, Codec
+from zmqps.codecs import Codec
 from zmqps.core.job.spec import JobSpec
-from zmqps.core.protocol.encoding import check_codec, check_push_codec
+from zmqps.core.protocol.encoding import check_codec
 from zmqps.core.protocol.exits import DRAINED as DRAINED
 from zmqps.core.treatments import Treatment
 from zmqps.core.worker.operations import SavedCheckpoint, SaveJob, StartJob
@@ -71,7 +71,7 @@ class Worker(Pusher):
         treatment: Treatment | None = None,
         deterministic: bool = False,
         workers: int | None = None,
-        push_codec: str | Codec | Auto = "raw",
+        push_codec: str | Codec = "raw",
         pull_codec: str | Codec = "raw",
         timeout: float | None = None,
     ) -> None:
@@ -127,12 +127,11 @@ class Worker(Pusher):
         workers : int, optional
             How many workers the job expects: its first synchronous step, its barriers and its end wait for as
             many. By default what the cluster was started with (``--workers``), else whoever comes.
-        push_codec, pull_codec : Codec or str, or what `zmqps.codecs.auto` returns
+        push_codec, pull_codec : Codec or str
             How gradients and values travel where a call does not say otherwise: ``raw``, or one of
             `zmqps.codecs`, say ``"bf16"`` or ``codecs.topk(0.01)``; what is small goes raw. Codecs
             that leave something out of a gradient send it with a later one (error feedback).
-            With ``push_codec="auto:bf16,int8"`` each worker chooses among raw and these by how long its pushes take;
-            ``"auto"`` alone allows nothing that loses anything, so raw (``docs/codecs.md``).
+            ``python -m bench codecs`` tells which pays on a given wire.
         timeout : float, optional
             Seconds; by default as `connect` says, at least 60.
 
@@ -182,7 +181,7 @@ class Worker(Pusher):
         treatment: Treatment | None = None,
         deterministic: bool = False,
         workers: int | None = None,
-        push_codec: str | Codec | Auto = "raw",
+        push_codec: str | Codec = "raw",
         pull_codec: str | Codec = "raw",
         timeout: float | None = None,
     ) -> Future[None]:
@@ -210,7 +209,7 @@ class Worker(Pusher):
             on_straggler=on_straggler,
             mean=mean,
             retain=retain,
-            push_codec=check_push_codec(push_codec),
+            push_codec=check_codec(push_codec, pulls=False),
             pull_codec=check_codec(pull_codec, pulls=True),
             treatment=None if treatment is None else treatment.to_wire(),
             deterministic=deterministic,

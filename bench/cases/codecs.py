@@ -12,9 +12,10 @@ import numpy as np
 from bench import models
 from bench.limits import Copy
 from bench.options import codec_option, json_option, model_option, report, steps_option
-from bench.results import Row, timed
+from bench.results import Row, timed, write_rows
 from bench.setup import GRADIENT_SCALE, WARM_UP
 from bench.stats import Times
+from bench.tables import print_rows
 from zmqps import codecs
 from zmqps.client.beside import TwoThreads
 from zmqps.core.job.keyspace import SLICE_NBYTES
@@ -89,17 +90,45 @@ def _verdict(spent_s: float, saved_nbytes: int) -> str:
     return f"pays on wires below {saved_nbytes * 8e-9 / spent_s:.1f} Gbit/s"
 
 
+def quickest(rows: list[Row], gbit_s: float) -> str:
+    """Say in which codec values are at their server first, over a wire of so many Gbit/s; raw needs no encoding."""
+
+    def takes(row: Row) -> float:
+        """Seconds of 10⁹ bytes of values."""
+        spent_s = 0.0 if row.codec == "raw" else 1.0 / row.extra["encode_gb_s"] + 1.0 / row.extra["decode_gb_s"]
+        return spent_s + float(8.0 / gbit_s / row.extra["smaller_by"])
+
+    times = {row.codec: takes(row) for row in sorted(rows, key=takes)}
+    listed = ", ".join(f"{codec} {seconds:.3g} s" for codec, seconds in times.items())
+    return f"on a wire of {gbit_s:g} Gbit/s {next(iter(times))} pays most; for each GB of values: {listed}"
+
+
 @click.command("codecs")
 @model_option("resnet50")
 @codec_option("bf16")
 @click.option("--kernels", type=click.Choice(BACKENDS), default="numba", show_default=True)
+@click.option(
+    "--wire",
+    type=click.FloatRange(0.0, min_open=True),
+    metavar="GBIT",
+    help="Measure all codecs in place of one, and tell which pays on a wire of so many Gbit/s.",
+)
 @steps_option
 @json_option
-def command(model: str, codec: str, kernels: codecs.Backend, steps: int, json_path: Path | None) -> None:
+def command(
+    model: str, codec: str, kernels: codecs.Backend, wire: float | None, steps: int, json_path: Path | None
+) -> None:
     """A codec alone, slice by slice as workers and servers call it.
 
     Times are those of encoding as workers do, with two threads; with one it is shown beside. Servers decode with one.
     GB/s count the bytes of the values. The limit is a memory copy of them. The verdict: on which wires encoding and
     decoding together take less time than the saved bytes would.
     """
-    report(measure(model, codec, kernels, steps), json_path)
+    if wire is None:
+        report(measure(model, codec, kernels, steps), json_path)
+        return
+    rows = [measure(model, name, kernels, steps) for name in codecs.CODECS]
+    print_rows(rows)
+    click.echo(quickest(rows, wire))
+    if json_path is not None:
+        write_rows(json_path, rows)

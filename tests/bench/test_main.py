@@ -14,6 +14,7 @@ from bench.cases import core
 from bench.children import Child, ChildError
 from bench.setup import Setup
 from bench.transfer import measure
+from zmqps.codecs import CODECS
 
 FIELDS = {
     "case", "model", "servers", "workers", "transport", "optimizer", "median_s", "p90_s", "goodput_gb_s", "limit_s",
@@ -84,6 +85,16 @@ def test_a_codec_alone_says_whether_it_pays(tmp_path: Path) -> None:
     assert written["verdict"] == f"pays on wires below {written['pays_below_gbit_s']:.1f} Gbit/s"
     assert (written["cost_to_saving"] < 1) == (written["pays_below_gbit_s"] > 1)
     assert 0 < written["encode_one_thread_gb_s"]
+
+
+def test_the_codec_that_pays_most_depends_on_the_wire(tmp_path: Path) -> None:
+    path = tmp_path / "results.json"
+    flags = ["--model", "1MB", "--kernels", "numpy", "--steps", "1", "--json", str(path)]
+    slow = CliRunner().invoke(main, ["codecs", *flags, "--wire", "0.001"])
+    assert "on a wire of 0.001 Gbit/s onebit:block=1024 pays most" in slow.output, slow.output
+    assert len(json.loads(path.read_text())["rows"]) == len(CODECS)
+    fast = CliRunner().invoke(main, ["codecs", *flags, "--wire", "100000"])
+    assert "on a wire of 100000 Gbit/s raw pays most" in fast.output, fast.output
 
 
 @pytest.mark.processes

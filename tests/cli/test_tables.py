@@ -47,16 +47,6 @@ def test_what_a_node_calls_itself_is_no_markup_and_its_counters_break_nothing() 
     assert "0 B" in shown(coordinator)
 
 
-def test_what_gradients_travel_in_is_said_where_workers_choose() -> None:
-    coordinator = Coordinator(workers=1)
-    coordinator.train("s0", "w0")
-    assert "codecs of gradients" not in shown(coordinator)
-    coordinator.take("w0", Heartbeat({"push_codec": "server 0: bf16 (wire 12 MB/s, bf16 9,000 MB/s)\n[red]"}))
-    text = shown(coordinator)
-    assert "codecs of gradients" in text
-    assert r"server 0: bf16 (wire 12 MB/s, bf16 9,000 MB/s)\n[red]" in text
-
-
 def test_who_takes_no_part_in_a_job_is_said() -> None:
     coordinator = Coordinator(workers=1)
     coordinator.train("s0", "w0", "w1")

@@ -20,7 +20,6 @@ def train(worker: zmqps.Worker, options: argparse.Namespace) -> None:
         {options.parameter: np.zeros(size, np.float32)},
         optimizer=zmqps.optim.sgd(learning_rate=1.0),
         staleness=options.staleness,
-        push_codec=options.push_codec,
         **options.patience,
     )
     gradients = {options.parameter: np.full(size, -1.0, np.float32)}
@@ -55,7 +54,6 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=0.0, help="train for so long, in place of --steps")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds between steps")
     parser.add_argument("--staleness", type=int, default=None)
-    parser.add_argument("--push-codec", default="raw")
     parser.add_argument("--timeout", type=float, default=None)
     parser.add_argument("--pull", action=argparse.BooleanOptionalAction, default=True)
     options = parser.parse_args()

@@ -41,7 +41,7 @@ def test_without_the_variable_nothing_is_in_the_way(monkeypatch: pytest.MonkeyPa
         assert record.watch(machine, transport, identity) == (machine, transport)
         assert record.around("check", "worker", len) is len
         coding = record.watched_coding()
-        assert (coding.compress, coding.decompress, coding.cost) == CODING
+        assert (coding.compress, coding.decompress) == CODING
     finally:
         transport.close(0)
 

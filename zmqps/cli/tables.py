@@ -46,7 +46,6 @@ def status_view(status: Facts) -> RenderableType:
         parts.append(jobs_table(status["jobs"], status["ended"]))
     if status["members"] or status["gone"]:
         parts += [_nodes(status), _traffic(status)]
-        parts += [_codecs(status)] if any("push_codec" in member["counters"] for member in status["members"]) else []
     for name, run in status["jobs"].items():
         if rows := run["job"].get("placement"):
             parts.append(placement_table(rows, f"placement of {name}"))
@@ -243,15 +242,6 @@ def _traffic(status: Facts) -> Table:
             cells += [str(_number(counters, "nonfinite")), ""]
             cells.append(f"{_number(counters, 'staleness_mean'):.2f}, max {_number(counters, 'staleness_max')}")
         _add(table, *cells)
-    return table
-
-
-def _codecs(status: Facts) -> Table:
-    """Return how gradients travel of jobs that leave that to their workers."""
-    table = _table("codecs of gradients", "node", "job", "to each server, and why")
-    for member in status["members"]:
-        if chosen := member["counters"].get("push_codec"):
-            _add(table, f"{member['role']} {member['rank']}", member["job"], printable(str(chosen)))
     return table
 
 

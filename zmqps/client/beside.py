@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from zmqps.codecs import ALONE
+from zmqps.core.protocol.encoding import CODING, Coding
 
 #: More threads neither read memory faster nor leave the program a core.
 NUM_THREADS = min(2, os.cpu_count() or 1)
@@ -40,3 +41,8 @@ class TwoThreads:
         finally:
             wait(others)  # also after an error nobody may go on to write behind the caller's back
         return first + [other.result() for other in others]
+
+
+def in_two_threads() -> Coding:
+    """Return the door to the codecs for a background thread: another one encodes half of what a push waits for."""
+    return CODING._replace(compress=partial(CODING.compress, spread=TwoThreads()))

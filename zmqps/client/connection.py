@@ -19,14 +19,13 @@ from types import TracebackType
 from typing import Any, NoReturn, Self, cast
 
 from zmqps import checks
+from zmqps.client.beside import in_two_threads
 from zmqps.client.draining import is_draining
 from zmqps.client.lives import find_life
 from zmqps.client.scraped import scraped
-from zmqps.client.speeds import Speeds
 from zmqps.client.tensors import are_finite, warm_up
 from zmqps.client.thread import HELD_UP, SessionThread, refuse_in_callback
 from zmqps.core.job.data import DataRange, DataSpec
-from zmqps.core.protocol.events import Peer
 from zmqps.core.protocol.exits import DRAINED
 from zmqps.core.protocol.hello import MAX_JOB_NAME_CHARS
 from zmqps.core.worker.notebook import Notebook
@@ -109,7 +108,6 @@ class Connection:
             self._close_namesakes(timeout)
         self._arenas = Arenas()  # memory that servers on this host may read
         self._notebook = Notebook()  # what the script logs, in all lives
-        self._speeds = Speeds()  # of codecs here, for jobs whose workers choose
         self._closed = False
         self._listeners: list[Callable[[Any], object]] = []  # who hears of rollbacks, in all lives
         self._lives = threading.RLock()  # no new life begins once it is closed, maybe by a signal handler
@@ -141,13 +139,9 @@ class Connection:
             self._role, name=self._name, job=self._job_name, job_secret=self._job_secret, token=self._life.token,
             life=self._life.number, index=self._life.wish(self._role),
         )  # fmt: skip
-        check, coding = around("check", "worker", are_finite), watched_coding(self._speeds.coding)
+        check, coding = around("check", "worker", are_finite), watched_coding(in_two_threads())
         lanes: list[LaneTransport] = []  # once it is made
-
-        def in_memory(peer: Peer) -> bool:
-            return any(lane.is_shared(peer) for lane in lanes)
-
-        machine = SessionMachine(identity, self.address, check, coding, in_memory, self._notebook)
+        machine = SessionMachine(identity, self.address, check, coding, self._notebook)
         transport, arenas = self._transport, self._arenas  # nothing of the thread refers to this worker
         keys, role, io_threads = self._keys, self._role, self._io_threads
 

@@ -139,7 +139,6 @@ class Puller(Connection):
                     reads_in_place,
                     self._buffers,
                     self._arenas.part,
-                    self._speeds.measure,
                 )
 
         return self._submit(init, timeout, attach)

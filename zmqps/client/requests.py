@@ -13,7 +13,7 @@ from zmqps.client.naming import check_names
 from zmqps.client.rows import RowRequests
 from zmqps.client.small import SmallTensors, are_writeable
 from zmqps.client.tensors import Destination, Tables, flatten, look, plain_ones
-from zmqps.codecs import Auto, Codec, parse_auto
+from zmqps.codecs import Codec
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.norms import scale_to, squares
 from zmqps.core.job.spec import MAX_COUNT
@@ -74,8 +74,6 @@ class Requests:
         Those of the job before, which go on if it is the same.
     part
         Leaves to servers what an array holds, which was made by ``empty``: what is written to it later they do not see.
-    measure
-        Takes the time that codecs take here; called once, before the first push of a job that has its workers choose.
     """
 
     def __init__(
@@ -86,7 +84,6 @@ class Requests:
         in_place: Callable[[], bool] = lambda: False,
         buffers: GradientBuffers | None = None,
         part: Callable[[Array], None] = lambda table: None,
-        measure: Callable[[Auto], None] = lambda auto: None,
     ) -> None:
         self.job = attached.job
         self._index = {parameter.name: i for i, parameter in enumerate(self.job.parameters)}
@@ -108,8 +105,6 @@ class Requests:
         self._trained = frozenset(self._index[name] for name in trained(self.job.optimizer, self._index))
         self._set_only = self.job.buffers
         self._trained -= self._set_only
-        self._unmeasured = parse_auto(self.job.push_codec)
-        self._measure = measure
         self._encoder = Encoder(self.job, handover, watched_coding())
         self._empty, self._part = empty, part
         self._in_place = in_place
@@ -238,9 +233,6 @@ class Requests:
             arrays = named = plain
         if self._set_only:
             self._refuse_buffers(named)
-        if self._unmeasured is not None and codec is None:
-            self._measure(self._unmeasured)  # by the thread that waits for it: the other one sends heartbeats
-            self._unmeasured = None
         flat: list[Array | None] = [None] * len(self.job.parameters)
         source = Source(arrays=flat, codec=self.job.push_codec if codec is None else check_codec(codec, pulls=False))
         cargoes = self._plan(list(arrays))

@@ -9,7 +9,7 @@ import numpy as np
 
 from zmqps import checks
 from zmqps.client.tensors import Destination, are_finite, on_host
-from zmqps.codecs import Codec, parse_auto
+from zmqps.codecs import Codec
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import MAX_COUNT, JobSpec, Parameter
 from zmqps.core.job.tables import TableSpec
@@ -144,8 +144,6 @@ class RowRequests:
             checks.flag("step", step)
         examples = checks.whole("examples", examples, 1, MAX_COUNT)
         text = self._job.push_codec if codec is None else check_codec(codec, pulls=False)
-        if codec is None and parse_auto(text) is not None:  # rows are few, and their pushes too uneven to compare
-            text = RAW
         if text != RAW and (chosen := named(text)) is not None and chosen.error_feedback:
             if codec is not None:
                 raise ConfigurationError(

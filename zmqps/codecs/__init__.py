@@ -9,11 +9,9 @@ A codec is named with its numbers, travels as a short text, and turns an array i
     blob = codec.encode(gradient)
     array, consumed = codec.decode(blob, gradient.size, gradient.dtype)
 
-Those with `Codec.error_feedback` keep what a blob leaves out in a residual and send it later. `auto` is none of them:
-it says among which a job's workers may choose.
+Those with `Codec.error_feedback` keep what a blob leaves out in a residual and send it later.
 """
 
-from .auto import Auto, auto, parse_auto
 from .base import MIN_NBYTES, Codec
 from .bf16 import bf16
 from .fp16 import fp16
@@ -29,17 +27,14 @@ __all__ = [
     "ALONE",
     "CODECS",
     "MIN_NBYTES",
-    "Auto",
     "Backend",
     "Codec",
     "Spread",
-    "auto",
     "bf16",
     "fp16",
     "int8",
     "onebit",
     "parse",
-    "parse_auto",
     "raw",
     "topk",
     "twobit",

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from zmqps.codecs import Codec, parse_auto
+from zmqps.codecs import Codec
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import CODING, RAW, Coding, choose, named
@@ -42,8 +42,6 @@ class Encoder:
 
         That is so for gradients on several GPUs, and for a codec whose result would depend on the place.
         """
-        if parse_auto(codec) is not None:  # what is chosen differs by server, and is chosen as messages leave
-            return None
         found = named(codec)
         ports = {array.port.device.spec: array.port for array in arrays.values() if isinstance(array, Remote)}
         if found is None or not found.portable or len(ports) != 1:

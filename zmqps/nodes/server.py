@@ -258,9 +258,7 @@ def make_shard(
     rules = CompiledRules(spec, config, device, job.num_updating)
     for dtype in {table.dtype for table in placement.keyspace.dense if not table.buffers}:
         rules.warm_up(names, dtype)
-        auto = codecs.parse_auto(job.push_codec)
-        pushed = [job.push_codec] if auto is None else auto.allowed
-        for codec in (*pushed, job.pull_codec):  # here, not where heartbeats are sent
+        for codec in (job.push_codec, job.pull_codec):  # here, not where heartbeats are sent
             codecs.parse(codec).warm_up(dtype)
     there = memory if isinstance(memory, DeviceMemory) else None
     rows = make_rows(

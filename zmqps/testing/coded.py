@@ -1,4 +1,4 @@
-"""Simulated training whose workers choose how gradients travel: nothing is lost when they choose anew."""
+"""Simulated training whose gradients travel in codecs: nothing is lost of what one leaves out."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from zmqps.codecs import auto
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.protocol.encoding import CODING, RAW, Coding
+from zmqps.core.protocol.encoding import RAW
 from zmqps.core.protocol.messages import Commit, Message
 from zmqps.core.protocol.messages import Push as PushMessage
-from zmqps.core.worker.choice import NUM_SAMPLES
 from zmqps.core.worker.operations import Attached, EnterBarrier, Exchange, Finish, Join, StartJob
 from zmqps.core.worker.plan import plan
 from zmqps.core.worker.session import SessionMachine
@@ -27,11 +25,7 @@ if TYPE_CHECKING:
     from zmqps.testing.cluster import SimulatedCluster
 
 #: Exact for small whole numbers; the latter leaves most values for later.
-ALLOWED = auto("fp16", "bf16", "topk:fraction=0.05")
-#: Bytes a second that a node sends, by turns.
-BANDWIDTHS = (2e6, 3e7, 1.25e9)
-#: Seconds that encoding takes a byte, on a fast processor and on a slow one: workers have one or the other.
-COSTS = ({"fp16": 1e-10, "bf16": 1e-10, "topk:fraction=0.05": 5e-10}, {"fp16": 2e-8, "bf16": 1e-8})
+CODECS = (RAW, "fp16", "topk:fraction=0.05")
 #: Whole numbers up to this: sums of what was left out stay exact in each codec.
 LARGEST = 3
 #: A mean over three is off by less than this, and what is lost is more.
@@ -40,7 +34,7 @@ INEXACT = 0.01
 
 @dataclass(kw_only=True)
 class CodedTraining(Training):
-    """Each worker pushes whole numbers, again and again, while the wire becomes faster and slower.
+    """Each worker pushes whole numbers, again and again, in one codec or another.
 
     Encoded they are what they were. So at the end the values are the sum of all that was pushed, but for what workers
     still keep for later, and perhaps for a push that a worker was still waiting for when it was given up. In the
@@ -53,9 +47,7 @@ class CodedTraining(Training):
     steps
         Of each worker.
     size
-        Elements of the parameter: enough that the time of a push is taken.
-    bandwidths
-        What a node may send.
+        Elements of the parameter.
     compute_s, timeout
         Seconds that a step computes, and that anything may wait.
     """
@@ -63,21 +55,15 @@ class CodedTraining(Training):
     staleness: int | None = None
     steps: int = 24
     size: int = 40_000
-    bandwidths: tuple[float, ...] = BANDWIDTHS
     compute_s: float = 0.02
     timeout: float = 60.0
     slice_nbytes: int = 40_000
 
     def __post_init__(self) -> None:
-        self.sent: set[str] = set()  # the codecs of messages
         self._attempts: dict[bytes, int] = {}  # by worker: the last that its messages had
         self._pushed: dict[tuple[bytes, int], Array] = {}  # by worker and attempt: what of it has left the worker
         self._unsure: dict[bytes, Array] = {}  # by worker: what it had before the push that is under way, and that
         self._counted: dict[int, Contributors] = {}  # by step
-
-    def coding(self, number: int) -> Coding:
-        """Return the door to the codecs, as they are on a fast processor or on a slow one."""
-        return CODING._replace(cost=COSTS[number % len(COSTS)].get)
 
     def job(self) -> tuple[JobSpec, list[Array]]:
         """A tensor of zeros, plain SGD."""
@@ -85,12 +71,11 @@ class CodedTraining(Training):
             parameters=(Parameter("layer.weight", (self.size,), "float32"),),
             optimizer=sgd(1.0).to_wire(),
             staleness=self.staleness,
-            push_codec=ALLOWED.spec,
         )
         return job, [np.zeros(self.size, np.float32)]
 
     def watch(self, simulation: SimulatedCluster) -> None:
-        """Note what gradients travel in, and whose count."""
+        """Note which attempts there were, and whose count."""
         simulation.on_send.append(lambda node, to, message: self._sends(node, message))
 
     def _sends(self, node: Node, message: Message) -> None:
@@ -98,10 +83,6 @@ class CodedTraining(Training):
             self._counted[message.step] = message.contributors
         elif isinstance(message, PushMessage):
             self._attempts[node.identity.incarnation] = message.attempt
-            self.sent.add(message.codec)
-            assert message.codec in (RAW, *ALLOWED.allowed), (
-                f"gradients travel in {message.codec}, which is not allowed"
-            )
 
     def program(self, simulation: SimulatedCluster, worker: Node) -> Program:
         """Join, start the job; push; look whether all of it is there; finish."""
@@ -111,33 +92,22 @@ class CodedTraining(Training):
         attached: Attached = yield StartJob(0.0, job=job, values=values), 3 * t
         cargoes = plan(attached.placement)
         for _ in range(self.steps):
-            if rng.random() < 0.1:
-                simulation.network.bandwidth = rng.choice(self.bandwidths)
             yield self.compute_s * rng.choice((0.5, 1.0, 1.5))
             gradient = _gradient(self.size, rng.randrange(1 << 16))
             who, before = worker.identity.incarnation, gradient + self._kept(worker)
             self._unsure[who] = before
-            source = Source(arrays=[gradient], codec=job.push_codec)
+            source = Source(arrays=[gradient], codec=rng.choice(CODECS))
             yield Exchange(push=PushTransfer(cargoes=cargoes, source=source, whole=True)), t
             attempt = self._attempts[who] if self.staleness is not None else len(self._pushed)
             self._pushed[who, attempt] = before - self._kept(worker)
             del self._unsure[who]
             simulation.counters["steps"] += 1
-            self._check_changes(worker)
         yield EnterBarrier(0.0, barrier="pushed"), t
         out = [np.empty(self.size, np.float32)]
         yield Exchange(pull=PullTransfer(cargoes=cargoes, target=Target(arrays=out))), t
         self._check_sum(simulation, out[0])
         yield EnterBarrier(0.0, barrier="read"), t  # until then nobody lets go of what it has kept
         yield Finish(0.0), t
-
-    def _check_changes(self, worker: Node) -> None:
-        """Assert that no codec was given up before it was known."""
-        assert isinstance(worker.machine, SessionMachine)
-        for link in worker.machine.links.by_shard:
-            assert link.timing is not None
-            changes, most = link.timing.choice.changes, self.steps / NUM_SAMPLES
-            assert changes <= most, f"{worker.name} has changed its codec {changes} times in {self.steps} steps"
 
     def _kept(self, worker: Node) -> Array:
         """Return what a worker keeps for later."""

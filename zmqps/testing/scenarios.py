@@ -88,7 +88,7 @@ ALSO_FROZEN = (
     "jobs-replicas", "async-scales-returned", "sync-drains-returned", "async-scales-lost-replicas", "sync-early",
     "sync-lent", "sync-lent-drains", "sync-skips", "sync-workers", "sync-voids", "sync-terms-replicas",
     "sync-values-returned", "async-values-replicas", "async-attacked", "jobs-attacked", "async-keyed",
-    "async-numbered-returned", "sync-numbered-replicas", "sync-auto-twisted", "async-auto-drains",
+    "async-numbered-returned", "sync-numbered-replicas", "sync-coded-twisted", "async-coded-drains",
     "async-rows-everything", "sync-rows-returned-replicas", "async-rows-replicas-two", "async-rows-expires",
     "sync-reported-replicas", "async-reported-returned", "async-probed-returned", "sync-notes-returned-everything",
 )  # fmt: skip
@@ -502,13 +502,13 @@ def _scenarios() -> Mapping[str, Scenario]:
     found["sync-backup-stops"] = Scenario(faults=STOPS, training=policies["backup"])
     found |= {**attacked_scenarios(found), **numbered_scenarios(found)}
     for kind, faults in {"loss": LOSS, "twisted": TWISTED, "drops": DROPS}.items():
-        found[f"async-auto-{kind}"] = Scenario(faults=faults, training=CodedTraining)
-        found[f"sync-auto-{kind}"] = Scenario(faults=faults, training=lambda: CodedTraining(staleness=0), workers=4)
+        found[f"async-coded-{kind}"] = Scenario(faults=faults, training=CodedTraining)
+        found[f"sync-coded-{kind}"] = Scenario(faults=faults, training=lambda: CodedTraining(staleness=0), workers=4)
     for mode, staleness, workers in (("async", None, 3), ("sync", 0, 4)):
         coded = partial(CodedTraining, staleness=staleness, compute_s=0.3, timeout=200.0)
-        found[f"{mode}-auto-drains"] = Scenario(faults=DRAINS["drains"], training=coded, servers=3, workers=workers)
-        found[f"{mode}-auto-scales"] = Scenario(faults=SCALES["scales"], training=coded, workers=workers)
-        found[f"{mode}-auto-replicas"] = Scenario(
+        found[f"{mode}-coded-drains"] = Scenario(faults=DRAINS["drains"], training=coded, servers=3, workers=workers)
+        found[f"{mode}-coded-scales"] = Scenario(faults=SCALES["scales"], training=coded, workers=workers)
+        found[f"{mode}-coded-replicas"] = Scenario(
             faults=LOST_SERVERS, training=coded, servers=3, workers=workers, replicas=1, calm_s=LONG_CALM_S
         )
         for kind, faults in {"crashes": CRASHES, "stops": STOPS, "freezes": FREEZES, "everything": EVERYTHING}.items():

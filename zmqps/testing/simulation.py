@@ -369,7 +369,7 @@ class Simulation(SimulatedCluster):
             name=name,
             role="worker",
             identity=identity,
-            machine=SessionMachine(identity, "sim://coordinator", coding=self.training.coding(self.num_started)),
+            machine=SessionMachine(identity, "sim://coordinator"),
             number=self.num_started,
         )
         node.program = program or self.training.program(self, node)

@@ -11,7 +11,6 @@ from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.job.tables import TableSpec
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.protocol.encoding import CODING, Coding
 from zmqps.core.server.admission import Room
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.rows import make_rows
@@ -94,10 +93,6 @@ class Training:
     def job_of(self, number: int) -> str:
         """Return the job that the worker of this number is there for."""
         return self.name
-
-    def coding(self, number: int) -> Coding:
-        """Return the door to the codecs of the worker of this number."""
-        return CODING
 
     def job(self) -> tuple[JobSpec, list[Array]]:
         """Return what is trained and the initial values, flat, by parameter."""

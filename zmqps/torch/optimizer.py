@@ -20,7 +20,7 @@ from zmqps.worker import Worker
 
 if TYPE_CHECKING:
     from zmqps.client.tables import TableOptions
-    from zmqps.codecs import Auto, Codec
+    from zmqps.codecs import Codec
     from zmqps.core.treatments import Treatment
 
 log = logging.getLogger("zmqps")
@@ -114,7 +114,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc,unused-ignore]
         treatment: Treatment | None = None,
         deterministic: bool = False,
         workers: int | None = None,
-        push_codec: str | Codec | Auto = "raw",
+        push_codec: str | Codec = "raw",
         pull_codec: str | Codec = "raw",
         timeout: float | None = None,
     ) -> None:

@@ -60,7 +60,6 @@ class SwitchedCoding:
     def __init__(self, coding: Coding) -> None:
         self.compress = coding.compress
         self.decompress = coding.decompress
-        self.cost = coding.cost
 
 
 class Doors:

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 
 from zmqps import checks
-from zmqps.codecs import parse_auto
 from zmqps.core.job.tables import MAX_TABLES, TableSpec
-from zmqps.core.protocol.encoding import check_codec, check_push_codec
+from zmqps.core.protocol.encoding import check_codec
 from zmqps.core.treatments import make_treatment
 from zmqps.errors import ConfigurationError, DtypeError, JobError, JobMismatchError, ProtocolError, counted, is_short
 
@@ -100,8 +99,7 @@ class JobSpec:
     retain
         Synchronous: how many versions before the current one stay readable.
     push_codec, pull_codec
-        How gradients and values are encoded where a call does not say otherwise; gradients perhaps in what each worker
-        chooses (`zmqps.codecs.auto`).
+        How gradients and values are encoded where a call does not say otherwise.
     treatment
         Not synchronous: what is done to stale gradients (`Treatment.to_wire`); None: nothing.
     deterministic
@@ -167,7 +165,7 @@ class JobSpec:
             )
         checks.whole("aggregate", self.aggregate, 1, optional=True)
         checks.whole("workers", self.workers, 1, optional=True)
-        check_push_codec(self.push_codec)
+        check_codec(self.push_codec, pulls=False)
         check_codec(self.pull_codec, pulls=True)
         checks.whole("retain", self.retain, 0, MAX_RETAIN)
         if self.mode != "sync" and (self.aggregate is not None or self.on_straggler != "wait" or self.retain):
@@ -222,12 +220,6 @@ class JobSpec:
             raise ConfigurationError(
                 f"deterministic training takes one gradient of every worker, not the first {self.aggregate} that come: "
                 "leave out replicas_to_aggregate"
-            )
-        auto = parse_auto(self.push_codec)
-        if auto is not None and auto.allowed:
-            raise ConfigurationError(
-                f"deterministic training cannot have workers choose by the clock what they lose: {self.push_codec!r}; "
-                "name one codec"
             )
         if self.on_straggler == "continue":
             raise ConfigurationError(

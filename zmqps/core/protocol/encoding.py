@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from zmqps import checks
-from zmqps.codecs import ALONE, MIN_NBYTES, Auto, Codec, Spread, parse, parse_auto
+from zmqps.codecs import ALONE, CODECS, MIN_NBYTES, Codec, Spread, parse
 from zmqps.core.protocol.arrays import Array
 from zmqps.errors import ConfigurationError, ProtocolError
 
@@ -45,12 +45,15 @@ def check_codec(codec: str | Codec, *, pulls: bool) -> str:
     ConfigurationError
         No codec has that name, or it cannot encode what is pulled.
     """
-    if isinstance(codec, Auto) or (isinstance(codec, str) and codec.partition(":")[0] == "auto"):
-        raise ConfigurationError("auto is for a job's gradients, init(push_codec=…); name a codec here, say 'bf16'")
     text = codec.spec if isinstance(codec, Codec) else codec
     if not isinstance(text, str):
         raise ConfigurationError(
             f"a codec is one of zmqps.codecs or its name, say 'bf16', not {checks.shown(text):.60}"
+        )
+    if (name := text.partition(":")[0]) not in CODECS:
+        raise ConfigurationError(
+            f"{checks.shown(name):.60} is no codec; name one of {', '.join(CODECS)}; "
+            "`python -m bench codecs` measures them"
         )
     try:
         found = named(text)
@@ -61,20 +64,6 @@ def check_codec(codec: str | Codec, *, pulls: bool) -> str:
             f"{found.name} leaves values out and sends them later; what is pulled is read once: use bf16, fp16 or int8"
         )
     return text
-
-
-def check_push_codec(codec: str | Codec | Auto) -> str:
-    """Return the text of how a job's gradients travel: a codec's, or what its workers may choose from.
-
-    Raises
-    ------
-    ConfigurationError
-        No codec has that name.
-    """
-    if isinstance(codec, str):
-        found = parse_auto(codec)
-        return check_codec(codec, pulls=False) if found is None else found.spec
-    return codec.spec if isinstance(codec, Auto) else check_codec(codec, pulls=False)
 
 
 def compress(
@@ -158,16 +147,11 @@ def decompress(
     return arrays
 
 
-def unmeasured(codec: str) -> float | None:
-    """Return the seconds that encoding and decoding take for a byte of values; here nobody has taken the time."""
-
-
 class Coding(NamedTuple):
     """The door to the codecs; a recorder hands in one that takes the time."""
 
     compress: Callable[..., list[Any]] = compress
     decompress: Callable[..., list[Any]] = decompress
-    cost: Callable[[str], float | None] = unmeasured
 
 
 #: The door that records nothing.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from zmqps.codecs import parse_auto
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.node.inquiry import presented
@@ -148,7 +147,6 @@ class Asked:
         if host.attached is None or message.epoch != host.epoch:  # another one if the first could not be started
             job = JobSpec.from_wire(message.job)
             placement = Placement.from_wire(KeySpace.of(job), message.placement)
-            host.links.auto = parse_auto(job.push_codec)
             actions += host.links.connect(placement, message.placement, now)
             host.attached = Attached(job, placement, Restored.from_wire(message.restored))
             host.epoch = message.epoch

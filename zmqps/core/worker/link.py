@@ -8,7 +8,6 @@ from itertools import count
 from math import inf
 from typing import TYPE_CHECKING
 
-from zmqps.codecs import parse_auto
 from zmqps.core.node.handshake import Handshake
 from zmqps.core.protocol.encoding import CODING, RAW, Coding, named
 from zmqps.core.protocol.events import Action, Send
@@ -20,7 +19,6 @@ from zmqps.core.protocol.messages import Load as LoadMessage
 from zmqps.core.protocol.messages import Pull as PullMessage
 from zmqps.core.protocol.messages import Push as PushMessage
 from zmqps.core.worker.alarm import Alarm
-from zmqps.core.worker.choice import Timing
 from zmqps.core.worker.outbox import Outbox, Request
 from zmqps.core.worker.packer import Packer
 from zmqps.core.worker.plan import Cargo, batches
@@ -64,8 +62,6 @@ class Link:
         The door to the codecs.
     rank, shard
         The server's, and which of its job's.
-    timing
-        Where the job leaves to its workers how gradients travel.
     """
 
     def __init__(
@@ -79,7 +75,6 @@ class Link:
         coding: Coding = CODING,
         rank: int = 0,
         shard: int = 0,
-        timing: Timing | None = None,
     ) -> None:
         self.peer = handshake.peer
         self.shard = shard
@@ -94,7 +89,6 @@ class Link:
         self.heard_at = 0.0
         self.epoch, self.promised = epoch, ""  # the server was lost: where its shard will be
         self.sent = Sent()
-        self.timing = timing
         self.packer = Packer(coding)
         self._coding = coding
         self.versions = [0] * num_slices  # of each slice, when last read
@@ -111,18 +105,13 @@ class Link:
         """Queue the requests of one transfer."""
         source, target = transfer.source, transfer.target
         codec = RAW if source is None else source.codec
-        chosen = codec != RAW and parse_auto(codec) is not None
-        if chosen:
-            codec = RAW if self.timing is None else self.timing.choice.codec
         # encoded they would travel; and whether something small goes raw must not depend on its neighbours
         ends = [(source, codec)] if target is None else [(source, codec), (target, target.codec)]
         in_place = min([end.in_place if text == RAW else 0 for end, text in ends if end is not None])
         groups = list(filter(None, [cargoes] if transfer.atomic or len(cargoes) == 1 else batches(cargoes, in_place)))
-        if chosen and self.timing is not None:
-            self.timing.expect(transfer, sum(cargo.nbytes for cargo in cargoes), len(groups))
         for number, group in enumerate(groups):
             nbytes, head = 0 if in_place else sum([cargo.nbytes for cargo in group]), not number
-            request = Request(transfer=transfer, cargoes=group, nbytes=nbytes, head=head, codec=codec, chosen=chosen)
+            request = Request(transfer=transfer, cargoes=group, nbytes=nbytes, head=head, codec=codec)
             self.queue.add(request)
             transfer.remaining += 1
 
@@ -161,13 +150,10 @@ class Link:
             if self.probe.due is None:
                 self._rest(now)
             actions.append(self._send(request))
-            if request.chosen and self.timing is not None:
-                self.timing.left(request.transfer, request.sent_nbytes, now)
         return actions
 
     def _again(self, request: Request) -> Action:
         self.counts["retries"] += 1
-        self._spoil()
         return self._send(request)
 
     def _send(self, request: Request) -> Action:
@@ -189,7 +175,7 @@ class Link:
         source, target = transfer.source, transfer.target
         if isinstance(transfer, LoadTransfer):
             return LoadMessage(request.number, epoch, parts, source.payload(request.cargoes))
-        raw = request.codec == RAW and not request.chosen and source.encoded is None
+        raw = request.codec == RAW and source.encoded is None
         codec, payload = (RAW, source.payload(request.cargoes)) if raw else self.packer.pack(request, source)
         reply, reply_codec = (0, RAW) if target is None else (1, target.codec)
         return PushMessage(
@@ -244,19 +230,12 @@ class Link:
         self._broken = bool(self.in_flight)
         self.sent.mark(self._next_seq, (request.seq for request in self.in_flight.values()))
         self.lost, self.promised = None, ""
-        if self.timing is not None:
-            self.timing.choice.begin_anew()
 
     def requests_of(self, transfer: Transfer) -> list[Request]:
         """Return what is not answered of a transfer."""
         return [request for request in [*self.queue, *self.in_flight.values()] if request.transfer is transfer]
 
-    def _spoil(self) -> None:
-        if self.timing is not None:
-            self.timing.spoil()
-
     def _break(self) -> None:
-        self._spoil()
         self._broken = self.handshake.welcome is not None or bool(self.in_flight)
         self.resends.clear()  # with all the others, then
         self.probe.due = None
@@ -309,8 +288,6 @@ class Link:
                 self.versions[cargo.slice.index] = version
         elif target is not None:
             raise ProtocolError(f"{self.title} answered a {transfer.kind} without values")
-        if request.chosen and self.timing is not None:
-            self.timing.answered(transfer, now)
         self.answered(message.request, now)  # not before: what cannot be used fails with the rest of the link
         if isinstance(transfer, PushTransfer):
             transfer.staleness = max(transfer.staleness, max(message.staleness, default=0))
@@ -374,7 +351,6 @@ class Link:
         self._rest(now)
 
     def _send_later(self, request: Request, at: float) -> None:
-        self._spoil()
         self.resends.put_off(request, at)
         self.alarm.by(at)
 

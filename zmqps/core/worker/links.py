@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from itertools import count
 from typing import Any
 
-from zmqps.codecs import Auto
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.node.connections import Connections
 from zmqps.core.node.handshake import LOOK_S, Handshake
@@ -17,7 +16,6 @@ from zmqps.core.protocol.events import Action, Log, Looked, Peer, Send
 from zmqps.core.protocol.keys import key_of, same
 from zmqps.core.protocol.messages import Leave
 from zmqps.core.worker.alarm import Alarm
-from zmqps.core.worker.choice import Choice, Timing
 from zmqps.core.worker.link import Link
 from zmqps.core.worker.wire import WireSpeed
 from zmqps.errors import ConfigurationError, PeerLostError, ProtocolError, PSError, listed, printable
@@ -35,13 +33,9 @@ class Links:
         Who this worker is, and its place at the coordinator.
     coding
         The door to the codecs.
-    in_memory
-        Whether what is sent to a server goes through memory that both share.
 
     Attributes
     ----------
-    auto
-        What the job allows its workers to choose from; None: it names a codec.
     by_shard
         The links, in the order of the shards.
     by_peer
@@ -50,13 +44,11 @@ class Links:
         When something is due of any of them.
     """
 
-    def __init__(self, member: Member, coding: Coding, in_memory: Callable[[Peer], bool] = lambda peer: False) -> None:
+    def __init__(self, member: Member, coding: Coding) -> None:
         self.by_shard: list[Link] = []
         self.by_peer: dict[Peer, list[Link]] = {}
         self.alarm = Alarm()
-        self.auto: Auto | None = None
         self._member = member
-        self._in_memory = in_memory
         self._coding = coding
         self._connections = Connections()
         self._numbers = count(1)  # of requests to servers
@@ -138,24 +130,12 @@ class Links:
             rank, epoch, proof = server["rank"], server["epoch"], key_of(server["proof"])
             num_slices = placement.num_slices(shard)
             link = Link(
-                _title(server), handshake, proof, epoch, num_slices, self._numbers, self._coding, rank=rank,
-                shard=shard, timing=self._timing(shard),
-            )  # fmt: skip
+                _title(server), handshake, proof, epoch, num_slices, self._numbers, self._coding, rank=rank, shard=shard
+            )
             link.alarm = self.alarm
             self.by_shard.append(link)
             actions += first
         return [*actions, *self._sort()]
-
-    def _timing(self, shard: int) -> Timing | None:
-        if self.auto is None:
-            return None
-        return Timing(Choice(self.auto, self._coding.cost), lambda: self._in_memory(self.by_shard[shard].peer))
-
-    @property
-    def push_codec(self) -> str:
-        """What gradients travel in to each server, and why, where workers choose."""
-        chosen = [(link.rank, link.timing.choice) for link in self.by_shard if link.timing is not None]
-        return listed([f"server {rank}: {choice}" for rank, choice in chosen], MOST_UNREACHED)
 
     def move(self, shard: int, server: Mapping[str, Any], now: float) -> list[Action]:
         """A shard has another server."""
@@ -225,9 +205,8 @@ class Links:
         return [Log("warning", f"cannot reach {news[0].title} for {silent_s:.0f} s: {why}")]
 
     def counters(self, now: float) -> Mapping[str, Any]:
-        """Return what the status shows: servers that cannot be reached, the slowest wire, what workers choose."""
-        chosen = {} if self.auto is None else {"push_codec": self.push_codec}
-        return {**self.unreached(now), **self._slowest_wire(), **chosen}
+        """Return what the status shows: servers that cannot be reached, the slowest wire."""
+        return {**self.unreached(now), **self._slowest_wire()}
 
     def unreached(self, now: float) -> Mapping[str, str]:
         """Return the servers that cannot be reached, for how long and why."""

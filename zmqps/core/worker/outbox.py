@@ -22,7 +22,6 @@ class Request:
     nbytes: int
     head: bool = False  # the first of its transfer on this link
     codec: str = RAW  # its gradients are to travel in
-    chosen: bool = False  # by this worker
     number: int = 0
     seq: int = 0
     encoded: tuple[str, list[Array]] | None = None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from zmqps.codecs import Codec
@@ -42,46 +40,20 @@ class Packer:
         if codec is not None and codec.error_feedback:
             residuals = [self._residuals(cargo) for cargo in request.cargoes]
             return self._keep(request, codec, self._encode(request, codec, source, residuals))
-        left = request.chosen and any(cargo.slice.index in self.left_out for cargo in request.cargoes)
-        if codec is None and not left:
+        if codec is None:
             return RAW, source.payload(request.cargoes)
-        return self._keep(request, codec, self._encode(request, codec, source, None, with_left=left))
+        return self._keep(request, codec, self._encode(request, codec, source))
 
     def _encode(
-        self,
-        request: Request,
-        codec: Codec | None,
-        source: Source,
-        residuals: list[list[Array]] | None,
-        *,
-        with_left: bool = False,
+        self, request: Request, codec: Codec, source: Source, residuals: list[list[Array]] | None = None
     ) -> list[Array]:
-        parts = map(source.pieces, request.cargoes)
-        if with_left:
-            parts = map(self._with_left, request.cargoes, parts)
-        if codec is None:
-            return [np.concatenate(pieces) for pieces in parts]
-        return self._coding.compress(codec, parts, residuals, request.seq)
+        return self._coding.compress(codec, map(source.pieces, request.cargoes), residuals, request.seq)
 
-    def _with_left(self, cargo: Cargo, pieces: Sequence[Array]) -> list[Array]:
-        """Return gradients with what earlier ones were left without: the codec of now would never send it."""
-        if cargo.slice.index not in self.left_out:
-            return list(pieces)
-        residual = np.concatenate(self._residuals(cargo))
-        whole = np.concatenate(pieces) + residual
-        for left in self._residuals(cargo):
-            left[:] = 0.0
-        if not self.left_out[cargo.slice.index].any():
-            del self.left_out[cargo.slice.index]
-        return [whole]
-
-    def _keep(self, request: Request, codec: Codec | None, blobs: list[Array]) -> tuple[str, list[Array]]:
-        text = RAW if codec is None else codec.spec
-        if codec is not None:
-            self.saved_nbytes += request.raw_nbytes - sum([blob.nbytes for blob in blobs])
-        request.encoded = text, blobs
+    def _keep(self, request: Request, codec: Codec, blobs: list[Array]) -> tuple[str, list[Array]]:
+        self.saved_nbytes += request.raw_nbytes - sum([blob.nbytes for blob in blobs])
+        request.encoded = codec.spec, blobs
         if isinstance(request.transfer, PushTransfer) and request.transfer.blobs is not None:
-            request.transfer.blobs |= {c: (text, blob) for c, blob in zip(request.cargoes, blobs, strict=True)}
+            request.transfer.blobs |= {c: (codec.spec, blob) for c, blob in zip(request.cargoes, blobs, strict=True)}
         return request.encoded
 
     def _residuals(self, cargo: Cargo) -> list[Array]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -97,8 +96,6 @@ class SessionMachine:
         that a refused push changes nothing anywhere.
     coding
         The door to the codecs.
-    in_memory
-        Whether what is sent to a server goes through memory that both share.
     notebook
         What its script logs; by default nothing.
     """
@@ -109,7 +106,6 @@ class SessionMachine:
         coordinator: str,
         all_finite: Callable[[Sequence[Array]], bool] = all_finite,
         coding: Coding = CODING,
-        in_memory: Callable[[Peer], bool] = lambda peer: False,
         notebook: Notebook | None = None,
     ) -> None:
         self.member = Member(identity, coordinator, self.counters)
@@ -120,7 +116,7 @@ class SessionMachine:
         self.operations: dict[Operation, None] = {}  # in the order they came
         self._busy_s = self._busy_since = 0.0  # for how long there were any before, and since when there are some now
         self._timeouts = Alarm()  # of operations
-        self.links = Links(self.member, coding, in_memory)
+        self.links = Links(self.member, coding)
         self.transfers = Transfers(self, self.links, all_finite)
         self.now = 0.0  # of the event being handled
         self.questions = Questions()  # at the coordinator, arrivals included
@@ -159,8 +155,7 @@ class SessionMachine:
         self.notes.count(self.tally.counts)
         mode = self.attached.job.mode if self.attached else ""
         links = self.links
-        found = self.tally.statistics(links.in_flight_nbytes, mode, self.transfers.pace.clock, links.wires)
-        return found if links.auto is None else replace(found, push_codec=links.push_codec)
+        return self.tally.statistics(links.in_flight_nbytes, mode, self.transfers.pace.clock, links.wires)
 
     def counters(self) -> Mapping[str, Any]:
         """Return the counters shown in the status."""

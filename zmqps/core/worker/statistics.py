@@ -48,8 +48,6 @@ class Statistics:
         Staleness -> number of pushes; beyond 1,024 the next power of two.
     mode
         The mode in force.
-    push_codec
-        What gradients travel in, where the job says ``auto``: for each server the codec in force, and why.
     pinned_bytes
         Memory of this host that is page-locked for arrays on GPUs, in use or kept for the next.
     shared_bytes
@@ -79,7 +77,6 @@ class Statistics:
     staleness_last: int = 0
     staleness_histogram: Mapping[int, int] = field(default_factory=dict)
     mode: str = ""
-    push_codec: str = ""
     pinned_bytes: int = 0
     shared_bytes: int = 0
     borrowed_bytes: int = 0
@@ -140,7 +137,7 @@ class Tally:
     ) -> Statistics:
         """Return a frozen copy."""
         return Statistics(
-            **self.counts,  # type: ignore[arg-type]  # those that there are, are numbers
+            **self.counts,
             in_flight_bytes=in_flight_bytes,
             clock=clock,
             staleness_mean=self._staleness_total / max(1, self.counts["pushes"]),

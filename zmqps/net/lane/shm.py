@@ -347,11 +347,6 @@ class LaneTransport:
         lanes = [self._lanes.get(peer) for peer in list(self._schemes) if peer != COORDINATOR]
         return bool(lanes) and all(lane is not None and lane.active and lane.segment.borrower.knows for lane in lanes)
 
-    def is_shared(self, peer: Peer) -> bool:
-        """Return whether payloads to a peer go through memory that both share."""
-        lane = self._lanes.get(peer)
-        return lane is not None and lane.active
-
     def make_room(self) -> None:
         """Give back what can be given back."""
         self._inner.make_room()
