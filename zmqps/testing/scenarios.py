@@ -85,7 +85,7 @@ ALSO_FROZEN = (
     "async-returned-claimed", "sync-returned-restarts", "async-returned-both", "sync-returned-both",
     "async-replicas-both", "sync-replicas-both", "sync-replicas-two", "async-replicas-saves", "sync-exact-replicas",
     "async-replicas-silent", "ssp-replicas-silent",
-    "jobs-replicas", "async-scales-returned", "sync-drains-returned", "async-scales-lost-replicas", "sync-early",
+    "jobs-replicas", "async-scales-returned", "sync-drains-returned", "async-scales-lost-replicas", "sync-together",
     "sync-lent", "sync-lent-drains", "sync-skips", "sync-workers", "sync-voids", "sync-terms-replicas",
     "sync-values-returned", "async-values-replicas", "async-attacked", "jobs-attacked", "async-keyed",
     "async-numbered-returned", "sync-numbered-replicas", "sync-coded-twisted", "async-coded-drains",
@@ -447,12 +447,12 @@ def _scenarios() -> Mapping[str, Scenario]:
     found["jobs-alike"] = Scenario(faults=EVERYTHING, training=_alike, workers=4)
     found["jobs-ended"] = Scenario(faults=LOSS, training=lambda: _several(end_s=(1.5, 2.5, 3.5)), workers=6)
     found["sync-eager"] = Scenario(faults=BREAKS, training=_synchronous(aggregate=1, eager=0.5))
-    # pulls that are under way while the step goes on without their worker, or needs another gradient of it
-    early: dict[str, object] = {"together": 0.7, "hiccup": 0.2, "steps": 8, "retain": 1}
+    # pulls that wait while the step goes on without their worker, or needs another gradient of it
+    together: dict[str, object] = {"together": 0.7, "hiccup": 0.2, "steps": 8, "retain": 1}
     for kind, policy in {"": {}, "-backup": {"aggregate": 1}, "-several": {"aggregate": 4}}.items():
-        found[f"sync-early{kind}"] = Scenario(faults=EVERYTHING, training=_synchronous(**early, **policy))
-    found["sync-early-falls"] = replace(found["sync-falls-everything"], training=_synchronous(**early))
-    lent: dict[str, object] = {**early, "lends": True, "timeout": 6.0}
+        found[f"sync-together{kind}"] = Scenario(faults=EVERYTHING, training=_synchronous(**together, **policy))
+    found["sync-together-falls"] = replace(found["sync-falls-everything"], training=_synchronous(**together))
+    lent: dict[str, object] = {**together, "lends": True, "timeout": 6.0}
     found["sync-lent"] = Scenario(faults=EVERYTHING, training=_synchronous(**lent))
     found["sync-lent-drops"] = Scenario(faults=DROPS, training=_synchronous(**lent, clip_norm=5.0))
     found["sync-lent-falls"] = replace(found["sync-falls-everything"], training=_synchronous(**lent))
