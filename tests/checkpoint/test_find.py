@@ -86,7 +86,7 @@ def test_a_newer_format_is_refused_with_both_versions(tmp_path: Path) -> None:
     path = Path(save(LocalStorage(), str(tmp_path), MODEL, PLACEMENT))
     (path / "manifest.json").write_text(json.dumps({"format": 9, "zmqps": "7.1", "tables": []}))
     with pytest.raises(
-        CheckpointFormatError, match=r"of format 9, written by zmqps 7\.1, and this zmqps .* up to format 1"
+        CheckpointFormatError, match=r"of format 9, written by zmqps 7\.1, and this zmqps .* up to format 2"
     ):
         open_checkpoint(str(path))
 

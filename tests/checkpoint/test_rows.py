@@ -84,8 +84,7 @@ class Servers:
             since = self.changes.since(index, number - 1, rows.tables) if base else [None] * len(rows.tables)
             snapshots = RowSnapshots(rows.tables, since)
             self.changes.note(index, number, number - 1, rows.tables)
-            unchanged: Any = None if base is None else {}
-            writer = files.open(save.directory, self.job.to_wire(), self.placement, index, unchanged)
+            writer = files.open(save.directory, self.job.to_wire(), self.placement, index)
             while (piece := snapshots.next()) is not None:
                 writer.write(piece)
             facts = writer.close({"ledgers": {}, "tables": snapshots.state})

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 import zmqps
-from tests.checkpoint.saved import NOW, Model, job, save
-from tests.checkpoint.test_delta import save_changes
+from tests.checkpoint.saved import Model, job, save
+from tests.checkpoint.test_compact import chain
 from zmqps.checkpoint.find import open_checkpoint
-from zmqps.checkpoint.publish import Save
 from zmqps.checkpoint.storage import LocalStorage
 from zmqps.cli.main import run
 from zmqps.core.job.keyspace import KeySpace, Placement
@@ -69,16 +68,6 @@ def test_one_file_is_exported(paths, tmp_path, capsys) -> None:  # type: ignore[
     assert len(safetensors.load_file(file)) == 6
 
 
-def chain(tmp_path: Path) -> list[str]:
-    """Return a checkpoint, and two that hold what has changed."""
-    model, storage = Model.random(SPEC), LocalStorage()
-    paths = [save(storage, str(tmp_path), model, PLACEMENT, version=1)]
-    for version in (2, 3):
-        one = Save.begin(storage, str(tmp_path), "default", version, "me", NOW)
-        paths.append(save_changes(storage, model, PLACEMENT, paths[-1], version, [[0], []], one))
-    return paths
-
-
 def test_a_file_of_a_table_is_exported(paths, tmp_path, monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
     """The checkpoint here has no table: see tests/checkpoint/test_rows.py for those that have."""
     asked = []
@@ -106,10 +95,15 @@ def test_a_file_of_a_table_is_exported(paths, tmp_path, monkeypatch, capsys) -> 
     assert "its sparse tables are none" in capsys.readouterr().err
 
 
+def rows_of(path: str) -> dict[int, bytes]:
+    found = zmqps.load(path)
+    return {id_: row.tobytes() for id_, row in zip(found["items.ids"].tolist(), found["items.values"], strict=True)}
+
+
 def test_a_chain_is_shown_verified_exported_and_compacted(tmp_path, monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setenv("COLUMNS", "240")
-    paths = chain(tmp_path)
-    before = zmqps.load(paths[2], optimizer=True)
+    _, paths = chain(LocalStorage(), str(tmp_path))
+    before = rows_of(paths[2])
     assert run(["checkpoint", "show", str(tmp_path)]) == exits.OK
     assert f"looks whole, builds upon {Path(paths[1]).name}" in capsys.readouterr().out
     assert run(["checkpoint", "verify", str(tmp_path)]) == exits.OK
@@ -120,21 +114,20 @@ def test_a_chain_is_shown_verified_exported_and_compacted(tmp_path, monkeypatch,
     assert run(["checkpoint", "compact", str(tmp_path)]) == exits.OK
     said = capsys.readouterr().out
     whole = open_checkpoint(str(tmp_path))
-    assert said == f"wrote {whole.path}: version 3 of {paths[2]}\n"
+    assert said == f"wrote {whole.path}: version 9 of {paths[2]}\n"
     assert whole.base is None
-    after = zmqps.load(whole.path, optimizer=True)
-    assert {name: array.tobytes() for name, array in after.items()} == {n: a.tobytes() for n, a in before.items()}
+    assert rows_of(whole.path) == before
     assert run(["checkpoint", "prune", str(tmp_path), "--keep", "1"]) == exits.OK
-    assert [str(path) for path in (tmp_path / "default").iterdir()] == [whole.path]
+    assert [str(path) for path in (tmp_path / "job").iterdir()] == [whole.path]
     assert run(["checkpoint", "compact", str(tmp_path)]) == exits.OK
     assert "builds upon no other" in capsys.readouterr().out
 
 
 def test_a_chain_that_was_copied_elsewhere_is_not_compacted_into_another_directory(tmp_path, capsys) -> None:  # type: ignore[no-untyped-def]
-    chain(tmp_path / "here")
-    (tmp_path / "here" / "default").rename(tmp_path / "there")
+    chain(LocalStorage(), str(tmp_path / "here"))
+    (tmp_path / "here" / "job").rename(tmp_path / "there")
     assert run(["checkpoint", "compact", str(tmp_path / "there")]) == exits.USAGE
-    assert "is no directory of checkpoints of the job 'default', by its name" in capsys.readouterr().err
+    assert "is no directory of checkpoints of the job 'job', by its name" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["here", "there"]
 
 

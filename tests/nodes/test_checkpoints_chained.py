@@ -1,8 +1,9 @@
-"""Checkpoints that hold what has changed are those that hold all: made by the same code, and read back from files."""
+"""Checkpoints of the rows that have changed are those that hold all: made by the same code, and read from files."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +13,52 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.checkpoint.saved import OWNER, placements
+from tests.checkpoint.test_rows import spec_of
 from tests.core.machines import assign
-from tests.nodes.test_checkpoints import shard, spec
+from tests.nodes.test_checkpoints import spec
 from zmqps.checkpoint import open_checkpoint
 from zmqps.checkpoint.storage import Storage
 from zmqps.core.coordinator.chains import Chains
 from zmqps.core.coordinator.files import Served
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
+from zmqps.core.job.tables import NUM_BUCKETS
 from zmqps.core.protocol.events import Action, Run
 from zmqps.core.protocol.messages import Save, Saved
 from zmqps.core.protocol.saving import WRITTEN
+from zmqps.core.server.rows import make_rows
 from zmqps.core.server.saves import Saves
+from zmqps.core.server.shard import Shard
 from zmqps.core.server.tenant import Tenant
 from zmqps.errors import CheckpointForeignError, CheckpointMismatchError
 from zmqps.nodes.checkpoints import CheckpointStore, ShardFiles
 from zmqps.nodes.relay import SCHEME
 from zmqps.nodes.restoring import restored_from
+from zmqps.optim import OptimizerSpec
+from zmqps.optim.rows import kernel_of_table
+from zmqps.rows.hashing import buckets_of
+from zmqps.rows.kept import Kept
 from zmqps.testing.disk import Disk
+from zmqps.testing.training import ReferenceRules
 
 pytestmark = pytest.mark.processes
 
 WORKER = b"w" * 16
+TABLE = spec_of("items", dim=4)
+#: Rows of the table for each parameter: how many there are, and with how many a gradient of it comes.
+ROWS, TOUCHED = 300, 20
+
+
+def job_of(mode: str) -> JobSpec:
+    return replace(spec(mode), tables=(TABLE,))
+
+
+def shard(job: JobSpec, where: Placement, index: int) -> Shard:
+    rules = ReferenceRules(OptimizerSpec.from_wire(job.optimizer))
+    rows = make_rows(
+        job, where, index, lambda one: kernel_of_table(one.optimizer, one.name, one.dim), available_nbytes=1 << 20
+    )
+    return Shard(where, index, rules, synchronous=job.mode == "sync", rows=rows)
 
 
 class Files(ShardFiles):
@@ -68,12 +93,23 @@ class Cluster:
             [(s.slice.index, 0, ()) for s in of.slices],
             [rng.standard_normal(s.size).astype(s.value.dtype) for s in of.slices],
         )
+        self._touch(of, range(ROWS * len(self.job.parameters)))
+        self._touch(of, range(1))  # rows of the last update before a save are written again
         return tenant
 
+    @staticmethod
+    def _touch(of: Shard, numbers: Iterable[int]) -> None:
+        ids = np.array(list(numbers), np.int64)
+        for table in of.rows.tables if of.rows else ():
+            buckets = buckets_of(ids, TABLE.bucket_seed)
+            mine = ids[(buckets >= table.slice.start) & (buckets < table.slice.stop)]
+            table.update(mine, np.full((mine.size, TABLE.dim), 0.5, np.float32))
+
     def train(self, parameters: set[int]) -> None:
-        """Push gradients of some parameters: in the synchronous mode, make a step of them."""
+        """Push gradients of some parameters, and of rows for each: in the synchronous mode, make a step of them."""
         for tenant in self.tenants:
             of, parts, payload = tenant.ready(), [], []
+            self._touch(of, (ROWS * parameter + at for parameter in parameters for at in range(TOUCHED)))
             for state in of.slices:
                 bounds: list[int] = []
                 for segment in state.slice.segments:
@@ -140,13 +176,14 @@ class Cluster:
     def now(self) -> Any:
         """Return all that servers have, as a checkpoint is to have it."""
         shards = [tenant.ready() for tenant in self.tenants]
+        tables = [table for of in shards for table in (of.rows.tables if of.rows else ())]
         return [
             [
                 (s.version, s.steps.tolist(), s.value.tobytes(), [slot.tobytes() for slot in s.slots])
                 for s in of.slices
             ]
             for of in shards
-        ]  # fmt: skip
+        ], rows_of(table.kept(np.flatnonzero(table.store.live[: table.store.end])) for table in tables)  # fmt: skip
 
     def values(self, parameter: int) -> Any:
         """Return what servers have of a parameter."""
@@ -169,7 +206,17 @@ class Cluster:
                 read = restorer.read(slice_, self.where.keyspace.tables[slice_.table].dtype)
                 of_shard.append((version, steps, read.value.tobytes(), [slot.tobytes() for slot in read.slots]))
             found.append(of_shard)
-        return found
+        files = checkpoint.table(TABLE.name)
+        return found, rows_of(kept for index in files.shards_of(0, NUM_BUCKETS) for kept in files.read(index))
+
+
+def rows_of(pieces: Iterable[Kept]) -> dict[int, Any]:
+    """Return values and slots of rows, by id."""
+    return {
+        number: (kept.values[at].tobytes(), *(slot[at].tobytes() for slot in kept.slots), int(kept.stamps[at]))
+        for kept in pieces
+        for at, number in enumerate(kept.ids.tolist())
+    }
 
 
 PARAMETERS = st.sets(st.integers(0, 2))
@@ -178,8 +225,8 @@ PARAMETERS = st.sets(st.integers(0, 2))
 @settings(max_examples=40, deadline=None)
 @given(st.data())
 def test_restored_from_a_chain_it_is_what_it_was_at_that_moment(data: st.DataObject) -> None:
-    job = spec(data.draw(st.sampled_from(["async", "sync"])))
-    where = data.draw(placements(KeySpace(job.parameters)))
+    job = job_of(data.draw(st.sampled_from(["async", "sync"])))
+    where = data.draw(placements(KeySpace.of(job)))
     cluster = Cluster(job, where, data.draw(st.integers(2, 5)))
     path, expected = cluster.save(), cluster.now()
     for _ in range(data.draw(st.integers(1, 7))):
@@ -196,11 +243,11 @@ def test_restored_from_a_chain_it_is_what_it_was_at_that_moment(data: st.DataObj
     assert all(open_checkpoint(f"/ckpt/default/{name}", storage=cluster.disk) for name in kept)
 
 
-JOB = spec("sync")
-WHERE = Placement(KeySpace(JOB.parameters), ((0, 18, 36), (0, 4, 9)), 32)
+JOB = job_of("sync")
+WHERE = Placement.balance(KeySpace.of(JOB), 2, 32)
 
 
-def test_what_a_step_did_not_touch_is_not_written_again() -> None:
+def test_rows_that_a_step_did_not_touch_are_not_written_again() -> None:
     cluster = Cluster(JOB, WHERE, 4)
     sizes = []
     for _ in range(5):
@@ -208,7 +255,7 @@ def test_what_a_step_did_not_touch_is_not_written_again() -> None:
         sizes.append(open_checkpoint(path, storage=cluster.disk).manifest.nbytes)
         cluster.train({1})
     assert cluster.bases == [0, 1, 2, 3, 0]
-    assert max(sizes[1:4]) < sizes[0]
+    assert 4 * max(sizes[1:4]) < sizes[0]
 
 
 def test_what_is_kept_keeps_what_it_builds_upon() -> None:
@@ -232,7 +279,7 @@ def test_what_builds_upon_something_that_has_gone_is_not_published() -> None:
 def test_what_builds_upon_another_placement_is_not_published() -> None:
     cluster = Cluster(JOB, WHERE, 4)
     cluster.save()
-    cluster.where = Placement(KeySpace(JOB.parameters), ((0, 9, 36), (0, 4, 9)), 32)
+    cluster.where = Placement(WHERE.keyspace, ((0, 9, 36), *WHERE.cuts[1:]), 32)
     with pytest.raises(CheckpointMismatchError, match="its shards are cut otherwise"):
         cluster.save()
 

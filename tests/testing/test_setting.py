@@ -11,7 +11,6 @@ from tests.testing.test_invariants import caught, wrap
 from zmqps.core.protocol.terms import SET
 from zmqps.core.server import aggregate
 from zmqps.core.server.aggregate import Stage
-from zmqps.core.server.changes import Changes
 from zmqps.core.server.ledger import Ledger, Result
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Shard
@@ -64,23 +63,6 @@ def test_a_worker_that_brings_values_as_gradients_to_a_server_that_has_taken_ove
     original = moves._like
     monkeypatch.setattr(moves, "_like", lambda *args: like(original, *args))
     caught("sync-values-replicas", "waits although all is well")
-
-
-def test_a_save_that_takes_a_slice_that_was_set_for_unchanged(monkeypatch: Patch) -> None:
-    def unchanged(original: Any, changes: Changes, epoch: int, base: int, states: Any) -> Any:
-        states = list(states)
-        before = [state.num_set for state in states]
-        then = changes._counts.get(epoch, {}).get(base, {})
-        for state in states:
-            state.num_set = then[state.slice.index][1] if state.slice.index in then else state.num_set
-        try:
-            return original(changes, epoch, base, states)
-        finally:
-            for state, number in zip(states, before, strict=True):
-                state.num_set = number
-
-    wrap(monkeypatch, Changes, "unchanged", unchanged)
-    caught("sync-values-chained", "is not the sequential reference")
 
 
 def test_a_server_that_sets_again_what_was_set_before(monkeypatch: Patch) -> None:

@@ -1,4 +1,4 @@
-"""A chain of checkpoints that each hold what has changed becomes one that holds all."""
+"""A chain of checkpoints that each hold the rows that have changed becomes one that holds all."""
 
 from __future__ import annotations
 

@@ -173,8 +173,8 @@ def _base(
             raise removed(path) from error
         raise corrupt(path, f"it builds upon {place}, which cannot be used: {error.what}") from error
     theirs = base.manifest
-    same = theirs.job.parameters == manifest.job.parameters and theirs.slots == manifest.slots
-    if theirs.digest != digest or not same or theirs.placement.to_wire() != manifest.placement.to_wire():
+    same = theirs.job.tables == manifest.job.tables and theirs.placement.to_wire() == manifest.placement.to_wire()
+    if theirs.digest != digest or not same:
         raise corrupt(path, f"{place} is not what it builds upon")
     return base
 

@@ -24,15 +24,6 @@ class Piece(NamedTuple):
     file: str
     offset: int  # bytes from the file's start
     itemsize: int
-    depth: int = 0  # how many bases further down the file lies
-
-    def part(self, start: int, stop: int) -> list[Piece]:
-        """Return the part of it from an element to another one, if it has any."""
-        start, stop = max(start, self.start), min(stop, self.start + self.size)
-        if start >= stop:
-            return []
-        skipped = (start - self.start) * self.itemsize
-        return [self._replace(start=start, size=stop - start, offset=self.offset + skipped)]
 
 
 class Header(NamedTuple):

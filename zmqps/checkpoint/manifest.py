@@ -30,7 +30,9 @@ from zmqps.errors import (
 
 NAME = "manifest.json"
 #: Raised when a reader of before would misread what is written.
-FORMAT = 1
+FORMAT = 2
+#: In this format also parameters could be in another checkpoint, which this one builds upon.
+FORMAT_OF_DENSE_CHANGES = 1
 #: 200,000 parameters with long names; more is not read into memory.
 MAX_NBYTES = 512 << 20
 MAX_HOST_CHARS = 255
@@ -155,8 +157,8 @@ class Manifest:
     zmqps
         The version that wrote it.
     base
-        Name and checksum of the manifest of the checkpoint beside it that has the slices which this one does not
-        hold; None: it holds all.
+        Name and checksum of the manifest of the checkpoint beside it that has the rows of tables which this one does
+        not hold; None: it holds all.
     owner
         The cluster that made it; None: none did.
     """
@@ -277,7 +279,7 @@ def _check_sizes(body: Mapping[str, Any], job: JobSpec, shards: tuple[tuple[File
             raise ValueError(f"it has no usable {name}")
     values = sum(parameter.size * parameter.storage_dtype.itemsize for parameter in job.parameters)
     files = sum(fact.nbytes for shard in shards for fact in shard)
-    if body["base"] is None and values > files:
+    if values > files:
         raise ValueError(f"its parameters have {values:,} bytes, and its files {files:,}")
 
 
@@ -363,5 +365,14 @@ def _parsed(path: str, data: bytes) -> dict[str, Any]:
             f"{installed_version()} reads up to format {FORMAT}",
             good="",
             advice="install a newer zmqps, or use another checkpoint",
+        )
+    if body["format"] == FORMAT_OF_DENSE_CHANGES and body.get("base") is not None:
+        raise CheckpointFormatError(
+            path=path,
+            what=f"it is of format {body['format']}, written by zmqps {body['zmqps']!s:.40}, and holds only the "
+            "parameters that have changed since the checkpoint it builds upon, which this zmqps no longer reads",
+            good="",
+            advice="write it anew as a whole with the zmqps that wrote it (zmqps checkpoint compact), or use a whole "
+            "checkpoint",
         )
     return body

@@ -15,7 +15,6 @@ import numpy as np
 
 from zmqps.checkpoint import checksums
 from zmqps.checkpoint.checksums import Chunk
-from zmqps.checkpoint.delta import delta_pieces, merged
 from zmqps.checkpoint.header import Piece, check_tiles, pieces_of, read_header
 from zmqps.checkpoint.layout import slot_entry, state_file
 from zmqps.checkpoint.manifest import FileFact, Manifest, corrupt, reading
@@ -88,7 +87,7 @@ class Checkpoint:
     storage : Storage
         Where that is.
     base : Checkpoint, optional
-        What it builds upon, where it holds only what has changed since.
+        What it builds upon, where it holds only the rows of tables that have changed since.
     skipped : tuple of CheckpointError
         Later ones that could not be used, where the latest good one was asked for.
     """
@@ -127,12 +126,10 @@ class Checkpoint:
         """Where each array lies, in order."""
         found: dict[str, list[Piece]] = {}
         parameters = self._entries
-        if self.base is not None:
-            return merged(
-                {n: [p._replace(depth=p.depth + 1) for p in ps] for n, ps in self.base._pieces.items()}, self._changed()
-            )
         for facts in self.manifest.shards:
-            for fact in self._dense(facts):
+            for fact in facts[:-1]:
+                if ROWS_FILE.fullmatch(fact.name):
+                    continue
                 header = read_header(self.path, fact, partial(self.read_bytes, fact.name))
                 for name, piece in pieces_of(join(self.path, fact.name), header, fact, parameters):
                     found.setdefault(name, []).append(piece)
@@ -150,22 +147,6 @@ class Checkpoint:
             for p in self.keyspace.parameters
             for name in (p.name, *(slot_entry(slot, p.name) for slot in names))
         }
-
-    def _dense(self, facts: Sequence[FileFact]) -> list[FileFact]:
-        """Return those of a shard's files that have arrays of parameters."""
-        return [fact for fact in facts[:-1] if not ROWS_FILE.fullmatch(fact.name)]
-
-    def _changed(self) -> dict[str, list[Piece]]:
-        """Where the parts of arrays lie that have changed since the base."""
-        found: dict[str, list[Piece]] = {}
-        placement = self.manifest.placement
-        for slices, facts in zip(placement.slices, self.manifest.shards, strict=True):
-            for fact in self._dense(facts):
-                header = read_header(self.path, fact, partial(self.read_bytes, fact.name))
-                place = join(self.path, fact.name)
-                for name, piece in delta_pieces(place, header, fact, slices, placement, self.manifest.slots):
-                    found.setdefault(name, []).append(piece)
-        return found
 
     # --- bytes ---------------------------------------------------------------------------------
 
@@ -265,7 +246,11 @@ class Checkpoint:
                     raise ValueError("other chunks")
                 if checksums.of_chunks(chunks[fact.name]) != fact.xxh3_128:
                     raise ValueError("other chunks")
-            versions, steps = self._completed(index, record["versions"], record["steps"])
+            versions, steps = record["versions"], record["steps"]
+            if [len(own) for own in steps] != [len(slice_.segments) for slice_ in slices]:
+                raise ValueError("other slices")
+            if not all(type(number) is int for numbers in (versions, *steps) for number in numbers):
+                raise ValueError("no usable versions")
             return ShardState(
                 versions=versions,
                 steps=steps,
@@ -277,19 +262,6 @@ class Checkpoint:
             )
         except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
             raise corrupt(path, f"it does not belong to this manifest ({error})") from error
-
-    def _completed(self, index: int, versions: list[Any], steps: list[Any]) -> tuple[list[int], list[list[int]]]:
-        """Return versions and step counts of a shard, with the base's for the slices that it does not hold."""
-        if self.base is not None:
-            base = self.base.shards[index]
-            steps = [b if v is None else own for v, own, b in zip(versions, steps, base.steps, strict=True)]
-            versions = [b if v is None else v for v, b in zip(versions, base.versions, strict=True)]
-        slices = self.manifest.placement.slices[index]
-        if [len(own) for own in steps] != [len(slice_.segments) for slice_ in slices]:
-            raise ValueError("other slices")
-        if not all(type(number) is int for numbers in (versions, *steps) for number in numbers):
-            raise ValueError("it lacks slices")
-        return versions, steps
 
     def _tables_of(self, index: int, record: Mapping[str, Any]) -> dict[str, TableState]:
         """Return what is kept of a shard's tables."""
@@ -323,19 +295,10 @@ class Checkpoint:
             if lo >= hi:
                 continue
             at = (lo - start) * itemsize
-            for part in self._home(piece)._read_parts(
-                piece.file, piece.offset + (lo - piece.start) * itemsize, (hi - lo) * itemsize
-            ):
+            offset = piece.offset + (lo - piece.start) * itemsize
+            for part in self._read_parts(piece.file, offset, (hi - lo) * itemsize):
                 flat[at : at + len(part)] = part
                 at += len(part)
-
-    def _home(self, piece: Piece) -> Checkpoint:
-        """Return the checkpoint of the chain in whose directory a piece lies."""
-        home = self
-        for _ in range(piece.depth):
-            assert home.base is not None
-            home = home.base
-        return home
 
     def array(self, name: str, slot: str | None = None) -> Array:
         """Return a parameter's values, or one of its slots, in the dtype it is stored in.

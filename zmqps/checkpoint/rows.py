@@ -221,7 +221,8 @@ class RowFiles:
                 if goes_on:
                     told += [kept.ids, gone]
                 wanted = ~(_among(kept.ids, seen) | state.has_expired(kept.stamps, self.spec))
-                yield kept if wanted.all() else kept.only(wanted)
+                if wanted.any():
+                    yield kept if wanted.all() else kept.only(wanted)
             seen = np.unique(np.concatenate(told)) if goes_on else seen
             one = one.base if goes_on else None
 

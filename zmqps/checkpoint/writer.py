@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
 
 from zmqps.checkpoint import checksums
-from zmqps.checkpoint.delta import DeltaLayout
 from zmqps.checkpoint.layout import ShardLayout, state_file
 from zmqps.checkpoint.manifest import FileFact, plain
 from zmqps.checkpoint.rows import Slots, encoded, rows_file
@@ -36,9 +35,6 @@ class ShardWriter:
         Of the job, and of the shard.
     slot_names
         Of the optimizer's slots, in order.
-    only
-        Numbers of the slices that have changed since another checkpoint, which the manifest is to name as its
-        ``base``; None: all.
     layout
         Of this shard, from the save before: with very many parameters it takes a second to make.
     table_slots
@@ -59,23 +55,18 @@ class ShardWriter:
         placement: Placement,
         index: int,
         slot_names: Sequence[str],
-        only: Collection[int] | None = None,
-        layout: ShardLayout | DeltaLayout | None = None,
+        layout: ShardLayout | None = None,
         table_slots: Mapping[str, Slots] | None = None,
     ) -> None:
         self.index = index
-        self.layout: ShardLayout | DeltaLayout
-        if only is None:
-            self.layout = layout or ShardLayout(placement, index, slot_names)
-        else:
-            self.layout = DeltaLayout(placement, index, slot_names, only)
+        self.layout = layout or ShardLayout(placement, index, slot_names)
         self.nbytes = 0  # written so far
         self._storage, self._directory = storage, directory
         self._slices = placement.slices[index]
         self._tables = placement.keyspace.tables
         self._table_slots = dict(table_slots or {})
-        self._awaited = set(range(len(self._slices))) if only is None else set(only)
-        self._versions: list[int | None] = [None] * len(self._slices)
+        self._awaited = set(range(len(self._slices)))
+        self._versions = [0] * len(self._slices)
         self._steps: list[list[int]] = [[] for _ in self._slices]
         self._chunks: list[list[checksums.Chunk]] = [[] for _ in self.layout.files]
         self._files: list[File] = []
@@ -117,7 +108,7 @@ class ShardWriter:
         slice_ = self._slices[index]
         table = self._tables[slice_.table]
         if index not in self._awaited:
-            raise ConfigurationError(f"slice {index} of shard {self.index} has been written already, or is not to be")
+            raise ConfigurationError(f"slice {index} of shard {self.index} has been written already")
         arrays = (value, *slots)
         if len(arrays) != self.layout.num_arrays:
             raise ConfigurationError(f"a slice has {self.layout.num_arrays - 1} slots here, not {len(slots)}")
@@ -137,11 +128,6 @@ class ShardWriter:
         self._awaited.discard(index)
         self._versions[index] = int(version)
         self._steps[index] = counts
-
-    def keep(self, index: int, *, version: int, steps: Sequence[int]) -> None:
-        """Note of a slice that is not written, as it has not changed, what its version and step counts are by now."""
-        self._versions[index] = int(version)
-        self._steps[index] = [int(step) for step in steps]
 
     def write_rows(self, table: str, kept: Kept, gone: Array) -> None:
         """Write rows of a table, as a file of their own.

@@ -173,7 +173,8 @@ def cluster_settings(
         ),
         setting(
             "--checkpoint-full-every", type=click.IntRange(1, 50), default=1, metavar="N",
-            help="Every N-th checkpoint of a job is whole; those between hold what has changed since the one before.",
+            help="Every N-th checkpoint of a job with tables has all rows; those between have the rows that have "
+            "changed since the one before.",
         ),
         setting(
             "--checkpoint-via", type=click.Choice(("shared", "coordinator")), default="shared",

@@ -58,11 +58,14 @@ class CheckpointForeignError(CheckpointError):
 
 
 class CheckpointFormatError(CheckpointError):
-    """A checkpoint in a format that this version does not know yet.
+    """A checkpoint in a format that this version does not know yet, or no longer reads.
 
     What to do next
     ---------------
-    - Install the zmqps that wrote it, which the text names, or a newer one. Newer ones read older formats.
+    - One of a newer format: install the zmqps that wrote it, which the text names, or a newer one.
+    - One of format 1 that builds upon another checkpoint has only the parameters that have changed, which is no longer
+      read. Install the zmqps that wrote it and write it anew as a whole: `zmqps checkpoint compact PATH`. Or go on from
+      a checkpoint that builds upon no other; these are read in both formats.
     """
 
     code = 73

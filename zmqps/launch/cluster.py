@@ -76,7 +76,8 @@ class LocalCluster:
     checkpoint_at_end : bool
         Save each job once more when it ends, or the cluster does; `stop` waits for that.
     checkpoint_full_every : int
-        Every so many-th checkpoint of a job is whole; those between hold what has changed since the one before.
+        Every so many-th checkpoint of a job with tables is whole; those between hold only the rows that have changed
+        since the one before.
     keep : int
         How many checkpoints of a job are kept, with those that they build upon.
     checkpoint_via : {"shared", "coordinator"}

@@ -37,7 +37,6 @@ from zmqps.checkpoint.storage import File, Storage, naming_the_disk, remove_tree
 from zmqps.core.coordinator.files import Served
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import MAX_NAME_CHARS, JobSpec
-from zmqps.core.server.changes import Unchanged
 from zmqps.core.server.row_snapshot import RowPiece
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.snapshot import SnapshotSlice
@@ -75,7 +74,8 @@ class CheckpointConfig:
     every
         When jobs are saved without being asked: ``5min``, ``90s``, ``2h`` or ``500steps``; empty: never.
     full_every
-        Every so many-th checkpoint of a job is whole; those between hold what has changed since the one before.
+        Every so many-th checkpoint of a job with tables is whole; those between hold only the rows that have changed
+        since the one before.
     at_end
         Whether each job is saved once more when it ends, or the cluster does.
     keep
@@ -145,13 +145,11 @@ def cadence(every: str) -> tuple[float | None, int | None]:
 class _Writer:
     """A shard's part of a checkpoint (`zmqps.core.server.saves.Writer`)."""
 
-    def __init__(self, writer: ShardWriter, slots: tuple[str, ...], unchanged: Unchanged) -> None:
+    def __init__(self, writer: ShardWriter, slots: tuple[str, ...]) -> None:
         self._writer = writer
         self._slots = slots
         self._rests = Rests(REST)
-        self._lowest = min((version for version, _ in unchanged.values()), default=None)
-        for index, (version, steps) in unchanged.items():
-            writer.keep(index, version=version, steps=steps)
+        self._lowest: int | None = None
 
     def write(self, piece: SnapshotSlice | RowPiece, *, gently: bool = False) -> None:
         """Write a slice, or rows; ``gently``, and where no processor is idle, rest behind it."""
@@ -193,22 +191,12 @@ class ShardFiles:
             return self._relay, path.removeprefix(SCHEME)
         return storage_of(path)
 
-    def open(
-        self,
-        path: str,
-        job: Mapping[str, Any],
-        placement: Placement,
-        index: int,
-        unchanged: Unchanged | None = None,
-    ) -> _Writer:
-        """Open the files of a shard; of one that builds upon another, with all slices but those that are unchanged."""
+    def open(self, path: str, job: Mapping[str, Any], placement: Placement, index: int) -> _Writer:
+        """Open the files of a shard."""
         spec = JobSpec.from_wire(job)
         slots, tables = _slots_of(spec), {table.name: slots_of_table(table) for table in spec.tables}
         storage, directory = self._storage_of(path)
-        numbers = range(len(placement.slices[index]))
-        only = None if unchanged is None else [number for number in numbers if number not in unchanged]
-        writer = ShardWriter(storage, directory, placement, index, slots, only, table_slots=tables)
-        return _Writer(writer, slots, unchanged or {})
+        return _Writer(ShardWriter(storage, directory, placement, index, slots, table_slots=tables), slots)
 
     def read(self, shard: Shard, job: JobSpec, source: Mapping[str, Any]) -> Mapping[str, Any]:
         """Fill a shard from a checkpoint; return what was kept with this very shard, if there was one.

@@ -31,7 +31,7 @@ class Restored:
     servers, workers, faults, training, calm_s, replicas, journaled
         As for `Simulation`; the second has another number of servers.
     chained
-        Whether most checkpoints hold only what has changed since the one before.
+        Whether most checkpoints hold only the rows that have changed since the one before.
     ended
         Whether the first one is asked to end, in the place of losing its power.
     keyed
@@ -115,7 +115,7 @@ def saved_often(rng: Random, training: Training, servers: int, workers: int, fau
 
 
 def chained(rng: Random, options: CoordinatorOptions) -> CoordinatorOptions:
-    """Return what a coordinator is told whose checkpoints mostly hold only what has changed since the one before."""
+    """Return what a coordinator is told whose checkpoints mostly hold only the rows that have changed."""
     seconds, steps = rng.choice(((0.3, None), (0.7, None), (None, 1), (None, 2)))
     every = rng.choice((2, 3, 9))
     return replace(options, checkpoint_seconds=seconds, checkpoint_steps=steps, checkpoint_full_every=every)

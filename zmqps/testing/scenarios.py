@@ -141,7 +141,7 @@ class Scenario:
     replicas, spares
         How many backups each shard has, and how many servers there are beyond those that are needed.
     chained
-        Whether most of its checkpoints hold only what has changed since the one before.
+        Whether most of its checkpoints hold only the rows that have changed since the one before.
     unconfirmed_nbytes
         What may wait for the backups of a server; None: as much as really may.
     combined
@@ -384,20 +384,14 @@ def _scenarios() -> Mapping[str, Scenario]:
         crashes = saving["saves-crashes"]
         found[f"{mode}-returned-saves"] = Scenario(faults=crashes, training=training, saved=True, journaled=True)
     failing = Faults(delay=0.004, saving=0.004, disk=0.05)
-    changing = {
+    partly = {
         "async": lambda: AsyncTraining(steps=7, parameters=4, size=64, lives=32, compute_s=0.3, partly=True),
         "ssp": lambda: BoundedTraining(2, steps=7, parameters=4, size=64, lives=32, compute_s=0.8, partly=True),
         "sync": _synchronous(steps=12, parameters=6, partly=True),
     }
-    for mode, training in changing.items():
+    for mode, training in partly.items():
         workers = 2 if mode == "ssp" else 3  # of three, one has always pushed meanwhile
-        for kind, faults in (("saves", failing), ("falls", falling["falls-crashes"])):
-            found[f"{mode}-{kind}-chained"] = Scenario(
-                faults=faults, training=training, saved=True, chained=True, workers=workers
-            )
-        found[f"{mode}-returned-chained"] = Scenario(
-            faults=saving["saves-crashes"], training=training, saved=True, chained=True, workers=workers, journaled=True
-        )
+        found[f"{mode}-saves-partly"] = Scenario(faults=failing, training=training, saved=True, workers=workers)
     copied = {
         "async": lambda: AsyncTraining(steps=8, parameters=4, size=32, lives=12, compute_s=0.8, timeout=60.0),
         "ssp": lambda: BoundedTraining(1, steps=8, parameters=4, size=32, lives=12, compute_s=0.8, timeout=60.0),
@@ -435,9 +429,6 @@ def _scenarios() -> Mapping[str, Scenario]:
             training=saved[mode],
             faults=replace(LOST_SERVERS, disk=0.02),
             saved=True,
-        )
-        found[f"{mode}-replicas-chained"] = replace(
-            found[f"{mode}-replicas-saves"], training=changing[mode], chained=True
         )
     exact = _synchronous(steps=8, plain=True, parameters=6, size=48, deterministic=True, compute_s=0.8, timeout=60.0)
     found["sync-exact-replicas"] = replace(found["sync-replicas"], training=exact)
@@ -492,7 +483,7 @@ def _scenarios() -> Mapping[str, Scenario]:
     )
     moved = {**setting, "lives": 30, "compute_s": 0.8, "timeout": 60.0}
     found["sync-values-replicas"] = replace(found["sync-replicas-both"], training=_synchronous(**moved))
-    found["sync-values-chained"] = replace(found["sync-replicas-chained"], training=_synchronous(**moved))
+    found["sync-values-saves"] = replace(found["sync-replicas-saves"], training=_synchronous(**moved))
     found["sync-exact-values-replicas"] = replace(
         found["sync-replicas"], training=_synchronous(**moved, plain=True, deterministic=True)
     )

@@ -15,7 +15,6 @@ from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.server.changes import Unchanged
 from zmqps.core.server.row_snapshot import RowPiece
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.snapshot import SnapshotSlice
@@ -43,7 +42,6 @@ class Part:
     """What one server has written."""
 
     slices: dict[int, SavedSlice] = field(default_factory=dict)
-    unchanged: Unchanged | None = None  # what is in its base only; None: it is whole
     whole: bool = False
     state: Mapping[str, Any] = field(default_factory=dict)
     rows: dict[str, list[RowPiece]] = field(default_factory=dict)  # by table
@@ -57,7 +55,7 @@ class SavedJob:
     path, manifest
         As the coordinator names it, and what it says of it.
     parts
-        By shard, with the slices of what it builds upon.
+        By shard, with the rows of what it builds upon.
     values, slots, steps
         By parameter: flat arrays, those of each slot, and how many updates it has had, in each segment.
     """
@@ -166,7 +164,6 @@ class Disk:
         self.published: list[SavedJob] = []  # the latest last
         #: Called with each checkpoint that is published.
         self.on_publish: Callable[[SavedJob], None] = lambda saved: None
-        self.num_unchanged = 0  # slices that were not written, as they are in what is built upon
         self._parts: dict[str, dict[int, Part]] = {}  # of those on their way
         self._numbers = count(1)
 
@@ -180,16 +177,14 @@ class Disk:
 
     # --- what servers do ----------------------------------------------------------------------
 
-    def open(
-        self, path: str, job: Mapping[str, Any], placement: Placement, index: int, unchanged: Unchanged | None
-    ) -> _Writer:
+    def open(self, path: str, job: Mapping[str, Any], placement: Placement, index: int) -> _Writer:
         """Open the files of a shard; each only once."""
         self._work(path)
         parts = self._parts.get(path)
         if parts is None:
             raise CheckpointStorageError(path=path, what="it was removed", good="", advice="try again")
         assert index not in parts, f"shard {index} is written twice to {path}"
-        part = parts[index] = Part(unchanged=unchanged)
+        part = parts[index] = Part()
         return _Writer(self, path, part)
 
     def read_at(self, path: str) -> str:
@@ -227,31 +222,22 @@ class Disk:
         parts = self._parts.pop(path)
         written = [saved for part in parts.values() for saved in part.slices.values()]
         nbytes = sum([array.nbytes for saved in written for array in saved.arrays])
+        nbytes += sum([piece.nbytes for part in parts.values() for pieces in part.rows.values() for piece in pieces])
         assert all(part.whole for part in parts.values()), f"{path} is published before all is written"
-        saved = SavedJob(path, manifest, self._with_base(path, manifest["base"], parts))
+        self._add_base(path, manifest["base"], parts)
+        saved = SavedJob(path, manifest, parts)
         self.on_publish(saved)
         self.published.append(saved)
         return path, nbytes, saved.version
 
-    def _with_base(self, path: str, base: str | None, parts: Mapping[int, Part]) -> Mapping[int, Part]:
-        """Return parts with the slices that are in what they build upon."""
-        if base is None:
-            assert all(part.unchanged is None for part in parts.values()), (
-                f"{path} builds upon nothing, and lacks a part"
-            )
-            return parts
+    def _add_base(self, path: str, base: str | None, parts: Mapping[int, Part]) -> None:
+        """Let parts have the rows that are in what they build upon."""
         there = next((saved for saved in self.published if saved.path == base), None)
-        assert there is not None, f"{path} builds upon {base}, which was never published"
+        assert base is None or there is not None, f"{path} builds upon {base}, which was never published"
         for shard, part in parts.items():
-            assert part.unchanged is not None, f"{path} builds upon {base}, and is written as a whole"
-            self.num_unchanged += len(part.unchanged)
-            for index, (version, steps) in part.unchanged.items():
-                before = there.parts[shard].slices[index]
-                part.slices[index] = SavedSlice(version, list(steps), before.arrays)
-            for name, table in part.state["tables"].items():
-                if not table["whole"]:
-                    part.rows[name] = there.parts[shard].rows.get(name, []) + part.rows.get(name, [])
-        return parts
+            for name in [name for name, table in part.state["tables"].items() if not table["whole"]]:
+                assert there is not None, f"{path} builds upon nothing, and lacks rows of {name}"
+                part.rows[name] = there.parts[shard].rows.get(name, []) + part.rows.get(name, [])
 
     def abandon(self, path: str) -> None:
         """Remove what was written."""
@@ -281,7 +267,6 @@ class _Writer:
         self._disk._work(self._path)
         self._part.whole, self._part.state = True, deepcopy(state)
         versions = [saved.version for saved in self._part.slices.values()]
-        versions += [version for version, _ in (self._part.unchanged or {}).values()]
         return {"lowest": min(versions, default=None)}
 
     def abandon(self) -> None:

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from tests.checkpoint.test_rows import spec_of
 from tests.core.coordinator.test_checkpoints import SERVERS, Cluster
 from tests.core.machines import logged, peer, sent
 from zmqps.core.coordinator.chains import ChainLink, Chains
 from zmqps.core.coordinator.checkpoints import STUCK_S
+from zmqps.core.job.tables import TableSpec
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.messages import Checkpointed, Error, Holding, Save
 from zmqps.core.protocol.saving import FAILED, KEPT, WRITTEN
@@ -62,10 +64,10 @@ def test_another_job_is_none_of_it() -> None:
 
 
 class Chained(Cluster):
-    """A cluster whose every fourth checkpoint is whole."""
+    """A cluster of a job with a table, whose every fourth checkpoint is whole."""
 
-    def __init__(self, mode: str = "async", every: int = 4, **options: Any) -> None:
-        super().__init__(mode, checkpoint_full_every=every, **options)
+    def __init__(self, mode: str = "async", *, tables: tuple[TableSpec, ...] = (spec_of("items"),)) -> None:
+        super().__init__(mode, checkpoint_full_every=4, tables=tables)
         self.number = 0
 
     def begin(self) -> list[Save]:
@@ -89,13 +91,19 @@ def test_servers_and_the_manifest_are_told_of_the_same_one() -> None:
     ]  # fmt: skip
 
 
+def test_without_tables_all_are_whole() -> None:
+    cluster = Chained(tables=())
+    assert [cluster.make() for _ in range(3)] == [({0}, None)] * 3
+    assert not cluster.machine.checkpoints._chains._links
+
+
 def test_the_status_and_the_log_say_what_it_builds_upon() -> None:
     cluster = Chained()
     cluster.make()
     assert "base" not in cluster.status()["last"]
     cluster.begin()
     cluster.write(2)
-    assert "what has changed since /default/ckpt" in logged(cluster.do())
+    assert "with the rows that have changed since /default/ckpt" in logged(cluster.do())
     assert cluster.status()["last"]["base"] == "/default/ckpt"
 
 

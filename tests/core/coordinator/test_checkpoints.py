@@ -11,6 +11,7 @@ from tests.core.machines import Coordinator, errors, job, logged, peer, receiver
 from zmqps.core.coordinator.checkpoints import AGAIN_S, HOLD_S, STUCK_S
 from zmqps.core.coordinator.making import Storing
 from zmqps.core.coordinator.wishes import BURST, EVERY_S, MAX_WAITING
+from zmqps.core.job.tables import TableSpec
 from zmqps.core.protocol.events import Action, Returned, Run
 from zmqps.core.protocol.messages import (
     Arrive,
@@ -80,7 +81,13 @@ class Cluster(Coordinator):
     """A coordinator with a store, two servers and two workers that train; what the store is to do waits in ``work``."""
 
     def __init__(
-        self, mode: str = "async", jobs: tuple[str, ...] = ("default",), *, at_end: bool = False, **options: Any
+        self,
+        mode: str = "async",
+        jobs: tuple[str, ...] = ("default",),
+        *,
+        at_end: bool = False,
+        tables: tuple[TableSpec, ...] = (),
+        **options: Any,
     ) -> None:
         self.store = Store()
         super().__init__(self.store, servers=2, checkpoint_at_end=at_end, **options)
@@ -91,7 +98,7 @@ class Cluster(Coordinator):
             suffix = "" if name == "default" else f".{name}"
             for worker in WORKERS:
                 self.join(worker + suffix)
-                self.init(worker + suffix, job(staleness=staleness))
+                self.init(worker + suffix, job(staleness=staleness, tables=tables))
             self.ready(*SERVERS, loaded=False, job=name)
             self.ready(*SERVERS, job=name)
 

@@ -12,7 +12,6 @@ from tests.core.machines import assign, job, make_shard, placement, sent
 from zmqps.core.protocol.events import Action, Run
 from zmqps.core.protocol.messages import Save, Saved
 from zmqps.core.protocol.saving import FAILED, KEPT, WRITING, WRITTEN
-from zmqps.core.server.changes import Unchanged
 from zmqps.core.server.saves import IN_HAND, Saves, Saving
 from zmqps.core.server.snapshot import SnapshotSlice
 from zmqps.core.server.tenant import Tenant
@@ -27,10 +26,8 @@ class Files:
         self.fails = ""
         self.said: list[str] = []
         self.pieces: dict[int, Any] = {}
-        self.unchanged: Unchanged | None = None
 
-    def open(self, path: str, job: Mapping[str, Any], where: Any, index: int, unchanged: Unchanged | None) -> Files:
-        self.unchanged = unchanged
+    def open(self, path: str, job: Mapping[str, Any], where: Any, index: int) -> Files:
         return self._do("open", self)
 
     def write(self, piece: SnapshotSlice, *, gently: bool = False) -> None:
@@ -71,8 +68,8 @@ class Server:
         tenant.shard.load([(i, 0, ()) for i in range(3)], [np.zeros(8, np.float32)] * 3)
         return tenant
 
-    def ask(self, number: int = 1, *, epoch: int = 1, exact: int = 0, version: int = 0, base: int = 0) -> list[Saved]:
-        message = Save(epoch, number, exact, version, "/c", base)
+    def ask(self, number: int = 1, *, epoch: int = 1, exact: int = 0, version: int = 0) -> list[Saved]:
+        message = Save(epoch, number, exact, version, "/c", 0)
         return self.took(self.saves.ask(message, self.tenants[epoch - 1], self.now))
 
     def took(self, actions: list[Action]) -> list[Saved]:

@@ -1,8 +1,8 @@
-"""Which checkpoint the next one of a job builds upon, if it is not to be whole.
+"""Which checkpoint the next one of a job with tables builds upon, if it is not to have all rows.
 
-Only what is published is built upon, and only by the very copies of the shards that wrote it: a copy that has taken
-over, was loaded from a checkpoint or lies elsewhere now has a number of its own. A coordinator that was started again
-begins with a whole one, for it keeps nothing of this.
+Parameters are always written whole. Only what is published is built upon, and only by the very copies of the shards
+that wrote it: a copy that has taken over, was loaded from a checkpoint or lies elsewhere now has a number of its own. A
+coordinator that was started again begins with a whole one, for it keeps nothing of this.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ChainLink:
     length
         How many checkpoints it consists of, itself included.
     whole_nbytes, changed_nbytes
-        Bytes of the first of these, and of the others.
+        Bytes of the first of these, and of the others, parameters included.
     """
 
     number: int
@@ -38,7 +38,7 @@ class ChainLink:
 
 
 class Chains:
-    """The latest checkpoint of each job, with all that it builds upon.
+    """The latest checkpoint of each job with tables, with all that it builds upon.
 
     Parameters
     ----------
@@ -53,8 +53,8 @@ class Chains:
     def base(self, job: str, shards: Mapping[int, int]) -> ChainLink | None:
         """Return what the next checkpoint builds upon that copies of these epochs write; None: it is whole.
 
-        It is whole as well once what has changed takes more room than the whole one, so that a chain never becomes
-        many times as large as what it stands for.
+        It is whole as well once those that build upon a whole one take more room than that, so that a chain never
+        becomes many times as large as what it stands for.
         """
         link = self._links.get(job)
         if link is None or dict(link.shards) != dict(shards) or link.length >= self._full_every:

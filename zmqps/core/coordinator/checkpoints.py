@@ -267,7 +267,8 @@ class Checkpoints:
             done = {"path": path, "version": making.version, "seconds": round(seconds, 3), "nbytes": nbytes}
             done |= {"base": making.base.path} if making.base is not None else {}
             self._done[name] = now, done
-            self._chains.published(name, making.number, path, making.shards, nbytes, making.base)
+            if making.run.has_tables:
+                self._chains.published(name, making.number, path, making.shards, nbytes, making.base)
             read_at = path if self._store is None else self._store.read_at(path)
             making.run.fallback.keep(path, read_at, making.version, making.manifest)
         told = [
@@ -277,7 +278,7 @@ class Checkpoints:
         last = "last " if making.wish.is_last else ""
         text = f"job {name!r}: {last}checkpoint of version {making.version}, {nbytes / 1e6:.1f} MB in {seconds:.2f} s"
         text += f": {path}"
-        text += f", what has changed since {making.base.path}" if making.base is not None else ""
+        text += f", with the rows that have changed since {making.base.path}" if making.base is not None else ""
         return [Log("info", text, "checkpoint", job=name), *told, *self._next(now)]
 
     def _unpublished(self, making: Making, why: str, now: float) -> list[Action]:

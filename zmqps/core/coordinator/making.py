@@ -17,7 +17,8 @@ from zmqps.errors import counted
 class Cadence:
     """When jobs are saved without being asked: every so many seconds, or steps; None: never.
 
-    Every ``full_every``-th checkpoint of a job is whole, and those between hold what has changed since the one before.
+    Every ``full_every``-th checkpoint of a job with tables is whole; those between hold only the rows that have changed
+    since the one before.
     """
 
     seconds: float | None = None

@@ -38,7 +38,8 @@ class CoordinatorOptions:
     checkpoint_seconds, checkpoint_steps
         Save jobs without being asked every so many seconds, or steps; None: not by that.
     checkpoint_full_every
-        Every so many-th checkpoint of a job is whole; those between hold what has changed since the one before.
+        Every so many-th checkpoint of a job with tables is whole; those between hold only the rows that have changed
+        since the one before.
     checkpoint_at_end
         Save each job once more before it ends, where there is a place for checkpoints.
     """

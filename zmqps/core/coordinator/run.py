@@ -129,6 +129,11 @@ class JobRun:
         return {"name": self.name, **self.startup.described(), **saved}
 
     @property
+    def has_tables(self) -> bool:
+        """Whether it has sparse tables."""
+        return self.startup.job is not None and bool(self.startup.job.tables)
+
+    @property
     def num_workers(self) -> int:
         """How many workers the job counts on."""
         return self.places.num_workers

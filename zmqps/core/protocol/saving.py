@@ -18,8 +18,9 @@ KEPT, WRITING, WRITTEN, FAILED = range(4)
 class Save(Message):
     """The coordinator lets a server keep its shard as it is, and write it to a directory.
 
-    With ``exact`` 1 at this very version, which the shard has, or will have after commits that are on their way. With
-    a ``base`` only what has changed since the `Save` of that number, whose checkpoint is published; 0: all.
+    With ``exact`` 1 at this very version, which the shard has, or will have after commits that are on their way. Of
+    tables it writes the rows that have changed since the `Save` with the number ``base``, whose checkpoint is
+    published; 0: all rows.
     """
 
     kind: ClassVar[int] = 50

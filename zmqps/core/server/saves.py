@@ -12,7 +12,6 @@ from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import COORDINATOR, Action, Run, Send
 from zmqps.core.protocol.messages import Save, Saved
 from zmqps.core.protocol.saving import FAILED, KEPT, WRITING, WRITTEN
-from zmqps.core.server.changes import Changes, Unchanged
 from zmqps.core.server.row_changes import RowChanges
 from zmqps.core.server.row_snapshot import RowPiece, RowSnapshots
 from zmqps.core.server.shard import Shard
@@ -43,13 +42,8 @@ class Writer(Protocol):
 class Files(Protocol):
     """Where checkpoints are written and read; called from other threads."""
 
-    def open(
-        self, path: str, job: Mapping[str, Any], placement: Placement, index: int, unchanged: Unchanged | None
-    ) -> Writer:
-        """Open the files of a shard; the job as it travels.
-
-        ``unchanged`` are slices that are not written, for they are in what is built upon; None: it is to be whole.
-        """
+    def open(self, path: str, job: Mapping[str, Any], placement: Placement, index: int) -> Writer:
+        """Open the files of a shard; the job as it travels."""
 
     def read(self, shard: Shard, job: JobSpec, source: Mapping[str, Any]) -> Mapping[str, Any]:
         """Fill a shard that was just built with what a checkpoint has for it; ``source`` is `Assign.restore`.
@@ -120,7 +114,7 @@ class Saves:
         self._said: dict[int, Saved] = {}  # how the last one of each has ended, in case that the coordinator asks again
         self._awaited: dict[int, Save] = {}  # by epoch: those whose version is yet to be committed
         self._leaving: dict[tuple[int, int], _Save] = {}  # given up while a thread had their files
-        self._changes, self._row_changes = Changes(), RowChanges()
+        self._row_changes = RowChanges()
 
     def ask(self, message: Save, tenant: Tenant | None, now: float) -> list[Action]:
         """The coordinator wants a shard to be kept and written; asked again, nothing more is done."""
@@ -145,17 +139,14 @@ class Saves:
                 raise ProtocolError(f"version {message.version} is over: this shard goes on to {shard.version + 1}")
             earlier = [save for save in self._under_way.values() if save.message.number != message.number]
             actions = [action for save in earlier for action in self._give_up(save, "another checkpoint has begun")]
-            unchanged = self._changes.unchanged(message.epoch, message.base, shard.slices)
-            changed = [state for state in shard.slices if unchanged is None or state.slice.index not in unchanged]
             since = self._row_changes.since(message.epoch, message.base, tables)
             rows = RowSnapshots(tables, since, first=len(shard.slices))
-            snapshot = Snapshot(changed, shard.memory, shard.version)
-            self._changes.note(message.epoch, message.number, message.base, shard.slices)
+            snapshot = Snapshot(shard.slices, shard.memory, shard.version)
             self._row_changes.note(message.epoch, message.number, message.base, tables)
         except (MemoryError, PSError) as error:
             return [self._ended(message, FAILED, {"why": (str(error) or type(error).__name__)[:MAX_WHY_CHARS]})]
         save = self._under_way[message.epoch] = _Save(message, tenant, snapshot, rows)
-        opening = partial(self._files.open, message.path, tenant.assign.job, shard.placement, shard.index, unchanged)
+        opening = partial(self._files.open, message.path, tenant.assign.job, shard.placement, shard.index)
         save.busy = True
         return [*actions, self._report(save, KEPT, now), Run(Saving(message.epoch, message.number), opening)]
 
@@ -217,7 +208,6 @@ class Saves:
         self._awaited.pop(epoch, None)
         if number is None:
             self._said.pop(epoch, None)
-            self._changes.drop(epoch)
             self._row_changes.drop(epoch)
         save = self._under_way.get(epoch)
         if save is None or number not in (None, save.message.number):
@@ -253,7 +243,6 @@ class Saves:
 
     def validate(self) -> None:
         """Assert that what is handed out is kept."""
-        self._changes.validate()
         self._row_changes.validate()
         for save in self._under_way.values():
             save.snapshot.validate()

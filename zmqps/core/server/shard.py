@@ -265,13 +265,13 @@ class Shard:
         values = bool(terms) and are_values(terms)
         for state, (_, _, ranges) in zip(states, parts, strict=True):
             if not ranges and not values:
-                after.append((state, state.version + 1, state.steps + 1, state.num_set))
+                after.append((state, state.version + 1, state.steps + 1))
                 continue
             steps = state.steps.copy()
             for start, stop in zip(ranges[::2], ranges[1::2], strict=True):
                 first, last = state.segments(start, stop)
                 steps[first:last] += not values
-            after.append((state, state.version + 1, steps, state.num_set + values))
+            after.append((state, state.version + 1, steps))
         self.updates.apply(states, pieces, treated, after, note, terms, len(pieces) if values else 0)
 
     def collect(

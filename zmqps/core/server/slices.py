@@ -67,7 +67,6 @@ class SliceState:
             "groups",
             "history",
             "kernels",
-            "num_set",
             "places",
             "positions",
             "readers",
@@ -87,7 +86,6 @@ class SliceState:
         self.value = value
         self.slots = slots
         self.version = 0
-        self.num_set = 0  # how often values were set, which is no update of a parameter
         self.snapshot: Watcher | None = None  # wants the slots as they are; the values are pinned by a reader
         self.readers: list[Reader] = []  # who still reads ``value``
         self.places: list[tuple[Array, list[Reader]]] = [(value, self.readers)]  # where it belongs, and its readers
@@ -274,7 +272,7 @@ class Rooms(Protocol):
 
 #: A slice with what it is to have once it is updated: its version, the updates of each of its parameters, and how often
 #: values were set.
-After: TypeAlias = tuple["SliceState", int, "np.ndarray[Any, np.dtype[np.int64]]", int]
+After: TypeAlias = tuple["SliceState", int, "np.ndarray[Any, np.dtype[np.int64]]"]
 
 
 class Updates:
@@ -371,11 +369,11 @@ class Updates:
             written = True
             if note is not None:  # as `_finish`, but for a call on the way of each push
                 note()
-            for state, version, steps, num_set in after:
+            for state, version, steps in after:
                 if rooms and state.slice.index in rooms:
                     self._rooms.move(state, rooms[state.slice.index])
                 state.steps = steps
-                state.version, state.num_set = version, num_set
+                state.version = version
         except BaseException as error:
             if not written:
                 self._take_back(states, rooms, undo, error)
@@ -386,11 +384,11 @@ class Updates:
         """Count what is written; done again it goes on where it failed."""
         if note is not None:
             note()
-        for state, version, steps, num_set in after:
+        for state, version, steps in after:
             if rooms and state.slice.index in rooms:
                 self._rooms.move(state, rooms[state.slice.index])
             state.steps = steps
-            state.version, state.num_set = version, num_set
+            state.version = version
 
     def _finish_again(
         self, after: Sequence[After], rooms: dict[int, Room], note: Note | None, cause: BaseException

@@ -201,7 +201,7 @@ class ShardSteps:
         for start, stop in bounds:
             first, last = state.segments(start, stop)
             steps[first:last] += 1
-        after = [(state, state.version + 1, steps, state.num_set + (num_values > 0))]
+        after = [(state, state.version + 1, steps)]
         before = state.history.copy()
         try:
             self._keep(state)
