@@ -210,9 +210,12 @@ def test_that_what_was_trained_could_not_be_saved_is_an_exit_code_of_the_first_t
 
 
 @pytest.mark.processes
-def test_a_worker_that_fails_ends_all_tasks_with_a_code(tasks) -> None:
-    script = f"[ $ZMQPS_WORKER_INDEX = 2 ] && {{ echo out of luck; exit 9; }}; {AT_WORK}"
-    found = tasks(3, "--servers", "1", "--", "sh", "-c", script)
+def test_a_worker_that_fails_ends_all_tasks_with_a_code(tasks, tmp_path) -> None:
+    bad = f"while [ ! -e {tmp_path}/fail ]; do sleep 0.05; done; echo out of luck; exit 9"
+    found = tasks(3, "--servers", "1", "--", "sh", "-c", f"[ $ZMQPS_WORKER_INDEX = 2 ] && {{ {bad}; }}; {AT_WORK}")
+    for index in (0, 1):  # a task that has not come yet finds no cluster any more, and waits for one
+        found[index].wait_for(f"worker {index} at work")
+    (tmp_path / "fail").touch()
     assert [task.exit_code() for task in found] == [exits.WORKERS_FAILED, exits.WORKERS_FAILED, 9]
     assert "failed with exit code 9; its last lines:" in found[2].output
     assert "task-2 is gone before all workers had ended: closed" in found[0].output

@@ -127,10 +127,14 @@ def test_the_futures_of_a_dropped_worker_are_resolved(cluster: InProcessCluster)
 
 
 def test_a_worker_is_kept_until_its_init_is_done(cluster: InProcessCluster) -> None:
-    done = zmqps.connect(cluster.address, name="dropped").init_async(PARAMS, optimizer=SGD)
+    worker = zmqps.connect(cluster.address, name="dropped")
+    thread, done = worker._thread, worker.init_async(PARAMS, optimizer=SGD)
+    del worker
     done.result(PATIENCE)
     gc.collect()
-    cluster.wait_until(lambda status: [m["name"] for m in status["members"] if m["role"] == "worker"] == ["stays"])
+    thread._thread.join(PATIENCE)
+    assert not thread._thread.is_alive()
+    assert workers(cluster) == ["stays"]
 
 
 def test_close_returns_when_the_coordinator_knows(cluster: InProcessCluster) -> None:

@@ -75,10 +75,10 @@ def test_a_stranger_is_refused_with_a_line_at_both_ends(lan: Lan, who: str) -> N
     nodes.coordinator.said(rf"(refuse|warning).*({c.address}|gone|key)", 5)
     others = ("waiting for", "joined")
     refusals = [line for _, line in nodes.coordinator.lines[said:] if not any(text in line for text in others)]
-    # once for what is wrong with it; and where it ends in the middle of another try, once for that
+    # once for what is wrong with it; and once more, without its address, where a try ended before that could be read
     tries = [line for line in refusals if "refused a connection that ended at once" not in line]
-    assert len(tries) == 1, nodes.log
-    assert len(refusals) <= 2, nodes.log
+    assert len(tries) <= 1, nodes.log
+    assert 1 <= len(refusals) <= 2, nodes.log
 
 
 @pytest.mark.lan
