@@ -50,7 +50,6 @@ ROOMS: dict[str, dict[str, str]] = {
         "core/worker": "errors checks codecs rows core/protocol core/treatments core/job core/node",
         "core/coordinator/consistency": "errors core/job",
         "core/coordinator": "errors core/protocol core/job core/node core/coordinator/consistency",
-        "core/host": "errors core/protocol",
     },
     "Doors: sockets, shared memory, GPUs, recording, files": {
         "extras": "",
@@ -68,7 +67,7 @@ ROOMS: dict[str, dict[str, str]] = {
         # checkpoint: a table is written into the same files as one of a checkpoint
         "client": "errors checks checkpoint codecs optim rows logs core/protocol core/job core/node core/worker net "
         "net/lane gpu trace metrics",
-        "client/host": "errors checks codecs client core/protocol core/job core/host core/worker net net/lane",
+        "combine": "errors checks codecs client core/protocol core/job core/worker net net/lane",
         "nodes": "errors files checks checkpoint codecs optim rows core/protocol core/treatments core/job core/node "
         "core/server core/coordinator net net/lane gpu trace metrics page sinks",
         "keys": "errors checks core/protocol net nodes",
@@ -81,7 +80,7 @@ ROOMS: dict[str, dict[str, str]] = {
         "initial": "rows",
         "stale": "core/treatments",
         "pipeline": "errors checks codecs core/protocol net",
-        "worker": "errors checks codecs optim core/protocol core/treatments core/job core/worker client client/host",
+        "worker": "errors checks codecs optim core/protocol core/treatments core/job core/worker client combine",
         "aio": "errors checks client codecs core/job core/worker worker",
         "local": "errors checks core/protocol worker",
         "ray": "errors extras checks core/protocol core/coordinator keys launch",
@@ -96,16 +95,20 @@ ROOMS: dict[str, dict[str, str]] = {
     },
     "Test tools": {
         "testing": "errors optim rows core/protocol core/treatments core/job core/node core/server core/worker "
-        "core/coordinator core/host gpu checkpoint",
+        "core/coordinator combine gpu checkpoint",
     },
 }
 MAY_IMPORT = {room: set(names.split()) for rooms in ROOMS.values() for room, names in rooms.items()}
+
+#: What decides when workers of one host combine their gradients.
+OF_COMBINE = tuple(f"zmqps/combine/{name}.py" for name in ("events", "group", "messages", "values"))
 
 #: Sans-IO code: state machines, equations and encodings. It computes on what it is given and returns what it found.
 PURE = (
     "zmqps/errors/",
     "zmqps/words.py",
     "zmqps/core/",
+    *OF_COMBINE,
     "zmqps/optim/",
     "zmqps/codecs/",
     "zmqps/checks.py",
@@ -146,6 +149,7 @@ PURE_MAY_IMPORT = {
     "numpy",
     *("zmqps.errors", "zmqps.words", "zmqps.core", "zmqps.optim", "zmqps.codecs", "zmqps.checks", "zmqps.jit"),
     "zmqps.rows",
+    *(path.removesuffix(".py").replace("/", ".") for path in OF_COMBINE),
 }
 #: … what single files may have beside it,
 EXCEPTIONS = {

@@ -18,7 +18,7 @@ from tests.imports import ROOT
 
 #: More than this there may not be: write down here what there is now when it has become less.
 AT_MOST = {
-    "classes with over 12 attributes, in core": 35,
+    "classes with over 12 attributes, in core": 34,
     "classes with over 12 attributes": 77,
     "functions with over 60 lines": 10,
     "folders with over 20 files": 10,

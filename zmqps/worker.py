@@ -454,7 +454,7 @@ def connect(
 
 @cache
 def _host_worker() -> type[Worker]:
-    from zmqps.client.host.pusher import HostPusher  # which nobody else pays for
+    from zmqps.combine.pusher import HostPusher  # which nobody else pays for
 
     class HostWorker(HostPusher, Worker):
         """A worker that combines its gradients with those of its host (``combine="host"``)."""

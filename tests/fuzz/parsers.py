@@ -33,7 +33,7 @@ from zmqps.checkpoint.table_file import TableFile
 from zmqps.cli import settings, state
 from zmqps.cli.main import cli
 from zmqps.client.lives import find_life
-from zmqps.core.host import messages as host_messages
+from zmqps.combine import messages as host_messages
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.job.tables import TableSpec

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from zmqps.core.host.events import ConnectionEnded, Heard, HostAction, HostEvent, Tell
-from zmqps.core.host.group import GroupMachine
-from zmqps.core.host.messages import Alone, Done
+from zmqps.combine.events import ConnectionEnded, Heard, HostAction, HostEvent, Tell
+from zmqps.combine.group import GroupMachine
+from zmqps.combine.messages import Alone, Done
 from zmqps.core.node.awake import AwakeClock
 from zmqps.testing.hosts import HostGroups
 from zmqps.testing.scenarios import SCENARIOS

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from zmqps.core.host.group import GroupMachine
-from zmqps.core.host.messages import HostMessage
+from zmqps.combine.group import GroupMachine
+from zmqps.combine.messages import HostMessage
 from zmqps.core.node.awake import AwakeClock
 
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from itertools import count
 from random import Random
 
-from zmqps.core.host.events import (
+from zmqps.combine.events import (
     CloseConnection,
     ConnectionEnded,
     Fetched,
@@ -26,8 +26,8 @@ from zmqps.core.host.events import (
     RoundPushed,
     Tell,
 )
-from zmqps.core.host.group import GroupMachine
-from zmqps.core.host.messages import (
+from zmqps.combine.group import GroupMachine
+from zmqps.combine.messages import (
     Alive,
     Alone,
     Away,

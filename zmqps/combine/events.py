@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from zmqps.core.host.messages import HostGradients, HostMessage
+from zmqps.combine.messages import HostGradients, HostMessage
 from zmqps.errors import PSError
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from zmqps.core.host.events import (
+from zmqps.combine.events import (
     CloseConnection,
     ConnectionEnded,
     Fetched,
@@ -25,7 +25,7 @@ from zmqps.core.host.events import (
     Say,
     Tell,
 )
-from zmqps.core.host.messages import (
+from zmqps.combine.messages import (
     Alive,
     Alone,
     Away,
@@ -41,7 +41,7 @@ from zmqps.core.host.messages import (
     Pushing,
     Want,
 )
-from zmqps.core.host.values import ValueShelf, failed
+from zmqps.combine.values import ValueShelf, failed
 from zmqps.errors import counted, listed
 
 #: Processes of one host that train one job; more are refused, and train as they would without a group.

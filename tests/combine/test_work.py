@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from tests.pace import allow
-from zmqps.client.host.work import Work
+from zmqps.combine.work import Work
 from zmqps.errors import ClosedError
 
 PATIENCE = allow(20.0)
@@ -41,5 +41,5 @@ def test_what_has_not_begun_at_the_end_fails() -> None:
 
 
 def test_a_program_ends_while_something_is_being_done() -> None:
-    program = "import threading; from zmqps.client.host.work import Work; Work('w').submit(threading.Event().wait)"
+    program = "import threading; from zmqps.combine.work import Work; Work('w').submit(threading.Event().wait)"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=PATIENCE)

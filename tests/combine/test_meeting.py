@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from zmqps.combine import meeting
 from zmqps.errors import ConfigurationError, DeadlineError
-from zmqps.net import meeting
 
 
 @pytest.fixture(autouse=True)

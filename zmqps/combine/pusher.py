@@ -2,7 +2,7 @@
 
 Each is a member of the cluster like any other: it has a rank, is counted, waited for and evicted. What it does not do
 is carry its own gradients: it writes them to shared memory, from where the leader of its host group adds and pushes
-them (`zmqps.core.host`). Its own step ends with nothing in it. What is not combined it does by itself, as without.
+them (`zmqps.combine.group`). Its own step ends with nothing in it. What is not combined it does by itself, as without.
 """
 
 from __future__ import annotations
@@ -16,18 +16,17 @@ from typing import Any, TypeVar
 import numpy as np
 
 from zmqps import checks
-from zmqps.client.host.leader import Brought, Leader
-from zmqps.client.host.membership import LeaderGoneError, Membership
-from zmqps.client.host.memory import runs
-from zmqps.client.host.rounds import HostModels, check_combines, lead, left, push_sums
-from zmqps.client.host.work import Work
 from zmqps.client.puller import Puller
 from zmqps.client.pusher import Pusher
 from zmqps.client.requests import Params
 from zmqps.client.tensors import are_finite
 from zmqps.client.thread import refuse_in_callback
 from zmqps.codecs import Codec
-from zmqps.core.host.messages import (
+from zmqps.combine import meeting
+from zmqps.combine.leader import Brought, Leader
+from zmqps.combine.membership import LeaderGoneError, Membership
+from zmqps.combine.memory import runs
+from zmqps.combine.messages import (
     Alone,
     Away,
     Done,
@@ -40,6 +39,8 @@ from zmqps.core.host.messages import (
     HostValues,
     Want,
 )
+from zmqps.combine.rounds import HostModels, check_combines, lead, left, push_sums
+from zmqps.combine.work import Work
 from zmqps.core.job.spec import MAX_COUNT, JobSpec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import check_codec
@@ -55,7 +56,6 @@ from zmqps.errors import (
     from_wire,
     listed,
 )
-from zmqps.net import meeting
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from zmqps.core.host.messages import Place
+from zmqps.combine.messages import Place
 from zmqps.core.job.keyspace import KeySpace
 from zmqps.core.job.spec import Parameter
 from zmqps.core.protocol.arrays import Array

@@ -1,4 +1,4 @@
-"""The thread of a host group's leader: its sockets, and the machine that decides (`zmqps.core.host.group`)."""
+"""The thread of a host group's leader: its sockets, and the machine that decides (`zmqps.combine.group`)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from zmqps.client.host.memory import Layout, MappedModels
-from zmqps.client.host.work import Work
-from zmqps.core.host.events import (
+from zmqps.combine import meeting
+from zmqps.combine.events import (
     CloseConnection,
     ConnectionEnded,
     Fetched,
@@ -29,11 +28,12 @@ from zmqps.core.host.events import (
     Say,
     Tell,
 )
-from zmqps.core.host.group import MAX_MEMBERS, GroupMachine
-from zmqps.core.host.messages import MAX_NBYTES, Alone, Here, HostGradients, HostMessage, Place, decode, encode
+from zmqps.combine.group import MAX_MEMBERS, GroupMachine
+from zmqps.combine.memory import Layout, MappedModels
+from zmqps.combine.messages import MAX_NBYTES, Alone, Here, HostGradients, HostMessage, Place, decode, encode
+from zmqps.combine.work import Work
 from zmqps.core.protocol.arrays import Array
 from zmqps.errors import ConfigurationError, InternalError, ProtocolError, PSError
-from zmqps.net import meeting
 from zmqps.net.loops import AwakeSelector
 
 #: Models of one member that stay mapped: its own memory for gradients, and its `gradient_buffers`.

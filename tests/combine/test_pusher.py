@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import zmqps
-from tests.client.host.trainer import SIZE, gradient
+from tests.combine.trainer import SIZE, gradient
 from tests.inprocess import InProcessCluster
 from tests.pace import allow, stretch
 from zmqps.errors import ConfigurationError
@@ -118,7 +118,7 @@ def test_workers_of_a_host_take_their_steps_together_in_the_other_modes(stalenes
 
 def leader(pids: list[int]) -> int:
     """Return which of some processes leads: the one that listens at a socket of the directory."""
-    from zmqps.net.meeting import directory
+    from zmqps.combine.meeting import directory
 
     listening = {
         fields[6]
@@ -199,6 +199,6 @@ def test_who_does_not_combine_imports_nothing_of_it() -> None:
         "import sys, zmqps\n"
         "with zmqps.LocalCluster(servers=1) as cluster, zmqps.connect(cluster.address) as worker:\n"
         "    worker.status()\n"
-        "assert not [name for name in sys.modules if 'zmqps.client.host' in name or 'zmqps.core.host' in name]\n"
+        "assert not [name for name in sys.modules if 'zmqps.combine' in name]\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=allow(60))

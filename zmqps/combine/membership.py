@@ -8,7 +8,8 @@ import selectors
 import socket
 import threading
 
-from zmqps.core.host.messages import (
+from zmqps.combine.meeting import Met
+from zmqps.combine.messages import (
     MAX_NBYTES,
     Alive,
     HostMessage,
@@ -22,7 +23,6 @@ from zmqps.core.host.messages import (
 from zmqps.errors import ProtocolError
 from zmqps.net.deadlines import Deadline
 from zmqps.net.loops import AwakeSelector
-from zmqps.net.meeting import Met
 
 #: Seconds between signs of life until the leader has said how many.
 INTERVAL_S = 1.0

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from zmqps.client.host.membership import LeaderGoneError, Membership
-from zmqps.core.host.messages import HostMessage, Joined, Pushing, Want, encode
-from zmqps.net.meeting import Met
+from zmqps.combine.meeting import Met
+from zmqps.combine.membership import LeaderGoneError, Membership
+from zmqps.combine.messages import HostMessage, Joined, Pushing, Want, encode
 
 TIMEOUT_S = 0.4
 PATIENCE_S = 20.0

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmqps.client.host import memory
-from zmqps.client.host.memory import Layout, MappedModels, SharedModel, average, counts_of, runs
+from zmqps.combine import memory
+from zmqps.combine.memory import Layout, MappedModels, SharedModel, average, counts_of, runs
 from zmqps.core.job.spec import Parameter
 from zmqps.errors import ProtocolError
 from zmqps.net.lane.arena import Arenas

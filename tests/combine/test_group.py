@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from zmqps.core.host.events import (
+from zmqps.combine.events import (
     CloseConnection,
     ConnectionEnded,
     Fetched,
@@ -19,8 +19,8 @@ from zmqps.core.host.events import (
     Say,
     Tell,
 )
-from zmqps.core.host.group import TELL_S, GroupMachine
-from zmqps.core.host.messages import (
+from zmqps.combine.group import TELL_S, GroupMachine
+from zmqps.combine.messages import (
     Alive,
     Alone,
     Away,

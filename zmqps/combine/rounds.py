@@ -7,18 +7,18 @@ import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from zmqps.client.host.leader import Brought, Leader
-from zmqps.client.host.memory import Layout, MappedModels, SharedModel, average, counts_of
 from zmqps.client.pusher import Pusher
 from zmqps.client.requests import Requests
-from zmqps.core.host.events import Fetched, FetchValues, RoundPushed
-from zmqps.core.host.group import GroupMachine
-from zmqps.core.host.values import NUM_PLACES
+from zmqps.combine import meeting
+from zmqps.combine.events import Fetched, FetchValues, RoundPushed
+from zmqps.combine.group import GroupMachine
+from zmqps.combine.leader import Brought, Leader
+from zmqps.combine.memory import Layout, MappedModels, SharedModel, average, counts_of
+from zmqps.combine.values import NUM_PLACES
 from zmqps.core.job.spec import MAX_COUNT, JobSpec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.worker.operations import Advance
 from zmqps.errors import ClosedError, ConfigurationError
-from zmqps.net import meeting
 from zmqps.net.lane.arena import Arenas
 
 

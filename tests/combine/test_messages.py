@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmqps.core.host.messages import (
+from zmqps.combine.messages import (
     KINDS,
     MAX_NBYTES,
     Failed,
