@@ -126,6 +126,8 @@ class Sleepers:
         since = max(heard_at, judge.started_at)
         if not other.alive or other.started_at > since or self._simulation.network.cut_until > since:
             return  # the one before it was heard, or this one has yet to say who it is; or nobody could be heard
+        if isinstance(other.machine, (ServerMachine, SessionMachine)) and other.machine.member.lost:
+            return  # it has given up its coordinator, which slept for that long, and says nothing to it any more
         if heard_at < judge.started_at:  # by a coordinator that has come back: everybody has had the time to come back
             timeout = max(timeout, RETURN_S)
         silent_s = slept_s(other.stops, judge.stops, since, self._simulation.now)
