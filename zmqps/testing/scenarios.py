@@ -200,11 +200,14 @@ def _synchronous(**options: object) -> Callable[[], Training]:
 
 
 def _several(end_s: Sequence[float] = ()) -> Training:
-    """Three jobs, one of each mode, in two of which tensors have the same names and other sizes."""
+    """Three jobs, one of each mode, in two of which tensors have the same names and other sizes.
+
+    They number their workers together, so each may have as many lives as the others.
+    """
     return SeveralJobs(
         [
             AsyncTraining(steps=3, parameters=3, size=32, lives=20, compute_s=0.3),
-            SyncTraining(steps=3, parameters=2, size=24, compute_s=0.3),
+            SyncTraining(steps=3, parameters=2, size=24, lives=20, compute_s=0.3),
             BoundedTraining(1, steps=4, parameters=4, size=28, lives=20, compute_s=0.2),
         ],
         end_s,
