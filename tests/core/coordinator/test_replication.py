@@ -178,6 +178,18 @@ def test_a_spare_that_is_there_gets_what_a_server_had_that_only_kept_copies() ->
     assert {a.shard for a in sent(lost, Assign, peer("s4"))} == {0, 1}
 
 
+def test_a_spare_that_is_there_from_the_first_gets_the_backups_that_there_were_too_few_servers_for() -> None:
+    cluster = Coordinator(servers=1, replicas=1)
+    cluster.join("s0", "s1", "w0")
+    cluster.init("w0", job())
+    cluster.ready("s0", loaded=False)
+    begun = cluster.ready("s0")
+    assert [(to, a.shard, a.backup) for to, a in zip(receivers(begun, Assign), sent(begun, Assign), strict=True)] == [
+        (peer("s1"), 0, 1)
+    ]
+    assert len(sent(begun, Replicas, peer("s0"))) == 1
+
+
 @pytest.mark.parametrize("capabilities", [(), ("spare",)], ids=["restarted before the loss is noticed", "spare"])
 def test_a_spare_joins_beyond_the_servers_that_are_awaited(capabilities: tuple[str, ...]) -> None:
     cluster = Cluster()

@@ -339,6 +339,7 @@ class JobRun:
         actions = self.startup.progress(message.epoch, bool(message.loaded))
         if self.startup.ready:
             self.replication.begin(now)
+            actions += self.replication.fill(self._servers, now)  # on spares that are there already
         return actions
 
     def move(self, now: float, *, may_cut: bool) -> list[Action]:
