@@ -11,9 +11,11 @@ from typing import Any
 import click
 
 from bench.cases.members import COUNTERS, identity
-from bench.options import json_option, report
+from bench.options import json_option, keep
 from bench.results import Row
 from bench.stats import Times
+from bench.tables import print_rows
+from zmqps.core.coordinator.jobs import MAX_JOBS
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.job.spec import JobSpec, Parameter
@@ -21,6 +23,7 @@ from zmqps.core.protocol.events import Action, Peer, Received, Send
 from zmqps.core.protocol.messages import Assign, Heartbeat, Init, Job, Message, Ready
 from zmqps.optim import sgd
 
+JOBS = (1, 16, 64, 250)
 SERVER = b"@s"
 #: What trains, by name: its staleness.
 MODES = {"sync": 0, "async": None}
@@ -59,6 +62,12 @@ class Jobs:
         """How many jobs have all that they need."""
         return sum(run.state == "training" for run in self.machine.runs.values())
 
+    def touched_deadline(self) -> float | None:
+        """Return when something is due after a message has touched a job."""
+        self.machine.touched.add("job-0")
+        self.machine.touched.settle()
+        return self.machine.next_deadline()
+
     def _answer(self, actions: list[Action]) -> None:
         """Do what the server does."""
         for action in actions:
@@ -86,23 +95,31 @@ def measure(jobs: int, mode: str, calls: int) -> Row:
     seconds_of(made.machine.next_deadline, calls // 10)  # to warm up
     asked = Times(seconds_of(made.machine.next_deadline, calls))
     handled = Times(seconds_of(lambda: made.machine.handle(beat, 0.0), calls))
+    touched = Times(seconds_of(made.touched_deadline, calls))
     return Row(
         case="deadline", model=mode, workers=jobs, servers=1, median_s=asked.median, p90_s=asked.p90,
-        min_s=asked.minimum, steps=calls, extra={"jobs": made.num_training, "heartbeat_s": handled.median},
+        min_s=asked.minimum, steps=calls,
+        extra={"jobs": made.num_training, "touched_s": touched.median, "heartbeat_s": handled.median},
     )  # fmt: skip
 
 
 @click.command("deadline")
-@click.option("--jobs", type=click.IntRange(1, 1000), default=250, show_default=True, help="How many are trained.")
+@click.option(
+    "--jobs", "numbers", type=click.IntRange(1, MAX_JOBS), multiple=True, default=JOBS, show_default=True,
+    help="How many are trained; may be repeated.",
+)  # fmt: skip
 @click.option("--mode", type=click.Choice(list(MODES)), default="sync", show_default=True)
 @click.option("--calls", type=click.IntRange(10), default=500, show_default=True, help="How many are timed.")
 @json_option
-def command(jobs: int, mode: str, calls: int, json_path: Path | None) -> None:
+def command(numbers: tuple[int, ...], mode: str, calls: int, json_path: Path | None) -> None:
     """Processor time of the coordinator's `next_deadline`, by the number of jobs on its cluster.
 
-    It runs after every batch of messages. ``heartbeat_s`` is what a message takes that is alone in one.
+    It runs after every batch of messages. ``touched_s`` is what it takes where one of them has touched a job;
+    ``heartbeat_s`` is what a message takes that is alone in one.
     """
-    report(measure(jobs, mode, calls), json_path)
+    rows = [measure(number, mode, calls) for number in numbers]
+    print_rows(rows)
+    keep(rows, json_path)
 
 
 if __name__ == "__main__":

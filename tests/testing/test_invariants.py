@@ -14,7 +14,7 @@ from zmqps.core.coordinator.checkpoints import Checkpoints
 from zmqps.core.coordinator.consistency import Bounded, Decision, Synchronous
 from zmqps.core.coordinator.data import DataSet
 from zmqps.core.coordinator.erasures import Erasures
-from zmqps.core.coordinator.jobs import Jobs
+from zmqps.core.coordinator.jobs import Jobs, TouchedJobs
 from zmqps.core.coordinator.losses import Losses
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.partings import Partings
@@ -474,6 +474,21 @@ def ask_once(patch: Patch) -> None:
     """Let the coordinator ask servers only once to erase something."""
     patch.setattr(Erasures, "on_deadline", lambda self, now: [])
     patch.setattr(Erasures, "next_deadline", lambda self: None)
+
+
+def test_a_coordinator_that_forgets_which_jobs_servers_have_said_something_of(monkeypatch: Patch) -> None:
+    def of_epoch(original: Any, jobs: Jobs, *arguments: Any) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(TouchedJobs, "add", lambda self, name: None)
+            return original(jobs, *arguments)
+
+    wrap(monkeypatch, Jobs, "of_epoch", of_epoch)
+    caught("sync-loss", "it was forgotten when job")
+
+
+def test_a_coordinator_that_forgets_which_jobs_their_members_have_said_something_of(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(TouchedJobs, "add", lambda self, name: None)
+    caught("jobs-loss", "it was forgotten when job")
 
 
 def test_a_coordinator_that_ends_a_job_before_its_last_step_is_applied(monkeypatch: Patch) -> None:

@@ -18,4 +18,5 @@ def test_all_jobs_of_the_case_train(mode: str) -> None:
 def test_a_row_says_how_many_jobs_there_were_and_what_a_heartbeat_takes() -> None:
     row = measure(3, "sync", 10)
     assert (row.case, row.workers, row.extra["jobs"], row.steps) == ("deadline", 3, 3, 10)
+    assert row.extra["touched_s"] > 0
     assert row.extra["heartbeat_s"] > 0

@@ -6,6 +6,7 @@ from tests.core.machines import hello, peer, receivers
 from zmqps.core.coordinator.cluster_end import GOODBYE_S, ClusterEnd
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.roster import Roster
+from zmqps.core.node.timers import Wheel
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import Exit
 from zmqps.core.protocol.messages import Shutdown
@@ -19,7 +20,7 @@ def members(*names: str) -> dict[bytes, MemberInfo]:
 
 def test_it_ends_with_its_last_member_or_a_little_later_and_once_only() -> None:
     there = members("a", "b")
-    end = ClusterEnd(0.0, there, lambda: False)
+    end = ClusterEnd(0.0, there, lambda: False, Wheel())
     assert receivers(end.begin(DONE, 1.0), Shutdown) == [peer("a"), peer("b")]
     assert end.begin(Exit(exits.FAILED, "another"), 2.0) == []
     assert (end.ending, end.next_deadline()) == (DONE, 1.0 + GOODBYE_S)
@@ -31,12 +32,12 @@ def test_it_ends_with_its_last_member_or_a_little_later_and_once_only() -> None:
 
 
 def test_it_ends_at_once_where_nobody_is() -> None:
-    assert DONE in ClusterEnd(0.0, {}, lambda: False).begin(DONE, 1.0)
+    assert DONE in ClusterEnd(0.0, {}, lambda: False, Wheel()).begin(DONE, 1.0)
 
 
 def test_it_is_idle_from_when_the_last_has_gone_and_ends_if_nobody_comes() -> None:
     trains = True
-    end = ClusterEnd(60.0, members("a"), lambda: trains)
+    end = ClusterEnd(60.0, members("a"), lambda: trains, Wheel())
     assert end.left(1.0) == []
     assert end.next_deadline() is None
     trains = False
@@ -49,7 +50,7 @@ def test_it_is_idle_from_when_the_last_has_gone_and_ends_if_nobody_comes() -> No
 
 
 def test_without_a_limit_nobody_is_too_long_away() -> None:
-    end = ClusterEnd(0.0, {}, lambda: False)
+    end = ClusterEnd(0.0, {}, lambda: False, Wheel())
     end.note_idle(1.0)
     assert end.next_deadline() is None
     assert end.on_deadline(1e9) == []

@@ -10,6 +10,7 @@ from tests.core.machines import hello, peer, receivers
 from zmqps.core.coordinator.erasures import MAX_DEPARTURES, MOST_AGAIN, PIECE_S, RETRY_S, Erasures
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.roster import Roster
+from zmqps.core.node.timers import Wheel
 from zmqps.core.protocol.events import Action, Peer, Send
 from zmqps.core.protocol.messages import Departed, Discard
 
@@ -32,7 +33,7 @@ def again(erasures: Erasures, now: float) -> list[tuple[Peer, int | bytes]]:
 
 
 def asked(*epochs: int, of: tuple[MemberInfo, ...] = (A, B)) -> Erasures:
-    erasures = Erasures()
+    erasures = Erasures(Wheel())
     for epoch in epochs:
         for server in of:
             assert receivers(erasures.discard(epoch, server, 0.0), Discard) == [server.peer]
@@ -62,7 +63,7 @@ def test_who_has_not_confirmed_is_asked_again() -> None:
 
 
 def test_who_has_gone_is_named_to_every_server_until_it_has_forgotten_it() -> None:
-    erasures = Erasures()
+    erasures = Erasures(Wheel())
     first = depart(erasures, W)
     assert [a.message for a in first if isinstance(a, Send)] == [Departed(W, 1)] * 2
     assert said(first) == [(peer("a"), W), (peer("b"), W)]
@@ -98,7 +99,7 @@ def test_a_server_that_has_gone_is_asked_no_more() -> None:
 
 
 def test_the_end_of_a_job_makes_the_departures_from_it_moot() -> None:
-    erasures = Erasures()
+    erasures = Erasures(Wheel())
     depart(erasures, W, epoch=3)
     depart(erasures, V, epoch=4)
     for server in (A, B):
@@ -111,7 +112,7 @@ def test_the_end_of_a_job_makes_the_departures_from_it_moot() -> None:
 
 
 def test_a_departure_is_moot_when_the_last_shard_of_the_job_goes() -> None:
-    erasures = Erasures()
+    erasures = Erasures(Wheel())
     erasures.depart(W, [(A, {3, 4})], 0.0, how="lost")
     erasures.discard(3, A, 0.0)
     assert again(erasures, RETRY_S) == [(peer("a"), 3), (peer("a"), W)]
@@ -136,7 +137,7 @@ def test_one_more_does_not_put_off_those_who_are_late() -> None:
 
 
 def test_thousands_that_nobody_has_confirmed_are_said_again_a_few_at_a_time() -> None:
-    erasures, number = Erasures(), 10 * MOST_AGAIN
+    erasures, number = Erasures(Wheel()), 10 * MOST_AGAIN
     for i in range(number):
         depart(erasures, i.to_bytes(16, "big"))
     now, calls = RETRY_S, []
@@ -151,7 +152,7 @@ def test_thousands_that_nobody_has_confirmed_are_said_again_a_few_at_a_time() ->
 
 
 def test_of_too_many_departures_a_server_is_not_told_of_the_oldest_again() -> None:
-    erasures = Erasures()
+    erasures = Erasures(Wheel())
     for i in range(MAX_DEPARTURES + 1):
         erasures.depart(i.to_bytes(16, "big"), [(A, {3})], 0.0, how="closed")
     erasures.validate()

@@ -200,7 +200,7 @@ class AnyOrder(RuleBasedStateMachine):
     def the_cluster_is_idle_when_nobody_trains(self) -> None:
         machine = self.coordinator.machine
         idle = not any(run.members for run in machine.runs.values())
-        assert machine.ending is not None or (machine.cluster_end.idle_since is not None) == idle
+        assert machine.ending is not None or (machine.cluster_end.next_deadline() is not None) == idle
 
     @invariant()
     def deadlines_lie_ahead(self) -> None:

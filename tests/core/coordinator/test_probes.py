@@ -10,6 +10,7 @@ import pytest
 from zmqps.core.coordinator.membership import MemberInfo, Membership
 from zmqps.core.coordinator.probes import MOST_EXAMINATIONS, PROBE_S, Probes
 from zmqps.core.coordinator.roster import Roster
+from zmqps.core.node.timers import Wheel
 from zmqps.core.protocol.events import Action, Send
 from zmqps.core.protocol.messages import MAGIC, PROTOCOL_VERSION, Examine, Examined, Hello, Probe, Probed
 from zmqps.core.protocol.probing import COORDINATOR_NODE, MAX_STACKS_NBYTES
@@ -25,7 +26,7 @@ class Cluster:
     def __init__(self, *names: str) -> None:
         self.membership = Membership(10.0)
         self.servers, self.workers = Roster(), Roster()
-        self.probes = Probes(self.membership.members)
+        self.probes = Probes(self.membership.members, Wheel())
         self.by_name = {name: self.join(name) for name in names}
 
     def join(self, name: str) -> MemberInfo:

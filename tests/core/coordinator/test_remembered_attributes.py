@@ -56,7 +56,7 @@ NOT_KEPT = {
     "CoordinatorMachine": (
         "identity options changes is_back _kept membership servers counts started_at erasures cluster_end jobs runs "
         "checkpoints ended files drains scales probes traces holders notes partings _reminder_due _lose_due _inquiries "
-        "_news telling openings watching"
+        "_news telling openings watching wheel touched _reminder _moves"
     ),
     "Membership": "timeout _changed _nobody_before gone _by_silence _peers _barred_peers processes",
     "Processes": "_living _ended",
@@ -67,12 +67,12 @@ NOT_KEPT = {
     "Roster": "_expected _numbered _lowest _next _names num_finished",
     "Fleet": "_expected _numbered _lowest _next _names num_finished",
     "Claims": "_living _ranks",
-    "Erasures": "_changed _not_before",
-    "ClusterEnd": "_changed idle_since _idle_timeout _members _anybody _due asked save is_saving close",
+    "Erasures": "_changed _not_before _timer",
+    "ClusterEnd": "_changed _idle_timeout _members _anybody _due asked save is_saving close _timer",
     "NoteReceiver": "history num_taken num_lost _changed",
     "Jobs": (
         "ended _changes _options _membership _servers _erasures _cluster_end _root _resumptions on_end closing "
-        "save_last is_saving_last"
+        "save_last is_saving_last touched"
     ),
     "EndedJobs": "_changed _answers",
     "JobRun": (
@@ -97,7 +97,7 @@ NOT_KEPT = {
     "Shortages": "_startup _replicas",
     "Handovers": "_replicas _name _startup _steps _unfit _change _give_up _changed stuck",
     "Handover": "not_before held_at again_at numbers busy",
-    "Drains": "_fleet _runs _erasures _checkpoints _changed",
+    "Drains": "_moving _fleet _runs _erasures _checkpoints _changed",
     "Scales": "_fleet _runs _checkpoints _drains _endpoint _replicas _hold_s _silence_s _changed _look_due _why",
     "Recuts": (
         "error longest_s on_cut _name _startup _steps _members _keep _begun _changed _placement _not_before _held_at "
@@ -121,7 +121,7 @@ NOT_KEPT = {
     "Spares": "_members _kept",
     "Checkpoints": (
         "_runs _members _store _cadence _hold_s _chains _waiting _making numbers _last _soon _done _failures _answers "
-        "on_unsaved"
+        "on_unsaved _on_touch _timer"
     ),
 }
 

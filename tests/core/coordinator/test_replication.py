@@ -375,6 +375,7 @@ def test_a_shard_that_has_all_its_backups_is_not_degraded_by_one_more_that_canno
     replication = cluster.run().replication
     spread(cluster, 0, "s3")
     (extra,) = (copy for copy in cluster.run().startup.copies.backups(0) if copy.server.hello.name == "s3")
+    cluster.machine.touched.add("default")
     replication._give_up(extra, "it is not wanted", cluster.now)
     assert cluster.degraded() == []
     cluster.machine.validate()

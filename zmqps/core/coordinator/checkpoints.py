@@ -9,7 +9,7 @@ before stays.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from functools import partial
 from itertools import count
 from typing import Any
@@ -21,6 +21,7 @@ from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.store import Store
 from zmqps.core.coordinator.wishes import CLOSED, MAX_WAITING, Wishes, unbegun
+from zmqps.core.node.timers import Wheel
 from zmqps.core.protocol.events import Action, Log, Peer, Run, Send
 from zmqps.core.protocol.messages import Checkpointed, Error, GoOn, Hold, Holding, Message, Save, Saved, Unsave
 from zmqps.core.protocol.saving import FAILED, WRITTEN
@@ -58,8 +59,12 @@ class Checkpoints:
         Where checkpoints are; None: nowhere.
     cadence
         When jobs are saved without being asked.
+    wheel
+        The coordinator's timers.
     heartbeat_timeout
         Workers are held no longer.
+    touch
+        Called with a job of which something is to be saved, or nothing any more.
     """
 
     def __init__(
@@ -68,9 +73,13 @@ class Checkpoints:
         members: Mapping[bytes, MemberInfo],
         store: Store | None,
         cadence: Cadence,
+        wheel: Wheel,
         heartbeat_timeout: float = HOLD_S,
+        touch: Callable[[str], None] = lambda job: None,
     ) -> None:
+        self._timer = wheel.timer("checkpoints", self.next_deadline, self.on_deadline)
         self._runs = runs
+        self._on_touch = touch
         self._members = members
         self._store = store
         self._cadence = cadence
@@ -85,6 +94,10 @@ class Checkpoints:
         self._done: dict[str, tuple[float, Mapping[str, Any]]] = {}  # by job: the newest, and since when it is there
         self._failures: dict[str, str] = {}
         self._answers: OrderedDict[tuple[bytes, int], Message] = OrderedDict()  # to those who have not joined
+
+    def _touch(self, job: str) -> None:
+        self._timer.touch()
+        self._on_touch(job)
 
     # --- who wants one ------------------------------------------------------------------------
 
@@ -114,6 +127,7 @@ class Checkpoints:
             if set(wish.askers) & set(other.askers):
                 return []  # sent again
         self._waiting.ask(wish, now)
+        self._touch(wish.job)
         return self._next(now)
 
     def last(self, run: JobRun, now: float) -> list[Action]:
@@ -127,6 +141,7 @@ class Checkpoints:
         if (wish := last_wish(run, now)) is None:
             return []
         self._waiting.append(wish)
+        self._touch(wish.job)
         return self._next(now)
 
     def saves_last(self, name: str) -> bool:
@@ -138,6 +153,7 @@ class Checkpoints:
         while self._making is None and (wish := self._next_wish()) is not None and self._store is not None:
             run, why = self._runs.get(wish.job), self._waiting.why_not(wish)
             self._waiting.take(wish)
+            self._touch(wish.job)
             if why or run is None or not run.is_whole:
                 return [*self._unbegun(wish, why or TORN), *self._next(now)]
             wish.state = wish.state or (run.fallback.good[-1].state if run.fallback.good else {})
@@ -148,13 +164,16 @@ class Checkpoints:
 
     def _next_wish(self) -> Wish | None:
         """Return the first that need not wait until the shards of its job are cut anew."""
-        cut = {name for name, run in self._runs.items() if run.replication.recuts.is_cutting}
-        return next((wish for wish in self._waiting if wish.job not in cut), None)
+        return next((wish for wish in self._waiting if not self._is_cut(wish.job)), None)
+
+    def _is_cut(self, job: str) -> bool:
+        return job in self._runs and self._runs[job].replication.recuts.is_cutting
 
     # --- how it is made -----------------------------------------------------------------------
 
     def returned(self, tag: Storing, value: Any, now: float) -> list[Action]:
         """The store has done something, or failed at it."""
+        self._timer.touch()
         making = self._making
         if making is None or tag.number != making.number:
             late = tag.what == "begin" and isinstance(value, str) and self._store is not None
@@ -187,6 +206,7 @@ class Checkpoints:
 
     def holds(self, member: MemberInfo, message: Holding, now: float) -> list[Action]:
         """A worker has no push under way, and begins none."""
+        self._timer.touch()
         making = self._making
         if making is None or message.number != making.number or member.incarnation not in making.holding:
             return [Send(member.peer, GoOn(message.number))]
@@ -220,6 +240,7 @@ class Checkpoints:
 
     def saved(self, server: MemberInfo, message: Saved, now: float) -> list[Action]:
         """A server says how far it is."""
+        self._timer.touch()
         making = self._making
         if making is None or message.number != making.number or message.epoch not in making.servers:
             late = message.stage != FAILED
@@ -262,6 +283,7 @@ class Checkpoints:
     def _published(self, making: Making, path: str, nbytes: int, now: float) -> list[Action]:
         seconds, name = now - making.begun_at, making.run.name
         self._making = None
+        self._touch(name)
         if self._runs.get(name) is making.run:  # it may have ended meanwhile
             self._failures.pop(name, None)
             done = {"path": path, "version": making.version, "seconds": round(seconds, 3), "nbytes": nbytes}
@@ -315,6 +337,7 @@ class Checkpoints:
         actions: list[Action] = []
         for wish in [wish for wish in self._waiting if wish.job in jobs]:
             self._waiting.remove(wish)
+            self._touch(wish.job)
             actions += self._unbegun(wish, why)
         making = self._making
         if making is not None and making.run.name in jobs and making.stage != "published":
@@ -331,6 +354,7 @@ class Checkpoints:
     def _drop(self, making: Making) -> list[Action]:
         """Let nobody do anything more for a checkpoint, and leave nothing of it."""
         self._making = None
+        self._touch(making.run.name)
         actions = self._let_go(making)
         actions += [Send(s.peer, Unsave(epoch, making.number)) for epoch, (_, s) in making.servers.items()]
         if making.path and self._store is not None:
@@ -355,6 +379,7 @@ class Checkpoints:
         for wish in [*self._waiting, *([self._making.wish] if self._making else [])]:
             for key in [key for key in wish.askers if key[0] == member.incarnation]:
                 del wish.askers[key]
+        self._timer.touch()
         making = self._making
         if making is None:
             return []
@@ -384,6 +409,8 @@ class Checkpoints:
     def close(self, now: float) -> list[Action]:
         """The cluster ends, and its servers leave: nothing more is saved of any job, but what is written already."""
         self._waiting.closed = True
+        for name in self._runs:
+            self._touch(name)
         return self._give_up(self._runs, CLOSED, now)
 
     def new_number(self) -> int:
@@ -393,6 +420,7 @@ class Checkpoints:
     def soon(self, name: str) -> None:
         """Make the next checkpoint of a job now, if any are made by themselves: those before are of other shards."""
         self._soon.add(name)
+        self._touch(name)
 
     def is_saving(self, run: JobRun) -> bool:
         """Whether servers keep their shards of a job as they are, or are about to."""
@@ -402,7 +430,8 @@ class Checkpoints:
         """Return how many steps a job has made, as far as the coordinator knows: clocks, or pushes of its workers."""
         return run.steps.clock if run.mode != "async" else sum(worker.num_pushes for worker in run.workers)
 
-    def _due_at(self, run: JobRun) -> float | None:
+    def due_at(self, run: JobRun) -> float | None:
+        """Return when a job is to be saved without being asked; None: that depends on what is done."""
         if self._cadence.seconds is None or self._store is None or not self._wants(run):
             return None
         return self._last[run.name][0] + self._cadence.seconds if run.name in self._last else None
@@ -414,14 +443,23 @@ class Checkpoints:
         making = self._making is not None and self._making.run is run
         return run.is_whole and bool(run.members) and not (waiting or making or over)
 
-    def look(self, now: float) -> list[Action]:
-        """Begin what is due by time or by steps; called after every event that may make it so."""
+    def look(self, runs: Iterable[JobRun], now: float, *, first: bool = False) -> list[Action]:
+        """Begin what is due of some jobs by time or by steps; called after every event that may make it so.
+
+        ``first``: of one that was never looked at time and steps count from now on, for all that its workers have done
+        before may just have become known.
+        """
+        if self._store is None:
+            return []
         cadence = self._cadence
-        for run in self._runs.values() if (cadence.seconds, cadence.steps) != (None, None) else ():
-            if self._store is None or not self._wants(run):
+        for run in runs if (cadence.seconds, cadence.steps) != (None, None) else ():
+            if not self._wants(run):
                 continue
             if run.name not in self._last:
+                if not first:
+                    continue
                 self._last[run.name] = now, self._steps_of(run)
+                self._touch(run.name)
             begun_at, steps = self._last[run.name]
             if (there := self._steps_of(run)) < steps:  # some of those who have made them have gone
                 self._last[run.name] = begun_at, (steps := there)
@@ -430,12 +468,12 @@ class Checkpoints:
             if by_time or by_steps or run.name in self._soon:
                 self._soon.discard(run.name)
                 self._waiting.append(Wish(job=run.name, consistent=run.mode != "async"))
+                self._touch(run.name)
         return self._next(now)
 
     def next_deadline(self) -> float | None:
-        """Return when something is due."""
-        dues = [due for run in self._runs.values() if (due := self._due_at(run)) is not None]
-        making = self._making
+        """Return when something of the one that is made is due, or of those that wait."""
+        dues, making = list[float](), self._making
         if making is not None and making.stage in ("held", "saved"):
             dues += [
                 making.again_at,
@@ -450,7 +488,7 @@ class Checkpoints:
         return min(dues, default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
-        """Give up what takes too long, ask again, begin what is due."""
+        """Give up what takes too long, and ask again."""
         making, actions = self._making, list[Action]()
         if making is not None and making.cut_by is not None and now >= making.cut_by:
             servers = [server for epoch, (_, server) in making.servers.items() if epoch not in making.kept]
@@ -463,8 +501,9 @@ class Checkpoints:
         elif making is None:
             for wish in [wish for wish in self._waiting if now >= wish.begin_by]:
                 self._waiting.remove(wish)
+                self._touch(wish.job)
                 actions += self._unbegun(wish, "its shards are still being cut anew")
-        return [*actions, *self.look(now)]
+        return [*actions, *self._next(now)]
 
     def _chase(self, making: Making, now: float) -> list[Action]:
         """Ask those again who have not answered; give up who gets no further."""

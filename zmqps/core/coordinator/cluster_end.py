@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from zmqps.core.coordinator.journal import Changed, Plain, nothing
 from zmqps.core.coordinator.membership import MemberInfo
+from zmqps.core.node.timers import Wheel
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import Action, Exit, Log, Send
 from zmqps.core.protocol.messages import Shutdown
@@ -24,6 +25,8 @@ class ClusterEnd:
         All members by incarnation; shared with the `Membership`.
     anybody
         Returns whether somebody is there for a job.
+    wheel
+        The coordinator's timers.
     changed
         Called when the cluster begins to end.
 
@@ -48,8 +51,10 @@ class ClusterEnd:
         idle_timeout: float,
         members: Mapping[bytes, MemberInfo],
         anybody: Callable[[], bool],
+        wheel: Wheel,
         changed: Changed = nothing,
     ) -> None:
+        self._timer = wheel.timer("the end of the cluster", self.next_deadline)  # `on_deadline` comes after all others
         self._changed = changed
         self.asked: Exit | None = None
         self.ending: Exit | None = None
@@ -57,17 +62,17 @@ class ClusterEnd:
         self.save: Callable[[float], list[Action]] = lambda now: []
         self.is_saving: Callable[[], bool] = lambda: False
         self.close: Callable[[float], list[Action]] = lambda now: []
-        self.idle_since: float | None = None
         self._idle_timeout = idle_timeout
         self._members = members
         self._anybody = anybody
-        self._due = 0.0
+        self._due: float | None = None  # when it ends because nobody is there, or everybody is told
 
     def begin(self, end: Exit, now: float) -> list[Action]:
         """End the cluster, once its jobs are saved; nobody joins it any more."""
         if self.asked is not None:
             return []
-        self.asked, self.idle_since = end, None
+        self.asked, self._due = end, None
+        self._timer.touch()
         saves = self.save(now)
         if self.is_saving():
             saves.insert(0, Log("info", f"ending, once what was trained is saved: {end.reason}", "ending"))
@@ -83,6 +88,7 @@ class ClusterEnd:
         if self.unsaved and end.code in (exits.OK, exits.IDLE):
             end = Exit(exits.NOT_SAVED, f"{end.reason}; job {self.unsaved!r} has ended without its last checkpoint")
         self.ending, self._due = end, now + GOODBYE_S
+        self._timer.touch()
         self._changed()
         given_up = self.close(now)  # who has asked is told that before it is told of the end
         shutdowns: list[Action] = [Send(member.peer, Shutdown(end.reason)) for member in self._members.values()]
@@ -105,8 +111,15 @@ class ClusterEnd:
 
     def note_idle(self, now: float) -> None:
         """A job has ended, or a member has gone: from now on nobody may be there."""
-        if self.idle_since is None and self.asked is None and not self._anybody():
-            self.idle_since = now
+        if self._idle_timeout and self._due is None and self.asked is None and not self._anybody():
+            self._due = now + self._idle_timeout
+            self._timer.touch()
+
+    def note_worker(self) -> None:
+        """Somebody has come for a job."""
+        if self.asked is None:
+            self._due = None
+            self._timer.touch()
 
     def dump(self) -> Plain:
         """Return how the cluster is ending, if it is, and what is not saved."""
@@ -118,18 +131,16 @@ class ClusterEnd:
         if ending:
             self.ending = self.asked = Exit(*ending)
             self._due = now + GOODBYE_S
+            self._timer.touch()
             self.close(now)
 
     def next_deadline(self) -> float | None:
         """Return when `on_deadline` wants to be called."""
-        if self.ending is not None:
-            return self._due
-        return self.idle_since + self._idle_timeout if self.idle_since is not None and self._idle_timeout else None
+        return self._due
 
     def on_deadline(self, now: float) -> list[Action]:
         """End what has said goodbye for long enough, or what nobody uses any more."""
-        due = self.next_deadline()
-        if due is None or now < due:
+        if self._due is None or now < self._due:
             return []
         if self.ending is not None:
             return [self.ending]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,6 +52,8 @@ class Drains:
         What servers have not confirmed to have erased.
     checkpoints
         No shard has another server while it is saved.
+    moving
+        The jobs of which copies move.
     changed
         Called when something has changed that is kept.
     """
@@ -62,8 +64,10 @@ class Drains:
         runs: Mapping[str, JobRun],
         erasures: Erasures,
         checkpoints: Checkpoints,
+        moving: Set[str],
         changed: Changed = nothing,
     ) -> None:
+        self._moving = moving
         self._fleet = fleet
         self._runs = runs
         self._erasures = erasures
@@ -145,7 +149,7 @@ class Drains:
     @property
     def is_active(self) -> bool:
         """Whether any server is to go, or something moves yet."""
-        return bool(self._of) or any(run.replication.handovers for run in self._runs.values())
+        return bool(self._of or self._moving)
 
     def look(self, now: float) -> list[Action]:
         """Move what is to move, as far as can be now; called after every event while something is to."""

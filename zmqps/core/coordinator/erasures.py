@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from zmqps.core.coordinator.journal import Plain
 from zmqps.core.coordinator.membership import MemberInfo
+from zmqps.core.node.timers import Wheel
 from zmqps.core.protocol.events import Action, Send
 from zmqps.core.protocol.messages import Departed, Discard
 
@@ -48,11 +49,14 @@ class Erasures:
 
     Parameters
     ----------
+    wheel
+        The coordinator's timers.
     changed
         Called with the incarnation of a server of which more, or less, is awaited.
     """
 
-    def __init__(self, changed: Callable[[bytes], None] = lambda server: None) -> None:
+    def __init__(self, wheel: Wheel, changed: Callable[[bytes], None] = lambda server: None) -> None:
+        self._timer = wheel.timer("erasing", self.next_deadline, self.on_deadline)
         self._changed = changed
         self._awaited: dict[bytes, _Awaited] = {}  # by server; none of them is empty
         self._moved: set[int] = set()  # epochs of copies that others have taken the place of
@@ -87,6 +91,7 @@ class Erasures:
         return actions
 
     def _of(self, server: MemberInfo) -> _Awaited:
+        self._timer.touch()
         return self._awaited.setdefault(server.incarnation, _Awaited(server))
 
     def discarded(self, server: MemberInfo, epoch: int) -> None:
@@ -110,11 +115,13 @@ class Erasures:
 
     def leave(self, server: MemberInfo) -> None:
         """A server has gone, and what it kept with it."""
+        self._timer.touch()
         if (awaited := self._awaited.pop(server.incarnation, None)) is not None:
             self._moved.difference_update(awaited.jobs)
         self._changed(server.incarnation)
 
     def _tidy(self, awaited: _Awaited) -> None:
+        self._timer.touch()
         if not awaited.jobs and not awaited.members:
             del self._awaited[awaited.server.incarnation]
 
@@ -170,6 +177,7 @@ class Erasures:
         """A server is back: it is asked again at once, before it hears of steps that were possible without them."""
         if (awaited := self._awaited.get(server.incarnation)) is None:
             return []
+        self._timer.touch()
         actions: list[Action] = []
         for epoch in awaited.jobs:
             awaited.jobs[epoch] = now + RETRY_S

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from zmqps.core.coordinator.checkpoints import Checkpoints
+from zmqps.core.coordinator.jobs import Jobs
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.reach import unreached
 from zmqps.core.coordinator.run import JobRun
@@ -19,6 +20,7 @@ class HeartbeatsHost(Protocol):
     """What is needed of the machine."""
 
     counts: dict[str, int]
+    jobs: Jobs
     runs: dict[str, JobRun]
     watching: Watching
     checkpoints: Checkpoints
@@ -40,7 +42,17 @@ def heartbeat(host: HeartbeatsHost, member: MemberInfo, message: Heartbeat, now:
     run = host.runs.get(member.job)
     host.watching.heartbeat(member, message.counters, run, now)
     ack = run.places.acknowledge(member) if run else HeartbeatAck(0)
-    return [Send(member.peer, ack), *host.checkpoints.look(now), *host.scales.tidy(now)]
+    # what it has done since may make a checkpoint due; who was silent may be why copies too many are there
+    return [Send(member.peer, ack), *host.checkpoints.look([run] if run else [], now, first=True), *_tidied(host, now)]
+
+
+def _tidied(host: HeartbeatsHost, now: float) -> list[Action]:
+    """Give up copies too many, where there are any."""
+    actions: list[Action] = []
+    for name in sorted(host.jobs.touched.spare):
+        host.jobs.touched.add(name)
+        actions += host.scales.tidy(host.runs[name], now)
+    return actions
 
 
 def set_rates(run: JobRun, member: MemberInfo, message: SetRates, now: float) -> list[Action]:

@@ -61,7 +61,7 @@ class Holders:
             return run.fall_behind(member, message.step, now)
         actions = run.steps.confirmed(message.epoch, message.step)
         ended = self._jobs.close(run, run.losses.outcome, now) if run.finished else []
-        return [*actions, *self._checkpoints.look(now), *ended]
+        return [*actions, *self._checkpoints.look([run], now, first=True), *ended]
 
     def measured(self, member: MemberInfo, message: Measured, now: float) -> list[Action]:
         """It has found out how large its part of a step's mean is."""
@@ -106,6 +106,8 @@ class Holders:
         error = from_wire(message.code, message.text, message.facts)
         actions: list[Action] = [Log("error", f"{member.title}: {error}", peer=member.hello.name, error=error.number)]
         runs = self._jobs.runs.values() if message.request == 0 else [self._jobs.of_epoch(message.request, member)]
+        if message.request == 0:
+            self._jobs.touched.add_all()
         for run in runs:
             if run is not None:  # else about the shard of a job that was given up
                 actions += run.fail(error, now, message.request)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -18,6 +19,7 @@ from zmqps.core.coordinator.membership import MemberInfo, Membership
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.coordinator.run import JobRun
+from zmqps.core.node.timers import Timer, Wheel
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import Action, Exit, Log, Peer, Send
 from zmqps.core.protocol.messages import EndJob, Error, Init, Waiting
@@ -35,6 +37,102 @@ class Closing:
     moves: bool  # whether workers that have come meanwhile go on with another one of its name
     parked: dict[bytes, Init] = field(default_factory=dict)  # what they have asked for, by incarnation
     askers: dict[tuple[Any, int], tuple[Peer, EndJob]] = field(default_factory=dict)  # who wants to know of its end
+
+
+class TouchedJobs:
+    """Which jobs an event has touched: nothing of others is looked for afterwards, neither when they are due.
+
+    Whatever changes anything of a job touches it; `validate` notices where that is forgotten.
+
+    Parameters
+    ----------
+    runs
+        The jobs by name; shared with `Jobs`.
+    wheel
+        Has a timer for each of them.
+
+    Attributes
+    ----------
+    names
+        Those that the event has touched.
+    moving
+        Those of which copies move from one server to another.
+    spare
+        Those that have more copies than they are to have.
+    due_of
+        Returns when something of the job of a name is due.
+    ring
+        Does what is due of the job of a name.
+    """
+
+    def __init__(self, runs: Mapping[str, JobRun], wheel: Wheel) -> None:
+        self.names: dict[str, None] = {}
+        self.moving: set[str] = set()
+        self.spare: set[str] = set()
+        self.due_of: Callable[[str], float | None] = lambda name: runs[name].next_deadline()
+        self.ring: Callable[[str, float], list[Action]] = lambda name, now: []
+        self._runs = runs
+        self._wheel = wheel
+        self._timers: dict[str, Timer] = {}
+
+    def add(self, name: str) -> None:
+        """An event touches a job, if there is one of this name."""
+        if name in self._runs and name not in self.names:
+            if name not in self._timers:
+                due_of, ring = partial(self.due_of, name), partial(self._ring, name)
+                self._timers[name] = self._wheel.timer(f"job {name!r}", due_of, ring)
+            self._timers[name].touch()
+            self.names[name] = None
+
+    def add_all(self) -> None:
+        """An event may touch any job."""
+        for name in self._runs:
+            self.add(name)
+
+    @property
+    def runs(self) -> list[JobRun]:
+        """Those that are touched."""
+        return [self._runs[name] for name in self.names]
+
+    def note(self) -> None:
+        """Take note of what of them moves, or is too much."""
+        for name in self.names:
+            replication = self._runs[name].replication
+            if bool(replication.handovers) != (name in self.moving):
+                self.moving ^= {name}
+            if replication.has_spare != (name in self.spare):
+                self.spare ^= {name}
+
+    def settle(self) -> None:
+        """The event is over."""
+        for name in self.names:
+            self._timers[name].touch()  # once more: timers may have been asked since
+        self.names.clear()
+
+    def forget(self, name: str) -> None:
+        """A job has ended."""
+        self.names.pop(name, None)
+        self.moving.discard(name)
+        self.spare.discard(name)
+        if (timer := self._timers.pop(name, None)) is not None:
+            self._wheel.drop(timer)
+
+    def _ring(self, name: str, now: float) -> list[Action]:
+        self.add(name)
+        return self.ring(name, now)
+
+    def validate(self) -> None:
+        """Assert that no job has changed that was not touched."""
+        assert set(self._timers) == set(self._runs)
+        assert {*self.names, *self.moving, *self.spare} <= set(self._runs)
+        for name, run in self._runs.items():
+            if name in self.names:
+                continue
+            assert (name in self.moving, name in self.spare) == (
+                bool(run.replication.handovers),
+                run.replication.has_spare,
+            ), f"it was forgotten that copies of job {name!r} move, or are too many"
+            assert not run.startup.given_up, f"it was forgotten that servers have something of job {name!r}"
 
 
 class Jobs:
@@ -56,6 +154,8 @@ class Jobs:
         The coordinator's secret.
     changes
         Takes note of what has changed that is kept.
+    wheel
+        The coordinator's timers.
     resumptions
         The checkpoints that jobs of these names begin from, the first time.
     """
@@ -69,9 +169,11 @@ class Jobs:
         cluster_end: ClusterEnd,
         root: bytes,
         changes: DirtyKeys,
+        wheel: Wheel,
         resumptions: Mapping[str, Resumption] = MappingProxyType({}),
     ) -> None:
         self.runs: dict[str, JobRun] = {}
+        self.touched = TouchedJobs(self.runs, wheel)
         self.ended = EndedJobs(lambda name: changes.add("ended", name))
         self.next_epoch = 1
         self._changes = changes
@@ -114,9 +216,10 @@ class Jobs:
         return self.next_epoch - 1
 
     def of_epoch(self, epoch: int, server: MemberInfo) -> JobRun | None:
-        """Return the job of which a server has the copy of this number."""
+        """Return the job of which a server has the copy of this number, and what it says touches it."""
         for run in self.runs.values():
             if (copy := run.startup.copies.find(epoch)) is not None:
+                self.touched.add(run.name)
                 return run if copy.server is server else None
         return None
 
@@ -125,6 +228,7 @@ class Jobs:
         if run.name in self.closing:
             return []
         self.closing[run.name], run.occupancy.is_closing = Closing(how, moved or not run.members), True
+        self.touched.add(run.name)
         return [*self.save_last(run, now), *self.look(now)]
 
     def save_all(self, now: float) -> list[Action]:
@@ -160,6 +264,7 @@ class Jobs:
         actions = self.on_end(run, now)
         closing = self.closing.pop(run.name, None)
         del self.runs[run.name]
+        self.touched.forget(run.name)
         for what in OF_A_JOB:
             self._changes.add(what, run.name)
         for data in run.data.names:
@@ -191,14 +296,13 @@ class Jobs:
         """End a job that nobody has come back to, that has failed and nobody else says so, or that is finished."""
         if run.expired(now):
             return self.close(run, f"no worker for {self._options.lease:.0f} s", now)
-        if run.lost_shard is not None and (run.vacant or run.broken):
+        if run.has_failed:
             return self.end(run, str(run.lost_shard), now)
         return self.close(run, run.losses.outcome, now) if run.finished else []
 
-    def discard_given_up(self, now: float) -> list[Action]:
+    def discard_given_up(self, runs: Iterable[JobRun], now: float) -> list[Action]:
         """See to the shards of jobs that could not be started."""
-        runs = [run for run in self.runs.values() if run.startup.given_up]
-        return [action for run in runs for action in self._discard(run, now)]
+        return [action for run in runs if run.startup.given_up for action in self._discard(run, now)]
 
     def _discard(self, run: JobRun, now: float) -> list[Action]:
         """Let servers free the shards of what a job was given up as."""
@@ -221,6 +325,7 @@ class Jobs:
             run.workers.leave(worker, "moved")
         actions = self.end(run, closing.how, now, moved=True)
         new = self.runs[run.name] = self.named(run.name)
+        self.touched.add(run.name)
         for worker in moved:
             new.workers.take(worker, worker.rank)
             actions += new.join(worker, now)
@@ -264,6 +369,7 @@ class Jobs:
         """Assert that each is in order, and each copy of a shard has a number of its own."""
         for run in self.runs.values():
             run.validate()
+        self.touched.validate()
         epochs = [epoch for run in self.runs.values() for epoch in run.startup.copies.by_epoch]
         assert len(set(epochs)) == len(epochs)
         assert set(self.closing) <= set(self.runs)

@@ -74,13 +74,17 @@ def join(host: JoiningHost, event: Received, hello: Hello, now: float) -> list[A
             actions += host.partings.succeed(before, member, now)
         elif run is not None:
             host.runs[run.name] = run
-            host.cluster_end.idle_since = None
+            host.cluster_end.note_worker()
             actions += run.join(member, now)
         else:
             host.servers.joined()
             host.changes.add("drains")
             for other in host.runs.values():
                 actions += other.move_on(now)
+    if run is not None:
+        host.jobs.touched.add(run.name)
+    elif was_absent or not known:
+        host.jobs.touched.add_all()
     welcome = Welcome(
         PROTOCOL_VERSION, host.identity.incarnation, host.identity.name, member.rank,
         host.options.heartbeat_interval, host.options.heartbeat_timeout,

@@ -44,6 +44,7 @@ from zmqps.core.coordinator.telling import Telling, init
 from zmqps.core.coordinator.traces import Traces
 from zmqps.core.coordinator.watching import Watching
 from zmqps.core.node.member import REMINDER_INTERVAL_S, Identity
+from zmqps.core.node.timers import Wheel
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import (
     Action,
@@ -138,20 +139,25 @@ class CoordinatorMachine:
         self.servers: Fleet = Fleet(options.servers)
         self.counts = {"refused": 0, "heartbeats": 0}
         self.started_at = 0.0
-        self.erasures: Erasures = Erasures(lambda server: self.changes.add("erase", server.hex()))
+        self.wheel = Wheel()
+        self.erasures: Erasures = Erasures(self.wheel, lambda server: self.changes.add("erase", server.hex()))
         self.cluster_end = ClusterEnd(
             options.idle_timeout,
             self.membership.members,
             lambda: any(run.members for run in self.runs.values()),
+            self.wheel,
             self.changes.of("cluster"),
         )
         self.jobs = Jobs(
             options, self.membership, self.servers, self.erasures, self.cluster_end, root=identity.secret,
-            changes=self.changes, resumptions=resumptions,
+            changes=self.changes, wheel=self.wheel, resumptions=resumptions,
         )  # fmt: skip
-        self.runs = self.jobs.runs
+        self.runs, self.touched = self.jobs.runs, self.jobs.touched
+        self.touched.ring, self.touched.due_of = self._job_due, self._due_of
         cadence = Cadence(options.checkpoint_seconds, options.checkpoint_steps, options.checkpoint_full_every)
-        self.checkpoints = Checkpoints(self.runs, self.membership.members, store, cadence, options.heartbeat_timeout)
+        self.checkpoints = Checkpoints(
+            self.runs, self.membership.members, store, cadence, self.wheel, options.heartbeat_timeout, self.touched.add
+        )
         self.ended: EndedJobs = self.jobs.ended
         self.notes = NoteReceiver(lambda who: self.changes.add("noted", who.hex()))
         self.files = FileService(self.membership.members, store.serve if store is not None and store.serves else None)
@@ -161,25 +167,29 @@ class CoordinatorMachine:
         self.checkpoints.on_unsaved = self.cluster_end.note_unsaved
         self.cluster_end.save, self.cluster_end.is_saving = self.jobs.save_all, lambda: self.jobs.is_saving
         self.cluster_end.close = self.checkpoints.close
-        self.drains = Drains(self.servers, self.runs, self.erasures, self.checkpoints, self.changes.of("drains"))
+        self.drains = Drains(
+            self.servers, self.runs, self.erasures, self.checkpoints, self.touched.moving, self.changes.of("drains")
+        )
         self.scales = Scales(
             self.servers, self.runs, self.checkpoints, self.drains, identity.endpoint, options.replicas,
             min(HOLD_S, options.heartbeat_timeout), SILENT_BEATS * options.heartbeat_interval, self.changes.of("scale"),
         )  # fmt: skip
+        self._moves = self.wheel.timer("what moves", self._move_due)  # after every event it goes on
         self.partings = Partings(
             self.membership, self.jobs, self.erasures, self.cluster_end, self.checkpoints, self.drains,
             once=options.once,
         )  # fmt: skip
-        self.openings = Openings(self.runs, self.membership)
-        self.probes = Probes(self.membership.members)
-        self.traces = Traces(identity, self.membership.members, self.runs)
+        self.openings = Openings(self.runs, self.membership, self.wheel)
+        self.probes = Probes(self.membership.members, self.wheel)
+        self.traces = Traces(identity, self.membership.members, self.runs, self.wheel)
         self._reminder_due = 0.0
+        self._reminder = self.wheel.timer("the reminder", lambda: self._reminder_due, self._remind)
         self._lose_due = 0.0  # not before, although members are overdue
         self._inquiries = Inquiries()
         self.watching = Watching()
         self.notes.history = self.watching.history
         self._news = News()
-        self.telling = Telling(self.membership.find)
+        self.telling = Telling(self.membership.find, self.wheel)
         self.holders = Holders(self.jobs, self.erasures, self.checkpoints, self.telling)
 
     @property
@@ -194,13 +204,16 @@ class CoordinatorMachine:
 
     def start(self, now: float) -> list[Action]:
         """Begin to wait for members."""
-        self.started_at = self.cluster_end.idle_since = now
+        self.started_at = now
+        self.cluster_end.note_idle(now)
         self._reminder_due = now + REMINDER_INTERVAL_S
+        self._reminder.touch()
         if not self.is_back:
             self.changes.add("cluster")
             text = f"coordinator at {self.identity.endpoint}, {self._waiting()[0]}"
             return self._recorded([Log("info", text, "started")], now)
         restore(self, self._kept, now)
+        self.touched.add_all()
         self._kept = {}
         there = f"{counted(len(self.membership.members), 'member')} and {counted(len(self.runs), 'job')}"
         text = f"coordinator at {self.identity.endpoint} is back with {there} from its journal; who is not here again"
@@ -212,21 +225,37 @@ class CoordinatorMachine:
     def handle(self, event: NetworkEvent | Stop | Returned, now: float) -> list[Action]:
         """Take an event; every failure becomes an `Error` to its sender, never an exception."""
         actions = self._handle(event, now)
-        return self._recorded([*actions, *self._move(now), *self._end(now)], now)
+        return self._recorded([*actions, *self._settle(now)], now)
 
-    def _end(self, now: float) -> list[Action]:
-        """End what was to be saved before."""
-        return [*self.jobs.look(now), *self.cluster_end.look(now)]
+    def _settle(self, now: float) -> list[Action]:
+        """Go on with what has become possible for jobs that were touched, and end what was to be saved before."""
+        self.touched.note()
+        actions = self._move(now)
+        if runs := self.touched.runs:
+            actions += [*self.jobs.discard_given_up(runs, now), *self.checkpoints.look(runs, now)]
+        actions += [*self.jobs.look(now), *self.cluster_end.look(now)]
+        if actions:
+            self.touched.note()
+        self.touched.settle()
+        return actions
 
     def _move(self, now: float) -> list[Action]:
-        """Go on with what is to move from one server to another, or to be cut."""
-        if not (self.drains.is_active or self.scales.is_active):
+        """Go on with what is to move from one server to another, or to be cut; any job may be."""
+        active = self.drains.is_active or self.scales.is_active
+        if active or self._moves.due is not None:
+            self._moves.touch()
+        if not active:
             return []
+        self.touched.add_all()
         ended: list[Action] = []
         if self.cluster_end.asked is not None:
             ended = [*self.scales.stop(now), *self.drains.stop(now)]
-        moved = [*ended, *self.scales.look(now), *self.drains.look(now), *self.checkpoints.look(now)]
-        return [*moved, *self.jobs.discard_given_up(now)]
+        return [*ended, *self.scales.look(now), *self.drains.look(now)]
+
+    def _move_due(self) -> float | None:
+        """Return when what moves is to be looked at, at the latest."""
+        dues = (self.drains.next_deadline(), self.scales.next_deadline())
+        return min([due for due in dues if due is not None], default=None)
 
     def _recorded(self, actions: list[Action], now: float) -> list[Action]:
         """Return actions, and before them what is to be kept of what they follow from."""
@@ -249,8 +278,7 @@ class CoordinatorMachine:
             return self._refuse(event, member, 0, event.error, now)
         if isinstance(event, Unreachable):  # its key was revoked
             told = Send(event.peer, Error.of(0, event.error))
-            lost = [] if member is None else [told, *self.partings.lose(member, now, "revoked")]
-            return [*lost, *self.jobs.discard_given_up(now)]
+            return [] if member is None else [told, *self.partings.lose(member, now, "revoked")]
         if not isinstance(event, Received):
             return []  # who is disconnected may come back; whether a member is lost is for its heartbeats to say
         return self._receive(event, member, now)
@@ -301,21 +329,9 @@ class CoordinatorMachine:
 
     def next_deadline(self) -> float | None:
         """Return when something is due."""
-        overdue = self.membership.next_deadline()
-        parts = (
-            self.openings,
-            self.erasures,
-            self.telling,
-            self.cluster_end,
-            self.checkpoints,
-            self.drains,
-            self.scales,
-        )
-        dues = [self._reminder_due, self.probes.next_deadline(), self.traces.next_deadline()]
-        dues += [part.next_deadline() for part in parts]
-        dues += [run.next_deadline() for run in self.runs.values()]
-        dues += [] if overdue is None else [max(overdue, self._lose_due)]
-        return min([due for due in dues if due is not None])
+        due, silent = self.wheel.next_deadline(), self.membership.next_deadline()
+        assert due is not None  # the reminder
+        return due if silent is None else min(due, max(silent, self._lose_due))
 
     def on_deadline(self, now: float) -> list[Action]:
         """Notice lost members, remind of those we wait for, end what nobody uses any more."""
@@ -327,23 +343,27 @@ class CoordinatorMachine:
             for member in self.membership.overdue(now, MOST_LOST):
                 actions += self.lose(member, now)
                 self._lose_due = now + PIECE_S
-        for run in list(self.runs.values()):
-            actions += self._news.of_job(run.on_deadline(now), run.name, now)
-            actions += self.jobs.end_if_over(run, now)
-        actions += [*self.jobs.discard_given_up(now), *self.checkpoints.on_deadline(now)]
-        actions += [
-            *self.openings.on_deadline(now),
-            *self.erasures.on_deadline(now),
-            *self.telling.on_deadline(now),
-            *self.probes.on_deadline(now),
-        ]
-        if now >= self._reminder_due:
-            self._reminder_due = now + REMINDER_INTERVAL_S
-            waits = self._waiting() if self.ending is None else []
-            actions += [Log("info", text, job=job_of(text, self.runs)) for text in waits]
-            actions += self._news.summaries(now)
-        actions += [*self._move(now), *self.traces.on_deadline(now), *self._end(now)]
+        actions += [*self.wheel.on_deadline(now), *self._settle(now)]
         return actions + self.cluster_end.on_deadline(now)
+
+    def _remind(self, now: float) -> list[Action]:
+        """Say what is waited for, and what is new of what is said now and then only."""
+        self._reminder_due = now + REMINDER_INTERVAL_S
+        waits = self._waiting() if self.ending is None else []
+        said: list[Action] = [Log("info", text, job=job_of(text, self.runs)) for text in waits]
+        return [*said, *self._news.summaries(now)]
+
+    def _due_of(self, name: str) -> float | None:
+        """Return when something of a job is due."""
+        run = self.runs[name]
+        dues = (run.next_deadline(), self.checkpoints.due_at(run))
+        return min([due for due in dues if due is not None], default=None)
+
+    def _job_due(self, name: str, now: float) -> list[Action]:
+        """Do what is due of a job."""
+        run = self.runs[name]
+        actions = self._news.of_job(run.on_deadline(now), name, now)
+        return [*actions, *self.jobs.end_if_over(run, now)]
 
     def lose(self, member: MemberInfo, now: float) -> list[Action]:
         """A member is lost: it was silent for too long, or its process has ended."""
@@ -353,6 +373,7 @@ class CoordinatorMachine:
     def validate(self) -> None:
         """Assert the invariants."""
         self.membership.validate()
+        self.wheel.validate()
         self.erasures.validate()
         self.telling.validate()
         self.jobs.validate()
@@ -379,7 +400,9 @@ class CoordinatorMachine:
         if isinstance(message, REPEATABLE) and message.request in member.answered:
             return self.telling.space([Send(member.peer, member.answered[message.request])], now)  # it was lost
         take = HANDLERS[type(message)]
-        return [*take(self, member, message, now), *self.jobs.discard_given_up(now)]
+        if take is not heartbeat:
+            self.touched.add(member.job)
+        return take(self, member, message, now)
 
     def _leave(self, member: MemberInfo, message: Leave, now: float) -> list[Action]:
         return (self._server_leaves if member.role == "server" else self._depart)(member, message, now)
@@ -402,6 +425,7 @@ class CoordinatorMachine:
     def _drain_own(self, member: MemberInfo, message: Drain, now: float) -> list[Action]:
         if self.cluster_end.asked is not None:
             return []  # it stays until what it has is saved, and is told then
+        self.touched.add_all()  # what moves may be of any job
         return self.drains.ask_own(member, message, now)
 
     def _holds(self, member: MemberInfo, message: Holding, now: float) -> list[Action]:

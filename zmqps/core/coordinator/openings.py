@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from zmqps.core.coordinator.described import Described, Rival
 from zmqps.core.coordinator.membership import MemberInfo, Membership
+from zmqps.core.node.timers import Wheel
 from zmqps.core.protocol.events import Action, Peer, Received, Run
 from zmqps.core.protocol.large import Large
 from zmqps.core.protocol.messages import Checkpoint, Error, Heartbeat, Init, Message, Promoted, Saved
@@ -48,9 +49,12 @@ class Openings:
         The jobs by name; shared with the machine.
     membership
         Who is here.
+    wheel
+        The coordinator's timers.
     """
 
-    def __init__(self, runs: Mapping[str, JobRun], membership: Membership) -> None:
+    def __init__(self, runs: Mapping[str, JobRun], membership: Membership, wheel: Wheel) -> None:
+        self._timer = wheel.timer("reading large messages", self.next_deadline, self.on_deadline)
         self._runs = runs
         self._membership = membership
         self._waiting: OrderedDict[tuple[Peer, type[Message]], Opening] = OrderedDict()
@@ -83,11 +87,13 @@ class Openings:
         key = event.peer, large.cls
         if key not in self._waiting and len(self._waiting) < MAX_WAITING:
             self._waiting[key] = Opening(event, large)
+        self._timer.touch()
         return self.on_deadline(now)
 
     def next(self, now: float) -> None:
         """The first one is open."""
         assert self._began_at is not None
+        self._timer.touch()
         self._waiting.popitem(last=False)
         self._not_before, self._began_at = now + max(LEAST_S, SHARE * (now - self._began_at)), None
 

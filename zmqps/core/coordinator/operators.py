@@ -73,13 +73,15 @@ def take(host: OperatorsHost, event: Received, member: MemberInfo | None, now: f
         return save(host, event.peer, message, now)
     if isinstance(message, Examine):
         return host.probes.examine(event.peer, message, now)
+    if isinstance(message, Drain | Scale):  # what moves may be of any job
+        host.jobs.touched.add_all()
     if isinstance(message, Drain) and message.server:
         answer, actions = host.drains.ask(None, message, now)
     elif isinstance(message, Scale):
         answer, actions = host.scales.ask(message, now)
     else:
         return None
-    return [*actions, *host.jobs.discard_given_up(now), Send(event.peer, answer)]
+    return [*actions, Send(event.peer, answer)]
 
 
 def note_exit(host: OperatorsHost, peer: Peer, message: Exited, now: float) -> list[Action]:
@@ -97,7 +99,7 @@ def note_exit(host: OperatorsHost, peer: Peer, message: Exited, now: float) -> l
             actions += host.lose(member, now)
     # 0: it is this coordinator's own process that has seen it
     answers = [Send(peer, ExitNoted(message.request, tuple(lost)))] if message.request else []
-    return [*actions, *host.jobs.discard_given_up(now), *answers]
+    return [*actions, *answers]
 
 
 def save(host: OperatorsHost, peer: Peer, message: Checkpoint, now: float) -> list[Action]:

@@ -65,6 +65,8 @@ class Partings:
         error = PeerLostError(role=member.role, name=member.title, silent_s=round(silent, 3), advice=advice)
         lost = Lost(member.role, member.rank, member.hello.name, member.incarnation, silent)
         there = [run for run in self._jobs.runs.values() if run.is_on(member)] if member.role == "server" else []
+        for run in there:
+            self._jobs.touched.add(run.name)
         actions = self._checkpoints.gone(member, now)  # while it is known what it had
         actions += [action for run in there for action in run.lose_server(member, error, now)]
         runs = [run for run in there if run.lost_shard is not None or run.startup.job is None]
@@ -93,6 +95,7 @@ class Partings:
         Nobody is told of a loss, and who waits for the one at a barrier waits for the other.
         """
         text = f"{before.title} had died and was started again (restart {member.hello.life}): {member.title} goes on"
+        self._jobs.touched.add(member.job)
         self._jobs.runs[member.job].succeed(before, member)
         said = Log("warning", text, "lost", job=member.job, peer=member.hello.name)
         actions = [said, *self.depart(before, "restarted", now)]
@@ -101,6 +104,7 @@ class Partings:
 
     def depart(self, member: MemberInfo, how: str, now: float, error: PSError | None = None) -> list[Action]:
         """A member has gone; ``error`` is what those get who wait for it."""
+        self._jobs.touched.add(member.job)
         actions = self._checkpoints.gone(member, now)
         self._membership.remove(member, how, now, member.eviction(now, how))
         run = self._jobs.runs.get(member.job)

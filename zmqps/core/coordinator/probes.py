@@ -9,6 +9,7 @@ from typing import Any
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.naming import find_named
 from zmqps.core.coordinator.status import Inquiries
+from zmqps.core.node.timers import Wheel
 from zmqps.core.protocol.events import Action, Peer, Send
 from zmqps.core.protocol.messages import Examine, Examined, Probe, Probed
 from zmqps.core.protocol.probing import COORDINATOR_NODE, MAX_STACKS_NBYTES
@@ -43,9 +44,12 @@ class Probes:
     ----------
     members
         Who is there, by incarnation; shared with the membership.
+    wheel
+        The coordinator's timers.
     """
 
-    def __init__(self, members: Mapping[bytes, MemberInfo]) -> None:
+    def __init__(self, members: Mapping[bytes, MemberInfo], wheel: Wheel) -> None:
+        self._timer = wheel.timer("examinations", self.next_deadline, self.on_deadline)
         self._members = members
         self._open: dict[int, _Examination] = {}
         self._number = 0
@@ -75,6 +79,7 @@ class Probes:
         awaited = dict(self._members) if named is None else {named.incarnation: named}
         self._inquiries.check(len(awaited), now)
         self._number += 1
+        self._timer.touch()
         stacks = named is not None
         one = self._open[self._number] = _Examination(
             number=self._number, asker=asker, stacks=stacks, began_at=now, awaited=awaited
@@ -117,6 +122,7 @@ class Probes:
 
     def _end(self, one: _Examination, now: float) -> list[Action]:
         del self._open[one.number]
+        self._timer.touch()
         for who, member in one.awaited.items():
             state = SILENT if who in self._members else GONE
             one.nodes.append({**_who(member), "state": state, "seen_s": round(now - member.seen_at, 3)})

@@ -160,9 +160,14 @@ class JobRun:
         return not self.members and (self.startup.placement is None or self.lost_shard is not None)
 
     @property
-    def broken(self) -> bool:
-        """Whether it has failed with its servers there: no loss of one tells those who wait for them."""
-        return self.lost_shard is not None and not isinstance(self.lost_shard, PeerLostError)
+    def has_failed(self) -> bool:
+        """Whether it has failed, and nobody is there, or its servers are: no loss of one tells those who wait."""
+        return self.lost_shard is not None and (self.vacant or not isinstance(self.lost_shard, PeerLostError))
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is to end now, and is not being saved before."""
+        return self.has_failed or (self.finished and not self.occupancy.is_closing)
 
     # --- members -------------------------------------------------------------------------------
 
@@ -435,7 +440,7 @@ class JobRun:
     def next_deadline(self) -> float | None:
         """Return when something is due."""
         dues = [self.steps.next_deadline(), self.waits.next_deadline(), self.occupancy.ends_at]
-        dues += [self.replication.next_deadline(), self.fallback.next_deadline(), 0.0 if self.broken else None]
+        dues += [self.replication.next_deadline(), self.fallback.next_deadline(), 0.0 if self.is_over else None]
         return min([due for due in dues if due is not None], default=None)
 
     def expired(self, now: float) -> bool:

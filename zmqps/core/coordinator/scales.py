@@ -337,13 +337,11 @@ class Scales:
             return [*actions, Log("info", how, "scaled")]
         return [*actions, Log("warning", str(how), "scaled", error=how.number)]
 
-    def tidy(self, now: float) -> list[Action]:
-        """Give up copies too many, which were kept as long as a server was silent; called now and then."""
-        actions: list[Action] = []
-        for run in self._runs.values() if self.wanted is None else ():
-            if run.replication.has_spare and run.is_whole:
-                actions += run.replication.spread({}, now, self._silence_s)[0]
-        return actions
+    def tidy(self, run: JobRun, now: float) -> list[Action]:
+        """Give up copies too many of a job, which were kept as long as a server was silent; called now and then."""
+        if self.wanted is not None or not run.replication.has_spare or not run.is_whole:
+            return []
+        return run.replication.spread({}, now, self._silence_s)[0]
 
     def stop(self, now: float) -> list[Action]:
         """The cluster ends: nothing is cut any more."""

@@ -15,6 +15,7 @@ from typing import Protocol
 from zmqps.core.coordinator.jobs import Jobs, is_replaceable
 from zmqps.core.coordinator.membership import MAX_ANSWERED, MemberInfo
 from zmqps.core.coordinator.options import CoordinatorOptions
+from zmqps.core.node.timers import Wheel
 from zmqps.core.protocol.events import Action, Peer, Send
 from zmqps.core.protocol.messages import Init, Job
 
@@ -80,9 +81,12 @@ class Telling:
     ----------
     find
         Returns the member behind a connection.
+    wheel
+        The coordinator's timers.
     """
 
-    def __init__(self, find: Callable[[Peer], MemberInfo | None]) -> None:
+    def __init__(self, find: Callable[[Peer], MemberInfo | None], wheel: Wheel) -> None:
+        self._timer = wheel.timer("telling jobs", self.next_deadline, self.on_deadline)
         self._find = find
         self._first = Line(FIRST_SHARE)
         self._again = Line(AGAIN_SHARE)
@@ -103,6 +107,7 @@ class Telling:
             else:
                 self._first.add(member, message.request)
             member.told = True
+        self._timer.touch()
         return [*spaced, *self.on_deadline(now)]
 
     def too_soon(self, member: MemberInfo, now: float) -> bool:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from zmqps.core.coordinator.ended import unknown_job
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.node.member import Identity
+from zmqps.core.node.timers import Wheel
 from zmqps.core.node.tracing import AGAIN_S, KEEP_S, LONGEST_S, MAX_RING_NBYTES, REPORT_S, Nothing, Recorder
 from zmqps.core.protocol.events import Action, Peer, Send
 from zmqps.core.protocol.keys import KEY_NBYTES
@@ -71,6 +72,8 @@ class Traces:
         Those that are here, by incarnation; shared with the membership.
     runs
         The jobs that are trained, by name.
+    wheel
+        The coordinator's timers.
 
     Attributes
     ----------
@@ -78,9 +81,11 @@ class Traces:
         Records the coordinator itself; its shell puts one here.
     """
 
-    def __init__(self, identity: Identity, members: Mapping[bytes, MemberInfo], runs: Mapping[str, JobRun]) -> None:
+    def __init__(
+        self, identity: Identity, members: Mapping[bytes, MemberInfo], runs: Mapping[str, JobRun], wheel: Wheel
+    ) -> None:
+        self._timer = wheel.timer("tracing", self.next_deadline, self.on_deadline)
         self.recorder: Recorder = Nothing()
-        self.number = 0
         self.state = NONE
         self.ends_at = 0.0
         self.nodes: dict[bytes, NodeTrace] = {}
@@ -91,6 +96,11 @@ class Traces:
         self._look_due: float | None = None
         self._fetches: OrderedDict[int, Fetching] = OrderedDict()  # by the number that a node knows
         self._last_fetch = 0
+
+    @property
+    def number(self) -> int:
+        """The number of the last one; 0: there was none."""
+        return _number_of(self._wanted)
 
     # --- who asks ------------------------------------------------------------------------------
 
@@ -118,8 +128,7 @@ class Traces:
     def _start(self, message: Trace, now: float) -> list[Action]:
         if len(message.nonce) != KEY_NBYTES:
             raise ProtocolError(f"a trace has a nonce of {KEY_NBYTES} bytes")
-        number = int.from_bytes(message.nonce[:8], "little") or 1
-        if number == self.number:
+        if _number_of(message) == self.number:
             return []  # asked again, because the answer was lost
         if self.state == ON:
             raise LimitError(what="number of traces at a time", got=2, limit=1)
@@ -130,7 +139,7 @@ class Traces:
         if message.nbytes > MAX_RING_NBYTES:
             raise LimitError(what="bytes of a trace on a node", got=message.nbytes, limit=MAX_RING_NBYTES)
         self._forget()
-        self._wanted, self.number, self.state = message, number, ON
+        self._wanted, self.state = message, ON
         self.ends_at = now + message.seconds
         own = self._identity
         facts = {"who": own.incarnation.hex(), "role": "coordinator", "rank": 0, "name": own.name, "host": own.host}
@@ -152,6 +161,7 @@ class Traces:
         if self.state != NONE:
             self.recorder.forget()
         self.state, self._look_due = NONE, None
+        self._timer.touch()
         self.nodes.clear()
         self._fetches.clear()
 
@@ -164,6 +174,7 @@ class Traces:
         """Tell those who have come meanwhile, and those who have not heard."""
         actions: list[Action] = []
         self._look_due = now + LOOK_S
+        self._timer.touch()
         if self.state == ON:
             self._look_due = min(self._look_due, self.ends_at)
             for who, member in self._members.items():
@@ -253,6 +264,10 @@ class Traces:
         assert len(self.nodes) <= MAX_TRACED
         assert len(self._fetches) <= MAX_FETCHES
         assert self.state != NONE or not self.nodes
+
+
+def _number_of(trace: Trace) -> int:
+    return (int.from_bytes(trace.nonce[:8], "little") or 1) if trace.nonce else 0
 
 
 def _clock_of(facts: Mapping[str, Any]) -> dict[str, float]:

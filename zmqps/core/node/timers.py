@@ -1,0 +1,142 @@
+"""The named timers of a node in one wheel: when the first is due is known without a look at any other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heapify, heappop, heappush
+from itertools import count
+
+from zmqps.core.protocol.events import Action
+
+#: Entries of the heap that count no more are dropped as soon as there are more of them than of others, and so many.
+MOST_STALE = 64
+
+
+def silent(now: float) -> list[Action]:
+    """Do nothing: what is due is looked at after every event anyway."""
+    return []
+
+
+class Timer:
+    """Something that is due at some time, or not at all.
+
+    Whatever changes when it is due touches it; `Wheel.validate` notices where that is forgotten.
+
+    Parameters
+    ----------
+    wheel
+        Where it is kept.
+    name
+        What it is for.
+    due_of
+        Returns when it is due, as things are now; None: never.
+    ring
+        Called with the time when it is due; returns what is to be done.
+
+    Attributes
+    ----------
+    due
+        When it was due when that was asked last.
+    """
+
+    __slots__ = ("_wheel", "due", "due_of", "name", "number", "ring")
+
+    def __init__(
+        self, wheel: Wheel, name: str, due_of: Callable[[], float | None], ring: Callable[[float], list[Action]]
+    ) -> None:
+        self.name, self.due_of, self.ring = name, due_of, ring
+        self.due: float | None = None
+        self.number = next(wheel.numbers)
+        self._wheel = wheel
+
+    def touch(self) -> None:
+        """It may be due at another time than before: it is asked when, before any of the wheel rings."""
+        self._wheel.touched[self.number] = self
+
+
+class Wheel:
+    """The timers of one node; of those due at the same time the one that was made first rings first.
+
+    Attributes
+    ----------
+    numbers
+        Those of timers to come.
+    touched
+        The timers that are to be asked when they are due, by number.
+    """
+
+    def __init__(self) -> None:
+        self.numbers = count()
+        self.touched: dict[int, Timer] = {}
+        self._timers: dict[int, Timer] = {}
+        self._heap: list[tuple[float, int]] = []  # when they are due, and at which times they were to be before
+
+    def timer(
+        self, name: str, due_of: Callable[[], float | None], ring: Callable[[float], list[Action]] = silent
+    ) -> Timer:
+        """Return a new timer."""
+        timer = Timer(self, name, due_of, ring)
+        self._timers[timer.number] = timer
+        timer.touch()
+        return timer
+
+    def drop(self, timer: Timer) -> None:
+        """A timer is needed no more."""
+        self.touched.pop(timer.number, None)
+        del self._timers[timer.number]
+        self._tidy()
+
+    def _look(self) -> None:
+        """Ask those that were touched when they are due."""
+        for timer in self.touched.values():
+            if (due := timer.due_of()) != timer.due:
+                if due is not None:
+                    heappush(self._heap, (due, timer.number))
+                timer.due = due  # after the heap has it: memory may have run out on the way
+        self.touched.clear()
+        self._tidy()
+
+    def _tidy(self) -> None:
+        """Let the heap have no more than the timers need."""
+        if len(self._heap) > 2 * len(self._timers) + MOST_STALE:
+            self._heap = [(timer.due, timer.number) for timer in self._timers.values() if timer.due is not None]
+            heapify(self._heap)
+
+    def next_deadline(self) -> float | None:
+        """Return when the first of them is due."""
+        if self.touched:
+            self._look()
+        first = self._first()
+        return None if first is None else first.due
+
+    def _first(self) -> Timer | None:
+        while self._heap:
+            due, number = self._heap[0]
+            if (timer := self._timers.get(number)) is not None and timer.due == due:
+                return timer
+            heappop(self._heap)
+        return None
+
+    def on_deadline(self, now: float) -> list[Action]:
+        """Ring those that are due, each once; one that another one has put off or dropped does not ring."""
+        late, actions = dict[int, Timer](), list[Action]()
+        self._look()
+        while (timer := self._first()) is not None and timer.due is not None and timer.due <= now:
+            timer.touch()  # whatever happens meanwhile: it is asked again, for the heap has it no more
+            late[timer.number] = timer
+            heappop(self._heap)
+            timer.due = None
+        for number, timer in late.items():
+            if number in self._timers and (due := timer.due_of()) is not None and due <= now:
+                actions += timer.ring(now)
+        return actions
+
+    def validate(self) -> None:
+        """Assert that each timer rings when it is due, and that nothing else is kept for long."""
+        entries = set(self._heap)
+        assert self.touched.items() <= self._timers.items()
+        for number, timer in self._timers.items():
+            if number not in self.touched:
+                assert timer.due == timer.due_of(), f"it was forgotten when {timer.name} is due"
+            assert timer.due is None or (timer.due, number) in entries, f"{timer.name} never rings"
+        assert len(self._heap) <= 2 * len(self._timers) + MOST_STALE
