@@ -24,6 +24,7 @@ from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.steps import Steps
 from zmqps.core.node.handshake import Handshake
 from zmqps.core.node.member import Member
+from zmqps.core.node.timers import Timer
 from zmqps.core.protocol.events import COORDINATOR, Action, Disconnected, Run, Send
 from zmqps.core.protocol.messages import (
     Ack,
@@ -487,8 +488,31 @@ def test_a_coordinator_that_forgets_which_jobs_servers_have_said_something_of(mo
 
 
 def test_a_coordinator_that_forgets_which_jobs_their_members_have_said_something_of(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(TouchedJobs, "add", lambda self, name: None)
+    def add(original: Any, touched: TouchedJobs, name: str) -> None:
+        if name not in touched._timers:  # else it is due as it was when it began
+            original(touched, name)
+
+    wrap(monkeypatch, TouchedJobs, "add", add)
     caught("jobs-loss", "it was forgotten when job")
+
+
+@pytest.mark.parametrize(
+    ("part", "scenario"),
+    [
+        ("erasing", "jobs-loss"),
+        ("checkpoints", "sync-saves"),
+        ("what moves", "sync-drains"),
+        ("tracing", "sync-traces"),
+        ("examinations", "sync-probed-loss"),
+    ],
+)
+def test_a_coordinator_that_forgets_when_a_part_of_it_is_due(monkeypatch: Patch, part: str, scenario: str) -> None:
+    def touch(original: Any, timer: Timer) -> None:
+        if timer.name != part:
+            original(timer)
+
+    wrap(monkeypatch, Timer, "touch", touch)
+    caught(scenario, f"it was forgotten when {part} is due")
 
 
 def test_a_coordinator_that_ends_a_job_before_its_last_step_is_applied(monkeypatch: Patch) -> None:

@@ -250,7 +250,9 @@ class CoordinatorMachine:
         ended: list[Action] = []
         if self.cluster_end.asked is not None:
             ended = [*self.scales.stop(now), *self.drains.stop(now)]
-        return [*ended, *self.scales.look(now), *self.drains.look(now)]
+        actions = [*ended, *self.scales.look(now), *self.drains.look(now)]
+        self.touched.note()
+        return actions
 
     def _move_due(self) -> float | None:
         """Return when what moves is to be looked at, at the latest."""
