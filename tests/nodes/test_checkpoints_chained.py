@@ -25,7 +25,7 @@ from zmqps.core.job.spec import JobSpec
 from zmqps.core.job.tables import NUM_BUCKETS
 from zmqps.core.protocol.events import Action, Run
 from zmqps.core.protocol.messages import Save, Saved
-from zmqps.core.protocol.saving import WRITTEN
+from zmqps.core.protocol.saving import SaveStage
 from zmqps.core.server.rows import make_rows
 from zmqps.core.server.saves import Saves
 from zmqps.core.server.shard import Shard
@@ -140,7 +140,7 @@ class Cluster:
             work.extend(action for action in actions if isinstance(action, Run))
             for action in actions:
                 message = getattr(action, "message", None)
-                if isinstance(message, Saved) and message.stage == WRITTEN:
+                if isinstance(message, Saved) and message.stage == SaveStage.WRITTEN:
                     self.written[shards[message.epoch]] = message.facts
             self.saves.validate()
 

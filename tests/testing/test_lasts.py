@@ -9,7 +9,7 @@ from zmqps.core.coordinator.checkpoints import Checkpoints
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.wishes import Wishes
 from zmqps.core.protocol.messages import Ack, Message, Save, Saved
-from zmqps.core.protocol.saving import WRITTEN
+from zmqps.core.protocol.saving import SaveStage
 from zmqps.testing import AsyncTraining, Simulation
 from zmqps.testing.engine import Node
 from zmqps.testing.network import Faults
@@ -38,7 +38,7 @@ def test_a_push_is_in_the_last_checkpoint_though_its_worker_hears_late_that_it_w
             heard_at.append(simulation.now)
 
     def swallow(sender: Node, receiver: str, message: Message) -> bool:
-        return isinstance(message, Saved) and message.stage == WRITTEN and simulation.now <= woken[0] + 0.1
+        return isinstance(message, Saved) and message.stage == SaveStage.WRITTEN and simulation.now <= woken[0] + 0.1
 
     simulation.on_send.append(stop)
     simulation.on_receive.append(hear)

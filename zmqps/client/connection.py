@@ -28,6 +28,7 @@ from zmqps.client.thread import HELD_UP, SessionThread, refuse_in_callback
 from zmqps.core.job.data import DataRange, DataSpec
 from zmqps.core.protocol.exits import DRAINED
 from zmqps.core.protocol.hello import MAX_JOB_NAME_CHARS
+from zmqps.core.protocol.membership import DepartureCause
 from zmqps.core.worker.notebook import Notebook
 from zmqps.core.worker.operations import AskStatus, EnterBarrier, Exchange, Finish, Join, Operation, TakeRange
 from zmqps.core.worker.session import SessionMachine
@@ -371,7 +372,7 @@ class Connection:
 
     def drain_async(self, *, timeout: float | None = None) -> Future[None]:
         """`drain` without the close and the end of the program, as a future."""
-        return self._submit(Finish(0.0, reason="drained"), timeout)
+        return self._submit(Finish(0.0, reason=DepartureCause.DRAINED), timeout)
 
     def _rejoin(self, timeout: float) -> float:
         """End this life and join as a new incarnation; return how many seconds are left."""

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from zmqps import checks
 from zmqps.client.turns import Turns, check_own_thread, not_started, running
 from zmqps.core.protocol.events import Stop
+from zmqps.core.protocol.membership import DepartureCause
 from zmqps.core.worker.operations import Cancelled, Finish, Operation
 from zmqps.core.worker.session import FAREWELL_S, SessionMachine
 from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, ForkedError, InternalError, PSError
@@ -453,7 +454,7 @@ class SessionThread:
         if self._loop is None or self._ended or self.forked:
             return
         with suppress(PSError):
-            finished = self.submit(Finish(0.0, reason="closed"), FAREWELL_S)
+            finished = self.submit(Finish(0.0, reason=DepartureCause.CLOSED), FAREWELL_S)
             finished.add_done_callback(lambda _: self._ask_to_stop())
             if threading.current_thread() is threading.main_thread() and asyncio._get_running_loop() is None:
                 self._thread.join(2 * FAREWELL_S)  # for what is under way, then for the goodbye's answer

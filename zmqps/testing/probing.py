@@ -8,7 +8,7 @@ from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from zmqps.core.coordinator.probes import ANSWERED, GONE, PROBE_S, SILENT
+from zmqps.core.coordinator.probes import PROBE_S, ProbeOutcome
 from zmqps.core.node.inquiry import Inquiry
 from zmqps.core.node.member import Identity
 from zmqps.core.protocol.guard import examine_guard
@@ -161,12 +161,14 @@ class Operators:
         members = simulation.coordinator.membership.members
         for node, row in nodes:
             state = row["state"]
-            assert (state == ANSWERED) == (node.name in came), f"{node.name} has not answered, or has, and is {state}"
-            assert (state == GONE) <= (node.identity.incarnation not in members), f"{node.name} is there"
-            if state == ANSWERED:
+            has_answered = node.name in came
+            assert (state == ProbeOutcome.ANSWERED) == has_answered, f"{node.name} is {state}: {has_answered=}"
+            assert (state == ProbeOutcome.GONE) <= (node.identity.incarnation not in members), f"{node.name} is there"
+            if state == ProbeOutcome.ANSWERED:
                 seconds = came[node.name] - began_at
                 assert abs(row["latency_s"] - seconds) < EPSILON_S, f"{node.name} took {seconds} s to answer"
-            if state == SILENT and node.alive and _is_member(node) and simulation.now >= node.stopped_until:
+            runs = node.alive and simulation.now >= node.stopped_until
+            if state == ProbeOutcome.SILENT and runs and _is_member(node):
                 assert (node.name, number) not in self._owed, f"{node.name} was asked and says nothing"
         self.num_answered += 1
 

@@ -12,7 +12,7 @@ from zmqps.core.node.inquiry import Inquiry
 from zmqps.core.node.member import Identity
 from zmqps.core.node.tracer import Tracer
 from zmqps.core.protocol.limits import MAX_BLOB_NBYTES
-from zmqps.core.protocol.tracing import ON
+from zmqps.core.protocol.tracing import TraceState
 from zmqps.testing.engine import Node
 from zmqps.testing.network import Faults
 from zmqps.testing.simulation import END_KEY, Simulation
@@ -154,7 +154,7 @@ class Traced(Simulation):
         machine, recorder = node.machine, self.recorders[node.identity.incarnation]
         assert not isinstance(machine, (Inquiry, Tracer))
         traces = machine.traces if isinstance(machine, CoordinatorMachine) else machine.member.tracing
-        assert recorder.is_on == (traces.state == ON)
+        assert recorder.is_on == (traces.state == TraceState.ON)
         over_at = recorder.began_at + self._seconds.get(traces.number, 0.0)
         is_over = self.time_of(node) > over_at + LATE_S
         ready = max(node.stopped_until, node.busy_until) + LATE_S

@@ -14,7 +14,7 @@ from zmqps.core.coordinator.checkpoints import STUCK_S
 from zmqps.core.job.tables import TableSpec
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.messages import Checkpointed, Error, Holding, Save
-from zmqps.core.protocol.saving import FAILED, KEPT, WRITTEN
+from zmqps.core.protocol.saving import SaveStage
 
 SHARDS = {7: 0, 8: 1}
 
@@ -114,10 +114,10 @@ def test_one_that_has_failed_is_never_built_upon(stage: str) -> None:
     assert {message.base for message in cluster.begin()} == {1}
     if stage != "begun":
         for server in SERVERS:
-            cluster.say(server, KEPT, 2)
+            cluster.say(server, SaveStage.KEPT, 2)
     if stage == "written in part":
-        cluster.say(SERVERS[0], WRITTEN, 2, nbytes=1)
-    cluster.say(SERVERS[1], FAILED, 2, why="the disk is full")
+        cluster.say(SERVERS[0], SaveStage.WRITTEN, 2, nbytes=1)
+    cluster.say(SERVERS[1], SaveStage.FAILED, 2, why="the disk is full")
     while cluster.work:
         cluster.do()
     assert cluster.make() == ({1}, "/default/ckpt")

@@ -30,7 +30,7 @@ from zmqps.core.protocol.messages import (
     Saved,
     Unsave,
 )
-from zmqps.core.protocol.saving import FAILED, KEPT, WRITING, WRITTEN
+from zmqps.core.protocol.saving import SaveStage
 from zmqps.errors import (
     CheckpointFailedError,
     CheckpointStorageError,
@@ -127,8 +127,10 @@ class Cluster(Coordinator):
 
     def write(self, number: int = 1, job_name: str = "default") -> list[Action]:
         """Let servers keep and write all."""
-        actions = [a for s in SERVERS for a in self.say(s, KEPT, number, job_name)]
-        return actions + [a for s in SERVERS for a in self.say(s, WRITTEN, number, job_name, nbytes=10, files=[s])]
+        actions = [a for s in SERVERS for a in self.say(s, SaveStage.KEPT, number, job_name)]
+        return actions + [
+            a for s in SERVERS for a in self.say(s, SaveStage.WRITTEN, number, job_name, nbytes=10, files=[s])
+        ]
 
     def hold(self, number: int = 1, *names: str) -> list[Action]:
         return [action for name in names or WORKERS for action in self.take(name, Holding(number))]
@@ -314,10 +316,10 @@ def test_a_cut_is_made_while_all_workers_hold_and_no_longer(mode: str, consisten
     assert not sent(cluster.hold(1, "w0", "w0"), Save)
     assert len(sent(cluster.hold(1, "w1"), Save)) == 2
     assert not sent(cluster.hold(1), GoOn), "before all servers keep what they have"
-    assert not sent(cluster.say("s0", KEPT), GoOn)
-    assert not sent(cluster.say("s0", WRITTEN), GoOn)
-    assert receivers(cluster.say("s1", KEPT), GoOn) == [peer("w0"), peer("w1")]
-    cluster.say("s1", WRITTEN)
+    assert not sent(cluster.say("s0", SaveStage.KEPT), GoOn)
+    assert not sent(cluster.say("s0", SaveStage.WRITTEN), GoOn)
+    assert receivers(cluster.say("s1", SaveStage.KEPT), GoOn) == [peer("w0"), peer("w1")]
+    cluster.say("s1", SaveStage.WRITTEN)
     assert sent(cluster.do(), Checkpointed)
     assert cluster.store.manifests[0]["consistent"]
 
@@ -338,7 +340,7 @@ def test_a_hold_or_a_save_that_was_lost_is_said_again() -> None:
     again = cluster.wait(AGAIN_S + 0.1)
     assert set(receivers(again, Hold)) == {peer("w1")}
     cluster.hold(1, "w1")
-    cluster.say("s0", KEPT)
+    cluster.say("s0", SaveStage.KEPT)
     again = cluster.wait(cluster.now + AGAIN_S + 0.1)
     assert peer("s1") in receivers(again, Save)
 
@@ -362,7 +364,7 @@ def test_a_server_that_does_not_keep_in_time_fails_it_for_workers_would_go_on() 
     cluster.ask()
     cluster.do()
     cluster.hold()
-    cluster.say("s0", KEPT)
+    cluster.say("s0", SaveStage.KEPT)
     actions = cluster.wait(HOLD_S + 0.1)
     assert "server 1 (s1" in whys(actions)
     assert set(receivers(actions, Unsave)) == {peer("s0"), peer("s1")}
@@ -395,8 +397,8 @@ def test_one_that_comes_before_all_servers_keep_makes_it_begin_anew() -> None:
     cluster.hold()
     cluster.join("w2")
     cluster.init("w2", job(staleness=1))
-    cluster.say("s0", KEPT)
-    actions = cluster.say("s1", KEPT)
+    cluster.say("s0", SaveStage.KEPT)
+    actions = cluster.say("s1", SaveStage.KEPT)
     assert len(sent(actions, Unsave)) == 2
     assert set(receivers(actions, GoOn)) == {peer("w0"), peer("w1")}
     assert not errors(actions)
@@ -463,21 +465,21 @@ def test_a_store_that_fails_fails_it_and_the_status_says_why(what: str) -> None:
     assert "failed" not in cluster.status()
 
 
-@pytest.mark.parametrize("before", [[], [KEPT], [KEPT, WRITING]])
+@pytest.mark.parametrize("before", [[], [SaveStage.KEPT], [SaveStage.KEPT, SaveStage.WRITING]])
 def test_a_server_that_fails_fails_it_and_the_others_keep_nothing(before: list[int]) -> None:
     cluster = Cluster()
     cluster.ask()
     cluster.do()
     for stage in before:
         cluster.say("s0", stage)
-    cluster.say("s1", WRITTEN)
-    actions = cluster.say("s0", FAILED, why="the disk is full")
+    cluster.say("s1", SaveStage.WRITTEN)
+    actions = cluster.say("s0", SaveStage.FAILED, why="the disk is full")
     assert "server 0 (s0" in whys(actions)
     assert "the disk is full" in whys(actions)
     assert set(receivers(actions, Unsave)) == {peer("s0"), peer("s1")}
     assert cluster.is_free()
-    assert sent(cluster.say("s1", WRITTEN), Unsave), "what comes late is not kept"
-    assert not cluster.say("s1", FAILED)
+    assert sent(cluster.say("s1", SaveStage.WRITTEN), Unsave), "what comes late is not kept"
+    assert not cluster.say("s1", SaveStage.FAILED)
 
 
 @pytest.mark.parametrize("stage", ["opened", "held", "saved"])
@@ -499,11 +501,11 @@ def test_a_server_that_goes_when_its_part_is_written_is_not_missed() -> None:
     cluster = Cluster()
     cluster.ask()
     cluster.do()
-    cluster.say("s1", KEPT)
-    cluster.say("s1", WRITTEN)
+    cluster.say("s1", SaveStage.KEPT)
+    cluster.say("s1", SaveStage.WRITTEN)
     cluster.take("s1", Leave("closed"))
-    cluster.say("s0", KEPT)
-    cluster.say("s0", WRITTEN)
+    cluster.say("s0", SaveStage.KEPT)
+    cluster.say("s0", SaveStage.WRITTEN)
     assert sent(cluster.do(), Checkpointed)
 
 
@@ -511,11 +513,11 @@ def test_a_server_that_gets_no_further_is_not_waited_for_forever_though_it_answe
     cluster = Cluster()
     cluster.ask()
     cluster.do()
-    cluster.say("s0", KEPT)
-    cluster.say("s0", WRITTEN)
+    cluster.say("s0", SaveStage.KEPT)
+    cluster.say("s0", SaveStage.WRITTEN)
     actions: list[Action] = []
     while cluster.now < STUCK_S + 3 * AGAIN_S and not errors(actions):
-        cluster.say("s1", KEPT, nbytes=5)
+        cluster.say("s1", SaveStage.KEPT, nbytes=5)
         actions = cluster.wait(cluster.now + AGAIN_S)
     assert cluster.now >= STUCK_S
     assert "server 1 (s1" in whys(actions)
@@ -540,7 +542,7 @@ def test_a_job_that_ends_meanwhile_takes_its_checkpoints_along(steps: int) -> No
     if steps > 1:
         cluster.hold()
     if steps > 2:
-        cluster.say("s0", KEPT)
+        cluster.say("s0", SaveStage.KEPT)
     ended = cluster.take("x", EndJob(1, "default", b"n" * 16))
     assert CheckpointFailedError.code in errors(ended, peer("w0"))
     assert JobError.code in errors(ended, peer("w1"))
@@ -651,6 +653,6 @@ def test_the_status_says_how_far_it_is() -> None:
     cluster.do()
     assert cluster.status()["under_way"]["stage"] == "waiting for 2 workers to pause"
     cluster.hold()
-    cluster.say("s0", WRITING, nbytes=7)
-    cluster.say("s1", WRITING, nbytes=4)
+    cluster.say("s0", SaveStage.WRITING, nbytes=7)
+    cluster.say("s1", SaveStage.WRITING, nbytes=4)
     assert cluster.status()["under_way"]["nbytes"] == 11

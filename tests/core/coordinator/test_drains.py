@@ -34,7 +34,7 @@ from zmqps.core.protocol.messages import (
     Yield,
     Yielded,
 )
-from zmqps.core.protocol.resizing import GOING, GONE, STAYS
+from zmqps.core.protocol.resizing import DrainState
 from zmqps.errors import DrainError, JobError, JobMemoryError
 
 NONCE = b"n" * 16
@@ -111,7 +111,7 @@ class Cluster(Coordinator):
 def test_a_shard_is_copied_given_up_taken_over_and_then_the_server_goes() -> None:
     cluster = Cluster()
     asked = cluster.drain()
-    assert cluster.answer(asked).state == GOING
+    assert cluster.answer(asked).state == DrainState.GOING
     assert "shard 1 to s0, 0%" in cluster.answer(asked).text
     (assign,) = sent(asked, Assign)
     assert (assign.shard, assign.backup, assign.epoch) == (1, 1, 4)
@@ -127,12 +127,12 @@ def test_a_shard_is_copied_given_up_taken_over_and_then_the_server_goes() -> Non
     assert [(d.epoch, d.moved) for d in sent(done, Discard, peer("s1"))] == [(2, 1)]
     assert cluster.places() == {0: "s0", 1: "s0", 2: "s2"}
     gone = cluster.settle(done)
-    assert [m.state for m in sent(gone, Draining, peer("s1"))] == [GONE]
+    assert [m.state for m in sent(gone, Draining, peer("s1"))] == [DrainState.GONE]
     left = cluster.take("s1", Leave("drained"))
     assert "s1 has nothing any more: 1 shard moved" in logged(left)
     assert sent(left, Lost) == []
     assert cluster.run().state == "training"
-    assert cluster.answer(cluster.drain()).state == GONE, "who has asked hears how it has ended"
+    assert cluster.answer(cluster.drain()).state == DrainState.GONE, "who has asked hears how it has ended"
 
 
 def test_what_is_not_answered_is_said_again() -> None:
@@ -148,14 +148,17 @@ def test_what_is_not_answered_is_said_again() -> None:
 def test_a_server_that_asks_for_itself_is_told_how_far_it_is() -> None:
     cluster = Cluster()
     (answer,) = sent(cluster.take("s2", Drain(1, "", 0)), Draining, peer("s2"))
-    assert (answer.state, answer.request) == (GOING, 1)
+    assert (answer.state, answer.request) == (DrainState.GOING, 1)
     assert "shard 2 to s0" in answer.text
 
 
 def test_a_server_that_has_nothing_goes_at_once() -> None:
     cluster = Cluster()
     cluster.join("s3")
-    assert [m.state for m in sent(cluster.take("s3", Drain(1, "", 0)), Draining, peer("s3"))] == [GONE, GOING]
+    assert [m.state for m in sent(cluster.take("s3", Drain(1, "", 0)), Draining, peer("s3"))] == [
+        DrainState.GONE,
+        DrainState.GOING,
+    ]
 
 
 def test_a_spare_gets_it_first_then_who_has_least() -> None:
@@ -199,7 +202,7 @@ def test_the_only_server_stays() -> None:
     cluster = Cluster(servers=1)
     assert errors(cluster.drain("s0"), peer("outsider")) == [DrainError.code]
     (answer,) = sent(cluster.take("s0", Drain(1, "", 0)), Draining, peer("s0"))
-    assert answer.state == STAYS
+    assert answer.state == DrainState.STAYS
     assert "zmqps server --spare" in answer.text
 
 
@@ -210,7 +213,7 @@ def test_a_server_whose_shard_nobody_has_the_memory_for_stays_and_the_error_says
     for name in ("s0", "s2"):
         (assign,) = sent(asked, Assign, peer(name))
         asked = cluster.take(name, Error.of(assign.epoch, short))
-    assert [m.state for m in sent(asked, Draining, peer("s1"))] == [STAYS]
+    assert [m.state for m in sent(asked, Draining, peer("s1"))] == [DrainState.STAYS]
     refused = cluster.drain()
     assert errors(refused, peer("outsider")) == [DrainError.code]
     (error,) = sent(refused, Error, peer("outsider"))
@@ -224,13 +227,13 @@ def test_a_server_whose_shard_nobody_has_the_memory_for_stays_and_the_error_says
 def test_there_must_be_such_a_server() -> None:
     cluster = Cluster()
     assert errors(cluster.drain("nobody")) == [JobError.code]
-    assert cluster.answer(cluster.drain("2")).state == GOING
+    assert cluster.answer(cluster.drain("2")).state == DrainState.GOING
 
 
 def test_a_server_may_stay_after_all() -> None:
     cluster = Cluster()
     asked = cluster.drain()
-    assert cluster.answer(cluster.drain(stay=1, nonce=b"m" * 16)).state == STAYS
+    assert cluster.answer(cluster.drain(stay=1, nonce=b"m" * 16)).state == DrainState.STAYS
     assert cluster.fill(asked) == [], "its copy is given up"
     assert len(cluster.run().startup.copies) == 3
     assert errors(cluster.drain()) == [DrainError.code]

@@ -27,7 +27,7 @@ from zmqps.core.protocol.messages import (
     Waiting,
     Welcome,
 )
-from zmqps.core.protocol.saving import KEPT, WRITTEN
+from zmqps.core.protocol.saving import SaveStage
 from zmqps.errors import JobEndedError, JobError
 
 
@@ -253,10 +253,10 @@ def test_what_is_trained_after_the_cut_of_the_last_checkpoint_is_in_another_one(
     cluster.handle(Stop("SIGTERM"))
     cluster.do()
     for server in SERVERS:
-        cluster.say(server, KEPT)
+        cluster.say(server, SaveStage.KEPT)
     cluster.finish()
     for server in SERVERS:
-        cluster.say(server, WRITTEN, nbytes=10, files=[server])
+        cluster.say(server, SaveStage.WRITTEN, nbytes=10, files=[server])
     assert not cluster.machine.ending
     cluster.do()
     cluster.save(2)

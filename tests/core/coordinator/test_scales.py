@@ -29,7 +29,7 @@ from zmqps.core.protocol.messages import (
     Yield,
     Yielded,
 )
-from zmqps.core.protocol.resizing import GOING
+from zmqps.core.protocol.resizing import DrainState
 from zmqps.errors import JobMemoryError, ScaleError
 
 NONCE = b"n" * 16
@@ -157,7 +157,7 @@ def test_shards_are_cut_once_no_push_is_under_way_and_members_are_told() -> None
     cluster = Cluster(2)
     cluster.join("s2", "s3")
     asked = scale(cluster, 4)
-    assert sent(asked, Draining, peer("outsider"))[0].state == GOING
+    assert sent(asked, Draining, peer("outsider"))[0].state == DrainState.GOING
     assert {bool(assign.restore["cut"]) for assign in sent(asked, Assign)} == {True}
     pausing = built(cluster, asked)
     assert set(receivers(pausing, Hold)) == {peer("w0"), peer("w1")}
@@ -263,7 +263,7 @@ def test_what_a_server_had_no_memory_for_is_tried_again_when_it_is_asked_for_aga
     assert not cluster.machine.scales.is_active
     again = scale(cluster, 1, b"m" * 16)
     assert receivers(again, Assign) == [to]
-    assert sent(again, Draining, peer("outsider"))[0].state == GOING
+    assert sent(again, Draining, peer("outsider"))[0].state == DrainState.GOING
 
 
 def test_of_those_who_ask_so_many_are_remembered() -> None:

@@ -27,7 +27,7 @@ from zmqps.core.protocol.messages import (
     Tracing,
 )
 from zmqps.core.protocol.roles import KeyHolder
-from zmqps.core.protocol.tracing import LOOK, NONE, OFF, ON, START, STOP
+from zmqps.core.protocol.tracing import TraceAction, TraceState
 from zmqps.errors import IdentityError, JobError, LimitError, NotJoinedError, ProtocolError
 
 OPERATOR = b"@operator"
@@ -58,7 +58,7 @@ class Cluster:
         self.machine.validate()
         return actions
 
-    def ask(self, action: int = START, now: float = 1.0, nonce: bytes = NONCE, **told: Any) -> list[Action]:
+    def ask(self, action: int = TraceAction.START, now: float = 1.0, nonce: bytes = NONCE, **told: Any) -> list[Action]:
         told = {"job": "", "seconds": 2.0, "steps": 0, "nbytes": 4096, **told}
         message = Trace(1, action, told["job"], told["seconds"], told["steps"], told["nbytes"], nonce)
         return self.take(replace(message, guard=trace_guard(self.secret, trace_subject(message), nonce)), now)
@@ -96,9 +96,9 @@ def test_all_nodes_are_told_to_record_and_those_who_come_later_too() -> None:
     actions = cluster.ask()
     assert told(actions) == {"s": 2.0, "a": 2.0, "b": 2.0}
     [answer] = sent(actions, Tracing, OPERATOR)
-    assert (answer.number, answer.state, answer.left) == (NUMBER, ON, 2.0)
+    assert (answer.number, answer.state, answer.left) == (NUMBER, TraceState.ON, 2.0)
     assert [node["role"] for node in answer.nodes["nodes"]] == ["coordinator", "server", "worker", "worker"]
-    cluster.say("s", ON, 1.1), cluster.say("a", ON, 1.1), cluster.say("b", ON, 1.1)
+    cluster.say("s", TraceState.ON, 1.1), cluster.say("a", TraceState.ON, 1.1), cluster.say("b", TraceState.ON, 1.1)
     cluster.join("worker", "d", "one", 1.2)
     assert told(cluster.wait(1.9)) == {"d": pytest.approx(1.75, abs=0.05)}
 
@@ -107,9 +107,9 @@ def test_the_coordinator_ends_a_trace_at_its_time_and_not_when_it_next_looks_who
     cluster = Cluster()
     cluster.ask(seconds=1.55)
     cluster.wait(2.5)
-    assert cluster.machine.traces.state == ON
+    assert cluster.machine.traces.state == TraceState.ON
     cluster.wait(2.55)
-    assert cluster.machine.traces.state == OFF
+    assert cluster.machine.traces.state == TraceState.OFF
 
 
 def test_of_one_job_its_workers_record_and_all_servers() -> None:
@@ -137,52 +137,52 @@ def test_asked_again_it_begins_no_other_one() -> None:
 def test_what_is_too_much_is_refused_and_nobody_records(wrong: dict[str, Any], error: type[Exception]) -> None:
     cluster = Cluster()
     refused(cluster.ask(**wrong), error)
-    assert cluster.machine.traces.state == NONE
+    assert cluster.machine.traces.state == TraceState.NONE
 
 
 def test_it_ends_at_its_time_and_who_does_not_hear_is_told_again() -> None:
     cluster = Cluster()
     cluster.ask()
     for name in "sab":
-        cluster.say(name, ON, 1.1)
+        cluster.say(name, TraceState.ON, 1.1)
     ended = cluster.wait(3.3)
     assert told(ended) == {"s": 0.0, "a": 0.0, "b": 0.0}
-    cluster.say("s", OFF, 3.3)
-    cluster.say("a", OFF, 3.3)
+    cluster.say("s", TraceState.OFF, 3.3)
+    cluster.say("a", TraceState.OFF, 3.3)
     assert told(cluster.wait(4.6)) == {"b": 0.0}
-    [answer] = sent(cluster.ask(LOOK, 4.6), Tracing)
+    [answer] = sent(cluster.ask(TraceAction.LOOK, 4.6), Tracing)
     by_role = {node["name"]: node for node in answer.nodes["nodes"]}
-    assert (by_role["a"]["state"], by_role["a"]["nbytes"], by_role["a"]["offset_s"]) == (OFF, 100, -2.0)
-    assert by_role["b"]["state"] == ON
+    assert (by_role["a"]["state"], by_role["a"]["nbytes"], by_role["a"]["offset_s"]) == (TraceState.OFF, 100, -2.0)
+    assert by_role["b"]["state"] == TraceState.ON
     cluster.wait(4.6 + KEEP_S)
-    assert sent(cluster.ask(LOOK, 200.0), Tracing)[0].state == NONE
+    assert sent(cluster.ask(TraceAction.LOOK, 200.0), Tracing)[0].state == TraceState.NONE
 
 
 def test_it_can_be_ended_early_and_ends_when_all_workers_have_done_their_steps() -> None:
     cluster = Cluster()
     cluster.ask(seconds=60.0)
-    assert sent(cluster.ask(STOP, 2.0), Tracing)[0].state == OFF
+    assert sent(cluster.ask(TraceAction.STOP, 2.0), Tracing)[0].state == TraceState.OFF
     cluster = Cluster()
     cluster.ask(seconds=60.0, steps=10)
-    cluster.say("a", ON, 2.0, steps=12)
-    cluster.say("b", ON, 2.0, steps=9)
+    cluster.say("a", TraceState.ON, 2.0, steps=12)
+    cluster.say("b", TraceState.ON, 2.0, steps=9)
     cluster.wait(3.0)
-    assert cluster.machine.traces.state == ON
-    cluster.say("b", ON, 3.0, steps=10)
+    assert cluster.machine.traces.state == TraceState.ON
+    cluster.say("b", TraceState.ON, 3.0, steps=10)
     cluster.wait(3.3)
-    assert cluster.machine.traces.state == OFF
+    assert cluster.machine.traces.state == TraceState.OFF
 
 
 def test_each_sign_of_a_node_is_answered_with_the_time() -> None:
     cluster = Cluster()
     cluster.ask()
     cluster.machine.traces.recorder.time = lambda: 7.5  # type: ignore[method-assign]
-    assert sent(cluster.say("a", ON, 1.5), Clock) == [Clock(NUMBER, ON, 1.5, 7.5)]
+    assert sent(cluster.say("a", TraceState.ON, 1.5), Clock) == [Clock(NUMBER, TraceState.ON, 1.5, 7.5)]
 
 
 def test_a_node_that_records_what_nobody_knows_of_is_ended() -> None:
     cluster = Cluster()
-    actions = cluster.take(SpansRecorded(99, ON, 1.0, 0, 0, 0, {}), 1.0, peer("a"))
+    actions = cluster.take(SpansRecorded(99, TraceState.ON, 1.0, 0, 0, 0, {}), 1.0, peer("a"))
     assert sent(actions, RecordSpans) == [RecordSpans(99, 0.0, 0)]
 
 
@@ -231,14 +231,14 @@ def test_only_who_may_end_jobs_may_trace_them() -> None:
     assert sent(cluster.fetch("a"), Fetch)
     cluster.secret = b""
     refused(cluster.ask(nonce=NONCE[::-1]), IdentityError)
-    refused(cluster.ask(LOOK), IdentityError)
+    refused(cluster.ask(TraceAction.LOOK), IdentityError)
     refused(cluster.fetch("a"), IdentityError)
 
 
 @pytest.mark.parametrize(("role", "may"), [("node", True), ("worker", False), ("observer", False)])
 def test_where_there_are_keys_it_takes_a_nodes(role: str, may: bool) -> None:
     cluster = Cluster(keyed=True)
-    message = Trace(1, START, "", 2.0, 0, 4096, NONCE)
+    message = Trace(1, TraceAction.START, "", 2.0, 0, 4096, NONCE)
     actions = cluster.take(message, holder=KeyHolder(role, "k"))
     assert bool(sent(actions, Tracing)) == may
 
@@ -246,5 +246,5 @@ def test_where_there_are_keys_it_takes_a_nodes(role: str, may: bool) -> None:
 def test_who_has_not_joined_says_nothing_for_a_node() -> None:
     cluster = Cluster()
     cluster.ask()
-    refused(cluster.take(SpansRecorded(NUMBER, OFF, 1.0, 0, 0, 0, {})), NotJoinedError)
+    refused(cluster.take(SpansRecorded(NUMBER, TraceState.OFF, 1.0, 0, 0, 0, {})), NotJoinedError)
     cluster.take(Heartbeat({}), 1.0, peer("a"))

@@ -5,14 +5,14 @@ from __future__ import annotations
 from zmqps.core.node.tracer import Tracer
 from zmqps.core.protocol.events import COORDINATOR, Exit, Look, Looked, Received, Send
 from zmqps.core.protocol.messages import Trace, Tracing
-from zmqps.core.protocol.tracing import ON
+from zmqps.core.protocol.tracing import TraceState
 from zmqps.errors import DeadlineError
 
 
 def test_a_coordinator_that_ends_during_a_trace_is_given_up() -> None:
     tracer = Tracer("tcp://c:1", b"", b"n" * 16, ("", 10.0, 0, 1 << 20), patience=5.0)
     tracer.start(0.0)
-    tracer.handle(Received(COORDINATOR, Tracing(1, 7, ON, 10.0, {})), 0.1)
+    tracer.handle(Received(COORDINATOR, Tracing(1, 7, TraceState.ON, 10.0, {})), 0.1)
     now, actions = 0.1, []
     while not any(isinstance(action, Exit) for action in actions):
         due = tracer.next_deadline()
@@ -37,6 +37,6 @@ def test_a_coordinator_that_answers_now_and_then_is_waited_for() -> None:
     for number in range(30):
         asked = [action.message for action in actions if isinstance(action, Send)]
         assert isinstance(asked[-1], Trace)
-        tracer.handle(Received(COORDINATOR, Tracing(asked[-1].request, 7, ON, 100.0, {})), 4.0 * number)
+        tracer.handle(Received(COORDINATOR, Tracing(asked[-1].request, 7, TraceState.ON, 100.0, {})), 4.0 * number)
         actions = tracer.on_deadline(4.0 * number + 0.3)
         assert tracer.error is None

@@ -18,7 +18,7 @@ from zmqps.core.protocol.messages import (
     SpansRecorded,
     Welcome,
 )
-from zmqps.core.protocol.tracing import NONE, OFF, ON
+from zmqps.core.protocol.tracing import TraceState
 from zmqps.errors import NotJoinedError
 
 WELCOME = Welcome(1, b"i" * 16, "c", 5, 1.0, 1000.0, 4, 2)
@@ -84,14 +84,14 @@ class Joined:
 def test_it_records_for_as_long_as_it_is_told_and_says_so() -> None:
     node = Joined()
     [said] = sent(node.tell(RecordSpans(7, 1.0, 4096), 10.0), SpansRecorded)
-    assert (said.number, said.state, said.sent, said.steps) == (7, ON, 10.0, 0)
+    assert (said.number, said.state, said.sent, said.steps) == (7, TraceState.ON, 10.0, 0)
     assert node.recorder.calls == ["start 4096"]
     node.pushes = 9
     said_meanwhile = sent(node.wait(10.9), SpansRecorded)
     assert [one.sent for one in said_meanwhile] == [10.0 + REPORT_S * n for n in (1, 2, 3)]
     assert said_meanwhile[-1].steps == 6
     [over] = sent(node.wait(11.0), SpansRecorded)
-    assert (over.state, over.nbytes, over.lost) == (OFF, node.recorder.nbytes, 56)
+    assert (over.state, over.nbytes, over.lost) == (TraceState.OFF, node.recorder.nbytes, 56)
     assert node.recorder.calls == ["start 4096", "stop"]
 
 
@@ -99,22 +99,22 @@ def test_that_it_is_over_is_said_until_it_is_heard() -> None:
     node = Joined()
     node.tell(RecordSpans(7, 1.0, 4096), 10.0)
     assert len(sent(node.wait(11.0 + 3 * AGAIN_S), SpansRecorded)) == 3 + 4
-    node.tell(Clock(7, OFF, 14.0, 50.0), 14.0)
+    node.tell(Clock(7, TraceState.OFF, 14.0, 50.0), 14.0)
     assert not sent(node.wait(11.0 + KEEP_S - 0.1), SpansRecorded)
     assert node.recorder.data
     node.wait(11.0 + KEEP_S)
     assert node.recorder.calls[-1] == "forget"
-    assert node.member.tracing.state == NONE
+    assert node.member.tracing.state == TraceState.NONE
 
 
 def test_it_learns_of_the_coordinators_clock_from_the_answers() -> None:
     node = Joined()
     node.tell(RecordSpans(7, 1.0, 4096), 10.0)
-    node.tell(Clock(7, ON, 10.0, 5.1), 10.2)
+    node.tell(Clock(7, TraceState.ON, 10.0, 5.1), 10.2)
     [said] = sent(node.wait(10.3), SpansRecorded)
     assert abs(said.facts["offset_s"] + 5.0) < 1e-9  # type: ignore[operator]
     assert abs(said.facts["error_s"] - 0.1) < 1e-9  # type: ignore[operator]
-    node.tell(Clock(8, ON, 10.0, 900.0), 10.01)  # of another trace
+    node.tell(Clock(8, TraceState.ON, 10.0, 900.0), 10.01)  # of another trace
     assert node.member.tracing.samples.offset is not None
     assert node.member.tracing.samples.offset.offset_s < 0
 
@@ -123,8 +123,10 @@ def test_a_trace_that_is_ended_early_ends_once() -> None:
     node = Joined()
     node.tell(RecordSpans(7, 100.0, 4096), 10.0)
     [said] = sent(node.tell(RecordSpans(7, 0.0, 4096), 12.0), SpansRecorded)
-    assert said.state == OFF
-    assert sent(node.tell(RecordSpans(7, 0.0, 4096), 13.0), SpansRecorded)[0].state == OFF  # it has not heard
+    assert said.state == TraceState.OFF
+    assert (
+        sent(node.tell(RecordSpans(7, 0.0, 4096), 13.0), SpansRecorded)[0].state == TraceState.OFF
+    )  # it has not heard
     node.tell(RecordSpans(7, 50.0, 4096), 14.0)  # what comes late begins nothing anew
     assert node.recorder.calls == ["start 4096", "stop"]
 

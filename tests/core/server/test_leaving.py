@@ -9,7 +9,7 @@ from zmqps.core.node.member import Member
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import COORDINATOR, Action, Exit, Stop
 from zmqps.core.protocol.messages import PROTOCOL_VERSION, Drain, Draining, Leave, Welcome
-from zmqps.core.protocol.resizing import GOING, GONE, STAYS
+from zmqps.core.protocol.resizing import DrainState
 from zmqps.core.server.leaving import AGAIN_S, Leaving
 
 
@@ -54,17 +54,17 @@ def test_it_asks_until_it_is_told_that_nothing_is_left() -> None:
     assert sent(asked, Drain, COORDINATOR) == [Drain(1, "", 0)]
     assert exits_of(asked) == []
     assert "SIGTERM: handing over what is here, for 60 s at most" in logged(asked)
-    assert logged(server.told(GOING)) == "shard 0 to server-1, 40%"
-    assert server.told(GOING) == [], "nothing new"
+    assert logged(server.told(DrainState.GOING)) == "shard 0 to server-1, 40%"
+    assert server.told(DrainState.GOING) == [], "nothing new"
     assert len(sent(server.wait(3 * AGAIN_S), Drain)) == 3
-    gone = server.told(GONE, "nothing is left")
+    gone = server.told(DrainState.GONE, "nothing is left")
     assert (reasons(gone), exits_of(gone), done(gone)) == (["drained"], [exits.OK], [True])
     assert server.leaving.due is None
-    assert server.told(GONE, "nothing is left") == []
+    assert server.told(DrainState.GONE, "nothing is left") == []
 
 
 def test_one_that_somebody_else_has_drained_goes_as_well() -> None:
-    gone = Server().told(GONE, "nothing is left")
+    gone = Server().told(DrainState.GONE, "nothing is left")
     assert (reasons(gone), exits_of(gone)) == (["drained"], [exits.OK])
 
 
@@ -78,14 +78,14 @@ def test_without_time_or_coordinator_it_ends_at_once() -> None:
 def test_where_nobody_can_take_it_it_ends_and_says_so() -> None:
     server = Server()
     server.stop()
-    ended = server.told(STAYS, "there is no other server")
+    ended = server.told(DrainState.STAYS, "there is no other server")
     assert (reasons(ended), done(ended)) == (["closed"], [False])
     assert "nothing can be handed over: there is no other server" in logged(ended)
 
 
 def test_one_that_was_not_asked_to_end_stays() -> None:
     server = Server()
-    stays = server.told(STAYS, "somebody asked it to stay")
+    stays = server.told(DrainState.STAYS, "somebody asked it to stay")
     assert exits_of(stays) == []
     assert "stays" in logged(stays)
 
@@ -93,7 +93,7 @@ def test_one_that_was_not_asked_to_end_stays() -> None:
 def test_it_ends_when_its_time_is_over_whatever_has_moved() -> None:
     server = Server()
     server.stop(10.0)
-    server.told(GOING)
+    server.told(DrainState.GOING)
     ended = server.wait(11.0)
     assert (reasons(ended), done(ended)) == (["closed"], [False])
     assert "not everything could be handed over in time (shard 0 to server-1, 40%)" in logged(ended)

@@ -11,7 +11,7 @@ import pytest
 from tests.core.machines import assign, job, make_shard, placement, sent
 from zmqps.core.protocol.events import Action, Run
 from zmqps.core.protocol.messages import Save, Saved
-from zmqps.core.protocol.saving import FAILED, KEPT, WRITING, WRITTEN
+from zmqps.core.protocol.saving import SaveStage
 from zmqps.core.server.saves import IN_HAND, Saves, Saving
 from zmqps.core.server.snapshot import SnapshotSlice
 from zmqps.core.server.tenant import Tenant
@@ -120,10 +120,10 @@ def stages(said: list[Saved]) -> list[int]:
 
 def test_a_shard_is_kept_at_once_written_slice_by_slice_and_closed_last() -> None:
     server = Server()
-    assert stages(server.ask()) == [KEPT]
+    assert stages(server.ask()) == [SaveStage.KEPT]
     server.push(1.0)
     said = server.do_all()
-    assert stages(said) == [WRITTEN]
+    assert stages(said) == [SaveStage.WRITTEN]
     assert server.files.said == ["open", "write", "write", "write", "close"]
     assert all((value == 0.0).all() for value in server.files.pieces.values())
     assert said[0].facts["nbytes"] == 3 * 32
@@ -154,7 +154,7 @@ def test_asked_again_while_it_writes_it_says_how_far_it_is() -> None:
     server.ask()
     server.do()
     (said,) = server.ask()
-    assert (said.stage, said.facts["nbytes"]) == (KEPT, IN_HAND * 32)
+    assert (said.stage, said.facts["nbytes"]) == (SaveStage.KEPT, IN_HAND * 32)
     assert len(server.work) == 1
 
 
@@ -169,7 +169,7 @@ def test_asked_again_after_its_end_it_says_it_again_and_writes_nothing(fails: st
     assert server.ask() == [said]
     assert not server.work
     assert server.files.said == done
-    assert stages(server.ask(2)) == [KEPT]
+    assert stages(server.ask(2)) == [SaveStage.KEPT]
 
 
 def test_it_reports_once_a_second_at_most() -> None:
@@ -177,10 +177,10 @@ def test_it_reports_once_a_second_at_most() -> None:
     server.ask()
     assert stages(server.do()) == []
     server.now = 1.0
-    assert stages(server.do()) == [WRITING]
+    assert stages(server.do()) == [SaveStage.WRITING]
     assert stages(server.do()) == []
     server.now = 2.5
-    assert stages(server.do()) == [WRITING]
+    assert stages(server.do()) == [SaveStage.WRITING]
 
 
 @pytest.mark.parametrize("fails", ["open", "write", "close"])
@@ -189,14 +189,14 @@ def test_a_disk_that_fails_fails_the_save_and_nothing_else(fails: str) -> None:
     server.files.fails = fails
     server.ask()
     (said,) = server.do_all()
-    assert said.stage == FAILED
+    assert said.stage == SaveStage.FAILED
     assert "No space left" in said.facts["why"]
     assert (fails == "open") == ("abandon" not in server.files.said)
     assert server.untouched
     server.push(1.0)
     server.files.fails = ""
     server.ask(2)
-    assert stages(server.do_all()) == [WRITTEN]
+    assert stages(server.do_all()) == [SaveStage.WRITTEN]
     assert all((value == -1.0).all() for value in server.files.pieces.values())
 
 
@@ -218,7 +218,7 @@ def test_an_end_of_another_checkpoint_or_job_is_none() -> None:
     server.ask(5)
     server.took(server.saves.end(1, 4))
     server.took(server.saves.end(2))
-    assert stages(server.do_all()) == [WRITTEN]
+    assert stages(server.do_all()) == [SaveStage.WRITTEN]
 
 
 def test_the_end_of_the_job_gives_up_whatever_is_written_of_it() -> None:
@@ -233,8 +233,8 @@ def test_another_checkpoint_takes_the_place_of_one_that_is_under_way() -> None:
     server = Server()
     server.ask(1)
     said = server.ask(2, epoch=2)
-    assert [(m.number, m.stage) for m in said] == [(1, FAILED), (2, KEPT)]
-    assert [(m.number, m.stage) for m in server.do_all()] == [(2, WRITTEN)]
+    assert [(m.number, m.stage) for m in said] == [(1, SaveStage.FAILED), (2, SaveStage.KEPT)]
+    assert [(m.number, m.stage) for m in server.do_all()] == [(2, SaveStage.WRITTEN)]
 
 
 def test_a_version_that_is_to_come_is_kept_when_it_has_come() -> None:
@@ -242,7 +242,7 @@ def test_a_version_that_is_to_come_is_kept_when_it_has_come() -> None:
     assert server.ask(exact=1, version=2) == []
     assert server.ask(exact=1, version=2) == []
     assert server.commit() == []
-    assert stages(server.commit()) == [KEPT]
+    assert stages(server.commit()) == [SaveStage.KEPT]
     server.commit()
     (said,) = server.do_all()
     assert said.facts["version"] == 2
@@ -261,7 +261,7 @@ def test_a_version_that_is_over_or_half_over_cannot_be_kept() -> None:
     server = Server(staleness=0)
     server.commit()
     (said,) = server.ask(exact=1, version=0)
-    assert said.stage == FAILED
+    assert said.stage == SaveStage.FAILED
     assert "version 0 is over" in said.facts["why"]
     shard = server.tenants[0].shard
     assert shard is not None
@@ -279,7 +279,7 @@ def test_what_cannot_be_saved_is_said() -> None:
     (said,) = sent(nowhere.ask(Save(2, 1, 0, 0, "/c", 0), server.tenants[1], 0.0), Saved)
     assert "without a place" in said.facts["why"]
     (said,) = sent(nowhere.ask(Save(9, 2, 0, 0, "/c", 0), None, 0.0), Saved)
-    assert (said.stage, "no shard of that job" in said.facts["why"]) == (FAILED, True)
+    assert (said.stage, "no shard of that job" in said.facts["why"]) == (SaveStage.FAILED, True)
 
 
 def test_without_memory_for_what_is_updated_it_gives_up_and_the_update_is_done() -> None:
@@ -292,7 +292,7 @@ def test_without_memory_for_what_is_updated_it_gives_up_and_the_update_is_done()
     assert snapshot is not None
     snapshot.failed = MemoryError("no more")  # type: ignore[attr-defined]
     (said,) = server.do_all()
-    assert said.stage == FAILED
+    assert said.stage == SaveStage.FAILED
     assert "lacks the memory" in said.facts["why"]
 
 
@@ -310,4 +310,4 @@ def test_what_returns_of_nothing_under_way_changes_nothing() -> None:
     assert server.saves.returned(Saving(3, 4), None, 0.0) == []
     server.ask()
     assert server.saves.returned(Saving(3, 4, 0), None, 0.0) == []
-    assert stages(server.do_all()) == [WRITTEN]
+    assert stages(server.do_all()) == [SaveStage.WRITTEN]

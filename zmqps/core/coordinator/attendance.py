@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from zmqps.core.coordinator.journal import Changed, Plain, nothing
 from zmqps.core.coordinator.membership import MAX_MEMBERS, MemberInfo
+from zmqps.core.protocol.membership import DepartureCause
 from zmqps.errors import JobError, counted
 
 
@@ -85,11 +86,11 @@ class Attendance:
         if before.incarnation in self.here:
             self.count(member)
 
-    def leave(self, member: MemberInfo, how: str) -> None:
+    def leave(self, member: MemberInfo, how: DepartureCause) -> None:
         """A member has gone."""
         self.spares.pop(member.incarnation, None)
         if self.here.pop(member.incarnation, None) is not None:
-            self.num_finished += how == "finished"
+            self.num_finished += how == DepartureCause.FINISHED
 
     def begin_anew(self) -> None:
         """Another job has this name now: nobody counts yet."""

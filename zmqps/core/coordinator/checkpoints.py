@@ -16,7 +16,7 @@ from typing import Any
 
 from zmqps.core.coordinator.chains import Chains
 from zmqps.core.coordinator.last import TORN, last_wish, try_again, unsaved
-from zmqps.core.coordinator.making import Cadence, Making, Storing, Wish
+from zmqps.core.coordinator.making import Cadence, Making, MakingStage, StoreTask, Storing, Wish
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.store import Store
@@ -24,7 +24,7 @@ from zmqps.core.coordinator.wishes import CLOSED, MAX_WAITING, Wishes, unbegun
 from zmqps.core.node.timers import Wheel
 from zmqps.core.protocol.events import Action, Log, Peer, Run, Send
 from zmqps.core.protocol.messages import Checkpointed, Error, GoOn, Hold, Holding, Message, Save, Saved, Unsave
-from zmqps.core.protocol.saving import FAILED, WRITTEN
+from zmqps.core.protocol.saving import SaveStage
 from zmqps.errors import (
     CheckpointFailedError,
     ConfigurationError,
@@ -134,7 +134,7 @@ class Checkpoints:
         """Save a job once more, which is about to end, unless nothing was trained since; see `saves_last`."""
         if self._store is None or not run.startup.ready:
             return []
-        making = self._making if self._making is not None and self._making.stage == "opened" else None
+        making = self._making if self._making is not None and self._making.stage == MakingStage.OPENED else None
         for other in [*self._waiting, *([making.wish] if making is not None else [])]:
             if other.is_last and other.job == run.name:  # its cut is still to come
                 return []
@@ -159,7 +159,7 @@ class Checkpoints:
             wish.state = wish.state or (run.fallback.good[-1].state if run.fallback.good else {})
             making = self._making = Making(wish, run, next(self.numbers), now)
             self._last[run.name] = now, self._steps_of(run)
-            return [Run(Storing(making.number, "begin"), partial(self._store.begin, run.name, run.steps.clock))]
+            return [Run(Storing(making.number, StoreTask.BEGIN), partial(self._store.begin, run.name, run.steps.clock))]
         return []
 
     def _next_wish(self) -> Wish | None:
@@ -176,15 +176,16 @@ class Checkpoints:
         self._timer.touch()
         making = self._making
         if making is None or tag.number != making.number:
-            late = tag.what == "begin" and isinstance(value, str) and self._store is not None
-            return [Run(Storing(0, "abandon"), partial(self._store.abandon, value))] if late and self._store else []
+            if self._store is None or tag.what != StoreTask.BEGIN or not isinstance(value, str):
+                return []
+            return [Run(Storing(0, StoreTask.ABANDON), partial(self._store.abandon, value))]  # it comes too late
         if isinstance(value, Exception):
             why = str(value) if isinstance(value, PSError) else repr(value)
-            return self._unpublished(making, why, now) if tag.what == "publish" else self._fail(why, now)
-        if tag.what == "begin":
+            return self._unpublished(making, why, now) if tag.what == StoreTask.PUBLISH else self._fail(why, now)
+        if tag.what == StoreTask.BEGIN:
             making.path = value
             return self._hold(making, now) if self._needs_hold(making) else self._save(making, now)
-        assert tag.what == "publish"
+        assert tag.what == StoreTask.PUBLISH
         path, nbytes, making.version = value
         return self._published(making, path, nbytes, now)
 
@@ -199,7 +200,7 @@ class Checkpoints:
         workers = {worker.incarnation: worker for worker in making.newcomers()}
         if not workers:
             return self._save(making, now)
-        making.stage, making.again_at = "held", now + AGAIN_S
+        making.stage, making.again_at = MakingStage.HELD, now + AGAIN_S
         making.holding |= workers
         making.awaited |= workers
         return [Send(worker.peer, Hold(making.number)) for worker in workers.values()]
@@ -220,7 +221,7 @@ class Checkpoints:
         if making.is_moot:
             return self._fail("its job goes back to an earlier one", now)
         exact = run.mode == "sync"
-        making.stage, making.again_at, making.version = "saved", now + AGAIN_S, run.steps.clock
+        making.stage, making.again_at, making.version = MakingStage.SAVED, now + AGAIN_S, run.steps.clock
         making.servers = {epoch: (shard, server) for shard, epoch, server in run.startup.primaries()}
         making.heard = {epoch: (now, now) for epoch in making.servers}
         making.shards = {epoch: shard for epoch, (shard, _) in making.servers.items()}
@@ -243,13 +244,13 @@ class Checkpoints:
         self._timer.touch()
         making = self._making
         if making is None or message.number != making.number or message.epoch not in making.servers:
-            late = message.stage != FAILED
+            late = message.stage != SaveStage.FAILED
             return [Send(server.peer, Unsave(message.epoch, message.number))] if late else []
         nbytes = found if type(found := message.facts.get("nbytes", 0)) is int else 0
         before, (_, moved_at) = making.nbytes.get(message.epoch), making.heard[message.epoch]
         making.nbytes[message.epoch] = nbytes
         making.heard[message.epoch] = now, moved_at if before == nbytes else now
-        if message.stage == FAILED:
+        if message.stage == SaveStage.FAILED:
             return self._fail(f"{server.title}: {printable(str(message.facts.get('why', ''))[:MAX_WHY_CHARS])}", now)
         actions: list[Action] = []
         making.kept.add(message.epoch)
@@ -257,15 +258,15 @@ class Checkpoints:
             if making.newcomers():  # they may have pushed between what two servers keep
                 return self._again(now)
             actions += self._let_go(making)
-        if message.stage == WRITTEN:
+        if message.stage == SaveStage.WRITTEN:
             shard, _ = making.servers[message.epoch]
             making.written[shard] = message.facts
-            if not making.unwritten and making.stage == "saved":
-                making.stage, making.moved_at = "published", now
+            if not making.unwritten and making.stage == MakingStage.SAVED:
+                making.stage, making.moved_at = MakingStage.PUBLISHED, now
                 shards = [making.written[shard] for shard in sorted(making.written)]
                 assert self._store is not None
                 work = partial(self._store.publish, making.path, {**making.manifest, "shards": shards})
-                actions.append(Run(Storing(making.number, "publish"), work))
+                actions.append(Run(Storing(making.number, StoreTask.PUBLISH), work))
         return actions
 
     def _let_go(self, making: Making) -> list[Action]:
@@ -318,7 +319,7 @@ class Checkpoints:
         making = self._making
         assert making is not None
         error = CheckpointFailedError(job=making.run.name, why=why)
-        if making.stage == "published":  # whether it is there, nobody knows
+        if making.stage == MakingStage.PUBLISHED:  # whether it is there, nobody knows
             self._chains.forget(making.run.name)
         if self._runs.get(making.run.name) is making.run and try_again(making):
             text = f"job {making.run.name!r}: its last checkpoint is tried once more: {why}"
@@ -340,7 +341,7 @@ class Checkpoints:
             self._touch(wish.job)
             actions += self._unbegun(wish, why)
         making = self._making
-        if making is not None and making.run.name in jobs and making.stage != "published":
+        if making is not None and making.run.name in jobs and making.stage != MakingStage.PUBLISHED:
             said = [self._unsaved(making.run.name, why)] if making.wish.is_last else []
             error = CheckpointFailedError(job=making.run.name, why=why)
             actions += [*said, *self._drop(making), *self._tell(making.wish, error)]
@@ -358,7 +359,7 @@ class Checkpoints:
         actions = self._let_go(making)
         actions += [Send(s.peer, Unsave(epoch, making.number)) for epoch, (_, s) in making.servers.items()]
         if making.path and self._store is not None:
-            actions.append(Run(Storing(0, "abandon"), partial(self._store.abandon, making.path)))
+            actions.append(Run(Storing(0, StoreTask.ABANDON), partial(self._store.abandon, making.path)))
         return actions
 
     def _tell(self, wish: Wish, error: PSError) -> list[Action]:
@@ -383,7 +384,7 @@ class Checkpoints:
         making = self._making
         if making is None:
             return []
-        begins = making.stage in ("opened", "held") and making.run.is_on(member)
+        begins = making.stage in (MakingStage.OPENED, MakingStage.HELD) and making.run.is_on(member)
         if begins or any(server.incarnation == member.incarnation for _, server in making.unwritten):
             return self._fail(f"{member.title} has gone before it had written its part", now)
         for epoch in [e for e, (_, s) in making.servers.items() if s.incarnation == member.incarnation]:
@@ -474,7 +475,7 @@ class Checkpoints:
     def next_deadline(self) -> float | None:
         """Return when something of the one that is made is due, or of those that wait."""
         dues, making = list[float](), self._making
-        if making is not None and making.stage in ("held", "saved"):
+        if making is not None and making.stage in (MakingStage.HELD, MakingStage.SAVED):
             dues += [
                 making.again_at,
                 *(making.heard[epoch][1] + STUCK_S for epoch, _ in making.unwritten),
@@ -494,7 +495,7 @@ class Checkpoints:
             servers = [server for epoch, (_, server) in making.servers.items() if epoch not in making.kept]
             names = listed([member.title for member in [*making.awaited.values()] or servers], MOST_NAMED)
             actions = self._fail(f"{names} did not pause for it in {self._hold_s:g} s", now)
-        elif making is not None and making.stage in ("held", "saved"):
+        elif making is not None and making.stage in (MakingStage.HELD, MakingStage.SAVED):
             actions = self._chase(making, now)
         elif making is not None and now >= making.moved_at + STUCK_S:
             actions = self._fail(f"the coordinator's disk has not answered for {STUCK_S:g} s", now)
@@ -538,10 +539,10 @@ class Checkpoints:
         """Assert that what is being made is of a job that is there."""
         making = self._making
         if making is not None:
-            assert self._runs.get(making.run.name) is making.run or making.stage == "published"
+            assert self._runs.get(making.run.name) is making.run or making.stage == MakingStage.PUBLISHED
             assert set(making.awaited) <= set(making.holding) <= set(making.run.members)
             assert not making.holding or making.cut_by is not None
             assert {server.incarnation for _, server in making.servers.values()} <= set(self._members)
-            assert making.stage == "published" or not self._waiting.why_not(making.wish)
+            assert making.stage == MakingStage.PUBLISHED or not self._waiting.why_not(making.wish)
         assert len(self._waiting) <= 2 * MAX_WAITING + 2 * len(self._runs)  # by cadence, and the last one
         self._chains.validate(self._runs)

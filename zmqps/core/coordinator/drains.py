@@ -16,7 +16,7 @@ from zmqps.core.coordinator.naming import find_named
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.protocol.events import Action, Log, Send
 from zmqps.core.protocol.messages import Drain, Draining
-from zmqps.core.protocol.resizing import GOING, GONE, STAYS
+from zmqps.core.protocol.resizing import DrainState
 from zmqps.errors import DrainError, PSError, counted, listed
 
 #: A server that may go says so within milliseconds; one that did not may not have been told.
@@ -94,12 +94,12 @@ class Drains:
         if isinstance(ended, PSError):
             raise ended.again()
         if ended is not None:
-            return Draining(message.request, GONE, ended), []
+            return Draining(message.request, DrainState.GONE, ended), []
         found = server or find_named(message.server, list(self._fleet), "server")
         drain = self._of.get(found.incarnation)
         if message.stay:
             actions = [] if drain is None else self._keep(drain, "somebody asked it to stay", now)
-            return Draining(message.request, STAYS, f"{found.title} stays"), actions
+            return Draining(message.request, DrainState.STAYS, f"{found.title} stays"), actions
         if drain is None:
             drain = self._begin(found, now)
         self._changed()
@@ -108,11 +108,11 @@ class Drains:
             drain.nonces.add(message.nonce)
         actions = self.look(now)
         if server is not None and found.incarnation not in self._of:
-            return Draining(message.request, STAYS, "no other server can take what it has"), actions
+            return Draining(message.request, DrainState.STAYS, "no other server can take what it has"), actions
         if message.nonce in self._ended:
             answer, more = self.ask(server, message, now)
             return answer, [*actions, *more]
-        return Draining(message.request, GOING, self._text(drain)), actions
+        return Draining(message.request, DrainState.GOING, self._text(drain)), actions
 
     def ask_own(self, server: MemberInfo, message: Drain, now: float) -> list[Action]:
         """A server asks to go: one that cannot be let go ends then, as it would have without asking."""
@@ -120,7 +120,7 @@ class Drains:
             answer, actions = self.ask(server, message, now)
         except PSError as error:
             said = Log("warning", str(error), peer=server.hello.name, error=error.number)
-            return [said, Send(server.peer, Draining(message.request, STAYS, str(error)))]
+            return [said, Send(server.peer, Draining(message.request, DrainState.STAYS, str(error)))]
         return [*actions, Send(server.peer, answer)]
 
     def let_go(self, server: MemberInfo, now: float) -> list[Action]:
@@ -161,7 +161,7 @@ class Drains:
                 actions += self._keep(drain, why, now)
             elif self._is_free(drain.server) if drain.told_at is None else now >= drain.told_at + RETRY_S:
                 drain.told_at = now
-                actions.append(Send(drain.server.peer, Draining(0, GONE, self._farewell(drain, now))))
+                actions.append(Send(drain.server.peer, Draining(0, DrainState.GONE, self._farewell(drain, now))))
         return actions
 
     def _stuck(self, server: MemberInfo) -> str:
@@ -185,7 +185,7 @@ class Drains:
         server.leaving = server.must_leave = False
         self._fleet.joined()
         self._end(drain, error)
-        told = Send(server.peer, Draining(0, STAYS, why))
+        told = Send(server.peer, Draining(0, DrainState.STAYS, why))
         actions: list[Action] = [Log("warning", str(error), peer=server.hello.name, error=error.number), told]
         for run in self._runs.values():
             actions += run.move(now, may_cut=False)

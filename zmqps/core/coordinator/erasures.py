@@ -10,6 +10,7 @@ from zmqps.core.coordinator.journal import Plain
 from zmqps.core.coordinator.membership import MemberInfo
 from zmqps.core.node.timers import Wheel
 from zmqps.core.protocol.events import Action, Send
+from zmqps.core.protocol.membership import DepartureCause
 from zmqps.core.protocol.messages import Departed, Discard
 
 #: A server answers within milliseconds; one that did not may not have received it.
@@ -20,7 +21,7 @@ PIECE_S = 0.005
 #: Departures that wait for a server: it remembers no more who may not come back, and a job's end makes them moot.
 MAX_DEPARTURES = 4096
 #: What servers are told of members that have not left by themselves.
-EVICTED = {"lost": 1, "restarted": 1, "revoked": 2}
+EVICTED = {DepartureCause.LOST: 1, DepartureCause.RESTARTED: 1, DepartureCause.REVOKED: 2}
 
 
 @dataclass(slots=True)
@@ -74,7 +75,7 @@ class Erasures:
         return [Send(server.peer, Discard(epoch, int(moved)))]
 
     def depart(
-        self, incarnation: bytes, servers: Iterable[tuple[MemberInfo, Set[int]]], now: float, how: str
+        self, incarnation: bytes, servers: Iterable[tuple[MemberInfo, Set[int]]], now: float, how: DepartureCause
     ) -> list[Action]:
         """A member of a job has left or was lost; what is sent after this was possible without it.
 

@@ -22,6 +22,7 @@ from zmqps.core.coordinator.run import JobRun
 from zmqps.core.node.timers import Timer, Wheel
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import Action, Exit, Log, Peer, Send
+from zmqps.core.protocol.membership import DepartureCause
 from zmqps.core.protocol.messages import EndJob, Error, Init, Waiting
 from zmqps.errors import JobEndedError, LimitError, PSError
 
@@ -281,7 +282,7 @@ class Jobs:
         error = JobEndedError(job=run.name, reason=how)
         told = Error.of(0, error)
         for member in run.members.values():
-            self._membership.remove(member, "ended", now, error)
+            self._membership.remove(member, DepartureCause.ENDED, now, error)
             actions.append(Send(member.peer, told))
         run.startup.give_up()
         actions += self._discard(run, now)
@@ -322,7 +323,7 @@ class Jobs:
         moved = list(run.workers)  # they keep their ranks: nobody would tell them others
         for worker in moved:
             del run.members[worker.incarnation]
-            run.workers.leave(worker, "moved")
+            run.workers.leave(worker, DepartureCause.MOVED)
         actions = self.end(run, closing.how, now, moved=True)
         new = self.runs[run.name] = self.named(run.name)
         self.touched.add(run.name)

@@ -8,12 +8,15 @@ from zmqps.core.coordinator.journal import Plain
 from zmqps.core.coordinator.membership import MAX_MEMBERS, MemberInfo
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import Exit
+from zmqps.core.protocol.membership import DepartureCause
 from zmqps.errors import PSError, listed
 
 #: How a job ends whose workers are done.
 FINISHED = "its workers have finished"
 ASKED = "ended by zmqps jobs end"
 DOWN = "ended by zmqps down"
+#: How those have gone who may come back.
+BROKEN_OFF = (DepartureCause.LOST, DepartureCause.RESTARTED)
 #: Of those who were lost so many are named.
 MOST_NAMED = 3
 #: What is said of them has a bound, for the status tells it of each job that has ended.
@@ -47,13 +50,13 @@ class Losses:
         elif places is not None and len(self._lost) > places:
             self._lost.popitem()
 
-    def left(self, worker: MemberInfo, how: str) -> None:
+    def left(self, worker: MemberInfo, how: DepartureCause) -> None:
         """A worker that had begun has gone; one that was restarted under its name before it was lost is there."""
         name = worker.hello.name
         self._here[name] -= 1
-        if how == "finished":
+        if how == DepartureCause.FINISHED:
             self._finished[name] = None
-        elif how in ("lost", "restarted") and not self._here[name] and name not in self._finished:
+        elif how in BROKEN_OFF and not self._here[name] and name not in self._finished:
             self._lost[name] = worker.rank, worker.title, bool(worker.hello.claim)
         if not self._here[name]:
             del self._here[name]

@@ -60,6 +60,7 @@ from zmqps.core.protocol.events import (
 )
 from zmqps.core.protocol.keys import alias
 from zmqps.core.protocol.large import Large
+from zmqps.core.protocol.membership import DepartureCause
 from zmqps.core.protocol.messages import (
     Arrive,
     Back,
@@ -280,7 +281,7 @@ class CoordinatorMachine:
             return self._refuse(event, member, 0, event.error, now)
         if isinstance(event, Unreachable):  # its key was revoked
             told = Send(event.peer, Error.of(0, event.error))
-            return [] if member is None else [told, *self.partings.lose(member, now, "revoked")]
+            return [] if member is None else [told, *self.partings.lose(member, now, DepartureCause.REVOKED)]
         if not isinstance(event, Received):
             return []  # who is disconnected may come back; whether a member is lost is for its heartbeats to say
         return self._receive(event, member, now)
@@ -411,18 +412,19 @@ class CoordinatorMachine:
 
     def _depart(self, member: MemberInfo, message: Leave, now: float) -> list[Action]:
         farewell = Send(member.peer, Left())
-        how = message.reason if message.reason in ("finished", "drained") else "closed"
+        how = DepartureCause.said(message.reason)
         said = Log("info", f"{member.title} {how}", "left", job=member.job, peer=member.hello.name)
         return [farewell, said, *self.partings.depart(member, how, now)]
 
     def _server_leaves(self, member: MemberInfo, message: Leave, now: float) -> list[Action]:
         if self.ending is not None:
             return self._depart(member, message, now)
-        if message.reason == "drained":
+        if message.reason == DepartureCause.DRAINED:
             drained, actions = self.drains.left(member, now)
             if drained:
                 return [*actions, *self._depart(member, message, now)]
-        return [Send(member.peer, Left()), *self.partings.lose(member, now, "closed")]  # it takes its shards with it
+        lost = self.partings.lose(member, now, DepartureCause.CLOSED)  # it takes its shards with it
+        return [Send(member.peer, Left()), *lost]
 
     def _drain_own(self, member: MemberInfo, message: Drain, now: float) -> list[Action]:
         if self.cluster_end.asked is not None:

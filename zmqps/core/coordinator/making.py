@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from zmqps.core.coordinator.chains import ChainLink
@@ -26,12 +27,27 @@ class Cadence:
     full_every: int = 1
 
 
+class StoreTask(StrEnum):
+    """What the store does for a checkpoint: make a place for it, publish it, or give the place up."""
+
+    BEGIN, PUBLISH, ABANDON = "begin", "publish", "abandon"
+
+
+class MakingStage(StrEnum):
+    """How far a checkpoint is.
+
+    Its place is being made; workers are held for a cut; servers keep and write what they have; the store publishes it.
+    """
+
+    OPENED, HELD, SAVED, PUBLISHED = "opened", "held", "saved", "published"
+
+
 @dataclass(frozen=True, slots=True)
 class Storing:
     """Tag of what the store does aside."""
 
     number: int
-    what: str
+    what: StoreTask
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,7 +83,7 @@ class Making:
         self.begun_at = self.again_at = self.moved_at = now  # the store has got on at ``moved_at``
         self.cut_by: float | None = None  # while workers are held: when the cut must be made
         self.path = ""
-        self.stage = "opened"
+        self.stage = MakingStage.OPENED
         self.holding: dict[bytes, MemberInfo] = {}  # workers that begin no push
         self.awaited: dict[bytes, MemberInfo] = {}  # those of them that have not said so yet
         self.gone: set[bytes] = set()  # workers that have left, or are about to be forgotten

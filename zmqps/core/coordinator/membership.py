@@ -14,6 +14,7 @@ from zmqps.core.coordinator.processes import Processes
 from zmqps.core.protocol.events import Peer, Send
 from zmqps.core.protocol.hello import SPARE
 from zmqps.core.protocol.keys import KEY_NBYTES, same
+from zmqps.core.protocol.membership import DepartureCause
 from zmqps.core.protocol.messages import Error, Hello, Job, Message, Proceed, Range, Released
 from zmqps.core.protocol.roles import KeyHolder, check_same, shut_out
 from zmqps.errors import EvictedError, IdentityError, LimitError, ProtocolError, PSError
@@ -47,7 +48,7 @@ class Ranks(Protocol):
     def take(self, member: MemberInfo, rank: int | None = None) -> None:
         """Enter a member under a rank."""
 
-    def leave(self, member: MemberInfo, how: str) -> None:
+    def leave(self, member: MemberInfo, how: DepartureCause) -> None:
         """A member has gone."""
 
     def validate(self) -> None:
@@ -162,19 +163,25 @@ class MemberInfo:
         """Whether it was a member of a coordinator that was away, and has not said anything since that is back."""
         return self.peer.startswith(ABSENT)
 
-    def eviction(self, now: float, how: str) -> PSError | None:
+    def eviction(self, now: float, how: DepartureCause) -> PSError | None:
         """Return what it is told if it comes back after it has gone without a goodbye."""
-        if how == "restarted":
+        if how == DepartureCause.RESTARTED:
             return EvictedError(f"{self.title} was started again, and its new life has its place; connect again")
-        return shut_out(self.role) if how == "revoked" else self.lost(now) if how == "lost" else None
+        return (
+            shut_out(self.role)
+            if how == DepartureCause.REVOKED
+            else self.lost(now)
+            if how == DepartureCause.LOST
+            else None
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """A node that has gone; ``how`` is finished, closed, drained, lost, restarted, or ended with its job."""
+    """A node that has gone."""
 
     member: MemberInfo
-    how: str
+    how: DepartureCause
     at: float
 
 
@@ -279,7 +286,7 @@ class Membership:
         """Return how the member is called that was behind a connection; empty where none was, or long ago."""
         return next((f"{d.member.title}, {d.how}" for d in reversed(self.gone) if d.member.peer == peer), "")
 
-    def remove(self, member: MemberInfo, how: str, now: float, barred: PSError | None = None) -> None:
+    def remove(self, member: MemberInfo, how: DepartureCause, now: float, barred: PSError | None = None) -> None:
         """A member has gone; ``barred`` is the error that it gets if it sends anything again."""
         del self.members[member.incarnation]
         del self._by_silence[member.incarnation]

@@ -10,6 +10,7 @@ from zmqps.core.coordinator.jobs import Jobs
 from zmqps.core.coordinator.membership import MemberInfo, Membership
 from zmqps.core.coordinator.missing import ADVICE
 from zmqps.core.protocol.events import Action, Log, Send
+from zmqps.core.protocol.membership import DepartureCause
 from zmqps.core.protocol.messages import Error, Lost
 from zmqps.errors import PeerLostError, PSError
 
@@ -54,7 +55,7 @@ class Partings:
         self._cluster_end = cluster_end
         self._once = once
 
-    def lose(self, member: MemberInfo, now: float, how: str = "lost") -> list[Action]:
+    def lose(self, member: MemberInfo, now: float, how: DepartureCause = DepartureCause.LOST) -> list[Action]:
         """A member is gone that others count on: tell everybody that waits for it.
 
         Of one that only trained or looked on, servers hear as of one that has left, and those who wait for it; others
@@ -98,11 +99,11 @@ class Partings:
         self._jobs.touched.add(member.job)
         self._jobs.runs[member.job].succeed(before, member)
         said = Log("warning", text, "lost", job=member.job, peer=member.hello.name)
-        actions = [said, *self.depart(before, "restarted", now)]
-        told = before.eviction(now, "restarted")
+        actions = [said, *self.depart(before, DepartureCause.RESTARTED, now)]
+        told = before.eviction(now, DepartureCause.RESTARTED)
         return [*actions, *([Send(before.peer, Error.of(0, told))] if told is not None else [])]
 
-    def depart(self, member: MemberInfo, how: str, now: float, error: PSError | None = None) -> list[Action]:
+    def depart(self, member: MemberInfo, how: DepartureCause, now: float, error: PSError | None = None) -> list[Action]:
         """A member has gone; ``error`` is what those get who wait for it."""
         self._jobs.touched.add(member.job)
         actions = self._checkpoints.gone(member, now)

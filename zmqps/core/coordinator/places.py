@@ -13,6 +13,7 @@ from zmqps.core.coordinator.roster import Roster
 from zmqps.core.coordinator.spares import Kept, Spares, waiting_for
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import Action, Log, Send
+from zmqps.core.protocol.membership import DepartureCause
 from zmqps.core.protocol.messages import HeartbeatAck, Waiting
 from zmqps.errors import PSError
 
@@ -174,7 +175,7 @@ class Places:
             self._missed.add(member.incarnation)
             self._changed()
 
-    def leave(self, member: MemberInfo, how: str) -> None:
+    def leave(self, member: MemberInfo, how: DepartureCause) -> None:
         """A member has gone."""
         if member.incarnation in self._missed:
             self.losses.left(member, how)

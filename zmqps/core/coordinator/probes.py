@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from zmqps.core.coordinator.membership import MemberInfo
@@ -21,7 +22,12 @@ PROBE_S = 2.0
 MOST_EXAMINATIONS = 8
 #: So many nodes are told of one by one: first those who are silent, then the slowest.
 MOST_LISTED = 1024
-ANSWERED, SILENT, GONE = "answered", "silent", "gone"
+
+
+class ProbeOutcome(StrEnum):
+    """What has become of a node that was probed."""
+
+    ANSWERED, SILENT, GONE = "answered", "silent", "gone"
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -93,9 +99,8 @@ class Probes:
         one = self._open.get(message.number)
         if one is None or one.awaited.pop(member.incarnation, None) is None:
             return []
-        one.nodes.append(
-            {**_who(member), "state": ANSWERED, "seen_s": 0.0, "latency_s": now - one.began_at, "lag_s": message.lag_s}
-        )
+        told = {"seen_s": 0.0, "latency_s": now - one.began_at, "lag_s": message.lag_s}
+        one.nodes.append({**_who(member), "state": ProbeOutcome.ANSWERED, **told})
         if one.stacks:
             one.lines = _bounded(message.lines)
         return self._ended_if_all(one, now)
@@ -124,7 +129,7 @@ class Probes:
         del self._open[one.number]
         self._timer.touch()
         for who, member in one.awaited.items():
-            state = SILENT if who in self._members else GONE
+            state = ProbeOutcome.SILENT if who in self._members else ProbeOutcome.GONE
             one.nodes.append({**_who(member), "state": state, "seen_s": round(now - member.seen_at, 3)})
         one.nodes.sort(key=_worst_first)
         findings: dict[str, Any] = {
@@ -145,7 +150,7 @@ def _who(member: MemberInfo) -> dict[str, Any]:
 
 
 def _worst_first(node: Mapping[str, Any]) -> tuple[bool, float, str, int]:
-    answered = node["state"] == ANSWERED
+    answered = node["state"] == ProbeOutcome.ANSWERED
     return answered, -node["latency_s"] if answered else -node["seen_s"], node["role"], node["rank"]
 
 

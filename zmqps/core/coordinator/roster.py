@@ -8,6 +8,7 @@ from zmqps.core.coordinator.claims import Claims
 from zmqps.core.coordinator.journal import Plain
 from zmqps.core.coordinator.membership import MAX_MEMBERS, MemberInfo
 from zmqps.core.protocol.events import Peer
+from zmqps.core.protocol.membership import DepartureCause
 from zmqps.core.protocol.messages import Hello
 from zmqps.core.protocol.roles import KeyHolder
 
@@ -158,7 +159,7 @@ class Roster:
         else:
             other.rank, held[before] = before, other
 
-    def leave(self, member: MemberInfo, how: str) -> None:
+    def leave(self, member: MemberInfo, how: DepartureCause) -> None:
         """A member has gone."""
         frees = self._by_rank[member.rank] is member  # else somebody has come in its place
         self._claims.left(member, frees=frees)
@@ -167,7 +168,7 @@ class Roster:
             self._lowest = min(self._lowest, member.rank)
         if not self._by_rank:
             self._next = 0
-        self.num_finished += how == "finished"
+        self.num_finished += how == DepartureCause.FINISHED
 
     def validate(self) -> None:
         """Assert that ranks are where they are looked for, and that a number is nobody's but the one's that has it."""

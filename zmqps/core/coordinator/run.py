@@ -26,6 +26,7 @@ from zmqps.core.coordinator.startup import Beginning, Startup
 from zmqps.core.coordinator.steps import Steps
 from zmqps.core.coordinator.waits import Waiter, Waiters
 from zmqps.core.protocol.events import Action, Log, Send
+from zmqps.core.protocol.membership import DepartureCause
 from zmqps.core.protocol.messages import (
     Arrive,
     Enter,
@@ -186,7 +187,7 @@ class JobRun:
         self.occupancy.come(member)
         self.members[member.incarnation] = member
 
-    def depart(self, member: MemberInfo, how: str, now: float, error: PSError | None = None) -> list[Action]:
+    def depart(self, member: MemberInfo, how: DepartureCause, now: float, error: PSError | None = None) -> list[Action]:
         """A worker or observer has gone; ``error`` is what those get who wait for it."""
         awaited = member.role == "worker" and self.places.counts(member)
         actions = self.barriers.lose(member, error) if error is not None and awaited else []
@@ -198,7 +199,7 @@ class JobRun:
         self.replication.leave(member)
         actions += [*self.fallback.leave(member, now), *self._look_for_torn(now)]
         actions += self.startup.withdraw(member.incarnation)
-        actions += self.data.leave(member, finished=how == "finished")
+        actions += self.data.leave(member, finished=how == DepartureCause.FINISHED)
         self.occupancy.go(member, now, ready=self.startup.ready)
         return actions + self.move_on(now)
 

@@ -25,7 +25,7 @@ from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.recut import owners, pieces_of
 from zmqps.core.protocol.events import Action, Log
 from zmqps.core.protocol.messages import Draining, Scale
-from zmqps.core.protocol.resizing import GOING, GONE
+from zmqps.core.protocol.resizing import DrainState
 from zmqps.errors import PSError, ScaleError, counted, listed
 
 #: So often it is looked whether what a job waits for, before it is cut, is over.
@@ -185,7 +185,7 @@ class Scales:
         if isinstance(ended, PSError):
             raise ended.again()
         if ended is not None:
-            return Draining(message.request, GONE, ended), []
+            return Draining(message.request, DrainState.GONE, ended), []
         actions: list[Action] = []
         if self.wanted != message.servers:
             actions = self._begin(message.servers, now)
@@ -196,7 +196,7 @@ class Scales:
         if message.nonce in self._ended:
             answer, more = self.ask(message, now)
             return answer, [*actions, *more]
-        return Draining(message.request, GOING, self._text()), actions
+        return Draining(message.request, DrainState.GOING, self._text()), actions
 
     def ended(self, nonce: bytes) -> PSError | str | None:
         """Return how what somebody has asked for has ended; None: it has not, as far as is known."""

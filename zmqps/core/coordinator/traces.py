@@ -21,7 +21,7 @@ from zmqps.core.protocol.events import Action, Peer, Send
 from zmqps.core.protocol.keys import KEY_NBYTES
 from zmqps.core.protocol.limits import MAX_BLOB_NBYTES
 from zmqps.core.protocol.messages import Clock, Fetch, Piece, RecordSpans, SpansRecorded, Trace, Tracing
-from zmqps.core.protocol.tracing import NONE, OFF, ON, START, STOP
+from zmqps.core.protocol.tracing import TraceAction, TraceState
 from zmqps.errors import JobError, LimitError, ProtocolError
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class NodeTrace:
 
     facts: dict[str, Any]
     told_at: float
-    state: int = NONE
+    state: TraceState = TraceState.NONE
     nbytes: int = 0
     lost: int = 0
     steps: int = 0
@@ -86,13 +86,13 @@ class Traces:
     ) -> None:
         self._timer = wheel.timer("tracing", self.next_deadline, self.on_deadline)
         self.recorder: Recorder = Nothing()
-        self.state = NONE
+        self.state = TraceState.NONE
         self.ends_at = 0.0
         self.nodes: dict[bytes, NodeTrace] = {}
         self._identity = identity
         self._members = members
         self._runs = runs
-        self._wanted = Trace(0, START, "", 0.0, 0, 0)
+        self._wanted = Trace(0, TraceAction.START, "", 0.0, 0, 0)
         self._look_due: float | None = None
         self._fetches: OrderedDict[int, Fetching] = OrderedDict()  # by the number that a node knows
         self._last_fetch = 0
@@ -117,11 +117,11 @@ class Traces:
         if isinstance(message, Fetch):
             return self._fetch(peer, message)
         actions: list[Action] = []
-        if message.action == START:
+        if message.action == TraceAction.START:
             actions = self._start(message, now)
-        elif message.action == STOP and self.state == ON:
+        elif message.action == TraceAction.STOP and self.state == TraceState.ON:
             actions = self._stop(now)
-        left = max(0.0, self.ends_at - now) if self.state == ON else 0.0
+        left = max(0.0, self.ends_at - now) if self.state == TraceState.ON else 0.0
         nodes = {"nodes": [node.described() for node in self.nodes.values()]}
         return [*actions, Send(peer, Tracing(message.request, self.number, self.state, left, nodes))]
 
@@ -130,7 +130,7 @@ class Traces:
             raise ProtocolError(f"a trace has a nonce of {KEY_NBYTES} bytes")
         if _number_of(message) == self.number:
             return []  # asked again, because the answer was lost
-        if self.state == ON:
+        if self.state == TraceState.ON:
             raise LimitError(what="number of traces at a time", got=2, limit=1)
         if message.job and message.job not in self._runs:
             raise unknown_job(message.job, self._runs)
@@ -139,28 +139,28 @@ class Traces:
         if message.nbytes > MAX_RING_NBYTES:
             raise LimitError(what="bytes of a trace on a node", got=message.nbytes, limit=MAX_RING_NBYTES)
         self._forget()
-        self._wanted, self.state = message, ON
+        self._wanted, self.state = message, TraceState.ON
         self.ends_at = now + message.seconds
         own = self._identity
         facts = {"who": own.incarnation.hex(), "role": "coordinator", "rank": 0, "name": own.name, "host": own.host}
-        self.nodes[own.incarnation] = NodeTrace(facts={**facts, "job": ""}, told_at=now, state=ON)
+        self.nodes[own.incarnation] = NodeTrace(facts={**facts, "job": ""}, told_at=now, state=TraceState.ON)
         self.recorder.start(message.nbytes)
         return self._look(now)
 
     def _stop(self, now: float) -> list[Action]:
         self.recorder.stop()
         own = self.nodes[self._identity.incarnation]
-        own.state, own.nbytes, own.lost = OFF, self.recorder.nbytes, self.recorder.lost
+        own.state, own.nbytes, own.lost = TraceState.OFF, self.recorder.nbytes, self.recorder.lost
         own.clock = {"offset_s": 0.0, "error_s": 0.0}
-        self.state, self.ends_at = OFF, now
+        self.state, self.ends_at = TraceState.OFF, now
         return self._look(now)
 
     def _forget(self) -> None:
-        if self.state == ON:
+        if self.state == TraceState.ON:
             self.recorder.stop()
-        if self.state != NONE:
+        if self.state != TraceState.NONE:
             self.recorder.forget()
-        self.state, self._look_due = NONE, None
+        self.state, self._look_due = TraceState.NONE, None
         self._timer.touch()
         self.nodes.clear()
         self._fetches.clear()
@@ -175,14 +175,14 @@ class Traces:
         actions: list[Action] = []
         self._look_due = now + LOOK_S
         self._timer.touch()
-        if self.state == ON:
+        if self.state == TraceState.ON:
             self._look_due = min(self._look_due, self.ends_at)
             for who, member in self._members.items():
                 if who not in self.nodes and self._is_wanted(member) and len(self.nodes) < MAX_TRACED:
                     self.nodes[who] = NodeTrace(facts=_described(member), told_at=now)
                     actions.append(self._tell(member, now))
         for who, node in self.nodes.items():
-            records_on = self.state == OFF and node.state == ON and node.told_at < self.ends_at
+            records_on = self.state == TraceState.OFF and node.state == TraceState.ON and node.told_at < self.ends_at
             unheard = node.state != self.state and now >= node.told_at + AGAIN_S
             if who in self._members and (records_on or unheard):
                 actions.append(self._tell(self._members[who], now))
@@ -190,7 +190,7 @@ class Traces:
 
     def _tell(self, member: MemberInfo, now: float) -> Action:
         self.nodes[member.incarnation].told_at = now
-        left = max(0.0, self.ends_at - now) if self.state == ON else 0.0
+        left = max(0.0, self.ends_at - now) if self.state == TraceState.ON else 0.0
         return Send(member.peer, RecordSpans(self.number, left, self._wanted.nbytes))
 
     def told(self, member: MemberInfo, message: SpansRecorded | Piece, now: float) -> list[Action]:
@@ -199,8 +199,8 @@ class Traces:
             return self._pass_on(member, message)
         clock = Send(member.peer, Clock(message.number, message.state, message.sent, self.recorder.time()))
         node = self.nodes.get(member.incarnation) if message.number == self.number else None
-        if node is None or self.state == NONE:  # nobody knows of it any more
-            end = [Send(member.peer, RecordSpans(message.number, 0.0, 0))] if message.state == ON else []
+        if node is None or self.state == TraceState.NONE:  # nobody knows of it any more
+            end = [Send(member.peer, RecordSpans(message.number, 0.0, 0))] if message.state == TraceState.ON else []
             return [clock, *end]
         node.state, node.nbytes, node.lost, node.steps = message.state, message.nbytes, message.lost, message.steps
         node.clock = _clock_of(message.facts)
@@ -214,9 +214,9 @@ class Traces:
         """End a trace at its time, or when all have done their steps; tell who has not heard; forget what is old."""
         if self._look_due is None or now < self._look_due:
             return []
-        if self.state == ON and (now >= self.ends_at or self._is_done):
+        if self.state == TraceState.ON and (now >= self.ends_at or self._is_done):
             return self._stop(now)
-        if self.state == OFF and now >= self.ends_at + KEEP_S:
+        if self.state == TraceState.OFF and now >= self.ends_at + KEEP_S:
             self._forget()
             return []
         return self._look(now)
@@ -232,7 +232,7 @@ class Traces:
     # --- what they have ------------------------------------------------------------------------
 
     def _fetch(self, peer: Peer, message: Fetch) -> list[Action]:
-        if message.number != self.number or self.state != OFF:
+        if message.number != self.number or self.state != TraceState.OFF:
             raise JobError("there is no such trace, or not any more; start another one: zmqps trace start")
         if message.who == self._identity.incarnation:
             data = self.recorder.read(message.offset, MAX_BLOB_NBYTES)
@@ -260,10 +260,10 @@ class Traces:
 
     def validate(self) -> None:
         """Assert the invariants."""
-        assert (self._look_due is None) == (self.state == NONE)
+        assert (self._look_due is None) == (self.state == TraceState.NONE)
         assert len(self.nodes) <= MAX_TRACED
         assert len(self._fetches) <= MAX_FETCHES
-        assert self.state != NONE or not self.nodes
+        assert self.state != TraceState.NONE or not self.nodes
 
 
 def _number_of(trace: Trace) -> int:

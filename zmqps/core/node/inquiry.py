@@ -37,7 +37,7 @@ from zmqps.core.protocol.messages import (
     Watch,
     Watched,
 )
-from zmqps.core.protocol.resizing import GOING
+from zmqps.core.protocol.resizing import DrainState
 from zmqps.errors import LimitError, from_wire, printable
 
 #: What an `Inquiry` may ask.
@@ -129,7 +129,7 @@ class Inquiry(RepeatedQuestion):
             self.made = message
         elif isinstance(message, Draining):
             before, self.text = self.text, printable(message.text)
-            if message.state == GOING:
+            if message.state == DrainState.GOING:
                 if self.text != before:
                     self._progress(self.text)
                 self._due = now + PROGRESS_S

@@ -12,6 +12,7 @@ from zmqps.core.protocol.events import COORDINATOR, Action, Log, Send
 from zmqps.core.protocol.guard import join_guard
 from zmqps.core.protocol.hello import SPARE
 from zmqps.core.protocol.keys import claim_of
+from zmqps.core.protocol.membership import DepartureCause
 from zmqps.core.protocol.messages import (
     MAGIC,
     PROTOCOL_VERSION,
@@ -264,7 +265,7 @@ class Member:
             self._heartbeat_due = now
             self._set_due()
 
-    def leave(self, reason: str, now: float) -> list[Action]:
+    def leave(self, reason: DepartureCause, now: float) -> list[Action]:
         """Say goodbye, also to a coordinator that has not answered yet: it may know us anyway."""
         if self.left:
             return []

@@ -24,7 +24,7 @@ from zmqps.core.protocol.events import (
 )
 from zmqps.core.protocol.guard import trace_guard, trace_subject
 from zmqps.core.protocol.messages import Error, Fetch, Message, Piece, Trace, Tracing
-from zmqps.core.protocol.tracing import LOOK, NONE, OFF, START, STOP
+from zmqps.core.protocol.tracing import TraceAction, TraceState
 from zmqps.errors import DeadlineError, JobError, PSError, from_wire, printable
 
 #: Once a trace is over nodes have so long to say so; what they have is fetched without the others then.
@@ -87,7 +87,7 @@ class Tracer(RepeatedQuestion):
         self._is_fetching = False
         self._fetches = fetch
         self._progress = progress
-        self._action = START if start is not None else STOP if stop else LOOK
+        self._action = TraceAction.START if start is not None else TraceAction.STOP if stop else TraceAction.LOOK
         self._waiting: list[str] = []  # whose is to be fetched
         self._totals: dict[str, int] = {}
         self._request = 1
@@ -169,23 +169,23 @@ class Tracer(RepeatedQuestion):
     def _told(self, message: Tracing, now: float) -> list[Action]:
         nodes = presented(message.nodes).get("nodes", [])
         self.nodes = [node for node in nodes if isinstance(node, dict) and _is_hex(node.get("who"))]
-        if message.state == NONE or (self.number and message.number != self.number):
+        if message.state == TraceState.NONE or (self.number and message.number != self.number):
             self.error = JobError("no trace is there, or not any more; zmqps trace start begins one")
             return self._end(str(self.error), exits.FAILED)
         self.number = message.number
         if not self._fetches:
             return self._end("answered")
-        self._action = LOOK
-        if message.state != OFF:
+        self._action = TraceAction.LOOK
+        if message.state != TraceState.OFF:
             self._progress(f"recording on {len(self.nodes)} nodes, {message.left:.0f} s more")
             return self._ask_next(now, REPORT_S)
         if self._over_at is None:
             self._over_at = now
-        late = [str(node["who"]) for node in self.nodes if node.get("state") != OFF]
+        late = [str(node["who"]) for node in self.nodes if node.get("state") != TraceState.OFF]
         if late and now < self._over_at + GRACE_S:
             return self._ask_next(now, REPORT_S)
         self.missing |= dict.fromkeys(late, "it has not said that it has recorded anything")
-        self._waiting = [str(node["who"]) for node in self.nodes if node.get("state") == OFF]
+        self._waiting = [str(node["who"]) for node in self.nodes if node.get("state") == TraceState.OFF]
         self._is_fetching = True
         return self._go_on(now)
 

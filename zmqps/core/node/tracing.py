@@ -9,7 +9,7 @@ from zmqps.core.node.clock import Samples
 from zmqps.core.protocol.events import COORDINATOR, Action, Send
 from zmqps.core.protocol.limits import MAX_BLOB_NBYTES
 from zmqps.core.protocol.messages import Clock, Fetch, Message, Piece, RecordSpans, SpansRecorded
-from zmqps.core.protocol.tracing import NONE, OFF, ON
+from zmqps.core.protocol.tracing import TraceState
 
 #: While it records a node says so as often: each time it learns of the coordinator's clock.
 REPORT_S = 0.25
@@ -95,7 +95,7 @@ class NodeTracing:
     def __init__(self, counters: Callable[[], Mapping[str, Any]]) -> None:
         self.recorder: Recorder = Nothing()
         self.number = 0
-        self.state = NONE
+        self.state = TraceState.NONE
         self.ends_at = 0.0
         self.due: float | None = None
         self.samples = Samples()
@@ -116,39 +116,39 @@ class NodeTracing:
         """End what was to last until now, say how far it is, and forget what nobody has fetched."""
         if self.due is None or now < self.due:
             return []
-        if self.state == ON and now >= self.ends_at:
+        if self.state == TraceState.ON and now >= self.ends_at:
             self._stop(now)
-        if self.state == OFF and now >= self.ends_at + KEEP_S:
+        if self.state == TraceState.OFF and now >= self.ends_at + KEEP_S:
             self.end()
-        report = self.state != NONE and not self._heard and now >= self._report_due
+        report = self.state != TraceState.NONE and not self._heard and now >= self._report_due
         actions = self._report(now) if report else []
         self._set_due()
         return actions
 
     def end(self) -> None:
         """Record nothing any more, and forget what there is: nobody is there any more who could want it."""
-        if self.state == ON:
+        if self.state == TraceState.ON:
             self.recorder.stop()
-        if self.state != NONE:
+        if self.state != TraceState.NONE:
             self.recorder.forget()
-        self.state, self.due = NONE, None
+        self.state, self.due = TraceState.NONE, None
 
     def validate(self) -> None:
         """Assert that what goes on has an end."""
-        assert (self.due is None) == (self.state == NONE)
-        assert self.state == NONE or self.due <= self.ends_at + KEEP_S  # type: ignore[operator]
+        assert (self.due is None) == (self.state == TraceState.NONE)
+        assert self.state == TraceState.NONE or self.due <= self.ends_at + KEEP_S  # type: ignore[operator]
         assert self.recorder.nbytes <= MAX_RING_NBYTES
 
     def _watch(self, message: RecordSpans, now: float) -> list[Action]:
         seconds = min(message.seconds, LONGEST_S)
         if message.number != self.number and seconds > 0:
             self.end()
-            self.number, self.state, self._heard = message.number, ON, False
+            self.number, self.state, self._heard = message.number, TraceState.ON, False
             self.ends_at = now + seconds
             self.samples = Samples()
             self._began_with = self._pushes
             self.recorder.start(min(message.nbytes, MAX_RING_NBYTES))
-        elif message.number == self.number and self.state == ON:  # said again, or it is to end
+        elif message.number == self.number and self.state == TraceState.ON:  # said again, or it is to end
             self.ends_at = min(self.ends_at, now + seconds)
             if now >= self.ends_at:
                 self._stop(now)
@@ -156,35 +156,35 @@ class NodeTracing:
             self._heard = False  # it does not know yet that this is over
         if message.number != self.number:
             return []
-        actions = self._report(now) if self.state != NONE else []
+        actions = self._report(now) if self.state != TraceState.NONE else []
         self._set_due()
         return actions
 
     def _stop(self, now: float) -> None:
         self.recorder.stop()
-        self.state, self.ends_at = OFF, now
+        self.state, self.ends_at = TraceState.OFF, now
         self._report_due = now
 
     def _clock(self, message: Clock, now: float) -> list[Action]:
-        if message.number == self.number and self.state != NONE:
+        if message.number == self.number and self.state != TraceState.NONE:
             self.samples.add(message.sent, message.at, self.recorder.time())
-            if message.state == OFF == self.state:
+            if message.state == TraceState.OFF == self.state:
                 self._heard = True
                 self._set_due()
         return []
 
     def _fetch(self, message: Fetch) -> list[Action]:
-        here = message.number == self.number and self.state == OFF
+        here = message.number == self.number and self.state == TraceState.OFF
         recorder = self.recorder if here else Nothing()
         data = recorder.read(message.offset, MAX_BLOB_NBYTES)
         piece = Piece(message.request, message.number, message.who, message.offset, recorder.nbytes, data)
         return [Send(COORDINATOR, piece)]
 
     def _report(self, now: float) -> list[Action]:
-        self._report_due = now + (REPORT_S if self.state == ON else AGAIN_S)
+        self._report_due = now + (REPORT_S if self.state == TraceState.ON else AGAIN_S)
         offset = self.samples.offset
         facts = {} if offset is None else offset._asdict()
-        nbytes, lost = (self.recorder.nbytes, self.recorder.lost) if self.state == OFF else (0, 0)
+        nbytes, lost = (self.recorder.nbytes, self.recorder.lost) if self.state == TraceState.OFF else (0, 0)
         steps = max(0, self._pushes - self._began_with)
         sent = self.recorder.time()
         return [Send(COORDINATOR, SpansRecorded(self.number, self.state, sent, nbytes, lost, steps, facts))]
@@ -195,8 +195,8 @@ class NodeTracing:
         return pushes if type(pushes) is int else 0
 
     def _set_due(self) -> None:
-        if self.state == NONE:
+        if self.state == TraceState.NONE:
             self.due = None
             return
-        end = self.ends_at if self.state == ON else self.ends_at + KEEP_S
+        end = self.ends_at if self.state == TraceState.ON else self.ends_at + KEEP_S
         self.due = end if self._heard else min(end, self._report_due)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
 from zmqps.core.protocol.limits import MAX_FACT_CHARS
@@ -88,9 +89,26 @@ class HeartbeatAck(Message):
     terms: Terms = ()
 
 
+class DepartureCause(StrEnum):
+    """Why a member is not there any more.
+
+    It has said so: it has finished, was closed, or was drained. It was silent for too long, was started again, or its
+    key was revoked. Its job has ended, or it went on with another job of the same name.
+    """
+
+    FINISHED, CLOSED, DRAINED = "finished", "closed", "drained"
+    LOST, RESTARTED, REVOKED = "lost", "restarted", "revoked"
+    ENDED, MOVED = "ended", "moved"
+
+    @classmethod
+    def said(cls, reason: str) -> DepartureCause:
+        """Return the cause in a member's own words; it is closed whatever else it says."""
+        return cls(reason) if reason in (cls.FINISHED, cls.DRAINED) else cls.CLOSED
+
+
 @dataclass(frozen=True, slots=True)
 class Leave(Message):
-    """A member says goodbye; ``reason`` is ``finished`` or ``closed``."""
+    """A member says goodbye; ``reason`` is ``finished``, ``drained``, or anything else for ``closed``."""
 
     kind: ClassVar[int] = 5
     reason: Text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar
 
 from zmqps.core.protocol.message import Message
@@ -10,8 +11,11 @@ from zmqps.core.protocol.message import Message
 if TYPE_CHECKING:
     from zmqps.core.protocol.message import U8, U32, U64, Facts, Key, Plain, Text, Versions
 
-#: ``state`` in `Draining`, of a server that is to go: it has something still; it has nothing, and goes; it stays.
-GOING, GONE, STAYS = 0, 1, 2
+
+class DrainState(IntEnum):
+    """How far a server is that is to go: it has something still; it has nothing, and goes; it stays."""
+
+    GOING, GONE, STAYS = range(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,7 @@ class Draining(Message):
 
     kind: ClassVar[int] = 76
     request: U32
-    state: U8
+    state: DrainState
     text: Text
 
 

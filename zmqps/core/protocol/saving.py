@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar
 
 from zmqps.core.protocol.message import Message
@@ -10,8 +11,11 @@ from zmqps.core.protocol.message import Message
 if TYPE_CHECKING:
     from zmqps.core.protocol.message import U8, U32, U64, Key, Payload, Plain, Seconds, Text
 
-#: `Saved.stage`: the shard is kept as it is, so many bytes of it are written, all are, or it has failed.
-KEPT, WRITING, WRITTEN, FAILED = range(4)
+
+class SaveStage(IntEnum):
+    """How far a server is with a `Save`: it keeps the shard as it is, writes it, has written it, or it has failed."""
+
+    KEPT, WRITING, WRITTEN, FAILED = range(4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,7 @@ class Save(Message):
 
 @dataclass(frozen=True, slots=True)
 class Saved(Message):
-    """How far a server is with a `Save`: ``stage`` is one of `KEPT`, `WRITING`, `WRITTEN` and `FAILED`.
+    """How far a server is with a `Save`.
 
     ``facts`` are ``nbytes`` so far; of what is written what the checkpoint's manifest says of it; of what has failed
     ``why``.
@@ -43,7 +47,7 @@ class Saved(Message):
     kind: ClassVar[int] = 51
     epoch: U32
     number: U64
-    stage: U8
+    stage: SaveStage
     facts: Plain
 
 

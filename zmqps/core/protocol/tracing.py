@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar
 
 from zmqps.core.protocol.message import Message
 
 if TYPE_CHECKING:
-    from zmqps.core.protocol.message import U8, U32, U64, Blob, Facts, Incarnation, Key, Plain, Seconds, Text
+    from zmqps.core.protocol.message import U32, U64, Blob, Facts, Incarnation, Key, Plain, Seconds, Text
 
-#: ``action`` in `Trace`.
-LOOK, START, STOP = 0, 1, 2
-#: ``state`` in `Tracing`, `SpansRecorded` and `Clock`: nothing is recorded, it is, it has been.
-NONE, ON, OFF = 0, 1, 2
+
+class TraceAction(IntEnum):
+    """What somebody wants of a trace: to see how far it is, to start one, or to end it."""
+
+    LOOK, START, STOP = range(3)
+
+
+class TraceState(IntEnum):
+    """Whether a node has nothing recorded, records, or has recorded."""
+
+    NONE, ON, OFF = range(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +35,7 @@ class Trace(Message):
 
     kind: ClassVar[int] = 100
     request: U32
-    action: U8
+    action: TraceAction
     job: Text
     seconds: Seconds
     steps: U32
@@ -43,7 +51,7 @@ class Tracing(Message):
     kind: ClassVar[int] = 101
     request: U32
     number: U64
-    state: U8
+    state: TraceState
     left: Seconds
     nodes: Plain
 
@@ -68,7 +76,7 @@ class SpansRecorded(Message):
 
     kind: ClassVar[int] = 103
     number: U64
-    state: U8
+    state: TraceState
     sent: Seconds
     nbytes: U64
     lost: U64
@@ -82,7 +90,7 @@ class Clock(Message):
 
     kind: ClassVar[int] = 104
     number: U64
-    state: U8
+    state: TraceState
     sent: Seconds
     at: Seconds
 

@@ -17,6 +17,7 @@ import gc
 import math
 import reprlib
 from collections.abc import Callable, Iterator, Sequence
+from enum import IntEnum
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -60,7 +61,10 @@ from zmqps.core.protocol.messages import (
     Watched,
 )
 from zmqps.core.protocol.notes import checked_entries
+from zmqps.core.protocol.resizing import DrainState
+from zmqps.core.protocol.saving import SaveStage
 from zmqps.core.protocol.terms import MOST_NUMBERS, SET, SET_TO_MEAN, are_sets
+from zmqps.core.protocol.tracing import TraceAction, TraceState
 from zmqps.core.protocol.typed import are_ordered, pack, reader
 from zmqps.errors import LimitError, ProtocolError
 
@@ -105,6 +109,17 @@ def _integer(bits: int) -> Callable[[Any], Any]:
         if type(value) is not int or not 0 <= value < 1 << bits:
             raise ProtocolError(f"{_show(value)} is not an unsigned integer of {bits} bits")
         return value
+
+    return check
+
+
+def _one_of(enum: type[IntEnum]) -> Callable[[Any], Any]:
+    known = {member.value: member for member in enum}
+
+    def check(value: Any) -> Any:
+        if type(value) is not int or value not in known:
+            raise ProtocolError(f"{_show(value)} is no {enum.__name__}")
+        return known[value]
 
     return check
 
@@ -240,6 +255,7 @@ _u32, _u64 = _integer(32), _integer(64)
 #: Annotation, a name of message.py -> check. A check returns the value as the dataclass wants it.
 CHECKS: dict[str, Callable[[Any], Any]] = {
     "U8": _integer(8),
+    **{enum.__name__: _one_of(enum) for enum in (DrainState, SaveStage, TraceAction, TraceState)},
     "U32": _u32,
     "U64": _u64,
     "Text": _text,

@@ -5,8 +5,9 @@ from __future__ import annotations
 from zmqps.core.node.member import Member
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import COORDINATOR, Action, Exit, Log, Send, Stop
+from zmqps.core.protocol.membership import DepartureCause
 from zmqps.core.protocol.messages import Drain, Draining
-from zmqps.core.protocol.resizing import GOING, GONE
+from zmqps.core.protocol.resizing import DrainState
 
 #: So often the coordinator is asked again, how far it is.
 AGAIN_S = 1.0
@@ -64,11 +65,12 @@ class Leaving:
         """The coordinator says how far it is, whether this process or somebody else has asked for it."""
         if self._gone:
             return []
-        if message.state == GONE:
+        if message.state == DrainState.GONE:
             self._gone, self.due = True, None
             text = f"drained: {message.text}"
-            return [Log("info", text), *self._member.leave("drained", now), Exit(exits.OK, text, done=True)]
-        if message.state == GOING:
+            goodbye = self._member.leave(DepartureCause.DRAINED, now)
+            return [Log("info", text), *goodbye, Exit(exits.OK, text, done=True)]
+        if message.state == DrainState.GOING:
             news, self._text = message.text != self._text, message.text
             return [Log("info", message.text)] if news else []
         if self._ends_at is None:
@@ -77,4 +79,4 @@ class Leaving:
 
     def _end(self, reason: str, now: float) -> list[Action]:
         self._gone, self.due = True, None
-        return [*self._member.leave("closed", now), Exit(exits.OK, reason)]
+        return [*self._member.leave(DepartureCause.CLOSED, now), Exit(exits.OK, reason)]

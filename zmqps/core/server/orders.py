@@ -11,6 +11,7 @@ from zmqps.core.protocol import exits, roles
 from zmqps.core.protocol.events import COORDINATOR, Action, Exit, Log, Peer, Run, Send
 from zmqps.core.protocol.guard import check_welcome
 from zmqps.core.protocol.large import Large
+from zmqps.core.protocol.membership import DepartureCause
 from zmqps.core.protocol.messages import (
     Assign,
     Commit,
@@ -271,7 +272,7 @@ class Orders:
         return [Send(COORDINATOR, Forgotten(message.incarnation))]
 
     def _shut_down(self, message: Shutdown, now: float) -> list[Action]:
-        return [*self._host.member.leave("finished", now), Exit(exits.OK, message.reason)]
+        return [*self._host.member.leave(DepartureCause.FINISHED, now), Exit(exits.OK, message.reason)]
 
     def _end(self, message: Error, now: float) -> list[Action]:
         evicted = message.code == EvictedError.code

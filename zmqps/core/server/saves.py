@@ -11,7 +11,7 @@ from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import COORDINATOR, Action, Run, Send
 from zmqps.core.protocol.messages import Save, Saved
-from zmqps.core.protocol.saving import FAILED, KEPT, WRITING, WRITTEN
+from zmqps.core.protocol.saving import SaveStage
 from zmqps.core.server.row_changes import RowChanges
 from zmqps.core.server.row_snapshot import RowPiece, RowSnapshots
 from zmqps.core.server.shard import Shard
@@ -120,7 +120,7 @@ class Saves:
         """The coordinator wants a shard to be kept and written; asked again, nothing more is done."""
         under_way = self._under_way.get(message.epoch)
         if under_way is not None and under_way.message.number == message.number:
-            return [self._report(under_way, KEPT, now)]
+            return [self._report(under_way, SaveStage.KEPT, now)]
         said = self._said.get(message.epoch)
         if said is not None and said.number == message.number:
             return [Send(COORDINATOR, said)]
@@ -144,11 +144,12 @@ class Saves:
             snapshot = Snapshot(shard.slices, shard.memory, shard.version)
             self._row_changes.note(message.epoch, message.number, message.base, tables)
         except (MemoryError, PSError) as error:
-            return [self._ended(message, FAILED, {"why": (str(error) or type(error).__name__)[:MAX_WHY_CHARS]})]
+            why = (str(error) or type(error).__name__)[:MAX_WHY_CHARS]
+            return [self._ended(message, SaveStage.FAILED, {"why": why})]
         save = self._under_way[message.epoch] = _Save(message, tenant, snapshot, rows)
         opening = partial(self._files.open, message.path, tenant.assign.job, shard.placement, shard.index)
         save.busy = True
-        return [*actions, self._report(save, KEPT, now), Run(Saving(message.epoch, message.number), opening)]
+        return [*actions, self._report(save, SaveStage.KEPT, now), Run(Saving(message.epoch, message.number), opening)]
 
     def committed(self, tenant: Tenant, now: float) -> list[Action]:
         """A shard has another version: one that was awaited perhaps."""
@@ -174,7 +175,7 @@ class Saves:
         else:
             del self._under_way[tag.epoch]
             facts = {**value, "nbytes": save.nbytes, "version": save.snapshot.version}
-            return [self._ended(save.message, WRITTEN, facts)]
+            return [self._ended(save.message, SaveStage.WRITTEN, facts)]
         return self._go_on(save, now)
 
     def _go_on(self, save: _Save, now: float) -> list[Action]:
@@ -200,7 +201,7 @@ class Saves:
             actions.append(Run(Saving(*save.key), partial(writer.close, save.state)))
         save.busy = bool(actions)
         if now >= save.reported_at + REPORT_S:
-            actions.append(self._report(save, WRITING, now))
+            actions.append(self._report(save, SaveStage.WRITING, now))
         return actions
 
     def end(self, epoch: int, number: int | None = None) -> list[Action]:
@@ -215,9 +216,9 @@ class Saves:
         return self._let_go(save)
 
     def _give_up(self, save: _Save, why: str) -> list[Action]:
-        return [*self._let_go(save), self._ended(save.message, FAILED, {"why": why[:MAX_WHY_CHARS]})]
+        return [*self._let_go(save), self._ended(save.message, SaveStage.FAILED, {"why": why[:MAX_WHY_CHARS]})]
 
-    def _ended(self, message: Save, stage: int, facts: Mapping[str, Any]) -> Action:
+    def _ended(self, message: Save, stage: SaveStage, facts: Mapping[str, Any]) -> Action:
         said = self._said[message.epoch] = Saved(message.epoch, message.number, stage, facts)
         return Send(COORDINATOR, said)
 
@@ -230,7 +231,7 @@ class Saves:
             return []
         return _closed(save)
 
-    def _report(self, save: _Save, stage: int, now: float) -> Action:
+    def _report(self, save: _Save, stage: SaveStage, now: float) -> Action:
         save.reported_at = now
         return Send(COORDINATOR, Saved(save.message.epoch, save.message.number, stage, {"nbytes": save.nbytes}))
 

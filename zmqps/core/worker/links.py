@@ -14,6 +14,7 @@ from zmqps.core.node.member import Member
 from zmqps.core.protocol.encoding import Coding
 from zmqps.core.protocol.events import Action, Log, Looked, Peer, Send
 from zmqps.core.protocol.keys import key_of, same
+from zmqps.core.protocol.membership import DepartureCause
 from zmqps.core.protocol.messages import Leave
 from zmqps.core.worker.alarm import Alarm
 from zmqps.core.worker.link import Link
@@ -184,7 +185,7 @@ class Links:
             self.alarm.by(link.next_deadline())
         return []
 
-    def part(self, reason: str) -> list[Action]:
+    def part(self, reason: DepartureCause) -> list[Action]:
         """Say goodbye to the servers that know us."""
         known = {link.peer for link in self.by_shard if link.handshake.welcome is not None and link.lost is None}
         self.forget_servers()

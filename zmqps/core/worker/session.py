@@ -26,6 +26,7 @@ from zmqps.core.protocol.events import (
     Unreachable,
 )
 from zmqps.core.protocol.guard import check_welcome
+from zmqps.core.protocol.membership import DepartureCause
 from zmqps.core.protocol.messages import (
     Error,
     GoBack,
@@ -202,7 +203,7 @@ class SessionMachine:
             withdrawn = event.operation in self.operations and self.transfers.can_withdraw(event.operation)
             return self.resolve(event.operation, event) if withdrawn else []
         if isinstance(event, Stop):
-            return self._stop(event.reason)
+            return self._stop()
         if isinstance(event, Undecodable):
             text = f"dropped what {self.links.title_of(event.peer)} sent: {event.error}"
             return [Log("warning", text, error=event.error.number)]
@@ -352,8 +353,8 @@ class SessionMachine:
         actions = self._goodbye(finishing.reason)
         return actions if self.member.known else [*actions, *self.resolve(finishing, None)]
 
-    def _goodbye(self, reason: str) -> list[Action]:
-        farewells = [] if self._parted else self.links.part("finished" if reason == "finished" else "closed")
+    def _goodbye(self, reason: DepartureCause) -> list[Action]:
+        farewells = [] if self._parted else self.links.part(reason)
         self._parted = True
         if self.member.left:
             return farewells
@@ -365,13 +366,13 @@ class SessionMachine:
         finishing = self._finishing is not None and not self._finishing.done
         return finishing and not self._stopping and self.member.is_patient(now)
 
-    def _stop(self, reason: str) -> list[Action]:
+    def _stop(self) -> list[Action]:
         """Fail all that waits and say goodbye; exit when that is answered, so that whoever comes next does not meet us.
 
         At once where no answer can come, and when asked again.
         """
         again, self._stopping = self._stopping, True
-        actions = [*self._goodbye(reason), *self._fail_all(ClosedError("the worker was closed"))]
+        actions = [*self._goodbye(DepartureCause.CLOSED), *self._fail_all(ClosedError("the worker was closed"))]
         awaited = self.member.known and self._farewell_due is not None and not again
         return actions if awaited else [*actions, Exit(0, "")]
 
@@ -437,7 +438,7 @@ class SessionMachine:
         return self.transfers.unpause(now) if message.number == self.transfers.pace.paused else []
 
     def _on_shutdown(self, message: Shutdown, now: float) -> list[Action]:
-        actions = self.member.leave("closed", now)  # the coordinator waits for it
+        actions = self.member.leave(DepartureCause.CLOSED, now)  # the coordinator waits for it
         return actions + self._fail_all(ShutdownError(f"the cluster has ended: {printable(message.reason)}"))
 
     def _on_left(self, message: Left, now: float) -> list[Action]:
