@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from zmqps.core.job.keyspace import Placement
+from zmqps.core.job.keyspace import Placement, Table
 from zmqps.errors import ConfigurationError
 
 #: How safetensors writes the storage dtypes.
@@ -115,6 +115,58 @@ class FileLayout:
     nbytes: int
 
 
+class _Piece(NamedTuple):
+    """A rectangle of a parameter: of which one, where that begins in the shard, and in which file it lies."""
+
+    name: str
+    origin: int
+    file: int
+    block: Block
+
+
+def _pieces(placement: Placement, index: int, number: int, table: Table) -> list[_Piece]:
+    """Return what a shard has of a table; the first shard, also parameters without elements, which lie nowhere."""
+    keyspace, cuts = placement.keyspace, placement.cuts[number]
+    pieces = []
+    for part in keyspace.segments(number, cuts[index], cuts[index + 1]):
+        parameter, origin = keyspace.parameters[part.parameter], cuts[index] + part.position - part.start
+        found = blocks(parameter.shape, part.start, part.start + part.size)
+        pieces += [_Piece(parameter.name, origin, nth, block) for nth, block in enumerate(found)]
+    if index == 0:
+        empty = [keyspace.parameters[i] for i in table.parameters if not keyspace.parameters[i].size]
+        pieces += [_Piece(p.name, 0, 0, Block((0,) * len(p.shape), p.shape, 0)) for p in empty]
+    return pieces
+
+
+class _Contents:
+    """What the files of a shard hold, array behind array."""
+
+    def __init__(self) -> None:
+        self.nbytes: list[int] = []  # of data, by file
+        self._entries: list[dict[str, Any]] = []
+        self._sharding: list[dict[str, Any]] = []
+
+    def put(self, file: int, name: str, dtype: str, itemsize: int, shape: Sequence[int], offsets: Sequence[int]) -> int:
+        """Lay an array behind what a file holds; return where its bytes begin."""
+        self._open(file + 1)
+        begin = self.nbytes[file]
+        self.nbytes[file] = end = begin + math.prod(shape) * itemsize
+        self._entries[file][name] = {"dtype": dtype, "shape": shape, "data_offsets": (begin, end)}
+        self._sharding[file][name] = {OFFSETS_KEY: offsets}
+        return begin
+
+    def headers(self) -> list[bytes]:
+        """Return how each file begins; a shard that nothing was left for has one, which says so."""
+        self._open(1)
+        return [header_of(e, s) for e, s in zip(self._entries, self._sharding, strict=True)]
+
+    def _open(self, count: int) -> None:
+        while len(self.nbytes) < count:
+            self.nbytes.append(0)
+            self._entries.append({})
+            self._sharding.append({})
+
+
 class ShardLayout:
     """Which elements of a shard lie where in its files.
 
@@ -150,54 +202,27 @@ class ShardLayout:
         keyspace = placement.keyspace
         self.num_arrays = 1 + len(slot_names)
         check_names([p.name for p in keyspace.parameters], slot_names)
-        entries: list[dict[str, Any]] = []
-        sharding: list[dict[str, Any]] = []
-        ends: list[int] = []  # bytes of data so far
+        contents = _Contents()
         placed: dict[tuple[int, int], list[Extent]] = {}
         # wide elements first, so that each array is aligned to its own
-        tables = sorted(enumerate(keyspace.dense), key=lambda entry: -entry[1].dtype.itemsize)
-        for number, table in tables:
-            cuts = placement.cuts[number]
-            parts = list(keyspace.segments(number, cuts[index], cuts[index + 1]))
-            pieces = [
-                (keyspace.parameters[part.parameter], cuts[index] + part.position - part.start, nth, block)
-                for part in parts
-                for nth, block in enumerate(
-                    blocks(keyspace.parameters[part.parameter].shape, part.start, part.start + part.size)
-                )
-            ]
-            if index == 0:  # parameters without elements lie nowhere in the key space
-                empty = [keyspace.parameters[i] for i in table.parameters if not keyspace.parameters[i].size]
-                pieces += [(p, 0, 0, Block((0,) * len(p.shape), p.shape, 0)) for p in empty]
+        for number, table in sorted(enumerate(keyspace.dense), key=lambda entry: -entry[1].dtype.itemsize):
+            pieces = _pieces(placement, index, number, table)
             dtype, itemsize = DTYPES[table.dtype.name], table.dtype.itemsize
-            for _ in range(len(ends), max((nth + 1 for _, _, nth, _ in pieces), default=0)):
-                entries.append({})
-                sharding.append({})
-                ends.append(0)
             for array in range(self.num_arrays):
                 extents = placed.setdefault((array, number), [])
-                for parameter, origin, nth, block in pieces:
-                    name = slot_entry(slot_names[array - 1], parameter.name) if array else parameter.name
-                    size = block.size
-                    begin, end = ends[nth], ends[nth] + size * itemsize
-                    ends[nth] = end
-                    entries[nth][name] = {"dtype": dtype, "shape": block.shape, "data_offsets": (begin, end)}
-                    sharding[nth][name] = {OFFSETS_KEY: block.offsets}
-                    if size:
-                        _append(extents, Extent(nth, begin, origin + block.start, size), itemsize)
-        if not ends:  # a shard that nothing was left for; a file says so
-            entries, sharding, ends = [{}], [{}], [0]
-        places: dict[str, list[int]] = {}
-        for name, (number, dim) in (rows or {}).items():
-            for label, dtype, shape in (("ids", "I64", [number]), ("values", "F32", [number, dim])):
-                begin, end = ends[0], ends[0] + (8 * number if label == "ids" else 4 * number * dim)
-                entries[0][f"{name}.{label}"] = {"dtype": dtype, "shape": shape, "data_offsets": (begin, end)}
-                sharding[0][f"{name}.{label}"] = {OFFSETS_KEY: [0] * len(shape)}
-                places.setdefault(name, []).append(begin)
-                ends[0] = end
-        headers = [header_of(e, s) for e, s in zip(entries, sharding, strict=True)]
+                for piece in pieces:
+                    name = slot_entry(slot_names[array - 1], piece.name) if array else piece.name
+                    begin = contents.put(piece.file, name, dtype, itemsize, piece.block.shape, piece.block.offsets)
+                    if piece.block.size:
+                        start = piece.origin + piece.block.start
+                        _append(extents, Extent(piece.file, begin, start, piece.block.size), itemsize)
+        places = {}
+        for name, (num_rows, dim) in (rows or {}).items():
+            ids = contents.put(0, f"{name}.ids", "I64", 8, (num_rows,), (0,))
+            places[name] = ids, contents.put(0, f"{name}.values", "F32", 4, (num_rows, dim), (0, 0))
+        headers = contents.headers()
         self.files = tuple(
-            FileLayout(data_file(index, number, len(headers)), header, len(header) + ends[number])
+            FileLayout(data_file(index, number, len(headers)), header, len(header) + contents.nbytes[number])
             for number, header in enumerate(headers)
         )
         self.rows_at = {name: (ids + len(headers[0]), data + len(headers[0])) for name, (ids, data) in places.items()}

@@ -19,7 +19,10 @@ from zmqps.core.protocol.endpoints import is_loopback
 from zmqps.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from zmqps.cli.task import TaskConfig
+    from zmqps.net.tasks import Rank
 
 #: Seconds that Slurm may take to say where a node is.
 SCONTROL_S = 10.0
@@ -94,12 +97,21 @@ def run(**told: Any) -> int:
         terminal.close()
 
 
+def _reached(found: Rank, host: str, told: Mapping[str, Any]) -> str:
+    """Return the address at which rank 0 is reached, as the launcher's network has it."""
+    from zmqps.launch.reach import resolved
+
+    if found.source == "Slurm" and not told["address"]:
+        return _slurm_address(host)
+    return _pod_address(host, told["timeout"]) if found.source == "Kubernetes" else resolved(host)
+
+
 def _config(told: dict[str, Any]) -> TaskConfig:
     from zmqps.cli.task import TaskConfig
     from zmqps.core.coordinator.options import CoordinatorOptions
     from zmqps.launch.config import ClusterConfig
     from zmqps.launch.ranks import num_workers, roles
-    from zmqps.launch.reach import own_address, resolved, route_towards
+    from zmqps.launch.reach import own_address, route_towards
     from zmqps.net.tasks import DEFAULT_PORT, Rank, find
 
     if told["servers_apart"] and told["server_tasks"] is not None:
@@ -120,12 +132,7 @@ def _config(told: dict[str, Any]) -> TaskConfig:
         raise ConfigurationError(f"{found.source} does not say where rank 0 is: give --address HOST:PORT")
     where = {"apart": told["servers_apart"], "server_tasks": told["server_tasks"]}
     mine = roles(rank, size, told["servers"], told["workers_each"], **where)
-    if found.source == "Slurm" and not told["address"]:
-        address = _slurm_address(host)
-    elif found.source == "Kubernetes":
-        address = _pod_address(host, told["timeout"])
-    else:
-        address = resolved(host)
+    address = _reached(found, host, told)
     own = own_address("", told["interface"] or "", "", is_local=True) or route_towards(address)
     free = told["insecure"] or told["keys"] is not None
     if not free and not is_loopback(address):

@@ -127,10 +127,75 @@ def log_settings(command: F) -> F:
     return json(level(command))
 
 
+#: What a coordinator is told beside ``--servers``. The defaults are those of `CoordinatorOptions`: a test compares.
+CLUSTER_SETTINGS = (
+    setting(
+        "--replicas", type=click.IntRange(0, 2), default=0,
+        help="Copies of each shard on other servers, which take over when one is lost; 0: none.",
+    ),
+    setting("--heartbeat-interval", type=float, default=1.0, help="Seconds between signs of life."),
+    setting("--heartbeat-timeout", type=float, default=10.0, help="Seconds of silence after which a node is lost."),
+    setting(
+        "--lease", type=click.FloatRange(min=0), default=600.0,
+        help="Seconds to keep a job whose workers are gone, so that they can come back; 0: until it is ended.",
+    ),
+    setting(
+        "--idle-timeout", type=click.FloatRange(min=0), default=0.0,
+        help="Seconds without a worker or observer of any job after which the cluster ends; 0: never.",
+    ),
+    setting("--once", is_flag=True, help="End the cluster when its first job has ended, however it did."),
+    setting("--slice-size", type=Size(), default="4MiB", help="Bytes of parameters that one message carries."),
+    setting(
+        "--checkpoint", metavar="DIR",
+        help="Where jobs are saved, a directory that all hosts share, of this cluster alone; by default, nowhere.",
+    ),
+    setting(
+        "--checkpoint-every", metavar="5min|500steps",
+        help="Save jobs every so often, too; by default, when asked and at the end.",
+    ),
+    setting(
+        "--checkpoint-at-end", type=click.Choice(("yes", "no")), default="yes",
+        help="Save each job once more when it ends, or the cluster does, where there is a --checkpoint DIR.",
+    ),
+    setting(
+        "--checkpoint-full-every", type=click.IntRange(1, 50), default=1, metavar="N",
+        help="Every N-th checkpoint of a job with tables has all rows; those between have the rows that have "
+        "changed since the one before.",
+    ),
+    setting(
+        "--checkpoint-via", type=click.Choice(("shared", "coordinator")), default="shared",
+        help="coordinator: its host alone has the directory; servers send it what they write.",
+    ),
+    setting(
+        "--fallback-timeout", type=click.FloatRange(min=0), default=300.0, metavar="SECONDS",
+        help="How long a job waits for a server where nobody has a shard of it any more, to go back to its last "
+        "checkpoint; 0: it fails.",
+    ),
+    setting("--keep", type=click.IntRange(min=1), default=3, help="How many checkpoints of a job to keep."),
+    setting(
+        "--restore", metavar="PATH",
+        help="A checkpoint, or a directory whose latest good one is taken; the job that was saved goes on from it.",
+    ),
+    click.option(
+        "--restore-name", multiple=True, allow_from_autoenv=False, metavar="NAME=NAME THERE",
+        help="A parameter that is called otherwise in the checkpoint.  May be repeated.",
+    ),
+    setting(
+        "--restore-values-only", is_flag=True,
+        help="Do not restore the optimizer's state: the job may have another optimizer.",
+    ),
+    click.option(
+        "--values", multiple=True, allow_from_autoenv=False, metavar="KIND:WHERE",
+        help="Write what scripts log (worker.log) to jsonl:FILE, tensorboard:DIR, mlflow:URI, wandb:PROJECT, or "
+        "what MODULE:FACTORY() returns.  May be repeated.",
+    ),
+)  # fmt: skip
+
+
 def cluster_settings(
     command: F, *, servers: str = "How many servers make the cluster.", servers_default: bool | str = True
 ) -> F:
-    """Add what a coordinator is told; the defaults are those of `CoordinatorOptions`, which a test compares.
+    """Add what a coordinator is told.
 
     Parameters
     ----------
@@ -139,72 +204,9 @@ def cluster_settings(
     servers, servers_default
         What the help says of ``--servers``, and of its default.
     """
-    options = (
-        setting(
-            "--servers", type=click.IntRange(1, 65535), default=1, show_default=servers_default, help=servers
-        ),
-        setting(
-            "--replicas", type=click.IntRange(0, 2), default=0,
-            help="Copies of each shard on other servers, which take over when one is lost; 0: none.",
-        ),
-        setting("--heartbeat-interval", type=float, default=1.0, help="Seconds between signs of life."),
-        setting("--heartbeat-timeout", type=float, default=10.0, help="Seconds of silence after which a node is lost."),
-        setting(
-            "--lease", type=click.FloatRange(min=0), default=600.0,
-            help="Seconds to keep a job whose workers are gone, so that they can come back; 0: until it is ended.",
-        ),
-        setting(
-            "--idle-timeout", type=click.FloatRange(min=0), default=0.0,
-            help="Seconds without a worker or observer of any job after which the cluster ends; 0: never.",
-        ),
-        setting("--once", is_flag=True, help="End the cluster when its first job has ended, however it did."),
-        setting("--slice-size", type=Size(), default="4MiB", help="Bytes of parameters that one message carries."),
-        setting(
-            "--checkpoint", metavar="DIR",
-            help="Where jobs are saved, a directory that all hosts share, of this cluster alone; by default, nowhere.",
-        ),
-        setting(
-            "--checkpoint-every", metavar="5min|500steps",
-            help="Save jobs every so often, too; by default, when asked and at the end.",
-        ),
-        setting(
-            "--checkpoint-at-end", type=click.Choice(("yes", "no")), default="yes",
-            help="Save each job once more when it ends, or the cluster does, where there is a --checkpoint DIR.",
-        ),
-        setting(
-            "--checkpoint-full-every", type=click.IntRange(1, 50), default=1, metavar="N",
-            help="Every N-th checkpoint of a job with tables has all rows; those between have the rows that have "
-            "changed since the one before.",
-        ),
-        setting(
-            "--checkpoint-via", type=click.Choice(("shared", "coordinator")), default="shared",
-            help="coordinator: its host alone has the directory; servers send it what they write.",
-        ),
-        setting(
-            "--fallback-timeout", type=click.FloatRange(min=0), default=300.0, metavar="SECONDS",
-            help="How long a job waits for a server where nobody has a shard of it any more, to go back to its last "
-            "checkpoint; 0: it fails.",
-        ),
-        setting("--keep", type=click.IntRange(min=1), default=3, help="How many checkpoints of a job to keep."),
-        setting(
-            "--restore", metavar="PATH",
-            help="A checkpoint, or a directory whose latest good one is taken; the job that was saved goes on from it.",
-        ),
-        click.option(
-            "--restore-name", multiple=True, allow_from_autoenv=False, metavar="NAME=NAME THERE",
-            help="A parameter that is called otherwise in the checkpoint.  May be repeated.",
-        ),
-        setting(
-            "--restore-values-only", is_flag=True,
-            help="Do not restore the optimizer's state: the job may have another optimizer.",
-        ),
-        click.option(
-            "--values", multiple=True, allow_from_autoenv=False, metavar="KIND:WHERE",
-            help="Write what scripts log (worker.log) to jsonl:FILE, tensorboard:DIR, mlflow:URI, wandb:PROJECT, or "
-            "what MODULE:FACTORY() returns.  May be repeated.",
-        ),
-    )  # fmt: skip
-    for option in reversed(options):
+    number = click.IntRange(1, 65535)
+    first = setting("--servers", type=number, default=1, show_default=servers_default, help=servers)
+    for option in reversed((first, *CLUSTER_SETTINGS)):
         command = option(command)
     return command
 

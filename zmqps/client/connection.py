@@ -79,23 +79,15 @@ class Connection:
         under_a_supervisor(os.environ)
         show_briefly()
         self._keys = find_keys(keys, token, os.environ)
-        if address is None and self._keys is not None:
-            address = self._keys.address or None
-        if address is None:
-            address, source = find_address(os.environ, socket.getfqdn)
-            log.info("the coordinator is %s, says %s", address, source)
-        check_peer(address)
+        self.address = check_peer(self._find_address() if address is None else address)
         checks.name("a job's name", job, MAX_JOB_NAME_CHARS)
         if name is not None:
             checks.name("a worker's name", name)
         check_transport(transport)
         checks.flag("observer", observer)
         timeout = checks.seconds("timeout", timeout)
-        self.address = address
         self._timeout = timeout
-        self._default_timeout = max(
-            timeout, DEFAULT_TIMEOUT
-        )  # until the coordinator has said after what time who is lost
+        self._default_timeout = max(timeout, DEFAULT_TIMEOUT)  # until it is known after what time others are lost
         self._job_name = job
         self._role = "observer" if observer else "worker"
         self._life = find_life(os.environ)
@@ -133,6 +125,14 @@ class Connection:
                 text, about = "%s %r of this process connects again: the one before is closed", {"job": self._job_name}
                 log.warning(text, self._role, self._name, extra=about)
                 other.close(timeout=timeout)
+
+    def _find_address(self) -> str:
+        """Return where the coordinator is, as keys or this process's environment have it."""
+        if self._keys is not None and self._keys.address:
+            return self._keys.address
+        address, source = find_address(os.environ, socket.getfqdn)
+        log.info("the coordinator is %s, says %s", address, source)
+        return address
 
     def _start(self) -> SessionThread:
         warm_up()  # here, not where heartbeats are sent: numba's import takes a while

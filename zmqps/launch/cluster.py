@@ -40,193 +40,23 @@ MAX_PAGE_CHARS = 300
 
 log = logging.getLogger("zmqps.cluster")
 
-_clusters: weakref.WeakSet[LocalCluster] = weakref.WeakSet()
+_clusters: weakref.WeakSet[_Cluster] = weakref.WeakSet()
 
 
-class LocalCluster:
-    """A coordinator and servers as processes on this host, for tests, notebooks and small jobs.
-
-    They are the processes ``zmqps up`` starts. They end with the ``with`` statement, whatever jobs begin
-    and end in it, and at the latest with this process, however it ends.
-
-    In a worker that ``zmqps up`` or another launcher has started, this is the launcher's cluster: nothing is started or
-    ended, `address` is that of its coordinator, and a line in the log says so.
+class _Cluster:
+    """The processes of a cluster on this host, from their start to their end.
 
     Parameters
     ----------
-    servers : int
-        How many servers.
-    workers : int, optional
-        How many workers a job expects that does not say; by default whoever comes.
-    heartbeat_interval, heartbeat_timeout : float
-        Seconds between signs of life, and of silence after which a node is lost.
-    lease : float
-        Seconds to keep a job whose workers are gone, so that they can come back; 0: until it is ended.
-    idle_timeout : float
-        Seconds without a worker or observer of any job after which the cluster ends; 0: never.
-    memory : int, optional
-        The most bytes that the shards of all jobs may take on a server; by default what is free on this host.
-    replicas : int
-        Copies of each shard on other servers, up to 2, which take over when one is lost.
-    checkpoint : path, optional
-        Where jobs are saved, of this cluster alone while it lives; by default nowhere.
-    checkpoint_every : str
-        Save jobs every ``5min``, ``90s``, ``2h`` or ``500steps``; by default when asked (`Worker.checkpoint`), and at
-        their end.
-    checkpoint_at_end : bool
-        Save each job once more when it ends, or the cluster does; `stop` waits for that.
-    checkpoint_full_every : int
-        Every so many-th checkpoint of a job with tables is whole; those between hold only the rows that have changed
-        since the one before.
-    keep : int
-        How many checkpoints of a job are kept, with those that they build upon.
-    checkpoint_via : {"shared", "coordinator"}
-        Whether servers write to the directory themselves, or send what they write to the coordinator.
-    restore : path, optional
-        A checkpoint, or a directory whose latest good one is taken, from which the job that was saved goes on.
-    restore_optimizer : bool
-        Whether the optimizer's state is restored as well; else the job may have another optimizer.
-    restore_names : mapping of str to str, optional
-        Name of a parameter in the job -> its name in the checkpoint, where they differ.
-    fallback_timeout : float
-        Seconds that a job waits for a server where nobody has a shard of it any more, to go back to its last
-        checkpoint; 0: such a job fails.
-    job_secret : path, optional
-        The file with what everybody has to know who joins or ends a job, 16 bytes or more; then it is given to
-        `zmqps.connect`, too. By default nobody has to know anything.
-    keys : path, optional
-        The directory with the cluster's keys (``zmqps keys create``), which `zmqps.connect` then needs, too. By default
-        nothing is encrypted: only this host can reach the cluster.
-    io_threads : int
-        How many threads of each server read and write sockets, and encrypt where there are keys.
-    slice_nbytes : int
-        Size of a slice.
-    kernels : {"numba", "numpy"}
-        What the servers compute with.
-    apply_threads : int
-        How many threads update one slice on each server; docs/operations.md says when more than one pays.
-    device : str
-        Where the servers hold and update their shards: ``cpu``, ``cuda``, ``cuda:1``, or ``auto``, a GPU if one works.
-    servers_per_gpu : int, optional
-        Number of servers on each GPU of this host, in place of `servers` and `device`; with ``device="auto"`` as
-        many on the processor if there is no GPU.
-    timeout : float
-        Seconds to wait for the start.
-    directory : path, optional
-        Where the nodes' logs go, and stay; by default a temporary directory.
-    log_level : {"info", "debug", "warning", "error"}
-        What they log.
-    values : sequence of str
-        Where what scripts log is written (`Worker.log`): ``jsonl:FILE``, ``tensorboard:DIR``, ``mlflow:URI``,
-        ``wandb:PROJECT``, or what ``MODULE:FACTORY`` returns.
-    metrics : str
-        Where the coordinator answers Prometheus: ``HOST:PORT``, or a port of this host, 0 for a free one, which its log
-        tells; by default nowhere.
-    page : str
-        Where browsers find the cluster's page (docs/watching.md), ``HOST:PORT``, port 0 for a free one, which the
-        coordinator's log tells; by default nowhere.
-
-    Examples
-    --------
-    >>> with zmqps.LocalCluster(servers=2) as cluster:  # doctest: +SKIP
-    ...     with zmqps.connect(cluster.address) as worker:
-    ...         worker.init({"w": np.zeros(10, np.float32)}, optimizer=zmqps.optim.sgd(learning_rate=0.1))
+    config
+        What it consists of.
+    timeout, directory
+        As `LocalCluster` has them.
     """
 
-    @checks.options()
-    def __init__(
-        self,
-        servers: int = 1,
-        workers: int | None = None,
-        *,
-        heartbeat_interval: float = CoordinatorOptions().heartbeat_interval,
-        heartbeat_timeout: float = CoordinatorOptions().heartbeat_timeout,
-        lease: float = CoordinatorOptions().lease,
-        idle_timeout: float = 0.0,
-        memory: int | None = None,
-        replicas: int = 0,
-        checkpoint: str | Path | None = None,
-        checkpoint_every: str = "",
-        checkpoint_at_end: bool = True,
-        checkpoint_full_every: int = 1,
-        keep: int = KEEP,
-        checkpoint_via: str = "shared",
-        restore: str | Path | None = None,
-        restore_optimizer: bool = True,
-        restore_names: Mapping[str, str] | None = None,
-        fallback_timeout: float = CoordinatorOptions().fallback_timeout,
-        job_secret: str | Path | None = None,
-        keys: str | Path | None = None,
-        io_threads: int = IO_THREADS,
-        slice_nbytes: int = CoordinatorOptions().slice_nbytes,
-        kernels: str = "numba",
-        apply_threads: int = 1,
-        device: str = "cpu",
-        servers_per_gpu: int | None = None,
-        timeout: float = START_TIMEOUT,
-        directory: str | Path | None = None,
-        log_level: str = "info",
-        values: Sequence[str] = (),
-        metrics: str = "",
-        page: str = "",
-    ) -> None:
-        devices = spread(device, servers_per_gpu, () if servers_per_gpu is None else visible_gpus())
-        options = CoordinatorOptions(
-            servers=len(devices) if devices else servers, workers=workers, heartbeat_interval=heartbeat_interval,
-            heartbeat_timeout=heartbeat_timeout, lease=lease, idle_timeout=idle_timeout, slice_nbytes=slice_nbytes,
-            replicas=replicas, fallback_timeout=fallback_timeout,
-        )  # fmt: skip
-        # what is wrong with them is said here, not by a process
-        checkpoints = CheckpointConfig(
-            directory=_path("checkpoint", checkpoint),
-            every=checkpoint_every,
-            full_every=checkpoint_full_every,
-            at_end=checkpoint_at_end,
-            keep=keep,
-            via=checkpoint_via,
-            restore=_path("restore", restore),
-            restore_optimizer=restore_optimizer,
-            restore_names={} if restore_names is None else restore_names,
-        )
-        if (
-            isinstance(values, str)
-            or not isinstance(values, Sequence)
-            or not all(isinstance(text, str) for text in values)
-        ):
-            checks.refuse("values", "a sequence of texts", values)
-        where = MetricsPlace(metrics)
-        if not isinstance(page, str) or page:
-            checks.text("page", page, MAX_PAGE_CHARS)
-        CoordinatorConfig(
-            options=options, job_secret=job_secret, keys=keys, values=tuple(values), metrics=where, page=page
-        )
-        secret = None if job_secret is None else Path(job_secret)
-        ServerConfig(
-            coordinator="tcp://127.0.0.1:1",
-            kernels=kernels,
-            apply_threads=apply_threads,
-            device=device,
-            memory_nbytes=memory,
-            io_threads=io_threads,
-        )
-        checks.one_of("log_level", log_level, LEVELS)
+    def __init__(self, config: ClusterConfig, timeout: float, directory: str | Path | None) -> None:
         if not isinstance(directory, str | os.PathLike | None):
             checks.refuse("directory", "a path or None", directory)
-        config = ClusterConfig(
-            options=options,
-            kernels=kernels,
-            log_level=log_level,
-            apply_threads=apply_threads,
-            devices=devices or (device,),
-            memory_nbytes=memory,
-            job_secret=secret,
-            keys=None if keys is None else Path(keys),
-            io_threads=io_threads,
-            checkpoints=checkpoints,
-            values=tuple(values),
-            metrics=metrics,
-            page=page,
-        )
         self._nodes = Nodes(config, self._spawn)
         self._joined = ""  # the cluster that this process was launched for
         self._timeout = checks.seconds("timeout", timeout)
@@ -394,12 +224,186 @@ class LocalCluster:
         return f"<zmqps.LocalCluster of {counted(len(self._nodes.servers), 'server')}{where}, {self._state}>"
 
 
+class LocalCluster(_Cluster):
+    """A coordinator and servers as processes on this host, for tests, notebooks and small jobs.
+
+    They are the processes ``zmqps up`` starts. They end with the ``with`` statement, whatever jobs begin
+    and end in it, and at the latest with this process, however it ends.
+
+    In a worker that ``zmqps up`` or another launcher has started, this is the launcher's cluster: nothing is started or
+    ended, `address` is that of its coordinator, and a line in the log says so.
+
+    Parameters
+    ----------
+    servers : int
+        How many servers.
+    workers : int, optional
+        How many workers a job expects that does not say; by default whoever comes.
+    heartbeat_interval, heartbeat_timeout : float
+        Seconds between signs of life, and of silence after which a node is lost.
+    lease : float
+        Seconds to keep a job whose workers are gone, so that they can come back; 0: until it is ended.
+    idle_timeout : float
+        Seconds without a worker or observer of any job after which the cluster ends; 0: never.
+    memory : int, optional
+        The most bytes that the shards of all jobs may take on a server; by default what is free on this host.
+    replicas : int
+        Copies of each shard on other servers, up to 2, which take over when one is lost.
+    checkpoint : path, optional
+        Where jobs are saved, of this cluster alone while it lives; by default nowhere.
+    checkpoint_every : str
+        Save jobs every ``5min``, ``90s``, ``2h`` or ``500steps``; by default when asked (`Worker.checkpoint`), and at
+        their end.
+    checkpoint_at_end : bool
+        Save each job once more when it ends, or the cluster does; `stop` waits for that.
+    checkpoint_full_every : int
+        Every so many-th checkpoint of a job with tables is whole; those between hold only the rows that have changed
+        since the one before.
+    keep : int
+        How many checkpoints of a job are kept, with those that they build upon.
+    checkpoint_via : {"shared", "coordinator"}
+        Whether servers write to the directory themselves, or send what they write to the coordinator.
+    restore : path, optional
+        A checkpoint, or a directory whose latest good one is taken, from which the job that was saved goes on.
+    restore_optimizer : bool
+        Whether the optimizer's state is restored as well; else the job may have another optimizer.
+    restore_names : mapping of str to str, optional
+        Name of a parameter in the job -> its name in the checkpoint, where they differ.
+    fallback_timeout : float
+        Seconds that a job waits for a server where nobody has a shard of it any more, to go back to its last
+        checkpoint; 0: such a job fails.
+    job_secret : path, optional
+        The file with what everybody has to know who joins or ends a job, 16 bytes or more; then it is given to
+        `zmqps.connect`, too. By default nobody has to know anything.
+    keys : path, optional
+        The directory with the cluster's keys (``zmqps keys create``), which `zmqps.connect` then needs, too. By default
+        nothing is encrypted: only this host can reach the cluster.
+    io_threads : int
+        How many threads of each server read and write sockets, and encrypt where there are keys.
+    slice_nbytes : int
+        Size of a slice.
+    kernels : {"numba", "numpy"}
+        What the servers compute with.
+    apply_threads : int
+        How many threads update one slice on each server; docs/operations.md says when more than one pays.
+    device : str
+        Where the servers hold and update their shards: ``cpu``, ``cuda``, ``cuda:1``, or ``auto``, a GPU if one works.
+    servers_per_gpu : int, optional
+        Number of servers on each GPU of this host, in place of `servers` and `device`; with ``device="auto"`` as
+        many on the processor if there is no GPU.
+    timeout : float
+        Seconds to wait for the start.
+    directory : path, optional
+        Where the nodes' logs go, and stay; by default a temporary directory.
+    log_level : {"info", "debug", "warning", "error"}
+        What they log.
+    values : sequence of str
+        Where what scripts log is written (`Worker.log`): ``jsonl:FILE``, ``tensorboard:DIR``, ``mlflow:URI``,
+        ``wandb:PROJECT``, or what ``MODULE:FACTORY`` returns.
+    metrics : str
+        Where the coordinator answers Prometheus: ``HOST:PORT``, or a port of this host, 0 for a free one, which its log
+        tells; by default nowhere.
+    page : str
+        Where browsers find the cluster's page (docs/watching.md), ``HOST:PORT``, port 0 for a free one, which the
+        coordinator's log tells; by default nowhere.
+
+    Examples
+    --------
+    >>> with zmqps.LocalCluster(servers=2) as cluster:  # doctest: +SKIP
+    ...     with zmqps.connect(cluster.address) as worker:
+    ...         worker.init({"w": np.zeros(10, np.float32)}, optimizer=zmqps.optim.sgd(learning_rate=0.1))
+    """
+
+    @checks.options()
+    def __init__(
+        self,
+        servers: int = 1,
+        workers: int | None = None,
+        *,
+        heartbeat_interval: float = CoordinatorOptions().heartbeat_interval,
+        heartbeat_timeout: float = CoordinatorOptions().heartbeat_timeout,
+        lease: float = CoordinatorOptions().lease,
+        idle_timeout: float = 0.0,
+        memory: int | None = None,
+        replicas: int = 0,
+        checkpoint: str | Path | None = None,
+        checkpoint_every: str = "",
+        checkpoint_at_end: bool = True,
+        checkpoint_full_every: int = 1,
+        keep: int = KEEP,
+        checkpoint_via: str = "shared",
+        restore: str | Path | None = None,
+        restore_optimizer: bool = True,
+        restore_names: Mapping[str, str] | None = None,
+        fallback_timeout: float = CoordinatorOptions().fallback_timeout,
+        job_secret: str | Path | None = None,
+        keys: str | Path | None = None,
+        io_threads: int = IO_THREADS,
+        slice_nbytes: int = CoordinatorOptions().slice_nbytes,
+        kernels: str = "numba",
+        apply_threads: int = 1,
+        device: str = "cpu",
+        servers_per_gpu: int | None = None,
+        timeout: float = START_TIMEOUT,
+        directory: str | Path | None = None,
+        log_level: str = "info",
+        values: Sequence[str] = (),
+        metrics: str = "",
+        page: str = "",
+    ) -> None:
+        devices = spread(device, servers_per_gpu, () if servers_per_gpu is None else visible_gpus())
+        options = CoordinatorOptions(
+            servers=len(devices) if devices else servers, workers=workers, heartbeat_interval=heartbeat_interval,
+            heartbeat_timeout=heartbeat_timeout, lease=lease, idle_timeout=idle_timeout, slice_nbytes=slice_nbytes,
+            replicas=replicas, fallback_timeout=fallback_timeout,
+        )  # fmt: skip
+        checkpoints = CheckpointConfig(
+            directory=_path("checkpoint", checkpoint), every=checkpoint_every, full_every=checkpoint_full_every,
+            at_end=checkpoint_at_end, keep=keep, via=checkpoint_via, restore=_path("restore", restore),
+            restore_optimizer=restore_optimizer, restore_names={} if restore_names is None else restore_names,
+        )  # fmt: skip
+        config = ClusterConfig(
+            options=options, kernels=kernels, log_level=log_level, apply_threads=apply_threads,
+            devices=devices or (device,), memory_nbytes=memory, job_secret=_whole_path("job_secret", job_secret),
+            keys=_whole_path("keys", keys), io_threads=io_threads, checkpoints=checkpoints, values=_texts(values),
+            metrics=metrics, page=page,
+        )  # fmt: skip
+        _check(config, device)
+        super().__init__(config, timeout, directory)
+
+
 def _disown_all() -> None:
     for cluster in list(_clusters):
         cluster._disown()
 
 
 os.register_at_fork(after_in_child=_disown_all)
+
+
+def _check(config: ClusterConfig, device: str) -> None:
+    """Raise `ConfigurationError` for what a process of the cluster would refuse."""
+    if not isinstance(config.page, str) or config.page:
+        checks.text("page", config.page, MAX_PAGE_CHARS)
+    CoordinatorConfig(
+        options=config.options, job_secret=config.job_secret, keys=config.keys, values=config.values,
+        metrics=MetricsPlace(config.metrics), page=config.page,
+    )  # fmt: skip
+    ServerConfig(
+        coordinator="tcp://127.0.0.1:1", kernels=config.kernels, apply_threads=config.apply_threads, device=device,
+        memory_nbytes=config.memory_nbytes, io_threads=config.io_threads,
+    )  # fmt: skip
+    checks.one_of("log_level", config.log_level, LEVELS)
+
+
+def _texts(values: Sequence[str]) -> tuple[str, ...]:
+    if isinstance(values, str) or not isinstance(values, Sequence) or not all(isinstance(t, str) for t in values):
+        checks.refuse("values", "a sequence of texts", values)
+    return tuple(values)
+
+
+def _whole_path(label: str, path: str | Path | None) -> Path | None:
+    found = _path(label, path)
+    return None if found is None else Path(found)
 
 
 def _path(label: str, path: str | Path | None) -> str | None:

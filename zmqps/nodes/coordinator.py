@@ -26,7 +26,7 @@ from zmqps.metrics.place import MetricsPlace
 from zmqps.net import loops
 from zmqps.net.driver import Driver, run_node
 from zmqps.net.identity import check_bind, new_identity, read_job_secret
-from zmqps.net.keyring import load_node_keys
+from zmqps.net.keyring import Keys, load_node_keys
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.nodes.checkpoints import CheckpointConfig, CheckpointStore, cadence
 from zmqps.nodes.endkey import kept, new_end_key, offer_end_key
@@ -146,10 +146,8 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
     log = logging.getLogger("zmqps.coordinator")
     one = restored(config.checkpoints)
     if one is not None:
-        by = one.manifest.owner
-        log.info(
-            "jobs begin from the checkpoint %s, of version %d%s", one.path, one.version, f", of {by}" if by else ""
-        )
+        by = f", of {one.manifest.owner}" if one.manifest.owner else ""
+        log.info("jobs begin from the checkpoint %s, of version %d%s", one.path, one.version, by)
     keys = load_node_keys(config.keys)
     where = config.place.binds(DEFAULT_PORT)
     check_bind(where, insecure=config.insecure, keyed=keys is not None)
@@ -159,10 +157,7 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
         stack.enter_context(answering(config.metrics, source, "coordinator", log))
         feeds = stack.enter_context(Feeds(open_sinks(config.values)))
         journal, known = stack.enter_context(_opened(config.journal))
-        relays = config.checkpoints.via == "coordinator"
-        transport = ZmqTransport(arrays=relays, keys=keys)
-        if relays:
-            transport.largest_nbytes = lambda: 2 * CHUNK_NBYTES  # a stretch of a file, with its header
+        transport = _transport(config, keys)
         secret = read_job_secret(config.job_secret)
         try:
             bound = transport.bind(_as_before(where, known))
@@ -186,10 +181,7 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
             state = None if journal is None else {key: data for key, data in known.items() if key != IDENTITY}
             begins_from = resumptions(config.checkpoints, one)
             machine = CoordinatorMachine(identity, _options(config), store, begins_from, state)
-            driver = Driver(*watch(machine, transport, identity), log, journal=journal)
-            driver.decode = decode_small
-            driver.notify = lambda event: _feed(feeds, event)
-            driver.more = lambda: {"free_nbytes": available_nbytes()}
+            driver = _driver(machine, transport, identity, journal, feeds)
             source.measure = lambda: measured(machine, driver.facts(), loop.time())
             machine.traces.recorder = Switch(driver, identity)
             with ExitStack() as stack:
@@ -204,6 +196,26 @@ async def coordinate(config: CoordinatorConfig, parent_fd: int | None = None) ->
         if journal is not None:
             journal.retire()  # the cluster has ended: the next one begins anew
         return code
+
+
+def _transport(config: CoordinatorConfig, keys: Keys | None) -> ZmqTransport:
+    """Return what carries messages: large ones, too, where servers send their checkpoints here."""
+    relays = config.checkpoints.via == "coordinator"
+    transport = ZmqTransport(arrays=relays, keys=keys)
+    if relays:
+        transport.largest_nbytes = lambda: 2 * CHUNK_NBYTES  # a stretch of a file, with its header
+    return transport
+
+
+def _driver(
+    machine: CoordinatorMachine, transport: ZmqTransport, identity: Identity, journal: Journal | None, feeds: Feeds
+) -> Driver:
+    """Return what runs the machine, and hands on what scripts log."""
+    driver = Driver(*watch(machine, transport, identity), logging.getLogger("zmqps.coordinator"), journal=journal)
+    driver.decode = decode_small
+    driver.notify = lambda event: _feed(feeds, event)
+    driver.more = lambda: {"free_nbytes": available_nbytes()}
+    return driver
 
 
 def _identity(config: CoordinatorConfig, endpoint: str, secret: bytes, *, keyed: bool) -> Identity:

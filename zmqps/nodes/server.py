@@ -345,6 +345,22 @@ async def serve(config: ServerConfig, parent_fd: int | None = None) -> int:
         return await _serve(config, source, log, parent_fd)
 
 
+async def _listen(
+    config: ServerConfig, transport: LaneTransport, parent_fd: int | None, log: logging.Logger, *, keyed: bool
+) -> tuple[str, str] | None:
+    """Return where others reach this server, alone and with its endpoint for this host; None where its parent ended."""
+    place = config.place
+    where = await resolved(lambda: place.binds(0, config.coordinator), parent_fd, log)
+    if where is None:
+        return None
+    check_bind(where, insecure=config.insecure, keyed=keyed)
+    bound = place.bind(transport.bind, where)
+    endpoint = await resolved(lambda: place.advertises(bound, config.coordinator), parent_fd, log)
+    if endpoint is None or not endpoint.startswith("tcp://"):
+        return None if endpoint is None else (endpoint, endpoint)
+    return endpoint, f"{endpoint} {transport.bind(new_local_endpoint())}"
+
+
 async def _serve(config: ServerConfig, source: Source, log: logging.Logger, parent_fd: int | None) -> int:
     device = open_device(config.device)
     streams = None if device is None else Streams(device)
@@ -354,23 +370,17 @@ async def _serve(config: ServerConfig, source: Source, log: logging.Logger, pare
     keys = load_node_keys(config.keys)
     if config.kernels == "numba":
         all_finite(np.zeros(1, np.float32), "numba")  # numba takes a second to be there: before anybody waits for it
-    where = await resolved(lambda: config.place.binds(0, config.coordinator), parent_fd, log)
-    if where is None:
-        return exits.OK
-    check_bind(where, insecure=config.insecure, keyed=keys is not None)
     sockets = ZmqTransport(config.io_threads, keys=keys, role="server")
     transport = LaneTransport(sockets)
     try:
-        bound = config.place.bind(transport.bind, where)
-        endpoint = await resolved(lambda: config.place.advertises(bound, config.coordinator), parent_fd, log)
-        if endpoint is None:
-            transport.close(0)
-            return exits.OK
-        local = new_local_endpoint() if endpoint.startswith("tcp://") else ""
-        advertised = f"{endpoint} {transport.bind(local)}" if local else endpoint
+        listening = await _listen(config, transport, parent_fd, log, keyed=keys is not None)
     except BaseException:
         transport.close(0)
         raise
+    if listening is None:
+        transport.close(0)
+        return exits.OK
+    endpoint, advertised = listening
     identity = _identity(config, advertised, keyed=keys is not None)
 
     freed = FreedMemory()
