@@ -219,19 +219,53 @@ def _alike() -> Training:
     return SeveralJobs([AsyncTraining(steps=4, parameters=3, size=32, lives=16, compute_s=0.2) for _ in range(2)])
 
 
-def _scenarios() -> Mapping[str, Scenario]:
-    found = {f"async-{kind}": Scenario(faults=faults, training=_asynchronous) for kind, faults in KINDS.items()}
+#: How synchronous steps go on without some: the training of each.
+POLICIES = {
+    "backup": _synchronous(aggregate=2),
+    "several": _synchronous(aggregate=5),
+    "continue": _synchronous(on_straggler="continue", steps=9, hiccup=0.1),
+    "fail": _synchronous(on_straggler="fail", steps=9, hiccup=0.1),
+    "data": _synchronous(data=DataSpec(name="examples", num_examples=60, range_size=10, passes=2), compute_s=0.5),
+}
+#: What is trained for long enough that a coordinator dies meanwhile.
+LONG = {
+    "async": lambda: AsyncTraining(steps=8, parameters=4, size=32, lives=16, compute_s=1.0),
+    "sync": _synchronous(steps=8, compute_s=1.0, lives=16),
+}
+#: What goes wrong where jobs are saved.
+SAVING = {
+    "saves": Faults(delay=0.004, disk=0.02), "saves-breaks": LOSSES, "saves-twisted": TWISTED,
+    "saves-crashes": Faults(delay=0.004, saving=0.02, disk=0.01), "saves-memory": MEMORY,
+    "saves-everything": replace(EVERYTHING, disk=0.02, saving=0.005), "saves-stops": STOPS,
+    "saves-freezes": FREEZES,
+}  # fmt: skip
+#: What is trained there.
+SAVED = {
+    "async": lambda: AsyncTraining(steps=7, parameters=4, size=64, lives=32, compute_s=0.3),
+    "ssp": lambda: BoundedTraining(2, steps=7, parameters=4, size=64, lives=32, compute_s=0.3),
+    "sync": _synchronous(steps=8, retain=1),
+}
+#: What is trained while servers come and go. Nobody gives up and tries again what an old primary has turned away: it
+#: has to come by itself.
+DRAINED = {
+    "async": lambda: AsyncTraining(steps=10, parameters=4, size=48, lives=12, compute_s=1.0, timeout=200.0),
+    "ssp": lambda: BoundedTraining(1, steps=8, parameters=4, size=48, lives=12, compute_s=1.0, timeout=200.0),
+    "sync": _synchronous(steps=8, retain=1, compute_s=1.0, timeout=200.0),
+    "jobs": _several,
+}
+#: What is trained where a job may go back to a checkpoint.
+FALLING = {
+    **SAVED, "sync-data": _synchronous(data=DataSpec(name="examples", num_examples=120, range_size=10, passes=2)),
+}  # fmt: skip
+
+
+def _plain(found: dict[str, Scenario]) -> None:
+    """Enter what each mode must stand."""
+    found |= {f"async-{kind}": Scenario(faults=faults, training=_asynchronous) for kind, faults in KINDS.items()}
     for number, (kind, faults) in enumerate(KINDS.items()):
         found[f"ssp-{kind}"] = Scenario(faults=faults, training=lambda bound=1 + number % 3: _bounded(bound))  # type: ignore[misc]
         found[f"sync-{kind}"] = Scenario(faults=faults, training=_synchronous(retain=number % 3))
-    policies = {
-        "backup": _synchronous(aggregate=2),
-        "several": _synchronous(aggregate=5),
-        "continue": _synchronous(on_straggler="continue", steps=9, hiccup=0.1),
-        "fail": _synchronous(on_straggler="fail", steps=9, hiccup=0.1),
-        "data": _synchronous(data=DataSpec(name="examples", num_examples=60, range_size=10, passes=2), compute_s=0.5),
-    }
-    found |= {f"sync-{name}": Scenario(faults=EVERYTHING, training=training) for name, training in policies.items()}
+    found |= {f"sync-{name}": Scenario(faults=EVERYTHING, training=training) for name, training in POLICIES.items()}
     for kind, faults in KINDS.items():
         found[f"jobs-{kind}"] = Scenario(faults=faults, training=_several, workers=6)
     crowded = partial(CrowdedTraining, steps=24, plain=True, compute_s=0.5)
@@ -243,6 +277,17 @@ def _scenarios() -> Mapping[str, Scenario]:
     }
     for mode, training in slow.items():
         found[f"{mode}-departures"] = Scenario(faults=DEPARTURES, training=training, calm_s=LATE_CALM_S)
+    found["async-routes"] = Scenario(faults=ROUTES, training=_asynchronous)
+    found["sync-routes"] = Scenario(faults=ROUTES, training=_synchronous(retain=1))
+    found["jobs-alike"] = Scenario(faults=EVERYTHING, training=_alike, workers=4)
+    found["jobs-ended"] = Scenario(faults=LOSS, training=lambda: _several(end_s=(1.5, 2.5, 3.5)), workers=6)
+    found["sync-eager"] = Scenario(faults=BREAKS, training=_synchronous(aggregate=1, eager=0.5))
+    found["sync-data-crashes"] = Scenario(faults=CRASHES, training=POLICIES["data"])
+    found["sync-backup-stops"] = Scenario(faults=STOPS, training=POLICIES["backup"])
+
+
+def _patient(found: dict[str, Scenario]) -> None:
+    """Enter what must come by itself, and what must not be sent twice."""
     # nobody gives up and tries again what was lost: it has to come by itself
     patient = {
         "async": lambda: AsyncTraining(steps=4, parameters=4, size=32, compute_s=0.2, timeout=200.0),
@@ -263,6 +308,10 @@ def _scenarios() -> Mapping[str, Scenario]:
         found[f"async-{kind}"] = Scenario(
             faults=faults, training=LineTraining, servers=1, workers=1, bandwidth=LINE_BANDWIDTH
         )
+
+
+def _orphaned(found: dict[str, Scenario]) -> None:
+    """Enter coordinators that die for good, or have a successor, and workers that come back with a claim."""
     lasting = {
         "async": lambda: AsyncTraining(steps=8, parameters=4, size=32, lives=8, compute_s=4.0),
         "ssp": lambda: BoundedTraining(1, steps=8, parameters=4, size=32, lives=8, compute_s=4.0),
@@ -275,47 +324,42 @@ def _scenarios() -> Mapping[str, Scenario]:
         found[f"{mode}-orphaned"] = Scenario(
             faults=Faults(delay=0.004), training=training, servers=servers, orphaned=True
         )
-    long = {
-        "async": lambda: AsyncTraining(steps=8, parameters=4, size=32, lives=16, compute_s=1.0),
-        "sync": _synchronous(steps=8, compute_s=1.0, lives=16),
-    }
-    for mode, training in long.items():
+    for mode, training in LONG.items():
         found[f"{mode}-succeeded"] = Scenario(faults=Faults(delay=0.004), training=training, succeeded=True)
     returning = {
         "async": lambda: AsyncTraining(steps=4, parameters=4, size=32, lives=16, compute_s=0.3),
         "ssp": lambda: BoundedTraining(1, steps=5, parameters=4, size=32, lives=16, compute_s=0.3),
         "sync": _synchronous(steps=5, retain=1),
-        "sync-backup": policies["backup"],
-        "sync-data": policies["data"],
+        "sync-backup": POLICIES["backup"],
+        "sync-data": POLICIES["data"],
         "jobs": _several,
     }
     for mode, training in returning.items():
         workers = 6 if mode == "jobs" else 3
         found[f"{mode}-returns"] = Scenario(faults=RETURNS, training=training, workers=workers, claimed=True)
-    saving = {
-        "saves": Faults(delay=0.004, disk=0.02), "saves-breaks": LOSSES, "saves-twisted": TWISTED,
-        "saves-crashes": Faults(delay=0.004, saving=0.02, disk=0.01), "saves-memory": MEMORY,
-        "saves-everything": replace(EVERYTHING, disk=0.02, saving=0.005), "saves-stops": STOPS,
-        "saves-freezes": FREEZES,
-    }  # fmt: skip
-    saved = {
-        "async": lambda: AsyncTraining(steps=7, parameters=4, size=64, lives=32, compute_s=0.3),
-        "ssp": lambda: BoundedTraining(2, steps=7, parameters=4, size=64, lives=32, compute_s=0.3),
-        "sync": _synchronous(steps=8, retain=1),
-    }
-    for mode, training in saved.items():
-        for kind, faults in saving.items():
+
+
+def _saved(found: dict[str, Scenario]) -> None:
+    """Enter jobs that are saved, lose their power, and go on from the disk."""
+    for mode, training in SAVED.items():
+        for kind, faults in SAVING.items():
             found[f"{mode}-{kind}"] = Scenario(faults=faults, training=training, saved=True)
         found |= {f"{n}-ended": replace(found[n], ended=True) for n in (f"{mode}-saves", f"{mode}-saves-crashes")}
         found[f"{mode}-saves-drains-ended"] = replace(found[f"{mode}-saves-ended"], faults=DRAINS["drains"], servers=3)
-    # nobody gives up and tries again what an old primary has turned away: it has to come by itself
-    drained = {
-        "async": lambda: AsyncTraining(steps=10, parameters=4, size=48, lives=12, compute_s=1.0, timeout=200.0),
-        "ssp": lambda: BoundedTraining(1, steps=8, parameters=4, size=48, lives=12, compute_s=1.0, timeout=200.0),
-        "sync": _synchronous(steps=8, retain=1, compute_s=1.0, timeout=200.0),
-        "jobs": _several,
+    failing = Faults(delay=0.004, saving=0.004, disk=0.05)
+    partly = {
+        "async": lambda: AsyncTraining(steps=7, parameters=4, size=64, lives=32, compute_s=0.3, partly=True),
+        "ssp": lambda: BoundedTraining(2, steps=7, parameters=4, size=64, lives=32, compute_s=0.8, partly=True),
+        "sync": _synchronous(steps=12, parameters=6, partly=True),
     }
-    for mode, training in drained.items():
+    for mode, training in partly.items():
+        workers = 2 if mode == "ssp" else 3  # of three, one has always pushed meanwhile
+        found[f"{mode}-saves-partly"] = Scenario(faults=failing, training=training, saved=True, workers=workers)
+
+
+def _drained(found: dict[str, Scenario]) -> None:
+    """Enter servers that are drained."""
+    for mode, training in DRAINED.items():
         workers = 6 if mode == "jobs" else 3
         for kind, faults in DRAINS.items():
             if kind != "drains-lost" and (mode in ("async", "sync") or kind in ("drains", "drains-everything")):
@@ -325,7 +369,11 @@ def _scenarios() -> Mapping[str, Scenario]:
         found[f"{mode}-drains-returned"] = Scenario(
             faults=DRAINS["drains"], training=training, servers=3, workers=workers, journaled=True, calm_s=LATE_CALM_S
         )
-    for mode, training in drained.items():
+
+
+def _scaled(found: dict[str, Scenario]) -> None:
+    """Enter clusters whose number of servers changes."""
+    for mode, training in DRAINED.items():
         workers = 6 if mode == "jobs" else 3
         for kind, faults in SCALES.items():
             if kind != "scales-lost" and (mode != "jobs" or kind in ("scales", "scales-twisted")):
@@ -340,28 +388,35 @@ def _scenarios() -> Mapping[str, Scenario]:
                 found[f"{mode}-scales-returned"], faults=SCALES["scales-lost"], servers=3, replicas=1
             )
             found[f"{mode}-scales-saves"] = Scenario(
-                faults=replace(saving["saves"], scale=1.0), training=training, saved=True
+                faults=replace(SAVING["saves"], scale=1.0), training=training, saved=True
             )
     found["sync-scales-falls"] = Scenario(
-        faults=Faults(delay=0.004, server_crash=0.1, scale=1.0), training=drained["sync"], saved=True
+        faults=Faults(delay=0.004, server_crash=0.1, scale=1.0), training=DRAINED["sync"], saved=True
     )
-    falling = {
+
+
+def _fallen(found: dict[str, Scenario]) -> None:
+    """Enter jobs that go back to a checkpoint, because a shard of theirs is lost."""
+    ways = {
         "falls": Faults(delay=0.004, server_crash=0.12),
         "falls-crashes": Faults(delay=0.004, server_crash=0.08, falling=0.02),
         "falls-drains": Faults(delay=0.004, server_crash=0.1, drain=0.6),
         "falls-freezes": replace(FREEZES, server_crash=0.05),
         "falls-everything": replace(EVERYTHING, server_crash=0.06, falling=0.005, disk=0.01),
     }  # fmt: skip
-    saved["sync-data"] = _synchronous(data=DataSpec(name="examples", num_examples=120, range_size=10, passes=2))
-    for mode, training in saved.items():
-        for kind, faults in falling.items():
+    for mode, training in FALLING.items():
+        for kind, faults in ways.items():
             servers = 3 if faults.drain else 2
             found[f"{mode}-{kind}"] = Scenario(faults=faults, training=training, saved=True, servers=servers)
         found[f"{mode}-falls-returned"] = Scenario(
-            faults=falling["falls-crashes"], training=training, saved=True, journaled=True, calm_s=LATE_CALM_S
+            faults=ways["falls-crashes"], training=training, saved=True, journaled=True, calm_s=LATE_CALM_S
         )
+
+
+def _returned(found: dict[str, Scenario]) -> None:
+    """Enter coordinators that die again and again, and come back from their journals."""
     kept = {
-        "async": long["async"],
+        "async": LONG["async"],
         "ssp": lambda: BoundedTraining(1, steps=8, parameters=4, size=32, lives=16, compute_s=1.0),
         "sync": _synchronous(steps=8, compute_s=1.0, lives=16, retain=1),
         "sync-data": _synchronous(data=DataSpec(name="examples", num_examples=120, range_size=10, passes=2)),
@@ -383,18 +438,9 @@ def _scenarios() -> Mapping[str, Scenario]:
         found[f"{mode}-returned-claimed"] = Scenario(
             faults=RETURNS, training=kept[mode], journaled=True, claimed=True, calm_s=LATE_CALM_S
         )
-    for mode, training in saved.items():
-        crashes = saving["saves-crashes"]
+    for mode, training in FALLING.items():
+        crashes = SAVING["saves-crashes"]
         found[f"{mode}-returned-saves"] = Scenario(faults=crashes, training=training, saved=True, journaled=True)
-    failing = Faults(delay=0.004, saving=0.004, disk=0.05)
-    partly = {
-        "async": lambda: AsyncTraining(steps=7, parameters=4, size=64, lives=32, compute_s=0.3, partly=True),
-        "ssp": lambda: BoundedTraining(2, steps=7, parameters=4, size=64, lives=32, compute_s=0.8, partly=True),
-        "sync": _synchronous(steps=12, parameters=6, partly=True),
-    }
-    for mode, training in partly.items():
-        workers = 2 if mode == "ssp" else 3  # of three, one has always pushed meanwhile
-        found[f"{mode}-saves-partly"] = Scenario(faults=failing, training=training, saved=True, workers=workers)
     copied = {
         "async": lambda: AsyncTraining(steps=8, parameters=4, size=32, lives=12, compute_s=0.8, timeout=60.0),
         "ssp": lambda: BoundedTraining(1, steps=8, parameters=4, size=32, lives=12, compute_s=0.8, timeout=60.0),
@@ -407,6 +453,10 @@ def _scenarios() -> Mapping[str, Scenario]:
             found[f"{mode}-returned-{kind}"] = Scenario(
                 faults=faults, training=training, servers=3, replicas=1, journaled=True, calm_s=LATE_CALM_S
             )
+
+
+def _replicated(found: dict[str, Scenario]) -> None:
+    """Enter servers that are lost, and whose backups take over."""
     replicated = {
         "async": lambda: AsyncTraining(steps=8, parameters=6, size=40, lives=12, compute_s=0.8, timeout=60.0),
         "ssp": lambda: BoundedTraining(1, steps=8, parameters=6, size=40, lives=12, compute_s=0.8, timeout=60.0),
@@ -429,18 +479,17 @@ def _scenarios() -> Mapping[str, Scenario]:
         )
         found[f"{mode}-replicas-saves"] = replace(
             found[f"{mode}-replicas"],
-            training=saved[mode],
+            training=SAVED[mode],
             faults=replace(LOST_SERVERS, disk=0.02),
             saved=True,
         )
     exact = _synchronous(steps=8, plain=True, parameters=6, size=48, deterministic=True, compute_s=0.8, timeout=60.0)
     found["sync-exact-replicas"] = replace(found["sync-replicas"], training=exact)
     found["jobs-replicas"] = replace(found["async-replicas"], training=_several, workers=6, calm_s=CALM_S)
-    found["async-routes"] = Scenario(faults=ROUTES, training=_asynchronous)
-    found["sync-routes"] = Scenario(faults=ROUTES, training=_synchronous(retain=1))
-    found["jobs-alike"] = Scenario(faults=EVERYTHING, training=_alike, workers=4)
-    found["jobs-ended"] = Scenario(faults=LOSS, training=lambda: _several(end_s=(1.5, 2.5, 3.5)), workers=6)
-    found["sync-eager"] = Scenario(faults=BREAKS, training=_synchronous(aggregate=1, eager=0.5))
+
+
+def _together(found: dict[str, Scenario]) -> None:
+    """Enter pulls that wait, gradients that are lent, and steps that workers skip."""
     # pulls that wait while the step goes on without their worker, or needs another gradient of it
     together: dict[str, object] = {"together": 0.7, "hiccup": 0.2, "steps": 8, "retain": 1}
     for kind, policy in {"": {}, "-backup": {"aggregate": 1}, "-several": {"aggregate": 4}}.items():
@@ -461,7 +510,12 @@ def _scenarios() -> Mapping[str, Scenario]:
     found["sync-skips-replicas"] = replace(
         found["sync-replicas-both"], training=_synchronous(skips=0.4, steps=8, lives=30, compute_s=0.8, timeout=60.0)
     )
-    found |= mean_scenarios(found)
+    skips = partial(BoundedTraining, 1, skips=0.4, steps=6, parameters=4, size=32, lives=12, compute_s=0.2, partly=True)
+    found["ssp-skips"] = Scenario(faults=EVERYTHING, training=skips)
+
+
+def _set(found: dict[str, Scenario]) -> None:
+    """Enter numbers of optimizers, and values of parameters, that are set meanwhile."""
     terms: dict[str, object] = {"clip_norm": 5.0, "sets": 0.4, "steps": 8}
     found["sync-terms"] = Scenario(faults=EVERYTHING, training=_synchronous(**terms))
     found["sync-terms-backup"] = Scenario(faults=EVERYTHING, training=_synchronous(**terms, aggregate=2))
@@ -490,11 +544,10 @@ def _scenarios() -> Mapping[str, Scenario]:
     found["sync-exact-values-replicas"] = replace(
         found["sync-replicas"], training=_synchronous(**moved, plain=True, deterministic=True)
     )
-    skips = partial(BoundedTraining, 1, skips=0.4, steps=6, parameters=4, size=32, lives=12, compute_s=0.2, partly=True)
-    found["ssp-skips"] = Scenario(faults=EVERYTHING, training=skips)
-    found["sync-data-crashes"] = Scenario(faults=CRASHES, training=policies["data"])
-    found["sync-backup-stops"] = Scenario(faults=STOPS, training=policies["backup"])
-    found |= {**attacked_scenarios(found), **numbered_scenarios(found)}
+
+
+def _coded(found: dict[str, Scenario]) -> None:
+    """Enter codecs, and workers of one host that combine their gradients."""
     for kind, faults in {"loss": LOSS, "twisted": TWISTED, "drops": DROPS}.items():
         found[f"async-coded-{kind}"] = Scenario(faults=faults, training=CodedTraining)
         found[f"sync-coded-{kind}"] = Scenario(faults=faults, training=lambda: CodedTraining(staleness=0), workers=4)
@@ -507,8 +560,22 @@ def _scenarios() -> Mapping[str, Scenario]:
         )
         for kind, faults in {"crashes": CRASHES, "stops": STOPS, "freezes": FREEZES, "everything": EVERYTHING}.items():
             found[f"{mode}-combined-{kind}"] = Scenario(faults=faults, training=_asynchronous, workers=4, combined=mode)
+
+
+#: What enters scenarios, each those of one subject; some are made of others that were entered before.
+SUBJECTS = (
+    _plain, _patient, _orphaned, _saved, _drained, _scaled, _fallen, _returned, _replicated, _together, _set, _coded,
+)  # fmt: skip
+
+
+def _scenarios() -> Mapping[str, Scenario]:
+    found: dict[str, Scenario] = {}
+    for enter in SUBJECTS:
+        enter(found)
+    found |= mean_scenarios(found)
+    found |= {**attacked_scenarios(found), **numbered_scenarios(found)}
     made = (large_scenarios, row_scenarios, note_scenarios, probed_scenarios, traced_scenarios, reported_scenarios)
-    found = {**found, **{name: scenario for make in made for name, scenario in make(found).items()}}
+    found |= {name: scenario for make in made for name, scenario in make(found).items()}
     for name in ALSO_FROZEN:
         found[f"{name}-freezes"] = replace(found[name], faults=replace(found[name].faults, freeze=FREEZES.freeze / 2))
     return found

@@ -52,8 +52,14 @@ from zmqps.testing.troubles import LONGEST_S, Troubles
 SETTLED_S = 45.0
 #: How long until a worker that has died is started again; with claims it is sometimes longer than until it is missed.
 SOON_S, LATE_S, LATE_RETURNS = (0.1, 3.0), (10.0, 16.0), 0.2
+#: A message takes so long at least, and a node computes so long for it.
+LATENCY_S, MESSAGE_S = 50e-6, 10e-6
+#: All workers are done by then, whatever happens.
+LIMIT_S = 3600.0
 #: After the last program has ended, the cluster has this long to end as well.
 ENDING_S = 15.0
+#: The roles whose nodes are looked at after each of their events.
+CHECKED = ("coordinator", "server", "worker", "observer")
 #: With it alone jobs can be ended from outside.
 END_KEY = b"the key of ends."
 
@@ -82,11 +88,63 @@ class Report:
     digest: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Circumstances:
+    """What is otherwise in a run than in a plain one.
+
+    Parameters
+    ----------
+    supervised
+        Whether servers and coordinators that die are started again.
+    validate
+        Whether every machine's ``validate()`` is called after each of its events.
+    attacked
+        Whether there are `zmqps.testing.attackers.Attackers`.
+    keyed
+        Whether nodes have keys.
+    orphaned
+        Whether the coordinator dies for good: `zmqps.testing.orphans.Orphans`.
+    succeeded
+        Whether it dies, and another one is started at its address: `zmqps.testing.successors.Successors`.
+    journaled
+        Whether it dies again and again and comes back from its journal: `zmqps.testing.comebacks.Comebacks`.
+    claimed
+        Whether workers that are started again have a claim to their place: `zmqps.testing.returns.Returns`.
+    thrifty
+        Whether next to nothing may be sent twice: `zmqps.testing.thrift.Thrift`.
+    """
+
+    supervised: bool = False
+    validate: bool = True
+    attacked: bool = False
+    keyed: bool = False
+    orphaned: bool = False
+    succeeded: bool = False
+    journaled: bool = False
+    claimed: bool = False
+    thrifty: bool = False
+
+
 class Checking(Protocol):
     """Asserts what must hold."""
 
     def check(self, node: Node, /) -> None:
         """Assert it after an event of a node."""
+
+
+def _short(
+    training: Training, faults: Faults, servers: int, workers: int, replicas: int, *, journaled: bool
+) -> CoordinatorOptions:
+    """Return what the coordinator of a short test is told, which expects all workers."""
+    jobs = training.num_jobs
+    plain = CoordinatorOptions(
+        servers=servers,
+        workers=workers // jobs,
+        once=jobs == 1 and not (faults.server_crash or replicas),  # else it ends with a server
+        slice_nbytes=training.slice_nbytes,
+        patience=PATIENCE_S if journaled else 0.0,
+    )
+    return replicated(plain, replicas)
 
 
 class Simulation(SimulatedCluster):
@@ -104,31 +162,11 @@ class Simulation(SimulatedCluster):
         What the workers do and what must hold; its invariants are checked after every event.
     options
         The coordinator's; by default those of a short test, expecting all workers.
-    latency, bandwidth, message_s
-        The network: seconds at least and bytes a second; and seconds a node computes for a message.
-    supervised
-        Whether servers and coordinators that die are started again.
+    bandwidth
+        Bytes a second that a node sends.
     calm_s
         Simulated seconds after which nothing goes wrong any more; what is asked for `SETTLED_S`
         later or more must be answered.
-    limit_s
-        Simulated seconds by which all workers are done, whatever happens.
-    validate
-        Whether every machine's ``validate()`` is called after each of its events.
-    attacked
-        Whether there are `zmqps.testing.attackers.Attackers`.
-    keyed
-        Whether nodes have keys.
-    orphaned
-        Whether the coordinator dies for good: `zmqps.testing.orphans.Orphans`.
-    succeeded
-        Whether it dies, and another one is started at its address: `zmqps.testing.successors.Successors`.
-    journaled
-        Whether it dies again and again and comes back from its journal: `zmqps.testing.comebacks.Comebacks`.
-    claimed
-        Whether workers that are started again have a claim to their place: `zmqps.testing.returns.Returns`.
-    thrifty
-        Whether next to nothing may be sent twice: `zmqps.testing.thrift.Thrift`.
     disk
         Where the job is saved, and has been saved before: `zmqps.testing.savers.Savers`.
     resumed
@@ -143,6 +181,8 @@ class Simulation(SimulatedCluster):
         Servers beyond those.
     unconfirmed_nbytes
         What may wait for the backups of a server; None: as much as really may.
+    **circumstances
+        See `Circumstances`.
 
     Examples
     --------
@@ -159,20 +199,8 @@ class Simulation(SimulatedCluster):
         training: Training | None = None,
         *,
         options: CoordinatorOptions | None = None,
-        latency: float = 50e-6,
         bandwidth: float = 1.25e9,
-        message_s: float = 10e-6,
-        supervised: bool = False,
         calm_s: float = float("inf"),
-        limit_s: float = 3600.0,
-        validate: bool = True,
-        attacked: bool = False,
-        keyed: bool = False,
-        orphaned: bool = False,
-        succeeded: bool = False,
-        journaled: bool = False,
-        claimed: bool = False,
-        thrifty: bool = False,
         disk: Disk | None = None,
         resumed: SavedJob | None = None,
         first_worker: int = 0,
@@ -180,26 +208,16 @@ class Simulation(SimulatedCluster):
         replicas: int = 0,
         spares: int = 0,
         unconfirmed_nbytes: int | None = None,
+        **circumstances: bool,
     ) -> None:
         self.seed = seed
-        self._claimed = claimed
-        self._keyed = keyed
+        self._has = has = Circumstances(**circumstances)
         self.faults = faults
         self.training = training or AsyncTraining()
         rng = Random(seed)
-        plain = CoordinatorOptions(
-            servers=servers,
-            workers=workers // self.training.num_jobs,
-            once=self.training.num_jobs == 1 and not (faults.server_crash or replicas),  # else it ends with a server
-            slice_nbytes=self.training.slice_nbytes,
-            patience=PATIENCE_S if journaled else 0.0,
-        )
-        options = options or replicated(plain, replicas)
-        super().__init__(rng, Network(rng, faults, latency, bandwidth), message_s, options, workers)
-        self._supervised = supervised and not orphaned
+        options = options or _short(self.training, faults, servers, workers, replicas, journaled=has.journaled)
+        super().__init__(rng, Network(rng, faults, LATENCY_S, bandwidth), MESSAGE_S, options, workers)
         self._calm_s = calm_s
-        self._limit_s = limit_s
-        self._validate = validate
         self._num_running = 0
         self._began_at: float | None = None
         self._again: deque[Identity] = deque()  # of workers to be started again
@@ -208,43 +226,59 @@ class Simulation(SimulatedCluster):
         self._resumptions = {self.training.name: resumed.resumption()} if resumed is not None else {}
         self.power_fails_s = power_fails_s
         self.on_receive.append(self._freed)
-        if validate:
+        if has.validate:
             self.training.watch(self)
             self._departures = Departures(self, faults.departure, calm_s)
             self.sleepers = Sleepers(self, faults)
         self.savers: Savers | None = None
         self._fallbacks: Fallbacks | None = None
         if disk is not None:
-            disk.fails = lambda: self.network.happens(faults.disk)
-            self.copies_move = True
-            self.savers = Savers(self, disk, faults.saving, self.training)
-            self._fallbacks = Fallbacks(self, disk, faults.falling, self.training)
-        self._orphans = Orphans(self) if orphaned else None
-        self._successors = Successors(self) if succeeded else None
-        self.copies = CopyWitness(self) if options.replicas and validate else None
+            self._save_at(disk)
+        self._orphans = Orphans(self) if has.orphaned else None
+        self._successors = Successors(self) if has.succeeded else None
+        self.copies = CopyWitness(self) if options.replicas and has.validate else None
         self.losses = LostServers(self, faults.copying) if options.replicas else None
-        self.comebacks = Comebacks(self, self.losses) if journaled else None
+        self.comebacks = Comebacks(self, self.losses) if has.journaled else None
         self._known_as: Identity | None = None  # what the coordinator's journal says that it is
-        self._thrift = Thrift(self, strict=thrifty)
-        self._rolling = Rolling(self, faults, self._start_another, saved=disk is not None) if faults.drain else None
-        self._resizing = Resizing(self, faults, self._start_another, END_KEY) if faults.scale else None
+        self._thrift = Thrift(self, strict=has.thrifty)
+        self._move_copies()
+        self._unconfirmed_nbytes = unconfirmed_nbytes
+        self._spares = spares
+        self.returns = Returns(self) if has.claimed else None
+        self._attackers = Attackers(self, seed, self.training.name, keyed=has.keyed) if has.attacked else None
+        self._checks = {role: self._checks_of(role) for role in CHECKED} if has.validate else {}
+        self._start_all(servers, workers)
+        self._let_go_wrong()
+
+    def _save_at(self, disk: Disk) -> None:
+        """Let jobs be saved on a disk that fails now and then, and go back to what is there."""
+        disk.fails = lambda: self.network.happens(self.faults.disk)
+        self.copies_move = True
+        self.savers = Savers(self, disk, self.faults.saving, self.training)
+        self._fallbacks = Fallbacks(self, disk, self.faults.falling, self.training)
+
+    def _move_copies(self) -> None:
+        """Let servers come and go while jobs are trained."""
+        faults, another = self.faults, self._start_another
+        self._rolling = Rolling(self, faults, another, saved=self._disk is not None) if faults.drain else None
+        self._resizing = Resizing(self, faults, another, END_KEY) if faults.scale else None
         self.copies_move |= faults.drain > 0 or faults.scale > 0
         if self.copies_move:  # a coordinator may die after that, before anything else is looked at
             self.on_written.append(lambda node: self.note_copies())
-        self._unconfirmed_nbytes = unconfirmed_nbytes
-        self._spares = spares
-        self.returns = Returns(self) if claimed else None
-        self._attackers = Attackers(self, seed, self.training.name, keyed=keyed) if attacked else None
-        roles = ("coordinator", "server", "worker", "observer")
-        self._checks = {role: self._checks_of(role) for role in roles} if validate else {}
-        self.at(rng.random() * 0.3, self.start_coordinator)
-        for number in range(servers + spares):
-            self.at(rng.random() * 0.3, partial(self.start_server, number >= servers))
+
+    def _let_go_wrong(self) -> None:
+        """Let things go wrong until all is calm."""
+        Troubles(self, self.faults, self.losses, self._rolling, self._resizing)
+        if self._calm_s < float("inf"):
+            self.at(self._calm_s, self._calm)
+
+    def _start_all(self, servers: int, workers: int) -> None:
+        """Let all nodes start within the first half second, in any order."""
+        self.at(self.rng.random() * 0.3, self.start_coordinator)
+        for number in range(servers + self._spares):
+            self.at(self.rng.random() * 0.3, partial(self.start_server, number >= servers))
         for _ in range(workers):
-            self.at(rng.random() * 0.5, self.start_worker)
-        Troubles(self, faults, self.losses, self._rolling, self._resizing)
-        if calm_s < float("inf"):
-            self.at(calm_s, self._calm)
+            self.at(self.rng.random() * 0.5, self.start_worker)
 
     # --- running -------------------------------------------------------------------------------
 
@@ -262,7 +296,7 @@ class Simulation(SimulatedCluster):
                 assert next_at is not None, f"nothing happens any more, yet these wait: {self._waiting()}"
                 if next_at >= self.power_fails_s:
                     break
-                assert next_at <= self._limit_s, f"after {self._limit_s} s these are not done: {self._waiting()}"
+                assert next_at <= LIMIT_S, f"after {LIMIT_S} s these are not done: {self._waiting()}"
                 self.step()
             finished_at = self.now
             self.network.quiet = True
@@ -272,7 +306,7 @@ class Simulation(SimulatedCluster):
             for server in self.servers:
                 self.training.check_freed(self, server)
             self.training.check_end(self)
-            if self._validate and self.now < self.power_fails_s:
+            if self._has.validate and self.now < self.power_fails_s:
                 self._departures.check_end()
             for part in (self.savers, self._successors):
                 if part is not None:
@@ -315,6 +349,10 @@ class Simulation(SimulatedCluster):
         alive = "coordinator" in self.nodes and self.nodes["coordinator"].alive
         runs = self.coordinator.runs.values() if alive else ()
         return alive and not self.job_failed and not any(run.num_missing or run.fallback.active for run in runs)
+
+    @property
+    def _is_supervised(self) -> bool:
+        return self._has.supervised and not self._has.orphaned
 
     # --- nodes ---------------------------------------------------------------------------------
 
@@ -362,7 +400,7 @@ class Simulation(SimulatedCluster):
         before = self._again.popleft() if self._again else None
         known_as, job = (before.name, before.job) if before else (name, self.training.job_of(self.num_started))
         identity = self._identity("worker", name, known_as, job)
-        if self._claimed:
+        if self._has.claimed:
             token = before.token if before else self.rng.randbytes(KEY_NBYTES)
             identity = replace(identity, token=token, life=before.life + 1 if before else 0)
         node = Node(
@@ -393,7 +431,7 @@ class Simulation(SimulatedCluster):
             job=job,
             secret=self.rng.randbytes(KEY_NBYTES),
             end_key=END_KEY if role == "coordinator" else b"",
-            keyed=self._keyed,
+            keyed=self._has.keyed,
             process=process_of(token_of(incarnation)),
         )
 
@@ -405,7 +443,7 @@ class Simulation(SimulatedCluster):
 
     def check(self, node: Node) -> None:
         """Assert what must hold after an event of ``node``."""
-        if self._validate:
+        if self._has.validate:
             node.machine.validate()
             for check in self._checks.get(node.role, ()):
                 check(node)
@@ -464,7 +502,7 @@ class Simulation(SimulatedCluster):
 
     def ended(self, node: Node) -> None:
         """A node that has gone may be started again, a worker under the name it had."""
-        if self._validate and node.exit is not None:
+        if self._has.validate and node.exit is not None:
             self.sleepers.check(node)
         if self._rolling is not None and node.role == "server":
             self._rolling.ended(node)
@@ -473,9 +511,9 @@ class Simulation(SimulatedCluster):
             if self.training.restarts(self, node):
                 self.workers_to_come += 1
                 self._again.append(node.identity)
-                late = self._claimed and self.rng.random() < LATE_RETURNS
+                late = self._has.claimed and self.rng.random() < LATE_RETURNS
                 self.at(self.now + self.rng.uniform(*(LATE_S if late else SOON_S)), self.start_worker)
-        elif node.role in ("server", "coordinator") and self._supervised and (node.exit is None or node.exit.code):
+        elif node.role in ("server", "coordinator") and self._is_supervised and (node.exit is None or node.exit.code):
             if node.role == "coordinator" and node.exit is not None:
                 return  # with its job, perhaps not well
             is_server = node.role == "server"
@@ -488,7 +526,7 @@ class Simulation(SimulatedCluster):
         if self._began_at is None and isinstance(operation, StartJob):
             self._began_at = self.now
         assert isinstance(node.machine, SessionMachine)
-        if self._validate:
+        if self._has.validate:
             self.sleepers.resolved(node, operation, value)
         if self._orphans is not None:
             self._orphans.resolved(node, operation, value)
