@@ -124,12 +124,12 @@ _LOSSES = (
 _MOVES = (
     CodeProbe(
         name="a handover is cancelled before its primary was asked",
-        of=Handovers, method="_cancel", before=lambda _, handover, now: handover.asked_at is None,
+        of=Handovers, method="_cancel", before=lambda _, handover, now: not handover.is_cut,
     ),
     CodeProbe(
         name="a primary that was asked to yield is lost",
         of=Handovers, method="lose",
-        before=lambda handovers, copy: any(h.asked_at is not None and copy is h.old for h in handovers._of.values()),
+        before=lambda handovers, copy: any(h.is_cut and copy is h.old for h in handovers._of.values()),
     ),
     CodeProbe(
         name="the new copy of a handover is lost after the primary has yielded",

@@ -9,7 +9,8 @@ one waits for it before the next.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import TypeAlias
 
 from zmqps.core.coordinator.copies import Replica
@@ -37,6 +38,16 @@ Change: TypeAlias = Callable[[int, float], list[Action]]
 GiveUp: TypeAlias = Callable[[Replica, str, float], list[Action]]
 
 
+class HandoverPhase(IntEnum):
+    """How far a copy is that moves, in this order.
+
+    FILL: the new copy is filled, or waits until there may be a cut. QUIESCE: nobody begins the next step, and the one
+    that is open ends. YIELD: the primary is asked to give up its place. ADOPT: it has, and the new copy is to take it.
+    """
+
+    FILL, QUIESCE, YIELD, ADOPT = range(4)
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Handover:
     """One copy that moves."""
@@ -45,11 +56,17 @@ class Handover:
     new: Replica
     made: bool  # the new copy is there for this alone
     not_before: float  # when its primary may be asked to give up its place
-    held_at: float | None = None  # since when nobody begins the next step
-    asked_at: float | None = None  # since when it is asked
+    phase: HandoverPhase = HandoverPhase.FILL
+    held_at: float | None = None  # since when nobody begins the next step, in the synchronous mode
+    asked_at: float = 0.0  # when its primary was asked
     again_at: float = 0.0  # when it is asked again
     busy: bool = False  # it had gradients of the step when it was asked: the step is to end first
-    numbers: Mapping[int, int] | None = None  # it has; by epoch the last record of each backup
+    numbers: Mapping[int, int] = field(default_factory=dict)  # by epoch: the last record of each backup that it had
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether its primary was asked to give up its place."""
+        return self.phase >= HandoverPhase.YIELD
 
 
 class Handovers:
@@ -101,14 +118,15 @@ class Handovers:
     @property
     def is_cutting(self) -> bool:
         """Whether a shard is about to have another primary."""
-        return any(handover.asked_at is not None for handover in self._of.values())
+        return any(handover.is_cut for handover in self._of.values())
 
     def has_yielded(self, shard: int) -> bool:
         """Whether a shard's primary has given up its place, for a copy that is yet to say that it has taken it.
 
         Told of other backups, it would keep its place after all, and the copy would lack what it does then.
         """
-        return any(handover.old.shard == shard and handover.numbers is not None for handover in self._of.values())
+        phases = [handover.phase for handover in self._of.values() if handover.old.shard == shard]
+        return HandoverPhase.ADOPT in phases
 
     @property
     def holds(self) -> bool:
@@ -118,7 +136,7 @@ class Handovers:
     @property
     def asked(self) -> set[int]:
         """The shards whose primaries were asked to give up their places."""
-        return {handover.old.shard for handover in self._of.values() if handover.asked_at is not None}
+        return {handover.old.shard for handover in self._of.values() if handover.is_cut}
 
     # --- what is to move -----------------------------------------------------------------------
 
@@ -131,7 +149,7 @@ class Handovers:
             return []
         actions: list[Action] = []
         for handover in list(self._of.values()):
-            if handover.asked_at is None and (not handover.old.server.leaving or handover.new.server.leaving):
+            if not handover.is_cut and (not handover.old.server.leaving or handover.new.server.leaving):
                 actions += self._cancel(handover, now)
         copies = self._startup.copies
         staying = [server for server in servers if not server.leaving and not server.absent]
@@ -201,7 +219,7 @@ class Handovers:
     def _let_go(self, handover: Handover) -> list[Action]:
         """Steps need not wait for this one any more."""
         self._changed()
-        handover.held_at = handover.asked_at = handover.numbers = None
+        handover.phase, handover.held_at = HandoverPhase.FILL, None
         self._steps.pauses.closed.discard(handover.old.shard)
         return [] if self.holds else self._steps.let_go()
 
@@ -253,7 +271,7 @@ class Handovers:
                 continue
             if handover.old.backup:
                 actions += self._replace(handover, now)
-            elif handover.asked_at is not None:
+            elif handover.is_cut:
                 actions += self._chase(handover, now)
             elif handover.held_at is not None and now >= handover.held_at + PATIENCE_S:
                 actions += self._put_off(handover, PAUSE_S, now)
@@ -276,11 +294,11 @@ class Handovers:
         steps = self._steps
         if steps.policy is not None and steps.policy.mode == "sync":
             if handover.held_at is None:
-                handover.held_at = now
+                handover.phase, handover.held_at = HandoverPhase.QUIESCE, now
                 steps.pauses.holding = True
             if not (steps.is_held if handover.busy else steps.is_between):
                 return []
-        handover.asked_at, handover.again_at = now, now + RETRY_S
+        handover.phase, handover.asked_at, handover.again_at = HandoverPhase.YIELD, now, now + RETRY_S
         handover.old.generation += 1
         self._changed()
         steps.pauses.closed.add(handover.old.shard)
@@ -289,7 +307,7 @@ class Handovers:
     def _order(self, handover: Handover) -> Action:
         """Tell the primary to give up its place; or, once it has, the new copy to take it."""
         old, new = handover.old, handover.new
-        if handover.numbers is None:
+        if handover.phase is HandoverPhase.YIELD:
             return Send(old.server.peer, Yield(old.epoch, old.generation))
         equals = self._startup.copies.rows_of_equals(new, handover.numbers)
         return Send(new.server.peer, Promote(new.epoch, old.generation + 1, equals))
@@ -299,12 +317,12 @@ class Handovers:
         return self._let_go(handover)
 
     def _chase(self, handover: Handover, now: float) -> list[Action]:
-        assert handover.asked_at is not None
         if now >= handover.asked_at + PATIENCE_S:
             old = handover.old
-            late = old if handover.numbers is None else handover.new
+            has_yielded = handover.phase is HandoverPhase.ADOPT
+            late = handover.new if has_yielded else old
             text = f"job {self._name!r}: {late.server.title} does not answer, so shard {old.shard} stays for now"
-            if handover.numbers is not None:  # it may have taken over: nobody has been told, and nobody will be
+            if has_yielded:  # it may have taken over: nobody has been told, and nobody will be
                 return [Log("warning", text, job=self._name), *self._cancel(handover, now)]
             return [
                 Log("warning", text, job=self._name),
@@ -319,31 +337,31 @@ class Handovers:
     def yielded(self, copy: Replica, message: Yielded, now: float) -> list[Action]:
         """A primary has given up its place, or cannot just now."""
         handover = self._of.get(copy.epoch)
-        if handover is None or handover.asked_at is None or message.generation != copy.generation:
+        if handover is None or not handover.is_cut or message.generation != copy.generation:
             return []
         if message.busy and handover.held_at is None:
             return self._put_off(handover, RETRY_S, now)
         if message.busy:
-            handover.busy, handover.asked_at = True, None
+            handover.phase, handover.busy = HandoverPhase.QUIESCE, True
             self._steps.pauses.closed.discard(copy.shard)
             self._changed()
             return []
         numbers = {int(epoch): n for epoch, n in message.numbers.items() if epoch.isdecimal() and type(n) is int}
-        if handover.numbers is not None:
+        if handover.phase is HandoverPhase.ADOPT:
             return []
         if handover.new.epoch not in numbers:  # it lacks something after all: the primary keeps its place for now
             return [*self._put_off(handover, RETRY_S, now), *self._change(copy.shard, now)]
-        handover.numbers, handover.again_at = numbers, now + RETRY_S
+        handover.phase, handover.numbers, handover.again_at = HandoverPhase.ADOPT, numbers, now + RETRY_S
         return [self._order(handover)]
 
     def complete(self, new: Replica, message: Promoted, now: float) -> tuple[Handover | None, list[Action]]:
         """A copy has taken over; return the handover that is complete with that."""
-        handover = next((found for found in self._of.values() if found.new is new), None)
-        if handover is None or handover.numbers is None or message.generation != handover.old.generation + 1:
+        adopted = (found for found in self._of.values() if found.phase is HandoverPhase.ADOPT)
+        handover = next((found for found in adopted if found.new is new), None)
+        if handover is None or message.generation != handover.old.generation + 1:
             return None, []
         del self._of[handover.old.epoch]
         self._changed()
-        assert handover.asked_at is not None
         where = f"shard {new.shard} is on {new.server.title} now, and no more on {handover.old.server.title}"
         text = f"job {self._name!r}: {where} (after {now - handover.asked_at:.3f} s)"
         return handover, [Log("info", text, "moved", job=self._name)]
@@ -357,7 +375,7 @@ class Handovers:
         """Return when `look` is to be called at the latest."""
         dues = list[float]()
         for handover in self._of.values():
-            if handover.asked_at is not None:
+            if handover.is_cut:
                 dues.append(min(handover.again_at, handover.asked_at + PATIENCE_S))
             elif handover.held_at is not None:
                 dues.append(handover.held_at + PATIENCE_S)
@@ -369,7 +387,7 @@ class Handovers:
 
     def dump(self) -> Plain:
         """Return which copies move where, and of which the primary was asked to give up its place."""
-        return [[h.old.epoch, h.new.epoch, h.made, h.asked_at is not None] for h in self._of.values()]
+        return [[h.old.epoch, h.new.epoch, h.made, h.is_cut] for h in self._of.values()]
 
     def restore(self, kept: Plain, now: float) -> None:
         """Go on with what was kept: a primary that was asked is asked again, and says again what it has said."""
@@ -377,7 +395,7 @@ class Handovers:
         for old, new, made, asked in kept:
             self._of[old] = handover = Handover(old=copies[old], new=copies[new], made=made, not_before=now)
             if asked:
-                handover.asked_at, handover.again_at = now, now + RETRY_S
+                handover.phase, handover.asked_at, handover.again_at = HandoverPhase.YIELD, now, now + RETRY_S
                 self._steps.pauses.closed.add(handover.old.shard)
 
     # --- what others may look at ---------------------------------------------------------------
@@ -397,5 +415,6 @@ class Handovers:
             assert copies[epoch] is handover.old
             assert copies[handover.new.epoch] is handover.new
             assert handover.new.backup
+            assert handover.phase is not HandoverPhase.QUIESCE or handover.held_at is not None
             assert handover.new.shard == handover.old.shard
             assert handover.new.server is not handover.old.server
