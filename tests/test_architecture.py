@@ -361,6 +361,8 @@ MIRROR_NOTHING = {
 #: Folders of tests that mirror another folder than the package's.
 MIRRORED = {"bench", "deploy", "examples", "experiments"}
 
+#: Attributes that say how far something is.
+STATES = {"state", "stage", "phase"}
 #: A dataclass of so many fields is made by their names only, for nobody knows which comes third,
 NAMED_FROM = 5
 #: … but for messages, which the decoder makes in the order of their fields, and what is made for each of them.
@@ -533,6 +535,20 @@ def naming_violations(module: Module) -> Iterator[str]:
             yield f"{module.path}:{node.lineno} {node.name} has {len(fields)} fields and is not keyword-only"
 
 
+def state_violations(module: Module) -> Iterator[str]:
+    """A state of the core is a member of an enum, which lists all that there are and which mypy checks."""
+    for node in nodes(module) if is_in(module.path, ("zmqps/core/",)) else ():
+        match node:
+            case ast.Compare(left=ast.Attribute(attr=name), comparators=[ast.Constant(value=str() | int() as value)]):
+                pass
+            case ast.Assign(targets=[ast.Attribute(attr=name)], value=ast.Constant(value=str() | int() as value)):
+                pass
+            case _:
+                continue
+        if name in STATES:
+            yield f"{module.path}:{node.lineno} has {value!r} for a {name}; use a member of an enum"
+
+
 # --- tests --------------------------------------------------------------------------------------
 
 
@@ -592,6 +608,10 @@ def test_dataclasses_of_many_fields_are_keyword_only() -> None:
     assert [text for module in found for text in naming_violations(module)] == []
 
 
+def test_states_of_the_core_are_members_of_enums() -> None:
+    assert [text for module in modules() for text in state_violations(module)] == []
+
+
 def test_importing_core_loads_no_io_library() -> None:
     names = [dotted(module.path) for module in modules("zmqps/core/")]
     program = "import importlib, sys; [importlib.import_module(n) for n in sys.argv[1:]]; print(*sys.modules)"
@@ -638,6 +658,8 @@ def test_importing_core_loads_no_io_library() -> None:
             )
         ),
         (raising_violations, "zmqps/core/a.py", "raise self.lost"),
+        (state_violations, "zmqps/core/a.py", "self.stage = 'opened'"),
+        (state_violations, "zmqps/core/a.py", "if making.stage != 2:\n    pass"),
         (raising_violations, "zmqps/core/a.py", "raise self._barred[peer][1] from None"),
         (safety_violations, "zmqps/nodes/server.py", "np.load(f, allow_pickle=True)"),
     ],

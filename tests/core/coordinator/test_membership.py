@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.core.machines import Coordinator, hello, job, logged, peer, receivers
 from zmqps.core.coordinator.membership import MAX_GONE, MAX_GONE_COUNTERS_NBYTES, MAX_MEMBERS, MemberInfo, Membership
 from zmqps.core.coordinator.roster import Roster
+from zmqps.core.protocol.membership import DepartureCause
 from zmqps.core.protocol.messages import Assign, Heartbeat
 from zmqps.errors import EvictedError, LimitError, PSError
 
@@ -40,6 +41,13 @@ def leave(
     member = membership.find(peer(name))
     assert member is not None
     membership.remove(member, how, now, barred)
+
+
+@pytest.mark.parametrize("reason", ["closed", "lost", "restarted", "SIGTERM", ""])
+def test_a_member_that_leaves_is_closed_unless_it_says_that_it_has_finished_or_was_drained(reason: str) -> None:
+    assert DepartureCause.said(reason) is DepartureCause.CLOSED
+    for cause in (DepartureCause.FINISHED, DepartureCause.DRAINED):
+        assert DepartureCause.said(cause.value) is cause
 
 
 def test_ranks_are_the_lowest_free_of_the_role() -> None:

@@ -27,11 +27,13 @@ from zmqps.core.protocol.messages import (
     Message,
     Pull,
     Push,
+    Saved,
     Shutdown,
     Status,
     Values,
     Waiting,
 )
+from zmqps.core.protocol.saving import SaveStage
 from zmqps.core.protocol.wire import (
     HEADER_NBYTES,
     INLINE_NBYTES,
@@ -84,6 +86,19 @@ def test_kinds_are_unique_and_every_annotation_has_a_check() -> None:
     assert all(cls.kind == kind for kind, cls in BY_KIND.items())
     annotations = {str(f.type) for cls in BY_KIND.values() for f in fields(cls)}  # type: ignore[arg-type]
     assert annotations == set(wire.CHECKS) | {"Payload"}
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_state_is_decoded_as_a_member_of_its_enum(stage: int) -> None:
+    saved = decode([msgpack.packb([Saved.kind, 1, 2, stage, {}])])
+    assert isinstance(saved, Saved)
+    assert saved.stage is SaveStage(stage)
+
+
+@pytest.mark.parametrize("stage", [4, -1, 1.0, True, "kept", None])
+def test_a_state_that_does_not_exist_is_refused(stage: object) -> None:
+    with pytest.raises(ProtocolError, match="is no SaveStage"):
+        decode([msgpack.packb([Saved.kind, 1, 2, stage, {}])])
 
 
 def test_a_message_tells_its_name_and_request_without_being_decoded() -> None:

@@ -45,7 +45,7 @@ def job_status(run: JobRun, servers: Sequence[MemberInfo], now: float) -> dict[s
     """Return the state of a job for the status."""
     job = run.startup.status()
     return {
-        "state": run.state,
+        "state": run.state if run.lost_shard is None else f"{run.state}: {run.lost_shard}",
         "mode": job.get("mode", ""),
         "epoch": run.startup.epoch,
         "workers": run.num_workers,

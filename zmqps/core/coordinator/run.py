@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from enum import StrEnum
 from typing import Any
 
 from zmqps.core.coordinator.barrier import Barriers
@@ -41,6 +42,12 @@ from zmqps.core.protocol.messages import (
     Withdraw,
 )
 from zmqps.errors import ConfigurationError, JournalBehindError, PeerLostError, PSError
+
+
+class JobState(StrEnum):
+    """How far a job is, as the status says it: idle is one that is trained no more, and is kept."""
+
+    FAILED, STARTING, GOING_BACK, TRAINING, IDLE = "failed", "starting", "going back", "training", "idle"
 
 
 class JobRun:
@@ -487,15 +494,15 @@ class JobRun:
         return bool(in_start or at_barrier or self.steps.anybody_waits or self.data.anybody_waits or self.spares)
 
     @property
-    def state(self) -> str:
-        """In a word, or with what went wrong."""
+    def state(self) -> JobState:
+        """How far it is."""
         if self.lost_shard is not None:
-            return f"failed: {self.lost_shard}"
+            return JobState.FAILED
         if not self.startup.ready:
-            return "starting"
+            return JobState.STARTING
         if self.fallback.active:
-            return "going back"
-        return "training" if self.members else "idle"
+            return JobState.GOING_BACK
+        return JobState.TRAINING if self.members else JobState.IDLE
 
     def validate(self) -> None:
         """Assert the invariants."""
