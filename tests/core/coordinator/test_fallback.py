@@ -285,7 +285,7 @@ def test_where_no_server_comes_the_job_fails_and_says_what_to_do(staleness: int 
     assert len(sent(failed, Lost)) == 2
     assert "no server has loaded shard 0 in 300 s" in logged(failed)
     assert errors(failed, peer("w0")) == [PeerLostError.code]
-    assert cluster.run().state.startswith("failed: lost server 0")
+    assert str(cluster.run().lost_shard).startswith("lost server 0")
 
 
 def test_without_a_checkpoint_the_job_fails_at_once_and_the_error_says_what_would_have_helped() -> None:
@@ -303,7 +303,7 @@ def test_where_all_checkpoints_are_damaged_the_job_fails() -> None:
     assigned = cluster.lose("s1")
     for _ in range(3):
         assigned = cluster.fail(assigned, CORRUPT)
-    assert "no checkpoint can be used" in cluster.run().state
+    assert "no checkpoint can be used" in str(cluster.run().lost_shard)
     assert len(sent(assigned, Lost)) == 2
 
 

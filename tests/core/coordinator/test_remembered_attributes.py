@@ -35,7 +35,7 @@ KEPT = {
     "Replication": "_promoting _unanswered _unfit",
     "Shortages": "_noted",
     "Handovers": "_of",
-    "Handover": "old new made asked_at",
+    "Handover": "old new made phase",
     "Drains": "_of _ended",
     "Scales": "wanted _shrinks _most_before _since _nonces _ended",
     "Recuts": "_cutting _behind",
@@ -96,7 +96,7 @@ NOT_KEPT = {
     "Replication": "moves handovers recuts shortages _changed replicas _name _startup _steps _retry_due _num_retries",
     "Shortages": "_startup _replicas",
     "Handovers": "_replicas _name _startup _steps _unfit _change _give_up _changed stuck",
-    "Handover": "not_before held_at again_at numbers busy",
+    "Handover": "not_before held_at asked_at again_at numbers busy",
     "Drains": "_moving _fleet _runs _erasures _checkpoints _changed",
     "Scales": "_fleet _runs _checkpoints _drains _endpoint _replicas _hold_s _silence_s _changed _look_due _why",
     "Recuts": (

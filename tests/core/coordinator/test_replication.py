@@ -206,7 +206,7 @@ def test_a_shard_without_a_whole_backup_is_lost_with_its_server() -> None:
     cluster.promoted(cluster.lose("s1"))
     lost = cluster.lose("s0")
     assert receivers(lost, Lost) == [peer("w0"), peer("w1")]
-    assert cluster.run().state.startswith("failed: lost server 0")
+    assert str(cluster.run().lost_shard).startswith("lost server 0")
     assert errors(cluster.init("w0", job(), request=7)) == [PeerLostError.code]
 
 
@@ -346,7 +346,7 @@ def test_where_other_shards_have_the_step_already_the_job_has_failed() -> None:
     cluster.promoted(cluster.lose("s1"))
     failed = cluster.take("w0", Leave("closed"))
     assert errors(failed, peer("w1")) == [JobError.code]
-    assert "can no longer bring its gradients" in cluster.run().state
+    assert "can no longer bring its gradients" in str(cluster.run().lost_shard)
     assert sent(cluster.wait(5.0, "s0", "s2", "w1"), Commit) == [], "said again without the gradients"
 
 

@@ -87,7 +87,7 @@ class NodeTracing:
     recorder
         Records; a shell puts its own here before the node starts.
     state
-        Whether it records (`ON`), has recorded (`OFF`), or there is nothing (`NONE`).
+        Whether it records, has recorded, or there is nothing.
     due
         When something is to be said or done.
     """
