@@ -161,8 +161,8 @@ class Operators:
         members = simulation.coordinator.membership.members
         for node, row in nodes:
             state = row["state"]
-            has_answered = node.name in came
-            assert (state == ProbeOutcome.ANSWERED) == has_answered, f"{node.name} is {state}: {has_answered=}"
+            agrees = (state == ProbeOutcome.ANSWERED) == (node.name in came)
+            assert agrees, f"{node.name} has not answered, or has, and is {state}"
             assert (state == ProbeOutcome.GONE) <= (node.identity.incarnation not in members), f"{node.name} is there"
             if state == ProbeOutcome.ANSWERED:
                 seconds = came[node.name] - began_at
