@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import pytest
 
-from tests.testing.test_invariants import violated
+from tests.testing.test_invariants import violated, wrap
 from zmqps.core.coordinator.checkpoints import HOLD_S
 from zmqps.core.coordinator.consistency.bsp import Synchronous
 from zmqps.core.coordinator.making import Making
@@ -18,6 +19,7 @@ from zmqps.core.coordinator.membership import Membership
 from zmqps.core.coordinator.occupancy import Occupancy
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.node.awake import AwakeClock
+from zmqps.core.node.timers import Wheel
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.messages import Assign, Message
 from zmqps.core.server.tenant import Tenant
@@ -348,12 +350,21 @@ class RealTime:
 
         patch.setattr(Engine, "time_of", asks)
         patch.setattr(Simulation, "check", checked)
+        for name in ("next_deadline", "on_deadline", "validate"):
+            wrap(patch, Wheel, name, _all_asked)
 
     def due(self, what: object, due: float) -> float:
         """Return when something is due, in the node's time, as far as that is known now."""
         assert self._node is not None
         stood_s = self._node.clock.stood_s
         return due - (stood_s - self._first.setdefault((what, due), stood_s))
+
+
+def _all_asked(original: Any, wheel: Wheel, *arguments: Any) -> Any:
+    """By real time something may be due at another time without any event: every timer is asked."""
+    for timer in wheel._timers.values():
+        timer.touch()
+    return original(wheel, *arguments)
 
 
 class Visited(AsyncTraining):

@@ -74,6 +74,7 @@ class TouchedJobs:
         self.ring: Callable[[str, float], list[Action]] = lambda name, now: []
         self._runs = runs
         self._wheel = wheel
+        self._touched = wheel.touched  # without a call for each job of each event
         self._timers: dict[str, Timer] = {}
 
     def add(self, name: str) -> None:
@@ -82,7 +83,7 @@ class TouchedJobs:
             if name not in self._timers:
                 due_of, ring = partial(self.due_of, name), partial(self._ring, name)
                 self._timers[name] = self._wheel.timer(f"job {name!r}", due_of, ring)
-            self._timers[name].touch()
+            self._touched[self._timers[name].number] = self._timers[name]
             self.names[name] = None
 
     def add_all(self) -> None:
@@ -90,24 +91,21 @@ class TouchedJobs:
         for name in self._runs:
             self.add(name)
 
-    @property
-    def runs(self) -> list[JobRun]:
-        """Those that are touched."""
-        return [self._runs[name] for name in self.names]
-
-    def note(self) -> None:
-        """Take note of what of them moves, or is too much."""
-        for name in self.names:
-            replication = self._runs[name].replication
+    def note(self) -> list[JobRun]:
+        """Return those that are touched; take note of what of them moves, or is too much."""
+        runs = [self._runs[name] for name in self.names]
+        for name, run in zip(self.names, runs, strict=True):
+            replication = run.replication
             if bool(replication.handovers) != (name in self.moving):
                 self.moving ^= {name}
             if replication.has_spare != (name in self.spare):
                 self.spare ^= {name}
+        return runs
 
     def settle(self) -> None:
         """The event is over."""
         for name in self.names:
-            self._timers[name].touch()  # once more: timers may have been asked since
+            self._touched[self._timers[name].number] = self._timers[name]  # once more: it may have been asked since
         self.names.clear()
 
     def forget(self, name: str) -> None:

@@ -230,9 +230,14 @@ class CoordinatorMachine:
 
     def _settle(self, now: float) -> list[Action]:
         """Go on with what has become possible for jobs that were touched, and end what was to be saved before."""
-        self.touched.note()
-        actions = self._move(now)
-        if runs := self.touched.runs:
+        runs, actions = self.touched.note(), list[Action]()
+        active = self.drains.is_active or self.scales.is_active
+        if active or self._moves.due is not None:
+            self._moves.touch()
+        if active:
+            actions += self._move(now)
+            runs = self.touched.note()
+        if runs:
             actions += [*self.jobs.discard_given_up(runs, now), *self.checkpoints.look(runs, now)]
         actions += [*self.jobs.look(now), *self.cluster_end.look(now)]
         if actions:
@@ -242,18 +247,11 @@ class CoordinatorMachine:
 
     def _move(self, now: float) -> list[Action]:
         """Go on with what is to move from one server to another, or to be cut; any job may be."""
-        active = self.drains.is_active or self.scales.is_active
-        if active or self._moves.due is not None:
-            self._moves.touch()
-        if not active:
-            return []
         self.touched.add_all()
         ended: list[Action] = []
         if self.cluster_end.asked is not None:
             ended = [*self.scales.stop(now), *self.drains.stop(now)]
-        actions = [*ended, *self.scales.look(now), *self.drains.look(now)]
-        self.touched.note()
-        return actions
+        return [*ended, *self.scales.look(now), *self.drains.look(now)]
 
     def _move_due(self) -> float | None:
         """Return when what moves is to be looked at, at the latest."""
