@@ -16,8 +16,8 @@ from bench.reference import ROUNDING
 from bench.setup import GRADIENT_SCALE, LEARNING_RATE, OPTIMIZERS
 from zmqps.core.job.keyspace import Slice
 from zmqps.core.job.tables import NUM_BUCKETS, TableSpec
-from zmqps.core.server.table import RowTable
-from zmqps.net.memory import keep_freed_memory
+from zmqps.core.server.tables.table import RowTable
+from zmqps.net.system.memory import keep_freed_memory
 from zmqps.optim.rows import RowKernel, kernel_of_table
 from zmqps.rows import arena
 from zmqps.rows.initial import Initial, filler

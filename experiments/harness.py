@@ -14,7 +14,7 @@ from zmqps.client.tensors import describe
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.server.admission import Room
-from zmqps.core.server.shard import Shard
+from zmqps.core.server.dense.shard import Shard
 from zmqps.core.treatments import make_treatment
 from zmqps.core.worker.operations import Attached, EnterBarrier, Exchange, Finish, Join, StartJob
 from zmqps.core.worker.plan import plan
@@ -25,7 +25,7 @@ from zmqps.gpu.handover import Handover
 from zmqps.optim import OptimizerSpec
 from zmqps.stale import Treatment
 from zmqps.testing import Node, Program, Simulation, Training
-from zmqps.testing.training import ReferenceRules, loaded_shard
+from zmqps.testing.jobs.training import ReferenceRules, loaded_shard
 
 #: Seconds a worker computes for a mini-batch; the network (50 µs, 10 Gbit/s) hardly counts beside it.
 COMPUTE_S = 0.02

@@ -1,7 +1,7 @@
 """The package's imports, read off its source: what a module imports, and what that makes of its rooms.
 
 A *room* is a folder of the package, or a module that stands alone on top of it: ``core/worker``, ``net/lane``,
-``data``. The package's own ``__init__`` is the room ``zmqps``.
+``data``. The package's own ``__init__`` is the room ``zmqps``. Folders within a room have its modules by subject.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
+
+#: Rooms that lie in others.
+WITHIN = ("core/coordinator/consistency", "net/lane")
 
 #: Who imports whom: modules by path, or rooms.
 Graph = dict[str, set[str]]
@@ -103,7 +106,10 @@ def _says(node: ast.expr, name: str) -> bool:
 def room_of(path: str) -> str:
     """Return the room of a module, say ``net/lane`` for ``zmqps/net/lane/shm.py``."""
     folder, _, file = path.removeprefix("zmqps/").rpartition("/")
-    return folder or ("zmqps" if file == "__init__.py" else file.removesuffix(".py"))
+    if not folder:
+        return "zmqps" if file == "__init__.py" else file.removesuffix(".py")
+    parts = folder.split("/")
+    return folder if folder in WITHIN else "/".join(parts[: 2 if parts[0] == "core" else 1])
 
 
 def module_graph(found: Collection[Module]) -> Graph:

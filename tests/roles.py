@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tests.imports import ROOT
-from zmqps.core.protocol.roles import ALLOWS, STRANGER, TABLE, Row
+from zmqps.core.protocol.security.roles import ALLOWS, STRANGER, TABLE, Row
 
 DOCUMENT = ROOT / "docs" / "security.md"
 BEGIN, END = "<!-- written by `make roles` -->", "<!-- end of what `make roles` writes -->"

@@ -14,7 +14,7 @@ import pytest
 import zmqps
 from tests.inprocess import InProcessCluster
 from tests.pace import allow
-from zmqps.core.worker.rollbacks import Rollback
+from zmqps.core.worker.layout.rollbacks import Rollback
 from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, UnknownParameterError
 
 PARAMS = {"w": np.zeros((4, 3), np.float32)}

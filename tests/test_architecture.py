@@ -206,7 +206,7 @@ ONLY_IN = {
     "uvicorn": {"zmqps/page/serving.py"},
     "xxhash": {"zmqps/checkpoint/checksums.py"},
     "fsspec": {"zmqps/checkpoint/remote.py"},
-    "pyarrow": {"zmqps/checkpoint/table_arrow.py"},
+    "pyarrow": {"zmqps/checkpoint/tables/table_arrow.py"},
     "tensorboardX": {"zmqps/sinks/tensorboard.py"},
     "mlflow": {"zmqps/sinks/mlflow.py"},
     "wandb": {"zmqps/sinks/wandb.py"},
@@ -221,8 +221,8 @@ ONLY_IN = {
     },
     "psutil": {
         "zmqps/launch/processes.py",
-        "zmqps/net/ports.py",
-        "zmqps/net/addresses.py",  # the interfaces of this host
+        "zmqps/net/system/ports.py",
+        "zmqps/net/system/addresses.py",  # the interfaces of this host
         "zmqps/nodes/host.py",
         "zmqps/doctor/host.py",
     },
@@ -284,8 +284,8 @@ ON_TOP = {
     ),
 }
 
-#: Tests that mirror no module, as `tests/net/test_ports.py` mirrors `zmqps/net/ports.py`, and why; a folder ends in a
-#: slash.
+#: Tests that mirror no module, as `tests/net/test_door.py` mirrors `zmqps/net/door.py`, and why; a folder ends
+#: in a slash.
 MIRROR_NOTHING = {
     "tests/test_standstills.py": "whole clusters whose processes are stopped for a while",
     "tests/test_advice.py": "texts of the whole package, beside the options and commands that there are",
@@ -367,21 +367,21 @@ STATES = {"state", "stage", "phase"}
 NAMED_FROM = 5
 #: … but for messages, which the decoder makes in the order of their fields, and what is made for each of them.
 MADE_IN_ORDER = {
-    "zmqps/core/protocol/membership.py",
-    "zmqps/core/protocol/jobs.py",
-    "zmqps/core/protocol/steps.py",
-    "zmqps/core/protocol/training.py",
-    "zmqps/core/protocol/moving.py",
-    "zmqps/core/protocol/probing.py",
-    "zmqps/core/protocol/falling.py",
-    "zmqps/core/protocol/replication.py",
-    "zmqps/core/protocol/resizing.py",
-    "zmqps/core/protocol/rows.py",
-    "zmqps/core/protocol/saving.py",
-    "zmqps/core/protocol/tracing.py",
-    "zmqps/core/protocol/watching.py",
+    "zmqps/core/protocol/messages/membership.py",
+    "zmqps/core/protocol/messages/jobs.py",
+    "zmqps/core/protocol/messages/steps.py",
+    "zmqps/core/protocol/messages/training.py",
+    "zmqps/core/protocol/messages/moving.py",
+    "zmqps/core/protocol/messages/probing.py",
+    "zmqps/core/protocol/messages/falling.py",
+    "zmqps/core/protocol/messages/replication.py",
+    "zmqps/core/protocol/messages/resizing.py",
+    "zmqps/core/protocol/messages/rows.py",
+    "zmqps/core/protocol/messages/saving.py",
+    "zmqps/core/protocol/messages/tracing.py",
+    "zmqps/core/protocol/messages/watching.py",
     "zmqps/core/worker/operations.py",
-    "zmqps/core/worker/outbox.py",
+    "zmqps/core/worker/connections/outbox.py",
 }
 
 
@@ -671,10 +671,10 @@ def test_the_rules_see_a_violation(rule, path, source) -> None:  # type: ignore[
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        ("zmqps/core/server/machine.py", "from zmqps.net import ports"),
-        ("zmqps/core/server/machine.py", "def f():\n    import zmqps.net.ports"),
-        ("zmqps/core/server/machine.py", "if TYPE_CHECKING:\n    from zmqps.net.ports import free_port"),
-        ("zmqps/core/server/machine.py", "from ...net import ports"),
+        ("zmqps/core/server/machine.py", "from zmqps.net.system import ports"),
+        ("zmqps/core/server/machine.py", "def f():\n    import zmqps.net.system.ports"),
+        ("zmqps/core/server/machine.py", "if TYPE_CHECKING:\n    from zmqps.net.system.ports import free_port"),
+        ("zmqps/core/server/machine.py", "from ...net.system import ports"),
     ],
 )
 def test_an_arrow_that_is_not_in_the_table_is_seen(path: str, source: str) -> None:
@@ -683,7 +683,7 @@ def test_an_arrow_that_is_not_in_the_table_is_seen(path: str, source: str) -> No
     both = ast.Module([*old.tree.body, *ast.parse(source).body], [])
     graph = module_graph([*rest, old._replace(tree=both)])
     assert list(arrow_violations(graph)) == [
-        f"{path} imports zmqps/net/ports.py: the table does not let core/server import net"
+        f"{path} imports zmqps/net/system/ports.py: the table does not let core/server import net"
     ]
 
 
@@ -718,8 +718,8 @@ def test_a_circle_between_modules_is_seen_and_what_only_leads_into_it_is_not() -
 @pytest.mark.parametrize(
     ("test", "violations"),
     [
-        ("tests/net/test_ports.py", 0),
-        ("tests/net/test_ports_taken.py", 0),
+        ("tests/net/system/test_ports.py", 0),
+        ("tests/net/system/test_ports_taken.py", 0),
         ("tests/net/test_net.py", 0),
         ("tests/net/test_lane.py", 0),
         ("tests/bench/test_main.py", 0),
@@ -730,7 +730,7 @@ def test_a_circle_between_modules_is_seen_and_what_only_leads_into_it_is_not() -
     ],
 )
 def test_a_test_that_mirrors_nothing_is_seen(test: str, violations: int) -> None:
-    exists = {"zmqps/net", "zmqps/net/ports.py", "zmqps/net/lane", "bench/__main__.py"}
+    exists = {"zmqps/net", "zmqps/net/system", "zmqps/net/system/ports.py", "zmqps/net/lane", "bench/__main__.py"}
     assert len(list(mirror_violations(test, exists))) == violations
 
 

@@ -46,7 +46,12 @@ def missing_files(document: Path, text: str) -> Iterator[str]:
             continue
         if "<" in path:
             path = path.rpartition("/")[0]
-        places = (ROOT, ROOT / "zmqps", document.parent)
+        places = (
+            ROOT,
+            ROOT / "zmqps",
+            *ROOT.glob("zmqps/core/*/"),
+            document.parent,
+        )  # a machine's parts, from its room
         if "/" not in path and path in _names():
             continue
         if not any((place / path).exists() for place in places):

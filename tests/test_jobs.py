@@ -23,9 +23,9 @@ from tests.inprocess import InProcessCluster
 from tests.pace import allow
 from zmqps.cli.main import run as run_cli
 from zmqps.core.protocol import exits
-from zmqps.core.protocol.guard import end_guard
 from zmqps.core.protocol.messages import EndJob, Error, JobEnded
-from zmqps.net.memory import TRIM_THRESHOLD
+from zmqps.core.protocol.security.guard import end_guard
+from zmqps.net.system.memory import TRIM_THRESHOLD
 from zmqps.nodes.endkey import find_end_key
 from zmqps.nodes.inquiry import end_job
 

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from zmqps import aio, checkpoint, codecs, data, errors, initial, keys, local, optim, pipeline, stale
     from zmqps.checkpoint.load import load
-    from zmqps.client.cache_options import CacheOptions, CacheStatistics, row_cache
-    from zmqps.client.feed import Changes, Feed
     from zmqps.client.requests import Params
-    from zmqps.client.tables import Table, TableOptions, table
-    from zmqps.client.whole import TableStatistics
-    from zmqps.core.worker.rollbacks import Rollback
+    from zmqps.client.sparse.cache_options import CacheOptions, CacheStatistics, row_cache
+    from zmqps.client.sparse.feed import Changes, Feed
+    from zmqps.client.sparse.tables import Table, TableOptions, table
+    from zmqps.client.sparse.whole import TableStatistics
+    from zmqps.core.worker.layout.rollbacks import Rollback
     from zmqps.core.worker.statistics import Statistics
     from zmqps.errors import PSError
     from zmqps.launch.cluster import LocalCluster
@@ -56,24 +56,24 @@ __all__ = [
 
 #: Public name -> module. Loaded on first use: `zmqps --help` needs no numpy, the core no sockets.
 _HOMES = {
-    "CacheOptions": "zmqps.client.cache_options",
-    "CacheStatistics": "zmqps.client.cache_options",
-    "Changes": "zmqps.client.feed",
-    "Feed": "zmqps.client.feed",
+    "CacheOptions": "zmqps.client.sparse.cache_options",
+    "CacheStatistics": "zmqps.client.sparse.cache_options",
+    "Changes": "zmqps.client.sparse.feed",
+    "Feed": "zmqps.client.sparse.feed",
     "LocalCluster": "zmqps.launch.cluster",
     "PSError": "zmqps.errors",
     "Params": "zmqps.client.requests",
-    "Rollback": "zmqps.core.worker.rollbacks",
+    "Rollback": "zmqps.core.worker.layout.rollbacks",
     "Statistics": "zmqps.core.worker.statistics",
-    "Table": "zmqps.client.tables",
-    "TableOptions": "zmqps.client.tables",
-    "TableStatistics": "zmqps.client.whole",
+    "Table": "zmqps.client.sparse.tables",
+    "TableOptions": "zmqps.client.sparse.tables",
+    "TableStatistics": "zmqps.client.sparse.whole",
     "Worker": "zmqps.worker",
     "connect": "zmqps.worker",
     "drain_on": "zmqps.worker",
     "load": "zmqps.checkpoint.load",
-    "row_cache": "zmqps.client.cache_options",
-    "table": "zmqps.client.tables",
+    "row_cache": "zmqps.client.sparse.cache_options",
+    "table": "zmqps.client.sparse.tables",
 }
 #: With which a script begins: from then on its uncaught errors are shown without the frames of zmqps.
 _BEGINNINGS = ("LocalCluster", "connect")

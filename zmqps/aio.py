@@ -27,13 +27,13 @@ from types import TracebackType
 from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, Self, TypeVar
 
 from zmqps import checks
-from zmqps.client.cache_options import CacheOptions, CacheStatistics
-from zmqps.client.tables import Table
-from zmqps.client.whole import CHUNK_ROWS, TableStatistics
+from zmqps.client.sparse.cache_options import CacheOptions, CacheStatistics
+from zmqps.client.sparse.tables import Table
+from zmqps.client.sparse.whole import CHUNK_ROWS, TableStatistics
 from zmqps.codecs import Codec
 from zmqps.core.job.data import DataRange, DataSpec
 from zmqps.core.job.spec import Parameter
-from zmqps.core.worker.rollbacks import Rollback
+from zmqps.core.worker.layout.rollbacks import Rollback
 from zmqps.core.worker.statistics import Statistics
 from zmqps.errors import ClosedError
 from zmqps.worker import DRAINED, Worker

@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from zmqps import checks
-from zmqps.core.protocol.roles import KEY_ROLES
+from zmqps.core.protocol.security.roles import KEY_ROLES
 from zmqps.errors import ConfigurationError
 from zmqps.net.curve import new_pair
 from zmqps.net.identity import check_peer

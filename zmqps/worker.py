@@ -15,7 +15,7 @@ from zmqps import checks
 from zmqps.client.draining import drain_on as drain_on
 from zmqps.client.naming import check_groups
 from zmqps.client.pusher import Pusher
-from zmqps.client.tables import TableOptions, specs_of
+from zmqps.client.sparse.tables import TableOptions, specs_of
 from zmqps.client.tensors import describe
 from zmqps.client.thread import refuse_in_callback
 from zmqps.codecs import Codec

@@ -18,7 +18,6 @@ from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.job.spec import MAX_NAME_CHARS, MAX_NBYTES, MAX_PARAMETERS, JobSpec, Parameter
 from zmqps.core.job.tables import MAX_TABLE_NAME_CHARS, MAX_TABLES, TableSpec
 from zmqps.core.protocol.events import Action, Peer, Received, Returned, Run, Send, Undecodable
-from zmqps.core.protocol.large import decode_small
 from zmqps.core.protocol.messages import (
     Arrive,
     Checkpoint,
@@ -51,7 +50,8 @@ from zmqps.core.protocol.messages import (
     WentBack,
     Withdraw,
 )
-from zmqps.core.protocol.notes import MAX_ENTRIES
+from zmqps.core.protocol.messages.large import decode_small
+from zmqps.core.protocol.messages.notes import MAX_ENTRIES
 from zmqps.core.protocol.terms import MOST_NUMBERS
 from zmqps.core.protocol.typed import pack
 from zmqps.core.protocol.wire import (

@@ -25,7 +25,7 @@ from bench.setup import WARM_UP, Setup
 from bench.stats import Times
 from bench.tables import console, new_table, seconds
 from bench.transfer import TransferWorker, check_values
-from zmqps.core.worker.wire import WireSpeed
+from zmqps.core.worker.connections.wire import WireSpeed
 
 PORT = 5570
 

@@ -41,7 +41,7 @@ PATIENCE_S = 60.0
 ENTRIES = ("SessionThread._make_calls", "ZmqTransport._drain")
 ARRIVES = ("zmqps/net/driver.py", "Driver.deliver")
 #: What a replicated push runs through, once the backup is filled.
-CONFIRMS = ("zmqps/core/server/backup.py", "Backup.take")
+CONFIRMS = ("zmqps/core/server/replicas/backup.py", "Backup.take")
 #: The clock of the event loop, which asyncio calls in each turn: no more of the way than asyncio is.
 OF_THE_LOOP = {"net/loops.py", "core/node/awake.py"}
 

@@ -10,8 +10,6 @@ import numpy as np
 from tests.attack.attackers import attacker
 from tests.attack.stranger import Stranger, Target, Until, hello
 from zmqps.core.job.spec import JobSpec, Parameter
-from zmqps.core.protocol.guard import end_guard, save_guard
-from zmqps.core.protocol.keys import KEY_NBYTES
 from zmqps.core.protocol.messages import (
     Ack,
     Arrive,
@@ -49,6 +47,8 @@ from zmqps.core.protocol.messages import (
     Waiting,
     Welcome,
 )
+from zmqps.core.protocol.security.guard import end_guard, save_guard
+from zmqps.core.protocol.security.keys import KEY_NBYTES
 from zmqps.optim import sgd
 
 #: Seconds between two attempts of an attack that needs one only.

@@ -64,7 +64,7 @@ def random_hellos(target: Target, until: Until, counts: Counter[str]) -> None:
 def reader(target: Target, until: Until, counts: Counter[str]) -> None:
     """Pull whole shards over TCP and read the answers: no attack, but a warm-up, and what to compare others with."""
     plain = () if "ZMQPS_TOKEN" in os.environ else (target.coordinator, *target.servers)  # else nobody takes it
-    for endpoint in plain:  # malloc keeps what was freed once (zmqps/net/memory.py)
+    for endpoint in plain:  # malloc keeps what was freed once (zmqps/net/system/memory.py)
         with contextlib.suppress(OSError), RawPeer(endpoint).shake_hands() as peer:
             peer.send(frame(bytes(8 << 20)))
     strangers = [Stranger(endpoint) for endpoint in target.servers]

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.checkpoint.saved import NOW, Model, job, save
-from tests.checkpoint.test_rows import Servers, job_of, spec_of
+from tests.checkpoint.tables.test_rows import Servers, job_of, spec_of
 from zmqps.checkpoint import manifest as manifests
 from zmqps.checkpoint.compact import compact
 from zmqps.checkpoint.find import good_ones, open_checkpoint

@@ -22,7 +22,7 @@ from tests.leaks import assert_gone
 from tests.pace import allow
 from zmqps import keys
 from zmqps.cli.main import run
-from zmqps.cli.state import state_path
+from zmqps.cli.running.state import state_path
 from zmqps.core.protocol import exits
 from zmqps.errors import KeyRefusedError
 from zmqps.launch import code

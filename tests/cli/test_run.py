@@ -103,7 +103,7 @@ def test_the_workers_of_a_task_of_slurm_share_its_cores(monkeypatch, tmp_path, e
     step = {"SLURM_PROCID": "0", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "3", "SLURM_STEP_NODELIST": "localhost"}
     for name, value in (step | env).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("zmqps.cli.task.Task", look)
+    monkeypatch.setattr("zmqps.cli.running.task.Task", look)
     monkeypatch.setattr("zmqps.launch.agent.num_cores", lambda: 8)
     with pytest.raises(Seen, match=str(threads)):
         run(["run", "--insecure", "--directory", str(tmp_path), "--workers-each", "2", "--", "true"])

@@ -17,12 +17,12 @@ import pytest
 import zmqps as zmqps_package
 from tests.inprocess import InProcessCluster
 from tests.leaks import assert_gone
-from tests.net.test_addresses import has_ipv6
+from tests.net.system.test_addresses import has_ipv6
 from tests.pace import allow
 from zmqps import keys
 from zmqps.checkpoint import open_checkpoint
 from zmqps.cli.main import run
-from zmqps.cli.state import Claim, State, read_state, state_path
+from zmqps.cli.running.state import Claim, State, read_state, state_path
 from zmqps.core.protocol import exits
 from zmqps.errors import ConfigurationError, ShutdownError
 

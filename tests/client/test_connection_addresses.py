@@ -13,11 +13,11 @@ import pytest
 import zmqps
 from tests import inprocess
 from tests.inprocess import InProcessCluster
-from tests.net.test_addresses import needs_ipv6
+from tests.net.system.test_addresses import needs_ipv6
 from tests.pace import allow
 from zmqps.core.node import handshake
 from zmqps.errors import DeadlineError
-from zmqps.net.addresses import join, split
+from zmqps.net.system.addresses import join, split
 
 
 def train(address: str) -> list[float]:

@@ -14,7 +14,7 @@ from tests.inprocess import InProcessCluster
 from tests.pace import allow
 from tests.team import PATIENCE
 from zmqps.core.coordinator import machine as coordinator_machine
-from zmqps.core.server.shard import Shard
+from zmqps.core.server.dense.shard import Shard
 from zmqps.core.worker.transfers import Transfers
 from zmqps.errors import InternalError
 

@@ -13,12 +13,12 @@ from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.node.member import Identity
 from zmqps.core.protocol.events import Action, Exit, Log, Peer, Received, Resolve, Send
-from zmqps.core.protocol.keys import LOADER, ticket_of
 from zmqps.core.protocol.messages import Assign, Error, Heartbeat, Hello, Init, Message, Ready
+from zmqps.core.protocol.security.keys import LOADER, ticket_of
 from zmqps.core.server.admission import Room
-from zmqps.core.server.shard import Shard
+from zmqps.core.server.dense.shard import Shard
 from zmqps.optim import OptimizerSpec, sgd
-from zmqps.testing.training import ReferenceRules
+from zmqps.testing.jobs.training import ReferenceRules
 
 M = TypeVar("M", bound=Message)
 

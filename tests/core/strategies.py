@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from zmqps.core.job.keyspace import SLICE_NBYTES, SPLIT_NBYTES, KeySpace, Placement
 from zmqps.core.job.spec import Parameter
 from zmqps.core.protocol.messages import BY_KIND, Message
-from zmqps.core.protocol.resizing import DrainState
-from zmqps.core.protocol.saving import SaveStage
-from zmqps.core.protocol.tracing import TraceAction, TraceState
+from zmqps.core.protocol.messages.resizing import DrainState
+from zmqps.core.protocol.messages.saving import SaveStage
+from zmqps.core.protocol.messages.tracing import TraceAction, TraceState
 from zmqps.core.protocol.wire import MAX_DEPTH, encode
 
 

@@ -15,7 +15,6 @@ import msgpack
 import numpy as np
 
 from zmqps.codecs import bf16
-from zmqps.core.protocol.keys import claim_of, process_of, proof_of, ticket_of
 from zmqps.core.protocol.messages import (
     BY_KIND,
     PROTOCOL_VERSION,
@@ -113,7 +112,8 @@ from zmqps.core.protocol.messages import (
     Yield,
     Yielded,
 )
-from zmqps.core.protocol.replication import ASKED, AVERAGED, NOBODY, PUSHED, REMEMBERED, STATE, STEPPED
+from zmqps.core.protocol.messages.replication import ASKED, AVERAGED, NOBODY, PUSHED, REMEMBERED, STATE, STEPPED
+from zmqps.core.protocol.security.keys import claim_of, process_of, proof_of, ticket_of
 from zmqps.core.protocol.wire import INLINE_NBYTES, decode, encode
 from zmqps.errors import JobEndedError, JobMemoryError, NonFiniteGradientError, ProtocolError
 

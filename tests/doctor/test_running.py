@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.doctor.hosts import findings, reach, texts
-from zmqps.core.coordinator.status import MAX_COUNTER_TEXT_CHARS
+from zmqps.core.coordinator.watching.status import MAX_COUNTER_TEXT_CHARS
 from zmqps.doctor.facts import Cluster, Reach
 from zmqps.doctor.running import endpoints, judge
 
@@ -16,7 +16,7 @@ def member(role: str, rank: int, host: str, endpoint: str = "", **more: Any) -> 
     return {"role": role, "rank": rank, "host": host, "endpoint": endpoint, "silent_s": 0.2, **more}
 
 
-#: As `zmqps.core.worker.links` says it; tests/lan/test_doctor.py has it from a cluster.
+#: As `zmqps.core.worker.connections.links` says it; tests/lan/test_doctor.py has it from a cluster.
 UNREACHED = (
     "server 0 (server-0, tcp://10.0.0.1:7) for 3 s (that host sends no answer: it is off, or a firewall drops what is "
     "sent to this port)"

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from zmqps.core.coordinator.ended import MAX_ENDED
-from zmqps.core.coordinator.history import MAX_SERIES
-from zmqps.core.coordinator.membership import MAX_GONE, MAX_MEMBERS
-from zmqps.core.coordinator.watching import MAX_EVENTS
+from zmqps.core.coordinator.members.membership import MAX_GONE, MAX_MEMBERS
+from zmqps.core.coordinator.watching.history import MAX_SERIES
+from zmqps.core.coordinator.watching.watching import MAX_EVENTS
 from zmqps.core.protocol.limits import PUSH_WINDOW
 from zmqps.core.server.clients import MAX_BARRED
-from zmqps.core.server.slices import MAX_DONE_READERS
-from zmqps.core.worker.sent import MAX_HEADS
+from zmqps.core.server.dense.slices import MAX_DONE_READERS
+from zmqps.core.worker.layout.sent import MAX_HEADS
 from zmqps.core.worker.statistics import MAX_EXACT
 from zmqps.logs.repeats import MOST_FACTS
 from zmqps.net.door import MAX_RETURNING

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from zmqps.net.memory import give_back_freed_memory
+from zmqps.net.system.memory import give_back_freed_memory
 
 SOCKET = "FLAT_SOCKET"
 CONTAINERS = (dict, list, set, frozenset, deque, bytearray)

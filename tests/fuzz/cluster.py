@@ -21,8 +21,8 @@ from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.protocol.events import COORDINATOR, Received, Returned, Run, Send, Stop
-from zmqps.core.protocol.keys import LOADER, ticket_of
 from zmqps.core.protocol.messages import Assign, Hello, Load, Message, Welcome
+from zmqps.core.protocol.security.keys import LOADER, ticket_of
 from zmqps.core.protocol.wire import encode
 from zmqps.core.server.machine import ServerMachine
 from zmqps.net.driver import Driver

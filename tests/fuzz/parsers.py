@@ -24,14 +24,15 @@ import numpy as np
 from hypothesis import strategies as st
 
 from tests.checkpoint.saved import Model, job, save
-from tests.checkpoint.test_rows import Servers, job_of, spec_of
+from tests.checkpoint.tables.test_rows import Servers, job_of, spec_of
 from zmqps import codecs, optim
 from zmqps.checkpoint import checksums, open_checkpoint, read_table
 from zmqps.checkpoint.manifest import Manifest, _sealed
-from zmqps.checkpoint.table_facts import TableFacts
-from zmqps.checkpoint.table_file import TableFile
-from zmqps.cli import settings, state
+from zmqps.checkpoint.tables.table_facts import TableFacts
+from zmqps.checkpoint.tables.table_file import TableFile
+from zmqps.cli import settings
 from zmqps.cli.main import cli
+from zmqps.cli.running import state
 from zmqps.client.lives import find_life
 from zmqps.combine import messages as host_messages
 from zmqps.core.job.keyspace import KeySpace, Placement
@@ -47,7 +48,8 @@ from zmqps.gpu import device, pinning
 from zmqps.keys import create, token
 from zmqps.launch import far, hosts
 from zmqps.logs import lines, reading
-from zmqps.net import environment, identity, keyring, tasks
+from zmqps.net import identity, keyring
+from zmqps.net.system import environment, tasks
 from zmqps.nodes.checkpoints import cadence
 from zmqps.nodes.journal import PAGE
 from zmqps.nodes.page import read_page

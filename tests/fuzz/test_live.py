@@ -17,7 +17,7 @@ from tests.attack.raw import GREETING, NULL, connect, ready, receive
 from tests.attack.stranger import Member, fuzzer, hello
 from tests.fuzz.cluster import ASSIGN, EPOCH, JOB, PLACEMENT, Cluster, live_cluster, stream
 from tests.pace import allow
-from zmqps.core.coordinator import membership
+from zmqps.core.coordinator.members import membership
 from zmqps.core.protocol.messages import (
     Departed,
     Discard,

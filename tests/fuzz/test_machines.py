@@ -22,8 +22,8 @@ from tests.fuzz.cluster import (
     ticketed,
     values_of,
 )
-from zmqps.core.coordinator import membership
 from zmqps.core.coordinator.machine import CoordinatorMachine
+from zmqps.core.coordinator.members import membership
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol.events import COORDINATOR, Exit, Received, Returned, Run, Undecodable
 from zmqps.core.protocol.messages import (

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from zmqps import optim
 from zmqps.client.requests import Requests
-from zmqps.client.rows import RowRequests
+from zmqps.client.sparse.rows import RowRequests
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.job.tables import TableSpec

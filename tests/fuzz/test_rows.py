@@ -20,7 +20,7 @@ from zmqps.core.job.tables import TableSpec
 from zmqps.core.protocol.encoding import CODING
 from zmqps.core.protocol.events import COORDINATOR, Received
 from zmqps.core.protocol.messages import Ack, Commit, Error, Message, PullRows, PushRows, ScanRows, Values
-from zmqps.core.protocol.rows import SCANNED
+from zmqps.core.protocol.messages.rows import SCANNED
 from zmqps.core.protocol.terms import SET
 from zmqps.core.protocol.wire import encode
 from zmqps.core.server.machine import ServerMachine

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import zmqps
-from tests.checkpoint.test_rows import Servers, job_of, spec_of
+from tests.checkpoint.tables.test_rows import Servers, job_of, spec_of
 from tests.devices import NewDevice, on_every_device_and_as_written, on_host
 from tests.inprocess import InProcessCluster
 from tests.optim.test_rows import ROW_SPECS
@@ -19,9 +19,9 @@ from zmqps.checkpoint import open_checkpoint
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.job.tables import TableSpec
-from zmqps.core.server.row_snapshot import RowSnapshot
-from zmqps.core.server.rows import make_rows
-from zmqps.core.server.table import RowTable
+from zmqps.core.server.tables.row_snapshot import RowSnapshot
+from zmqps.core.server.tables.rows import make_rows
+from zmqps.core.server.tables.table import RowTable
 from zmqps.errors import DeviceMemoryError, TableFullError
 from zmqps.gpu import chunks
 from zmqps.gpu.device import Device
@@ -293,7 +293,7 @@ def servers_on(monkeypatch: pytest.MonkeyPatch, device: Device | None, *argument
             job, placement, index, partial(row_kernel, CONFIG, job, there=memory), store_of=store_of, **options
         )
 
-    monkeypatch.setattr("tests.checkpoint.test_rows.make_rows", make)
+    monkeypatch.setattr("tests.checkpoint.tables.test_rows.make_rows", make)
     return Servers(*arguments)
 
 

@@ -18,7 +18,7 @@ from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.events import COORDINATOR, Action, Received, Returned, Run, Send
 from zmqps.core.protocol.messages import Ack, Error, Load, Pull, Push, Values
 from zmqps.core.server.admission import Room
-from zmqps.core.server.shard import Shard
+from zmqps.core.server.dense.shard import Shard
 from zmqps.errors import DeviceMemoryError, NonFiniteGradientError, ProtocolError, from_wire
 from zmqps.gpu.device import Device
 from zmqps.gpu.staging import INBOUND_SLOTS, DeviceMemory, Streams, device_nbytes

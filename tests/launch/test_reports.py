@@ -16,7 +16,7 @@ import pytest
 
 import zmqps
 from zmqps.core.coordinator.options import CoordinatorOptions
-from zmqps.core.protocol.keys import process_of
+from zmqps.core.protocol.security.keys import process_of
 from zmqps.keys import Keys, create
 from zmqps.launch.config import ClusterConfig
 from zmqps.launch.far import FILES

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 import pytest
 
 from tests.pace import allow
-from zmqps.cli.output import MAX_BACKLOG, LogFile, Painter, Terminal
+from zmqps.cli.running.output import MAX_BACKLOG, LogFile, Painter, Terminal
 from zmqps.logs.handler import NodeFormatter, set_up_logging
 from zmqps.logs.lines import read_line, read_message, without_date, write_line
 from zmqps.nodes.files import Folder

@@ -27,13 +27,13 @@ class Equivalent:
 
 WRITTEN = (
     Written(
-        path="zmqps/core/worker/link.py",
+        path="zmqps/core/worker/connections/link.py",
         old="unseen |= missed",
         new="unseen = missed",
         harm="a pull lands values without a push that had been asked for before it",
     ),
     Written(
-        path="zmqps/core/worker/link.py",
+        path="zmqps/core/worker/connections/link.py",
         old="        self.probe.wait_s = PROBE_S\n",
         new="",
         harm="after one silence, every later loss on the connection is noticed ever more slowly",
@@ -45,7 +45,7 @@ WRITTEN = (
         harm="a synchronous pull in place returns arrays of two versions",
     ),
     Written(
-        path="zmqps/core/coordinator/data.py",
+        path="zmqps/core/coordinator/training/data.py",
         old="                del data.waiting[member.incarnation]\n                self._resume(member, _reason(data))",
         new="                del data.waiting[member.incarnation]",
         harm="steps no longer wait for a worker that has given up to wait for data, whose gradients are then dropped",
@@ -72,7 +72,7 @@ EQUIVALENT = (
         reason="without parts nothing is encoded",
     ),
     Equivalent(
-        path="zmqps/core/worker/links.py",
+        path="zmqps/core/worker/connections/links.py",
         old="if due is not None and now >= due:",
         new="if (due is not None):",
         reason="a link does only what is due",
@@ -90,7 +90,7 @@ EQUIVALENT = (
         reason="any number will do that is not 0",
     ),
     Equivalent(
-        path="zmqps/core/coordinator/steps.py",
+        path="zmqps/core/coordinator/training/steps.py",
         old="if member is not None and request is not None:",
         new="if (member is not None or request is not None):",
         reason="who waits is a member and has asked",
@@ -108,7 +108,7 @@ EQUIVALENT = (
         reason="it is only asked whether",
     ),
     Equivalent(
-        path="zmqps/core/server/shard.py",
+        path="zmqps/core/server/dense/shard.py",
         old="if source is not state.value and sum(gradient.size for _, gradient in means) < source.size:",
         new="if source is not state.value and (sum((gradient.size for _, gradient in means)) <= source.size):",
         reason="copies what is then overwritten",
@@ -120,13 +120,13 @@ EQUIVALENT = (
         reason="any number will do that is the same for all who read these versions",
     ),
     Equivalent(
-        path="zmqps/core/worker/outbox.py",
+        path="zmqps/core/worker/connections/outbox.py",
         old="number: int = 0",
         new="number: int = 1",
         reason="a request is numbered when it leaves",
     ),
     Equivalent(
-        path="zmqps/core/worker/outbox.py",
+        path="zmqps/core/worker/connections/outbox.py",
         old="place: int = 0  # in the order asked",
         new="place: int = 1  # in the order asked",
         reason="the outbox numbers what it takes",
@@ -144,7 +144,7 @@ EQUIVALENT = (
         reason="at the start: a step in time sets it before anybody is late. There, the tests notice it",
     ),
     Equivalent(
-        path="zmqps/core/coordinator/startup.py",
+        path="zmqps/core/coordinator/placement/startup.py",
         old="if self.placement is not None and len(self.built) < self.num_servers:",
         new="if (len(self.built) < self.num_servers):",
         reason="an init is parked with its job, and a job is placed as soon as all servers are there",
@@ -156,7 +156,7 @@ EQUIVALENT = (
         reason="no bound is below zero",
     ),
     Equivalent(
-        path="zmqps/core/worker/link.py",
+        path="zmqps/core/worker/connections/link.py",
         old="self._num_sent = 0",
         new="self._num_sent = -1",
         reason="these numbers are only compared with each other",
@@ -174,13 +174,13 @@ EQUIVALENT = (
         reason="the first step that is seen sets it, and nothing asks for it before",
     ),
     Equivalent(
-        path="zmqps/core/server/shard.py",
+        path="zmqps/core/server/dense/shard.py",
         old="if state.readers or state.value is not state.places[0][0]:  # somebody reads it, or it is not at home",
         new="if state.readers or state.value is not state.places[0][-1]:  # somebody reads it, or it is not at home",
         reason="saves a call, which leaves a slice that is at home and that nobody reads as it is",
     ),
     Equivalent(
-        path="zmqps/core/server/shard.py",
+        path="zmqps/core/server/dense/shard.py",
         old="results = {i: (s.version, max(0, s.version - read)) "
         "for s, (i, read, _) in zip(states, parts, strict=True)}",
         new="results = {i: (s.version, max(-1, s.version - read)) "
@@ -194,7 +194,7 @@ EQUIVALENT = (
         reason="there are none before",
     ),
     Equivalent(
-        path="zmqps/core/worker/links.py",
+        path="zmqps/core/worker/connections/links.py",
         old="self._numbers = count(1)  # of requests to servers",
         new="self._numbers = count(2)  # of requests to servers",
         reason="any number will do that is not 0",
@@ -206,7 +206,7 @@ EQUIVALENT = (
         reason="every event sets it before anything looks at it",
     ),
     Equivalent(
-        path="zmqps/core/coordinator/membership.py",
+        path="zmqps/core/coordinator/members/membership.py",
         old="member = MemberInfo(hello=hello, peer=peer, roster=self, rank=0, seen_at=now)",
         new="member = MemberInfo(hello=hello, peer=peer, roster=self, rank=1, seen_at=now)",
         reason="the next line gives it its rank",
@@ -224,7 +224,7 @@ EQUIVALENT = (
         reason="any number will do that is not 0 and was not used before",
     ),
     Equivalent(
-        path="zmqps/core/coordinator/startup.py",
+        path="zmqps/core/coordinator/placement/startup.py",
         old="return self.placement is not None and len(self.loaded) == self.num_servers",
         new="return (len(self.loaded) == self.num_servers)",
         reason="there is a server at least, and it loads for a job that is placed",

@@ -123,8 +123,8 @@ def test_what_is_known_to_change_nothing_is_passed_over_and_changes_no_other_cho
 
 
 def test_a_module_meets_its_own_tests_first() -> None:
-    files = files_for("zmqps/core/worker/link.py")
-    assert files[0] == "tests/core/worker/test_link.py"
+    files = files_for("zmqps/core/worker/connections/link.py")
+    assert files[0] == "tests/core/worker/connections/test_link.py"
     assert all(file.startswith("tests/core/worker/") for file in files)
     assert len(files) == len(set(files)) > 3
-    assert "tests/core/coordinator/test_steps.py" in files_for("zmqps/core/coordinator/consistency/asp.py")
+    assert "tests/core/coordinator/training/test_steps.py" in files_for("zmqps/core/coordinator/consistency/asp.py")

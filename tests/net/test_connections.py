@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.net.test_addresses import needs_ipv6
+from tests.net.system.test_addresses import needs_ipv6
 from zmqps.net.connections import Address, address_of, origin_of
 
 

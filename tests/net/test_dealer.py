@@ -15,7 +15,7 @@ from tests.net.cluster import running
 from tests.net.slowlink import SlowLink
 from tests.net.test_zeromq import ANYWHERE, PATIENCE, End, with_ends
 from zmqps.core.protocol.events import COORDINATOR
-from zmqps.core.worker import link
+from zmqps.core.worker.connections import link
 from zmqps.net import dealer
 from zmqps.net.backlog import MARK_NBYTES, Backlog
 from zmqps.net.connections import confirmed, silence

@@ -15,10 +15,10 @@ from urllib.parse import urlsplit
 import pytest
 import zmq
 
-from tests.net.test_addresses import needs_ipv6
+from tests.net.system.test_addresses import needs_ipv6
 from tests.pace import allow
 from zmqps.core.protocol.messages import Hello
-from zmqps.core.protocol.proof import MARK, NONCE_NBYTES, ProofInitiator, door_word
+from zmqps.core.protocol.security.proof import MARK, NONCE_NBYTES, ProofInitiator, door_word
 from zmqps.errors import AddressInUseError, ConfigurationError, PeerLostError, ProtocolError, UnresolvedNameError
 from zmqps.net import pair
 from zmqps.net.identity import new_identity

@@ -13,8 +13,8 @@ import pytest
 from tests.ports import free_port
 from zmqps.errors import UnresolvedNameError
 from zmqps.net import reach
-from zmqps.net.addresses import join
 from zmqps.net.reach import why_silent
+from zmqps.net.system.addresses import join
 
 
 @pytest.fixture

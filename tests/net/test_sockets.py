@@ -10,13 +10,13 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from tests.net.test_addresses import needs_ipv6
+from tests.net.system.test_addresses import needs_ipv6
 from tests.pace import allow
 from zmqps.errors import AddressInUseError, ConfigurationError
-from zmqps.net.addresses import join, split
 from zmqps.net.dealer import Dealer
-from zmqps.net.memory import keep_freed_memory
 from zmqps.net.sockets import bind_socket
+from zmqps.net.system.addresses import join, split
+from zmqps.net.system.memory import keep_freed_memory
 
 PATIENCE_MS = int(allow(20_000))
 
@@ -94,7 +94,7 @@ def test_a_port_that_is_taken_is_named_over_ipv6_too(routers: list[zmq.Socket[by
 #: Receives 80 MB by two I/O threads and frees it; prints how many MB that were, and how many are kept.
 RECEIVED = """
 import sys, psutil, zmq
-from zmqps.net.memory import give_back_freed_memory, keep_freed_memory, let_freed_memory_go
+from zmqps.net.system.memory import give_back_freed_memory, keep_freed_memory, let_freed_memory_go
 from zmqps.net.sockets import free_in_io_threads
 assert keep_freed_memory()
 rss = lambda: psutil.Process().memory_info().rss / 1e6

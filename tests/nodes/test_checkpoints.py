@@ -16,8 +16,8 @@ from tests.core.machines import placement
 from zmqps.checkpoint import open_checkpoint, storage_of
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec, Parameter
-from zmqps.core.server.shard import Shard
-from zmqps.core.server.snapshot import Snapshot
+from zmqps.core.server.dense.shard import Shard
+from zmqps.core.server.dense.snapshot import Snapshot
 from zmqps.errors import CheckpointError, ConfigurationError
 from zmqps.nodes.checkpoints import (
     CheckpointConfig,
@@ -28,7 +28,7 @@ from zmqps.nodes.checkpoints import (
 from zmqps.nodes.host import LONGEST_REST_S, Rests
 from zmqps.nodes.restoring import numbers_of, restored, resumptions
 from zmqps.optim import OptimizerSpec, adam, sgd
-from zmqps.testing.training import ReferenceRules
+from zmqps.testing.jobs.training import ReferenceRules
 
 
 @pytest.mark.parametrize(

@@ -13,22 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.checkpoint.saved import OWNER, placements
-from tests.checkpoint.test_rows import spec_of
+from tests.checkpoint.tables.test_rows import spec_of
 from tests.core.machines import assign
 from tests.nodes.test_checkpoints import spec
 from zmqps.checkpoint import open_checkpoint
 from zmqps.checkpoint.storage import Storage
-from zmqps.core.coordinator.chains import Chains
-from zmqps.core.coordinator.files import Served
+from zmqps.core.coordinator.saving.chains import Chains
+from zmqps.core.coordinator.saving.files import Served
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.job.tables import NUM_BUCKETS
 from zmqps.core.protocol.events import Action, Run
 from zmqps.core.protocol.messages import Save, Saved
-from zmqps.core.protocol.saving import SaveStage
-from zmqps.core.server.rows import make_rows
+from zmqps.core.protocol.messages.saving import SaveStage
+from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.saves import Saves
-from zmqps.core.server.shard import Shard
+from zmqps.core.server.tables.rows import make_rows
 from zmqps.core.server.tenant import Tenant
 from zmqps.errors import CheckpointForeignError, CheckpointMismatchError
 from zmqps.nodes.checkpoints import CheckpointStore, ShardFiles
@@ -39,7 +39,7 @@ from zmqps.optim.rows import kernel_of_table
 from zmqps.rows.hashing import buckets_of
 from zmqps.rows.kept import Kept
 from zmqps.testing.disk import Disk
-from zmqps.testing.training import ReferenceRules
+from zmqps.testing.jobs.training import ReferenceRules
 
 pytestmark = pytest.mark.processes
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.imports import ROOT
-from zmqps.net import host
+from zmqps.net.system import host
 from zmqps.nodes.endkey import find_end_key, new_end_key, offer_end_key
 
 HERE, THERE = "tcp://127.0.0.1:5571", "tcp://127.0.0.1:5572"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from zmqps.core.server.memory import FILL_NBYTES, HostMemory
+from zmqps.core.server.dense.memory import FILL_NBYTES, HostMemory
 from zmqps.nodes.host import LONGEST_REST_S, Rests
 
 

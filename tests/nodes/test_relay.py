@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.checkpoint.saved import OWNER
-from zmqps.core.coordinator.files import MAX_ASKED, FileService, Served, Serving
+from zmqps.core.coordinator.saving.files import MAX_ASKED, FileService, Served, Serving
 from zmqps.core.protocol.events import Resolve, Run, Send
 from zmqps.core.protocol.messages import FileAnswer, FileAsk
 from zmqps.core.server.relay import FileRelay, FileRequest

@@ -15,8 +15,8 @@ from tests.inprocess import InProcessCluster
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.protocol.limits import MAX_BACKLOG_NBYTES
 from zmqps.core.server.admission import Room
-from zmqps.core.server.beside import GRANT_NBYTES, LEAST_NBYTES
-from zmqps.core.server.memory import HostMemory
+from zmqps.core.server.dense.beside import GRANT_NBYTES, LEAST_NBYTES
+from zmqps.core.server.dense.memory import HostMemory
 from zmqps.errors import ServerMemoryError
 from zmqps.nodes.server import ServerConfig, make_shard
 from zmqps.optim import momentum, sgd

@@ -14,7 +14,7 @@ from tests.optim.written import elementwise
 from zmqps import optim
 from zmqps.errors import OptimizerError
 from zmqps.optim import Rule, all_finite, kernels, make_kernel, warm_up
-from zmqps.optim.sgd import SGD
+from zmqps.optim.rules.sgd import SGD
 
 BACKENDS = ["numpy", "numba"]
 DTYPES = ["float32", "float64"]

@@ -88,7 +88,7 @@ def test_what_the_class_does_not_take_is_refused_on_the_server(name: str, hyper,
 
 
 def test_a_package_cannot_take_the_name_of_a_builtin() -> None:
-    assert registry.rule_class("adam").__module__ == "zmqps.optim.adam"
+    assert registry.rule_class("adam").__module__ == "zmqps.optim.rules.adam"
 
 
 def test_every_builtin_is_found_under_its_own_name() -> None:

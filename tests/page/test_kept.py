@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.page.asked import series
-from zmqps.core.coordinator.history import TIERS, History
-from zmqps.core.coordinator.watching import MAX_POINTS
+from zmqps.core.coordinator.watching.history import TIERS, History
+from zmqps.core.coordinator.watching.watching import MAX_POINTS
 from zmqps.page.kept import MOST_POINTS, POINTS, SPANS, Kept, encoded
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.core.coordinator.test_steps import Cluster
+from tests.core.coordinator.training.test_steps import Cluster
 from zmqps.core.protocol.messages import Heartbeat, Watch
 from zmqps.page.seen import MOST_EVENTS, MOST_MEMBERS, MOST_SHARDS, seen
 

@@ -22,7 +22,7 @@ from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.messages import Load, Message, Push, Values
 from zmqps.core.protocol.wire import encode
 from zmqps.core.server.admission import Room
-from zmqps.core.server.shard import Shard
+from zmqps.core.server.dense.shard import Shard
 from zmqps.core.worker.operations import Attached, EnterBarrier, Exchange, Finish, Join, StartJob
 from zmqps.core.worker.plan import plan
 from zmqps.core.worker.transfer import PullTransfer, Source, Target
@@ -30,7 +30,7 @@ from zmqps.core.worker.transfer import PushTransfer as Pushing
 from zmqps.optim import OptimizerSpec
 from zmqps.testing import Faults, Node, Simulation
 from zmqps.testing.engine import Program
-from zmqps.testing.training import ReferenceRules, Training, loaded_shard
+from zmqps.testing.jobs.training import ReferenceRules, Training, loaded_shard
 
 SLICE_NBYTES = 4096
 PARAMETERS = odd_parameters(SLICE_NBYTES)

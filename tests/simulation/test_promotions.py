@@ -9,7 +9,7 @@ import pytest
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol.messages import Message
 from zmqps.testing import AsyncTraining, BoundedTraining, Faults, Node, Simulation, SyncTraining, Training
-from zmqps.testing.replicas import MESSAGES, replicated
+from zmqps.testing.placement.replicas import MESSAGES, replicated
 
 pytestmark = pytest.mark.repeats
 

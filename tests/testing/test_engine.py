@@ -7,8 +7,8 @@ from typing import Any
 
 from zmqps.core.protocol.events import Connected, Disconnected
 from zmqps.testing import Simulation
-from zmqps.testing.asynchronous import AsyncTraining
 from zmqps.testing.engine import Node
+from zmqps.testing.jobs.asynchronous import AsyncTraining
 
 
 def test_a_node_that_was_stopped_hears_of_the_end_of_a_connection_before_its_return() -> None:

@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
-from zmqps.core.coordinator.checkpoints import Checkpoints
 from zmqps.core.coordinator.consistency import Bounded, Decision, Synchronous
-from zmqps.core.coordinator.data import DataSet
-from zmqps.core.coordinator.erasures import Erasures
 from zmqps.core.coordinator.jobs import Jobs, TouchedJobs
-from zmqps.core.coordinator.losses import Losses
 from zmqps.core.coordinator.machine import CoordinatorMachine
-from zmqps.core.coordinator.partings import Partings
-from zmqps.core.coordinator.places import Places
-from zmqps.core.coordinator.roster import Roster
+from zmqps.core.coordinator.members.erasures import Erasures
+from zmqps.core.coordinator.members.losses import Losses
+from zmqps.core.coordinator.members.partings import Partings
+from zmqps.core.coordinator.members.places import Places
+from zmqps.core.coordinator.members.roster import Roster
 from zmqps.core.coordinator.run import JobRun
-from zmqps.core.coordinator.steps import Steps
+from zmqps.core.coordinator.saving.checkpoints import Checkpoints
+from zmqps.core.coordinator.training.data import DataSet
+from zmqps.core.coordinator.training.steps import Steps
 from zmqps.core.node.handshake import Handshake
 from zmqps.core.node.member import Member
 from zmqps.core.node.timers import Timer
@@ -41,21 +41,21 @@ from zmqps.core.protocol.messages import (
     Proceed,
     Save,
 )
-from zmqps.core.protocol.roles import TABLE, Row, row_of
-from zmqps.core.server.aggregate import Stage
+from zmqps.core.protocol.security.roles import TABLE, Row, row_of
 from zmqps.core.server.clients import Clients
+from zmqps.core.server.dense.aggregate import Stage
+from zmqps.core.server.dense.shard import Shard
+from zmqps.core.server.dense.slices import Updates
+from zmqps.core.server.dense.snapshot import Snapshot
+from zmqps.core.server.dense.steps import ShardSteps
+from zmqps.core.server.dense.undo import Undo
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.orders import HANDLERS, Orders
 from zmqps.core.server.saves import Saves
-from zmqps.core.server.shard import Shard
-from zmqps.core.server.slices import Updates
-from zmqps.core.server.snapshot import Snapshot
-from zmqps.core.server.steps import ShardSteps
 from zmqps.core.server.tenant import Tenant
-from zmqps.core.server.undo import Undo
 from zmqps.core.worker.asked import Asked
-from zmqps.core.worker.link import Link
-from zmqps.core.worker.links import Links
+from zmqps.core.worker.connections.link import Link
+from zmqps.core.worker.connections.links import Links
 from zmqps.core.worker.operations import Advance
 from zmqps.core.worker.orphaned import Orphaned
 from zmqps.core.worker.pace import Pace
@@ -64,10 +64,10 @@ from zmqps.core.worker.transfer import LoadTransfer, PullTransfer, PushTransfer,
 from zmqps.core.worker.transfers import Transfers
 from zmqps.errors import DeadlineError, PeerLostError, ServerMemoryError
 from zmqps.testing import Simulation, SimulationError
-from zmqps.testing.departures import Departures
-from zmqps.testing.restores import Restored
+from zmqps.testing.jobs.synchronous import SyncTraining, overwrite
+from zmqps.testing.members.departures import Departures
+from zmqps.testing.placement.restores import Restored
 from zmqps.testing.scenarios import SCENARIOS
-from zmqps.testing.synchronous import SyncTraining, overwrite
 
 pytestmark = pytest.mark.repeats
 
@@ -279,7 +279,8 @@ def test_a_coordinator_that_lies_about_what_counted(counted: bool, text: str, mo
 
 def test_a_coordinator_that_lets_workers_go_on_before_the_commit(monkeypatch: Patch) -> None:
     monkeypatch.setattr(
-        "zmqps.core.coordinator.steps.Proceed", lambda request, version, *rest: Proceed(request, version + 1, *rest)
+        "zmqps.core.coordinator.training.steps.Proceed",
+        lambda request, version, *rest: Proceed(request, version + 1, *rest),
     )
     caught("sync-twisted", "a worker may read version")
 
@@ -378,7 +379,7 @@ def test_an_arrival_that_is_never_answered(monkeypatch: Patch) -> None:
         return [a for a in actions if not isinstance(getattr(a, "message", None), Proceed) or a.message.version != 3]
 
     wrap(monkeypatch, Steps, "advance", advance)
-    monkeypatch.setattr("zmqps.core.coordinator.membership.MAX_ANSWERED", 0)
+    monkeypatch.setattr("zmqps.core.coordinator.members.membership.MAX_ANSWERED", 0)
     caught("sync-twisted", "waits although all is well")
 
 
@@ -644,7 +645,7 @@ def test_a_worker_whose_rank_others_have_taken_who_only_idle(
 
 
 def test_a_coordinator_that_does_not_compare_secrets(monkeypatch: Patch) -> None:
-    monkeypatch.setattr("zmqps.core.coordinator.membership.same", lambda ours, theirs: True)
+    monkeypatch.setattr("zmqps.core.coordinator.members.membership.same", lambda ours, theirs: True)
     caught("async-attacked", "coordinator takes a stranger for")
 
 
@@ -672,15 +673,15 @@ def test_a_server_that_takes_what_comes_after_a_client_has_left(monkeypatch: Pat
 
 
 def test_a_coordinator_that_lets_anybody_end_a_job(monkeypatch: Patch) -> None:
-    monkeypatch.setattr("zmqps.core.protocol.guard.same", lambda ours, theirs: True)
+    monkeypatch.setattr("zmqps.core.protocol.security.guard.same", lambda ours, theirs: True)
     caught("async-attacked", "strangers ended the job")
 
 
 @pytest.mark.parametrize(
     ("broken", "scenario", "text"),
     [
-        ("zmqps.core.coordinator.membership.check_same", "async-keyed", "coordinator takes a stranger for"),
-        ("zmqps.core.coordinator.admission.check_role", "async-keyed", "coordinator takes a stranger for"),
+        ("zmqps.core.coordinator.members.membership.check_same", "async-keyed", "coordinator takes a stranger for"),
+        ("zmqps.core.coordinator.members.admission.check_role", "async-keyed", "coordinator takes a stranger for"),
     ],
 )
 def test_a_coordinator_that_does_not_look_at_keys(monkeypatch: Patch, broken: str, scenario: str, text: str) -> None:
@@ -699,7 +700,7 @@ def test_a_coordinator_that_listens_to_every_role(monkeypatch: Patch, scenario: 
     def listen(message: Message, *sender: Any, **options: Any) -> Row:
         return row_of(message) or TABLE[0]
 
-    monkeypatch.setattr("zmqps.core.coordinator.admission.check_sender", listen)
+    monkeypatch.setattr("zmqps.core.coordinator.members.admission.check_sender", listen)
     caught(scenario, text)
 
 

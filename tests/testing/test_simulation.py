@@ -13,7 +13,7 @@ import zmqps.testing
 from zmqps.core.node.member import Member
 from zmqps.core.server.ledger import Ledger
 from zmqps.core.worker.asked import Asked
-from zmqps.core.worker.link import Link
+from zmqps.core.worker.connections.link import Link
 from zmqps.core.worker.operations import EnterBarrier, Join
 from zmqps.core.worker.session import SessionMachine
 from zmqps.testing import AsyncTraining, Faults, Node, Program, Simulation, SimulationError
@@ -67,7 +67,7 @@ def test_it_sees_a_timer_that_spins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_sees_a_window_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmqps.core.worker.link.WINDOW_NBYTES", 256)
+    monkeypatch.setattr("zmqps.core.worker.connections.link.WINDOW_NBYTES", 256)
     pump = Link.pump
 
     def greedy(self: Link, now: float) -> list:  # type: ignore[type-arg]

@@ -21,7 +21,7 @@ import zmqps  # noqa: E402
 import zmqps.torch  # noqa: E402
 from tests.inprocess import InProcessCluster  # noqa: E402
 from tests.team import PATIENCE  # noqa: E402
-from zmqps.client.tables import TableOptions  # noqa: E402
+from zmqps.client.sparse.tables import TableOptions  # noqa: E402
 from zmqps.errors import ConfigurationError  # noqa: E402
 
 DIM, NUM_IDS, BATCH, STEPS = 5, 40, 8, 10

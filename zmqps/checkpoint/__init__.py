@@ -19,7 +19,7 @@ from zmqps.checkpoint.publish import Entry, Save, clean, entries, job_directory,
 from zmqps.checkpoint.reader import Checkpoint, Restored, Restorer, ShardState
 from zmqps.checkpoint.remote import storage_of
 from zmqps.checkpoint.storage import LocalStorage, Storage
-from zmqps.checkpoint.table_file import read_table
+from zmqps.checkpoint.tables.table_file import read_table
 from zmqps.checkpoint.torch_file import export_torch
 from zmqps.checkpoint.torch_state import from_torch, torch_state
 from zmqps.checkpoint.writer import ShardWriter

@@ -7,10 +7,10 @@ import numpy as np
 from zmqps.checkpoint.layout import ShardLayout
 from zmqps.checkpoint.manifest import installed_version
 from zmqps.checkpoint.reader import Checkpoint
-from zmqps.checkpoint.rows import VALUES
 from zmqps.checkpoint.storage import LocalStorage, check_replaceable, whole
-from zmqps.checkpoint.table_facts import TableFacts
-from zmqps.checkpoint.table_file import TableFile
+from zmqps.checkpoint.tables.rows import VALUES
+from zmqps.checkpoint.tables.table_facts import TableFacts
+from zmqps.checkpoint.tables.table_file import TableFile
 from zmqps.core.job.keyspace import Placement
 from zmqps.errors import ConfigurationError, listed
 

@@ -76,7 +76,7 @@ def stack(
     address, shown = reach(coordinator, keys, directory)
     found = ask_stacks(address, node, timeout=timeout, job_secret=job_secret, keys=shown)
     if found["nodes"] and found["nodes"][0]["state"] != "answered":
-        from zmqps.cli.state import read_state
+        from zmqps.cli.running.state import read_state
         from zmqps.top.stuck import tell
 
         state = read_state(directory)

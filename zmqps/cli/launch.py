@@ -19,7 +19,7 @@ from zmqps.core.protocol import exits
 from zmqps.files import TEXT_NBYTES, open_given, read_file
 
 if TYPE_CHECKING:
-    from zmqps.cli.launch_config import LaunchConfig
+    from zmqps.cli.running.launch_config import LaunchConfig
     from zmqps.launch.code import Code
 
 #: Options of any command that name secrets.
@@ -105,8 +105,8 @@ def launch(ctx: click.Context, /, **told: Any) -> int:
         return exits.OK
     if not _agreed(config):
         return exits.USAGE
-    from zmqps.cli.fleet import Fleet
-    from zmqps.cli.output import Terminal
+    from zmqps.cli.running.fleet import Fleet
+    from zmqps.cli.running.output import Terminal
     from zmqps.net import loops
 
     terminal = Terminal(sys.stdout, config.width)
@@ -119,7 +119,7 @@ def launch(ctx: click.Context, /, **told: Any) -> int:
 def _config(told: dict[str, Any]) -> LaunchConfig:
     from dataclasses import replace
 
-    from zmqps.cli.launch_config import LaunchConfig
+    from zmqps.cli.running.launch_config import LaunchConfig
     from zmqps.core.coordinator.options import CoordinatorOptions
     from zmqps.launch.config import ClusterConfig
     from zmqps.launch.hosts import read_hostfile, read_hosts, spread
@@ -222,7 +222,7 @@ def _variables(told: tuple[str, ...]) -> dict[str, str]:
 
 def _show(config: LaunchConfig) -> None:
     """Print what would run where, and by which command."""
-    from zmqps.cli.launch_config import names
+    from zmqps.cli.running.launch_config import names
 
     if config.code is not None and config.num_copies:
         click.echo(f"copies {config.code.describe(config.num_copies)}")

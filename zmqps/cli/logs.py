@@ -15,7 +15,7 @@ from pathlib import Path
 import click
 
 from zmqps.cli import settings
-from zmqps.cli.follow import FollowedLog, Wakeup, logs_in
+from zmqps.cli.running.follow import FollowedLog, Wakeup, logs_in
 from zmqps.cli.settings import setting
 from zmqps.core.protocol import exits
 from zmqps.errors import ConfigurationError, PSError
@@ -55,7 +55,7 @@ def logs(
 
     NODES are names and roles: server-0, worker-1, worker.
     """
-    from zmqps.cli.state import read_state
+    from zmqps.cli.running.state import read_state
 
     try:
         begin = parse_since(since, datetime.now().astimezone()) if since is not None else None
@@ -159,7 +159,7 @@ def _printer() -> Callable[[Entry, str], object]:
     """Return what prints an entry for people: as it is written, or as it would be had it not been JSON."""
     show: Callable[[str], object] = click.echo
     if sys.stdout.isatty():
-        from zmqps.cli.output import Painter
+        from zmqps.cli.running.output import Painter
 
         show = Painter(sys.stdout).print
 

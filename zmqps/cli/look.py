@@ -17,7 +17,7 @@ from zmqps.core.protocol.endpoints import host_of, is_loopback
 from zmqps.errors import ConfigurationError, DeadlineError
 
 if TYPE_CHECKING:
-    from zmqps.cli.state import State
+    from zmqps.cli.running.state import State
     from zmqps.keys import Keys
 
 DEFAULT_ADDRESS = "tcp://127.0.0.1:5570"
@@ -154,7 +154,7 @@ def reach(coordinator: str | None, keys: Path | None, directory: Path) -> tuple[
 
     The cluster that was started here is asked with the keys that it was started with, unless others are told.
     """
-    from zmqps.cli.state import read_state
+    from zmqps.cli.running.state import read_state
     from zmqps.keys import find_keys
 
     state = read_state(directory)

@@ -22,14 +22,14 @@ from zmqps.cli.look import jobs, placement, status
 from zmqps.cli.nodes import coordinator, server
 from zmqps.cli.resize import drain, scale
 from zmqps.cli.run import run as run_task
+from zmqps.cli.running.streams import open_streams
 from zmqps.cli.settings import read_config
-from zmqps.cli.streams import open_streams
 from zmqps.cli.top import top
 from zmqps.cli.trace import trace
 from zmqps.cli.up import down, up
 from zmqps.core.protocol import exits
 from zmqps.errors import AddressInUseError, ConfigurationError, DeadlineError, PSError
-from zmqps.net.children import heed_children
+from zmqps.net.system.children import heed_children
 
 EXIT_CODES: tuple[tuple[type[PSError], int], ...] = (
     (ConfigurationError, exits.USAGE),

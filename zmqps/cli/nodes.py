@@ -168,7 +168,7 @@ def server(
 
 def _run(node: Callable[[], Any], parent_fd: int | None) -> int:
     """Run a node; if it cannot start, its parent process says why, where there is one that asks."""
-    from zmqps.net.stacks import answer_signal
+    from zmqps.net.system.stacks import answer_signal
 
     answer_signal()  # its standard error is its log, where `zmqps stack` looks
     try:

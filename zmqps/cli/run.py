@@ -21,8 +21,8 @@ from zmqps.errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from zmqps.cli.task import TaskConfig
-    from zmqps.net.tasks import Rank
+    from zmqps.cli.running.task import TaskConfig
+    from zmqps.net.system.tasks import Rank
 
 #: Seconds that Slurm may take to say where a node is.
 SCONTROL_S = 10.0
@@ -85,8 +85,8 @@ def run(**told: Any) -> int:
     """
     if not told["command"]:
         raise click.UsageError("say what the workers run: zmqps run --keys keys --servers 2 -- python train.py")
-    from zmqps.cli.output import Terminal
-    from zmqps.cli.task import Task
+    from zmqps.cli.running.output import Terminal
+    from zmqps.cli.running.task import Task
     from zmqps.net import loops
 
     config = _config(told)
@@ -107,12 +107,12 @@ def _reached(found: Rank, host: str, told: Mapping[str, Any]) -> str:
 
 
 def _config(told: dict[str, Any]) -> TaskConfig:
-    from zmqps.cli.task import TaskConfig
+    from zmqps.cli.running.task import TaskConfig
     from zmqps.core.coordinator.options import CoordinatorOptions
     from zmqps.launch.config import ClusterConfig
     from zmqps.launch.ranks import num_workers, roles
     from zmqps.launch.reach import own_address, route_towards
-    from zmqps.net.tasks import DEFAULT_PORT, Rank, find
+    from zmqps.net.system.tasks import DEFAULT_PORT, Rank, find
 
     if told["servers_apart"] and told["server_tasks"] is not None:
         raise ConfigurationError(
@@ -167,7 +167,7 @@ def _config(told: dict[str, Any]) -> TaskConfig:
 
 def _split(address: str) -> tuple[str, int]:
     """Return host and port of ``HOST:PORT`` or ``tcp://HOST:PORT``; the port may be left out."""
-    from zmqps.net.tasks import DEFAULT_PORT
+    from zmqps.net.system.tasks import DEFAULT_PORT
 
     match = re.fullmatch(r"(?:tcp://)?(?:\[([^\]]+)\]|([^:\[\]]+))(?::(\d{1,5}))?", address)
     port = int(match[3]) if match is not None and match[3] else DEFAULT_PORT

@@ -71,7 +71,7 @@ def top(
 
 def questions(address: str, keys: Keys | None, job_secret: Path | None, directory: Path, name: str | None) -> Questions:
     """Return what can be asked of the cluster at an address."""
-    from zmqps.cli.state import read_state
+    from zmqps.cli.running.state import read_state
     from zmqps.nodes.inquiry import ask_health, ask_stacks, ask_status, ask_view
     from zmqps.top import logs
     from zmqps.top.app import Questions

@@ -21,8 +21,8 @@ from zmqps.core.protocol import exits
 from zmqps.errors import ConfigurationError, NodeFailedError, PSError
 
 if TYPE_CHECKING:
-    from zmqps.cli.output import Terminal
-    from zmqps.cli.state import State
+    from zmqps.cli.running.output import Terminal
+    from zmqps.cli.running.state import State
 
 #: How long a cluster may take to end.
 DOWN_S = 20.0
@@ -88,7 +88,7 @@ def up(**told: Any) -> int:
         told["workers"] = 1
     if told["detach"]:
         return _detach(told)
-    from zmqps.cli.output import Terminal
+    from zmqps.cli.running.output import Terminal
 
     terminal = Terminal(sys.stdout)
     try:
@@ -98,8 +98,8 @@ def up(**told: Any) -> int:
 
 
 def _supervise(told: dict[str, Any], terminal: Terminal | None, ready: Callable[[State], None]) -> int:
-    from zmqps.cli.state import FOLDER
-    from zmqps.cli.supervisor import Supervisor, UpConfig
+    from zmqps.cli.running.state import FOLDER
+    from zmqps.cli.running.supervisor import Supervisor, UpConfig
     from zmqps.core.coordinator.options import CoordinatorOptions
     from zmqps.gpu.pinning import pin, spread, visible_gpus
     from zmqps.launch.config import ClusterConfig
@@ -248,7 +248,7 @@ def down(
         end_cluster(address, timeout=DOWN_S if timeout is None else timeout, job_secret=job_secret, keys=shown)
         click.echo(f"ended the cluster at {coordinator}")
         return exits.OK
-    from zmqps.cli.state import open_state
+    from zmqps.cli.running.state import open_state
 
     file = open_state(directory)
     if file is None:
@@ -260,9 +260,9 @@ def down(
 
 def _end_here(file: BinaryIO, directory: Path, timeout: float | None) -> int:
     """End the cluster that a file says runs here, or what is left of it."""
-    from zmqps.cli.ending import end_rest, end_supervisor
-    from zmqps.cli.state import forget_state, state_in, state_path
-    from zmqps.core.coordinator.last import WAITS_S
+    from zmqps.cli.running.ending import end_rest, end_supervisor
+    from zmqps.cli.running.state import forget_state, state_in, state_path
+    from zmqps.core.coordinator.saving.last import WAITS_S
     from zmqps.net import loops
 
     state = state_in(file)

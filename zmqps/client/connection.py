@@ -27,8 +27,8 @@ from zmqps.client.tensors import are_finite, warm_up
 from zmqps.client.thread import HELD_UP, SessionThread, refuse_in_callback
 from zmqps.core.job.data import DataRange, DataSpec
 from zmqps.core.protocol.exits import DRAINED
-from zmqps.core.protocol.hello import MAX_JOB_NAME_CHARS
-from zmqps.core.protocol.membership import DepartureCause
+from zmqps.core.protocol.messages.hello import MAX_JOB_NAME_CHARS
+from zmqps.core.protocol.messages.membership import DepartureCause
 from zmqps.core.worker.notebook import Notebook
 from zmqps.core.worker.operations import AskStatus, EnterBarrier, Exchange, Finish, Join, Operation, TakeRange
 from zmqps.core.worker.session import SessionMachine
@@ -36,13 +36,13 @@ from zmqps.core.worker.statistics import Statistics
 from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, PSError
 from zmqps.logs.handler import under_a_supervisor
 from zmqps.logs.uncaught import show_briefly
-from zmqps.net.environment import find_address
 from zmqps.net.identity import check_peer, new_identity, read_job_secret
 from zmqps.net.keyring import find_keys
 from zmqps.net.lane.arena import Arenas
 from zmqps.net.lane.shm import LaneTransport
 from zmqps.net.routes import check_transport
-from zmqps.net.stacks import answer_signal
+from zmqps.net.system.environment import find_address
+from zmqps.net.system.stacks import answer_signal
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.trace.record import around, watched_coding
 

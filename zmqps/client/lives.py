@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from zmqps.core.protocol.keys import KEY_NBYTES
+from zmqps.core.protocol.security.keys import KEY_NBYTES
 from zmqps.errors import ConfigurationError
 from zmqps.logs.handler import VARIABLE as LOG_VARIABLE
 

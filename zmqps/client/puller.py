@@ -10,18 +10,18 @@ from dataclasses import replace
 from typing import Any
 
 from zmqps import checks
-from zmqps.client.cache_options import CacheOptions
 from zmqps.client.connection import Connection
 from zmqps.client.inplace import GradientBuffers
 from zmqps.client.pytrees import register_where_used
 from zmqps.client.requests import Params, Requests
-from zmqps.client.row_cache import Call, RowCaches
-from zmqps.client.tables import Table
+from zmqps.client.sparse.cache_options import CacheOptions
+from zmqps.client.sparse.row_cache import Call, RowCaches
+from zmqps.client.sparse.tables import Table
 from zmqps.client.thread import in_callback, refuse_in_callback
 from zmqps.codecs import Codec
 from zmqps.core.job.spec import JobSpec, Parameter
+from zmqps.core.worker.layout.rollbacks import Rollback
 from zmqps.core.worker.operations import Attached, Exchange, Restored, StartJob
-from zmqps.core.worker.rollbacks import Rollback
 from zmqps.core.worker.statistics import Statistics
 from zmqps.errors import ConfigurationError
 from zmqps.gpu.handover import Handover

@@ -10,8 +10,8 @@ import numpy as np
 from zmqps import checks
 from zmqps.client.inplace import GradientBuffers
 from zmqps.client.naming import check_names
-from zmqps.client.rows import RowRequests
 from zmqps.client.small import SmallTensors, are_writeable
+from zmqps.client.sparse.rows import RowRequests
 from zmqps.client.tensors import Destination, Tables, flatten, look, plain_ones
 from zmqps.codecs import Codec
 from zmqps.core.job.keyspace import Placement

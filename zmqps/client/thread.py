@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from zmqps import checks
 from zmqps.client.turns import Turns, check_own_thread, not_started, running
 from zmqps.core.protocol.events import Stop
-from zmqps.core.protocol.membership import DepartureCause
+from zmqps.core.protocol.messages.membership import DepartureCause
 from zmqps.core.worker.operations import Cancelled, Finish, Operation
 from zmqps.core.worker.session import FAREWELL_S, SessionMachine
 from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, ForkedError, InternalError, PSError

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from zmqps.errors import ConfigurationError, DeadlineError
 from zmqps.net.deadlines import Deadline
-from zmqps.net.host import host_tag
+from zmqps.net.system.host import host_tag
 
 #: Connections that may wait to be accepted.
 BACKLOG = 256

@@ -44,8 +44,8 @@ from zmqps.combine.work import Work
 from zmqps.core.job.spec import MAX_COUNT, JobSpec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import check_codec
+from zmqps.core.worker.layout.rollbacks import Rollback
 from zmqps.core.worker.operations import Advance, StartJob
-from zmqps.core.worker.rollbacks import Rollback
 from zmqps.errors import (
     ClosedError,
     ConfigurationError,

@@ -62,7 +62,7 @@ def _name(member: Mapping[str, Any]) -> str:
 
 
 def _unreached(member: Mapping[str, Any], waiting: Sequence[str]) -> str:
-    """Return which servers a worker says that it cannot reach, and why, as `zmqps.core.worker.links` has it.
+    """Return which servers a worker says that it cannot reach, and why, as its links have it.
 
     What the coordinator waits for has all of it; a status cuts counters off where they are long.
     """

@@ -27,8 +27,8 @@ from zmqps.core.protocol.arrays import Array, scatter
 from zmqps.core.protocol.encoding import CODING, Coding
 from zmqps.core.protocol.events import Reader
 from zmqps.core.server.admission import described, required_nbytes
-from zmqps.core.server.memory import Located, Outgoing, Size
-from zmqps.core.server.rows import capacity_nbytes
+from zmqps.core.server.dense.memory import Located, Outgoing, Size
+from zmqps.core.server.tables.rows import capacity_nbytes
 from zmqps.errors import DeviceError, DeviceMemoryError
 from zmqps.gpu.chunks import CHUNK_NBYTES
 from zmqps.gpu.device import Device, Event, Stream
@@ -229,7 +229,7 @@ class _There:
 
 
 class DeviceMemory:
-    """The memory of a device (`zmqps.core.server.memory.Memory`).
+    """The memory of a device (`zmqps.core.server.dense.memory.Memory`).
 
     Parameters
     ----------

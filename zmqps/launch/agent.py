@@ -53,7 +53,7 @@ from zmqps.launch.reports import Reports
 from zmqps.launch.restarts import failed
 from zmqps.logs.lines import Lines
 from zmqps.net import loops
-from zmqps.net.signals import answered
+from zmqps.net.system.signals import answered
 from zmqps.nodes.inquiry import inquire
 from zmqps.trace import VARIABLE as TRACE
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from zmqps.core.coordinator.cluster_end import GOODBYE_S
-from zmqps.core.coordinator.last import WAITS_S
+from zmqps.core.coordinator.members.cluster_end import GOODBYE_S
 from zmqps.core.coordinator.options import CoordinatorOptions
+from zmqps.core.coordinator.saving.last import WAITS_S
 from zmqps.core.protocol.endpoints import host_of, is_loopback, is_wildcard, join
 from zmqps.launch.restarts import RESTARTS
 from zmqps.nodes.checkpoints import CheckpointConfig

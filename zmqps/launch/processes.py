@@ -22,13 +22,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Protocol
 
-from zmqps.core.protocol.keys import KEY_NBYTES
+from zmqps.core.protocol.security.keys import KEY_NBYTES
 from zmqps.errors import NodeFailedError, PSError, UnsafeFileError, from_wire
 from zmqps.files import read_kernel
 from zmqps.launch.restarts import RESTART, TOKEN, Restarts
 from zmqps.logs.lines import read_message
-from zmqps.net.children import UNKNOWN, heed_children
 from zmqps.net.identity import PROCESS
+from zmqps.net.system.children import UNKNOWN, heed_children
 from zmqps.nodes.files import open_own
 from zmqps.trace import VARIABLE as TRACE
 

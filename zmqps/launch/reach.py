@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from zmqps.errors import ConfigurationError, UnresolvedNameError
-from zmqps.net.addresses import address_of_interface, is_loopback, join, local_address_towards, resolve
+from zmqps.net.system.addresses import address_of_interface, is_loopback, join, local_address_towards, resolve
 
 
 def own_address(

@@ -1,7 +1,7 @@
 """The lives of a worker that its supervisor starts again: how many there may be, when the next one begins, its token.
 
 All lives of one worker have a token in their environment, and a number. By these the coordinator lets a life take the
-place of the one before it at once, although nobody has noticed yet that that is gone (`zmqps.core.coordinator.claims`).
+place of the one before it at once, although nobody has noticed yet that that is gone.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Mapping
 
 from zmqps.core.protocol import exits
-from zmqps.core.protocol.keys import KEY_NBYTES
+from zmqps.core.protocol.security.keys import KEY_NBYTES
 from zmqps.errors import counted
 
 #: In the environment of a worker that is started again.

@@ -19,7 +19,7 @@ from zmqps.errors import AddressInUseError, ConfigurationError, DeadlineError, P
 from zmqps.metrics.place import MetricsPlace, url
 from zmqps.metrics.text import check_installed, exposed
 from zmqps.net.loops import ask_loop
-from zmqps.net.ports import owner_of
+from zmqps.net.system.ports import owner_of
 
 #: Seconds that a scrape waits for the node's loop; Prometheus waits 10.
 ASK_S = 5.0

@@ -19,7 +19,7 @@ from zmq.utils import z85
 
 from zmqps.core.node.throttle import Throttle
 from zmqps.core.protocol.events import Peer
-from zmqps.core.protocol.roles import KeyHolder
+from zmqps.core.protocol.security.roles import KeyHolder
 from zmqps.errors import ConfigurationError, PSError
 from zmqps.net.keyring import Entry, Keys, Pair, read_entries, version_of
 

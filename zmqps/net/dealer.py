@@ -25,9 +25,9 @@ from zmqps.errors import ConfigurationError
 from zmqps.net.connections import Address, Credentials, address_of, borrowed, end_now, silence
 from zmqps.net.curve import secure_dealer
 from zmqps.net.keyring import Keys
-from zmqps.net.names import Dialer, has_name
 from zmqps.net.refusals import FAILURES, Refusals
 from zmqps.net.sockets import keep_alive, limit_frames, speak_to
+from zmqps.net.system.names import Dialer, has_name
 from zmqps.net.transport import Noticed
 
 #: Random bytes of a routing id.

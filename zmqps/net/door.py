@@ -41,9 +41,9 @@ from zmqps.net.connections import (
     received,
     waiting,
 )
-from zmqps.net.memory import give_back_freed_memory, keep_freed_memory, let_freed_memory_go
 from zmqps.net.refusals import RefusalLog
 from zmqps.net.sockets import free_in_io_threads
+from zmqps.net.system.memory import give_back_freed_memory, keep_freed_memory, let_freed_memory_go
 
 #: From the connection to the Hello, or from one request to the next of somebody who does not join.
 PATIENCE_S = 10.0

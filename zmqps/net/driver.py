@@ -40,7 +40,6 @@ from zmqps.core.protocol.events import (
     Undecodable,
     Unreachable,
 )
-from zmqps.core.protocol.large import Large
 from zmqps.core.protocol.messages import (
     EndJob,
     Error,
@@ -52,14 +51,15 @@ from zmqps.core.protocol.messages import (
     Probed,
     Welcome,
 )
-from zmqps.core.protocol.roles import ORDERS
+from zmqps.core.protocol.messages.large import Large
+from zmqps.core.protocol.security.roles import ORDERS
 from zmqps.core.protocol.wire import decode, encode
 from zmqps.errors import InternalError, PSError, ServerMemoryError, printable
-from zmqps.net import stacks
-from zmqps.net.health import Health
 from zmqps.net.loops import look, stood_still_s
 from zmqps.net.reach import why_silent
-from zmqps.net.signals import answered
+from zmqps.net.system import stacks
+from zmqps.net.system.health import Health
+from zmqps.net.system.signals import answered
 from zmqps.net.transport import INBOUND, Transport
 
 #: How long the last messages of a node (goodbyes) may take to leave.

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from zmqps import checks
 from zmqps.core.node.member import Identity
 from zmqps.core.protocol.endpoints import is_loopback, is_wildcard, split
-from zmqps.core.protocol.keys import KEY_NBYTES, process_of
+from zmqps.core.protocol.security.keys import KEY_NBYTES, process_of
 from zmqps.errors import ConfigurationError, UnsafeFileError
 from zmqps.files import TEXT_NBYTES, read_file
 

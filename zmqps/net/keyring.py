@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from zmqps import checks
-from zmqps.core.protocol.roles import ALLOWS, KEY_ROLES, KeyHolder
+from zmqps.core.protocol.security.roles import ALLOWS, KEY_ROLES, KeyHolder
 from zmqps.errors import ConfigurationError, UnsafeFileError, printable
 from zmqps.files import open_plain
 

@@ -2,7 +2,7 @@
 
 A stranger has two doors before it. ZeroMQ's own handshake asks for a word made of the secret (PLAIN) or, beyond this
 host, for a key made of it (CURVE, which also encrypts all that follows), so that one that does not know it gets no
-queue, and none of its messages is received. Then both ends prove to each other, as in `core.protocol.proof`, that they
+queue, and none of its messages is received. Then both ends prove to each other, as in `security.proof`, that they
 know the secret itself: the word alone, which a process that has taken the endpoint can learn, opens nothing. The ROUTER
 sends to the connection that has proved itself and to no other. A DEALER is connected once; after a break there is a new
 one, and a new proof, before anything is sent.
@@ -27,12 +27,12 @@ from zmq.utils.monitor import recv_monitor_message
 from zmqps.core.node.throttle import Throttle
 from zmqps.core.protocol.endpoints import is_loopback, split
 from zmqps.core.protocol.messages import Hello
-from zmqps.core.protocol.proof import NONCE_NBYTES, ProofInitiator, ProofResponder, door_word
+from zmqps.core.protocol.security.proof import NONCE_NBYTES, ProofInitiator, ProofResponder, door_word
 from zmqps.errors import ConfigurationError, PeerLostError, ProtocolError, ProtocolVersionError
 from zmqps.net.curve import answer_with_pair, ask_with_pair
 from zmqps.net.deadlines import Deadline
-from zmqps.net.names import find
 from zmqps.net.sockets import bind_socket, speak_to
+from zmqps.net.system.names import find
 from zmqps.net.zeromq import readable
 
 log = logging.getLogger("zmqps.pipeline")

@@ -7,9 +7,9 @@ import os
 import socket
 
 from zmqps.errors import ConfigurationError, UnresolvedNameError
-from zmqps.net.addresses import family_of, resolve, split
 from zmqps.net.connections import leave_quietly
 from zmqps.net.routes import is_reachable_locally
+from zmqps.net.system.addresses import family_of, resolve, split
 
 #: All in all below three seconds: who asks has waited for two, and somebody wants to know within five.
 RESOLVE_TIMEOUT = 1.5

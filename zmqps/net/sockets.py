@@ -10,8 +10,8 @@ import zmq
 
 from zmqps.core.protocol.wire import MAX_FRAME_NBYTES, MAX_HEADER_NBYTES
 from zmqps.errors import AddressInUseError, ConfigurationError
-from zmqps.net.addresses import places, split, usable_addresses
-from zmqps.net.ports import owner_of
+from zmqps.net.system.addresses import places, split, usable_addresses
+from zmqps.net.system.ports import owner_of
 
 #: The connection of a host that has confirmed nothing for so many seconds ends; who has opened it comes back sooner.
 DEAD_S = 60.0

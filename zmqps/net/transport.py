@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from zmqps.core.protocol.events import Connected, Disconnected, Peer, Reader, Unreachable
-from zmqps.core.protocol.roles import KeyHolder
+from zmqps.core.protocol.security.roles import KeyHolder
 
 #: Peers that connected here are named by this and their routing id, so that nobody can choose an
 #: identity that is the name of a connection we opened.

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any
 
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.server.rules import UpdateKernel
+from zmqps.core.server.dense.rules import UpdateKernel
 from zmqps.errors import InternalError
 
 #: More than machines have cores to spare for one server.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 import numpy as np
 
-from zmqps.checkpoint.rows import VALUES, RowFiles, Slots
+from zmqps.checkpoint.tables.rows import VALUES, RowFiles, Slots
 from zmqps.errors import CheckpointMismatchError, UnknownParameterError
 from zmqps.optim.rows import kernel_of_table
 from zmqps.rows.hashing import NUM_BUCKETS, buckets_of
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from zmqps.checkpoint import Checkpoint
     from zmqps.core.job.tables import TableSpec
     from zmqps.core.protocol.arrays import Array
-    from zmqps.core.server.rows import Rows
-    from zmqps.core.server.table import RowTable
+    from zmqps.core.server.tables.rows import Rows
+    from zmqps.core.server.tables.table import RowTable
 
 #: Rows that a table takes in at a time: its server answers nobody meanwhile, and asks for memory in between.
 TAKEN_ROWS = 1 << 16

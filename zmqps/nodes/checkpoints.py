@@ -34,12 +34,12 @@ from zmqps.checkpoint import (
 )
 from zmqps.checkpoint.manifest import NAME as MANIFEST
 from zmqps.checkpoint.storage import File, Storage, naming_the_disk, remove_tree
-from zmqps.core.coordinator.files import Served
+from zmqps.core.coordinator.saving.files import Served
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import MAX_NAME_CHARS, JobSpec
-from zmqps.core.server.row_snapshot import RowPiece
-from zmqps.core.server.shard import Shard
-from zmqps.core.server.snapshot import SnapshotSlice
+from zmqps.core.server.dense.shard import Shard
+from zmqps.core.server.dense.snapshot import SnapshotSlice
+from zmqps.core.server.tables.row_snapshot import RowPiece
 from zmqps.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError, ConfigurationError
 from zmqps.nodes.checkpoint_rows import read_tables, slots_of_table
 from zmqps.nodes.host import Rests
@@ -244,7 +244,7 @@ SERVED = {
 
 
 class CheckpointStore:
-    """A directory of checkpoints (`zmqps.core.coordinator.checkpoints.Store`).
+    """A directory of checkpoints (`zmqps.core.coordinator.saving.checkpoints.Store`).
 
     Parameters
     ----------

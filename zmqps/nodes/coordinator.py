@@ -14,12 +14,12 @@ from typing import Any
 from zmqps import checks
 from zmqps.checkpoint import Checkpoint, Owner
 from zmqps.core.coordinator.machine import CoordinatorMachine
-from zmqps.core.coordinator.measured import measured
-from zmqps.core.coordinator.notes import Logged
 from zmqps.core.coordinator.options import CoordinatorOptions
+from zmqps.core.coordinator.watching.measured import measured
+from zmqps.core.coordinator.watching.notes import Logged
 from zmqps.core.node.member import Identity
 from zmqps.core.protocol.endpoints import join, split
-from zmqps.core.protocol.large import decode_small
+from zmqps.core.protocol.messages.large import decode_small
 from zmqps.errors import ConfigurationError, counted, listed
 from zmqps.metrics.endpoint import Source, answering
 from zmqps.metrics.place import MetricsPlace

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import IO
 
 from zmqps.core.protocol.endpoints import host_of, is_loopback
-from zmqps.core.protocol.keys import KEY_NBYTES
+from zmqps.core.protocol.security.keys import KEY_NBYTES
 from zmqps.errors import UnsafeFileError
-from zmqps.net.addresses import split
-from zmqps.net.host import host_tag
+from zmqps.net.system.addresses import split
+from zmqps.net.system.host import host_tag
 from zmqps.nodes.files import Folder
 
 SUFFIX = ".key"

@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 from zmqps import checks
 from zmqps.core.node.asking import RepeatedQuestion
 from zmqps.core.node.inquiry import Inquiry
-from zmqps.core.protocol.guard import drain_guard, end_guard, examine_guard, save_guard, scale_guard
-from zmqps.core.protocol.hello import MAX_JOB_NAME_CHARS, MAX_NAME_CHARS
-from zmqps.core.protocol.keys import KEY_NBYTES
 from zmqps.core.protocol.messages import Checkpoint, Checkpointed, Drain, EndJob, Examine, Exited, Scale, Watch
+from zmqps.core.protocol.messages.hello import MAX_JOB_NAME_CHARS, MAX_NAME_CHARS
+from zmqps.core.protocol.security.guard import drain_guard, end_guard, examine_guard, save_guard, scale_guard
+from zmqps.core.protocol.security.keys import KEY_NBYTES
 from zmqps.errors import DeadlineError
 from zmqps.net import loops
 from zmqps.net.deadlines import Deadline

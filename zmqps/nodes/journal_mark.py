@@ -15,7 +15,7 @@ import os
 import struct
 from dataclasses import dataclass
 
-from zmqps.net.host import boot
+from zmqps.net.system.host import boot
 from zmqps.nodes.files import Folder
 
 #: The file, and its name while it is written.

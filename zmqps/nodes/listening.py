@@ -9,7 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from zmqps.errors import AddressInUseError, ConfigurationError, UnresolvedNameError
-from zmqps.net.addresses import (
+from zmqps.net.identity import check_endpoint
+from zmqps.net.system.addresses import (
     LOOPBACK,
     address_of_interface,
     family_of,
@@ -24,7 +25,6 @@ from zmqps.net.addresses import (
     split,
     usable_addresses,
 )
-from zmqps.net.identity import check_endpoint
 
 #: Between two attempts to find a name that does not resolve: it may be that of a host that is just starting.
 AGAIN_S = 2.0

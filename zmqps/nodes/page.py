@@ -17,7 +17,7 @@ from typing import Any
 from zmqps.core.protocol.endpoints import MAX_PORT, host_of, is_loopback, is_wildcard, split
 from zmqps.core.protocol.messages import Watch
 from zmqps.errors import AddressInUseError, ConfigurationError, UnsafeFileError
-from zmqps.net.host import host_tag
+from zmqps.net.system.host import host_tag
 from zmqps.nodes.files import Folder
 from zmqps.nodes.journal import PAGE
 from zmqps.page.feed import asking

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zmqps.checkpoint import Checkpoint, Manifest, good_ones, open_checkpoint, storage_of
 from zmqps.checkpoint.owners import check_is_of_one
-from zmqps.core.coordinator.resumption import Resumption
+from zmqps.core.coordinator.placement.resumption import Resumption
 from zmqps.core.protocol.terms import MOST_NUMBERS, are_sets
 from zmqps.nodes.checkpoints import CheckpointConfig, scheme_of
 from zmqps.nodes.relay import SCHEME

@@ -23,17 +23,17 @@ from zmqps.core.job.tables import TableSpec
 from zmqps.core.node.member import Identity
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.protocol.large import decode_but_assign
+from zmqps.core.protocol.messages.large import decode_but_assign
 from zmqps.core.protocol.wire import data_header_nbytes
 from zmqps.core.server.admission import Room, admit, required_nbytes
-from zmqps.core.server.beside import Beside, beside_nbytes
+from zmqps.core.server.dense.beside import Beside, beside_nbytes
+from zmqps.core.server.dense.memory import HostMemory, Memory
+from zmqps.core.server.dense.rules import UpdateKernel
+from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.measured import measured
-from zmqps.core.server.memory import HostMemory, Memory
 from zmqps.core.server.relay import FileRequest
-from zmqps.core.server.rows import capacity_nbytes, make_rows
-from zmqps.core.server.rules import UpdateKernel
-from zmqps.core.server.shard import Shard
+from zmqps.core.server.tables.rows import capacity_nbytes, make_rows
 from zmqps.core.server.timing import time_with
 from zmqps.core.treatments import make_treatment
 from zmqps.gpu.device import Device, open_device, parse
@@ -46,8 +46,8 @@ from zmqps.net.driver import Driver, run_node
 from zmqps.net.identity import check_bind, check_endpoint, new_identity, read_job_secret
 from zmqps.net.keyring import load_node_keys
 from zmqps.net.lane.shm import LaneTransport
-from zmqps.net.memory import FreedMemory
 from zmqps.net.routes import new_local_endpoint
+from zmqps.net.system.memory import FreedMemory
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.nodes.apply import MAX_APPLY_THREADS, ApplyThreads
 from zmqps.nodes.checkpoints import ShardFiles
@@ -161,7 +161,7 @@ class ServerConfig:
 
 
 class CompiledRules:
-    """An optimizer's rules, compiled for this server (`zmqps.core.server.rules.Rules`)."""
+    """An optimizer's rules, compiled for this server (`zmqps.core.server.dense.rules.Rules`)."""
 
     def __init__(
         self, spec: OptimizerSpec, config: ServerConfig, device: Device | None = None, workers: int = 1

@@ -13,8 +13,8 @@ import socket
 from collections.abc import Iterator
 
 from zmqps.core.protocol.events import Received
-from zmqps.core.protocol.keys import KEY_NBYTES
 from zmqps.core.protocol.messages import Exited
+from zmqps.core.protocol.security.keys import KEY_NBYTES
 from zmqps.net.driver import Driver
 
 #: What is taken of a node in the place of a peer that there is none of: nothing is answered.

@@ -10,8 +10,8 @@ from zmqps import checks
 from zmqps.core.node.inquiry import Inquiry
 from zmqps.core.node.tracer import Tracer
 from zmqps.core.node.tracing import LONGEST_S, MAX_RING_NBYTES
-from zmqps.core.protocol.hello import MAX_JOB_NAME_CHARS
-from zmqps.core.protocol.keys import KEY_NBYTES
+from zmqps.core.protocol.messages.hello import MAX_JOB_NAME_CHARS
+from zmqps.core.protocol.security.keys import KEY_NBYTES
 from zmqps.net.identity import check_endpoint, read_job_secret
 from zmqps.net.keyring import Keys
 from zmqps.nodes.endkey import find_end_key

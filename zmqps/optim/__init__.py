@@ -9,11 +9,6 @@ A training script names an optimizer with its numbers, as plain data::
 and the servers, which know the equations, apply it.
 """
 
-from .adadelta import adadelta
-from .adagrad import adagrad
-from .adam import adam
-from .adamw import adamw
-from .amsgrad import amsgrad
 from .base import Rule, slots_of
 from .decays import (
     cosine_decay,
@@ -24,19 +19,24 @@ from .decays import (
     polynomial_decay,
     step_decay,
 )
-from .ftrl import ftrl
 from .groups import Group, group, trained, unused
 from .hyperparameters import Hyperparameters
 from .kernels import Kernel, all_finite, make_kernel, warm_up
-from .lion import lion
-from .momentum import momentum
-from .nesterov import nesterov
 from .options import flag, number
-from .rmsprop import rmsprop
-from .rowwise_adagrad import rowwise_adagrad
+from .rules.adadelta import adadelta
+from .rules.adagrad import adagrad
+from .rules.adam import adam
+from .rules.adamw import adamw
+from .rules.amsgrad import amsgrad
+from .rules.ftrl import ftrl
+from .rules.lion import lion
+from .rules.momentum import momentum
+from .rules.nesterov import nesterov
+from .rules.rmsprop import rmsprop
+from .rules.rowwise_adagrad import rowwise_adagrad
+from .rules.sgd import sgd
 from .scaling import scale_linearly
 from .schedules import Schedule, constant, linear_warmup
-from .sgd import sgd
 from .spec import OptimizerSpec, custom
 
 __all__ = [

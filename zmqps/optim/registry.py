@@ -38,7 +38,7 @@ def rule_class(name: str) -> type[Rule]:
         No optimizer has that name, or the package that registered it cannot be loaded.
     """
     if name in BUILTIN:
-        found = getattr(import_module(f"{__package__}.{name}"), BUILTIN[name])
+        found = getattr(import_module(f"{__package__}.rules.{name}"), BUILTIN[name])
     else:
         found = _load(name)
     if not (isinstance(found, type) and issubclass(found, Rule)) or isabstract(found):

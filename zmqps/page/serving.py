@@ -14,9 +14,9 @@ from zmqps.core.protocol.endpoints import STAR, join
 from zmqps.errors import AddressInUseError, ConfigurationError
 from zmqps.extras import advice
 from zmqps.net import loops
-from zmqps.net.addresses import family_of, ipv4_first, resolve
 from zmqps.net.connections import hang_up
-from zmqps.net.ports import owner_of
+from zmqps.net.system.addresses import family_of, ipv4_first, resolve
+from zmqps.net.system.ports import owner_of
 from zmqps.page.app import make_app
 from zmqps.page.document import read_document
 from zmqps.page.feed import Ask, Feed

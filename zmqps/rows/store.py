@@ -329,7 +329,7 @@ class RowStore:
     def update(
         self, kernel: Callable[..., None], rows: Array, grads: Array, step: int, missed: Array | None = None
     ) -> None:
-        """Let a rule update rows (`zmqps.core.server.table.RowUpdate`), by gradients in the memory of this host."""
+        """Let a rule update rows (`RowUpdate`), by gradients in the memory of this host."""
         kernel(self.values, rows, grads, self.slots, self.row_slots, self.counts, step, None, missed)
 
     def kept(self, rows: Array) -> Kept:

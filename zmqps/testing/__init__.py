@@ -1,13 +1,13 @@
 """Tools for testing what is built on zmqps: a simulator of whole clusters, and numpy in the role of a GPU."""
 
-from zmqps.testing.asynchronous import AsyncTraining
-from zmqps.testing.bounded import BoundedTraining
 from zmqps.testing.device import HostDevice
 from zmqps.testing.engine import Node, Program
+from zmqps.testing.jobs.asynchronous import AsyncTraining
+from zmqps.testing.jobs.bounded import BoundedTraining
+from zmqps.testing.jobs.synchronous import SyncTraining
+from zmqps.testing.jobs.training import Training
 from zmqps.testing.network import Faults
 from zmqps.testing.simulation import Report, Simulation, SimulationError
-from zmqps.testing.synchronous import SyncTraining
-from zmqps.testing.training import Training
 
 __all__ = [
     "AsyncTraining",

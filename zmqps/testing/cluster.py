@@ -10,8 +10,8 @@ from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol.messages import Assign, Message, Moved, Replicas
 from zmqps.core.server.machine import ServerMachine
-from zmqps.testing.chiefs import Chiefs
 from zmqps.testing.engine import Engine, Node
+from zmqps.testing.members.chiefs import Chiefs
 from zmqps.testing.network import Network
 
 

@@ -41,14 +41,14 @@ from zmqps.core.protocol.events import (
     Send,
     Stop,
 )
-from zmqps.core.protocol.large import decode_but_assign, decode_small
 from zmqps.core.protocol.loans import STAYS, borrow
 from zmqps.core.protocol.messages import Message, Push
+from zmqps.core.protocol.messages.large import decode_but_assign, decode_small
 from zmqps.core.protocol.plain import pack
-from zmqps.core.protocol.roles import KeyHolder
+from zmqps.core.protocol.security.roles import KeyHolder
 from zmqps.core.protocol.wire import decode, encode
 from zmqps.core.server.machine import ServerMachine
-from zmqps.core.worker.moves import ReplayGradients
+from zmqps.core.worker.layout.moves import ReplayGradients
 from zmqps.core.worker.operations import Operation
 from zmqps.core.worker.session import SessionMachine
 from zmqps.errors import PSError

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from zmqps.core.coordinator.options import CoordinatorOptions
-from zmqps.testing.asynchronous import AsyncTraining
-from zmqps.testing.bounded import BoundedTraining
+from zmqps.testing.jobs.asynchronous import AsyncTraining
+from zmqps.testing.jobs.bounded import BoundedTraining
+from zmqps.testing.jobs.synchronous import SyncTraining
+from zmqps.testing.jobs.training import Training
 from zmqps.testing.network import Faults
 from zmqps.testing.simulation import Report, Simulation
-from zmqps.testing.synchronous import SyncTraining
-from zmqps.testing.training import Training
 
 MODES = ("async", "ssp", "sync")
 STALENESS = 3

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.server.memory import HostMemory, Outgoing
-from zmqps.core.server.table import RowUpdate
+from zmqps.core.server.dense.memory import HostMemory, Outgoing
+from zmqps.core.server.tables.table import RowUpdate
 
 #: What an array holds before it is written to: used too early it shows.
 GARBAGE = 0x40

@@ -14,23 +14,23 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
-from zmqps.core.coordinator.bringing import Bringing
-from zmqps.core.coordinator.checkpoints import Checkpoints
-from zmqps.core.coordinator.drains import Drains
-from zmqps.core.coordinator.fallback import Fallback
-from zmqps.core.coordinator.handovers import Handovers
-from zmqps.core.coordinator.recuts import Recuts
-from zmqps.core.coordinator.replication import Replication
+from zmqps.core.coordinator.placement.bringing import Bringing
+from zmqps.core.coordinator.placement.drains import Drains
+from zmqps.core.coordinator.placement.fallback import Fallback
+from zmqps.core.coordinator.placement.handovers import Handovers
+from zmqps.core.coordinator.placement.recuts import Recuts
+from zmqps.core.coordinator.placement.replication import Replication
 from zmqps.core.coordinator.run import JobRun
-from zmqps.core.coordinator.steps import Steps
+from zmqps.core.coordinator.saving.checkpoints import Checkpoints
+from zmqps.core.coordinator.training.steps import Steps
 from zmqps.core.protocol.events import Send
 from zmqps.core.protocol.messages import Promote
-from zmqps.core.server.backup import Backup
-from zmqps.core.server.follower import Follower
-from zmqps.core.server.replication import ReplicaStreams
-from zmqps.core.server.stream import Stream
-from zmqps.core.worker.link import Link
-from zmqps.core.worker.rollbacks import Rollbacks
+from zmqps.core.server.replicas.backup import Backup
+from zmqps.core.server.replicas.follower import Follower
+from zmqps.core.server.replicas.replication import ReplicaStreams
+from zmqps.core.server.replicas.stream import Stream
+from zmqps.core.worker.connections.link import Link
+from zmqps.core.worker.layout.rollbacks import Rollbacks
 
 #: Of all scenarios, so many seeds reach every probe: a run that is as long fails where one is missing. The rarest are
 #: reached once in 1,000 to 2,000 seeds.

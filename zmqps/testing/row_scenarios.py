@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from zmqps.testing.asynchronous import AsyncTraining
-from zmqps.testing.bounded import BoundedTraining
-from zmqps.testing.setting import SettingTraining
-from zmqps.testing.several import SeveralJobs
-from zmqps.testing.synchronous import SyncTraining
-from zmqps.testing.training import Training
+from zmqps.testing.jobs.asynchronous import AsyncTraining
+from zmqps.testing.jobs.bounded import BoundedTraining
+from zmqps.testing.jobs.setting import SettingTraining
+from zmqps.testing.jobs.several import SeveralJobs
+from zmqps.testing.jobs.synchronous import SyncTraining
+from zmqps.testing.jobs.training import Training
 
 #: Kinds in which shards move, and all that take longer.
 MOVES = "replicas", "drains", "scales"
@@ -41,7 +41,7 @@ CHAINED = {
 }  # fmt: skip
 #: Kinds with nothing but a table.
 ALONE = "everything", "falls", "replicas", "scales-replicas"
-#: Tables that do not keep all rows (`zmqps.testing.marks.KINDS`).
+#: Tables that do not keep all rows (`zmqps.testing.jobs.marks.KINDS`).
 LIMITED = "full", "evicts", "admits", "expires", "lapses"
 
 

@@ -7,28 +7,28 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from zmqps.core.job.data import DataSpec
-from zmqps.testing.asynchronous import AsyncTraining
-from zmqps.testing.attackers import attacked_scenarios
-from zmqps.testing.bounded import BoundedTraining
-from zmqps.testing.coded import CodedTraining
-from zmqps.testing.crowd import CrowdedTraining, OutrankedTraining
-from zmqps.testing.hosts import HostGroups
-from zmqps.testing.large import large_scenarios
-from zmqps.testing.lines import LINE_BANDWIDTH, LineTraining
-from zmqps.testing.means import mean_scenarios
+from zmqps.testing.jobs.asynchronous import AsyncTraining
+from zmqps.testing.jobs.bounded import BoundedTraining
+from zmqps.testing.jobs.coded import CodedTraining
+from zmqps.testing.jobs.crowd import CrowdedTraining, OutrankedTraining
+from zmqps.testing.jobs.large import large_scenarios
+from zmqps.testing.jobs.lines import LINE_BANDWIDTH, LineTraining
+from zmqps.testing.jobs.means import mean_scenarios
+from zmqps.testing.jobs.setting import SettingTraining
+from zmqps.testing.jobs.several import SeveralJobs
+from zmqps.testing.jobs.synchronous import SyncTraining
+from zmqps.testing.jobs.training import Training
+from zmqps.testing.members.attackers import attacked_scenarios
+from zmqps.testing.members.hosts import HostGroups
+from zmqps.testing.members.numbers import NumberedSimulation, numbered_scenarios
+from zmqps.testing.members.supervisors import Reported, reported_scenarios
 from zmqps.testing.network import Faults
-from zmqps.testing.notes import note_scenarios
-from zmqps.testing.numbers import NumberedSimulation, numbered_scenarios
-from zmqps.testing.probing import probed_scenarios
-from zmqps.testing.restores import Restored
+from zmqps.testing.placement.restores import Restored
 from zmqps.testing.row_scenarios import row_scenarios
-from zmqps.testing.setting import SettingTraining
-from zmqps.testing.several import SeveralJobs
 from zmqps.testing.simulation import Simulation
-from zmqps.testing.supervisors import Reported, reported_scenarios
-from zmqps.testing.synchronous import SyncTraining
-from zmqps.testing.traced import Traced, traced_scenarios
-from zmqps.testing.training import Training
+from zmqps.testing.watching.notes import note_scenarios
+from zmqps.testing.watching.probing import probed_scenarios
+from zmqps.testing.watching.traced import Traced, traced_scenarios
 
 LOSS = Faults(delay=0.004, loss=0.004)
 LOSSES = Faults(delay=0.004, loss=0.03)

@@ -14,39 +14,39 @@ from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.node.member import Identity
-from zmqps.core.protocol.keys import KEY_NBYTES, process_of
 from zmqps.core.protocol.messages import Discard, Message
 from zmqps.core.protocol.plain import unpack
+from zmqps.core.protocol.security.keys import KEY_NBYTES, process_of
 from zmqps.core.server.admission import Room
+from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.machine import ServerMachine
-from zmqps.core.server.shard import Shard
+from zmqps.core.worker.layout.rollbacks import Rollback
 from zmqps.core.worker.operations import Operation, StartJob
-from zmqps.core.worker.rollbacks import Rollback
 from zmqps.core.worker.session import SessionMachine
 from zmqps.errors import DeadlineError
-from zmqps.testing.asynchronous import AsyncTraining
-from zmqps.testing.attackers import Attackers
 from zmqps.testing.cluster import SimulatedCluster, token_of
-from zmqps.testing.comebacks import PATIENCE_S, Comebacks
-from zmqps.testing.copies import CopyWitness
-from zmqps.testing.departures import Departures
 from zmqps.testing.engine import Node, Program
-from zmqps.testing.fallbacks import Fallbacks
+from zmqps.testing.jobs.asynchronous import AsyncTraining
+from zmqps.testing.jobs.training import Training
+from zmqps.testing.members.attackers import Attackers
+from zmqps.testing.members.comebacks import PATIENCE_S, Comebacks
+from zmqps.testing.members.departures import Departures
+from zmqps.testing.members.orphans import Orphans
+from zmqps.testing.members.reach import check_told
+from zmqps.testing.members.returns import Returns
+from zmqps.testing.members.sleepers import Sleepers
+from zmqps.testing.members.successors import Successors
 from zmqps.testing.memory import ScarceMemory
 from zmqps.testing.network import Faults, Network
-from zmqps.testing.orphans import Orphans
-from zmqps.testing.reach import check_told
-from zmqps.testing.replicas import LostServers, replicated
-from zmqps.testing.resizing import Resizing
-from zmqps.testing.returns import Returns
-from zmqps.testing.rolling import Rolling
-from zmqps.testing.savers import Savers
-from zmqps.testing.sleepers import Sleepers
-from zmqps.testing.stores import Disk, SavedJob
-from zmqps.testing.successors import Successors
-from zmqps.testing.thrift import Thrift
-from zmqps.testing.training import Training
+from zmqps.testing.placement.copies import CopyWitness
+from zmqps.testing.placement.fallbacks import Fallbacks
+from zmqps.testing.placement.replicas import LostServers, replicated
+from zmqps.testing.placement.resizing import Resizing
+from zmqps.testing.placement.rolling import Rolling
+from zmqps.testing.placement.savers import Savers
+from zmqps.testing.placement.stores import Disk, SavedJob
 from zmqps.testing.troubles import LONGEST_S, Troubles
+from zmqps.testing.watching.thrift import Thrift
 
 #: So long after the last fault begins, all is well: partitions are over, the lost are known, connections are back.
 SETTLED_S = 45.0
@@ -99,19 +99,19 @@ class Circumstances:
     validate
         Whether every machine's ``validate()`` is called after each of its events.
     attacked
-        Whether there are `zmqps.testing.attackers.Attackers`.
+        Whether there are `zmqps.testing.members.attackers.Attackers`.
     keyed
         Whether nodes have keys.
     orphaned
-        Whether the coordinator dies for good: `zmqps.testing.orphans.Orphans`.
+        Whether the coordinator dies for good: `zmqps.testing.members.orphans.Orphans`.
     succeeded
-        Whether it dies, and another one is started at its address: `zmqps.testing.successors.Successors`.
+        Whether it dies, and another one is started at its address: `zmqps.testing.members.successors.Successors`.
     journaled
-        Whether it dies again and again and comes back from its journal: `zmqps.testing.comebacks.Comebacks`.
+        Whether it dies again and again and comes back from its journal: `zmqps.testing.members.comebacks.Comebacks`.
     claimed
-        Whether workers that are started again have a claim to their place: `zmqps.testing.returns.Returns`.
+        Whether workers that are started again have a claim to their place: `zmqps.testing.members.returns.Returns`.
     thrifty
-        Whether next to nothing may be sent twice: `zmqps.testing.thrift.Thrift`.
+        Whether next to nothing may be sent twice: `zmqps.testing.watching.thrift.Thrift`.
     """
 
     supervised: bool = False
@@ -168,7 +168,7 @@ class Simulation(SimulatedCluster):
         Simulated seconds after which nothing goes wrong any more; what is asked for `SETTLED_S`
         later or more must be answered.
     disk
-        Where the job is saved, and has been saved before: `zmqps.testing.savers.Savers`.
+        Where the job is saved, and has been saved before: `zmqps.testing.placement.savers.Savers`.
     resumed
         The checkpoint that the job begins from.
     first_worker

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from zmqps.testing.engine import Node
 from zmqps.testing.network import RECONNECT_S, Faults
-from zmqps.testing.replicas import LostServers
-from zmqps.testing.resizing import Resizing
-from zmqps.testing.rolling import Rolling
+from zmqps.testing.placement.replicas import LostServers
+from zmqps.testing.placement.resizing import Resizing
+from zmqps.testing.placement.rolling import Rolling
 
 if TYPE_CHECKING:
     from zmqps.testing.cluster import SimulatedCluster

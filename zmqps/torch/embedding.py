@@ -17,8 +17,8 @@ from zmqps.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from zmqps.client.cache_options import CacheOptions
-    from zmqps.client.tables import TableOptions
+    from zmqps.client.sparse.cache_options import CacheOptions
+    from zmqps.client.sparse.tables import TableOptions
 
 #: How the rows of a bag become one.
 MODES = ("sum", "mean")

@@ -19,7 +19,7 @@ from zmqps.torch.trainer import Trainer
 from zmqps.worker import Worker
 
 if TYPE_CHECKING:
-    from zmqps.client.tables import TableOptions
+    from zmqps.client.sparse.tables import TableOptions
     from zmqps.codecs import Codec
     from zmqps.core.treatments import Treatment
 

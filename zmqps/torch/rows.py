@@ -16,8 +16,8 @@ from zmqps.rows.unique import different, spread, summed
 from zmqps.worker import Worker
 
 if TYPE_CHECKING:
-    from zmqps.client.cache_options import CacheOptions
-    from zmqps.client.tables import TableOptions
+    from zmqps.client.sparse.cache_options import CacheOptions
+    from zmqps.client.sparse.tables import TableOptions
 
 Array = np.ndarray[Any, np.dtype[Any]]
 #: Batches whose rows a layer remembers within a step, for a forward pass that `backward` runs again.

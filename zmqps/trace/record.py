@@ -26,7 +26,7 @@ from zmqps.core.protocol.events import Action, Machine, Peer, Received, Resolve,
 from zmqps.core.protocol.messages import Hello
 from zmqps.core.protocol.wire import peek
 from zmqps.files import create, make_directory, open_to_append
-from zmqps.net.host import boot
+from zmqps.net.system.host import boot
 from zmqps.net.transport import Deliver, Noticed, Transport
 from zmqps.trace import VARIABLE
 from zmqps.trace.doors import DOORS, Sink

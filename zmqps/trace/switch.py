@@ -16,7 +16,7 @@ from typing import cast
 from zmqps.core.node.member import Identity
 from zmqps.core.protocol.events import Machine, Peer
 from zmqps.net.driver import Driver
-from zmqps.net.host import boot
+from zmqps.net.system.host import boot
 from zmqps.net.transport import Transport
 from zmqps.trace.doors import DOORS, Doors
 from zmqps.trace.record import Labels, OperationOf, WatchedMachine, WatchedTransport

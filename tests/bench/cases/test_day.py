@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.cases.day import CHANGE_S, STEP_S, WORKERS, Day, measure
-from zmqps.core.coordinator.history import MAX_SERIES, SERIES_NBYTES
+from zmqps.core.coordinator.watching.history import MAX_SERIES, SERIES_NBYTES
 
 
 def test_members_beat_log_take_steps_and_come_and_go() -> None:

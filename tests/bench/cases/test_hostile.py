@@ -6,9 +6,9 @@ import pytest
 from click.testing import CliRunner
 
 from bench.cases import hostile
-from zmqps.core.protocol.large import LIST_OF_MANY
 from zmqps.core.protocol.messages import BY_KIND
-from zmqps.core.protocol.roles import SERVER, TABLE
+from zmqps.core.protocol.messages.large import LIST_OF_MANY
+from zmqps.core.protocol.security.roles import SERVER, TABLE
 
 
 def kind(header: bytes) -> int:

@@ -54,10 +54,10 @@ def test_there_and_back_it_is_no_longer_way_than_it_was(walks: dict[str, Walk], 
 @pytest.mark.parametrize(
     ("name", "through"),
     [
-        ("sync", ("zmqps/core/coordinator/steps.py", "Steps.arrive")),
+        ("sync", ("zmqps/core/coordinator/training/steps.py", "Steps.arrive")),
         ("replicated", CONFIRMS),
-        ("replicated", ("zmqps/core/server/stream.py", "Stream.release")),
-        ("rows", ("zmqps/core/server/table.py", "RowTable.update")),
+        ("replicated", ("zmqps/core/server/replicas/stream.py", "Stream.release")),
+        ("rows", ("zmqps/core/server/tables/table.py", "RowTable.update")),
     ],
 )
 def test_each_walk_goes_through_what_it_is_of(walks: dict[str, Walk], name: str, through: tuple[str, str]) -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from tests.core.machines import Coordinator, errors, exits_of, hello, job, peer, receivers, sent
 from zmqps.core.protocol import exits
-from zmqps.core.protocol.guard import end_guard
 from zmqps.core.protocol.messages import (
     Assign,
     Discard,
@@ -25,6 +24,7 @@ from zmqps.core.protocol.messages import (
     Shutdown,
     Withdraw,
 )
+from zmqps.core.protocol.security.guard import end_guard
 from zmqps.errors import IdentityError, JobEndedError, JobError, LimitError, from_wire
 
 

@@ -21,9 +21,9 @@ from tests.core.machines import (
     receivers,
     sent,
 )
-from zmqps.core.coordinator.barrier import MAX_BARRIERS
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
+from zmqps.core.coordinator.training.barrier import MAX_BARRIERS
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import Log, Received, Stop, Undecodable
 from zmqps.core.protocol.messages import (

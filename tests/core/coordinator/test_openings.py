@@ -12,8 +12,8 @@ from zmqps.core.coordinator.openings import MAX_WAITING, SHARE
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.job.tables import TableSpec
 from zmqps.core.protocol.events import Action, Received, Returned, Run
-from zmqps.core.protocol.large import Large, decode_small
 from zmqps.core.protocol.messages import Arrive, Assign, Checkpoint, Error, Heartbeat, Init, Job, Message, Waiting
+from zmqps.core.protocol.messages.large import Large, decode_small
 from zmqps.core.protocol.typed import pack
 from zmqps.core.protocol.wire import MAX_SHORT_HEADER_NBYTES, encode
 from zmqps.errors import ConfigurationError, JobMismatchError, ProtocolError

@@ -9,7 +9,6 @@ import pytest
 
 from tests.core.machines import TIMEOUT, Coordinator, errors, exits_of, hello, job, logged, peer, receivers, sent
 from zmqps.core.protocol.events import Action
-from zmqps.core.protocol.guard import join_guard
 from zmqps.core.protocol.messages import (
     Arrive,
     Assign,
@@ -34,6 +33,7 @@ from zmqps.core.protocol.messages import (
     Welcome,
     Withdraw,
 )
+from zmqps.core.protocol.security.guard import join_guard
 from zmqps.errors import (
     ConfigurationError,
     DeadlineError,

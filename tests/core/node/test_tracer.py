@@ -5,7 +5,7 @@ from __future__ import annotations
 from zmqps.core.node.tracer import Tracer
 from zmqps.core.protocol.events import COORDINATOR, Exit, Look, Looked, Received, Send
 from zmqps.core.protocol.messages import Trace, Tracing
-from zmqps.core.protocol.tracing import TraceState
+from zmqps.core.protocol.messages.tracing import TraceState
 from zmqps.errors import DeadlineError
 
 

@@ -18,7 +18,7 @@ from zmqps.core.protocol.messages import (
     SpansRecorded,
     Welcome,
 )
-from zmqps.core.protocol.tracing import TraceState
+from zmqps.core.protocol.messages.tracing import TraceState
 from zmqps.errors import NotJoinedError
 
 WELCOME = Welcome(1, b"i" * 16, "c", 5, 1.0, 1000.0, 4, 2)

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from tests.core.strategies import NOISE, almost, as_bytes, comparable, messages, mutated, placements
 from tests.imports import dotted, modules
 from zmqps.core.protocol import wire
-from zmqps.core.protocol.large import Large
 from zmqps.core.protocol.messages import (
     BY_KIND,
     Ack,
@@ -33,7 +32,8 @@ from zmqps.core.protocol.messages import (
     Values,
     Waiting,
 )
-from zmqps.core.protocol.saving import SaveStage
+from zmqps.core.protocol.messages.large import Large
+from zmqps.core.protocol.messages.saving import SaveStage
 from zmqps.core.protocol.wire import (
     HEADER_NBYTES,
     INLINE_NBYTES,

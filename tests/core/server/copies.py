@@ -24,7 +24,6 @@ from zmqps.core.protocol.events import (
     Run,
     Send,
 )
-from zmqps.core.protocol.keys import proof_of, ticket_of
 from zmqps.core.protocol.messages import (
     Ack,
     Commit,
@@ -41,10 +40,11 @@ from zmqps.core.protocol.messages import (
     Values,
     Welcome,
 )
+from zmqps.core.protocol.security.keys import proof_of, ticket_of
 from zmqps.core.protocol.wire import decode, encode
+from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.machine import ServerMachine
-from zmqps.core.server.shard import Shard
-from zmqps.core.server.table import RowTable
+from zmqps.core.server.tables.table import RowTable
 
 PRIMARY = 1
 WELCOME = Welcome(1, b"i" * 16, "c", 0, 1.0, 1e9, 1, 1)

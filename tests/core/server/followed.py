@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 
 from zmqps import initial, optim
-from zmqps.client.feed import Changes, Feed
 from zmqps.client.requests import Requests
-from zmqps.client.tables import table
+from zmqps.client.sparse.feed import Changes, Feed
+from zmqps.client.sparse.tables import table
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.messages import ScanRows
-from zmqps.core.server.gone import GoneLog
-from zmqps.core.server.rows import Rows, make_rows
+from zmqps.core.server.tables.gone import GoneLog
+from zmqps.core.server.tables.rows import Rows, make_rows
 from zmqps.core.worker.operations import Attached, Exchange
 from zmqps.core.worker.rows import RowCargo, RowSource, ScanTarget
 from zmqps.core.worker.transfer import PullTransfer, PushTransfer

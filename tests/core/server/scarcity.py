@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from zmqps.core.server.memory import HostMemory, Memory
-from zmqps.core.server.rules import UpdateKernel
-from zmqps.core.server.shard import Shard
+from zmqps.core.server.dense.memory import HostMemory, Memory
+from zmqps.core.server.dense.rules import UpdateKernel
+from zmqps.core.server.dense.shard import Shard
 from zmqps.gpu.staging import DeviceMemory, Streams
 from zmqps.optim import OptimizerSpec, make_kernel
 from zmqps.testing.device import HostDevice
-from zmqps.testing.training import ReferenceRules
+from zmqps.testing.jobs.training import ReferenceRules
 
 
 class Scarcity:

@@ -16,7 +16,7 @@ from zmqps.core.protocol.events import Action, Run
 from zmqps.core.protocol.messages import Assign
 from zmqps.core.server.admission import Room
 from zmqps.core.server.builds import Builds, build_error
-from zmqps.core.server.shard import Shard
+from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.tenant import Tenant
 from zmqps.errors import JobError, JobMemoryError, ProtocolError, PSError
 

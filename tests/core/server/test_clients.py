@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.core.machines import KEY, identity, peer, ticketed
-from zmqps.core.protocol.keys import LOADER, proof_of, ticket_of
 from zmqps.core.protocol.messages import Hello
+from zmqps.core.protocol.security.keys import LOADER, proof_of, ticket_of
 from zmqps.core.server import clients as module
 from zmqps.core.server.clients import Clients
 from zmqps.errors import (

@@ -9,7 +9,7 @@ from zmqps.core.node.member import Member
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import COORDINATOR, Action, Exit, Stop
 from zmqps.core.protocol.messages import PROTOCOL_VERSION, Drain, Draining, Leave, Welcome
-from zmqps.core.protocol.resizing import DrainState
+from zmqps.core.protocol.messages.resizing import DrainState
 from zmqps.core.server.leaving import AGAIN_S, Leaving
 
 

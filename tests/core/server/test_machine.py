@@ -30,8 +30,6 @@ from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.tables import TableSpec
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import COORDINATOR, Action, Received, Returned, Run, Stop, Undecodable
-from zmqps.core.protocol.keys import alias
-from zmqps.core.protocol.large import Large, decode_but_assign
 from zmqps.core.protocol.messages import (
     Ack,
     Assign,
@@ -51,6 +49,8 @@ from zmqps.core.protocol.messages import (
     Values,
     Welcome,
 )
+from zmqps.core.protocol.messages.large import Large, decode_but_assign
+from zmqps.core.protocol.security.keys import alias
 from zmqps.core.protocol.typed import pack
 from zmqps.core.protocol.wire import encode
 from zmqps.core.server.machine import ServerMachine

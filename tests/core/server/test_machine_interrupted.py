@@ -15,18 +15,19 @@ import numpy as np
 import pytest
 
 from tests.core.machines import job, peer, sent
+from tests.core.server.dense.test_buffers import Reading
 from tests.core.server.scarcity import held_nbytes, state_of
-from tests.core.server.test_buffers import Reading
 from tests.core.server.test_machine import Server, push
 from tests.core.server.test_machine_steps import brought, commit, pull
 from zmqps.core.protocol.events import COORDINATOR
 from zmqps.core.protocol.messages import Ack, Committed, Error, Load, Message
-from zmqps.core.server import aggregate, buffers, ledger, machine, shard, slices, stale, undo
-from zmqps.core.server.shard import Shard
+from zmqps.core.server import ledger, machine
+from zmqps.core.server.dense import aggregate, buffers, shard, slices, stale, undo
+from zmqps.core.server.dense.shard import Shard
 from zmqps.core.treatments import Compensate, Drop
 from zmqps.errors import ServerMemoryError, ShardBrokenError
 from zmqps.optim import OptimizerSpec, momentum
-from zmqps.testing.training import ReferenceRules
+from zmqps.testing.jobs.training import ReferenceRules
 
 pytestmark = pytest.mark.repeats
 

@@ -31,7 +31,7 @@ from zmqps.core.protocol.messages import (
     Welcome,
 )
 from zmqps.core.server.admission import Room
-from zmqps.core.server.shard import Shard
+from zmqps.core.server.dense.shard import Shard
 from zmqps.errors import (
     EvictedError,
     JobEndedError,

@@ -14,12 +14,12 @@ from tests.core.server.test_machine import Server, push
 from tests.core.server.test_machine_steps import ONES, brought, commit, pull
 from zmqps.core.protocol.events import COORDINATOR
 from zmqps.core.protocol.messages import Ack, Commit, Committed, Error, Load, Pull, Values
-from zmqps.core.server.memory import HostMemory
-from zmqps.core.server.shard import Shard
+from zmqps.core.server.dense.memory import HostMemory
+from zmqps.core.server.dense.shard import Shard
 from zmqps.core.treatments import Compensate
 from zmqps.errors import DeviceMemoryError, ServerMemoryError, ShardBrokenError, from_wire
 from zmqps.optim import OptimizerSpec
-from zmqps.testing.training import ReferenceRules
+from zmqps.testing.jobs.training import ReferenceRules
 
 WHOLE = {"parts": ((0, 0, ()), (1, 0, ())), "payload": (np.ones(16, np.float32),)}
 

@@ -27,8 +27,8 @@ from zmqps.core.protocol.messages import (
     Values,
     Withdraw,
 )
+from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.parked import nbytes_of
-from zmqps.core.server.shard import Shard
 from zmqps.errors import (
     EvictedError,
     JobEndedError,

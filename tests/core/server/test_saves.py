@@ -11,9 +11,9 @@ import pytest
 from tests.core.machines import assign, job, make_shard, placement, sent
 from zmqps.core.protocol.events import Action, Run
 from zmqps.core.protocol.messages import Save, Saved
-from zmqps.core.protocol.saving import SaveStage
+from zmqps.core.protocol.messages.saving import SaveStage
+from zmqps.core.server.dense.snapshot import SnapshotSlice
 from zmqps.core.server.saves import IN_HAND, Saves, Saving
-from zmqps.core.server.snapshot import SnapshotSlice
 from zmqps.core.server.tenant import Tenant
 
 WORKER = b"w" * 16

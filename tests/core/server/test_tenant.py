@@ -7,13 +7,13 @@ import pytest
 
 from tests.core.machines import assign, job, make_shard, placement
 from zmqps.core.protocol.messages import Pull
-from zmqps.core.server.beside import GRANT_NBYTES, LEAST_NBYTES, Beside
-from zmqps.core.server.shard import Shard
+from zmqps.core.server.dense.beside import GRANT_NBYTES, LEAST_NBYTES, Beside
+from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.tenant import Tenant, in_all
 from zmqps.core.treatments import ReadCopies
 from zmqps.errors import JobError
 from zmqps.optim import sgd
-from zmqps.testing.training import ReferenceRules
+from zmqps.testing.jobs.training import ReferenceRules
 
 SPEC = job("a", "b", staleness=0)
 WORKER, OTHER = b"w" * 16, b"o" * 16

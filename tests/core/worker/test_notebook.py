@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from zmqps.core.protocol.fields import Entry
 from zmqps.core.protocol.messages import Note
-from zmqps.core.protocol.notes import MAX_ENTRIES, MAX_ENTRIES_NBYTES, MAX_STEP, MAX_VALUES
+from zmqps.core.protocol.messages.notes import MAX_ENTRIES, MAX_ENTRIES_NBYTES, MAX_STEP, MAX_VALUES
 from zmqps.core.protocol.wire import MAX_SHORT_HEADER_NBYTES, decode, encode
 from zmqps.core.worker.notebook import MOST_NAMES, MOST_NEW, Notebook
 from zmqps.errors import ConfigurationError

@@ -21,9 +21,9 @@ from zmqps.core.node.handshake import Handshake
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.events import Action, Send, server_peer
 from zmqps.core.protocol.messages import Ack, PullRows, PushRows, ScanRows, Values, Welcome
-from zmqps.core.protocol.rows import SCANNED
+from zmqps.core.protocol.messages.rows import SCANNED
 from zmqps.core.worker import rows
-from zmqps.core.worker.link import Link
+from zmqps.core.worker.connections.link import Link
 from zmqps.core.worker.rows import RowCargo, RowParts, RowSource, RowTarget, ScanTarget
 from zmqps.core.worker.transfer import PullTransfer, PushTransfer
 from zmqps.errors import ProtocolError

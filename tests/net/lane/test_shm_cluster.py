@@ -21,7 +21,7 @@ import zmqps
 from tests.net.cluster import PATIENCE, Cluster, running
 from zmqps.core.protocol.arrays import GATHER_NBYTES
 from zmqps.core.protocol.loans import lender_of, received
-from zmqps.core.server import beside
+from zmqps.core.server.dense import beside
 from zmqps.net.lane.segment import DIRECTORY
 from zmqps.net.lane.shm import LaneTransport
 from zmqps.net.routes import TRANSPORTS, Route, choose, new_local_endpoint

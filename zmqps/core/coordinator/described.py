@@ -10,8 +10,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from zmqps.core.coordinator.membership import MemberInfo
-from zmqps.core.coordinator.resumption import Resumption
+from zmqps.core.coordinator.members.membership import MemberInfo
+from zmqps.core.coordinator.placement.resumption import Resumption
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.typed import Packed, pack

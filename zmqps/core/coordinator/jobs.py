@@ -8,22 +8,22 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from zmqps.core.coordinator.cluster_end import ClusterEnd
 from zmqps.core.coordinator.described import difference, read
 from zmqps.core.coordinator.ended import EndedJobs, unknown_job
-from zmqps.core.coordinator.erasures import Erasures
-from zmqps.core.coordinator.fleet import Fleet
 from zmqps.core.coordinator.journal import OF_A_JOB, DirtyKeys, set_key
-from zmqps.core.coordinator.losses import ASKED, DOWN, end_of_cluster
-from zmqps.core.coordinator.membership import MemberInfo, Membership
+from zmqps.core.coordinator.members.cluster_end import ClusterEnd
+from zmqps.core.coordinator.members.erasures import Erasures
+from zmqps.core.coordinator.members.losses import ASKED, DOWN, end_of_cluster
+from zmqps.core.coordinator.members.membership import MemberInfo, Membership
 from zmqps.core.coordinator.options import CoordinatorOptions
-from zmqps.core.coordinator.resumption import Resumption
+from zmqps.core.coordinator.placement.fleet import Fleet
+from zmqps.core.coordinator.placement.resumption import Resumption
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.node.timers import Timer, Wheel
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import Action, Exit, Log, Peer, Send
-from zmqps.core.protocol.membership import DepartureCause
 from zmqps.core.protocol.messages import EndJob, Error, Init, Waiting
+from zmqps.core.protocol.messages.membership import DepartureCause
 from zmqps.errors import JobEndedError, LimitError, PSError
 
 #: Jobs at the same time; each has a shard on every server.

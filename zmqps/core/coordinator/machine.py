@@ -8,41 +8,41 @@ from types import MappingProxyType
 from typing import Any
 
 from zmqps.core.coordinator import operators
-from zmqps.core.coordinator.admission import check_message
-from zmqps.core.coordinator.checkpoints import HOLD_S, Checkpoints
-from zmqps.core.coordinator.cluster_end import ClusterEnd
-from zmqps.core.coordinator.drains import Drains
 from zmqps.core.coordinator.ended import EndedJobs
-from zmqps.core.coordinator.erasures import Erasures
-from zmqps.core.coordinator.files import FileService, Serving
-from zmqps.core.coordinator.fleet import Fleet
-from zmqps.core.coordinator.heartbeats import heartbeat, set_rates
-from zmqps.core.coordinator.holders import OF_HOLDERS, Holders
 from zmqps.core.coordinator.jobs import Jobs
-from zmqps.core.coordinator.joining import join
 from zmqps.core.coordinator.journal import DirtyKeys, Plain
-from zmqps.core.coordinator.making import Cadence
-from zmqps.core.coordinator.membership import SILENT_BEATS, MemberInfo, Membership
-from zmqps.core.coordinator.news import News
-from zmqps.core.coordinator.notes import NoteReceiver
+from zmqps.core.coordinator.members.admission import check_message
+from zmqps.core.coordinator.members.cluster_end import ClusterEnd
+from zmqps.core.coordinator.members.erasures import Erasures
+from zmqps.core.coordinator.members.heartbeats import heartbeat, set_rates
+from zmqps.core.coordinator.members.joining import join
+from zmqps.core.coordinator.members.membership import SILENT_BEATS, MemberInfo, Membership
+from zmqps.core.coordinator.members.news import News
+from zmqps.core.coordinator.members.partings import Partings
+from zmqps.core.coordinator.members.telling import Telling, init
 from zmqps.core.coordinator.openings import Opening, Openings
 from zmqps.core.coordinator.options import CoordinatorOptions
-from zmqps.core.coordinator.partings import Partings
-from zmqps.core.coordinator.probes import Probes
+from zmqps.core.coordinator.placement.drains import Drains
+from zmqps.core.coordinator.placement.fleet import Fleet
+from zmqps.core.coordinator.placement.holders import OF_HOLDERS, Holders
+from zmqps.core.coordinator.placement.resumption import Resumption
+from zmqps.core.coordinator.placement.scales import Scales
 from zmqps.core.coordinator.remembered import dump, restore
-from zmqps.core.coordinator.resumption import Resumption
 from zmqps.core.coordinator.run import JobRun
-from zmqps.core.coordinator.scales import Scales
-from zmqps.core.coordinator.status import (
+from zmqps.core.coordinator.saving.checkpoints import HOLD_S, Checkpoints
+from zmqps.core.coordinator.saving.files import FileService, Serving
+from zmqps.core.coordinator.saving.making import Cadence
+from zmqps.core.coordinator.saving.store import Store
+from zmqps.core.coordinator.watching.notes import NoteReceiver
+from zmqps.core.coordinator.watching.probes import Probes
+from zmqps.core.coordinator.watching.status import (
     Inquiries,
     cluster_status,
     job_of,
     waiting,
 )
-from zmqps.core.coordinator.store import Store
-from zmqps.core.coordinator.telling import Telling, init
-from zmqps.core.coordinator.traces import Traces
-from zmqps.core.coordinator.watching import Watching
+from zmqps.core.coordinator.watching.traces import Traces
+from zmqps.core.coordinator.watching.watching import Watching
 from zmqps.core.node.member import REMINDER_INTERVAL_S, Identity
 from zmqps.core.node.timers import Wheel
 from zmqps.core.protocol import exits
@@ -58,9 +58,6 @@ from zmqps.core.protocol.events import (
     Undecodable,
     Unreachable,
 )
-from zmqps.core.protocol.keys import alias
-from zmqps.core.protocol.large import Large
-from zmqps.core.protocol.membership import DepartureCause
 from zmqps.core.protocol.messages import (
     Arrive,
     Back,
@@ -92,6 +89,9 @@ from zmqps.core.protocol.messages import (
     WentBack,
     Withdraw,
 )
+from zmqps.core.protocol.messages.large import Large
+from zmqps.core.protocol.messages.membership import DepartureCause
+from zmqps.core.protocol.security.keys import alias
 from zmqps.errors import NotJoinedError, PSError, counted
 
 #: Of many members that are overdue so many are lost at a time, and the next ones so much later: messages of the living
@@ -495,7 +495,7 @@ def _of_holder(
 #: Requests whose answer is remembered, so that one that was lost can be said again.
 REPEATABLE = (Init, Enter, Arrive, Take, Checkpoint, SetRates)
 
-#: What is done at what a member says; which role may say it is in `zmqps.core.protocol.roles`.
+#: What is done at what a member says; which role may say it is in `zmqps.core.protocol.security.roles`.
 HANDLERS: dict[type[Message], Callable[[CoordinatorMachine, MemberInfo, Any, float], list[Action]]] = {
     **{kind: _of_holder(take) for kind, take in OF_HOLDERS.items()},
     Heartbeat: heartbeat,

@@ -10,11 +10,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from zmqps.core.coordinator.described import Described, Rival
-from zmqps.core.coordinator.membership import MemberInfo, Membership
+from zmqps.core.coordinator.members.membership import MemberInfo, Membership
 from zmqps.core.node.timers import Wheel
 from zmqps.core.protocol.events import Action, Peer, Received, Run
-from zmqps.core.protocol.large import Large
 from zmqps.core.protocol.messages import Checkpoint, Error, Heartbeat, Init, Message, Promoted, Saved
+from zmqps.core.protocol.messages.large import Large
 from zmqps.errors import ProtocolError, PSError
 
 if TYPE_CHECKING:

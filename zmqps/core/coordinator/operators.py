@@ -5,17 +5,15 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from zmqps.core.coordinator.checkpoints import Checkpoints
-from zmqps.core.coordinator.drains import Drains
 from zmqps.core.coordinator.jobs import Jobs
-from zmqps.core.coordinator.making import Wish
-from zmqps.core.coordinator.membership import MemberInfo, Membership
-from zmqps.core.coordinator.probes import Probes
-from zmqps.core.coordinator.scales import Scales
-from zmqps.core.coordinator.traces import Traces
+from zmqps.core.coordinator.members.membership import MemberInfo, Membership
+from zmqps.core.coordinator.placement.drains import Drains
+from zmqps.core.coordinator.placement.scales import Scales
+from zmqps.core.coordinator.saving.checkpoints import Checkpoints
+from zmqps.core.coordinator.saving.making import Wish
+from zmqps.core.coordinator.watching.probes import Probes
+from zmqps.core.coordinator.watching.traces import Traces
 from zmqps.core.protocol.events import Action, Log, Peer, Received, Send
-from zmqps.core.protocol.hello import check_name
-from zmqps.core.protocol.keys import process_of
 from zmqps.core.protocol.messages import (
     Checkpoint,
     Drain,
@@ -30,7 +28,9 @@ from zmqps.core.protocol.messages import (
     SpansRecorded,
     Trace,
 )
-from zmqps.core.protocol.roles import OPERATOR, WORKER
+from zmqps.core.protocol.messages.hello import check_name
+from zmqps.core.protocol.security.keys import process_of
+from zmqps.core.protocol.security.roles import OPERATOR, WORKER
 from zmqps.errors import ProtocolError
 
 #: Of the members that are lost with one process so many are named.

@@ -34,12 +34,7 @@ from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any, Protocol
 
-from zmqps.core.coordinator.checkpoints import Checkpoints
-from zmqps.core.coordinator.cluster_end import ClusterEnd
-from zmqps.core.coordinator.drains import Drains
 from zmqps.core.coordinator.ended import EndedJobs
-from zmqps.core.coordinator.erasures import Erasures
-from zmqps.core.coordinator.fleet import Fleet
 from zmqps.core.coordinator.jobs import Jobs
 from zmqps.core.coordinator.journal import (
     OF_A_JOB,
@@ -51,9 +46,14 @@ from zmqps.core.coordinator.journal import (
     split_set,
     unpacked_error,
 )
-from zmqps.core.coordinator.membership import MemberInfo, Membership
+from zmqps.core.coordinator.members.cluster_end import ClusterEnd
+from zmqps.core.coordinator.members.erasures import Erasures
+from zmqps.core.coordinator.members.membership import MemberInfo, Membership
+from zmqps.core.coordinator.placement.drains import Drains
+from zmqps.core.coordinator.placement.fleet import Fleet
+from zmqps.core.coordinator.placement.scales import Scales
 from zmqps.core.coordinator.run import JobRun
-from zmqps.core.coordinator.scales import Scales
+from zmqps.core.coordinator.saving.checkpoints import Checkpoints
 
 
 class JournalHost(Protocol):

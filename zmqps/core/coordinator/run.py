@@ -6,28 +6,27 @@ from collections.abc import Callable, Iterable, Iterator
 from enum import StrEnum
 from typing import Any
 
-from zmqps.core.coordinator.barrier import Barriers
-from zmqps.core.coordinator.copies import Replica
-from zmqps.core.coordinator.data import DataSets
-from zmqps.core.coordinator.fallback import Fallback
-from zmqps.core.coordinator.fleet import Fleet
 from zmqps.core.coordinator.journal import DirtyKeys, set_key
-from zmqps.core.coordinator.membership import SILENT_BEATS, MemberInfo
-from zmqps.core.coordinator.missing import torn
-from zmqps.core.coordinator.occupancy import Occupancy
+from zmqps.core.coordinator.members.membership import SILENT_BEATS, MemberInfo
+from zmqps.core.coordinator.members.occupancy import Occupancy
+from zmqps.core.coordinator.members.places import Places
+from zmqps.core.coordinator.members.reach import check_in_reach
+from zmqps.core.coordinator.members.roster import Roster
+from zmqps.core.coordinator.members.spares import Kept
 from zmqps.core.coordinator.options import CoordinatorOptions
-from zmqps.core.coordinator.places import Places
-from zmqps.core.coordinator.rates import Numbers
-from zmqps.core.coordinator.reach import check_in_reach
-from zmqps.core.coordinator.replication import Replication
-from zmqps.core.coordinator.resumption import Resumption
-from zmqps.core.coordinator.roster import Roster
-from zmqps.core.coordinator.spares import Kept
-from zmqps.core.coordinator.startup import Beginning, Startup
-from zmqps.core.coordinator.steps import Steps
-from zmqps.core.coordinator.waits import Waiter, Waiters
+from zmqps.core.coordinator.placement.copies import Replica
+from zmqps.core.coordinator.placement.fallback import Fallback
+from zmqps.core.coordinator.placement.fleet import Fleet
+from zmqps.core.coordinator.placement.missing import torn
+from zmqps.core.coordinator.placement.replication import Replication
+from zmqps.core.coordinator.placement.resumption import Resumption
+from zmqps.core.coordinator.placement.startup import Beginning, Startup
+from zmqps.core.coordinator.training.barrier import Barriers
+from zmqps.core.coordinator.training.data import DataSets
+from zmqps.core.coordinator.training.rates import Numbers
+from zmqps.core.coordinator.training.steps import Steps
+from zmqps.core.coordinator.training.waits import Waiter, Waiters
 from zmqps.core.protocol.events import Action, Log, Send
-from zmqps.core.protocol.membership import DepartureCause
 from zmqps.core.protocol.messages import (
     Arrive,
     Enter,
@@ -41,6 +40,7 @@ from zmqps.core.protocol.messages import (
     WentBack,
     Withdraw,
 )
+from zmqps.core.protocol.messages.membership import DepartureCause
 from zmqps.errors import ConfigurationError, JournalBehindError, PeerLostError, PSError
 
 

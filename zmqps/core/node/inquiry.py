@@ -37,7 +37,7 @@ from zmqps.core.protocol.messages import (
     Watch,
     Watched,
 )
-from zmqps.core.protocol.resizing import DrainState
+from zmqps.core.protocol.messages.resizing import DrainState
 from zmqps.errors import LimitError, from_wire, printable
 
 #: What an `Inquiry` may ask.

@@ -9,10 +9,6 @@ from typing import Any
 from zmqps.core.node.handshake import Handshake
 from zmqps.core.node.tracing import NodeTracing
 from zmqps.core.protocol.events import COORDINATOR, Action, Log, Send
-from zmqps.core.protocol.guard import join_guard
-from zmqps.core.protocol.hello import SPARE
-from zmqps.core.protocol.keys import claim_of
-from zmqps.core.protocol.membership import DepartureCause
 from zmqps.core.protocol.messages import (
     MAGIC,
     PROTOCOL_VERSION,
@@ -29,6 +25,10 @@ from zmqps.core.protocol.messages import (
     Probed,
     Welcome,
 )
+from zmqps.core.protocol.messages.hello import SPARE
+from zmqps.core.protocol.messages.membership import DepartureCause
+from zmqps.core.protocol.security.guard import join_guard
+from zmqps.core.protocol.security.keys import claim_of
 from zmqps.errors import CoordinatorRestartedError, NotJoinedError, PeerLostError, PSError
 
 #: A goodbye is said again after so long, so many times, unless it is answered: it may be lost with a connection.

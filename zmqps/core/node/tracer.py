@@ -22,9 +22,9 @@ from zmqps.core.protocol.events import (
     Stop,
     Unreachable,
 )
-from zmqps.core.protocol.guard import trace_guard, trace_subject
 from zmqps.core.protocol.messages import Error, Fetch, Message, Piece, Trace, Tracing
-from zmqps.core.protocol.tracing import TraceAction, TraceState
+from zmqps.core.protocol.messages.tracing import TraceAction, TraceState
+from zmqps.core.protocol.security.guard import trace_guard, trace_subject
 from zmqps.errors import DeadlineError, JobError, PSError, from_wire, printable
 
 #: Once a trace is over nodes have so long to say so; what they have is fetched without the others then.

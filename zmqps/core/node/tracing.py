@@ -9,7 +9,7 @@ from zmqps.core.node.clock import Samples
 from zmqps.core.protocol.events import COORDINATOR, Action, Send
 from zmqps.core.protocol.limits import MAX_BLOB_NBYTES
 from zmqps.core.protocol.messages import Clock, Fetch, Message, Piece, RecordSpans, SpansRecorded
-from zmqps.core.protocol.tracing import TraceState
+from zmqps.core.protocol.messages.tracing import TraceState
 
 #: While it records a node says so as often: each time it learns of the coordinator's clock.
 REPORT_S = 0.25

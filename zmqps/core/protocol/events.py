@@ -13,7 +13,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Protocol
 
 from zmqps.core.protocol.messages import Message
-from zmqps.core.protocol.roles import KeyHolder
+from zmqps.core.protocol.security.roles import KeyHolder
 from zmqps.errors import PSError
 
 Peer = bytes

@@ -134,7 +134,7 @@ def _known(name: str, noun: str, text: str, *labels: str) -> Figure:
     return Figure(name=name, metric=f"zmqps_{noun}", kind=kind, help=text, labels=labels)
 
 
-#: What the coordinator knows of jobs and members, by the name in `zmqps.core.coordinator.measured`.
+#: What the coordinator knows of jobs and members, by the name in `zmqps.core.coordinator.watching.measured`.
 OF_COORDINATOR: tuple[Figure, ...] = (
     _known("members", "members", "Nodes that have joined.", "role", "job"),
     _known("wanted_servers", "wanted_servers", "Servers that make the cluster."),

@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgpack  # type: ignore[import-untyped]
 
 from zmqps.core.protocol.growth import decoded_nbytes
-from zmqps.core.protocol.keys import KEY_NBYTES
 from zmqps.core.protocol.limits import MAX_BLOB_NBYTES, MAX_FACT_CHARS, MAX_FACTS, MAX_TEXT_CHARS
 from zmqps.core.protocol.messages import (
     BY_KIND,
@@ -60,11 +59,12 @@ from zmqps.core.protocol.messages import (
     Watch,
     Watched,
 )
-from zmqps.core.protocol.notes import checked_entries
-from zmqps.core.protocol.resizing import DrainState
-from zmqps.core.protocol.saving import SaveStage
+from zmqps.core.protocol.messages.notes import checked_entries
+from zmqps.core.protocol.messages.resizing import DrainState
+from zmqps.core.protocol.messages.saving import SaveStage
+from zmqps.core.protocol.messages.tracing import TraceAction, TraceState
+from zmqps.core.protocol.security.keys import KEY_NBYTES
 from zmqps.core.protocol.terms import MOST_NUMBERS, SET, SET_TO_MEAN, are_sets
-from zmqps.core.protocol.tracing import TraceAction, TraceState
 from zmqps.core.protocol.typed import are_ordered, pack, reader
 from zmqps.errors import LimitError, ProtocolError
 

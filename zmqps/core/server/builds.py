@@ -13,8 +13,8 @@ from zmqps.core.protocol.events import Action, Run
 from zmqps.core.protocol.messages import Assign
 from zmqps.core.protocol.wire import uncollected
 from zmqps.core.server.admission import Room
+from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.saves import Files
-from zmqps.core.server.shard import Shard
 from zmqps.core.server.tenant import Tenant
 from zmqps.errors import JobError, ProtocolError, PSError
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Container, Iterable
 from functools import cache
 
 from zmqps.core.protocol.events import Peer
-from zmqps.core.protocol.keys import LOADER, proof_of, same, ticket_of
 from zmqps.core.protocol.messages import Hello
-from zmqps.core.protocol.roles import TO_SERVER, KeyHolder, check_role, check_same, shut_out
+from zmqps.core.protocol.security.keys import LOADER, proof_of, same, ticket_of
+from zmqps.core.protocol.security.roles import TO_SERVER, KeyHolder, check_role, check_same, shut_out
 from zmqps.errors import (
     EvictedError,
     IdentityError,

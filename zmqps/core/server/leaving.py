@@ -5,9 +5,9 @@ from __future__ import annotations
 from zmqps.core.node.member import Member
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import COORDINATOR, Action, Exit, Log, Send, Stop
-from zmqps.core.protocol.membership import DepartureCause
 from zmqps.core.protocol.messages import Drain, Draining
-from zmqps.core.protocol.resizing import DrainState
+from zmqps.core.protocol.messages.membership import DepartureCause
+from zmqps.core.protocol.messages.resizing import DrainState
 
 #: So often the coordinator is asked again, how far it is.
 AGAIN_S = 1.0

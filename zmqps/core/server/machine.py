@@ -29,9 +29,6 @@ from zmqps.core.protocol.events import (
     Undecodable,
     Unreachable,
 )
-from zmqps.core.protocol.hello import check_hello
-from zmqps.core.protocol.keys import alias
-from zmqps.core.protocol.large import Large
 from zmqps.core.protocol.messages import (
     PROTOCOL_VERSION,
     Ack,
@@ -56,20 +53,23 @@ from zmqps.core.protocol.messages import (
     Withdraw,
     Yield,
 )
-from zmqps.core.protocol.roles import check_client
+from zmqps.core.protocol.messages.hello import check_hello
+from zmqps.core.protocol.messages.large import Large
+from zmqps.core.protocol.security.keys import alias
+from zmqps.core.protocol.security.roles import check_client
 from zmqps.core.server.admission import Room
 from zmqps.core.server.builds import Builds
 from zmqps.core.server.clients import Client, Clients, departed
+from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.discarded import DiscardedJobs
 from zmqps.core.server.leaving import Leaving
 from zmqps.core.server.ledger import Result
 from zmqps.core.server.orders import Orders
 from zmqps.core.server.parked import CONFIRMED, MAX_ALL_PARKED_NBYTES, Awaited, awaited_by, nbytes_of
 from zmqps.core.server.relay import FileRelay, FileRequest
-from zmqps.core.server.replication import ReplicaStreams
+from zmqps.core.server.replicas.replication import ReplicaStreams
 from zmqps.core.server.requests import PULLS, PUSHES, AnyPull, AnyPush, Found, find_rows, is_available, push_rows
 from zmqps.core.server.saves import Files, Saves, Saving
-from zmqps.core.server.shard import Shard
 from zmqps.core.server.shortage import as_error
 from zmqps.core.server.tenant import Tenant, in_all
 from zmqps.errors import (

@@ -7,11 +7,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from zmqps.core.node.member import Member
-from zmqps.core.protocol import exits, roles
+from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import COORDINATOR, Action, Exit, Log, Peer, Run, Send
-from zmqps.core.protocol.guard import check_welcome
-from zmqps.core.protocol.large import Large
-from zmqps.core.protocol.membership import DepartureCause
 from zmqps.core.protocol.messages import (
     Assign,
     Commit,
@@ -35,14 +32,18 @@ from zmqps.core.protocol.messages import (
     Welcome,
     Yield,
 )
+from zmqps.core.protocol.messages.large import Large
+from zmqps.core.protocol.messages.membership import DepartureCause
+from zmqps.core.protocol.security import roles
+from zmqps.core.protocol.security.guard import check_welcome
 from zmqps.core.server.builds import Builds, Built, build_error
 from zmqps.core.server.clients import Clients
+from zmqps.core.server.dense.recut import cut
 from zmqps.core.server.discarded import DiscardedJobs
 from zmqps.core.server.leaving import Leaving
 from zmqps.core.server.parked import COMMITTED, Awaited
-from zmqps.core.server.recut import cut
 from zmqps.core.server.relay import FileRelay
-from zmqps.core.server.replication import ReplicaStreams
+from zmqps.core.server.replicas.replication import ReplicaStreams
 from zmqps.core.server.saves import Saves
 from zmqps.core.server.tenant import Tenant
 from zmqps.errors import BY_CODE, EvictedError, IdentityError, LimitError, ProtocolError, PSError, counted

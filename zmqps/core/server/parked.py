@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple, TypeAlias
 
 from zmqps.core.protocol.messages import Pull
+from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.requests import AnyPull
-from zmqps.core.server.shard import Shard
 from zmqps.errors import LimitError
 
 #: Of one client. A pull of all that 200,000 parameters have in one shard, by ranges, is half of it.

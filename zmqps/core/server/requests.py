@@ -9,9 +9,9 @@ from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.events import Reader
 from zmqps.core.protocol.messages import Pull, PullRows, Push, PushRows, ScanRows
 from zmqps.core.server.clients import Client
+from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.ledger import Result
-from zmqps.core.server.rows import Rows
-from zmqps.core.server.shard import Shard
+from zmqps.core.server.tables.rows import Rows
 from zmqps.errors import SliceRangeError
 
 AnyPush: TypeAlias = Push | PushRows

@@ -11,11 +11,11 @@ from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import COORDINATOR, Action, Run, Send
 from zmqps.core.protocol.messages import Save, Saved
-from zmqps.core.protocol.saving import SaveStage
-from zmqps.core.server.row_changes import RowChanges
-from zmqps.core.server.row_snapshot import RowPiece, RowSnapshots
-from zmqps.core.server.shard import Shard
-from zmqps.core.server.snapshot import Snapshot, SnapshotSlice
+from zmqps.core.protocol.messages.saving import SaveStage
+from zmqps.core.server.dense.shard import Shard
+from zmqps.core.server.dense.snapshot import Snapshot, SnapshotSlice
+from zmqps.core.server.tables.row_changes import RowChanges
+from zmqps.core.server.tables.row_snapshot import RowPiece, RowSnapshots
 from zmqps.core.server.tenant import Tenant
 from zmqps.errors import JobError, ProtocolError, PSError
 

@@ -9,12 +9,12 @@ from typing import Any
 from zmqps.core.protocol.figures import GREATEST
 from zmqps.core.protocol.messages import Assign, Recalled
 from zmqps.core.server import timing
-from zmqps.core.server.backup import Backup
+from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.ledger import Ledger
 from zmqps.core.server.parked import DeferredPulls
 from zmqps.core.server.past import Past
-from zmqps.core.server.shard import Shard
-from zmqps.core.server.stream import Stream
+from zmqps.core.server.replicas.backup import Backup
+from zmqps.core.server.replicas.stream import Stream
 from zmqps.errors import JobError
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from zmqps.core.server.shard import Shard
-from zmqps.core.server.slices import Updates
-from zmqps.core.server.table import RowTable
+from zmqps.core.server.dense.shard import Shard
+from zmqps.core.server.dense.slices import Updates
+from zmqps.core.server.tables.table import RowTable
 
 
 def time_with(shard: Shard, clock: Callable[[], float]) -> None:

@@ -27,7 +27,7 @@ from zmqps.core.protocol.messages import (
 from zmqps.core.protocol.messages import Enter as EnterMessage
 from zmqps.core.protocol.messages import Init as InitMessage
 from zmqps.core.protocol.messages import SetRates as SetRatesMessage
-from zmqps.core.worker.links import Links
+from zmqps.core.worker.connections.links import Links
 from zmqps.core.worker.operations import (
     AskStatus,
     Attached,

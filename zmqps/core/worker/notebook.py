@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from zmqps import checks
 from zmqps.core.protocol.fields import Entry
-from zmqps.core.protocol.notes import (
+from zmqps.core.protocol.messages.notes import (
     ENTRY_NBYTES,
     MAX_ENTRIES,
     MAX_ENTRIES_NBYTES,

@@ -12,7 +12,7 @@ from zmqps.core.job.data import DataSpec
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.protocol.membership import DepartureCause
+from zmqps.core.protocol.messages.membership import DepartureCause
 from zmqps.core.treatments import Treatment, make_treatment
 from zmqps.core.worker.transfer import LoadTransfer, PullTransfer, PushTransfer
 from zmqps.errors import ProtocolError, printable

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from zmqps.core.protocol.messages import Arrive, Error, Message, Proceed, Waiting
 from zmqps.core.protocol.terms import are_values, terms_of
 from zmqps.core.worker.examples import StepExamples
+from zmqps.core.worker.layout.unfinished import Unfinished
 from zmqps.core.worker.operations import Advance, Exchange
 from zmqps.core.worker.transfer import LoadTransfer, PullTransfer, PushTransfer
-from zmqps.core.worker.unfinished import Unfinished
 
 
 class Pace:

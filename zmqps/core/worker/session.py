@@ -25,8 +25,6 @@ from zmqps.core.protocol.events import (
     Undecodable,
     Unreachable,
 )
-from zmqps.core.protocol.guard import check_welcome
-from zmqps.core.protocol.membership import DepartureCause
 from zmqps.core.protocol.messages import (
     Error,
     GoBack,
@@ -43,10 +41,12 @@ from zmqps.core.protocol.messages import (
     Waiting,
     Welcome,
 )
+from zmqps.core.protocol.messages.membership import DepartureCause
+from zmqps.core.protocol.security.guard import check_welcome
 from zmqps.core.worker.alarm import Alarm
 from zmqps.core.worker.asked import Asked
-from zmqps.core.worker.links import Links
-from zmqps.core.worker.moves import ReplayGradients
+from zmqps.core.worker.connections.links import Links
+from zmqps.core.worker.layout.moves import ReplayGradients
 from zmqps.core.worker.notebook import Notebook
 from zmqps.core.worker.notes import NoteSender
 from zmqps.core.worker.operations import (

@@ -10,8 +10,8 @@ from typing import Any
 
 from zmqps.core.node.histogram import tallied
 from zmqps.core.protocol.figures import BOUNDS
+from zmqps.core.worker.connections.wire import WireSpeed
 from zmqps.core.worker.transfer import PullTransfer, PushTransfer
-from zmqps.core.worker.wire import WireSpeed
 
 STEP_SECONDS = BOUNDS["step_seconds"]
 #: Pushes that were staler are counted by the next power of two: that of a worker that never pulls grows with each.
@@ -56,7 +56,7 @@ class Statistics:
         Memory of servers on this host that they keep as it is, because arrays of this worker are
         views of it (``copy=False``).
     wires
-        By the rank of the server: what has been seen of the wire to it (`zmqps.core.worker.wire.WireSpeed`).
+        By the rank of the server: what has been seen of the wire to it (`WireSpeed`).
     logged, log_dropped
         How often the script has called `zmqps.Worker.log`, in all lives of the worker; and how much of that never
         came to the coordinator.

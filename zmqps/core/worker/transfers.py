@@ -27,17 +27,17 @@ from zmqps.core.protocol.messages import (
     Welcome,
 )
 from zmqps.core.protocol.wire import MAX_FRAMES
-from zmqps.core.worker.link import Link
-from zmqps.core.worker.links import Links
-from zmqps.core.worker.moves import ReplayGradients, ShardMoves
+from zmqps.core.worker.connections.link import Link
+from zmqps.core.worker.connections.links import Links
+from zmqps.core.worker.connections.refusals import is_stranger, may_move
+from zmqps.core.worker.connections.resends import SHORT_S
+from zmqps.core.worker.layout.moves import ReplayGradients, ShardMoves
+from zmqps.core.worker.layout.recuts import SessionRecuts
+from zmqps.core.worker.layout.rollbacks import Rollbacks
 from zmqps.core.worker.operations import Advance, Attached, Exchange, Operation
 from zmqps.core.worker.pace import Pace
 from zmqps.core.worker.plan import Cargo
 from zmqps.core.worker.questions import Questions
-from zmqps.core.worker.recuts import SessionRecuts
-from zmqps.core.worker.refusals import is_stranger, may_move
-from zmqps.core.worker.resends import SHORT_S
-from zmqps.core.worker.rollbacks import Rollbacks
 from zmqps.core.worker.statistics import Tally
 from zmqps.core.worker.transfer import LoadTransfer, PullTransfer, PushTransfer, Source
 from zmqps.errors import (

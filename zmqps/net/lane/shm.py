@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from zmqps.core.protocol.events import COORDINATOR, Peer, Reader
 from zmqps.core.protocol.limits import WINDOW_NBYTES
-from zmqps.core.protocol.roles import KeyHolder
+from zmqps.core.protocol.security.roles import KeyHolder
 from zmqps.errors import ConfigurationError
 from zmqps.net.lane.arena import Arenas
 from zmqps.net.lane.lending import LaneLoan

@@ -1,0 +1,397 @@
+"""A job of which nobody has a shard any more: which servers load it from which checkpoint, and who is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.core.machines import Coordinator, errors, job, logged, peer, receivers, sent
+from zmqps.core.coordinator.placement.fallback import RETRY_S, SHARE_S, STUCK_S
+from zmqps.core.coordinator.placement.resumption import Resumption
+from zmqps.core.protocol.events import Action
+from zmqps.core.protocol.messages import (
+    Arrive,
+    Assign,
+    Commit,
+    Committed,
+    Discard,
+    Error,
+    GoBack,
+    Job,
+    Leave,
+    Lost,
+    Proceed,
+    Range,
+    Ready,
+    Replicas,
+    Take,
+    Waiting,
+    WentBack,
+)
+from zmqps.errors import (
+    CheckpointCorruptError,
+    CheckpointStorageError,
+    JobMemoryError,
+    PeerLostError,
+    PSError,
+)
+
+NEWEST, OLDER = "/c/ckpt-20", "/c/ckpt-10"
+CORRUPT = CheckpointCorruptError(path=NEWEST, what="it is not what was written", good="", advice="use another one")
+DISK = CheckpointStorageError(path=NEWEST, what="the disk fails", good="", advice="try again")
+MEMORY = JobMemoryError(server="s2", what="shard 1", needed_nbytes=9, free_nbytes=1)
+DATA = [[["examples", 40, 10, 1, None], 0, 2, [1]]]
+
+
+class Cluster(Coordinator):
+    """A coordinator of two servers and two workers that train, with two checkpoints to go back to."""
+
+    def __init__(
+        self, servers: int = 2, replicas: int = 0, *, steps: int = 0, saved: bool = True, **options: Any
+    ) -> None:
+        spec = job(**options)
+        began = Resumption(path="/c/ckpt-1", job=spec, version=1)
+        super().__init__(None, {"default": began} if saved else {}, servers=servers, replicas=replicas)
+        self.names = [f"s{n}" for n in range(servers)]
+        self.join(*self.names, "w0", "w1")
+        for name in ("w0", "w1"):
+            self.init(name, spec)
+        self.ready(*self.names, loaded=False)
+        self.done = self.ready(*self.names)
+        self._request = 10
+        for _ in range(steps):
+            self.step()
+        if saved:
+            for path, version in ((OLDER, 10), (NEWEST, 20)):
+                manifest = {"data": DATA, "state": {"epoch": version}}
+                self.run().fallback.keep(path, "", min(version, self.run().steps.clock), manifest)
+
+    def step(self, *workers: str) -> list[Action]:
+        """Let workers make a step that all servers commit."""
+        self._request += 1
+        clock, done = self.run().steps.clock, list[Action]()
+        for name in workers or ("w0", "w1"):
+            done += self.take(name, Arrive(self._request, clock, (self._request,)))
+        for to, commit in zip(receivers(done, Commit), sent(done, Commit), strict=True):
+            self.take(to[1:].decode(), Committed(commit.epoch, commit.step))
+        return done
+
+    def lose(self, name: str) -> list[Action]:
+        return self.take(name, Leave("closed"))
+
+    def load(self, actions: list[Action]) -> list[Action]:
+        """Let servers load what they were assigned."""
+        done = []
+        for to, assign in zip(receivers(actions, Assign), sent(actions, Assign), strict=True):
+            done += self.take(to[1:].decode(), Ready(assign.epoch, 1))
+        return done
+
+    def fail(self, actions: list[Action], error: PSError) -> list[Action]:
+        """Let servers say that they cannot load what they were assigned."""
+        done = []
+        for to, assign in zip(receivers(actions, Assign), sent(actions, Assign), strict=True):
+            done += self.take(to[1:].decode(), Error.of(assign.epoch, error))
+        return done
+
+    def follow(self, actions: list[Action], lost: int = 0) -> list[Action]:
+        """Let members go back."""
+        done = []
+        for to, told in zip(receivers(actions, GoBack), sent(actions, GoBack), strict=True):
+            if told.servers:
+                done += self.take(to[1:].decode(), WentBack(told.epoch, told.number, lost))
+        return done
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.machine.status(self.now)["jobs"]["default"]
+        return found
+
+    def alive(self, seconds: float, *names: str) -> list[Action]:
+        return self.wait(self.now + seconds, *names)
+
+
+def targets(actions: list[Action]) -> dict[tuple[str, int], str]:
+    """Return which server is to load which shard from where."""
+    pairs = zip(receivers(actions, Assign), sent(actions, Assign), strict=True)
+    return {(to[1:].decode(), assign.shard): assign.restore["path"] for to, assign in pairs}
+
+
+def rows(actions: list[Action]) -> list[tuple[bytes, tuple[int, ...], list[str]]]:
+    """Return who is told that which shards are on which servers."""
+    found = zip(receivers(actions, GoBack), sent(actions, GoBack), strict=True)
+    return [(to, tuple(m.shards), [row["name"] for row in m.servers["rows"]]) for to, m in found if m.servers]
+
+
+# --- where each push is applied on arrival -------------------------------------------------------
+
+
+def test_a_shard_that_is_lost_alone_is_loaded_by_the_first_server_that_comes() -> None:
+    cluster = Cluster()
+    lost = cluster.lose("s1")
+    assert sent(lost, Lost) == []
+    assert errors(lost) == []
+    assert sent(lost, Assign) == []
+    assert [(to, m.shards, m.servers) for to, m in zip(receivers(lost, GoBack), sent(lost, GoBack), strict=True)] == [
+        (peer("w0"), [1], {}), (peer("w1"), [1], {}),
+    ]  # fmt: skip
+    assert cluster.run().state == "going back"
+    assert "no server is free for shard 1: start one with zmqps server --spare" in " ".join(cluster.status()["waiting"])
+    joined = cluster.join("s2")
+    assert targets(joined) == {("s2", 1): NEWEST}
+    (assign,) = sent(joined, Assign)
+    assert assign.restore["ledgers"] is True
+    told = cluster.load(joined)
+    assert rows(told) == [(peer("w0"), (1,), ["s2"]), (peer("w1"), (1,), ["s2"])]
+    assert {(m.version, m.restored["path"], m.restored["state"]["epoch"]) for m in sent(told, GoBack)} == {
+        (0, NEWEST, 20)
+    }
+    assert sent(told, Discard) == [], "the other shard stays as it is"
+    done = cluster.follow(told, lost=3)
+    assert "6 pushes that had been acknowledged after the checkpoint are gone from shard 1" in logged(done)
+    assert cluster.run().state == "training"
+    assert [event.kind for event in cluster.machine.watching.events][-4:] == ["lost", "fallback", "joined", "restored"]
+    last = cluster.status()["fallback"]["last"]
+    assert (last["lost"], last["unit"], last["exact"], last["shards"]) == (6, "pushes", True, [1])
+
+
+def test_a_server_that_was_there_as_a_spare_begins_at_once() -> None:
+    cluster = Cluster()
+    cluster.join("s2")
+    assert targets(cluster.lose("s0")) == {("s2", 0): NEWEST}
+
+
+def test_after_a_while_a_server_that_has_a_shard_takes_another_one() -> None:
+    cluster = Cluster()
+    cluster.lose("s1")
+    assert sent(cluster.alive(SHARE_S - 2, "s0", "w0", "w1"), Assign) == []
+    actions = cluster.alive(4, "s0", "w0", "w1")
+    assert targets(actions) == {("s0", 1): NEWEST}
+    cluster.follow(cluster.load(actions))
+    assert cluster.run().state == "training"
+
+
+def test_what_is_not_answered_is_said_again() -> None:
+    cluster = Cluster()
+    cluster.join("s2")
+    cluster.lose("s1")
+    again = cluster.alive(2.5 * RETRY_S, "s0", "s2", "w0", "w1")
+    assert len(sent(again, Assign)) >= 2
+    told = cluster.load(again)
+    again = cluster.alive(2.5 * RETRY_S, "s0", "s2", "w0", "w1")
+    assert len(sent(again, GoBack)) >= 4
+    cluster.follow(told)
+    assert sent(cluster.alive(3.0, "s0", "s2", "w0", "w1"), GoBack) == []
+
+
+def test_a_worker_that_comes_meanwhile_waits_until_all_is_there() -> None:
+    cluster = Cluster()
+    cluster.lose("s1")
+    cluster.join("w2")
+    waits = cluster.init("w2", None)
+    assert sent(waits, Job) == []
+    assert "goes back to the checkpoint" in sent(waits, Waiting)[0].text
+    told = cluster.load(cluster.join("s2"))
+    (found,) = sent(told, Job)
+    assert [row["name"] for row in found.placement["servers"]] == ["s0", "s2"]
+    assert found.placement["falls_back"] == 1
+    assert peer("w2") not in receivers(told, GoBack)
+
+
+def test_a_second_server_that_is_lost_meanwhile_goes_back_with_it() -> None:
+    cluster = Cluster()
+    cluster.lose("s1")
+    again = cluster.lose("s0")
+    assert {tuple(m.shards) for m in sent(again, GoBack)} == {(0, 1)}
+    joined = cluster.join("s2", "s3")
+    assert sorted(targets(joined)) == [("s2", 0), ("s3", 1)]
+    told = cluster.load(joined)
+    assert {shards for _, shards, _ in rows(told)} == {(0,), (1,)}, "each as soon as it is there"
+    cluster.follow(told)
+    assert cluster.run().state == "training"
+
+
+def test_a_spare_that_dies_as_it_loads_is_replaced() -> None:
+    cluster = Cluster()
+    cluster.join("s2")
+    cluster.lose("s1")
+    cluster.lose("s2")
+    assert cluster.run().state == "going back"
+    cluster.follow(cluster.load(cluster.join("s3")))
+    assert cluster.run().state == "training"
+
+
+def test_a_shard_that_is_lost_again_before_all_have_gone_back_counts_what_the_others_said() -> None:
+    cluster = Cluster()
+    cluster.join("s2")
+    told = cluster.load(cluster.lose("s1"))
+    number = sent(told, GoBack)[0].number
+    cluster.take("w0", WentBack(1, number, 5))
+    cluster.lose("s2")
+    told = cluster.load(cluster.join("s3"))
+    assert "7 pushes" in logged(cluster.follow(told, lost=1))
+    assert cluster.status()["fallback"]["last"]["lost"] == 7
+
+
+def test_what_workers_have_lost_that_have_left_nobody_counts() -> None:
+    cluster = Cluster()
+    cluster.join("s2")
+    told = cluster.load(cluster.lose("s1"))
+    cluster.take("w0", Leave("closed"))
+    done = cluster.take("w1", WentBack(1, sent(told, GoBack)[0].number, 2))
+    assert "and what 1 worker pushed that left since" in logged(done)
+    assert cluster.status()["fallback"]["last"]["exact"] is False
+
+
+def test_a_checkpoint_that_cannot_be_read_is_passed_over_for_the_one_before() -> None:
+    cluster = Cluster()
+    cluster.join("s2")
+    failed = cluster.fail(cluster.lose("s1"), CORRUPT)
+    assert f"{NEWEST} cannot be used" in logged(failed)
+    assert targets(failed) == {("s2", 1): OLDER}
+    told = cluster.load(failed)
+    assert {m.restored["path"] for m in sent(told, GoBack)} == {OLDER}
+    assert sent(failed, Discard, peer("s2")) != [], "what was begun of the other one is freed"
+
+
+def test_a_disk_that_fails_is_asked_again_and_a_server_that_lacks_the_memory_is_not() -> None:
+    cluster = Cluster()
+    cluster.join("s2")
+    assert sent(cluster.fail(cluster.lose("s1"), DISK), Assign) == []
+    again = cluster.alive(3 * RETRY_S, "s0", "s2", "w0", "w1")
+    assert targets(again)[("s2", 1)] == NEWEST
+    first = again[next(i for i, a in enumerate(again) if isinstance(getattr(a, "message", None), Assign))]
+    assert sent(cluster.fail([first], MEMORY), Assign) == []
+    assert targets(cluster.join("s3")) == {("s3", 1): NEWEST}
+
+
+def test_a_server_that_never_gets_done_is_not_waited_for() -> None:
+    cluster = Cluster()
+    cluster.join("s2")
+    cluster.lose("s1")
+    later = cluster.alive(STUCK_S + 25.0, "s0", "s2", "w0", "w1")
+    assert ("s0", 1) in targets(later)
+
+
+# --- what is the end -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("staleness", [None, 0])
+def test_where_no_server_comes_the_job_fails_and_says_what_to_do(staleness: int | None) -> None:
+    cluster = Cluster(servers=1, staleness=staleness)
+    cluster.lose("s0")
+    waits = cluster.init("w0", None, request=9)
+    assert errors(waits) == []
+    failed = cluster.alive(302.0, "w0", "w1")
+    assert len(sent(failed, Lost)) == 2
+    assert "no server has loaded shard 0 in 300 s" in logged(failed)
+    assert errors(failed, peer("w0")) == [PeerLostError.code]
+    assert str(cluster.run().lost_shard).startswith("lost server 0")
+
+
+def test_without_a_checkpoint_the_job_fails_at_once_and_the_error_says_what_would_have_helped() -> None:
+    cluster = Cluster(saved=False)
+    lost = cluster.lose("s1")
+    assert len(sent(lost, Lost)) == 2
+    assert "--checkpoint DIR" in logged(lost)
+    assert cluster.done
+    assert {m.placement["falls_back"] for m in sent(cluster.done, Job)} == {0}
+
+
+def test_where_all_checkpoints_are_damaged_the_job_fails() -> None:
+    cluster = Cluster()
+    cluster.join("s2")
+    assigned = cluster.lose("s1")
+    for _ in range(3):
+        assigned = cluster.fail(assigned, CORRUPT)
+    assert "no checkpoint can be used" in str(cluster.run().lost_shard)
+    assert len(sent(assigned, Lost)) == 2
+
+
+def test_a_job_that_fails_with_nobody_there_ends() -> None:
+    cluster = Cluster(servers=1)
+    cluster.lose("s0")
+    for name in ("w0", "w1"):
+        cluster.take(name, Leave("closed"))
+    cluster.alive(302.0)
+    assert "default" not in cluster.machine.runs
+
+
+# --- where a step is one for all -------------------------------------------------------------------
+
+
+def test_all_shards_go_back_to_one_version_and_steps_with_them() -> None:
+    cluster = Cluster(steps=5, staleness=0)
+    assert cluster.run().steps.clock == 6
+    cluster.run().fallback.good[-1] = Resumption(path=NEWEST, job=job(staleness=0), version=3, state={"epoch": 3})
+    waits = cluster.take("w0", Arrive(90, 6, (90,)))
+    lost = cluster.lose("s1")
+    assert targets(lost) == {("s0", 0): NEWEST}, "it loads its own shard anew"
+    assert [m.moved for m in sent(lost, Discard, peer("s0"))] == [1]
+    assert {tuple(m.shards) for m in sent(lost, GoBack)} == {(0, 1)}
+    assert cluster.load(lost) == [], "not before all are there"
+    assert sent(waits, Proceed) == []
+    assert "all shards go back with it" in cluster.run().steps.waiting_for(0)
+    told = cluster.load(cluster.join("s2"))
+    assert rows(told) == [(peer("w0"), (0, 1), ["s0", "s2"]), (peer("w1"), (0, 1), ["s0", "s2"])]
+    assert {(m.version, m.lost) for m in sent(told, GoBack)} == {(3, 3)}
+    assert cluster.run().steps.clock == 3
+    assert not cluster.run().steps.anybody_waits
+
+
+def test_what_a_worker_says_of_steps_counts_when_it_has_gone_back() -> None:
+    cluster = Cluster(steps=2, staleness=0)
+    cluster.run().fallback.good[-1] = Resumption(path=NEWEST, job=job(staleness=0), version=3)
+    cluster.join("s2")
+    told = cluster.load(cluster.lose("s1"))
+    assert cluster.run().steps.clock == 3, "as it was: the open step has the same number"
+    assert cluster.take("w0", Arrive(90, 3, (90,))) == []
+    assert not cluster.run().steps.anybody_waits
+    cluster.follow(told)
+    done = cluster.step()
+    assert [len(commit.contributors) for commit in sent(done, Commit)] == [2, 2]
+    assert sorted(receivers(done, Commit)) == [peer("s0"), peer("s2")]
+
+
+def test_data_sets_stand_where_they_stood() -> None:
+    cluster = Cluster(steps=1, staleness=0)
+
+    def take(name: str, request: int, done: tuple[int, ...] = ()) -> list[int]:
+        return [m.number for m in sent(cluster.take(name, Take(request, "examples", 40, 10, 1, (), done)), Range)]
+
+    assert take("w0", 50) == [0]
+    assert take("w1", 51) == [1]
+    assert take("w0", 52, (0, 0)) == [2]
+    cluster.join("s2")
+    cluster.follow(cluster.load(cluster.lose("s1")))
+    assert take("w0", 53, (0, 2)) == [1], "it was out at the checkpoint, and what is said of another range is of before"
+    assert take("w1", 54, (0, 1)) == [2]
+    assert take("w0", 54, (0, 1)) == [3]
+
+
+def test_a_server_lost_before_the_others_have_loaded_begins_no_second_rollback() -> None:
+    cluster = Cluster(steps=1, staleness=0)
+    first = cluster.lose("s1")
+    cluster.lose("s0")
+    assert sent(first, Assign) != []
+    told = cluster.load(cluster.join("s2", "s3"))
+    assert len(rows(told)) == 2
+    assert cluster.run().fallback.times == 1
+
+
+# --- replicas ------------------------------------------------------------------------------------
+
+
+def test_a_shard_whose_copies_are_all_gone_goes_back_and_gets_a_backup_again() -> None:
+    cluster = Cluster(servers=3, replicas=1)
+    promoted = cluster.lose("s1")
+    assert sent(promoted, GoBack) == [], "its backup takes over"
+    lost = cluster.lose("s2")
+    assert {tuple(m.shards) for m in sent(lost, GoBack)} == {(1,)}, "the backup of the other one takes over"
+    joined = cluster.join("s3")
+    assert ("s3", 1) in {
+        (to[1:].decode(), a.shard) for to, a in zip(receivers(joined, Assign), sent(joined, Assign), strict=True)
+    }
+    (assign,) = [a for a in sent(joined, Assign, peer("s3")) if a.restore]
+    told = cluster.take("s3", Ready(assign.epoch, 1))
+    assert [names for _, _, names in rows(told)] == [["s3"], ["s3"]]
+    assert sent(told, Replicas, peer("s3")) != []

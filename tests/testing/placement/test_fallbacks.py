@@ -1,0 +1,124 @@
+"""Jobs that go back to a checkpoint in the wrong way: the simulator must notice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from tests.testing.test_invariants import Patch, caught, wrap
+from zmqps.core.coordinator.consistency.bsp import Synchronous
+from zmqps.core.coordinator.placement.copies import Replica
+from zmqps.core.coordinator.placement.fallback import Fallback
+from zmqps.core.coordinator.placement.tellings import Tellings
+from zmqps.core.coordinator.training.data import DataSets
+from zmqps.core.protocol.events import Action, Send
+from zmqps.core.server.dense.shard import Shard
+from zmqps.core.server.ledger import Ledger
+from zmqps.core.server.tenant import Tenant
+from zmqps.core.worker.layout.sent import Sent
+from zmqps.core.worker.pace import Pace
+
+pytestmark = pytest.mark.repeats
+
+
+def test_one_shard_that_is_loaded_from_another_checkpoint_than_the_others(monkeypatch: Patch) -> None:
+    def assign(original: Any, fallback: Fallback, copies: Iterable[Replica]) -> list[Action]:
+        found = list(copies)
+        actions = original(fallback, [copy for copy in found if copy.shard != 0])
+        target, fallback._target = fallback._target, fallback.good[0]
+        actions += original(fallback, [copy for copy in found if copy.shard == 0])
+        fallback._target = target
+        return actions
+
+    wrap(monkeypatch, Fallback, "_assign", assign)
+    caught("sync-falls", "a shard was loaded from", begin=6)
+
+
+def test_a_server_that_does_not_take_the_ledger_of_the_checkpoint(monkeypatch: Patch) -> None:
+    wrap(monkeypatch, Tenant, "recall", lambda original, self, ledgers: original(self, ledgers and {}))
+    caught("async-falls", "pushes are lost", begin=4)
+
+
+def test_a_server_that_takes_pushes_for_applied_that_came_after_the_checkpoint(monkeypatch: Patch) -> None:
+    def ledger(original: Any, tenant: Tenant, who: bytes) -> Ledger:
+        found: Ledger = original(tenant, who)
+        if tenant.recalled and not getattr(tenant, "later", None):
+            tenant.later = True  # type: ignore[attr-defined]
+            found.results.update({seq: ((1,), (0,)) for seq in range(found.floor + 1, found.floor + 60)})
+        return found
+
+    wrap(monkeypatch, Tenant, "ledger", ledger)
+    caught("async-falls", "an acknowledged push is missing")
+
+
+def test_a_worker_that_does_not_count_what_is_lost(monkeypatch: Patch) -> None:
+    wrap(monkeypatch, Sent, "lose", lambda original, self, *known: original(self, *known) and 0)
+    caught("ssp-falls", "pushes are lost")
+
+
+def test_a_worker_that_is_not_told(monkeypatch: Patch) -> None:
+    def tell(original: Any, tellings: Tellings, *which: Any) -> list[Action]:
+        told: list[Action] = original(tellings, *which)
+        return [action for action in told if not isinstance(action, Send) or action is not told[0]]
+
+    wrap(monkeypatch, Tellings, "_tell", tell)
+    caught("async-falls", "waits although all is well", begin=4)
+
+
+def test_a_shard_that_is_not_quite_what_was_saved(monkeypatch: Patch) -> None:
+    def restore(original: Any, shard: Shard, index: int, value: Any, *rest: Any) -> None:
+        original(shard, index, value + (index == 0 and value.any()), *rest)
+
+    wrap(monkeypatch, Shard, "restore", restore)
+    caught("async-falls", ", /default/", begin=12)
+
+
+def test_steps_that_do_not_go_back(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Synchronous, "go_back", lambda self, clock: None)
+    caught("sync-falls", "may read version")
+
+
+def test_gradients_that_were_brought_before_and_count_after(monkeypatch: Patch) -> None:
+    def go_back(original: Any, policy: Synchronous, clock: int) -> None:
+        arrivals, count = dict(policy._arrivals), policy._count
+        original(policy, clock)
+        policy._arrivals, policy._count, policy._first_at = arrivals, count, 0.0 if arrivals else None
+        policy._absent = {who: None for who in policy._live if who not in arrivals}
+        policy._waiting.clear()
+
+    wrap(monkeypatch, Synchronous, "go_back", go_back)
+    caught("sync-falls", "counts pushes", begin=6)
+
+
+def test_what_a_worker_says_of_steps_that_are_gone_and_counts(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(Fallback, "makes_moot", lambda self, member: False)
+    caught("sync-falls-returned", "counts pushes", begin=178)
+
+
+def test_data_sets_that_stay_where_they_are(monkeypatch: Patch) -> None:
+    monkeypatch.setattr(DataSets, "go_back", lambda self, saved: [])
+    caught("sync-data-falls", "pass 1 begins before", begin=4)
+
+
+def test_a_worker_that_stays_at_its_step(monkeypatch: Patch) -> None:
+    def go_back(original: Any, pace: Pace, clock: int, **options: Any) -> None:
+        before = pace.clock
+        original(pace, clock, **options)
+        pace.clock = pace.version = before
+
+    wrap(monkeypatch, Pace, "go_back", go_back)
+    caught("sync-falls", "waits although all is well")
+
+
+def test_a_coordinator_that_does_not_write_down_what_it_can_go_back_to(monkeypatch: Patch) -> None:
+    def quietly(original: Any, fallback: Fallback, *about: Any) -> Any:
+        changed, fallback._changed = fallback._changed, lambda what: None
+        try:
+            return original(fallback, *about)
+        finally:
+            fallback._changed = changed
+
+    wrap(monkeypatch, Fallback, "keep", quietly)
+    caught("async-falls-returned", "the journal does not hold")

@@ -1,0 +1,1 @@
+"""Rows of sparse tables in files."""

@@ -1,0 +1,422 @@
+"""A worker's own copies of hot rows of a table, which it reads again for some clocks, and gradients that it keeps.
+
+After HET (Miao et al., VLDB 2022). Which rows stay, and until when they may be read, is the matter of
+`zmqps.rows.cache`; here is what that means for pulls and pushes.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from zmqps.client.joint import Joint, done
+from zmqps.client.sparse.cache_options import CacheOptions, CacheStatistics, rate_of
+from zmqps.client.thread import in_callback
+from zmqps.codecs import Codec
+from zmqps.core.job.spec import JobSpec
+from zmqps.core.job.tables import TableSpec
+from zmqps.core.protocol.arrays import Array
+from zmqps.core.protocol.encoding import RAW
+from zmqps.core.worker.operations import Exchange
+from zmqps.core.worker.rows import RowCargo, RowSource
+from zmqps.core.worker.transfer import PullTransfer, PushTransfer
+from zmqps.errors import ClosedError, PSError
+from zmqps.rows.cache import Cache, Kept, Reservation
+from zmqps.rows.hashing import seed_of
+from zmqps.rows.unique import Grouped, spread
+
+if TYPE_CHECKING:
+    from zmqps.client.sparse.rows import RowRequests
+    from zmqps.core.worker.operations import Operation
+
+log = logging.getLogger("zmqps.worker")
+
+#: Seconds that a close waits for a cache that is in use, and for what that keeps to be applied.
+FAREWELL_S = 2.0
+
+AnyCodec = str | Codec | None
+
+
+class Member(Protocol):
+    """What a cache needs of the member of the cluster that it belongs to."""
+
+    def _submit(
+        self, operation: Operation, timeout: float | None, result: Callable[[Any], Any] | None = ...
+    ) -> Future[Any]:
+        """Begin an operation."""
+
+    def _reads_at(self) -> int | None:
+        """Return the clock of a read that is asked for now; None: it ends no steps."""
+
+
+class Call(NamedTuple):
+    """What a call of a table is made with."""
+
+    member: Member
+    requests: RowRequests
+    timeout: float | None
+    examples: int = 1
+    codec: AnyCodec = None
+    step: bool | None = None
+
+    def push(self, kept: Kept) -> PushTransfer:
+        """Return the transfer of gradients of different rows."""
+        return self.requests.push(kept.ids, kept.sums, self.examples, self.codec, self.step)
+
+    def submit(self, exchange: Exchange, result: Callable[[Any], Any] | None = None) -> Future[Any]:
+        """Begin it."""
+        return self.member._submit(exchange, self.timeout, result)
+
+
+class Write(NamedTuple):
+    """What of a push is to be sent; ``push`` is that, if it is all there was, and nothing else."""
+
+    sent: Kept
+    push: PushTransfer | None
+
+
+class Read(NamedTuple):
+    """Which rows are to be asked for, and what makes the result of a pull of them, and of its transfer."""
+
+    missing: Array
+    result: Callable[[Array | None, PullTransfer | None], Any]
+
+
+class RowCache:
+    """Pulls and pushes of a table, of which this worker answers some itself.
+
+    The background thread never waits for it: what has come is put into a queue, for the next call to take.
+
+    Parameters
+    ----------
+    options
+        What the user wants.
+    job, spec
+        The job, and the table.
+
+    Raises
+    ------
+    ConfigurationError
+        The options do not go with the job.
+    """
+
+    def __init__(self, options: CacheOptions, job: JobSpec, spec: TableSpec) -> None:
+        self.options = options
+        self._spec = spec
+        self._staleness = options.bound(job, spec)
+        self._rate = rate_of(job, spec)
+        self._is_bounded, self._bound = job.mode == "ssp", job.staleness or 0
+        self._by_steps = False  # its clock is that of steps
+        self._lock = threading.Lock()
+        self._arrived: deque[tuple[Reservation, Array, int]] = deque()
+        self._is_stale = False  # the job has gone back, or lies elsewhere
+        self._applied: list[tuple[Future[Any], Array]] = []  # pushes under way whose effect is in copies, and their ids
+        self._sending: list[Future[Any]] = []  # pushes of what was kept, which no caller waits for
+        self._counts = Counter[str]()
+        self._now, self._has_pulled = 0, False
+        self._is_closed = self._ended = False
+        self._cache = self._new()
+
+    def _new(self) -> Cache:
+        seed = seed_of("cache", self._spec.name)
+        return Cache(self.options.rows, self._spec.dim, keeps=self.options.defer, seed=seed)
+
+    # --- what a table asks for -----------------------------------------------------------------
+
+    def pull(self, call: Call, ids: Any, out: Any) -> Future[Any]:
+        """Begin `zmqps.Table.pull`. With a codec of its own all rows come from the servers."""
+        if self._asks_for_all(call.codec):
+            pull, result = call.requests.pull(ids, out, call.codec)
+            with self._lock:
+                self._absorb()
+                self._send(call, self._cache.take_all())
+                return call.submit(Exchange(pull=pull), result)
+        wanted = call.requests.look(ids, out)
+        step = call.member._reads_at() if self._is_bounded else None
+        with self._lock:
+            self._absorb()
+            now = self._clock(step, pulls=True)
+            self._send(call, self._cache.take_due(now))
+            return self._exchange(call, None, self._read(call, wanted, now))
+
+    def push(self, call: Call, ids: Any, grads: Any) -> Future[Any]:
+        """Begin `zmqps.Table.push`."""
+        push = call.requests.push(ids, grads, call.examples, call.codec, call.step)
+        with self._lock:
+            self._absorb()
+            return self._exchange(call, self._write(call, push, self._clock(pushes=True)), None)
+
+    def push_pull(self, call: Call, ids: Any, grads: Any, next_ids: Any, out: Any, pull_codec: AnyCodec) -> Future[Any]:
+        """Begin `zmqps.Table.push_pull`: what is to be sent and asked for goes in one round trip."""
+        push = call.requests.push(ids, grads, call.examples, call.codec, call.step)
+        if self._asks_for_all(pull_codec):
+            pull, result = call.requests.pull(next_ids, out, pull_codec)
+            with self._lock:
+                self._absorb()
+                sent = self._exchange(call, self._write(call, push, self._clock(pushes=True)), None)
+                self._send(call, self._cache.take_all())
+                return Joint([call.submit(Exchange(pull=pull), result), sent])
+        wanted = call.requests.look(next_ids, out)
+        step = call.member._reads_at() if self._is_bounded else None
+        with self._lock:
+            self._absorb()
+            now = self._clock(step if step is None else step + push.whole, pulls=True, pushes=True)
+            return self._exchange(call, self._write(call, push, now), self._read(call, wanted, now))
+
+    def load(self, call: Call, ids: Any, values: Any) -> Future[Any]:
+        """Begin `zmqps.Table.load`, after what is kept: this was pushed before."""
+        push = call.requests.load(ids, values, bool(call.step))
+        with self._lock:
+            self._absorb()
+            self._clock(pushes=True)
+            self._send(call, self._cache.take_all())
+            places = self._cache.places(pushed_ids(push))
+            self._cache.drop(places[places >= 0])
+            return call.submit(Exchange(push=push))
+
+    def end(self) -> None:
+        """Defer nothing more: another cache, or none, takes its place."""
+        with self._lock:
+            self._ended = True
+
+    def flush(self, call: Call) -> Future[Any]:
+        """Send what is kept; the future fails if any of it, or of what was sent since the last flush, has failed."""
+        with self._lock:
+            self._absorb()
+            self._send(call, self._cache.take_all())
+            sending, self._sending = self._sending, []
+        return Joint(sending) if sending else done()
+
+    def statistics(self) -> CacheStatistics:
+        """Return what it holds and has saved."""
+        with self._lock:
+            counts, cache = self._counts, self._cache
+            saved = counts["hits"] + counts["deferred"] - counts["sent"] - cache.num_kept
+            return CacheStatistics(
+                rows=len(cache),
+                bytes=cache.nbytes,
+                evicted=cache.evicted,
+                bytes_saved=saved * (8 + self._spec.nbytes),
+                **{name: counts[name] for name in ("hits", "misses", "deferred", "sent")},
+            )
+
+    # --- what becomes of copies ----------------------------------------------------------------
+
+    def outdate(self) -> None:
+        """Let no copy be read any more; also from the background thread."""
+        self._is_stale = True
+
+    def forget(self) -> int:
+        """Forget all, as a worker does that begins a new life; return of how many rows it has lost gradients."""
+        with self._lock:
+            lost = self._cache.num_kept
+            self._cache = self._new()
+            self._arrived.clear()
+            self._applied.clear()
+            self._sending.clear()
+        return lost
+
+    def leave(self, call: Call | None) -> None:
+        """Send what is kept, and wait for that a little; then answer nothing any more."""
+        if not self._lock.acquire(timeout=FAREWELL_S):  # a signal handler, say, that has interrupted a call
+            log.warning("the cache of %r is in use: what it keeps is lost", self._spec.name)
+            return
+        has_some = self._cache.num_kept > 0 or bool(self._sending)
+        self._lock.release()
+        if has_some and not self._is_closed:
+            try:
+                if call is None:
+                    raise ClosedError("the worker has no job any more")
+                self.flush(call).result(FAREWELL_S)
+            except (PSError, TimeoutError) as error:
+                why = str(error) or "they were not applied in time"
+                log.warning("gradients that the cache of %r kept may be lost: %s", self._spec.name, why)
+        self._is_closed = True
+
+    def _asks_for_all(self, codec: AnyCodec) -> bool:
+        """Whether all rows come from the servers; in a callback nobody can ask for the clock of a step."""
+        return codec is not None or (self._is_bounded and in_callback())
+
+    def _clock(self, step: int | None = None, *, pulls: bool = False, pushes: bool = False) -> int:
+        """Return the clock of a call; without steps it goes on with pushes, and pulls but the first after one."""
+        if pulls and self._by_steps != (step is not None):  # it has become one that ends steps
+            self._by_steps = step is not None
+            self._cache.drop_all()
+        if step is not None:
+            return step
+        if pushes or self._has_pulled:
+            self._now += 1
+        self._has_pulled = pulls
+        return self._now
+
+    def _absorb(self) -> None:
+        """Take note of what has happened since the last call."""
+        while self._arrived:
+            self._cache.fill(*self._arrived.popleft())
+        if self._is_stale:
+            self._is_stale = False
+            self._cache.drop_all()
+        under_way = []
+        for future, ids in self._applied:
+            if not future.done():
+                under_way.append((future, ids))
+            elif future.cancelled() or future.exception() is not None:  # copies have what the servers may not have
+                places = self._cache.places(ids)
+                self._cache.drop(places[places >= 0])
+        self._applied = under_way
+        failed = [future for future in self._sending if future.done() and future.exception() is not None]
+        self._sending = [*failed[:1], *(future for future in self._sending if not future.done())]
+
+    def _read(self, call: Call, wanted: tuple[Grouped, Array, Callable[[], Any]], now: int) -> Read:
+        """Look for rows; those that lack get a place, before which goes what was kept of what makes way for them."""
+        grouped, array, deliver = wanted
+        values = np.empty((grouped.size, self._spec.dim), np.float32)
+        lacking, places = self._cache.read(grouped.ids, now, values)
+        missing, reservation, arrived = grouped.ids[lacking], None, self._arrived
+        self._counts["hits"] += grouped.size - missing.size
+        self._counts["misses"] += missing.size
+        if missing.size:
+            self._send(call, self._cache.take(places[places >= 0]))
+            reservation, left = self._cache.reserve(missing, places)
+            self._send(call, left)
+        latest, bound = now + self._staleness, self._bound if self._by_steps else None
+
+        def result(rows: Array | None, pull: PullTransfer | None) -> Any:
+            if rows is not None and pull is not None and reservation is not None:
+                values[lacking] = rows
+                # a worker may be further ahead than these rows are sure to have been
+                until = latest if bound is None else min(latest, pull.slowest + bound)
+                arrived.append((reservation, rows, until))
+            spread(values, 0, grouped.inverse, array)
+            return deliver()
+
+        return Read(missing, result)
+
+    def _write(self, call: Call, push: PushTransfer, now: int) -> Write:
+        """Let copies have what is pushed, or be read no more; keep what is deferred, and take what is due."""
+        assert isinstance(push.source, RowSource)
+        sent = Kept(pushed_ids(push), push.source.rows)
+        if push.source.nonfinite:  # it will be refused
+            return Write(sent, push)
+        cache, options = self._cache, self.options
+        places = cache.places(sent.ids)
+        at = np.flatnonzero(places >= 0)
+        own, held = places[at], at[:0]
+        is_known = self._rate is not None and call.codec in (None, RAW)
+        has_value = cache.has_value(own) & is_known
+        if options.defer and call.codec is None and not self._ended:
+            held = at[cache.is_hot(own) & (has_value | (not options.read_own))]
+            cache.keep(places[held], held, sent.sums, now, self._staleness)
+        if options.read_own:
+            if is_known:
+                cache.add(own[has_value], at[has_value], sent.sums, -(self._rate or 0.0))
+            cache.drop(own[~has_value])
+        due = cache.take_due(now)
+        if call.codec is not None:
+            self._send(call, due)
+        elif held.size or due.ids.size:
+            rest = np.ones(sent.ids.size, np.bool_)
+            rest[held] = False
+            self._counts["deferred"] += held.size
+            self._counts["sent"] += due.ids.size
+            ids, sums = np.concatenate([sent.ids[rest], due.ids]), np.concatenate([sent.sums[rest], due.sums])
+            return Write(Kept(ids, sums), None)
+        return Write(sent, push)
+
+    # --- what travels --------------------------------------------------------------------------
+
+    def _exchange(self, call: Call, write: Write | None, read: Read | None) -> Future[Any]:
+        """Begin what cannot be answered here."""
+        sends = write is not None and (write.push is not None or write.sent.ids.size > 0)
+        push, pull, receive = None if write is None or not sends else write.push, None, None
+        if write is not None and sends and push is None:
+            push = call.push(write.sent)
+        if read is not None and read.missing.size:
+            if write is not None and sends:
+                push, pull, receive = call.requests.push_pull(
+                    *write.sent, read.missing, None, call.examples, call.codec, None, call.step
+                )
+            else:
+                pull, receive = call.requests.pull(read.missing, None, None)
+
+        def result(value: Any) -> Any:
+            return None if read is None else read.result(None if receive is None else receive(value), pull)
+
+        if push is None and pull is None:
+            if self._is_closed:
+                raise ClosedError("the worker is closed")
+            return done(result(None))
+        future = call.submit(Exchange(push=push, pull=pull), result)
+        if write is not None:
+            self._watch(future, write.sent.ids)
+        return Joint([future]) if write is not None and write.push is None else future
+
+    def _send(self, call: Call, kept: Kept) -> None:
+        """Push what was kept, for which no caller waits."""
+        if kept.ids.size:
+            own = Call(call.member, call.requests, call.timeout)
+            future = own.submit(Exchange(push=own.push(kept)))
+            future.add_done_callback(self._sent)
+            self._counts["sent"] += kept.ids.size
+            self._sending.append(future)
+            self._watch(future, kept.ids)
+
+    def _sent(self, future: Future[Any]) -> None:
+        if (error := future.exception()) is not None:
+            log.warning("gradients that the cache of %r kept were not applied: %s", self._spec.name, error)
+
+    def _watch(self, future: Future[Any], ids: Array) -> None:
+        """Note that copies have what a push brings, for as long as it may fail."""
+        if self._rate is not None and self.options.read_own:
+            self._applied.append((future, ids))
+
+
+def pushed_ids(push: PushTransfer) -> Array:
+    """Return the ids that a push brings gradients of, in the order of these."""
+    assert isinstance(push.source, RowSource)
+    ids = np.empty(len(push.source.rows), np.int64)
+    for row in push.cargoes:
+        for cargo in row:
+            assert isinstance(cargo, RowCargo)
+            ids[cargo.first : cargo.first + cargo.pushed.size] = cargo.pushed
+    return ids
+
+
+class RowCaches(dict[str, RowCache]):
+    """The caches of one member, by the name of the table."""
+
+    def choose(self, name: str, options: CacheOptions, job: JobSpec, call: Call) -> None:
+        """Have a cache of a table, or none any more.
+
+        Raises
+        ------
+        ConfigurationError
+            The options do not go with the job.
+        """
+        old = self.get(name)
+        if old is not None and old.options == options:
+            return
+        new = RowCache(options, job, call.requests.spec) if options.rows else None
+        if old is not None:
+            old.end()
+            old.flush(call).result()
+            del self[name]
+        if new is not None:
+            self[name] = new
+
+    def outdate(self) -> None:
+        """Let no copy be read any more; also from the background thread."""
+        for cache in tuple(self.values()):
+            cache.outdate()
+
+    def forget(self) -> None:
+        """Forget all that caches keep."""
+        for name, cache in self.items():
+            if lost := cache.forget():
+                log.warning("gradients of %d rows of %r that were not sent are lost", lost, name)

@@ -1,0 +1,411 @@
+"""Sparse tables as a training script sees them: what a job's tables are, and a worker's way to one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from zmqps import checks
+from zmqps.client.joint import done
+from zmqps.client.sparse.cache_options import CacheStatistics
+from zmqps.client.sparse.row_cache import Call, RowCache
+from zmqps.client.sparse.whole import WholeTable
+from zmqps.client.thread import refuse_in_callback
+from zmqps.codecs import Codec
+from zmqps.core.job.tables import TableSpec
+from zmqps.core.worker.operations import Exchange
+from zmqps.errors import ConfigurationError
+from zmqps.optim import OptimizerSpec
+from zmqps.optim.rows import kernel_of_table
+from zmqps.rows.initial import Initial
+
+if TYPE_CHECKING:
+    from zmqps.client.requests import Requests
+    from zmqps.client.sparse.rows import RowRequests
+    from zmqps.core.worker.operations import Operation
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class TableOptions:
+    """A table of a job that is to be; made by `table`, named by `zmqps.Worker.init`."""
+
+    options: Mapping[str, Any]
+
+    def named(self, name: str) -> TableSpec:
+        """Return the table of this name."""
+        checks.name("a table's name", name)
+        spec = TableSpec(name=name, **self.options)
+        counts: Any = spec.step_counts
+        kernel_of_table(spec.optimizer, name, spec.dim, "numpy", counts)  # is there such a rule?
+        return spec
+
+
+@checks.options()
+def table(
+    dim: int,
+    *,
+    optimizer: OptimizerSpec,
+    initial: Initial | None = None,
+    capacity_nbytes: int | None = None,
+    when_full: str = "refuse",
+    admit: int = 1,
+    expire_steps: int | None = None,
+    expire_seconds: float | None = None,
+    step_counts: str = "rows",
+    lazy_decay: bool = False,
+) -> TableOptions:
+    """Describe a sparse table, for ``worker.init(..., tables={"items": zmqps.table(64, …)})``.
+
+    It has a row of float32 for each 64-bit id that was ever pushed. Nothing is kept for an id that was not; who reads
+    it gets what its row would begin with.
+
+    Parameters
+    ----------
+    dim : int
+        Elements of a row, 1 to 4,096.
+    optimizer : OptimizerSpec
+        From `zmqps.optim`: applied to the rows that a push names, and to no others.
+    initial : Initial, optional
+        What rows begin with, from `zmqps.initial`; by default zeros.
+    capacity_nbytes : int, optional
+        What all its rows may take, with slots and index, over all servers. It is reserved when the job begins. By
+        default as much as the servers' hosts have, which is asked for as the table grows.
+    when_full : {"refuse", "evict"}
+        Whether new rows are refused then (`TableFullError`), or rows that were changed least recently make way.
+    admit : int
+        From which touch by a push on an id gets a row; what is pushed before does nothing. Touches are counted in a
+        sketch, which may count too many, never too few.
+    expire_steps : int, optional
+        After how many pushes to the table (synchronous: steps) without one that names it a row is removed.
+    expire_seconds : float, optional
+        The same in seconds.
+    step_counts : {"rows", "table"}
+        What an optimizer's bias corrections count: the updates of each row, or those of the table, as PyTorch's
+        SparseAdam does.
+    lazy_decay : bool
+        Whether weight decay beside the gradient (``adamw``) makes up, when a row is touched, for the updates it has
+        missed; otherwise only touched rows decay.
+
+    Returns
+    -------
+    TableOptions
+    """
+    if not isinstance(optimizer, OptimizerSpec):
+        raise ConfigurationError(f"optimizer comes from zmqps.optim, say adagrad(0.05); got {checks.shown(optimizer)}")
+    initial = Initial("zeros") if initial is None else initial
+    if not isinstance(initial, Initial):
+        raise ConfigurationError(f"initial comes from zmqps.initial, say normal(0.01); got {checks.shown(initial)}")
+    options = {
+        "dim": dim,
+        "optimizer": optimizer.to_wire(),
+        "initial": initial.to_wire(),
+        "capacity_nbytes": capacity_nbytes,
+        "when_full": when_full,
+        "admit": admit,
+        "expire_steps": expire_steps,
+        "expire_s": expire_seconds,
+        "step_counts": step_counts,
+        "lazy_decay": lazy_decay,
+    }
+    found = TableOptions(options)
+    found.named("table")  # what cannot be is said here, where it is written
+    return found
+
+
+def specs_of(tables: Mapping[str, TableOptions] | None) -> tuple[TableSpec, ...]:
+    """Return a job's tables as they are named."""
+    if tables is None:
+        return ()
+    for name, options in checks.mapping("tables", tables, "name -> zmqps.table(...)").items():
+        if not isinstance(options, TableOptions):
+            raise ConfigurationError(f"table {name!r} is made by zmqps.table(dim, …), not {checks.shown(options):.60}")
+    return tuple(options.named(name) for name, options in tables.items())
+
+
+class Member(Protocol):
+    """What a table needs of the member of the cluster that it belongs to."""
+
+    @property
+    def job(self) -> str:
+        """The name of its job."""
+
+    @property
+    def _caches(self) -> Mapping[str, RowCache]:
+        """Return those of its tables that have one, by name."""
+
+    def _reads_at(self) -> int | None:
+        """Return the clock of a read that is asked for now; None: it ends no steps."""
+
+    def _job(self, timeout: float | None) -> Requests:
+        """Return the job."""
+
+    def _submit(
+        self, operation: Operation, timeout: float | None, result: Callable[[Any], Any] | None = ...
+    ) -> Future[Any]:
+        """Begin an operation."""
+
+
+class Table(WholeTable):
+    """A sparse table of the job; made by `zmqps.Worker.table`.
+
+    Ids are signed 64-bit integers in any shape; unsigned ones are taken by their bits. Methods that end in ``_async``
+    return a future at once. Arrays that were handed over are read, or written, until that is done. For what happens on
+    a timeout or a loss see `zmqps.Worker`; for rows that a worker keeps, `zmqps.row_cache`.
+    """
+
+    def __init__(self, member: Member, name: str) -> None:
+        self.name = name
+        self._member = member
+
+    @property
+    def dim(self) -> int:
+        """Elements of a row."""
+        return self._requests(None).spec.dim
+
+    def pull(self, ids: Any, *, out: Any = None, codec: str | Codec | None = None, timeout: float | None = None) -> Any:
+        """Return rows.
+
+        Parameters
+        ----------
+        ids : array of int64
+            Of any shape; an id may occur often.
+        out : array, optional
+            To put the rows into, ``ids.shape + (dim,)``, of any floating dtype; it may be on a GPU.
+        codec : Codec or str, optional
+            How the rows travel; by default the job's ``pull_codec``.
+        timeout : float, optional
+            Seconds; by default as `connect` says, at least 60.
+
+        Returns
+        -------
+        float32 array ``ids.shape + (dim,)``
+            Or ``out``. Of an id that has no row what its row would begin with; reading makes none.
+
+        Raises
+        ------
+        ShapeError, DtypeError
+            Nothing was asked for.
+        DeadlineError, PeerLostError
+            ``out`` may hold some of the rows.
+        """
+        refuse_in_callback()
+        return self.pull_async(ids, out=out, codec=codec, timeout=timeout).result()
+
+    def pull_async(
+        self, ids: Any, *, out: Any = None, codec: str | Codec | None = None, timeout: float | None = None
+    ) -> Future[Any]:
+        """`pull`, as a future: ask for the next batch's rows, and compute meanwhile."""
+        if (cache := self._member._caches.get(self.name)) is not None:
+            return cache.pull(self._call(timeout, codec=codec), ids, out)
+        pull, result = self._requests(timeout).pull(ids, out, codec)
+        return self._member._submit(Exchange(pull=pull), timeout, result)
+
+    def rows(self, ids: Any, *, timeout: float | None = None) -> Array:
+        """Return rows as they are on the servers, in full precision whatever the job's codec; none is made by it.
+
+        Parameters
+        ----------
+        ids, timeout
+            As for `pull`, as are the errors.
+
+        Returns
+        -------
+        float32 array ``ids.shape + (dim,)``
+        """
+        found: Array = self.pull(ids, codec="raw", timeout=timeout)
+        return found
+
+    def push(
+        self,
+        ids: Any,
+        grads: Any,
+        *,
+        examples: int = 1,
+        codec: str | Codec | None = None,
+        step: bool | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Send gradients of some rows; return when every shard has applied them, or has them for the step.
+
+        Parameters
+        ----------
+        ids : array of int64
+            Of any shape. An id that occurs several times has the sum of its gradients. Rows that are not named do not
+            change.
+        grads : array ``ids.shape + (dim,)``
+            Of any floating dtype.
+        examples : int
+            Synchronous: how often these gradients count. A row's gradient in a step is the sum over the workers of
+            examples times gradient, divided by the examples of all who pushed to the table, whether they named the row
+            or not: as with one large batch.
+        codec : Codec or str, optional
+            How the gradients travel: raw, bf16, fp16 or int8; by default the job's, if it is one of these, else raw.
+        step : bool, optional
+            Not asynchronous: whether this ends the worker's step. By default it does where the job trains nothing but
+            this table; beside parameters, or other tables, push to the tables first: the last push, of all parameters,
+            or `Worker.advance` ends it.
+        timeout : float, optional
+            Seconds; by default as `connect` says, at least 60.
+
+        Raises
+        ------
+        ShapeError, DtypeError, NonFiniteGradientError
+            Nothing was sent. The last one names ids.
+        TableFullError
+            There is no room for new rows on one of the servers; other messages of this push may have been applied.
+        DeadlineError, PeerLostError
+            The push may have been applied in part; what was is never applied twice.
+        """
+        refuse_in_callback()
+        self.push_async(ids, grads, examples=examples, codec=codec, step=step, timeout=timeout).result()
+
+    def push_async(
+        self,
+        ids: Any,
+        grads: Any,
+        *,
+        examples: int = 1,
+        codec: str | Codec | None = None,
+        step: bool | None = None,
+        timeout: float | None = None,
+    ) -> Future[None]:
+        """`push`, as a future."""
+        if (cache := self._member._caches.get(self.name)) is not None:
+            return cache.push(self._call(timeout, examples, codec, step), ids, grads)
+        push = self._requests(timeout).push(ids, grads, examples, codec, step)
+        return self._member._submit(Exchange(push=push), timeout)
+
+    def push_pull(
+        self,
+        ids: Any,
+        grads: Any,
+        next_ids: Any,
+        *,
+        out: Any = None,
+        examples: int = 1,
+        codec: str | Codec | None = None,
+        pull_codec: str | Codec | None = None,
+        step: bool | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        """Send the gradients of this batch and return the rows of the next one, in one round trip.
+
+        As `push`, then `pull`: the rows are those after this push. Where it does not end a step that others take part
+        in, they are those of the last step that is over.
+
+        Parameters
+        ----------
+        ids, grads, examples, codec, step
+            As for `push`.
+        next_ids, out, pull_codec
+            As ``ids``, ``out`` and ``codec`` of `pull`.
+        timeout : float, optional
+            Seconds, for both.
+
+        Returns
+        -------
+        float32 array ``next_ids.shape + (dim,)``
+            Or ``out``.
+        """
+        refuse_in_callback()
+        return self.push_pull_async(
+            ids, grads, next_ids, out=out, examples=examples, codec=codec, pull_codec=pull_codec, step=step,
+            timeout=timeout,
+        ).result()  # fmt: skip
+
+    def push_pull_async(
+        self,
+        ids: Any,
+        grads: Any,
+        next_ids: Any,
+        *,
+        out: Any = None,
+        examples: int = 1,
+        codec: str | Codec | None = None,
+        pull_codec: str | Codec | None = None,
+        step: bool | None = None,
+        timeout: float | None = None,
+    ) -> Future[Any]:
+        """`push_pull`, as a future."""
+        if (cache := self._member._caches.get(self.name)) is not None:
+            return cache.push_pull(self._call(timeout, examples, codec, step), ids, grads, next_ids, out, pull_codec)
+        requests = self._requests(timeout)
+        push, pull, result = requests.push_pull(ids, grads, next_ids, out, examples, codec, pull_codec, step)
+        return self._member._submit(Exchange(push=push, pull=pull), timeout, result)
+
+    def load(self, ids: Any, values: Any, *, step: bool = False, timeout: float | None = None) -> None:
+        """Set rows to values, past the optimizer; those that are not there are made.
+
+        Slots and counts of the optimizer stay as they are. In the synchronous mode it is a part of this worker's step,
+        as `Worker.set` is; of several workers that set a row in a step that with the lowest rank counts.
+
+        Parameters
+        ----------
+        ids : array of int64
+            Of any shape; of one that occurs several times the last counts. For millions of rows call it several times.
+        values : array ``ids.shape + (dim,)``
+            Of any floating dtype.
+        step : bool
+            Not asynchronous: whether this ends the worker's step.
+        timeout : float, optional
+            Seconds; by default as `connect` says, at least 60.
+
+        Raises
+        ------
+        ShapeError, DtypeError, ConfigurationError
+            Nothing was sent.
+        TableFullError, DeadlineError, PeerLostError
+            As for `push`.
+        """
+        refuse_in_callback()
+        self.load_async(ids, values, step=step, timeout=timeout).result()
+
+    def load_async(self, ids: Any, values: Any, *, step: bool = False, timeout: float | None = None) -> Future[None]:
+        """`load`, as a future."""
+        if (cache := self._member._caches.get(self.name)) is not None:
+            return cache.load(self._call(timeout, step=step), ids, values)
+        push = self._requests(timeout).load(ids, values, step)
+        return self._member._submit(Exchange(push=push), timeout)
+
+    def flush(self, *, timeout: float | None = None) -> None:
+        """Send the gradients that this worker's cache of the table keeps; return when servers have applied them.
+
+        Without a cache, or one that defers none, there are none. Errors are those of `push`, also of gradients that
+        were sent since the last flush.
+        """
+        refuse_in_callback()
+        self.flush_async(timeout=timeout).result()
+
+    def flush_async(self, *, timeout: float | None = None) -> Future[None]:
+        """`flush`, as a future."""
+        cache = self._member._caches.get(self.name)
+        return done() if cache is None else cache.flush(self._call(timeout))
+
+    def cache_statistics(self) -> CacheStatistics:
+        """Return what this worker's cache of the table holds, and what it has saved; without one, zeros."""
+        cache = self._member._caches.get(self.name)
+        return CacheStatistics() if cache is None else cache.statistics()
+
+    def _call(
+        self, timeout: float | None, examples: int = 1, codec: str | Codec | None = None, step: bool | None = None
+    ) -> Call:
+        return Call(self._member, self._requests(timeout), timeout, examples, codec, step)
+
+    def _requests(self, timeout: float | None) -> RowRequests:
+        return self._member._job(timeout).table(self.name)
+
+    @property
+    def _job_name(self) -> str:
+        return self._member.job
+
+    def _exchange(self, exchange: Exchange, timeout: float | None) -> Future[Any]:
+        return self._member._submit(exchange, timeout)
+
+    def __repr__(self) -> str:
+        return f"<zmqps.Table {self.name!r}>"

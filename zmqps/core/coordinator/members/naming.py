@@ -1,0 +1,64 @@
+"""Which node somebody means who names one: by what it calls itself, or by its role and number."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from zmqps.core.coordinator.members.membership import MemberInfo
+from zmqps.errors import AmbiguousNodeError, JobError, listed
+
+#: Of those that there are, or are meant, an error names so many.
+MOST_NAMED = 16
+
+
+def find_named(name: str, members: Collection[MemberInfo], kind: str = "node") -> MemberInfo:
+    """Return the one member that a name means.
+
+    What a node calls itself, with or without the host behind it, ``server-0``, ``server 0``, and for a ``kind`` of
+    node the number alone mean a node; each may have the name of its job and a slash before it. The status names nodes
+    by role and number, so ``server 0`` means that one even if another calls itself so.
+
+    Raises
+    ------
+    AmbiguousNodeError
+        It means several; says how each is named alone.
+    JobError
+        It means none; says which there are.
+    """
+    found = [member for member in members if name in _spellings(member, kind)]
+    if len(found) > 1:
+        found = [member for member in found if name in _with_job(member, numbered(member))] or found
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise AmbiguousNodeError(name=name, nodes=listed([_how(member) for member in found], MOST_NAMED))
+    here = listed(sorted(f"{_prefix(member)}{member.hello.name}" for member in members), MOST_NAMED)
+    raise JobError(f"there is no {kind} {name!r}; here are: {here or 'none'}")
+
+
+def numbered(member: MemberInfo) -> str:
+    """Return what the status calls a node: its role and number."""
+    return f"{member.role} {member.rank}"
+
+
+def _spellings(member: MemberInfo, kind: str) -> Iterator[str]:
+    """Yield every name that means a member."""
+    own = member.hello.name.partition("@")[0]
+    for name in (member.hello.name, own, numbered(member), f"{member.role}-{member.rank}"):
+        yield from _with_job(member, name)
+    if kind == member.role:
+        yield str(member.rank)
+        yield own.removeprefix(f"{kind}-")
+
+
+def _with_job(member: MemberInfo, name: str) -> tuple[str, ...]:
+    """Return a name without and with its job's."""
+    return (name, f"{member.job}/{name}") if member.job else (name,)
+
+
+def _prefix(member: MemberInfo) -> str:
+    return f"{member.job}/" if member.job else ""
+
+
+def _how(member: MemberInfo) -> str:
+    return f"{member.title}: '{_prefix(member)}{numbered(member)}'"

@@ -1,0 +1,159 @@
+"""Tells members the job they asked for, spaced out where that would hold up the others.
+
+The description of a large model takes milliseconds to send, and a hundred bytes ask for it. A worker that has named the
+job has sent as much itself, and is told at once. Others are told a few at a time, and who has been told before comes
+after those who have not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from typing import Protocol
+
+from zmqps.core.coordinator.jobs import Jobs, is_replaceable
+from zmqps.core.coordinator.members.membership import MAX_ANSWERED, MemberInfo
+from zmqps.core.coordinator.options import CoordinatorOptions
+from zmqps.core.node.timers import Wheel
+from zmqps.core.protocol.events import Action, Peer, Send
+from zmqps.core.protocol.messages import Init, Job
+
+#: What it takes to send a job, and for each of its parameters.
+TELL_S = 50e-6
+PARAMETER_S = 1e-6
+#: Telling takes at most half of the time; telling again a tenth, but for as much as fits into `BURST_S`.
+FIRST_SHARE = 2.0
+AGAIN_SHARE = 10.0
+BURST_S = 0.1
+#: One who waits may ask again so often, but for a few times: others hear of it, too.
+REPEAT_S = 0.5
+REPEAT_BURST_S = 1.0
+
+
+class Line:
+    """Members that are to be told, in turns; each of them has a few requests.
+
+    Parameters
+    ----------
+    share
+        How much longer than telling somebody takes is the time until the next one is told.
+    """
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._members: OrderedDict[bytes, tuple[MemberInfo, deque[int]]] = OrderedDict()
+        self._due = -math.inf  # when the next one may be told
+
+    def add(self, member: MemberInfo, request: int) -> None:
+        """Let a member wait until it is told; of many requests the newest count, as of those that are remembered."""
+        _, requests = self._members.setdefault(member.incarnation, (member, deque(maxlen=MAX_ANSWERED)))
+        if request not in requests:
+            requests.append(request)
+
+    def next_deadline(self) -> float | None:
+        """Return when somebody can be told; None if nobody waits."""
+        return self._due if self._members else None
+
+    def due(self, now: float) -> list[Action]:
+        """Tell those who are next; an answer that is not remembered any more is not given."""
+        told: list[Action] = []
+        while self._members and now >= self._due:
+            incarnation, (member, requests) = self._members.popitem(last=False)
+            answer = member.answered.get(requests.popleft())
+            if requests:
+                self._members[incarnation] = member, requests
+            if isinstance(answer, Job):
+                told.append(Send(member.peer, answer))
+                self._due = max(self._due, now - BURST_S) + self._share * cost(answer)
+        return told
+
+    def validate(self) -> None:
+        """Assert that who is here waits for something."""
+        for _, requests in self._members.values():
+            assert requests
+
+
+class Telling:
+    """The answers to `Init` on their way to the members of all jobs.
+
+    Parameters
+    ----------
+    find
+        Returns the member behind a connection.
+    wheel
+        The coordinator's timers.
+    """
+
+    def __init__(self, find: Callable[[Peer], MemberInfo | None], wheel: Wheel) -> None:
+        self._timer = wheel.timer("telling jobs", self.next_deadline, self.on_deadline)
+        self._find = find
+        self._first = Line(FIRST_SHARE)
+        self._again = Line(AGAIN_SHARE)
+
+    def space(self, actions: list[Action], now: float) -> list[Action]:
+        """Return actions, with the jobs among them as far as it is their turn."""
+        spaced: list[Action] = []
+        for action in actions:
+            message = action.message if isinstance(action, Send) else None
+            member = self._find(action.peer) if isinstance(action, Send) else None
+            if member is None or not isinstance(message, Job) or message.load:
+                spaced.append(action)
+                continue
+            if member.told:
+                self._again.add(member, message.request)
+            elif member.named:
+                spaced.append(action)
+            else:
+                self._first.add(member, message.request)
+            member.told = True
+        self._timer.touch()
+        return [*spaced, *self.on_deadline(now)]
+
+    def too_soon(self, member: MemberInfo, now: float) -> bool:
+        """Whether a member has asked too often for what it still waits for."""
+        due = max(member.again_at, now)
+        if due > now + REPEAT_BURST_S:
+            return True
+        member.again_at = due + REPEAT_S
+        return False
+
+    def next_deadline(self) -> float | None:
+        """Return when somebody is to be told."""
+        dues = (self._first.next_deadline(), self._again.next_deadline())
+        return min([due for due in dues if due is not None], default=None)
+
+    def on_deadline(self, now: float) -> list[Action]:
+        """Tell those whose turn it is."""
+        return [*self._first.due(now), *self._again.due(now)]
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+        self._first.validate()
+        self._again.validate()
+
+
+def cost(job: Job) -> float:
+    """Return about how many seconds it takes to send a job."""
+    return TELL_S + PARAMETER_S * len(job.job["parameters"])
+
+
+class InformingHost(Protocol):
+    """What is needed of the machine."""
+
+    jobs: Jobs
+    options: CoordinatorOptions
+    telling: Telling
+
+
+def init(host: InformingHost, member: MemberInfo, message: Init, now: float) -> list[Action]:
+    """A member names a job, or asks for the one that there is; it is told when that can be trained."""
+    run, actions = host.jobs.runs[member.job], list[Action]()
+    if (member.incarnation, message.request) in run.startup.parked and host.telling.too_soon(member, now):
+        return []
+    if is_replaceable(run, message, host.options.workers):
+        actions = host.jobs.replace(run, member, now)
+        run = host.jobs.runs[member.job]
+    if (waits := host.jobs.park(member, message)) is not None:
+        return [*actions, waits]
+    return host.telling.space([*actions, *run.init(member, message, now)], now)

@@ -1,0 +1,225 @@
+"""The copies of a job's shards: which server has which, under which number, and what others need to talk to it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from zmqps.core.coordinator.journal import Plain
+from zmqps.core.coordinator.members.membership import MemberInfo
+from zmqps.core.protocol.security.keys import LOADER, proof_of, shard_key, ticket_of
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Replica:
+    """One copy of one shard on one server; ``epoch`` is its number, which no other copy of any job ever has.
+
+    The primary answers workers; backups follow it. ``generation`` counts how often the shard has had another primary or
+    other backups. ``built`` and ``whole`` say whether it is there and has all values, as far as is known.
+    """
+
+    shard: int
+    epoch: int
+    server: MemberInfo
+    backup: bool = False
+    generation: int = 0
+    built: bool = False
+    whole: bool = False
+    moved: bool = False  # it is given up, and another one takes its place
+
+    @property
+    def progress(self) -> float:
+        """How much of it is filled, as far as its server has said, in percent."""
+        counted = self.server.counters_of.get(str(self.epoch), {})
+        filled, slices = counted.get("slices_filled"), counted.get("slices")
+        if self.whole or not isinstance(filled, int) or not isinstance(slices, int) or not slices:
+            return 100.0 * self.whole
+        return 100.0 * filled / slices
+
+
+class ReplicaSet:
+    """The live copies of one job.
+
+    Parameters
+    ----------
+    root
+        The coordinator's secret: what keys and tickets are made of.
+    new_epoch
+        Returns a number that no copy has had.
+
+    Attributes
+    ----------
+    by_epoch
+        The copies by their numbers, in the order of the shards at first.
+    coming
+        Those that are to be all the copies, once the shards are cut anew.
+    """
+
+    def __init__(self, root: bytes, new_epoch: Callable[[], int]) -> None:
+        self.by_epoch: dict[int, Replica] = {}
+        self.coming: dict[int, Replica] = {}
+        self._root = root
+        self._new_epoch = new_epoch
+
+    def __len__(self) -> int:
+        return len(self.by_epoch)
+
+    def __iter__(self) -> Iterator[Replica]:
+        """Yield all of them."""
+        return iter(self.by_epoch.values())
+
+    def place(self, servers: Sequence[MemberInfo], replicas: int = 0) -> int:
+        """Give each server the shard of its place, and backups of others; return the first number of the first shard.
+
+        That number stands for the job.
+        """
+        primaries = [self.add(shard, server) for shard, server in enumerate(servers)]
+        for copy in primaries:
+            for _ in range(replicas):
+                around = [*servers[copy.shard + 1 :], *servers[: copy.shard]]
+                if (server := self.best(copy.shard, around)) is not None:
+                    self.add(copy.shard, server, backup=True)
+        return primaries[0].epoch
+
+    def add(self, shard: int, server: MemberInfo, *, backup: bool = False) -> Replica:
+        """Enter a copy under a new number."""
+        copy = Replica(shard=shard, epoch=self._new_epoch(), server=server, backup=backup)
+        self.by_epoch[copy.epoch] = copy
+        return copy
+
+    def prepare(self, shard: int, server: MemberInfo, *, backup: bool = False) -> Replica:
+        """Enter one of a shard that is to be."""
+        copy = Replica(shard=shard, epoch=self._new_epoch(), server=server, backup=backup)
+        self.coming[copy.epoch] = copy
+        return copy
+
+    def find(self, epoch: int) -> Replica | None:
+        """Return the copy of a number, of those that are to be, too."""
+        return self.by_epoch.get(epoch) or self.coming.get(epoch)
+
+    def __getitem__(self, epoch: int) -> Replica:
+        """Return the copy of a number that there is."""
+        found = self.find(epoch)
+        assert found is not None
+        return found
+
+    def are_on(self, server: MemberInfo) -> bool:
+        """Whether a server has any copy, or is to."""
+        return any(copy.server is server for copies in (self.by_epoch, self.coming) for copy in copies.values())
+
+    def remove(self, copy: Replica) -> None:
+        """A copy is gone, or is not wanted any more."""
+        del self.by_epoch[copy.epoch]
+
+    def best(self, shard: int, servers: Iterable[MemberInfo]) -> MemberInfo | None:
+        """Return where one more copy of a shard is best: on a host that has none, and on a server that has few.
+
+        Of several that are as good, the first; None: each of them has a copy.
+        """
+        having = {copy.server.incarnation: copy.server for copy in self if copy.shard == shard}
+        hosts = {server.hello.host for server in having.values()}
+        loads = Counter(copy.server.incarnation for copy in self if copy.backup)
+        free = [server for server in servers if server.incarnation not in having]
+        return min(free, key=lambda s: (s.hello.host in hosts, loads[s.incarnation]), default=None)
+
+    def lightest(self, going: Replica, servers: Iterable[MemberInfo]) -> MemberInfo | None:
+        """Return where a copy that goes is best: on a host that has no other, and on the server that has least.
+
+        Of several that are as good, the first; None: each of them has a copy of its shard.
+        """
+        having = {copy.server.incarnation: copy.server for copy in self if copy.shard == going.shard}
+        hosts = {server.hello.host for server in having.values() if server is not going.server}
+        loads = Counter(copy.server.incarnation for copy in self)
+        free = [server for server in servers if server.incarnation not in having]
+        return min(free, key=lambda s: (s.hello.host in hosts, loads[s.incarnation]), default=None)
+
+    def primary(self, shard: int) -> Replica:
+        """Return the copy of a shard that answers workers."""
+        return next(copy for copy in self if copy.shard == shard and not copy.backup)
+
+    def backups(self, shard: int) -> list[Replica]:
+        """Return the copies of a shard that follow its primary."""
+        return [copy for copy in self if copy.shard == shard and copy.backup]
+
+    def homes(self, shard: int) -> list[MemberInfo]:
+        """Return the servers of a shard's whole copies, that of the primary first."""
+        whole = [backup.server for backup in self.backups(shard) if backup.whole]
+        return [self.primary(shard).server, *whole]
+
+    def primaries(self) -> Iterator[tuple[int, int, MemberInfo]]:
+        """Yield shard, epoch and server of each copy that answers workers, in the order of the shards."""
+        for copy in sorted(self, key=lambda copy: copy.shard):
+            if not copy.backup:
+                yield copy.shard, copy.epoch, copy.server
+
+    def of(self, server: MemberInfo) -> list[Replica]:
+        """Return what a server has of the job."""
+        return [copy for copy in self if copy.server.incarnation == server.incarnation]
+
+    def epochs_by_server(self) -> dict[bytes, tuple[MemberInfo, frozenset[int]]]:
+        """Return the servers that have copies, by incarnation, each with the numbers of these."""
+        epochs: dict[bytes, tuple[MemberInfo, frozenset[int]]] = {}
+        for copy in [*self, *self.coming.values()]:
+            _, before = epochs.get(copy.server.incarnation, (copy.server, frozenset[int]()))
+            epochs[copy.server.incarnation] = copy.server, before | {copy.epoch}
+        return epochs
+
+    def filling(self) -> Iterator[str]:
+        """Yield which of them are being filled, and how far that is."""
+        for copy in self:
+            if not copy.whole:
+                yield f"shard {copy.shard} is copied to {copy.server.hello.name}, {copy.progress:.0f}%"
+
+    def dump(self) -> Plain:
+        """Return what is kept of them, in their order."""
+        return [
+            [c.shard, c.epoch, c.server.incarnation, c.backup, c.generation, c.built, c.whole] for c in self
+        ]  # fmt: skip
+
+    def restore(self, kept: Plain, members: Mapping[bytes, MemberInfo]) -> None:
+        """Have the copies that were kept; their servers are members, or they would not have been."""
+        for shard, epoch, who, backup, generation, built, whole in kept:
+            self.by_epoch[epoch] = Replica(
+                shard=shard, epoch=epoch, server=members[who], backup=backup, generation=generation, built=built,
+                whole=whole,
+            )  # fmt: skip
+
+    def key(self, copy: Replica) -> bytes:
+        """Return what the server of a copy knows tickets by, and proves itself with."""
+        return shard_key(self._root, copy.epoch, copy.server.incarnation)
+
+    def row(self, copy: Replica, member: MemberInfo, *, load: bool = False) -> dict[str, Any]:
+        """Return what a member needs to talk to the server of a copy: where it is, and how they know each other."""
+        key, hello = self.key(copy), copy.server.hello
+        return {
+            "name": hello.name,
+            "endpoint": hello.endpoint,
+            "rank": copy.server.rank,
+            "epoch": copy.epoch,
+            "ticket": ticket_of(key, LOADER if load else member.role, member.incarnation).hex(),
+            "proof": proof_of(key, member.role, member.incarnation).hex(),
+        }
+
+    def rows(self, member: MemberInfo, *, load: bool = False) -> list[dict[str, Any]]:
+        """Return that of each shard, for a worker or observer."""
+        return [self.row(self.by_epoch[epoch], member, load=load) for _, epoch, _ in self.primaries()]
+
+    def rows_of_backups(self, primary: Replica) -> dict[str, Any]:
+        """Return those of a shard's backups, for the server of its primary; nothing where there are none.
+
+        Those of a shard that is to be begin with the same as their primary, and need not be filled by it.
+        """
+        if primary.epoch in self.coming:
+            same = [copy for copy in self.coming.values() if copy.shard == primary.shard and copy.backup]
+            rows = [{**self.row(copy, primary.server), "number": 0} for copy in same]
+        else:
+            rows = [self.row(copy, primary.server) for copy in self.backups(primary.shard)]
+        return {"rows": rows} if rows else {}
+
+    def rows_of_equals(self, heir: Replica, numbers: Mapping[int, int]) -> dict[str, Any]:
+        """Return those of the other backups that have all that a backup has, with the last record of each."""
+        equals = [copy for copy in self.backups(heir.shard) if copy.whole and copy is not heir]
+        rows = [{**self.row(c, heir.server), "number": numbers[c.epoch]} for c in equals if c.epoch in numbers]
+        return {"rows": rows} if rows else {}

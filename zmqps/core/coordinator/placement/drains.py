@@ -1,0 +1,284 @@
+"""Servers that are to go: nothing new is placed on them, what they have moves to others, and then they end."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+from zmqps.core.coordinator.journal import Changed, Plain, nothing, packed_error, unpacked_error
+from zmqps.core.coordinator.members.erasures import Erasures
+from zmqps.core.coordinator.members.membership import MemberInfo
+from zmqps.core.coordinator.members.naming import find_named
+from zmqps.core.coordinator.placement.fleet import Fleet
+from zmqps.core.coordinator.run import JobRun
+from zmqps.core.coordinator.saving.checkpoints import Checkpoints
+from zmqps.core.protocol.events import Action, Log, Send
+from zmqps.core.protocol.messages import Drain, Draining
+from zmqps.core.protocol.messages.resizing import DrainState
+from zmqps.errors import DrainError, PSError, counted, listed
+
+#: A server that may go says so within milliseconds; one that did not may not have been told.
+RETRY_S = 1.0
+#: Of those who have asked so many are remembered, to be told how it has ended.
+MAX_ASKED = 64
+#: Of what moves a text names so much.
+MOST_NAMED = 6
+ADVICE = "start another server, as a spare (zmqps server --spare), and drain this one then"
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Drain:
+    """A server that is to go."""
+
+    server: MemberInfo
+    since: float
+    nonces: set[bytes] = field(default_factory=set)  # of those who have asked for it from outside
+    moved: int = 0  # copies of shards that it had
+    told_at: float | None = None  # when it was told last that nothing is left
+
+
+class Drains:
+    """The servers of a cluster that are to go.
+
+    Parameters
+    ----------
+    fleet
+        The servers.
+    runs
+        The jobs by name; shared with the machine.
+    erasures
+        What servers have not confirmed to have erased.
+    checkpoints
+        No shard has another server while it is saved.
+    moving
+        The jobs of which copies move.
+    changed
+        Called when something has changed that is kept.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        runs: Mapping[str, JobRun],
+        erasures: Erasures,
+        checkpoints: Checkpoints,
+        moving: Set[str],
+        changed: Changed = nothing,
+    ) -> None:
+        self._moving = moving
+        self._fleet = fleet
+        self._runs = runs
+        self._erasures = erasures
+        self._checkpoints = checkpoints
+        self._changed = changed
+        self._of: dict[bytes, _Drain] = {}  # by incarnation
+        self._ended: OrderedDict[bytes, PSError | str] = OrderedDict()  # by nonce: how what was asked for has ended
+
+    # --- who asks ------------------------------------------------------------------------------
+
+    def ask(self, server: MemberInfo | None, message: Drain, now: float) -> tuple[Draining, list[Action]]:
+        """Let a server go, or say how far that is; ``server`` is who asks for itself.
+
+        Raises
+        ------
+        DrainError
+            Nobody else could take what it has.
+        JobError
+            There is no such server.
+        AmbiguousNodeError
+            There are several.
+        """
+        ended = self._ended.get(message.nonce) if message.nonce else None
+        if isinstance(ended, PSError):
+            raise ended.again()
+        if ended is not None:
+            return Draining(message.request, DrainState.GONE, ended), []
+        found = server or find_named(message.server, list(self._fleet), "server")
+        drain = self._of.get(found.incarnation)
+        if message.stay:
+            actions = [] if drain is None else self._keep(drain, "somebody asked it to stay", now)
+            return Draining(message.request, DrainState.STAYS, f"{found.title} stays"), actions
+        if drain is None:
+            drain = self._begin(found, now)
+        self._changed()
+        found.must_leave |= server is not None
+        if message.nonce and len(drain.nonces) < MAX_ASKED:
+            drain.nonces.add(message.nonce)
+        actions = self.look(now)
+        if server is not None and found.incarnation not in self._of:
+            return Draining(message.request, DrainState.STAYS, "no other server can take what it has"), actions
+        if message.nonce in self._ended:
+            answer, more = self.ask(server, message, now)
+            return answer, [*actions, *more]
+        return Draining(message.request, DrainState.GOING, self._text(drain)), actions
+
+    def ask_own(self, server: MemberInfo, message: Drain, now: float) -> list[Action]:
+        """A server asks to go: one that cannot be let go ends then, as it would have without asking."""
+        try:
+            answer, actions = self.ask(server, message, now)
+        except PSError as error:
+            said = Log("warning", str(error), peer=server.hello.name, error=error.number)
+            return [said, Send(server.peer, Draining(message.request, DrainState.STAYS, str(error)))]
+        return [*actions, Send(server.peer, answer)]
+
+    def let_go(self, server: MemberInfo, now: float) -> list[Action]:
+        """Let a server go that is not needed any more."""
+        if server.incarnation not in self._of:
+            self._begin(server, now)
+            self._changed()
+        return self.look(now)
+
+    def note_fleet(self) -> None:
+        """Another number of servers is wanted."""
+        self._changed()
+
+    def _begin(self, server: MemberInfo, now: float) -> _Drain:
+        """Begin, unless it is clear already that it cannot be."""
+        if not any(other is not server for other in self._fleet.staying):
+            raise DrainError(server=server.title, why="there is no other server that stays", advice=ADVICE)
+        server.leaving = True
+        self._fleet.shrink()
+        drain = self._of[server.incarnation] = _Drain(server=server, since=now)
+        drain.moved = sum(len(run.startup.copies.of(server)) for run in self._runs.values())
+        return drain
+
+    # --- how it goes ---------------------------------------------------------------------------
+
+    @property
+    def is_active(self) -> bool:
+        """Whether any server is to go, or something moves yet."""
+        return bool(self._of or self._moving)
+
+    def look(self, now: float) -> list[Action]:
+        """Move what is to move, as far as can be now; called after every event while something is to."""
+        actions: list[Action] = []
+        for run in self._runs.values():
+            actions += run.move(now, may_cut=not self._checkpoints.is_saving(run))
+        for drain in list(self._of.values()):
+            if why := self._stuck(drain.server):
+                actions += self._keep(drain, why, now)
+            elif self._is_free(drain.server) if drain.told_at is None else now >= drain.told_at + RETRY_S:
+                drain.told_at = now
+                actions.append(Send(drain.server.peer, Draining(0, DrainState.GONE, self._farewell(drain, now))))
+        return actions
+
+    def _stuck(self, server: MemberInfo) -> str:
+        """Say why something of a server cannot move; empty: all can."""
+        whys = (run.replication.handovers.stuck for run in self._runs.values())
+        of = {copy.epoch for run in self._runs.values() for copy in run.startup.copies.of(server)}
+        return next((why for stuck in whys for epoch, why in stuck.items() if epoch in of), "")
+
+    def _is_free(self, server: MemberInfo) -> bool:
+        """Whether a server has nothing any more, and nobody is yet to be told so."""
+        runs = self._runs.values()
+        has = any(run.is_on(server) for run in runs) or self._erasures.awaits(server)
+        return not has and all(run.replication.moves.next_deadline() is None for run in runs)
+
+    def _keep(self, drain: _Drain, why: str, now: float) -> list[Action]:
+        """A server stays, because nobody can take what it has, or somebody asked for that."""
+        server = drain.server
+        error = DrainError(server=server.title, why=why, advice=ADVICE)
+        del self._of[server.incarnation]
+        self._changed()
+        server.leaving = server.must_leave = False
+        self._fleet.joined()
+        self._end(drain, error)
+        told = Send(server.peer, Draining(0, DrainState.STAYS, why))
+        actions: list[Action] = [Log("warning", str(error), peer=server.hello.name, error=error.number), told]
+        for run in self._runs.values():
+            actions += run.move(now, may_cut=False)
+        return actions
+
+    def left(self, server: MemberInfo, now: float) -> tuple[bool, list[Action]]:
+        """A server says that it has gone as it was asked to; return whether that is so, and nothing of it is missed."""
+        drain = self._of.get(server.incarnation)
+        if drain is None or any(run.is_on(server) for run in self._runs.values()):
+            return False, []
+        del self._of[server.incarnation]
+        self._changed()
+        self._end(drain, text := self._farewell(drain, now))
+        return True, [Log("info", text, peer=server.hello.name)]
+
+    def lost(self, server: MemberInfo) -> None:
+        """A server was lost that was to go."""
+        drain = self._of.pop(server.incarnation, None)
+        if drain is None:
+            return
+        self._changed()
+        if drain.told_at is not None:  # nobody misses it
+            self._end(drain, f"{server.title} had nothing any more when it was lost")
+            return
+        why = "it was lost before it had handed over all that it had"
+        advice = "what has become of that is in the status (zmqps status)"
+        self._end(drain, DrainError(server=server.title, why=why, advice=advice))
+
+    def _end(self, drain: _Drain, how: DrainError | str) -> None:
+        for nonce in drain.nonces:
+            self._ended[nonce] = how
+        while len(self._ended) > MAX_ASKED:
+            self._ended.popitem(last=False)
+
+    def stop(self, now: float) -> list[Action]:
+        """The cluster ends: nothing moves any more, and steps go on until what is trained is saved."""
+        if self._of:
+            self._changed()
+        for drain in self._of.values():
+            drain.server.leaving = drain.server.must_leave = False
+        self._of.clear()
+        return [action for run in self._runs.values() for action in run.replication.handovers.take_back(now)]
+
+    def next_deadline(self) -> float | None:
+        """Return when `look` is to be called at the latest."""
+        return min([d.told_at + RETRY_S for d in self._of.values() if d.told_at is not None], default=None)
+
+    # --- a coordinator that was away -----------------------------------------------------------
+
+    def dump(self) -> Plain:
+        """Return which servers are to go, how it has ended for others, and how many there are to be; None for none."""
+        going = [[who, d.server.must_leave, d.since, d.moved, sorted(d.nonces)] for who, d in self._of.items()]
+        ended = [
+            [nonce, how, b""] if isinstance(how, str) else [nonce, "", packed_error(how)]
+            for nonce, how in self._ended.items()
+        ]
+        fleet = self._fleet
+        return [going, ended, fleet.wanted] if going or ended or fleet.wanted != fleet.most else None
+
+    def restore(self, kept: Plain, now: float) -> None:
+        """Go on with what was kept."""
+        going, ended, self._fleet.wanted = kept
+        there = {server.incarnation: server for server in self._fleet}
+        for who, must_leave, since, moved, nonces in going:
+            server = there[who]
+            server.leaving, server.must_leave = True, must_leave
+            self._of[who] = _Drain(server=server, since=min(since, now), moved=moved, nonces=set(nonces))
+        for nonce, text, error in ended:
+            self._ended[nonce] = unpacked_error(error) if error else text
+
+    # --- what others may look at ---------------------------------------------------------------
+
+    def _text(self, drain: _Drain) -> str:
+        server = drain.server
+        moving = [text for run in self._runs.values() for text in run.replication.handovers.texts(server)]
+        starting = [run.name for run in self._runs.values() if run.is_on(server) and not run.startup.ready]
+        moving += [f"job {name!r} is to start first" for name in starting]
+        what = listed(moving, MOST_NAMED) if moving else "it has nothing any more"
+        return f"{server.hello.name} is being drained: {what}"
+
+    def _farewell(self, drain: _Drain, now: float) -> str:
+        moved = counted(drain.moved, "shard")
+        return f"{drain.server.hello.name} has nothing any more: {moved} moved in {now - drain.since:.1f} s"
+
+    def texts(self) -> Iterator[str]:
+        """Yield which servers are to go, and how far that is."""
+        return (self._text(drain) for drain in self._of.values())
+
+    def status(self) -> list[dict[str, Any]]:
+        """Return the same as plain data, for the status."""
+        return [{"server": drain.server.hello.name, "text": self._text(drain)} for drain in self._of.values()]
+
+    def validate(self) -> None:
+        """Assert that those who are to go are here, and no others."""
+        assert {server.incarnation for server in self._fleet if server.leaving} == set(self._of)
+        assert len(self._ended) <= MAX_ASKED

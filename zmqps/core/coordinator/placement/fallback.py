@@ -1,0 +1,498 @@
+"""Shards of which nobody has the values any more: loaded from a checkpoint, by themselves, on servers that are there.
+
+Where each push is applied on arrival, those shards alone go back. Where a step is one for all, all shards do, to the
+one version of the checkpoint, and with them the steps and the data sets.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from zmqps.core.coordinator.journal import Plain
+from zmqps.core.coordinator.members.membership import MemberInfo
+from zmqps.core.coordinator.placement.copies import Replica
+from zmqps.core.coordinator.placement.missing import ADVICE, LostServer, Missing
+from zmqps.core.coordinator.placement.replication import Replication
+from zmqps.core.coordinator.placement.resumption import Resumption
+from zmqps.core.coordinator.placement.startup import Startup
+from zmqps.core.coordinator.placement.tellings import Tellings
+from zmqps.core.coordinator.training.steps import Steps
+from zmqps.core.protocol.events import Action, Log
+from zmqps.core.protocol.messages import Lost, WentBack
+from zmqps.errors import (
+    CheckpointError,
+    CheckpointStorageError,
+    JobError,
+    PeerLostError,
+    PSError,
+    counted,
+    listed,
+    printable,
+)
+
+#: A server answers within milliseconds; one that did not may not have been told.
+RETRY_S = 1.0
+#: So long a server without a shard is waited for; then one that has a shard gets another one.
+SHARE_S = 20.0
+#: A server that has not loaded a shard after so long is not waited for any more.
+STUCK_S = 600.0
+#: Checkpoints of a job that are remembered; the oldest have been removed.
+MAX_GOOD = 8
+MAX_WHY_CHARS = 300
+
+
+class Fallback:
+    """Lets shards of one job go back to a checkpoint.
+
+    Parameters
+    ----------
+    name
+        The job's.
+    startup
+        Knows the copies, and where they lie.
+    steps
+        Go back with all shards.
+    replication
+        Hears which shards have lost their backups, too.
+    members
+        The live members of the job by incarnation; shared with its `JobRun`.
+    timeout
+        How long servers for the shards are waited for; 0: nothing goes back, and the job fails.
+    rewind
+        Called when all goes back to a checkpoint, with it: lets data sets go back; returns what is to be done.
+    give_up
+        Called with the error where a shard can be loaded nowhere; returns what is to be done.
+    changed
+        Called with what has changed that is kept: ``fallback``, or something of the start.
+
+    Attributes
+    ----------
+    good
+        The checkpoints that the job can go back to, the latest last.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        startup: Startup,
+        steps: Steps,
+        replication: Replication,
+        members: Mapping[bytes, MemberInfo],
+        timeout: float,
+        rewind: Callable[[Resumption], list[Action]],
+        give_up: Callable[[PSError], list[Action]],
+        changed: Callable[[str], None] = lambda what: None,
+    ) -> None:
+        self._changed = changed
+        self.good: list[Resumption] = [startup.resumption] if startup.resumption is not None else []
+        self._name = name
+        self._startup = startup
+        self._steps = steps
+        self._replication = replication
+        self._timeout = timeout
+        self._rewind = rewind
+        self._give_up = give_up
+        self._back: dict[int, Missing] = {}
+        self._bad: set[str] = set()  # paths of checkpoints that cannot be used
+        self._unfit: set[tuple[bytes, int]] = set()  # servers, by incarnation, that could not load a shard
+        self._target: Resumption | None = None
+        self._error: PSError | None = None
+        self._why = ""  # what went wrong last
+        self._begun_at = 0.0
+        self._waits_since = 0.0
+        self._before: set[str] = set()  # paths of checkpoints that were made before shards were cut anew
+        replication.recuts.on_cut = self._note_cut
+        may_tell = replication.recuts.is_followed_by
+        self._tellings = Tellings(name, startup, members, may_tell, lambda: changed("fallback"))
+        self._retry_due: float | None = None
+        if self.good:
+            changed("fallback")
+
+    @property
+    def active(self) -> bool:
+        """Whether shards are going back."""
+        return bool(self._back)
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether all members know where shards are that have gone back."""
+        return self._tellings.next_deadline() is None
+
+    @property
+    def shards(self) -> list[int]:
+        """Those that go back."""
+        return sorted(self._back)
+
+    @property
+    def path(self) -> str:
+        """The checkpoint that they go back to; empty where none does."""
+        return "" if self._target is None else self._target.path
+
+    @property
+    def times(self) -> int:
+        """How often shards have gone back."""
+        return self._tellings.num_done
+
+    def keep(self, path: str, read_at: str, version: int, manifest: Mapping[str, Any]) -> None:
+        """There is another checkpoint of the job; ``manifest`` is what the coordinator says of it."""
+        job = self._startup.job
+        if job is None or (self._whole and version > self._steps.clock):  # of steps that are gone
+            return
+        saved = Resumption(
+            path=path, read_at=read_at, job=job, version=version, data=manifest["data"], state=manifest["state"],
+            rates=tuple(manifest.get("run", {}).get("rates", ())),
+        )  # fmt: skip
+        self.good.append(saved)
+        del self.good[:-MAX_GOOD]
+        self._changed("fallback")
+
+    def _note_cut(self) -> None:
+        """Workers number their pushes anew: what a checkpoint knows of those before is of others."""
+        self._before = {saved.path for saved in self.good}
+        self._changed("fallback")
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether there is no checkpoint to go back to that was made since shards were cut anew."""
+        return self._latest is None or self._latest.path in self._before
+
+    def concerns(self, copy: Replica) -> bool:
+        """Whether a copy is being loaded here."""
+        return copy.shard in self._back and self._back[copy.shard].copy is copy
+
+    @property
+    def _whole(self) -> bool:
+        """Whether all shards go back together."""
+        return self._steps.policy is not None and self._steps.policy.mode == "sync"
+
+    @property
+    def _latest(self) -> Resumption | None:
+        """The latest checkpoint that can be used, as far as is known."""
+        return next((saved for saved in reversed(self.good) if saved.path not in self._bad), None)
+
+    # --- how it begins -------------------------------------------------------------------------
+
+    def begin(
+        self, lost: Sequence[Replica], error: PSError, servers: Sequence[MemberInfo], now: float
+    ) -> list[Action] | None:
+        """The last copies of shards are lost, or could not go on: go back; None: there is nothing to go back to."""
+        target = self._target or self._latest
+        if target is None or not self._timeout:
+            return None
+        fresh = not self._back
+        if fresh:
+            self._target, self._error, self._begun_at = target, error, now
+            self._unfit.clear()
+        self._waits_since = now
+        shards = {copy.shard: copy for copy in lost}
+        if self._whole and fresh:
+            self._steps.suspend(f"{self._text(shards)}, and all shards go back with it")
+            shards = {copy.shard: copy for copy in self._startup.copies if not copy.backup} | shards
+        gone = {copy.epoch for copy in lost}
+        for shard, copy in sorted(shards.items()):
+            server, before = copy.server, self._back.get(shard)
+            if copy.epoch in gone:
+                home, lost_one = None, LostServer(server.rank, server.hello.name, server.incarnation, server.title)
+            else:
+                home, lost_one = server, None
+            lost_one = lost_one or (before.lost if before is not None else None)
+            self._back[shard] = Missing(generation=copy.generation + 1, lost=lost_one, home=home)
+            self._back[shard].num_lost = self._forget(shard) + (before.num_lost if before is not None else 0)
+        self._replication.forget(shards)
+        self._changed("fallback")
+        self._changed("copies")
+        self._startup.held = self._text(self._back)
+        self._retry_due = self._retry_due or now + RETRY_S
+        text = f"job {self._name!r}: {self._text(shards)}, of version {target.version}"
+        told = self._tellings.announce(self._back, target.path)
+        return [Log("warning", text, "fallback", job=self._name), *told, *self.fill(servers, now)]
+
+    def _forget(self, shard: int) -> int:
+        """No copy of a shard that is there counts any more; return what is known to be lost since it went back last."""
+        copies = self._startup.copies
+        for copy in [copy for copy in copies if copy.shard == shard]:
+            self._startup.drop(copy, moved=True)
+            self._steps.lose(copy.epoch)
+        return self._tellings.forget(shard)
+
+    def _text(self, shards: Iterable[int]) -> str:
+        assert self._target is not None
+        numbers = [str(shard) for shard in sorted(shards)]
+        which = f"shard {numbers[0]} goes" if len(numbers) == 1 else f"shards {listed(numbers, 8)} go"
+        return f"{which} back to the checkpoint {self._target.path}"
+
+    # --- where shards are loaded ---------------------------------------------------------------
+
+    def fill(self, servers: Sequence[MemberInfo], now: float) -> list[Action]:
+        """Let servers load the shards, as far as there are any."""
+        if not self._back or self._target is None:
+            return []
+        new: list[Replica] = []
+        for shard, back in sorted(self._back.items(), key=lambda item: (item[1].home is None, item[0])):
+            if back.copy is not None or now < back.not_before:
+                continue
+            server = self._choose(shard, back, servers, now)
+            if server is None:
+                continue
+            back.copy = copy = self._startup.copies.add(shard, server)
+            copy.generation, back.since = back.generation, now
+            new.append(copy)
+            self._changed("fallback")
+            self._changed("copies")
+        if not new:
+            return []
+        self._retry_due = self._retry_due or now + RETRY_S
+        text = f"job {self._name!r}: the checkpoint {self._target.path} is loaded: {_where(new)}"
+        return [Log("info", text, job=self._name), *self._assign(new)]
+
+    def _assign(self, copies: Iterable[Replica]) -> list[Action]:
+        assert self._target is not None
+        anew = self._target.path in self._before
+        return self._startup.assign(copies, {**self._target.source(), "ledgers": not self._whole, "anew": anew})
+
+    def _choose(self, shard: int, back: Missing, servers: Sequence[MemberInfo], now: float) -> MemberInfo | None:
+        """Return the server for a shard: the one it was on, one that has none, or after a while any."""
+        fit = [server for server in servers if (server.incarnation, shard) not in self._unfit]
+        primaries = (copy for copy in self._startup.copies if not copy.backup)
+        loads = Counter(copy.server.incarnation for copy in primaries)
+        free = [server for server in fit if not loads[server.incarnation]]
+        if back.home in free:
+            return back.home
+        if not free and now < self._waits_since + min(SHARE_S, self._timeout / 2):
+            return None
+        return min(free or fit, key=lambda s: (loads[s.incarnation], s.rank != shard, s.rank), default=None)
+
+    def failed(self, copy: Replica, error: PSError, now: float) -> list[Action]:
+        """A server could not load a shard: another one is to, or another checkpoint."""
+        assert self._target is not None
+        self._drop(copy)
+        back = self._back[copy.shard]
+        self._why = printable(str(error))[:MAX_WHY_CHARS]
+        if isinstance(error, CheckpointError) and not isinstance(error, CheckpointStorageError):
+            return self._take_older(error, now)
+        if isinstance(error, CheckpointStorageError):
+            back.not_before = now + RETRY_S
+            self._retry_due = self._retry_due or now + RETRY_S
+        else:
+            self._unfit.add((copy.server.incarnation, copy.shard))
+        text = f"job {self._name!r}: {copy.server.title} cannot load shard {copy.shard}: {self._why}"
+        return [Log("warning", text, job=self._name)]
+
+    def _drop(self, copy: Replica) -> None:
+        """Load a shard elsewhere, or anew."""
+        self._startup.drop(copy, moved=True)
+        self._changed("fallback")
+        self._back[copy.shard].copy = None
+        self._back[copy.shard].generation += 1
+
+    def _take_older(self, error: PSError, now: float) -> list[Action]:
+        """The checkpoint cannot be used: begin again with the one before it."""
+        bad = self._target
+        assert bad is not None
+        self._bad.add(bad.path)
+        for back in self._back.values():
+            if back.copy is not None:
+                self._drop(back.copy)
+        self._target = self._latest
+        if self._target is None:
+            return self._fail(f"no checkpoint can be used: {error}", now)
+        self._startup.held = text = self._text(self._back)
+        if self._whole:
+            self._steps.suspend(text)
+        older = f"{bad.path} cannot be used ({self._why}): {text}, of version {self._target.version}"
+        return [Log("error", f"job {self._name!r}: {older}", job=self._name, error=error.number)]
+
+    def ready(self, copy: Replica, loaded: bool, now: float) -> list[Action]:
+        """A server has built a shard, or has loaded it."""
+        copy.built = True
+        if not loaded or copy.whole:
+            return []
+        copy.whole = True
+        self._changed("copies")
+        if not self._whole:
+            return self._went_back((copy.shard,), now)
+        if all(back.copy is not None and back.copy.whole for back in self._back.values()):
+            return self._went_back(tuple(sorted(self._back)), now)
+        return []
+
+    def _went_back(self, shards: tuple[int, ...], now: float) -> list[Action]:
+        """Shards are there again: those who were told the job are to go there."""
+        saved, startup, copies = self._target, self._startup, self._startup.copies
+        assert saved is not None
+        done = [self._back.pop(shard) for shard in shards]
+        lost, actions = sum(back.num_lost for back in done), list[Action]()
+        if self._whole:
+            lost = max(0, self._steps.clock - saved.version)
+            self._steps.go_back(copies, saved.version)
+            startup.resumption = saved
+            self._changed("spec")
+            actions += self._rewind(saved)
+        else:
+            self._steps.go_back(copies, None)
+        startup.moved()
+        where = _where(copy for copy in copies if copy.shard in shards)
+        what = f"{counted(lost, 'step')} lost" if self._whole else "its workers say what is lost"
+        text = f"job {self._name!r} is back at version {saved.version} of {saved.path}: {where}; {what}"
+        log, answers = Log("warning", text, "restored", job=self._name), list[Action]()
+        self._replication.degraded(shards, "it has gone back to a checkpoint", now)
+        # first, for what is answered now is of what members go back to
+        told = self._tellings.begin(shards, saved.told(), self._begun_at, now, lost=lost, whole=self._whole)
+        if not self._back:
+            startup.held, self._target, self._error, self._why = "", None, None, ""
+            self._retry_due = None
+            answers = startup.answer()
+        return [log, *told, *actions, *answers]
+
+    def followed(self, member: MemberInfo, message: WentBack, now: float) -> list[Action]:
+        """A member has gone back: what it says of steps counts again."""
+        return self._tellings.followed(member, message, now)
+
+    def makes_moot(self, member: MemberInfo) -> bool:
+        """Whether what a worker says of steps may be of those that are gone."""
+        return self._whole and (bool(self._back) or self._tellings.awaits(member))
+
+    def again(self, member: MemberInfo) -> list[Action]:
+        """A member is back: say again what it may not have heard."""
+        if member.role != "server":
+            return self._tellings.again(member)
+        mine = [copy for copy in self._startup.copies.of(member) if self.concerns(copy) and not copy.whole]
+        return self._assign(mine) if mine else []
+
+    def leave(self, member: MemberInfo, now: float) -> list[Action]:
+        """A member has gone."""
+        return self._tellings.leave(member, now)
+
+    # --- time ----------------------------------------------------------------------------------
+
+    def next_deadline(self) -> float | None:
+        """Return when `on_deadline` wants to be called."""
+        dues = (self._retry_due, self._tellings.next_deadline())
+        return min([due for due in dues if due is not None], default=None)
+
+    def on_deadline(self, servers: Sequence[MemberInfo], now: float) -> list[Action]:
+        """Say again what is not answered; give up what takes too long."""
+        actions = self._tellings.on_deadline(now)
+        if self._retry_due is None or now < self._retry_due:
+            return actions
+        loading = [back.copy for back in self._back.values() if back.copy is not None]
+        for copy in [copy for copy in loading if not copy.whole and now >= self._back[copy.shard].since + STUCK_S]:
+            self._unfit.add((copy.server.incarnation, copy.shard))
+            self._drop(copy)
+        actions += self.fill(servers, now)
+        waiting = [shard for shard, back in self._back.items() if back.copy is None]
+        if not waiting:
+            self._waits_since = now
+        elif now >= self._waits_since + self._timeout:
+            return [*actions, *self._fail(f"no server has loaded {self._missing()} in {self._timeout:g} s", now)]
+        actions += self._assign([copy for copy in loading if not copy.built and self.concerns(copy)])
+        self._retry_due = now + RETRY_S if self._back else None
+        return actions
+
+    def _missing(self) -> str:
+        shards = [str(shard) for shard, back in sorted(self._back.items()) if back.copy is None]
+        return f"shard{'s' if len(shards) > 1 else ''} {listed(shards, 8)}"
+
+    def _fail(self, what: str, now: float) -> list[Action]:
+        """Nothing can be loaded: the job fails as one does that has no checkpoint."""
+        gone = [back.lost for back in self._back.values() if back.lost is not None]
+        why = f"; the last attempt: {self._why}" if self._why and self._why not in what else ""
+        advice = f"{what}{why}; begin the job again from a checkpoint (--restore), with servers for all its shards"
+        first = gone[0] if gone else None
+        error: PSError
+        if first is None:
+            assert self._error is not None
+            error = self._error
+        else:
+            error = self._loss(first, advice, now)
+        self._changed("fallback")
+        self._back.clear()
+        self._tellings.give_up()
+        self._target = self._retry_due = None
+        self._startup.held = ""
+        losses = [
+            Lost("server", server.rank, server.name, server.incarnation, max(0.0, now - self._begun_at))
+            for server in dict.fromkeys(gone)
+        ]
+        told = [action for lost in losses for action in self._tellings.send_all(lost)]
+        return [*self._give_up(error), *told]
+
+    # --- a coordinator that was away -----------------------------------------------------------
+
+    def dump(self) -> Plain:
+        """Return what is kept of it; None if there is nothing to go back to."""
+        if not self.good and not self._back:
+            return None
+        back = [
+            [
+                shard, b.generation, None if b.lost is None else list(b.lost),
+                None if b.home is None else b.home.incarnation, None if b.copy is None else b.copy.epoch, b.num_lost,
+            ]
+            for shard, b in sorted(self._back.items())
+        ]  # fmt: skip
+        good = [saved.dump(brief=True) for saved in self.good]
+        return [good, sorted(self._bad), self.path, back, self._tellings.dump(), sorted(self._before)]
+
+    def restore(self, kept: Plain, members: Mapping[bytes, MemberInfo], now: float) -> None:
+        """Go on with what was kept; servers have time again."""
+        job = self._startup.job
+        if job is None:
+            return
+        good, bad, target, back, tellings, before = kept
+        self.good = [Resumption.restored(saved, job) for saved in good]
+        self._bad, self._before = set(bad), set(before)
+        self._tellings.restore(tellings, now)
+        if not back:
+            return
+        self._target = next(saved for saved in self.good if saved.path == target)
+        self._begun_at = self._waits_since = now
+        self._retry_due = now + RETRY_S
+        copies = self._startup.copies.by_epoch
+        for shard, generation, lost, home, epoch, num_lost in back:
+            self._back[shard] = Missing(
+                generation=generation, lost=None if lost is None else LostServer(*lost), home=members.get(home),
+                copy=None if epoch is None else copies[epoch], num_lost=num_lost, since=now,
+            )  # fmt: skip
+        gone = next((b.lost for b in self._back.values() if b.lost is not None), None)
+        self._error = JobError("a part of the job is lost") if gone is None else self._loss(gone, ADVICE, now)
+        self._startup.held = text = self._text(self._back)
+        if self._whole:
+            self._steps.suspend(text)
+
+    def _loss(self, server: LostServer, advice: str, now: float) -> PSError:
+        silent_s = round(now - self._begun_at, 3)
+        return PeerLostError(role="server", name=server.title, silent_s=silent_s, advice=advice)
+
+    # --- what others may look at ---------------------------------------------------------------
+
+    def texts(self) -> Iterator[str]:
+        """Yield what goes back, and what it waits for."""
+        if not self._back:
+            return
+        text, why = self._text(self._back), f" ({self._why})" if self._why else ""
+        if any(back.copy is None for back in self._back.values()):
+            text += f"; no server is free for {self._missing()}{why}: start one with zmqps server --spare"
+        else:
+            copies = [back.copy for back in self._back.values() if back.copy is not None and not back.copy.whole]
+            text += f", which {listed([copy.server.title for copy in copies], 8)} loads"
+        yield text
+
+    def status(self, now: float) -> dict[str, Any]:
+        """Return the state for the status."""
+        return {**self._tellings.status(now), "now": " ".join(self.texts())}
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+        self._tellings.validate()
+        assert bool(self._back) == (self._target is not None) == bool(self._startup.held)
+        for shard, back in self._back.items():
+            if back.copy is not None:
+                assert self._startup.copies.by_epoch[back.copy.epoch] is back.copy
+                assert back.copy.shard == shard
+                assert not back.copy.backup
+        assert (self._retry_due is not None) == bool(self._back)
+
+
+def _where(copies: Iterable[Replica]) -> str:
+    return ", ".join(f"shard {copy.shard} on {copy.server.title}" for copy in copies)

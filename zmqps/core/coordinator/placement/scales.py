@@ -1,0 +1,411 @@
+"""How many servers jobs lie on, changed while they are trained: shards are cut into pieces, these move, and are joined.
+
+What is to be done next follows from where a job lies now, so whatever happens meanwhile is no special case: as long as
+a piece belongs to several of the shards that are to be, all are cut; as long as the servers of such a shard lack some
+of its pieces, they get copies of them, which follow their primaries as backups do; then each server puts together what
+it has. So nothing that was acknowledged is on fewer servers than before at any time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from zmqps.core.coordinator.journal import Changed, Plain, nothing, packed_error, unpacked_error
+from zmqps.core.coordinator.members.membership import MemberInfo
+from zmqps.core.coordinator.placement.copies import ReplicaSet
+from zmqps.core.coordinator.placement.drains import Drains
+from zmqps.core.coordinator.placement.fleet import Fleet
+from zmqps.core.coordinator.placement.recuts import Homes
+from zmqps.core.coordinator.run import JobRun
+from zmqps.core.coordinator.saving.checkpoints import Checkpoints
+from zmqps.core.job.keyspace import Placement
+from zmqps.core.job.recut import owners, pieces_of
+from zmqps.core.protocol.events import Action, Log
+from zmqps.core.protocol.messages import Draining, Scale
+from zmqps.core.protocol.messages.resizing import DrainState
+from zmqps.errors import PSError, ScaleError, counted, listed
+
+#: So often it is looked whether what a job waits for, before it is cut, is over.
+LOOK_S = 0.1
+#: Of those who have asked so many are remembered, to be told how it has ended.
+MAX_ASKED = 64
+#: Jobs lie on no more servers.
+MAX_SERVERS = 4096
+#: Of what moves a text names so much.
+MOST_NAMED = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be done with a job: copy shards to more servers, or cut it. Or nothing.
+
+    Attributes
+    ----------
+    spread
+        By shard: servers that are to have a copy.
+    cut, homes
+        How it is to be cut then, and where its shards are to lie.
+    """
+
+    spread: Mapping[int, Sequence[MemberInfo]] = field(default_factory=dict)
+    cut: Placement | None = None
+    homes: Homes = ()
+
+
+def plan(run: JobRun, servers: Sequence[MemberInfo], replicas: int) -> Plan:
+    """Return what is to be done next for a job to lie on these servers, a shard each."""
+    copies, now = run.startup.copies, run.startup.placement
+    assert now is not None
+    wanted = Placement.balance(now.keyspace, len(servers), now.slice_nbytes)
+    if now.cuts == wanted.cuts:
+        primaries = {server.incarnation for _, _, server in copies.primaries()}
+        if len(primaries) == len(servers) and primaries <= {server.incarnation for server in servers}:
+            return Plan()
+    its = range(now.num_shards) if now.cuts == wanted.cuts else owners(now, wanted)
+    if its is None:
+        pieces = pieces_of(now, wanted)
+        before = owners(pieces, now)
+        assert before is not None
+        return Plan(cut=pieces, homes=[copies.homes(shard or 0) for shard in before])
+    homes = _homes(now, its, copies, servers, replicas)
+    spread = {shard: homes[owner] for shard, owner in enumerate(its) if owner is not None}
+    return Plan(spread, wanted, homes)
+
+
+def _homes(
+    pieces: Placement, its: Sequence[int | None], copies: ReplicaSet, servers: Sequence[MemberInfo], replicas: int
+) -> list[list[MemberInfo]]:
+    """Return the servers of each shard that is to be: those that have most of it, so that little has to move.
+
+    Primaries are on a server each; backups on other hosts, where there are some, and spread over all servers.
+    """
+    weights: Counter[tuple[int, bytes]] = Counter()
+    first: Counter[tuple[int, bytes]] = Counter()  # of primaries alone
+    for copy in copies:
+        owner = its[copy.shard]
+        if owner is not None and copy.whole:
+            where = owner, copy.server.incarnation
+            weights[where] += pieces.weight(copy.shard)
+            first[where] += 0 if copy.backup else pieces.weight(copy.shard)
+    free = {server.incarnation: server for server in servers}
+    homes: dict[int, MemberInfo] = {}
+    for owner, who in sorted(weights, key=lambda key: (-weights[key], -first[key], key)):
+        if owner not in homes and who in free:
+            homes[owner] = free.pop(who)
+    rest = list(free.values())
+    found = [[homes[shard] if shard in homes else rest.pop(0)] for shard in range(len(servers))]
+    primaries, loads = [home[0] for home in found], Counter[bytes]()
+    for shard, home in enumerate(found):
+        around = [*primaries[shard + 1 :], *primaries[:shard]]
+        for _ in range(min(replicas, len(around))):
+            hosts = {server.hello.host for server in home}
+            best = min(
+                (server for server in around if server not in home),
+                key=lambda s: (s.hello.host in hosts, loads[s.incarnation], -weights[shard, s.incarnation]),
+            )
+            loads[best.incarnation] += 1
+            home.append(best)
+    return found
+
+
+class Scales:
+    """Lets all jobs lie on another number of servers.
+
+    Parameters
+    ----------
+    fleet
+        The servers.
+    runs
+        The jobs by name; shared with the machine.
+    checkpoints
+        Nothing is cut while it is saved.
+    drains
+        Lets servers go that are too many.
+    endpoint
+        The coordinator's, for advice.
+    replicas
+        How many backups shards have.
+    hold_s
+        How long workers may be held.
+    silence_s
+        Who has said nothing for so long may be lost, and nobody is let go meanwhile.
+    changed
+        Called when something has changed that is kept.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        runs: Mapping[str, JobRun],
+        checkpoints: Checkpoints,
+        drains: Drains,
+        endpoint: str,
+        replicas: int,
+        hold_s: float,
+        silence_s: float,
+        changed: Changed = nothing,
+    ) -> None:
+        self._fleet = fleet
+        self._runs = runs
+        self._checkpoints = checkpoints
+        self._drains = drains
+        self._endpoint = endpoint
+        self._replicas = replicas
+        self._hold_s = hold_s
+        self._silence_s = silence_s
+        self._changed = changed
+        self.wanted: int | None = None  # None: all is as it is to be
+        self._shrinks = False
+        self._most_before = 0  # how many a new job was placed on at most
+        self._since = 0.0
+        self._nonces: set[bytes] = set()  # of those who have asked for it
+        self._ended: OrderedDict[bytes, PSError | str] = OrderedDict()  # by nonce: how it has ended
+        self._look_due = 0.0
+        self._why = ""  # copies of some job cannot be where they are to be
+
+    @property
+    def is_active(self) -> bool:
+        """Whether jobs are to lie on another number of servers."""
+        return self.wanted is not None
+
+    # --- who asks ------------------------------------------------------------------------------
+
+    def ask(self, message: Scale, now: float) -> tuple[Draining, list[Action]]:
+        """Let jobs lie on so many servers, or say how far that is.
+
+        Raises
+        ------
+        ScaleError
+            It cannot be, and nothing has changed; or it could not be done.
+        """
+        ended = self._ended.get(message.nonce)
+        if isinstance(ended, PSError):
+            raise ended.again()
+        if ended is not None:
+            return Draining(message.request, DrainState.GONE, ended), []
+        actions: list[Action] = []
+        if self.wanted != message.servers:
+            actions = self._begin(message.servers, now)
+        self._changed()
+        if message.nonce and len(self._nonces) < MAX_ASKED:
+            self._nonces.add(message.nonce)
+        actions += self.look(now)
+        if message.nonce in self._ended:
+            answer, more = self.ask(message, now)
+            return answer, [*actions, *more]
+        return Draining(message.request, DrainState.GOING, self._text()), actions
+
+    def ended(self, nonce: bytes) -> PSError | str | None:
+        """Return how what somebody has asked for has ended; None: it has not, as far as is known."""
+        return self._ended.get(nonce)
+
+    def _begin(self, servers: int, now: float) -> list[Action]:
+        staying = len(self._fleet.staying)
+        if not 1 <= servers <= MAX_SERVERS:
+            raise self._error(servers, "that is no number of servers", f"ask for 1 to {MAX_SERVERS:,}")
+        if servers <= self._replicas:
+            why = f"each shard is to have {counted(self._replicas, 'backup')}, on other servers"
+            raise self._error(servers, why, f"ask for {self._replicas + 1} at least")
+        for run in self._runs.values():
+            job = run.startup.job
+            if job is not None and job.stays_because:
+                why = f"shards of job {run.name!r} cannot move, for {job.stays_because}"
+                raise self._error(servers, why, "wait until that job has ended")
+        if staying < servers:
+            raise self._too_few(servers)
+        instead = self._error(self.wanted, f"{servers} were asked for instead", "nothing is to be done")
+        actions = self._end(instead, now)
+        shown = counted(servers, "server")
+        self.wanted, self._since = servers, now
+        self._shrinks = servers < max(self._fleet.wanted, self._used)
+        self._most_before, self._fleet.wanted, self._fleet.most = self._fleet.most, servers, servers
+        self._drains.note_fleet()
+        for run in self._runs.values():
+            run.replication.recuts.longest_s = 0.0
+        return [*actions, Log("info", f"jobs are to lie on {shown}, of {staying} that are there")]
+
+    @property
+    def _used(self) -> int:
+        """How many servers jobs lie on."""
+        return sum(any(run.is_on(server) for run in self._runs.values()) for server in self._fleet)
+
+    def _too_few(self, servers: int) -> ScaleError:
+        missing = servers - len(self._fleet.staying)
+        advice = f"start {missing} more (make server COORDINATOR={self._endpoint}), and ask again"
+        return self._error(servers, f"there are only {len(self._fleet.staying)}", advice)
+
+    def _error(self, servers: int | None, why: str, advice: str) -> ScaleError:
+        return ScaleError(servers=servers or 0, why=why, advice=advice)
+
+    # --- how it goes ---------------------------------------------------------------------------
+
+    @property
+    def _order(self) -> list[MemberInfo]:
+        """The servers that stay, those that jobs are to lie on first."""
+        return sorted(self._fleet.staying, key=lambda server: (server.is_spare, server.rank))
+
+    def look(self, now: float) -> list[Action]:
+        """Do what can be done now; called after every event while there is anything to do."""
+        if self.wanted is None:
+            return []
+        self._look_due = now + LOOK_S
+        if len(self._fleet.staying) < self.wanted:
+            return self._end(self._too_few(self.wanted), now)
+        servers = self._order[: self.wanted]
+        actions: list[Action] = []
+        # of one that is lost soon, a server that is too many now may be needed in its place
+        done = not any(server.absent or server.seen_at < now - self._silence_s for server in servers)
+        for run in self._runs.values():
+            moved, is_done = self._move(run, servers, now)
+            actions += moved
+            done &= is_done
+            if (error := run.replication.recuts.error) is not None:
+                return [*actions, *self._give_up(f"{error}", now)]
+            if self._why:
+                return [*actions, *self._give_up(self._why, now)]
+        return [*actions, *self._finish(now)] if done else actions
+
+    def _move(self, run: JobRun, servers: Sequence[MemberInfo], now: float) -> tuple[list[Action], bool]:
+        """Go on with one job; return whether it lies as it is to."""
+        replication, recuts = run.replication, run.replication.recuts
+        if run.startup.placement is None:
+            return [], True
+        if run.lost_shard is not None:  # servers that seem too many may be what a new one needs
+            self._why = f"job {run.name!r} has failed"
+        if not run.is_whole:
+            return recuts.take_back(now), False
+        may_cut = not self._checkpoints.is_saving(run)
+        number = self._checkpoints.new_number
+        actions = recuts.look(now, may_cut=may_cut, number=number, hold_s=self._hold_s)
+        if recuts.active:
+            return actions, False
+        if any(server.absent for server in servers) or not run.fallback.is_followed:
+            return actions, False
+        to_do = plan(run, servers, self._replicas)
+        spread, self._why = replication.spread(to_do.spread, now, self._silence_s)
+        actions += spread
+        if to_do.cut is not None and replication.is_quiet:
+            actions += recuts.begin(to_do.cut, to_do.homes, now)
+            actions += recuts.look(now, may_cut=may_cut, number=number, hold_s=self._hold_s)
+        return actions, to_do.cut is None and replication.is_quiet
+
+    def _finish(self, now: float) -> list[Action]:
+        """All jobs lie as they are to: let those go that are too many."""
+        assert self.wanted is not None
+        too_many = self._order[self.wanted :] if self._shrinks else []
+        longest = max((run.replication.recuts.longest_s for run in self._runs.values()), default=0.0)
+        goes = f"; {listed([s.hello.name for s in too_many], MOST_NAMED)} may go" if too_many else ""
+        text = f"jobs lie on {counted(self.wanted, 'server')}, after {now - self._since:.1f} s{goes}"
+        text += f" (the longest pause of pushes {longest:.3f} s)" if longest else ""
+        for run in self._runs.values():
+            if run.startup.cut and run.fallback.is_outdated:
+                self._checkpoints.soon(run.name)
+        actions = self._end(text, now)
+        for server in too_many:
+            actions += self._drains.let_go(server, now)
+        return actions
+
+    def _give_up(self, why: str, now: float) -> list[Action]:
+        return self._end(self._error(self.wanted, why, "ask again once that is mended"), now)
+
+    def _end(self, how: ScaleError | str, now: float) -> list[Action]:
+        if self.wanted is None:
+            return []
+        self._changed()
+        if isinstance(how, PSError):  # a new job is not to wait for servers that are not there
+            self._fleet.most = self._most_before
+            self._fleet.wanted = max(1, min(self._fleet.most, len(self._fleet.staying)))
+            self._drains.note_fleet()
+        self.wanted, self._why = None, ""
+        actions: list[Action] = []
+        for run in self._runs.values():
+            if run.startup.placement is not None and run.is_whole:
+                actions += [
+                    *run.replication.recuts.take_back(now),
+                    *run.replication.spread({}, now, self._silence_s)[0],
+                ]
+            run.replication.recuts.error = None
+        for nonce in self._nonces:
+            self._ended[nonce] = how
+        self._nonces.clear()
+        while len(self._ended) > MAX_ASKED:
+            self._ended.popitem(last=False)
+        if isinstance(how, str):
+            return [*actions, Log("info", how, "scaled")]
+        return [*actions, Log("warning", str(how), "scaled", error=how.number)]
+
+    def tidy(self, run: JobRun, now: float) -> list[Action]:
+        """Give up copies too many of a job, which were kept as long as a server was silent; called now and then."""
+        if self.wanted is not None or not run.replication.has_spare or not run.is_whole:
+            return []
+        return run.replication.spread({}, now, self._silence_s)[0]
+
+    def stop(self, now: float) -> list[Action]:
+        """The cluster ends: nothing is cut any more."""
+        if self.wanted is None:
+            return []
+        return self._end(self._error(self.wanted, "the cluster ends", "start another one with so many"), now)
+
+    def next_deadline(self) -> float | None:
+        """Return when `look` is to be called at the latest."""
+        return None if self.wanted is None else self._look_due
+
+    # --- a coordinator that was away -----------------------------------------------------------
+
+    def dump(self) -> Plain:
+        """Return how many servers there are to be, and who wants to know; None for nothing."""
+        ended = [
+            [nonce, how, b""] if isinstance(how, str) else [nonce, "", packed_error(how)]
+            for nonce, how in self._ended.items()
+        ]
+        if self.wanted is None and not ended:
+            return None
+        return [
+            self.wanted or 0,
+            self._shrinks,
+            self._since,
+            sorted(self._nonces),
+            ended,
+            self._fleet.most,
+            self._most_before,
+        ]
+
+    def restore(self, kept: Plain, now: float) -> None:
+        """Go on with what was kept."""
+        wanted, self._shrinks, since, nonces, ended, most, self._most_before = kept
+        self._fleet.wanted = self._fleet.most = most
+        self.wanted, self._since, self._nonces = wanted or None, min(since, now), set(nonces)
+        for nonce, text, error in ended:
+            self._ended[nonce] = unpacked_error(error) if error else text
+
+    # --- what others may look at ---------------------------------------------------------------
+
+    def _text(self) -> str:
+        what = [f"job {run.name!r}: {text}" for run in self._runs.values() for text in self._texts_of(run)]
+        return f"jobs are to lie on {counted(self.wanted or 0, 'server')}: {listed(what, MOST_NAMED) or 'about to be'}"
+
+    def _texts_of(self, run: JobRun) -> list[str]:
+        replication = run.replication
+        if replication.recuts.active:
+            return [replication.recuts.text()]
+        if run.startup.placement is not None and not run.is_whole:
+            return ["it is to start, or to be whole again, first"]
+        if not run.fallback.is_followed:
+            return ["its members are to go back with it first"]
+        return list(run.startup.copies.filling())
+
+    def texts(self) -> list[str]:
+        """Return how far it is, if there is anything to do."""
+        return [] if self.wanted is None else [self._text()]
+
+    def status(self) -> Mapping[str, Any]:
+        """Return the same as plain data, for the status."""
+        return {} if self.wanted is None else {"servers": self.wanted, "text": self._text()}
+
+    def validate(self) -> None:
+        """Assert that shards are cut only while there is something to do."""
+        assert len(self._ended) <= MAX_ASKED
+        assert self.wanted is not None or not any(run.replication.recuts.active for run in self._runs.values())

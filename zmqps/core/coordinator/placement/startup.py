@@ -1,0 +1,480 @@
+"""From the first worker's ``init`` to a job everybody can train: place, build, load."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from zmqps.core.coordinator.described import Described, Rival, difference, place, read, shown
+from zmqps.core.coordinator.journal import Plain
+from zmqps.core.coordinator.members.membership import MemberInfo
+from zmqps.core.coordinator.placement.copies import Replica, ReplicaSet
+from zmqps.core.coordinator.placement.resumption import Resumption
+from zmqps.core.coordinator.training.waits import Waiter as Told
+from zmqps.core.job.keyspace import KeySpace, Placement
+from zmqps.core.job.spec import JobSpec, attached
+from zmqps.core.protocol.events import Action, Log, Send
+from zmqps.core.protocol.messages import Assign, Init, Job
+from zmqps.core.protocol.messages.large import Large
+from zmqps.errors import LimitError, PSError, counted
+
+
+class Beginning(NamedTuple):
+    """What a member is told when its init is answered."""
+
+    step: int  # the clock it begins with
+    num_workers: int
+    note: str  # whose values these are, if the user may expect other ones
+    terms: Sequence[float] = ()  # the numbers in force
+    is_chief: bool = False
+
+
+class Waiter(NamedTuple):
+    """Somebody whose init is not yet answered."""
+
+    member: MemberInfo
+    has_values: bool  # and could upload them
+
+
+#: A worker waits for one, or for a few that it has given up and whose `Withdraw` is lost.
+MAX_PARKED = 16
+
+Parked = dict[tuple[bytes, int], Waiter]  # by incarnation and request
+
+
+class Startup:
+    """A job on its way to being trained.
+
+    Placing waits for all servers; then every server builds its shard; then one worker, the
+    loader, uploads the initial values; then every parked ``init`` is answered. A loader that
+    vanishes is replaced by another worker whose ``init`` is parked.
+
+    Parameters
+    ----------
+    name
+        The job's.
+    num_servers
+        How many servers make the cluster.
+    slice_nbytes
+        Size of a slice.
+    new_epoch
+        Returns a number that no copy of a shard has had.
+    begin
+        Called when a member is told the job.
+    count
+        Called with a member that takes part, whether it has named the job or takes it as it is, and whether it is
+        the first to name it; returns what is to be done.
+    num_workers
+        Returns how many workers the job counts on.
+    expected
+        How many workers the cluster expects of a job that does not say; None: whoever comes.
+    root
+        The coordinator's secret: what keys and tickets are made of.
+    resumption
+        The checkpoint that the job begins from; None: a worker uploads the initial values.
+    replicas
+        How many backups each shard is to have.
+    changed
+        Called when something has changed that is kept: what is trained and where (``spec``), or how far its start is.
+    falls_back
+        Whether a shard that is lost goes back to a checkpoint, if there is one.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        num_servers: int,
+        slice_nbytes: int,
+        new_epoch: Callable[[], int],
+        begin: Callable[[MemberInfo], Beginning],
+        count: Callable[[MemberInfo, bool, bool], list[Action]],
+        num_workers: Callable[[], int],
+        expected: int | None,
+        root: bytes,
+        resumption: Resumption | None = None,
+        replicas: int = 0,
+        changed: Callable[[str], None] = lambda what: None,
+        falls_back: bool = False,
+    ) -> None:
+        self._changed = changed
+        self.name = name
+        self._falls_back = falls_back
+        self.resumption = resumption
+        self._replicas = replicas
+        self.num_servers = num_servers
+        self.num_workers = num_workers
+        self._expected = expected
+        self._root = root
+        self._begin = begin
+        self._count = count
+        self._new_epoch = new_epoch
+        self._slice_nbytes = slice_nbytes
+        self.given_up: list[Replica] = []  # what servers still have
+        self.held = ""  # why those who come have to wait, though the job is under way
+        self.cutting = ""  # the same, while its shards are cut anew
+        self._forget()
+
+    def _forget(self) -> None:
+        self.job: JobSpec | None = None
+        # what travels of it: one object for all who are told, and for all that is remembered of that
+        self._wire: dict[str, Any] = {}
+        self._optimizer: dict[str, Any] = {}  # for the status
+        self.owner = ""  # empty: nobody has named the job, though it is known from a checkpoint
+        self.ready = False  # whether the job can be trained
+        self.parked: Parked = {}
+        self._requests: dict[bytes, set[int]] = {}  # those that are parked, by incarnation
+        self.loader: tuple[bytes, int] | None = None
+        self.told: set[bytes] = set()  # members that have tickets for the servers
+        self.returning: set[bytes] = set()  # members whose init was parked when this coordinator went away
+        self._forget_place()
+
+    def _forget_place(self) -> None:
+        self.epoch = 0  # stands for the job as a whole: the first number of its first shard
+        self.placement: Placement | None = None
+        self._rows: Sequence[Mapping[str, Any]] = ()  # of the placement, for the status
+        self._cuts: dict[str, Any] = {}
+        self.copies = ReplicaSet(self._root, self._new_epoch)
+        self.cut = 0  # the number of the last time that its shards were cut anew
+        self.built: set[int] = set()  # by epoch
+        self.loaded: set[int] = set()
+        for what in ("spec", "start", "copies", "step"):
+            self._changed(what)
+
+    @property
+    def rival(self) -> Rival:
+        """What a job that a worker describes is compared with."""
+        return self.job if self.job is not None else self.resumption
+
+    def known(self, large: Large) -> Init | None:
+        """Return the `Init` that names the very job that there is, if it is that; None: it has to be read."""
+        wire = self._wire
+        return Init(large.request, wire) if isinstance(wire, Described) and large.is_init_of(wire.packed) else None
+
+    def primaries(self) -> Iterator[tuple[int, int, MemberInfo]]:
+        """Yield shard, epoch and server of each copy that answers workers, in the order of the shards."""
+        return self.copies.primaries()
+
+    def init(self, member: MemberInfo, message: Init) -> list[Action]:
+        """A worker names its job; its request is parked until the job is ready."""
+        resumption = self.resumption
+        if message.job:
+            job = read(message.job)
+            job.check_startable(self._expected if job.workers is None else job.workers)
+            if (differs := difference(self.rival, message.job, self.owner, self.name)) is not None:
+                raise differs
+        else:
+            offered = resumption.offered() if self.job is None and resumption is not None else self.job
+            job = attached(offered)
+        first, self.job = self.job is None, self.job or job
+        if first:
+            self._wire = message.job if isinstance(message.job, Described) else job.to_wire()
+            self._optimizer = shown(job.optimizer)
+        # before it is told how many there are; of a restored job nobody has to say what it is
+        actions = self._count(member, bool(message.job) or resumption is not None, first)
+        if first:
+            self.owner = member.title  # by the rank that it has now
+            self._changed("spec")
+        self._changed("start")
+        self.returning.discard(member.incarnation)
+        has_values = bool(message.job) and member.role == "worker"
+        key = member.incarnation, message.request
+        is_pace = key == (next(iter(self.parked), None) or self.loader)  # the loader's, when this coordinator was away
+        requests = self._requests.setdefault(member.incarnation, set())
+        if key not in self.parked and len(requests) >= MAX_PARKED:
+            raise LimitError(what="number of inits of a member", got=len(requests) + 1, limit=MAX_PARKED)
+        requests.add(message.request)
+        self.parked[key] = Waiter(member, has_values)
+        actions += self._say_again() if is_pace else []
+        if self.loader is None and has_values and self.placement is not None and not self.ready:
+            actions += self._choose_loader()
+        return actions + self.answer()
+
+    def place(self, servers: Sequence[MemberInfo]) -> list[Action]:
+        """Place the job as soon as all servers have joined."""
+        if self.job is None or self.placement is not None or len(servers) < self.num_servers:
+            return []
+        chosen = servers[: self.num_servers]
+        try:
+            placement = place(self.name, self.job, self._wire, chosen, 1 + self._replicas, self._slice_nbytes)
+        except PSError as error:
+            return self.fail(error)
+        self.placement, self._rows, self._cuts = placement, placement.rows(), placement.to_wire()
+        self.epoch = self.copies.place(chosen, self._replicas)
+        self._changed("spec")
+        self._changed("copies")
+        text = f"job {self.name!r} of {self.owner}: {counted(len(self.job.parameters), 'parameter')}, "
+        text += f"{self.job.nbytes / 1e6:.3f} MB, {self.job.mode}"
+        return [Log("info", text, "began", job=self.name), *self.assign(self.copies)]
+
+    def begin_again(self) -> bool:
+        """Forget where the job was to lie, as a server is lost; False if values are there that are only on servers."""
+        if self.ready or self.placement is None or self.loader is not None:
+            return False
+        self.given_up += self.copies
+        self._forget_place()
+        return True
+
+    def drop(self, copy: Replica, *, moved: bool = False) -> None:
+        """A copy is not wanted any more; ``moved``: another one takes its place, and the job goes on."""
+        self.copies.remove(copy)
+        copy.moved = moved
+        self.given_up.append(copy)
+        self._changed("copies")
+
+    @property
+    def num_shards(self) -> int:
+        """How many shards the job lies in; none, as long as it was not placed."""
+        return 0 if self.placement is None else self.placement.num_shards
+
+    def recut(self, placement: Placement, number: int) -> None:
+        """The job lies in other shards: the copies that were to be them are, and no others."""
+        self.cut = number
+        for copy in list(self.copies):
+            self.drop(copy, moved=True)
+        self.copies.by_epoch, self.copies.coming = self.copies.coming, {}
+        self.placement, self._rows, self._cuts = placement, placement.rows(), placement.to_wire()
+        self.built, self.loaded = set(self.copies.by_epoch), set(self.copies.by_epoch)
+        self.moved()
+        for what in ("spec", "start", "copies", "step"):
+            self._changed(what)
+
+    def drop_coming(self) -> None:
+        """The shards stay as they are."""
+        for copy in self.copies.coming.values():
+            copy.moved = True
+            self.given_up.append(copy)
+        self.copies.coming = {}
+
+    def where(self, member: MemberInfo, *, load: bool = False) -> dict[str, Any]:
+        """Return where the job lies, as a member is told it."""
+        falls_back, servers = int(self._falls_back), self.copies.rows(member, load=load)
+        more = {"replicas": self._replicas, "falls_back": falls_back, "cut": self.cut, "servers": servers}
+        return {**self._cuts, **more}
+
+    def assign(
+        self, copies: Iterable[Replica], source: Mapping[str, Any] | None = None, placement: Placement | None = None
+    ) -> list[Action]:
+        """Tell servers the copies that they are to keep.
+
+        ``source``: from where, if not what the job began from; ``placement``: of which shards, if of others.
+        """
+        assert self.placement is not None
+        assert self.job is not None
+        wire, cuts, workers = self._wire, self._cuts, self.num_workers()
+        if self.job.counts_steps and self.job.workers is None:
+            wire = {**wire, "workers": self._expected}
+        cuts = cuts if placement is None else placement.to_wire()
+        if source is None:
+            source = self.resumption.source() if self.resumption else {}
+        hosts = Counter(
+            server.hello.host for server in {copy.server.incarnation: copy.server for copy in self.copies}.values()
+        )
+        actions: list[Action] = []
+        for copy in copies:
+            server, sharing = copy.server, hosts[copy.server.hello.host]
+            key = self.copies.key(copy)
+            backups = {} if copy.backup else self.copies.rows_of_backups(copy)
+            assign = Assign(
+                copy.epoch, self.name, workers, sharing, copy.shard, wire, cuts, key,
+                {} if copy.backup and placement is None else source, copy.generation, int(copy.backup), backups,
+            )  # fmt: skip
+            actions.append(Send(server.peer, assign))
+        return actions
+
+    def _say_again(self) -> list[Action]:
+        """Repeat what is not answered yet, as a connection that broke may have lost it or the answer.
+
+        Nobody here looks at a clock for that: a worker that waits asks again every few seconds, and the
+        first of them sets the pace.
+        """
+        if self.placement is None or self.ready:
+            return []
+        actions = self.assign([copy for copy in self.copies if copy.epoch not in self.loaded])
+        if self.loader in self.parked:
+            actions.append(self._reply(self.parked[self.loader].member, self.loader[1], load=1))
+        return actions
+
+    def progress(self, epoch: int, loaded: bool) -> list[Action]:
+        """A server has built a copy of a shard, or has all its values."""
+        self.built.add(epoch)
+        self.copies.by_epoch[epoch].built = True
+        self._changed("start")
+        self._changed("copies")
+        if loaded:
+            self.loaded.add(epoch)
+            self.copies.by_epoch[epoch].whole = True
+        self.ready = len(self.loaded) == len(self.copies)
+        if len(self.built) < len(self.copies):
+            return []
+        return self.answer() or ([] if self.loader else self._choose_loader())
+
+    def withdraw(self, incarnation: bytes, request: int | None = None) -> list[Action]:
+        """A worker no longer waits for its init, or has gone."""
+        for number in [n for n in self._requests.get(incarnation, ()) if request in (None, n)]:
+            del self.parked[incarnation, number]
+            self._requests[incarnation].remove(number)
+        if not self._requests.get(incarnation, True):
+            del self._requests[incarnation]
+        self._changed("start")
+        if request is None:
+            self.told.discard(incarnation)
+            self.returning.discard(incarnation)
+        if not self.parked and not self.returning and not self.ready:
+            self.give_up()  # nobody wants it any more; the next job may be another one
+        if self.loader is not None and not self._loader_waits and not self.ready:
+            self.loader = None
+            return self._choose_loader()
+        return []
+
+    @property
+    def _loader_waits(self) -> bool:
+        """Whether the loader still waits for its answer, as far as is known."""
+        return self.loader is not None and (self.loader in self.parked or self.loader[0] in self.returning)
+
+    def resumed(self, member: MemberInfo) -> list[Action]:
+        """A member is back, and waits for no init if it has not asked again."""
+        if member.incarnation not in self.returning:
+            return []
+        self.returning.remove(member.incarnation)
+        return self.withdraw(member.incarnation, 0)
+
+    def again(self, server: MemberInfo) -> list[Action]:
+        """A server is back: it is asked again for what it has not said it has."""
+        if self.placement is None or self.ready:
+            return []
+        return self.assign([copy for copy in self.copies.of(server) if copy.epoch not in self.loaded])
+
+    def dump_spec(self) -> Plain:
+        """Return what is kept of the job itself; None if nobody has named it."""
+        if self.job is None:
+            return None
+        cuts = None if self.placement is None else self.placement.to_wire()
+        resumption = None if self.resumption is None else self.resumption.dump()
+        return [dict(self._wire), self.owner, cuts, self.epoch, resumption]
+
+    def dump(self) -> Plain:
+        """Return what is kept of its start: who waits for it asks again."""
+        if self.job is None:
+            return None
+        waiting = sorted({who for who, _ in self.parked} | self.returning)
+        loader = None if self.loader is None else list(self.loader)
+        return [self.ready, sorted(self.built), sorted(self.loaded), waiting, loader, sorted(self.told)]
+
+    def restore(self, spec: Plain, start: Plain) -> None:
+        """Go on with what was kept; the copies are kept by themselves."""
+        wire, self.owner, cuts, self.epoch, resumption = spec
+        self.resumption = None if resumption is None else Resumption.restored(resumption)
+        self.job, self._wire = JobSpec.from_wire(wire), wire
+        self._optimizer = shown(self.job.optimizer)
+        if cuts is not None:
+            self.placement = Placement.from_wire(KeySpace.of(self.job), cuts)
+            self._rows, self._cuts = self.placement.rows(), self.placement.to_wire()
+        self.ready, built, loaded, waiting, loader, told = start
+        self.built, self.loaded, self.told = set(built), set(loaded), set(told)
+        self.loader = None if loader is None else (loader[0], loader[1])
+        self.returning = set() if self.ready else set(waiting)
+
+    def fail(self, error: PSError) -> list[Action]:
+        """A server could not build its shard: forget the job and tell everybody who waits for it."""
+        told = self.refuse(error)
+        self.give_up()
+        return told
+
+    def refuse(self, error: PSError) -> list[Action]:
+        """Tell everybody who waits for the job that it cannot be trained."""
+        waiters = [(waiter.member, request) for (_, request), waiter in self.parked.items()]
+        self.parked.clear()
+        self._requests.clear()
+        return [member.fail(request, error) for member, request in waiters]
+
+    def give_up(self) -> None:
+        """Forget the job; what servers have built of it is in `given_up`."""
+        if self.placement is not None:
+            self.given_up += self.copies
+        self.drop_coming()
+        self._forget()
+
+    def _choose_loader(self) -> list[Action]:
+        if self.ready or not self.copies or len(self.built) < len(self.copies):
+            return []
+        for key, (member, has_values) in self.parked.items():
+            if has_values:
+                self.loader = key
+                self._changed("start")
+                text, who = f"{member.title} uploads the initial values", member.hello.name
+                return [Log("info", text, job=self.name, peer=who), self._reply(member, key[1], load=1)]
+        return []
+
+    def answer(self) -> list[Action]:
+        """Tell the job to those who wait for it, once it can be trained."""
+        if not self.ready or self.held or self.cutting:
+            return []
+        replies: list[Action] = [self._reply(w.member, request) for (_, request), w in self.parked.items()]
+        self.parked.clear()
+        self._requests.clear()
+        self.returning.clear()
+        self._changed("start")
+        return replies
+
+    def _reply(self, member: MemberInfo, request: int, load: int = 0) -> Action:
+        assert self.placement is not None
+        before = None if load else member.answer_with(self._wire)
+        placement = self.where(member, load=bool(load)) if before is None else before.placement
+        self.told.add(member.incarnation)
+        self._changed("start")
+        step, num_workers, note, terms, chief = Beginning(0, 0, "") if load else self._begin(member)
+        restored = self.resumption.told() if self.resumption else {}
+        job = Job(
+            request, self.epoch, self._wire, placement, load, step, num_workers, note, member.rank, restored,
+            int(chief), terms,
+        )  # fmt: skip
+        return Send(member.peer, job) if load else member.answer(request, job)
+
+    def moved(self) -> None:
+        """A shard has another server: what members were told before is not told again."""
+        self._wire = self._wire.again() if isinstance(self._wire, Described) else dict(self._wire)
+
+    def described(self) -> dict[str, Any]:
+        """Return the job, and where it lies, as they travel."""
+        return {"job": dict(self._wire), "placement": dict(self._cuts)}
+
+    def waiters(self, servers: Sequence[MemberInfo]) -> Iterator[Told]:
+        """Yield whose init is parked, with the request, and what says whom it waits for."""
+        say = partial(self.waiting_for, servers)
+        for (_, request), waiter in self.parked.items():
+            yield waiter.member, request, say
+
+    def waiting_for(self, servers: Sequence[MemberInfo]) -> str:
+        """Say whom a parked init waits for."""
+        if self.held or self.cutting:
+            return self.held or self.cutting
+        if len(servers) < self.num_servers:
+            return f"{self.num_servers - len(servers)} of {counted(self.num_servers, 'server')} to join"
+        if self.placement is not None and len(self.built) < len(self.copies):
+            late = {copy.server.incarnation: copy.server for copy in self.copies if copy.epoch not in self.built}
+            names = [server.title for server in late.values()]
+            return f"{', '.join(names)} to build {'its shard' if len(names) == 1 else 'their shards'}"
+        if self.placement is not None and all(epoch in self.loaded for _, epoch, _ in self.primaries()):
+            return "the backups to have the initial values"
+        if self.loader is not None and self.loader in self.parked:
+            return f"{self.parked[self.loader].member.title} to upload the initial values"
+        return "a worker to upload the initial values"
+
+    def status(self) -> Mapping[str, Any]:
+        """Return the job for the status."""
+        if self.job is None:
+            return {}
+        return {
+            "parameters": len(self.job.parameters),
+            "mode": self.job.mode,
+            "staleness": self.job.staleness,
+            "nonfinite": self.job.nonfinite,
+            "treatment": self.job.treatment,
+            "optimizer": self._optimizer,
+            "owner": self.owner,
+            "nbytes": self.job.nbytes,
+            "placement": self._rows,
+            "ready": self.ready,
+        }

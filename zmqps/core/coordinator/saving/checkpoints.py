@@ -1,0 +1,548 @@
+"""Checkpoints of jobs: when there is to be one, what servers and workers do for it, and that it is published whole.
+
+One is made at a time. Where a step is one for all, servers keep the version that all of them have at its end. Elsewhere
+workers begin no push for a moment, so that there is a cut between pushes: until those under way are acknowledged, and
+every server has said that it keeps what it has. A checkpoint that fails changes nothing: training goes on, and the one
+before stays.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Container, Iterable, Mapping
+from functools import partial
+from itertools import count
+from typing import Any
+
+from zmqps.core.coordinator.members.membership import MemberInfo
+from zmqps.core.coordinator.run import JobRun
+from zmqps.core.coordinator.saving.chains import Chains
+from zmqps.core.coordinator.saving.last import TORN, last_wish, try_again, unsaved
+from zmqps.core.coordinator.saving.making import Cadence, Making, MakingStage, StoreTask, Storing, Wish
+from zmqps.core.coordinator.saving.store import Store
+from zmqps.core.coordinator.saving.wishes import CLOSED, MAX_WAITING, Wishes, unbegun
+from zmqps.core.node.timers import Wheel
+from zmqps.core.protocol.events import Action, Log, Peer, Run, Send
+from zmqps.core.protocol.messages import Checkpointed, Error, GoOn, Hold, Holding, Message, Save, Saved, Unsave
+from zmqps.core.protocol.messages.saving import SaveStage
+from zmqps.errors import (
+    CheckpointFailedError,
+    ConfigurationError,
+    JobError,
+    PSError,
+    listed,
+    printable,
+)
+
+#: A cut is made within so long, or given up. A worker that has paused goes on by itself after 15 s, or once it has
+#: heard nothing for the heartbeat timeout; what it pushes then may reach a server before its `Save`, another after it.
+HOLD_S = 10.0
+#: So often those are asked again who have not answered: a connection that broke may have lost it.
+AGAIN_S = 2.0
+#: A server, or the store, that has written nothing more for so long is not waited for any more.
+STUCK_S = 600.0
+#: How many workers that did not hold an error names.
+MOST_NAMED = 8
+MAX_WHY_CHARS = 300
+
+
+class Checkpoints:
+    """The checkpoints of a cluster's jobs.
+
+    Parameters
+    ----------
+    runs
+        The jobs by name; shared with the machine.
+    members
+        The members by incarnation; shared with the membership.
+    store
+        Where checkpoints are; None: nowhere.
+    cadence
+        When jobs are saved without being asked.
+    wheel
+        The coordinator's timers.
+    heartbeat_timeout
+        Workers are held no longer.
+    touch
+        Called with a job of which something is to be saved, or nothing any more.
+    """
+
+    def __init__(
+        self,
+        runs: Mapping[str, JobRun],
+        members: Mapping[bytes, MemberInfo],
+        store: Store | None,
+        cadence: Cadence,
+        wheel: Wheel,
+        heartbeat_timeout: float = HOLD_S,
+        touch: Callable[[str], None] = lambda job: None,
+    ) -> None:
+        self._timer = wheel.timer("checkpoints", self.next_deadline, self.on_deadline)
+        self._runs = runs
+        self._on_touch = touch
+        self._members = members
+        self._store = store
+        self._cadence = cadence
+        self._hold_s = min(HOLD_S, heartbeat_timeout)
+        self._chains = Chains(cadence.full_every)
+        self.on_unsaved: Callable[[str], None] = lambda job: None  # called when a job ends without its last one
+        self._waiting = Wishes()
+        self._making: Making | None = None
+        self.numbers = count(1)
+        self._last: dict[str, tuple[float, int]] = {}  # by job: when the last one began, and at which clock
+        self._soon: set[str] = set()  # jobs of which the next one is due
+        self._done: dict[str, tuple[float, Mapping[str, Any]]] = {}  # by job: the newest, and since when it is there
+        self._failures: dict[str, str] = {}
+        self._answers: OrderedDict[tuple[bytes, int], Message] = OrderedDict()  # to those who have not joined
+
+    def _touch(self, job: str) -> None:
+        self._timer.touch()
+        self._on_touch(job)
+
+    # --- who wants one ------------------------------------------------------------------------
+
+    def ask(self, wish: Wish, now: float) -> list[Action]:
+        """Somebody asks for a checkpoint; the answer comes when it is published, or has failed.
+
+        Raises
+        ------
+        PSError
+            There can be none.
+        """
+        for key, peer in wish.askers.items():
+            if key in self._answers:  # it was lost
+                return [Send(peer, self._answers[key])]
+        if self._store is None:
+            raise ConfigurationError(
+                "this cluster was started without a place for checkpoints: start it with --checkpoint DIR"
+            )
+        run = self._runs.get(wish.job)
+        if run is None or not run.startup.ready:
+            raise JobError(f"the job {wish.job!r} is not being trained, so there is nothing to save yet")
+        if run.lost_shard is not None:
+            raise run.lost_shard.again()
+        if not run.is_whole:
+            raise JobError(f"{run.startup.held}; there is nothing to save until then")
+        for other in [*self._waiting, *([self._making.wish] if self._making else [])]:
+            if set(wish.askers) & set(other.askers):
+                return []  # sent again
+        self._waiting.ask(wish, now)
+        self._touch(wish.job)
+        return self._next(now)
+
+    def last(self, run: JobRun, now: float) -> list[Action]:
+        """Save a job once more, which is about to end, unless nothing was trained since; see `saves_last`."""
+        if self._store is None or not run.startup.ready:
+            return []
+        making = self._making if self._making is not None and self._making.stage == MakingStage.OPENED else None
+        for other in [*self._waiting, *([making.wish] if making is not None else [])]:
+            if other.is_last and other.job == run.name:  # its cut is still to come
+                return []
+        if (wish := last_wish(run, now)) is None:
+            return []
+        self._waiting.append(wish)
+        self._touch(wish.job)
+        return self._next(now)
+
+    def saves_last(self, name: str) -> bool:
+        """Whether the last checkpoint of a job is being made, or waits for its turn."""
+        making = [self._making.wish] if self._making is not None else []
+        return any(wish.is_last and wish.job == name for wish in (*making, *self._waiting))
+
+    def _next(self, now: float) -> list[Action]:
+        while self._making is None and (wish := self._next_wish()) is not None and self._store is not None:
+            run, why = self._runs.get(wish.job), self._waiting.why_not(wish)
+            self._waiting.take(wish)
+            self._touch(wish.job)
+            if why or run is None or not run.is_whole:
+                return [*self._unbegun(wish, why or TORN), *self._next(now)]
+            wish.state = wish.state or (run.fallback.good[-1].state if run.fallback.good else {})
+            making = self._making = Making(wish, run, next(self.numbers), now)
+            self._last[run.name] = now, self._steps_of(run)
+            return [Run(Storing(making.number, StoreTask.BEGIN), partial(self._store.begin, run.name, run.steps.clock))]
+        return []
+
+    def _next_wish(self) -> Wish | None:
+        """Return the first that need not wait until the shards of its job are cut anew."""
+        return next((wish for wish in self._waiting if not self._is_cut(wish.job)), None)
+
+    def _is_cut(self, job: str) -> bool:
+        return job in self._runs and self._runs[job].replication.recuts.is_cutting
+
+    # --- how it is made -----------------------------------------------------------------------
+
+    def returned(self, tag: Storing, value: Any, now: float) -> list[Action]:
+        """The store has done something, or failed at it."""
+        self._timer.touch()
+        making = self._making
+        if making is None or tag.number != making.number:
+            if self._store is None or tag.what != StoreTask.BEGIN or not isinstance(value, str):
+                return []
+            return [Run(Storing(0, StoreTask.ABANDON), partial(self._store.abandon, value))]  # it comes too late
+        if isinstance(value, Exception):
+            why = str(value) if isinstance(value, PSError) else repr(value)
+            return self._unpublished(making, why, now) if tag.what == StoreTask.PUBLISH else self._fail(why, now)
+        if tag.what == StoreTask.BEGIN:
+            making.path = value
+            return self._hold(making, now) if self._needs_hold(making) else self._save(making, now)
+        assert tag.what == StoreTask.PUBLISH
+        path, nbytes, making.version = value
+        return self._published(making, path, nbytes, now)
+
+    def _needs_hold(self, making: Making) -> bool:
+        mode, wish = making.run.mode, making.wish
+        return wish.pauses and (mode == "ssp" or (mode == "async" and wish.consistent))
+
+    def _hold(self, making: Making, now: float) -> list[Action]:
+        """Let workers begin no push, those as well that come meanwhile; once none does, the cut is made."""
+        if making.cut_by is None:
+            making.cut_by = now + self._hold_s
+        workers = {worker.incarnation: worker for worker in making.newcomers()}
+        if not workers:
+            return self._save(making, now)
+        making.stage, making.again_at = MakingStage.HELD, now + AGAIN_S
+        making.holding |= workers
+        making.awaited |= workers
+        return [Send(worker.peer, Hold(making.number)) for worker in workers.values()]
+
+    def holds(self, member: MemberInfo, message: Holding, now: float) -> list[Action]:
+        """A worker has no push under way, and begins none."""
+        self._timer.touch()
+        making = self._making
+        if making is None or message.number != making.number or member.incarnation not in making.holding:
+            return [Send(member.peer, GoOn(message.number))]
+        if making.awaited.pop(member.incarnation, None) is None or making.awaited:
+            return []
+        return self._hold(making, now)
+
+    def _save(self, making: Making, now: float) -> list[Action]:
+        """Let all servers keep what they have: in the synchronous mode, what they have at the end of the last step."""
+        run = making.run
+        if making.is_moot:
+            return self._fail("its job goes back to an earlier one", now)
+        exact = run.mode == "sync"
+        making.stage, making.again_at, making.version = MakingStage.SAVED, now + AGAIN_S, run.steps.clock
+        making.servers = {epoch: (shard, server) for shard, epoch, server in run.startup.primaries()}
+        making.heard = {epoch: (now, now) for epoch in making.servers}
+        making.shards = {epoch: shard for epoch, (shard, _) in making.servers.items()}
+        making.base = self._chains.base(run.name, making.shards)
+        making.manifest = {
+            **run.saved(),
+            "version": making.version,
+            "consistent": exact or self._needs_hold(making),
+            "state": dict(making.wish.state),
+            "base": making.base.path if making.base is not None else None,
+        }
+        return [Send(server.peer, self._order(making, epoch)) for epoch, (_, server) in making.servers.items()]
+
+    def _order(self, making: Making, epoch: int) -> Save:
+        base = making.base.number if making.base is not None else 0
+        return Save(epoch, making.number, int(making.run.mode == "sync"), making.version, making.path, base)
+
+    def saved(self, server: MemberInfo, message: Saved, now: float) -> list[Action]:
+        """A server says how far it is."""
+        self._timer.touch()
+        making = self._making
+        if making is None or message.number != making.number or message.epoch not in making.servers:
+            late = message.stage != SaveStage.FAILED
+            return [Send(server.peer, Unsave(message.epoch, message.number))] if late else []
+        nbytes = found if type(found := message.facts.get("nbytes", 0)) is int else 0
+        before, (_, moved_at) = making.nbytes.get(message.epoch), making.heard[message.epoch]
+        making.nbytes[message.epoch] = nbytes
+        making.heard[message.epoch] = now, moved_at if before == nbytes else now
+        if message.stage == SaveStage.FAILED:
+            return self._fail(f"{server.title}: {printable(str(message.facts.get('why', ''))[:MAX_WHY_CHARS])}", now)
+        actions: list[Action] = []
+        making.kept.add(message.epoch)
+        if making.cut_by is not None and making.kept >= set(making.servers):
+            if making.newcomers():  # they may have pushed between what two servers keep
+                return self._again(now)
+            actions += self._let_go(making)
+        if message.stage == SaveStage.WRITTEN:
+            shard, _ = making.servers[message.epoch]
+            making.written[shard] = message.facts
+            if not making.unwritten and making.stage == MakingStage.SAVED:
+                making.stage, making.moved_at = MakingStage.PUBLISHED, now
+                shards = [making.written[shard] for shard in sorted(making.written)]
+                assert self._store is not None
+                work = partial(self._store.publish, making.path, {**making.manifest, "shards": shards})
+                actions.append(Run(Storing(making.number, StoreTask.PUBLISH), work))
+        return actions
+
+    def _let_go(self, making: Making) -> list[Action]:
+        told: list[Action] = [Send(worker.peer, GoOn(making.number)) for worker in making.holding.values()]
+        making.holding, making.awaited, making.cut_by = {}, {}, None
+        return told
+
+    def _again(self, now: float) -> list[Action]:
+        """No cut was made, through nobody's fault: begin once more."""
+        making = self._making
+        assert making is not None
+        self._waiting.appendleft(making.wish)
+        return [*self._drop(making), *self._next(now)]
+
+    def _published(self, making: Making, path: str, nbytes: int, now: float) -> list[Action]:
+        seconds, name = now - making.begun_at, making.run.name
+        self._making = None
+        self._touch(name)
+        if self._runs.get(name) is making.run:  # it may have ended meanwhile
+            self._failures.pop(name, None)
+            done = {"path": path, "version": making.version, "seconds": round(seconds, 3), "nbytes": nbytes}
+            done |= {"base": making.base.path} if making.base is not None else {}
+            self._done[name] = now, done
+            if making.run.has_tables:
+                self._chains.published(name, making.number, path, making.shards, nbytes, making.base)
+            read_at = path if self._store is None else self._store.read_at(path)
+            making.run.fallback.keep(path, read_at, making.version, making.manifest)
+        told = [
+            self._answer(who, peer, n, Checkpointed(n, path, making.version, seconds, nbytes))
+            for (who, n), peer in making.wish.askers.items()
+        ]
+        last = "last " if making.wish.is_last else ""
+        text = f"job {name!r}: {last}checkpoint of version {making.version}, {nbytes / 1e6:.1f} MB in {seconds:.2f} s"
+        text += f": {path}"
+        text += f", with the rows that have changed since {making.base.path}" if making.base is not None else ""
+        return [Log("info", text, "checkpoint", job=name), *told, *self._next(now)]
+
+    def _unpublished(self, making: Making, why: str, now: float) -> list[Action]:
+        """The store could not publish what was written; where it builds upon another one, that may be why: once more.
+
+        The other one may be damaged, or somebody has removed it.
+        """
+        if making.base is None:
+            return self._fail(why, now)
+        text = f"job {making.run.name!r}: its checkpoint, which builds upon {making.base.path}, is made anew as a whole"
+        self._chains.forget(making.run.name)
+        return [Log("warning", f"{text}: {why}", job=making.run.name), *self._again(now)]
+
+    def _fail(self, why: str, now: float) -> list[Action]:
+        making = self._making
+        assert making is not None
+        error = CheckpointFailedError(job=making.run.name, why=why)
+        if making.stage == MakingStage.PUBLISHED:  # whether it is there, nobody knows
+            self._chains.forget(making.run.name)
+        if self._runs.get(making.run.name) is making.run and try_again(making):
+            text = f"job {making.run.name!r}: its last checkpoint is tried once more: {why}"
+            return [Log("warning", text, job=making.run.name), *self._again(now)]
+        self._failures[making.run.name] = why
+        said = Log("error", str(error), "checkpoint failed", job=making.run.name, error=error.number)
+        said = self._unsaved(making.run.name, why) if making.wish.is_last else said
+        return [said, *self._drop(making), *self._tell(making.wish, error), *self._next(now)]
+
+    def _unbegun(self, wish: Wish, why: str) -> list[Action]:
+        """Give up what has not begun: there is nothing to save any more, or it has waited too long."""
+        return [self._unsaved(wish.job, why)] if wish.is_last else self._tell(wish, unbegun(wish.job, why))
+
+    def _give_up(self, jobs: Container[str], why: str, now: float) -> list[Action]:
+        """Make no more checkpoints of some jobs that end, which is no failure; what is written already is published."""
+        actions: list[Action] = []
+        for wish in [wish for wish in self._waiting if wish.job in jobs]:
+            self._waiting.remove(wish)
+            self._touch(wish.job)
+            actions += self._unbegun(wish, why)
+        making = self._making
+        if making is not None and making.run.name in jobs and making.stage != MakingStage.PUBLISHED:
+            said = [self._unsaved(making.run.name, why)] if making.wish.is_last else []
+            error = CheckpointFailedError(job=making.run.name, why=why)
+            actions += [*said, *self._drop(making), *self._tell(making.wish, error)]
+        return [*actions, *self._next(now)]
+
+    def _unsaved(self, job: str, why: str) -> Log:
+        """A job ends without its last checkpoint."""
+        self.on_unsaved(job)
+        return unsaved(job, why)
+
+    def _drop(self, making: Making) -> list[Action]:
+        """Let nobody do anything more for a checkpoint, and leave nothing of it."""
+        self._making = None
+        self._touch(making.run.name)
+        actions = self._let_go(making)
+        actions += [Send(s.peer, Unsave(epoch, making.number)) for epoch, (_, s) in making.servers.items()]
+        if making.path and self._store is not None:
+            actions.append(Run(Storing(0, StoreTask.ABANDON), partial(self._store.abandon, making.path)))
+        return actions
+
+    def _tell(self, wish: Wish, error: PSError) -> list[Action]:
+        return [self._answer(who, peer, n, Error.of(n, error)) for (who, n), peer in wish.askers.items()]
+
+    def _answer(self, who: bytes, peer: Peer, request: int, message: Message) -> Action:
+        if (member := self._members.get(who)) is not None:
+            return member.answer(request, message)
+        self._answers[who, request] = message
+        while len(self._answers) > MAX_WAITING:
+            self._answers.popitem(last=False)
+        return Send(peer, message)
+
+    # --- who goes, and time -------------------------------------------------------------------
+
+    def gone(self, member: MemberInfo, now: float) -> list[Action]:
+        """A member has gone: nobody waits for it, and a checkpoint that needs it fails."""
+        for wish in [*self._waiting, *([self._making.wish] if self._making else [])]:
+            for key in [key for key in wish.askers if key[0] == member.incarnation]:
+                del wish.askers[key]
+        self._timer.touch()
+        making = self._making
+        if making is None:
+            return []
+        begins = making.stage in (MakingStage.OPENED, MakingStage.HELD) and making.run.is_on(member)
+        if begins or any(server.incarnation == member.incarnation for _, server in making.unwritten):
+            return self._fail(f"{member.title} has gone before it had written its part", now)
+        for epoch in [e for e, (_, s) in making.servers.items() if s.incarnation == member.incarnation]:
+            del making.servers[epoch]  # what it has written stays
+        if making.cut_by is not None and any(w.incarnation == member.incarnation for w in making.newcomers()):
+            return self._again(now)  # it may have pushed
+        making.gone.add(member.incarnation)
+        making.holding.pop(member.incarnation, None)
+        if making.awaited.pop(member.incarnation, None) is not None and not making.awaited:
+            return self._hold(making, now)
+        return []
+
+    def ended(self, run: JobRun, now: float) -> list[Action]:
+        """A job has ended: nothing more is saved of it, but what is written already."""
+        actions = self._give_up({run.name}, str(run.lost_shard or "it has ended"), now)
+        self._soon.discard(run.name)
+        for known in (self._last, self._done, self._failures):
+            known.pop(run.name, None)
+        self._chains.forget(run.name)
+        self._waiting.forget(run.name)
+        return actions
+
+    def close(self, now: float) -> list[Action]:
+        """The cluster ends, and its servers leave: nothing more is saved of any job, but what is written already."""
+        self._waiting.closed = True
+        for name in self._runs:
+            self._touch(name)
+        return self._give_up(self._runs, CLOSED, now)
+
+    def new_number(self) -> int:
+        """Return the number of a pause of pushes that is for no checkpoint."""
+        return next(self.numbers)
+
+    def soon(self, name: str) -> None:
+        """Make the next checkpoint of a job now, if any are made by themselves: those before are of other shards."""
+        self._soon.add(name)
+        self._touch(name)
+
+    def is_saving(self, run: JobRun) -> bool:
+        """Whether servers keep their shards of a job as they are, or are about to."""
+        return self._making is not None and self._making.run is run
+
+    def _steps_of(self, run: JobRun) -> int:
+        """Return how many steps a job has made, as far as the coordinator knows: clocks, or pushes of its workers."""
+        return run.steps.clock if run.mode != "async" else sum(worker.num_pushes for worker in run.workers)
+
+    def due_at(self, run: JobRun) -> float | None:
+        """Return when a job is to be saved without being asked; None: that depends on what is done."""
+        if self._cadence.seconds is None or self._store is None or not self._wants(run):
+            return None
+        return self._last[run.name][0] + self._cadence.seconds if run.name in self._last else None
+
+    def _wants(self, run: JobRun) -> bool:
+        """Whether a job can be saved, and is not about to be."""
+        waiting = any(wish.job == run.name for wish in self._waiting)
+        over = self._waiting.closed or run.name in self._waiting.over
+        making = self._making is not None and self._making.run is run
+        return run.is_whole and bool(run.members) and not (waiting or making or over)
+
+    def look(self, runs: Iterable[JobRun], now: float, *, first: bool = False) -> list[Action]:
+        """Begin what is due of some jobs by time or by steps; called after every event that may make it so.
+
+        ``first``: of one that was never looked at time and steps count from now on, for all that its workers have done
+        before may just have become known.
+        """
+        if self._store is None:
+            return []
+        cadence = self._cadence
+        for run in runs if (cadence.seconds, cadence.steps) != (None, None) else ():
+            if not self._wants(run):
+                continue
+            if run.name not in self._last:
+                if not first:
+                    continue
+                self._last[run.name] = now, self._steps_of(run)
+                self._touch(run.name)
+            begun_at, steps = self._last[run.name]
+            if (there := self._steps_of(run)) < steps:  # some of those who have made them have gone
+                self._last[run.name] = begun_at, (steps := there)
+            by_time = self._cadence.seconds is not None and now >= begun_at + self._cadence.seconds
+            by_steps = self._cadence.steps is not None and there >= steps + self._cadence.steps
+            if by_time or by_steps or run.name in self._soon:
+                self._soon.discard(run.name)
+                self._waiting.append(Wish(job=run.name, consistent=run.mode != "async"))
+                self._touch(run.name)
+        return self._next(now)
+
+    def next_deadline(self) -> float | None:
+        """Return when something of the one that is made is due, or of those that wait."""
+        dues, making = list[float](), self._making
+        if making is not None and making.stage in (MakingStage.HELD, MakingStage.SAVED):
+            dues += [
+                making.again_at,
+                *(making.heard[epoch][1] + STUCK_S for epoch, _ in making.unwritten),
+            ]
+            if making.cut_by is not None:
+                dues.append(making.cut_by)
+        elif making is not None:
+            dues.append(making.moved_at + STUCK_S)
+        else:
+            dues += [wish.begin_by for wish in self._waiting if wish.is_last]
+        return min(dues, default=None)
+
+    def on_deadline(self, now: float) -> list[Action]:
+        """Give up what takes too long, and ask again."""
+        making, actions = self._making, list[Action]()
+        if making is not None and making.cut_by is not None and now >= making.cut_by:
+            servers = [server for epoch, (_, server) in making.servers.items() if epoch not in making.kept]
+            names = listed([member.title for member in [*making.awaited.values()] or servers], MOST_NAMED)
+            actions = self._fail(f"{names} did not pause for it in {self._hold_s:g} s", now)
+        elif making is not None and making.stage in (MakingStage.HELD, MakingStage.SAVED):
+            actions = self._chase(making, now)
+        elif making is not None and now >= making.moved_at + STUCK_S:
+            actions = self._fail(f"the coordinator's disk has not answered for {STUCK_S:g} s", now)
+        elif making is None:
+            for wish in [wish for wish in self._waiting if now >= wish.begin_by]:
+                self._waiting.remove(wish)
+                self._touch(wish.job)
+                actions += self._unbegun(wish, "its shards are still being cut anew")
+        return [*actions, *self._next(now)]
+
+    def _chase(self, making: Making, now: float) -> list[Action]:
+        """Ask those again who have not answered; give up who gets no further."""
+        if making.is_moot:
+            return self._fail("its job goes back to an earlier one", now)
+        stuck = [s.title for epoch, s in making.unwritten if now >= making.heard[epoch][1] + STUCK_S]
+        if stuck:
+            return self._fail(f"{listed(stuck, MOST_NAMED)} got no further with it for {STUCK_S:g} s", now)
+        if now < making.again_at:
+            return []
+        making.again_at = now + AGAIN_S
+        silent = [(e, s) for e, s in making.unwritten if now >= making.heard[e][0] + AGAIN_S]
+        return [
+            *(Send(worker.peer, Hold(making.number)) for worker in making.awaited.values()),
+            *(Send(server.peer, self._order(making, epoch)) for epoch, server in silent),
+        ]
+
+    # --- what others may look at ---------------------------------------------------------------
+
+    def status(self, run: JobRun, now: float) -> Mapping[str, Any]:
+        """Return what the status shows of a job's checkpoints."""
+        shown: dict[str, Any] = {}
+        if (done := self._done.get(run.name)) is not None:
+            shown["last"] = {**done[1], "ago_s": round(now - done[0], 3)}
+        if why := self._failures.get(run.name):
+            shown["failed"] = why
+        if self._making is not None and self._making.run is run:
+            shown["under_way"] = self._making.status(now)
+        return shown
+
+    def validate(self) -> None:
+        """Assert that what is being made is of a job that is there."""
+        making = self._making
+        if making is not None:
+            assert self._runs.get(making.run.name) is making.run or making.stage == MakingStage.PUBLISHED
+            assert set(making.awaited) <= set(making.holding) <= set(making.run.members)
+            assert not making.holding or making.cut_by is not None
+            assert {server.incarnation for _, server in making.servers.values()} <= set(self._members)
+            assert making.stage == MakingStage.PUBLISHED or not self._waiting.why_not(making.wish)
+        assert len(self._waiting) <= 2 * MAX_WAITING + 2 * len(self._runs)  # by cadence, and the last one
+        self._chains.validate(self._runs)

@@ -1,0 +1,119 @@
+"""A checkpoint that is wished for, and one that is being made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from zmqps.core.coordinator.members.membership import MemberInfo
+from zmqps.core.coordinator.run import JobRun
+from zmqps.core.coordinator.saving.chains import ChainLink
+from zmqps.core.protocol.events import Peer
+from zmqps.errors import counted
+
+
+@dataclass(frozen=True, slots=True)
+class Cadence:
+    """When jobs are saved without being asked: every so many seconds, or steps; None: never.
+
+    Every ``full_every``-th checkpoint of a job with tables is whole; those between hold only the rows that have changed
+    since the one before.
+    """
+
+    seconds: float | None = None
+    steps: int | None = None
+    full_every: int = 1
+
+
+class StoreTask(StrEnum):
+    """What the store does for a checkpoint: make a place for it, publish it, or give the place up."""
+
+    BEGIN, PUBLISH, ABANDON = "begin", "publish", "abandon"
+
+
+class MakingStage(StrEnum):
+    """How far a checkpoint is.
+
+    Its place is being made; workers are held for a cut; servers keep and write what they have; the store publishes it.
+    """
+
+    OPENED, HELD, SAVED, PUBLISHED = "opened", "held", "saved", "published"
+
+
+@dataclass(frozen=True, slots=True)
+class Storing:
+    """Tag of what the store does aside."""
+
+    number: int
+    what: StoreTask
+
+
+@dataclass(slots=True, kw_only=True)
+class Wish:
+    """A checkpoint that is to be made."""
+
+    job: str
+    consistent: bool
+    state: Mapping[str, Any] = field(default_factory=dict)
+    #: Who asks for it (an incarnation, or the nonce of somebody who has not joined) by which request -> the connection
+    askers: dict[tuple[bytes, int], Peer] = field(default_factory=dict)
+    #: The role of those who ask for it, `WORKER` or `OPERATOR`; empty: nobody does, it is due.
+    by: str = ""
+    #: Of the last one of a job: how often it may still be tried, and until when it may wait to be begun.
+    tries: int = 0
+    begin_by: float = float("inf")
+    #: Whether workers pause for a cut, where one is needed: not, once some did not.
+    pauses: bool = True
+
+    @property
+    def is_last(self) -> bool:
+        """Whether it is made because the job is about to end."""
+        return self.tries > 0
+
+
+class Making:
+    """The checkpoint that is being made."""
+
+    def __init__(self, wish: Wish, run: JobRun, number: int, now: float) -> None:
+        self.wish = wish
+        self.run = run
+        self.number = number
+        self.begun_at = self.again_at = self.moved_at = now  # the store has got on at ``moved_at``
+        self.cut_by: float | None = None  # while workers are held: when the cut must be made
+        self.path = ""
+        self.stage = MakingStage.OPENED
+        self.holding: dict[bytes, MemberInfo] = {}  # workers that begin no push
+        self.awaited: dict[bytes, MemberInfo] = {}  # those of them that have not said so yet
+        self.gone: set[bytes] = set()  # workers that have left, or are about to be forgotten
+        self.version = 0
+        self.manifest: dict[str, Any] = {}
+        self.base: ChainLink | None = None  # what it builds upon; None: it is to be whole
+        self.shards: Mapping[int, int] = {}  # all of them, by epoch of the copy
+        self.servers: dict[int, tuple[int, MemberInfo]] = {}  # by epoch of the copy: shard, and who has it
+        self.kept: set[int] = set()
+        self.written: dict[int, Mapping[str, Any]] = {}  # by shard
+        self.nbytes: dict[int, int] = {}
+        self.heard: dict[int, tuple[float, float]] = {}  # by epoch: when last, and when it had got on
+
+    @property
+    def unwritten(self) -> list[tuple[int, MemberInfo]]:
+        """The servers that have not written their parts, with the epochs."""
+        return [(epoch, server) for epoch, (shard, server) in self.servers.items() if shard not in self.written]
+
+    @property
+    def is_moot(self) -> bool:
+        """Whether shards go back to a checkpoint, or have, that were to be written."""
+        there = self.run.startup.copies.by_epoch
+        return not self.run.is_whole or any(epoch not in there for epoch, _ in self.unwritten)
+
+    def status(self, now: float) -> dict[str, Any]:
+        """Return what the status shows of it."""
+        stage = f"waiting for {counted(len(self.awaited), 'worker')} to pause" if self.awaited else self.stage
+        return {"stage": stage, "since_s": round(now - self.begun_at, 3), "nbytes": sum(self.nbytes.values())}
+
+    def newcomers(self) -> list[MemberInfo]:
+        """Return who may push and is not held."""
+        told = self.run.startup.told - self.gone
+        return [w for w in self.run.workers if w.incarnation in told and w.incarnation not in self.holding]

@@ -1,0 +1,90 @@
+"""Checkpoints that wait for their turn, how often the workers of a job may ask for one, and until when."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from zmqps.core.coordinator.saving.making import Wish
+from zmqps.core.protocol.security.roles import OPERATOR
+from zmqps.errors import CheckpointTooSoonError, JobError, LimitError, PSError
+
+#: Checkpoints that operators have asked for and that wait; as many wait that workers have asked for.
+MAX_WAITING = 64
+#: In the long run workers of a job get a checkpoint every so many seconds: more often than that a script does nothing
+#: but save,
+EVERY_S = 2.0
+#: … and so many at once, as a script has that saves before and after an evaluation. Of a job no more wait.
+BURST = 8
+#: Why nothing is begun any more.
+LAST = "the job is ending, and its last one has begun"
+CLOSED = "the cluster is ending"
+
+
+class Wishes(deque[Wish]):
+    """Those that wait, the next one first; the workers of a job count together, for a key may join many workers.
+
+    Attributes
+    ----------
+    over
+        Jobs whose last checkpoint has begun: nothing else is begun of them.
+    closed
+        Whether the cluster is ending: nothing is begun of any job.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.over: set[str] = set()
+        self.closed = False
+        self._paid_at: dict[str, float] = {}  # by job: when all that its workers have asked for has had its time
+
+    def ask(self, wish: Wish, now: float) -> None:
+        """Let one wait: an operator's before those of workers, and whatever these have asked for.
+
+        Raises
+        ------
+        CheckpointTooSoonError
+            The workers of the job have asked for too many; says when they may ask for the next one.
+        LimitError
+            Too many wait.
+        JobError
+            The job ends, and nothing but its last one is made any more.
+        """
+        if why := self.why_not(wish):
+            raise unbegun(wish.job, why)
+        alike = [other for other in self if other.by == wish.by]
+        self._check(len(alike), MAX_WAITING)
+        if wish.by == OPERATOR:
+            last = max((i for i, other in enumerate(self) if other.by == OPERATOR), default=-1)
+            return self.insert(last + 1, wish)
+        self._check(sum(other.job == wish.job for other in alike), BURST)
+        paid_at = max(self._paid_at.get(wish.job, now), now)
+        if (wait := paid_at - now - (BURST - 1) * EVERY_S) > 0:
+            raise CheckpointTooSoonError(job=wish.job, seconds=round(wait, 3), every=EVERY_S)
+        self._paid_at[wish.job] = paid_at + EVERY_S
+        return self.append(wish)
+
+    def why_not(self, wish: Wish) -> str:
+        """Return why one is not begun any more; empty: it may be."""
+        if self.closed:
+            return CLOSED
+        return LAST if wish.job in self.over and not wish.is_last else ""
+
+    def take(self, wish: Wish) -> None:
+        """It is its turn: after the last one of a job there is no other."""
+        self.remove(wish)
+        if wish.is_last:
+            self.over.add(wish.job)
+
+    def _check(self, waiting: int, limit: int) -> None:
+        if waiting >= limit:
+            raise LimitError(what="number of checkpoints that wait", got=waiting + 1, limit=limit)
+
+    def forget(self, job: str) -> None:
+        """A job has ended: one that has its name later has asked for nothing."""
+        self._paid_at.pop(job, None)
+        self.over.discard(job)
+
+
+def unbegun(job: str, why: str) -> PSError:
+    """Return what those are told who have asked for a checkpoint that is not begun any more."""
+    return JobError(f"no checkpoint of the job {job!r} was begun: {why}")

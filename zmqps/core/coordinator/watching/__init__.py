@@ -1,0 +1,1 @@
+"""What those see that watch a cluster: figures, events, traces, the status."""

@@ -1,0 +1,94 @@
+"""What scripts log, as the coordinator takes it: each call once, in order, and those that are lost are counted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from zmqps.core.coordinator.members.membership import MemberInfo
+from zmqps.core.protocol.events import Action, Notify, Send
+from zmqps.core.protocol.fields import Entry
+from zmqps.core.protocol.messages import Note, Noted
+from zmqps.core.protocol.messages.notes import MAX_STEP
+from zmqps.errors import ProtocolError
+
+#: So often a member's messages are taken in the long run: twice as often as a worker sends them at most,
+INTERVAL_S = 0.05
+#: … and so many at once, as one sends that leaves. Others are not answered, so they come again.
+BURST = 32
+
+
+class NoteStore(Protocol):
+    """Who keeps what was logged, to show it."""
+
+    def note(self, job: str, node: str, name: str, at: float, step: int | None, value: float) -> None:
+        """Take one value of a node (``worker 2``) at a time of the machine's clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logged:
+    """A node's script has logged something: for those who write it elsewhere.
+
+    Attributes
+    ----------
+    job, node
+        Whose it is, say ``default`` and ``worker 2``.
+    entries
+        When, on the machine's clock; for which step, if it has named one; values by name.
+    dropped
+        How many calls before these are lost.
+    """
+
+    job: str
+    node: str
+    entries: tuple[Entry, ...]
+    dropped: int = 0
+
+
+class NoteReceiver:
+    """Takes what members log.
+
+    Parameters
+    ----------
+    changed
+        Called with an incarnation whose `MemberInfo.noted` has changed.
+
+    Attributes
+    ----------
+    history
+        Who keeps it; None: nobody.
+    num_taken, num_lost
+        Calls of all members that were taken, and that were lost before they came.
+    """
+
+    def __init__(self, changed: Callable[[bytes], None]) -> None:
+        self.history: NoteStore | None = None
+        self.num_taken = 0
+        self.num_lost = 0
+        self._changed = changed
+
+    def take(self, member: MemberInfo, message: Note, now: float) -> list[Action]:
+        """Take what is new of a message; one that has come before is answered again."""
+        upto = message.first + len(message.entries)
+        if upto > MAX_STEP:
+            raise ProtocolError(f"a script has not logged {upto} times")
+        if upto <= member.noted:
+            return [Send(member.peer, Noted(member.noted))]
+        if member.notes_due > now + BURST * INTERVAL_S:
+            return []
+        member.notes_due = max(member.notes_due, now) + INTERVAL_S
+        lost = max(0, message.first - member.noted)
+        fresh = message.entries[max(0, member.noted - message.first) :]
+        member.noted = upto
+        self._changed(member.incarnation)
+        self.num_taken += len(fresh)
+        self.num_lost += lost
+        node = f"{member.role} {member.rank}"
+        entries = tuple([(now - age, step, values) for age, step, values in fresh])
+        if self.history is not None:
+            for at, step, values in entries:
+                for name, value in values.items():
+                    self.history.note(member.job, node, name, at, step, value)
+        told = Notify(Logged(job=member.job, node=node, entries=entries, dropped=lost))
+        return [told, Send(member.peer, Noted(upto))]

@@ -1,0 +1,251 @@
+"""What the coordinator says of members as plain data, for ``zmqps status --json``; it always fits into a message.
+
+What one member says of itself has bounds, and so has what is said of all of them: beyond it something is left out,
+and ``left_out`` says what.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from zmqps.core.coordinator.members.membership import Departure, MemberInfo
+from zmqps.core.coordinator.options import CoordinatorOptions
+from zmqps.core.coordinator.placement.fleet import Fleet
+from zmqps.core.coordinator.watching.report import job_status, job_waits, only_observed
+from zmqps.core.node.member import Identity
+from zmqps.core.protocol.events import Exit
+from zmqps.core.protocol.figures import is_histogram
+from zmqps.errors import LimitError, counted
+
+if TYPE_CHECKING:
+    from zmqps.core.coordinator.run import JobRun
+
+#: How many of a member's counters are kept, and how many bytes of them, for each job that it counts them of.
+MAX_COUNTERS = 64
+MAX_COUNTERS_NBYTES = 4096
+MAX_COUNTER_NAME_CHARS = 64
+MAX_COUNTER_TEXT_CHARS = 200
+NUMBERS = (int, float, bool)
+#: A server has no more jobs than the coordinator accepts.
+MAX_COUNTED_JOBS = 256
+#: Bytes of the jobs in a status, and of the members; with the rest below `zmqps.core.protocol.wire.MAX_HEADER_NBYTES`.
+MAX_JOBS_NBYTES = 5 << 19
+MAX_MEMBERS_NBYTES = 7 << 19
+#: A status of so many members is told so much later than the one before (it takes a tenth of that to make and to send),
+#: but for as many as fit into `BURST_S`.
+SPACING_S = 100e-6
+BURST_S = 1.0
+#: Of so many members a status tells one by one; of more only how many there are. It must not hold up training.
+MAX_LISTED = 1024
+#: Jobs that wait, of which the log and the status say so.
+MOST_WAITING = 32
+#: What a member's fields take besides its texts: their names, and numbers.
+MEMBER_NBYTES = 200
+#: What is left out first of a job that has more to say than its share.
+_DISPENSABLE: tuple[tuple[str, Any], ...] = (
+    ("data", []),
+    ("lost", ""),
+    ("servers", {}),
+    ("copies", []),
+    ("job", {}),
+    ("waiting", []),
+    ("steps", {}),
+)
+
+
+def waiting(servers: Sequence[MemberInfo], wanted: int, jobs: Mapping[str, JobRun]) -> list[str]:
+    """Return in words what a cluster waits for: servers that are absent, and what its jobs wait for, by name."""
+    absent = wanted - len(servers)
+    needs = [f"{absent} of {counted(wanted, 'server')}"] if absent > 0 else []
+    needs += ["a worker's init"] if all(only_observed(run) for run in jobs.values()) else []
+    texts = [f"waiting for {' and '.join(needs)}"] if needs else []
+    of_jobs = (f"job {name!r}: {text}" for name, run in jobs.items() for text in job_waits(run, servers))
+    texts += islice(of_jobs, MOST_WAITING)
+    return [*texts, "other waits are left out"] if next(of_jobs, None) else texts
+
+
+def job_of(text: str, jobs: Iterable[str]) -> str:
+    """Return which job a text of `waiting` is about; empty: none."""
+    return next((name for name in jobs if text.startswith(f"job {name!r}: ")), "")
+
+
+class Inquiries:
+    """Lets so many ask for the status that the others do not notice; telling it takes time for each member."""
+
+    def __init__(self) -> None:
+        self._due = 0.0  # when all that were told have been paid for
+
+    def check(self, members: int, now: float) -> None:
+        """Raise `LimitError` if too many have asked already; they ask again by themselves."""
+        spacing = SPACING_S * (1 + members)
+        self._due = max(self._due, now)
+        if self._due > now + BURST_S:
+            limit = 1 + int(BURST_S / spacing)
+            raise LimitError(what="number of requests for the status at a time", got=limit + 1, limit=limit)
+        self._due += spacing
+
+
+def nbytes_of(value: Any) -> int:
+    """Return how many bytes plain data take in a message, at most."""
+    kind = type(value)
+    if kind is str:
+        return 5 + (len(value) if value.isascii() else 4 * len(value))
+    if kind is dict:
+        return 5 + sum([nbytes_of(name) + nbytes_of(item) for name, item in value.items()])
+    if kind is list or kind is tuple:
+        return 5 + sum(map(nbytes_of, value))
+    return 9
+
+
+def fit_jobs(statuses: Mapping[str, dict[str, Any]], left_out: list[str]) -> dict[str, dict[str, Any]]:
+    """Return the statuses of jobs, less what goes beyond a job's share."""
+    share = MAX_JOBS_NBYTES // max(1, len(statuses))
+    for name, status in statuses.items():
+        nbytes = nbytes_of(status)
+        for key, nothing in _DISPENSABLE:
+            if nbytes > share:
+                nbytes -= nbytes_of(status[key]) - nbytes_of(nothing)
+                status[key] = nothing
+                left_out.append(f"{key} of the job {name!r}")
+    return dict(statuses)
+
+
+def cluster_status(
+    *,
+    servers: Fleet,
+    draining: Sequence[Mapping[str, Any]],
+    scaling: Mapping[str, Any],
+    options: CoordinatorOptions,
+    ending: Exit | None,
+    identity: Identity,
+    uptime_s: float,
+    waiting: Sequence[str],
+    runs: Mapping[str, JobRun],
+    ended: Sequence[Mapping[str, Any]],
+    gone: Sequence[Departure],
+    counters: Mapping[str, int],
+    checkpoint_of: Callable[[JobRun, float], Mapping[str, Any]],
+    now: float,
+) -> dict[str, Any]:
+    """Return the coordinator's view of the cluster: what ``zmqps status --json`` prints."""
+    of_jobs = [member for run in runs.values() for roster in (run.workers, run.observers) for member in roster]
+    left_out = list[str]()
+    jobs = {
+        name: {**job_status(run, list(servers), now), "checkpoint": dict(checkpoint_of(run, now))}
+        for name, run in runs.items()
+    }
+    there, parted = members_status([*servers, *of_jobs], gone, now, left_out)
+    ready = "ready" if len(servers.staying) >= servers.wanted else "waiting for servers"
+    return {
+        "state": f"ending: {ending.reason}" if ending else ready,
+        "endpoint": identity.endpoint,
+        "host": identity.host,
+        "pid": identity.pid,
+        "uptime_s": uptime_s,
+        "servers": servers.wanted,
+        "draining": list(draining),
+        "scaling": dict(scaling),
+        "workers": options.workers or 0,
+        "waiting": list(waiting),
+        "jobs": fit_jobs(jobs, left_out),
+        "ended": list(ended),
+        "members": there,
+        "gone": parted,
+        "left_out": left_out,
+        "counters": dict(counters),
+    }
+
+
+def members_status(
+    members: Sequence[MemberInfo], gone: Sequence[Departure], now: float, left_out: list[str]
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return who is there, and who has gone and how; first names are left out that do not fit, then counters."""
+    there = [
+        (member, {**_describe(member), "silent_s": round(now - member.seen_at, 3), "counters": {}})
+        for member in members[:MAX_LISTED]
+    ]
+    parted = [
+        (
+            departure.member,
+            {
+                **_describe(departure.member),
+                "how": departure.how,
+                "ago_s": round(now - departure.at, 3),
+                "last_seen_ago_s": round(now - departure.member.seen_at, 3),
+                "counters": {},
+            },
+        )
+        for departure in gone
+    ]
+    room = MAX_MEMBERS_NBYTES
+    listed: list[list[dict[str, Any]]] = []
+    kept: list[tuple[MemberInfo, dict[str, Any]]] = []
+    for what, rows, all_ in (("members", there, members), ("of those who have gone", parted, gone)):
+        number = 0
+        for member, _ in rows:
+            room -= MEMBER_NBYTES + nbytes_of((member.hello.name, member.hello.host, member.hello.endpoint, member.job))
+            if room < 0:
+                break
+            number += 1
+        room = max(0, room)
+        if number < len(all_):
+            left_out.append(f"{len(all_) - number} of {len(all_)} {what}")
+        listed.append([row for _, row in rows[:number]])
+        kept += rows[:number]
+    silent = 0
+    for member, row in kept:
+        if member.counters_nbytes <= room:
+            row["counters"] = json.loads(member.counters)
+            room -= member.counters_nbytes
+        else:
+            silent += 1
+    if silent:
+        left_out.append(f"the counters of {counted(silent, 'member')}")
+    return listed[0], listed[1]
+
+
+def _describe(member: MemberInfo) -> dict[str, Any]:
+    hello = member.hello
+    facts = {"role": hello.role, "rank": member.rank, "name": hello.name, "host": hello.host, "pid": hello.pid}
+    return {**facts, "endpoint": hello.endpoint, "job": member.job}
+
+
+def presentable(counters: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    """Return the counters of a member that the status shows, numbers and short texts, and how many bytes they take."""
+    shown: dict[str, Any] = {}
+    nbytes = 5
+    for name, value in islice(counters.items(), MAX_COUNTERS):
+        kind = type(value)
+        if kind is str:
+            value = value[:MAX_COUNTER_TEXT_CHARS]
+        elif kind is list and is_histogram(name, value):
+            pass
+        elif kind not in NUMBERS or not math.isfinite(value):
+            continue
+        name = name[:MAX_COUNTER_NAME_CHARS]
+        more = nbytes_of(name) + nbytes_of(value)
+        if nbytes + more <= MAX_COUNTERS_NBYTES:
+            shown[name] = value
+            nbytes += more
+    return shown, nbytes
+
+
+def packed(counters: Mapping[str, Any]) -> tuple[str, int]:
+    """Return the same in one string of JSON.
+
+    It is kept for as long as a member is remembered. Hundreds of small objects of each would lie scattered over memory
+    that was used for much else, and would keep all of that from going back to the system.
+    """
+    shown, nbytes = presentable(counters)
+    return json.dumps(shown), nbytes
+
+
+def by_epoch(counters: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return what a server counts of each job, by the job's epoch."""
+    jobs = counters.get("jobs")
+    items = islice(jobs.items(), MAX_COUNTED_JOBS) if isinstance(jobs, dict) else ()
+    return {epoch[:MAX_COUNTER_NAME_CHARS]: presentable(of)[0] for epoch, of in items if isinstance(of, dict)}

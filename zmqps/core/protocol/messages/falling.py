@@ -1,0 +1,54 @@
+"""Messages about shards that go back to a checkpoint, because nobody has their values any more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from zmqps.core.protocol.messages.message import Message
+
+if TYPE_CHECKING:
+    from zmqps.core.protocol.messages.message import U32, U64, Plain, Versions
+
+
+@dataclass(frozen=True, slots=True)
+class GoBack(Message):
+    """These shards of the job of this ``epoch`` go back to a checkpoint: where its members find them from now on.
+
+    ``servers`` holds ``rows``, one for each of ``shards``, as in `Job`'s placement. Empty: their servers were lost, and
+    others are to load them; who needs them waits. ``version`` is the checkpoint's clock, ``lost`` counts the steps that
+    are gone, where steps are one for all. ``restored`` is as in `Job`. What comes under a lower ``number`` is out of
+    date.
+    """
+
+    kind: ClassVar[int] = 80
+    epoch: U32
+    number: U64
+    shards: Versions
+    servers: Plain
+    version: U64
+    lost: U64
+    restored: Plain
+
+
+@dataclass(frozen=True, slots=True)
+class WentBack(Message):
+    """A member has gone back; ``lost`` of the pushes that it was told were applied are not in the checkpoint."""
+
+    kind: ClassVar[int] = 81
+    epoch: U32
+    number: U64
+    lost: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Recalled(Message):
+    """What a copy that was loaded from a checkpoint knows of a worker's pushes: all up to ``floor``, and ``applied``.
+
+    It follows the `Welcome` of each connection.
+    """
+
+    kind: ClassVar[int] = 82
+    epoch: U32
+    floor: U64
+    applied: Versions

@@ -1,0 +1,127 @@
+"""Messages about jobs: which one to train, who has which shard of it, and that it has ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from zmqps.core.protocol.messages.message import Message
+
+if TYPE_CHECKING:
+    from zmqps.core.protocol.messages.message import U8, U32, U64, Key, Plain, Terms, Text
+
+
+@dataclass(frozen=True, slots=True)
+class Init(Message):
+    """A worker names the job it wants to train; an empty map asks for the job as it is."""
+
+    kind: ClassVar[int] = 10
+    request: U64
+    job: Plain
+
+
+@dataclass(frozen=True, slots=True)
+class Job(Message):
+    """The job and where its shards are; ``load`` asks this worker to upload the initial values.
+
+    ``epoch`` stands for the job as a whole. ``placement`` is what `zmqps.core.job.keyspace.Placement.to_wire` gives,
+    and ``servers``: a map a shard, of ``name``, ``endpoint`` and ``rank`` of its server, the ``epoch`` of that copy,
+    the ``ticket`` to show there and the ``proof`` to expect, in hex. ``step`` is the clock to begin with,
+    ``num_workers`` how many the job counts on, ``rank`` the receiver's, ``chief`` whether it is the chief. ``note`` is
+    for the user.
+    ``restored`` is empty or says from which checkpoint the job has begun: ``path``, ``version``, and the user's
+    ``state``.
+    """
+
+    kind: ClassVar[int] = 11
+    request: U64
+    epoch: U32
+    job: Plain
+    placement: Plain
+    load: U8
+    step: U64
+    num_workers: U32
+    note: Text
+    rank: U32
+    restored: Plain = field(default_factory=dict)
+    chief: U8 = 0
+    terms: Terms = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Assign(Message):
+    """The coordinator gives a server a shard of a job; the job's ``name`` is that of its workers' `Hello`.
+
+    ``epoch`` stands for this copy of the shard from now on; no other one of the cluster ever has it.
+    ``num_workers`` is how many the job counts on; ``sharing`` how many servers there are on its
+    host, which share its memory. ``key`` is what this server knows tickets by, and proves itself with.
+    ``restore`` is empty or names the checkpoint that the shard begins from: ``path``, ``version``, whether the
+    ``optimizer``'s state is wanted, and the ``names`` there of parameters that are called otherwise here; with
+    ``ledgers`` true, what is kept there of workers' pushes is taken, too, for these workers go on with it; with
+    ``anew`` true nothing of that, for they have numbered their pushes anew since. With ``cut`` true it is filled from
+    other copies on that server, at `Cut`. ``backup``
+    is 1 for a copy that follows a primary, which has ``backups`` as in `Replicas`; both are of this ``generation``.
+    """
+
+    kind: ClassVar[int] = 12
+    epoch: U32
+    name: Text
+    num_workers: U32
+    sharing: U32
+    shard: U32
+    job: Plain
+    placement: Plain
+    key: Key = field(repr=False)
+    restore: Plain = field(default_factory=dict)
+    generation: U64 = 0
+    backup: U8 = 0
+    backups: Plain = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Ready(Message):
+    """A server has built its shard; ``loaded`` is 1 once it has the initial values as well."""
+
+    kind: ClassVar[int] = 13
+    epoch: U32
+    loaded: U8
+
+
+@dataclass(frozen=True, slots=True)
+class Discard(Message):
+    """A server frees its copy of a shard: the job has ended or, with ``moved`` 1, another copy answers from now on."""
+
+    kind: ClassVar[int] = 26
+    epoch: U32
+    moved: U8 = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded(Message):
+    """A server does not keep this copy of a shard any more."""
+
+    kind: ClassVar[int] = 27
+    epoch: U32
+
+
+@dataclass(frozen=True, slots=True)
+class EndJob(Message):
+    """Somebody ends a job, or the cluster where ``job`` is empty; members are told. Anybody may ask, without joining.
+
+    Where the cluster has a job secret, ``guard`` proves for this ``nonce`` that the sender knows it.
+    """
+
+    kind: ClassVar[int] = 28
+    request: U64
+    job: Text
+    nonce: Key = b""
+    guard: Key = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnded(Message):
+    """Answer to `EndJob`: the job has ended, or had before; ``text`` says how."""
+
+    kind: ClassVar[int] = 29
+    request: U64
+    text: Text

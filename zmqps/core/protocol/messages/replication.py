@@ -1,0 +1,111 @@
+"""Messages about copies of a shard: what a primary tells its backups, and what the coordinator tells both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from zmqps.core.protocol.messages.message import Message
+
+if TYPE_CHECKING:
+    from zmqps.core.protocol.messages.message import (
+        U8,
+        U32,
+        U64,
+        Incarnation,
+        Parts,
+        Payload,
+        Plain,
+        Terms,
+        Text,
+        Versions,
+    )
+
+#: What a record of the stream is, ``what`` in `Replicate`: a push that was accepted; the mean of a synchronous step, of
+#: one slice; the end of such a step; a part of a worker's ledger; a slice as it is; nothing, to be
+#: confirmed before a pull is answered; rows of a table as they are.
+PUSHED, AVERAGED, STEPPED, REMEMBERED, STATE, ASKED, ROWS = 1, 2, 3, 4, 5, 6, 7
+#: Of a record that is nobody's push.
+NOBODY = bytes(16)
+
+
+@dataclass(frozen=True, slots=True)
+class Replicate(Message):
+    """A primary tells a backup what it has done: record ``number`` of the stream to this copy, from 1.
+
+    ``epoch`` is the backup's. A push comes as its worker (``origin``) sent it, with its ``seq`` and what the ledger
+    remembers of it: a version and a staleness for each part. A push and a mean have the ``terms`` of their update. What
+    a record of each kind holds is in docs/protocol.md.
+    """
+
+    kind: ClassVar[int] = 60
+    epoch: U32
+    number: U64
+    what: U8
+    origin: Incarnation
+    seq: U64
+    step: U64
+    codec: Text
+    versions: Versions
+    staleness: Versions
+    terms: Terms
+    parts: Parts
+    payload: Payload = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Replicated(Message):
+    """A backup has applied all records up to ``number``; ``again`` 1 asks for those behind it, which were lost."""
+
+    kind: ClassVar[int] = 61
+    epoch: U32
+    number: U64
+    again: U8
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas(Message):
+    """The coordinator tells a primary its backups: these, and no others, confirm from now on what it acknowledges.
+
+    ``backups`` holds ``rows``: for each ``name``, ``rank`` and ``endpoint`` of its server, the copy's ``epoch``, the
+    ``ticket`` to show there and the ``proof`` to expect, in hex. What is older than ``generation`` counts no more.
+    """
+
+    kind: ClassVar[int] = 62
+    epoch: U32
+    generation: U64
+    backups: Plain
+
+
+@dataclass(frozen=True, slots=True)
+class Promote(Message):
+    """The coordinator makes a backup the primary of its shard: it takes nothing of the old one any more.
+
+    ``backups``, as in `Replicas`, have all that it has: each row has the ``number`` of the last record there, which the
+    next one follows. Empty where the old primary was lost: then what they have is not known.
+    """
+
+    kind: ClassVar[int] = 63
+    epoch: U32
+    generation: U64
+    backups: Plain = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Promoted(Message):
+    """A backup is the primary now, with ``step`` steps committed and these ``versions`` of its slices."""
+
+    kind: ClassVar[int] = 64
+    epoch: U32
+    generation: U64
+    step: U64
+    versions: Versions
+
+
+@dataclass(frozen=True, slots=True)
+class Replicating(Message):
+    """A primary waits for the backups of this ``generation``, and no others."""
+
+    kind: ClassVar[int] = 65
+    epoch: U32
+    generation: U64

@@ -1,0 +1,124 @@
+"""Messages about servers that come and go while jobs are trained: what is asked for, and how far it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, ClassVar
+
+from zmqps.core.protocol.messages.message import Message
+
+if TYPE_CHECKING:
+    from zmqps.core.protocol.messages.message import U8, U32, U64, Facts, Key, Plain, Text, Versions
+
+
+class DrainState(IntEnum):
+    """How far a server is that is to go: it has something still; it has nothing, and goes; it stays."""
+
+    GOING, GONE, STAYS = range(3)
+
+
+@dataclass(frozen=True, slots=True)
+class Drain(Message):
+    """A server is to hand over all that it has to others, and to end; asked again, nothing more is done.
+
+    A server asks for itself, with an empty ``server``; somebody who has not joined names it, with ``nonce`` and
+    ``guard`` as in `EndJob`. ``stay`` 1 asks it to stay after all.
+    """
+
+    kind: ClassVar[int] = 75
+    request: U32
+    server: Text
+    stay: U8
+    nonce: Key = b""
+    guard: Key = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Draining(Message):
+    """How far a server is that is to go: ``state``, and ``text`` in words. Answer to `Drain`, and told that server.
+
+    Answer to `Scale`, too: what is said of a server goes for the change of their number then.
+    """
+
+    kind: ClassVar[int] = 76
+    request: U32
+    state: DrainState
+    text: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Yield(Message):
+    """A primary is to give up its place to a copy that has all: it answers for the shard no more.
+
+    It waits until its backups have confirmed all it has done. In the synchronous mode it goes on as before where it has
+    gradients of a step that is not committed. `Replicas` of a newer generation gives it its place back.
+    """
+
+    kind: ClassVar[int] = 77
+    epoch: U32
+    generation: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Yielded(Message):
+    """A primary has given up its place, and its backups have all; or with ``busy`` 1 it has not, for now.
+
+    ``numbers`` has the last record of each backup, by the copy's epoch in decimal digits.
+    """
+
+    kind: ClassVar[int] = 78
+    epoch: U32
+    generation: U64
+    busy: U8
+    numbers: Facts = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale(Message):
+    """The cluster is to have so many servers that jobs are cut for; asked again, nothing more is done.
+
+    ``nonce`` and ``guard`` are as in `EndJob`.
+    """
+
+    kind: ClassVar[int] = 79
+    request: U32
+    servers: U32
+    nonce: Key = b""
+    guard: Key = field(default=b"", repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut(Message):
+    """A server fills a copy that was built for it with what its other copies of the job have of that.
+
+    ``parents`` are the epochs of these: backups, or primaries that have yielded; none for a shard without a slice.
+    ``version`` is the steps that the job has done, where a step is one for all.
+    """
+
+    kind: ClassVar[int] = 83
+    epoch: U32
+    parents: Versions
+    version: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Recut(Message):
+    """The job of this ``epoch`` lies in other shards from now on: ``placement`` is as in `Job`.
+
+    It ends the pause that `Hold` has begun. What comes under a lower ``number`` is out of date.
+    """
+
+    kind: ClassVar[int] = 84
+    epoch: U32
+    number: U64
+    placement: Plain
+
+
+@dataclass(frozen=True, slots=True)
+class Followed(Message):
+    """A member goes by the shards of the `Recut` of this ``number``."""
+
+    kind: ClassVar[int] = 85
+    epoch: U32
+    number: U64

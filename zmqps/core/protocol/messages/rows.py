@@ -1,0 +1,123 @@
+"""Messages that address rows of sparse tables; the answers are those of dense pushes and pulls, `Ack` and `Values`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+from zmqps.core.protocol.messages.message import Message
+
+if TYPE_CHECKING:
+    from zmqps.core.protocol.fields import Part
+    from zmqps.core.protocol.messages.message import U8, U32, U64, Payload, Terms, Text, Versions
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class PushRows(Message):
+    """Gradients of some rows of a table; all of one message are applied, or kept, together.
+
+    ``index`` numbers the shard's part of the table after its slices, ``version`` is the one last read of it. The
+    payload has ``count`` ids, which are different, then ``wanted`` ids, both as little-endian 64-bit integers, then the
+    gradients of the former in ``codec``. ``begins`` is 1 in one message of each push to a shard: so many pushes the
+    table has had there. The rest is as in `Push`; with ``reply`` 1 the answer is `Values` of the ids wanted.
+    """
+
+    kind: ClassVar[int] = 37
+    request: U64
+    seq: U64
+    epoch: U32
+    step: U64
+    attempt: U64
+    examples: U64
+    begins: U8
+    reply: U8
+    checked: U8
+    codec: Text
+    reply_codec: Text
+    terms: Terms
+    index: U32
+    version: U64
+    count: U64
+    wanted: U64
+    payload: Payload = field(repr=False)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The part it addresses, as messages about slices name theirs."""
+        return ((self.index, self.version, ()),)
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class PullRows(Message):
+    """Ask for ``count`` rows of a table, of version ``version`` or a later one; the payload has their ids."""
+
+    kind: ClassVar[int] = 38
+    request: U64
+    epoch: U32
+    version: U64
+    codec: Text
+    index: U32
+    count: U64
+    payload: Payload = field(repr=False)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The part it addresses, as messages about slices name theirs."""
+        return ((self.index, 0, ()),)
+
+    @property
+    def exact(self) -> int:
+        """Later versions do, too."""
+        return 0
+
+
+@dataclass(frozen=True, slots=True)
+class ScanRows(Message):
+    """Ask for rows of a table as they lie: up to ``most`` of those from place ``start`` on.
+
+    The answer is `Values`. Its payload has little-endian 64-bit integers (`SCANNED`), then the ids of some rows, then
+    their values as 32-bit floats. Rows that come or go meanwhile may be missed.
+
+    With a cursor (`CURSOR`) in ``since``, rows that have not changed since are left out, and the payload ends with ids
+    of rows that are gone. Who has none yet says zeros. An answer with ``reset`` begins with the first of all rows: what
+    has changed since that cursor is not known any more.
+    """
+
+    kind: ClassVar[int] = 39
+    request: U64
+    epoch: U32
+    index: U32
+    start: U64
+    most: U64
+    since: Versions = ()
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """The part it addresses, as messages about slices name theirs."""
+        return ((self.index, 0, ()),)
+
+    @property
+    def version(self) -> int:
+        """Any does."""
+        return 0
+
+    @property
+    def exact(self) -> int:
+        """Later versions do, too."""
+        return 0
+
+    @property
+    def codec(self) -> str:
+        """Rows that are read for good travel as they are."""
+        return "raw"
+
+
+#: What a shard counts of its part of a table. Rows, and the bytes they take; ids looked up that had a row, and that had
+#: none; rows made, refused for want of room, expired, made way for others; touches of rows that are not admitted yet.
+COUNTED = ("rows", "nbytes", "hits", "misses", "new", "refused", "expired", "evicted", "waiting")
+#: How far somebody who follows a table is: a number that no other copy of a shard has, in no cluster; then of the table
+#: there the messages or steps applied, the updates, after how many of these a row expires, and the rows that have gone.
+CURSOR = ("copy", "version", "steps", "lifetime", "num_gone")
+#: What the answer to a `ScanRows` begins with: how many rows it has, where to go on (0: at the end), how many ids of
+#: rows that are gone, whether it begins anew, the cursor to follow with from where this scan has begun, the counters.
+SCANNED = ("count", "next", "gone", "reset", *CURSOR, *COUNTED)

@@ -1,0 +1,234 @@
+"""The buffers that the values of slices lie in.
+
+A buffer that somebody still reads is never written to: an update goes to another one, which takes
+its place. Each slice has a *home* in the shard's arena. Where readers may take as long as they like
+(`zmqps.core.protocol.loans.Loan`) it gets a second place, in an arena of the same shape, and goes back and
+forth between the two: so neighbours usually stay neighbours, and an array over several slices can
+be read where it lies. Whatever else is needed comes from a pool of spares. How much all that may be, `Beside` says:
+without the memory for a second arena there is none. A slice goes back to a place
+of its own as soon as nobody reads that, and spares that are not needed any more are given back: so memory shrinks
+again when a slow reader has gone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from zmqps.core.job.keyspace import Slice
+from zmqps.core.protocol.arrays import Array
+from zmqps.core.protocol.events import Reader
+from zmqps.core.protocol.loans import Loan
+from zmqps.core.server.dense.beside import Beside
+from zmqps.core.server.dense.memory import GIVE_BACK_NBYTES, Memory
+from zmqps.core.server.dense.slices import Pin, Room, SliceState
+
+#: Values of a slice: their version, they, and who reads them.
+Found = tuple[int, Array, list[Reader]]
+
+#: Buffers asked for, for each slice, between two looks at which spares were not needed.
+ROUNDS = 32
+
+
+class Buffers:
+    """Gives slices buffers that nobody reads.
+
+    Parameters
+    ----------
+    tables
+        For each table the shard's first element and how many it has.
+    dtypes
+        Of the tables.
+    memory
+        Where they are.
+    counters
+        Counts in ``spare_buffers`` the spares ever made, and in ``copied_nbytes`` what was copied for readers;
+        ``spare_nbytes`` is all memory beyond the first arena now.
+    beside
+        How much that may be.
+    kept_nbytes
+        Bytes of kept versions, which are not part of it.
+    """
+
+    def __init__(
+        self,
+        tables: Sequence[tuple[int, int]],
+        dtypes: Sequence[np.dtype[Any]],
+        memory: Memory,
+        counters: Counter[str],
+        beside: Beside,
+        kept_nbytes: int = 0,
+    ) -> None:
+        self._tables = tables
+        self._dtypes = dtypes
+        self._memory = memory
+        self._counters = counters
+        self._beside = beside
+        self._kept_nbytes = kept_nbytes
+        self._slices: list[SliceState] = []
+        self._refused: set[int] = set()  # tables for whose second arena there was no memory, lately
+        self._homes = [memory.values(size, dtype) for (_, size), dtype in zip(tables, dtypes, strict=True)]
+        self._seconds: dict[int, Array] = {}  # by table
+        self._spares: list[tuple[Room, int]] = []  # with the window in which they were last in use
+        self._window = 0
+        self._num_rooms = 0  # asked for in this window
+        self._num_slices = 0
+
+    def home(self, slice_: Slice) -> Array:
+        """Return the place of a slice in the arena."""
+        self._num_slices += 1
+        return self._place(self._homes[slice_.table], slice_)
+
+    def add(self, state: SliceState) -> None:
+        """There is a slice, at home."""
+        self._slices.append(state)
+
+    def _place(self, arena: Array, slice_: Slice) -> Array:
+        origin, _ = self._tables[slice_.table]
+        return arena[slice_.start - origin : slice_.stop - origin]
+
+    def lend(self, found: list[Found]) -> list[Found]:
+        """Return values for somebody to read: those found, or copies where others read too much as it is.
+
+        Called where they might (`Beside.read_nbytes`).
+        """
+        nbytes = sum([value.nbytes for _, value, _ in found])
+        if self._beside.may_lend(nbytes, self._needed_nbytes):
+            return found
+        self._counters["copied_nbytes"] += nbytes
+        return [(version, self._memory.copied(value), []) for version, value, _ in found]
+
+    def _needed_nbytes(self) -> int:
+        """Return how much there must be beside the first arena if all that is read now is updated.
+
+        What a snapshot or a kept version pins is counted elsewhere.
+        """
+        total = sum([room[0].nbytes for room, _ in self._spares if _is_read(room[1])])
+        for state in self._slices:
+            rooms = [*state.places, (state.value, state.readers), *[(kept[1], kept[2]) for kept in state.history]]
+            read = {id(value) for value, readers in rooms if _is_read(readers)}
+            total += max(len(read), int(state.slice.table in self._seconds)) * state.value.nbytes
+        return total
+
+    def _fits(self, nbytes: int, *, ask: bool = True) -> bool:
+        return self._beside.fits(self._counters["spare_nbytes"] - self._kept_nbytes, nbytes, ask=ask)
+
+    def _second(self, slice_: Slice) -> Array | None:
+        if slice_.table not in self._seconds:
+            if slice_.table in self._refused:
+                return None
+            _, size = self._tables[slice_.table]
+            if not self._beside.may_double(size * self._dtypes[slice_.table].itemsize):
+                self._refused.add(slice_.table)
+                return None
+            arena = self._memory.values(self._tables[slice_.table][1], self._dtypes[slice_.table])
+            self._seconds[slice_.table] = arena
+            self._beside.doubled(arena.nbytes)
+            self._counters["spare_nbytes"] += arena.nbytes
+        return self._place(self._seconds[slice_.table], slice_)
+
+    def room(self, state: SliceState) -> Room:
+        """Return a buffer that nobody reads for the next values of a slice: its own, where nobody reads that.
+
+        What it holds is up to the caller, who then moves the slice there, or puts the buffer back.
+        """
+        self._num_rooms += 1
+        if self._num_rooms > ROUNDS * self._num_slices:
+            self._trim()
+        value, readers = state.value, state.readers
+        free = _is_free(readers)
+        if free and any(value is place for place, _ in state.places):
+            return value, readers
+        if not free and len(state.places) == 1 and any(isinstance(reader, Loan) for reader in readers):
+            if (second := self._second(state.slice)) is not None:
+                state.places.append((second, []))
+        for place, watchers in state.places:
+            if place is not value and _is_free(watchers):
+                return place, watchers
+        return (value, readers) if free else self._spare(state)
+
+    def move(self, state: SliceState, room: Room) -> None:
+        """Let a slice's values be those in a buffer of `room`; done again it goes on where it failed."""
+        if room[0] is not state.value:
+            self._keep(state, (state.value, state.readers))
+            state.value, state.readers = room
+        state.readers.clear()
+
+    def put_back(self, state: SliceState, room: Room) -> None:
+        """The slice stays where it is."""
+        if room[0] is not state.value:
+            self._keep(state, room)
+
+    def _keep(self, state: SliceState, room: Room) -> None:
+        """Keep a buffer that a slice is not in for others, unless it is a place of that slice."""
+        if not any(room[0] is place for place, _ in state.places):
+            if not self._spares or self._spares[-1][0][0] is not room[0]:  # else that was done before it failed
+                self._spares.append((room, self._window))
+
+    def _spare(self, state: SliceState) -> Room:
+        size, dtype = state.value.size, state.value.dtype
+        for i in range(len(self._spares) - 1, -1, -1):  # the last ones first: those nobody needs stay where they are
+            if self._suits(self._spares[i][0], state):
+                return self._spares.pop(i)[0]
+        if not self._fits(state.value.nbytes, ask=False) and self._make_room(state):
+            return self._spare(state)
+        pins = [reader for reader in state.readers if isinstance(reader, Pin) and not reader.done]
+        if pins and not self._fits(state.value.nbytes):
+            for pin in pins:
+                pin.yield_()
+            if _is_free(state.readers):
+                return state.value, state.readers
+        spare = self._memory.empty(size, dtype)
+        self._counters["spare_buffers"] += 1
+        self._counters["spare_nbytes"] += spare.nbytes
+        return spare, []
+
+    def _make_room(self, wanted: SliceState) -> bool:
+        """Send home slices that nobody reads, drop spares of other sizes; return whether one of its size is free."""
+        for state in self._slices:
+            value, readers = state.value, state.readers
+            home, watchers = state.places[0]
+            if state is not wanted and not any(value is place for place, _ in state.places):
+                if _is_free(readers) and _is_free(watchers):
+                    home[:] = value
+                    self.move(state, (home, watchers))
+        kept = [(room, window) for room, window in self._spares if room[0].size == wanted.size or not _is_free(room[1])]
+        gone = sum([room[0].nbytes for room, _ in self._spares]) - sum([room[0].nbytes for room, _ in kept])
+        self._spares = kept
+        self._counters["spare_nbytes"] -= gone
+        return any(self._suits(room, wanted) for room, _ in kept)
+
+    @staticmethod
+    def _suits(room: Room, state: SliceState) -> bool:
+        return room[0].size == state.size and room[0].dtype == state.value.dtype and _is_free(room[1])
+
+    def _trim(self) -> None:
+        """Give the spares back that nobody has needed since the last time; where these are many, some a round."""
+        kept: list[tuple[Room, int]] = []
+        given_back = 0
+        for room, window in self._spares:
+            if window < self._window and _is_free(room[1]) and given_back < GIVE_BACK_NBYTES:
+                given_back += room[0].nbytes
+            else:
+                kept.append((room, window))
+        self._spares = kept
+        if given_back >= GIVE_BACK_NBYTES:
+            self._num_rooms -= self._num_slices
+        else:
+            self._window += 1
+            self._refused.clear()
+            self._num_rooms = 0
+        if given_back:
+            self._counters["spare_nbytes"] -= given_back
+            self._memory.given_back(given_back)
+
+
+def _is_read(readers: Sequence[Reader]) -> bool:
+    return any([not isinstance(reader, Pin) and not reader.done for reader in readers])
+
+
+def _is_free(readers: Sequence[Reader]) -> bool:
+    return all(reader.done for reader in readers)

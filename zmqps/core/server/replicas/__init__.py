@@ -1,0 +1,1 @@
+"""Copies of a shard: what a leader tells its backups, and what these make of it."""

@@ -1,0 +1,147 @@
+"""The copy of a shard that follows its primary, record by record, until it is promoted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from zmqps.core.protocol.encoding import RAW, named
+from zmqps.core.protocol.messages import Replicate, Replicated
+from zmqps.core.protocol.messages.replication import ASKED, AVERAGED, NOBODY, PUSHED, REMEMBERED, ROWS, STATE, STEPPED
+from zmqps.core.server.dense.shard import Shard
+from zmqps.core.server.ledger import Ledger, Result
+from zmqps.core.server.replicas.records import remember
+from zmqps.core.server.requests import rows_of
+from zmqps.core.server.tables.row_records import read_rows
+from zmqps.errors import ProtocolError, PSError, ShardBrokenError
+
+
+class Backup:
+    """What a backup does with the stream of its primary.
+
+    Each record is applied once, in its order, by the same code as at the primary: so values, slots, versions and steps
+    are the same, bit for bit. What the ledger remembers comes with the record, so it cannot part from the values.
+
+    Parameters
+    ----------
+    epoch
+        Of this copy.
+    ledger
+        Returns the ledger of a worker: ``ledger(incarnation)``.
+    """
+
+    def __init__(self, epoch: int, ledger: Callable[[bytes], Ledger]) -> None:
+        self.number = 0  # of the last record that was applied
+        self.broken: ShardBrokenError | None = None  # it cannot follow any more
+        self._epoch = epoch
+        self._ledger = ledger
+        self._asked: int | None = None  # behind which record those that are missing were asked for
+
+    @property
+    def position(self) -> Replicated:
+        """What it has."""
+        return Replicated(self._epoch, self.number, 0)
+
+    def take(self, shard: Shard, record: Replicate) -> Replicated | None:
+        """Apply a record; return what to answer.
+
+        Raises
+        ------
+        MemoryError
+            There is not enough; nothing has changed.
+        ShardBrokenError
+            This copy is not what its primary is any more.
+        """
+        if self.broken is not None:
+            raise self.broken.again()
+        if record.number <= self.number:
+            return self.position  # it comes again
+        if record.number > self.number + 1:
+            if self._asked == self.number:
+                return None
+            self._asked = self.number
+            return Replicated(self._epoch, self.number, 1)
+        try:
+            TAKE.get(record.what, Backup._unknown)(self, shard, record)
+        except MemoryError:
+            self._asked = self.number  # those behind it are on their way; the primary sends them again after it
+            raise
+        except PSError as error:
+            self.broken = ShardBrokenError(why=f"it cannot follow its primary: {error}"[:300])
+            raise self.broken.again() from error
+        self.number, self._asked = record.number, None
+        return self.position
+
+    def _push(self, shard: Shard, record: Replicate) -> None:
+        payload: Any = record.payload
+        codec = None if record.codec == RAW else named(record.codec)
+        if codec is not None:
+            payload = shard.memory.decode(codec, payload, shard.sizes(record.parts), checked=True)
+        if not len(record.versions) == len(record.staleness) == len(record.parts):
+            raise ProtocolError("a push has a version and a staleness for each part")
+        ledger = self._ledger(record.origin)
+        if ledger.recall(record.seq) is not None:
+            raise ProtocolError(f"push {record.seq} has been applied before")
+        theirs: Result = tuple(record.versions), tuple(record.staleness)
+        note = partial(self._note, ledger, record, theirs)
+        ours = shard.push(record.parts, payload, "its primary", record.terms, checked=True, note=note)
+        present = [i for i, (index, _, _) in enumerate(record.parts) if not shard.lacks(index)]
+        if ours != (tuple(theirs[0][i] for i in present), tuple(theirs[1][i] for i in present)):
+            raise ProtocolError(f"push {record.seq} gave {ours}, and {theirs} at the primary")
+
+    def _note(self, ledger: Ledger, record: Replicate, theirs: Result, ours: Result) -> None:
+        """It is applied: remember what the primary has answered, and that it need not come again."""
+        ledger.record(record.seq, theirs)
+        self.number = record.number
+
+    def _average(self, shard: Shard, record: Replicate) -> None:
+        shard.replay(record.parts, record.payload, record.terms, record.versions)
+
+    def _step(self, shard: Shard, record: Replicate) -> None:
+        shard.close(record.step)
+
+    def _remember(self, shard: Shard, record: Replicate) -> None:
+        remember(self._ledger(record.origin), record.payload)
+
+    def _restore(self, shard: Shard, record: Replicate) -> None:
+        if not record.parts and not shard.slices:
+            shard.begin_at(record.step)
+            shard.adopted()
+            return
+        if len(record.parts) != 1 or not shard.lacks(record.parts[0][0]):
+            raise ProtocolError("one slice at a time, and each once")
+        [(index, version, _)] = record.parts
+        shard.adopt(index, version, record.versions, record.payload)
+        if shard.steps is not None:
+            shard.steps.version = record.step
+
+    def _rows(self, shard: Shard, record: Replicate) -> None:
+        if len(record.parts) != 1:
+            raise ProtocolError("rows of one table at a time")
+        [(index, version, _)] = record.parts
+        table = rows_of(shard).table(index)
+        found = read_rows(table, record.payload)
+        table.follow(found.kept, found.gone, version, found.steps, found.expired_before)
+        if found.is_last:
+            shard.adopt_table(index, record.step)
+        if record.origin != NOBODY:
+            self._ledger(record.origin).record(record.seq, (tuple(record.versions), tuple(record.staleness)))
+
+    def _asked_whether_it_follows(self, shard: Shard, record: Replicate) -> None:
+        """Nothing is to be done: that it takes the record is the answer."""
+
+    def _unknown(self, shard: Shard, record: Replicate) -> None:
+        raise ProtocolError(f"no record is of kind {record.what}")
+
+
+#: What is done with each kind of record.
+TAKE: dict[int, Callable[[Backup, Shard, Replicate], None]] = {
+    PUSHED: Backup._push,
+    AVERAGED: Backup._average,
+    STEPPED: Backup._step,
+    REMEMBERED: Backup._remember,
+    STATE: Backup._restore,
+    ROWS: Backup._rows,
+    ASKED: Backup._asked_whether_it_follows,
+}

@@ -1,0 +1,156 @@
+"""What a primary tells its backups, record by record, and what a backup makes of each.
+
+A record is a `Replicate` without the copy it is for and its number there: a backup's stream has records of its own
+beside those that all backups get.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from zmqps.core.protocol.encoding import RAW
+from zmqps.core.protocol.fields import Part
+from zmqps.core.protocol.loans import Borrowed
+from zmqps.core.protocol.messages import Push, Replicate
+from zmqps.core.protocol.messages.replication import ASKED, AVERAGED, NOBODY, PUSHED, REMEMBERED, STATE, STEPPED
+from zmqps.core.server.dense.aggregate import Stretches
+from zmqps.core.server.dense.memory import Memory
+from zmqps.core.server.dense.slices import SliceState
+from zmqps.core.server.ledger import Ledger, Result
+from zmqps.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from zmqps.core.protocol.messages import Buffer
+
+#: Pushes of a ledger in one record.
+LEDGER_PUSHES = 256
+#: What a record takes beside its payload and its parts.
+RECORD_NBYTES = 1024
+
+
+class ReplicationRecord:
+    """One thing that a primary has done, or is about to do.
+
+    Attributes
+    ----------
+    message
+        What backups are told.
+    nbytes
+        About how much memory it takes.
+    position
+        Which one of the primary's it is, from 1; 0: it is not done yet, or concerns one backup only.
+    """
+
+    __slots__ = ("message", "nbytes", "position")
+
+    def __init__(self, message: Replicate) -> None:
+        self.message = message
+        self.nbytes = nbytes_beside(message.parts) + sum([memoryview(buffer).nbytes for buffer in message.payload])
+        self.position = 0
+
+
+def nbytes_beside(parts: Sequence[Part]) -> int:
+    """Return about how much memory a record takes beside its payload."""
+    return RECORD_NBYTES + sum([40 + 8 * len(ranges) for _, _, ranges in parts])
+
+
+def owned(payload: Sequence[Buffer]) -> list[Buffer]:
+    """Return a payload that stays as it is.
+
+    A frame that came does so as long as somebody refers to it, unless it lies in the worker's own arrays: to those the
+    worker may write again as soon as it gives up.
+    """
+    return [
+        buffer
+        if isinstance(buffer, memoryview) and not isinstance(buffer.obj, Borrowed)
+        else np.frombuffer(buffer, np.uint8).copy()
+        for buffer in payload
+    ]
+
+
+def pushed(message: Push, origin: bytes, payload: Sequence[Buffer]) -> ReplicationRecord:
+    """Return the record of a push that is about to be applied; ``payload`` is nobody else's."""
+    return ReplicationRecord(
+        Replicate(0, 0, PUSHED, origin, message.seq, 0, message.codec, (), (), message.terms, message.parts, payload)
+    )
+
+
+def averaged(
+    state: SliceState, step: int, means: Stretches, values: Stretches, terms: Sequence[float], memory: Memory
+) -> ReplicationRecord:
+    """Return the record of a slice's mean of a step, of the terms on which it is applied, and of what is set."""
+    both = sorted([*means, *values], key=itemgetter(0)) if values else means
+    ranges = tuple(bound for start, array in both for bound in (start, start + array.size))
+    part = state.slice.index, step, () if ranges == (0, state.size) else ranges
+    payload = [memory.copied(array) for _, array in both]
+    written = tuple(start for start, _ in values)
+    return ReplicationRecord(Replicate(0, 0, AVERAGED, NOBODY, 0, step, RAW, written, (), terms, (part,), payload))
+
+
+def stepped(step: int) -> ReplicationRecord:
+    """Return the record of the end of a step."""
+    return ReplicationRecord(Replicate(0, 0, STEPPED, NOBODY, 0, step, RAW, (), (), (), (), ()))
+
+
+def asked() -> ReplicationRecord:
+    """Return the record of nothing: who confirms it still follows this primary."""
+    return ReplicationRecord(Replicate(0, 0, ASKED, NOBODY, 0, 0, RAW, (), (), (), (), ()))
+
+
+def state_of(state: SliceState, step: int, memory: Memory) -> ReplicationRecord:
+    """Return the record of a slice as it is, after so many synchronous steps."""
+    payload = [memory.copied(array) for array in (state.value, *state.slots)]
+    part = state.slice.index, state.version, ()
+    return ReplicationRecord(
+        Replicate(0, 0, STATE, NOBODY, 0, step, RAW, tuple(state.steps.tolist()), (), (), (part,), payload)
+    )
+
+
+def nothing_of(step: int) -> ReplicationRecord:
+    """Return the record of a shard that has no slices, after so many synchronous steps."""
+    return ReplicationRecord(Replicate(0, 0, STATE, NOBODY, 0, step, RAW, (), (), (), (), ()))
+
+
+def ledgers_of(ledgers: Mapping[bytes, Ledger]) -> Iterator[ReplicationRecord]:
+    """Yield the records of the workers' ledgers as they are; each must be taken before anything else is applied."""
+    for who, ledger in ledgers.items():
+        applied = ((seq, result) for seq, result in ledger.results.items() if result is not None)
+        while True:
+            numbers = [ledger.floor]
+            for seq, (versions, staleness) in islice(applied, LEDGER_PUSHES):
+                numbers += [seq, len(versions), *versions, *staleness]
+            if len(numbers) == 1 and not ledger.floor:
+                break
+            payload = [np.array(numbers, "<u8")]
+            yield ReplicationRecord(Replicate(0, 0, REMEMBERED, who, 0, 0, RAW, (), (), (), (), payload))
+            if len(numbers) == 1:
+                break
+
+
+def remember(ledger: Ledger, payload: Sequence[Buffer]) -> None:
+    """Take a part of a ledger that `ledgers_of` made.
+
+    Raises
+    ------
+    ProtocolError
+        It is none.
+    """
+    data = b"".join(bytes(buffer) for buffer in payload)
+    if not data or len(data) % 8:
+        raise ProtocolError(f"a part of a ledger of {len(data)} bytes")
+    numbers = np.frombuffer(data, "<u8").tolist()
+    ledger.floor = max(ledger.floor, numbers[0])
+    at = 1
+    while at < len(numbers):
+        seq, count = numbers[at : at + 2] if at + 2 <= len(numbers) else (0, len(numbers))
+        if at + 2 + 2 * count > len(numbers):
+            raise ProtocolError("a part of a ledger ends inside a push")
+        versions, staleness = numbers[at + 2 : at + 2 + count], numbers[at + 2 + count : at + 2 + 2 * count]
+        result: Result = tuple(versions), tuple(staleness)
+        ledger.record(seq, result)
+        at += 2 + 2 * count

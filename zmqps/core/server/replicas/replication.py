@@ -1,0 +1,475 @@
+"""What a server does about copies of shards: as a primary for its backups, and as a backup for its primary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Protocol
+
+from zmqps.core.node.connections import Connections
+from zmqps.core.node.handshake import Handshake
+from zmqps.core.node.member import Member
+from zmqps.core.protocol.events import (
+    COORDINATOR,
+    Action,
+    Disconnected,
+    Log,
+    Looked,
+    Peer,
+    Send,
+    Unreachable,
+)
+from zmqps.core.protocol.messages import (
+    Assign,
+    Committed,
+    Error,
+    Message,
+    Promote,
+    Promoted,
+    Replicas,
+    Replicate,
+    Replicated,
+    Replicating,
+    Welcome,
+    Yield,
+    Yielded,
+)
+from zmqps.core.protocol.security.keys import key_of, same
+from zmqps.core.protocol.security.roles import BACKUP, check_client
+from zmqps.core.server.clients import Client, Clients
+from zmqps.core.server.parked import CONFIRMED, Awaited
+from zmqps.core.server.replicas.backup import Backup
+from zmqps.core.server.replicas.follower import Follower
+from zmqps.core.server.replicas.stream import HeldAnswer, Stream, Unconfirmed
+from zmqps.core.server.requests import PUSHES, AnyPull, AnyPush
+from zmqps.core.server.tenant import Tenant
+from zmqps.core.treatments import make_treatment
+from zmqps.errors import (
+    ConfigurationError,
+    DeposedError,
+    JobError,
+    ProtocolError,
+    PSError,
+    ServerMemoryError,
+    StaleEpochError,
+    counted,
+    from_wire,
+    listed,
+    printable,
+)
+
+#: Copies of a shard beside the primary.
+MAX_BACKUPS = 4
+TEXTS, NUMBERS = ("name", "endpoint", "ticket", "proof"), ("rank", "epoch")
+
+
+class ReplicationHost(Protocol):
+    """What this needs of its machine."""
+
+    member: Member
+    tenants: dict[int, Tenant]
+    clients: Clients
+
+    def tenant_of(self, epoch: int, client: Client | None = None) -> Tenant:
+        """Return the shard of an epoch, or raise why it is not here."""
+
+    def answer_held(self, client: Client, tenant: Tenant, message: AnyPush | AnyPull) -> list[Action]:
+        """Answer a push that was applied a while ago, or a pull."""
+
+    def unpark(self, tenant: Tenant, versions: Iterable[Awaited]) -> list[Action]:
+        """Answer the pulls that have waited for this."""
+
+    def refuse(self, peer: Peer, request: int, error: PSError) -> list[Action]:
+        """Answer with an error."""
+
+
+class ReplicaStreams:
+    """The connections of a server to others, and the copies that are kept equal over them.
+
+    Parameters
+    ----------
+    host
+        The machine.
+
+    Attributes
+    ----------
+    due
+        When `on_deadline` is to be called.
+    unconfirmed
+        What waits for the backups of all shards here.
+    """
+
+    def __init__(self, host: ReplicationHost) -> None:
+        self.due: float | None = None
+        self._host = host
+        self.unconfirmed = Unconfirmed()
+        self._connections = Connections()  # to other servers
+        self._peers: dict[Peer, dict[int, Follower]] = {}  # what goes over them, by epoch
+        self._primaries: dict[int, int] = {}  # epoch of a backup -> of its primary, which is here
+
+    # --- what the coordinator says -------------------------------------------------------------
+
+    def assigned(self, tenant: Tenant, now: float) -> list[Action]:
+        """A shard has been given to this server: as a backup, or as a primary with backups."""
+        assign = tenant.assign
+        if assign.backup:
+            _check_job(assign)
+            tenant.backup = Backup(assign.epoch, tenant.ledger)
+            return []
+        return self._retarget(tenant, assign.backups, now) if assign.backups else []
+
+    def built(self, tenant: Tenant) -> list[Action]:
+        """A shard is there; a backup's gets its slices from the primary, unless it begins with the same."""
+        if tenant.backup is None:
+            return []
+        if not tenant.assign.restore.get("cut"):
+            tenant.built().follow()
+        there = [client for client in self._host.clients.by_incarnation.values() if client.hello.role == "server"]
+        primaries = [client for client in there if tenant.assign.epoch in client.epochs]
+        return [action for client in primaries for action in self.welcomed(client, tenant)]
+
+    def loaded(self, tenant: Tenant, now: float) -> list[Action]:
+        """A shard has its values: its backups are to have them, too."""
+        if tenant.stream is None:
+            return []
+        tenant.stream.begin(tenant.built())
+        return self._pumped(tenant.stream, now)
+
+    def retarget(self, message: Replicas, now: float) -> list[Action]:
+        """The backups of a primary are others now."""
+        tenant = self._host.tenant_of(message.epoch)
+        if message.generation < tenant.generation:
+            return []
+        if tenant.backup is not None:
+            raise JobError("this copy is a backup: it has none before it is promoted")
+        if tenant.yielding and message.generation > tenant.generation:  # it keeps its place
+            tenant.yielding = False
+        actions = self._retarget(tenant, message.backups, now)
+        tenant.generation = message.generation
+        return [Send(COORDINATOR, Replicating(message.epoch, message.generation)), *actions]
+
+    def _retarget(self, tenant: Tenant, backups: Any, now: float) -> list[Action]:
+        rows = {row["epoch"]: row for row in _rows(backups)}
+        if rows:
+            _check_job(tenant.assign)
+            if tenant.stream is None:
+                tenant.stream = Stream(tenant.ledgers, self.unconfirmed)
+                if tenant.shard is not None and tenant.shard.loaded:
+                    tenant.stream.begin(tenant.shard)
+        stream = tenant.stream
+        if stream is None:
+            return []
+        for epoch in set(stream.followers) - set(rows):
+            self._lose(stream, epoch)
+        actions: list[Action] = []
+        for epoch, row in rows.items():
+            if epoch not in stream.followers:
+                actions += self._open(tenant, stream, row, now)
+        actions += [*self._released(tenant, stream), *self._pumped(stream, now)]
+        if not stream.followers:
+            stream.stop()
+            tenant.stream = None
+        text = ", ".join(follower.title for follower in stream.followers.values()) or "none"
+        return [
+            *actions,
+            *self._close_idle(),
+            Log("info", f"job {tenant.name!r}: backups of shard {tenant.assign.shard}: {text}", job=tenant.name),
+        ]
+
+    def _open(self, tenant: Tenant, stream: Stream, row: dict[str, Any], now: float) -> list[Action]:
+        endpoint, epoch = row["endpoint"], row["epoch"]
+        title = printable(f"server {row['rank']} ({row['name']}, {endpoint.partition(' ')[0]})")
+        peer, was_open = self._connections.open(endpoint)
+        hello = self._host.member.identity.hello(key_of(row["ticket"]), epoch)
+        handshake = Handshake(replace(hello, job=tenant.name), peer, endpoint)
+        follower = Follower(title, handshake, key_of(row["proof"]), epoch, row.get("number"))
+        others = [other.handshake for other in self._peers.setdefault(peer, {}).values()]
+        self._peers[peer][epoch] = follower
+        self._primaries[epoch] = tenant.assign.epoch
+        stream.follow(follower)
+        return handshake.beside(others, now) if was_open else handshake.start(now)
+
+    def _lose(self, stream: Stream, epoch: int) -> None:
+        follower = stream.followers[epoch]
+        stream.lose(epoch)
+        self._peers[follower.peer].pop(epoch, None)
+        self._primaries.pop(epoch, None)
+
+    def promote(self, message: Promote, now: float) -> list[Action]:
+        """A backup becomes the primary, unless it has become that already."""
+        tenant = self._host.tenant_of(message.epoch)
+        if message.generation < tenant.generation:
+            return []
+        shard = tenant.built()
+        actions: list[Action] = []
+        if tenant.backup is not None:
+            if tenant.backup.broken is not None:
+                raise tenant.backup.broken.again()
+            if not shard.loaded:
+                raise JobError(f"this backup of shard {shard.index} is not whole: it cannot be promoted")
+            number, tenant.backup, shard.filling, tenant.inherited = tenant.backup.number, None, False, True
+            if message.backups:  # before anything is done that they do not have
+                actions += self._retarget(tenant, message.backups, now)
+            text = f"job {tenant.name!r}: this server is the primary of shard {shard.index} now, with all up to record "
+            text += f"{number} of the one before (generation {message.generation})"
+            actions.append(Log("warning", text, job=tenant.name))
+        tenant.generation = message.generation
+        versions = tuple([state.version for state in shard.slices])
+        promoted = Promoted(message.epoch, message.generation, shard.version, versions)
+        return [*actions, Send(COORDINATOR, promoted)]
+
+    def give_up_place(self, message: Yield, now: float) -> list[Action]:
+        """Answer for a shard no more, and say so when the backups have all: one of them is to be the primary.
+
+        Whoever asks is told to wait for the coordinator. In the synchronous mode nothing is done while gradients wait
+        for their commit: the backups have none of them.
+        """
+        tenant = self._host.tenant_of(message.epoch)
+        if message.generation < tenant.generation:
+            return []
+        tenant.generation = message.generation
+        shard, stream = tenant.built(), tenant.stream
+        if not tenant.yielding:
+            if shard.has_open_step or shard.updates.broken is not None:
+                return [Send(COORDINATOR, Yielded(message.epoch, message.generation, 1))]
+            tenant.yielding = True
+        pumped = [] if stream is None else self._pumped(stream, now)
+        return [*pumped, *self._yielded(tenant, stream)]
+
+    def _yielded(self, tenant: Tenant, stream: Stream | None) -> list[Action]:
+        """Say that other copies may take over, if the backups have all that was done here."""
+        if stream is not None and stream.is_behind:
+            return []
+        followers = {} if stream is None else stream.followers
+        error = DeposedError(job=tenant.name, generation=tenant.generation)
+        actions = self._turn_away(tenant, [], error)
+        numbers = {str(epoch): follower.last for epoch, follower in followers.items() if follower.is_filled}
+        return [*actions, Send(COORDINATOR, Yielded(tenant.assign.epoch, tenant.generation, 0, numbers))]
+
+    def _turn_away(self, tenant: Tenant, waiting: Iterable[tuple[bytes, int]], error: DeposedError) -> list[Action]:
+        """Tell those who wait for an answer, pulls that wait for a version too, that another copy will give it."""
+        waiting = [*waiting, *tenant.parked]
+        clients = self._host.clients.by_incarnation
+        actions: list[Action] = [
+            Send(clients[who].peer, Error.of(request, error)) for who, request in waiting if who in clients
+        ]
+        for who, request in list(tenant.parked):
+            tenant.parked.remove(who, request)
+        return actions
+
+    def committed(self, tenant: Tenant, message: Committed, now: float) -> list[Action]:
+        """Tell the coordinator of a step as soon as all backups have it."""
+        stream = tenant.stream
+        assert stream is not None
+        stream.end_step(tenant.built())
+        if stream.is_behind:
+            stream.hold(b"", message.step, message, now)
+            return self._pumped(stream, now)
+        return [Send(COORDINATOR, message)]
+
+    def discarded(self, tenant: Tenant) -> list[Action]:
+        """A shard is not kept any more."""
+        if tenant.stream is not None:
+            for epoch in list(tenant.stream.followers):
+                self._lose(tenant.stream, epoch)
+            tenant.stream.drain()
+            tenant.stream.stop()
+            tenant.stream = None
+        return self._close_idle()
+
+    def _close_idle(self) -> list[Action]:
+        """Close the connections over which no backup is told anything any more."""
+        self._peers = {peer: followers for peer, followers in self._peers.items() if followers}
+        return self._connections.close_others(self._peers)
+
+    # --- a primary -----------------------------------------------------------------------------
+
+    def forwarded(self, client: Client, tenant: Tenant, message: AnyPush | AnyPull, now: float) -> list[Action]:
+        """Answer a push, or a pull, as soon as all backups have what was done by now."""
+        stream = tenant.stream
+        assert stream is not None
+        try:
+            stream.hold(client.hello.incarnation, message.request, message, now)
+        finally:
+            actions = self._pumped(stream, now)
+        return actions
+
+    def takes(self, peer: Peer) -> bool:
+        """Whether this is a connection to another server."""
+        return peer in self._peers
+
+    def handle(self, peer: Peer, message: Message, now: float) -> list[Action]:
+        """Take what the server of a backup says."""
+        check_client(message, BACKUP)
+        followers, actions = self._peers[peer], list[Action]()
+        if isinstance(message, Welcome):
+            for follower in followers.values():
+                if same(message.proof, follower.proof):
+                    follower.on_welcome(message, now)
+        elif isinstance(message, Replicated) and message.epoch in followers:
+            actions += followers[message.epoch].on_replicated(message, now)
+            tenant = self._tenant_behind(message.epoch)
+            if tenant is not None and tenant.stream is not None:
+                actions += self._released(tenant, tenant.stream)
+        elif isinstance(message, Error) and message.request in followers:
+            actions += self._refused(followers[message.request], message, now)
+        self._set_due()
+        return actions
+
+    def _refused(self, follower: Follower, message: Error, now: float) -> list[Action]:
+        """A backup could not do what it was told."""
+        error = from_wire(message.code, message.text, message.facts)
+        tenant = self._tenant_behind(follower.epoch)
+        if isinstance(error, DeposedError):
+            # one that has given up its place answers nobody; a coordinator that was away asks it once more who has all
+            has_yielded = tenant is not None and tenant.yielding and tenant.stream and not tenant.stream.is_behind
+            return [] if tenant is None or has_yielded else self._depose(tenant, error.generation)
+        news = follower.on_error(error, now)
+        early = follower.handshake.welcome is None and isinstance(error, JobError | StaleEpochError)
+        if not news or early or isinstance(error, ServerMemoryError):
+            return []
+        return [Log("warning", f"{follower.title} cannot follow as a backup yet: {error}", error=error.number)]
+
+    def _tenant_behind(self, epoch: int) -> Tenant | None:
+        return self._host.tenants.get(self._primaries.get(epoch, -1))
+
+    def _depose(self, tenant: Tenant, generation: int) -> list[Action]:
+        """Another copy has become the primary: answer for this shard no more."""
+        stream, shard = tenant.stream, tenant.built()
+        assert stream is not None
+        error = DeposedError(job=tenant.name, generation=generation)
+        shard.updates.broken = error
+        waiting = [
+            (held.who, held.message.request) for held in stream.drain() if not isinstance(held.message, Committed)
+        ]
+        actions = self._turn_away(tenant, waiting, error)
+        actions += self.discarded(tenant)
+        text = f"job {tenant.name!r}: another server is the primary of shard {shard.index} now"
+        text += f" (generation {generation}); this one answers for it no more"
+        return [*actions, Log("warning", text, job=tenant.name)]
+
+    def _released(self, tenant: Tenant, stream: Stream) -> list[Action]:
+        """Give the answers that waited for the backups."""
+        actions: list[Action] = []
+        for held in stream.release():
+            actions += self._answer(tenant, held)
+            if tenant.parked.awaited:
+                actions += self._host.unpark(tenant, [(CONFIRMED, held.position)])
+        return [*actions, *self._yielded(tenant, stream)] if tenant.yielding else actions
+
+    def _answer(self, tenant: Tenant, held: HeldAnswer) -> list[Action]:
+        if isinstance(held.message, Committed):
+            return [Send(COORDINATOR, held.message)]
+        client, ledger = self._host.clients.by_incarnation.get(held.who), tenant.ledgers.get(held.who)
+        if client is None:
+            return []  # it has gone
+        if isinstance(held.message, PUSHES) and (ledger is None or ledger.results.get(held.message.seq) is None):
+            return []
+        return self._host.answer_held(client, tenant, held.message)
+
+    def _pumped(self, stream: Stream, now: float) -> list[Action]:
+        actions = stream.pump(now)
+        self._set_due()
+        return actions
+
+    # --- a backup ------------------------------------------------------------------------------
+
+    def check_role(self, tenant: Tenant, role: str) -> None:
+        """Raise `DeposedError` unless who says Hello in a role is here for what this copy is."""
+        if (role == "server") != (tenant.backup is not None):
+            raise DeposedError(job=tenant.name, generation=tenant.generation)
+
+    def welcomed(self, client: Client, tenant: Tenant) -> list[Action]:
+        """Tell a primary what this backup has, once that is there to be filled: then pushes wait for it."""
+        if tenant.backup is None or tenant.shard is None:
+            return []
+        return [Send(client.peer, tenant.backup.position)]
+
+    def follow(self, client: Client, tenant: Tenant, record: Replicate) -> tuple[list[Action], bool]:
+        """Take a record of the primary; return what to answer, and whether this copy is whole since."""
+        self.check_role(tenant, client.hello.role)
+        assert tenant.backup is not None
+        shard = tenant.built()
+        before = shard.loaded
+        answer = tenant.backup.take(shard, record)
+        who = record.origin
+        if who in tenant.ledgers and (who in tenant.past or self._host.clients.bars(who)):
+            tenant.forget(who)  # it has gone while this was on its way
+        return [] if answer is None else [Send(client.peer, answer)], shard.loaded and not before
+
+    # --- connections and time ------------------------------------------------------------------
+
+    def connected(self, peer: Peer, now: float) -> list[Action]:
+        """The connection to another server is there, perhaps again."""
+        actions = [action for follower in self._peers[peer].values() for action in follower.on_connected(now)]
+        self._set_due()
+        return actions
+
+    def disconnected(self, event: Disconnected | Unreachable, now: float) -> list[Action]:
+        """The connection to another server has ended, and comes back by itself; or it cannot be made, and why."""
+        for follower in self._peers[event.peer].values():
+            follower.on_disconnected(now)
+        self._set_due()
+        if isinstance(event, Disconnected):
+            return []
+        titles = listed([follower.title for follower in self._peers[event.peer].values()], 1)
+        return [Log("error", f"no connection to {titles}, which has a backup: {event.error}")]
+
+    def looked(self, looked: Looked, now: float) -> list[Action]:
+        """Say why the server of a backup does not answer."""
+        news = [follower for follower in self._peers[looked.peer].values() if follower.handshake.looked(looked.why)]
+        if not news:
+            return []
+        waits = counted(len(news), "shard")
+        why = f"{news[0].handshake.silence(now):.0f} s: {news[0].handshake.why}"
+        return [Log("warning", f"cannot reach {news[0].title}, which has backups of {waits} here, for {why}")]
+
+    def on_deadline(self, now: float) -> list[Action]:
+        """Hellos, questions, and the next slices."""
+        actions: list[Action] = []
+        for follower in [follower for followers in self._peers.values() for follower in followers.values()]:
+            due = follower.next_deadline()
+            if due is not None and now >= due:
+                actions += follower.on_deadline(now)
+        self._set_due()
+        return actions
+
+    def _set_due(self) -> None:
+        dues = [follower.next_deadline() for followers in self._peers.values() for follower in followers.values()]
+        self.due = min([due for due in dues if due is not None], default=None)
+
+    def validate(self) -> None:
+        """Assert that all backups are some primary's, and what waits is counted."""
+        streams = {epoch: tenant.stream for epoch, tenant in self._host.tenants.items() if tenant.stream is not None}
+        assert self._primaries == {copy: epoch for epoch, stream in streams.items() for copy in stream.followers}
+        self._connections.validate(self._peers)
+        assert self._primaries.keys() == {copy for followers in self._peers.values() for copy in followers}
+        for stream in streams.values():
+            stream.validate()
+
+
+def _check_job(assign: Assign) -> None:
+    """Raise `ConfigurationError` for a job that cannot have copies."""
+    treatment = make_treatment(assign.job.get("treatment"))  # the job is read aside, which takes long
+    if treatment is not None and treatment.needs_read:
+        raise ConfigurationError(
+            f"a job with treatment={treatment.name!r} cannot have replicas, nor move to other servers: what each "
+            "worker has read is known to the primary alone; choose another treatment, or start the cluster with "
+            "--replicas 0"
+        )
+
+
+def _rows(backups: Any) -> list[dict[str, Any]]:
+    """Return the rows of `Replicas`; raise `ProtocolError` unless they name servers and copies."""
+    rows = backups.get("rows", [])
+    if type(rows) is not list or len(rows) > MAX_BACKUPS:
+        raise ProtocolError(f"a shard has up to {MAX_BACKUPS} backups")
+    for row in rows:
+        if (
+            type(row) is not dict
+            or any(type(row.get(key)) is not str for key in TEXTS)
+            or any(type(row.get(key)) is not int or not 0 <= row[key] < 1 << 32 for key in NUMBERS)
+            or type(row.get("number", 0)) is not int
+        ):
+            raise ProtocolError("a backup has a name, a rank and an endpoint, an epoch, a ticket and a proof")
+    return rows

@@ -1,0 +1,105 @@
+"""What those who follow a table are told: rows that have changed since they last asked, and ids of rows that have gone.
+
+Nothing is kept for a follower but the ids of rows that have gone (`GoneLog`). It brings along how far it had come, its
+*cursor*: the shard's copy, and the table's messages, updates, age of expiry and gone rows when its last scan began. A
+row belongs to the next scan if its stamp is not older than that. So what changes during a scan comes in it or in the
+next one, perhaps in both, and is never missed, although each answer looks at some places only and updates go on
+between answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from zmqps.core.protocol.arrays import Array
+from zmqps.core.protocol.messages.rows import CURSOR
+from zmqps.core.server.tables.table import RowTable
+from zmqps.errors import ProtocolError
+
+#: Places that one answer looks at: about a millisecond, for which other messages wait.
+LOOKED_AT = 1 << 20
+_NOTHING = np.empty(0, np.int64)
+
+
+class Told(NamedTuple):
+    """What one answer tells.
+
+    Parameters
+    ----------
+    places
+        Of the rows.
+    gone
+        Ids that are no rows any more, or were not before rows of this answer were made.
+    next
+        Where to go on; 0 at the end.
+    reset
+        Whether what was asked for is not known any more: these are the first ones of all rows.
+    cursor
+        What to ask with next time, where this is the first answer of a scan (`CURSOR`).
+    """
+
+    places: Array
+    gone: Array
+    next: int
+    reset: bool = False
+    cursor: tuple[int, ...] = (0,) * len(CURSOR)
+
+
+def changes(table: RowTable, copy: int, start: int, most: int, since: Sequence[int], now: float) -> Told:
+    """Return rows, from a place on, that may have changed since a cursor, and ids that have gone since.
+
+    Parameters
+    ----------
+    table, copy
+        The table, and the number of the shard's copy.
+    start
+        The place; at 0 a scan begins.
+    most
+        How many rows, at most. 0: nothing is looked at, the answer tells where the table is.
+    since
+        The cursor. One of another copy means that all rows are wanted; a scan of all goes on with 0 updates and a
+        lifetime of 0.
+    now
+        The time.
+
+    Raises
+    ------
+    ProtocolError
+        That is no cursor.
+    """
+    if len(since) != len(CURSOR):
+        raise ProtocolError(f"a cursor has {len(CURSOR)} numbers, not {len(since)}")
+    store, log = table.store, table.gone
+    log.follow(now)
+    cursor = (copy, table.version, table.steps, table.lifetime, log.end)
+    of, version, steps, lifetime, number = since
+    reset, gone = of != copy, _NOTHING
+    if not reset and not start:
+        known = log.since(number)
+        reset, gone = known is None, _NOTHING if known is None else known
+    everything = reset or (start > 0 and not steps and not lifetime)
+    if reset:
+        start = 0
+    elif not start and (version, lifetime, number) == (table.version, table.lifetime, log.end):
+        return Told(_NOTHING, _NOTHING, 0, cursor=cursor)
+    if not most:
+        return Told(_NOTHING, gone, 0, reset, cursor)
+    start = min(start, store.end)
+    stop = min(store.end, start + LOOKED_AT)
+    ages = np.uint32(table.steps % (1 << 32)) - store.stamps[start:stop]
+    live = store.live[start:stop] != 0
+    has_expired = ages >= table.lifetime
+    wanted = live & ~has_expired
+    if not everything:
+        wanted &= ages <= table.steps - steps
+    places = start + np.flatnonzero(wanted)
+    if places.size > most:
+        places = places[:most]
+        stop = int(places[-1]) + 1
+    if not everything and has_expired.any():  # gone, although nobody has needed their memory yet; but not for long
+        late = live & has_expired & (ages < lifetime + table.steps - steps)
+        gone = np.concatenate([gone, store.ids[start + np.flatnonzero(late[: stop - start])]])
+    return Told(places, gone, stop if stop < store.end else 0, reset, cursor)

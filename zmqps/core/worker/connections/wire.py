@@ -1,0 +1,144 @@
+"""How fast the wire to one server is, as far as what travels over it shows, and how much may be on its way."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from zmqps.core.node.handshake import Handshake
+from zmqps.core.protocol.limits import WINDOW_NBYTES
+from zmqps.core.worker.connections.outbox import Request
+
+#: Fewer bytes tell of round trips and of how busy the nodes are, not of the wire.
+SAMPLE_NBYTES = 256 << 10
+#: What has no more bytes takes about a round trip.
+SMALL_NBYTES = 16 << 10
+#: Where something is always on its way, so often its speed is noted.
+PERIOD_S = 1.0
+#: What is left of it when all is answered tells of the wire if it is not too short: some answers come together.
+LEAST_PERIOD_S = 0.25
+#: The fastest of so many last notes counts: they are all less than what the wire can carry, none is more.
+NUM_SAMPLES = 16
+#: Nodes do something else for so long at times; the wire is to be full meanwhile.
+BUSY_S = 0.02
+#: At least so many requests are on their way: one leaves, one travels, one is worked on, and its answer travels.
+NUM_REQUESTS = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireSpeed:
+    """What has been seen of the wire to one server; frozen, a copy.
+
+    It is what pushes and pulls reached on it, with the work at both ends: at least so fast it is. Servers on this host
+    whose arrays do not travel over sockets are measured by the same clock, and look like a very fast wire.
+
+    Attributes
+    ----------
+    out_bytes_per_s, in_bytes_per_s
+        Payload bytes to the server and back, encoded as they travel; 0 as long as too little has travelled to tell.
+    round_trip_s
+        The shortest time from a request to its answer, what the server did in between included; 0 before the first.
+    window_nbytes
+        How many bytes of requests may be unanswered at a time, before they are encoded.
+    """
+
+    out_bytes_per_s: float = 0.0
+    in_bytes_per_s: float = 0.0
+    round_trip_s: float = 0.0
+    window_nbytes: int = WINDOW_NBYTES
+
+    @property
+    def bytes_per_s(self) -> float:
+        """Both ways together."""
+        return self.out_bytes_per_s + self.in_bytes_per_s
+
+    def counters(self) -> dict[str, float]:
+        """Return it as counters for the status, rounded to what it can tell."""
+        return {
+            "wire_out_mb_s": round(self.out_bytes_per_s / 1e6, 1),
+            "wire_in_mb_s": round(self.in_bytes_per_s / 1e6, 1),
+            "wire_round_trip_ms": round(1000 * self.round_trip_s, 2),
+            "window_nbytes": self.window_nbytes,
+        }
+
+
+class Wire:
+    """Measures the wire to one server, without sending anything for it.
+
+    From a request that leaves when none is unanswered, until none is again, something is always on its way. Of this
+    time the first round trip carries nothing that counts; in the rest so many bytes were carried. Where the next
+    request waits for an answer this shows less than the wire can carry, so the fastest of several such times counts.
+    A window of twice what travels in a round trip therefore grows to what the wire can hold.
+    """
+
+    def __init__(self) -> None:
+        self.round_trip_s = 0.0
+        self.window_nbytes = WINDOW_NBYTES  # for the request that was looked at last
+        self.sample_nbytes = SAMPLE_NBYTES
+        self._samples = tuple(deque[float](maxlen=NUM_SAMPLES) for _ in range(3))
+        self._fastest = [0.0, 0.0, 0.0]  # bytes a second: out, in, and of requests before they are encoded
+        self._carried = [0, 0, 0]
+        self.since: float | None = None  # something is on its way; None: nothing is
+        self._is_first = False  # nothing has been answered since then
+        self._was_idle = False  # nothing was on its way before
+        self._latency_s = 0.0  # of this time nothing was carried
+
+    @property
+    def speed(self) -> WireSpeed:
+        """What has been seen."""
+        out, back, _ = self._fastest
+        return WireSpeed(
+            out_bytes_per_s=out, in_bytes_per_s=back, round_trip_s=self.round_trip_s, window_nbytes=self.window_nbytes
+        )
+
+    def begins(self, now: float) -> None:
+        """A request leaves, and nothing that counts is unanswered."""
+        self.since = now
+        self._is_first = self._was_idle = True
+        self._carried = [0, 0, 0]
+        self._latency_s = 0.0
+
+    def greeted(self, handshake: Handshake, now: float) -> None:
+        """The server welcomes us; before `Handshake.on_welcome`."""
+        if handshake.welcome is None:  # it may have come before we heard that the connection is there
+            self.answered_within(now - (handshake.began_at if handshake.open_at is None else handshake.open_at))
+
+    def answered_within(self, seconds: float) -> None:
+        """Something was answered after so long, and no sooner for anything that was sent before it."""
+        self.round_trip_s = min(seconds, self.round_trip_s or seconds)
+
+    def answered(self, now: float, request: Request, *, is_last: bool) -> None:
+        """A request was answered since it `begins`; ``is_last``: nothing else is unanswered."""
+        assert self.since is not None
+        seconds = now - self.since
+        if self._is_first:
+            self._is_first = False
+            if self.round_trip_s or request.sent_nbytes + request.received_nbytes <= SMALL_NBYTES:
+                self.answered_within(seconds)
+            self._latency_s = min(self.round_trip_s, seconds / 2)  # what it carried is not to be subtracted
+        carried = self._carried
+        carried[0] += request.sent_nbytes
+        carried[1] += request.received_nbytes
+        carried[2] += request.nbytes
+        if is_last or seconds >= PERIOD_S:
+            if self._was_idle or seconds >= LEAST_PERIOD_S:
+                self._note(seconds - self._latency_s)
+            self.since, self._was_idle = None if is_last else now, False
+            self._carried, self._latency_s = [0, 0, 0], 0.0
+
+    def _note(self, seconds: float) -> None:
+        if seconds <= 0:  # a clock too coarse for it
+            return
+        for way, nbytes in enumerate(self._carried):
+            if nbytes >= self.sample_nbytes:
+                samples = self._samples[way]
+                samples.append(nbytes / seconds)
+                self._fastest[way] = max(samples)
+
+    def window(self, nbytes: int) -> int:
+        """Return how many bytes may be on their way together with a request of ``nbytes``."""
+        fastest = self._fastest[2]
+        if fastest and self.round_trip_s:
+            needed = fastest * (2 * self.round_trip_s + BUSY_S)
+            self.window_nbytes = min(WINDOW_NBYTES, max(NUM_REQUESTS * nbytes, int(needed)))
+        return self.window_nbytes

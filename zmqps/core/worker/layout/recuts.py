@@ -1,0 +1,213 @@
+"""Shards that are cut anew: the worker plans what it moves again, and goes by the new shards."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import numpy as np
+
+from zmqps.core.job.keyspace import KeySpace, Placement, Slice
+from zmqps.core.job.recut import Lookup
+from zmqps.core.protocol.arrays import Array
+from zmqps.core.protocol.encoding import RAW, decompress, named
+from zmqps.core.protocol.events import COORDINATOR, Action, Log, Notify, Send
+from zmqps.core.protocol.messages import Followed, Recut
+from zmqps.core.protocol.terms import are_values
+from zmqps.core.worker.connections.link import Link
+from zmqps.core.worker.connections.links import Links
+from zmqps.core.worker.layout.moves import ShardMoves
+from zmqps.core.worker.layout.rollbacks import Rollbacks
+from zmqps.core.worker.layout.row_plans import plan_rows_again
+from zmqps.core.worker.operations import Attached, Operation
+from zmqps.core.worker.plan import Cargo, in_order, plan
+from zmqps.core.worker.transfer import LoadTransfer, PullTransfer, PushTransfer, Source
+
+#: Plans that are kept, of transfers that were planned for the shards before.
+MAX_PLANS = 64
+
+Plan = tuple[tuple[Cargo, ...], ...]
+
+
+class RecutsHost(Protocol):
+    """What is needed of the session."""
+
+    epoch: int
+    attached: Attached | None
+
+
+class RecutTransfers(Protocol):
+    """What is needed of the session's transfers."""
+
+    moves: ShardMoves
+    rollbacks: Rollbacks
+
+    @property
+    def all(self) -> list[tuple[PushTransfer | PullTransfer | LoadTransfer, Operation]]:
+        """The transfers under way, and on whose behalf."""
+
+    def unpause(self, now: float) -> list[Action]:
+        """Go on."""
+
+
+class SessionRecuts:
+    """What one session does about shards that are cut anew.
+
+    Parameters
+    ----------
+    host
+        The session.
+    transfers
+        Its transfers.
+    links
+        Its links to the servers.
+    """
+
+    def __init__(self, host: RecutsHost, transfers: RecutTransfers, links: Links) -> None:
+        self._host = host
+        self._transfers = transfers
+        self._links = links
+        self.any = False  # whether shards were ever cut anew, and transfers may be planned for others
+        self._number = 0  # of the last one
+        self._plans: dict[frozenset[int], Plan] = {}
+
+    def attach(self, number: object = 0) -> None:
+        """The job is another one, of shards that were cut last under this number."""
+        self._number, self.any = number if type(number) is int else 0, False
+        self._plans.clear()
+
+    # --- what the coordinator says -------------------------------------------------------------
+
+    def take(self, message: Recut, now: float) -> list[Action]:
+        """Go by the new shards, and begin anew what is under way.
+
+        No push is: workers have none when shards are cut. One that had gone on by itself since was refused everywhere.
+        """
+        host, attached = self._host, self._host.attached
+        if attached is None or message.epoch != host.epoch or message.number < self._number:
+            return []
+        confirmed = Send(COORDINATOR, Followed(message.epoch, message.number))
+        if message.number == self._number:
+            return [confirmed]
+        placement = Placement.from_wire(KeySpace.of(attached.job), message.placement)
+        before = self._links.by_shard
+        actions = self._links.connect(placement, message.placement, now)
+        self._number, self.any = message.number, True
+        self._plans.clear()
+        _inherit(before, attached.placement, self._links.by_shard, placement)
+        host.attached = replace(attached, placement=placement)
+        for transfer, _ in self._transfers.all:
+            self._begin_anew(transfer)
+        self._transfers.moves.recut()
+        self._transfers.rollbacks.recut()
+        for link in self._links.by_shard:
+            actions += link.pump(now)
+        text = f"the job has {placement.num_shards} shards now, instead of {len(before)}"
+        return [Log("info", text), Notify(host.attached), confirmed, *actions, *self._transfers.unpause(now)]
+
+    def _begin_anew(self, transfer: PushTransfer | PullTransfer | LoadTransfer) -> None:
+        transfer.remaining = 0
+        if transfer.target is not None and transfer.target.missing is not None:
+            self._fetch_missing(transfer)
+        else:
+            if transfer.target is not None:
+                for cargo in list(transfer.target.versions):
+                    transfer.target.forget(cargo)
+            self.adapt(transfer)
+        for link, cargoes in zip(self._links.by_shard, transfer.cargoes, strict=True):
+            if cargoes:
+                link.enqueue(transfer, cargoes)
+
+    def _fetch_missing(self, transfer: PushTransfer | PullTransfer | LoadTransfer) -> None:
+        """Ask again for the parameters that the caller was not told are there, and no others."""
+        target, attached = transfer.target, self._host.attached
+        assert target is not None
+        assert target.missing is not None
+        assert attached is not None
+        wanted = [number for number, missing in target.missing.items() if missing]
+        for number in wanted:
+            target.missing[number] = attached.job.parameters[number].size
+        some = set(wanted)
+        for cargo in [c for c in target.versions if not some.isdisjoint(extent.parameter for extent in c.extents)]:
+            target.forget(cargo)
+        transfer.cargoes = in_order(self._plan(frozenset(wanted)), wanted)
+
+    # --- what was planned for other shards -----------------------------------------------------
+
+    def adapt(self, transfer: PushTransfer | PullTransfer | LoadTransfer) -> None:
+        """Plan a transfer again if it was planned for the shards before."""
+        attached = self._host.attached
+        if attached is None:
+            return
+        first = next((cargo.slice for cargoes in transfer.cargoes for cargo in cargoes), None)
+        if len(transfer.cargoes) == attached.placement.num_shards and (
+            first is None or _is_in(attached.placement, first)
+        ):
+            return
+        if first is not None and attached.placement.keyspace.tables[first.table].rows is not None:
+            brings = isinstance(transfer, PushTransfer) and not are_values(transfer.terms)
+            plan_rows_again(transfer, attached.placement, everywhere=brings and attached.job.mode == "sync")
+            return
+        numbers = list(dict.fromkeys(e.parameter for row in transfer.cargoes for cargo in row for e in cargo.extents))
+        if isinstance(transfer, PushTransfer) and transfer.source.encoded is not None:
+            transfer.source = _decoded(transfer.source, attached)
+        transfer.cargoes = self._plan(frozenset(numbers))
+        if transfer.target is not None and transfer.target.missing is not None:
+            transfer.cargoes = in_order(transfer.cargoes, list(transfer.target.missing))
+
+    def _plan(self, numbers: frozenset[int]) -> Plan:
+        attached = self._host.attached
+        assert attached is not None
+        if numbers not in self._plans:
+            if len(self._plans) >= MAX_PLANS:
+                self._plans.pop(next(iter(self._plans)))
+            some = None if len(numbers) == len(attached.job.parameters) else numbers
+            self._plans[numbers] = plan(attached.placement, some)
+        return self._plans[numbers]
+
+
+def _is_in(placement: Placement, slice_: Slice) -> bool:
+    if slice_.shard >= placement.num_shards:
+        return False
+    return any(own is slice_ for own in (*placement.slices[slice_.shard], *placement.row_slices[slice_.shard]))
+
+
+def _inherit(before: Sequence[Link], old: Placement, after: Sequence[Link], new: Placement) -> None:
+    """Let links know what those before knew of the same elements: versions, and what lossy codecs have not sent yet."""
+    there = Lookup(
+        [
+            (slice_, (link.versions[slice_.index], link.packer.left_out.get(slice_.index)))
+            for link, slices in zip(before, old.slices, strict=True)
+            for slice_ in slices
+        ]
+    )
+    for link, slices in zip(after, new.slices, strict=True):
+        for mine in slices:
+            for (version, left_out), here, its in there.over(mine):
+                link.versions[mine.index] = max(link.versions[mine.index], version)
+                if left_out is not None:
+                    link.packer.left_out.setdefault(mine.index, np.zeros(mine.size, left_out.dtype))[here] = left_out[
+                        its
+                    ]
+    for other in before:
+        after[0].counts.update(other.counts)
+        other.handshake.stop()
+
+
+def _decoded(source: Source, attached: Attached) -> Source:
+    """Return gradients that are encoded already as arrays, to be sent as they are: they lie in other slices."""
+    assert source.encoded is not None
+    flat: list[Array | None] = [None] * len(attached.job.parameters)
+    for cargo, (spec, blob) in source.encoded.items():
+        sizes = [(cargo.nbytes // cargo.dtype.itemsize, cargo.dtype)]
+        codec = None if spec == RAW else named(spec)
+        values = [blob] if codec is None else decompress(codec, [blob], sizes)
+        stretch, at = np.concatenate([np.asarray(value).reshape(-1).view(cargo.dtype) for value in values]), 0
+        for parameter, start, stop in cargo.extents:
+            whole = flat[parameter]
+            if whole is None:
+                whole = flat[parameter] = np.zeros(attached.job.parameters[parameter].size, cargo.dtype)
+            whole[start:stop] = stretch[at : at + stop - start]
+            at += stop - start
+    return Source(arrays=flat, checked=source.checked)

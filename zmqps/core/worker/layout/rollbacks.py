@@ -1,0 +1,280 @@
+"""Shards that go back to a checkpoint: the worker goes back with them, and says what is lost by that.
+
+Where each push is applied on arrival, what was not acknowledged is sent again, and the rest of a shard's pushes since
+the checkpoint is lost. Where a step is one for all, nothing that was begun before counts: pulls are asked for again,
+and gradients of values that are gone are dropped as those of a step that is over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from zmqps.core.protocol.events import COORDINATOR, Action, Log, Notify, Send
+from zmqps.core.protocol.messages import GoBack, Recalled, WentBack
+from zmqps.core.worker.connections.link import Link
+from zmqps.core.worker.connections.links import Links
+from zmqps.core.worker.layout.moves import ShardMoves
+from zmqps.core.worker.operations import Advance, Exchange, Operation, Restored
+from zmqps.core.worker.pace import Pace
+from zmqps.core.worker.questions import Questions
+from zmqps.core.worker.statistics import Tally
+from zmqps.core.worker.transfer import LoadTransfer, PullTransfer, PushTransfer
+from zmqps.errors import ProtocolError, VersionError, counted, printable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollback:
+    """The job has gone back to a checkpoint, because the last copy of a part of it was lost.
+
+    Attributes
+    ----------
+    version : int
+        The clock of the checkpoint: steps in the synchronous mode, where `Params.version` goes back to it.
+    shards : tuple of int
+        Which parts have gone back: all of them in the synchronous mode, else those that were lost.
+    lost : int
+        Synchronous: how many steps are gone. Otherwise: how many of this worker's pushes that were acknowledged.
+    state : mapping
+        What was saved with the checkpoint: ``worker.checkpoint(state=…)``.
+    path : str
+        Of the checkpoint.
+    """
+
+    version: int
+    shards: tuple[int, ...]
+    lost: int
+    state: Mapping[str, Any]
+    path: str
+
+
+class RollbacksHost(Protocol):
+    """What is needed of the session."""
+
+    epoch: int
+    tally: Tally
+    questions: Questions
+
+    def resolve(self, operation: Operation, value: Any) -> list[Action]:
+        """An operation is done."""
+
+
+class RollbackTransfers(Protocol):
+    """What is needed of the session's transfers."""
+
+    moves: ShardMoves
+
+    @property
+    def all(self) -> list[tuple[PushTransfer | PullTransfer | LoadTransfer, Operation]]:
+        """The transfers under way, and on whose behalf."""
+
+    def drop(self, transfer: PushTransfer | PullTransfer | LoadTransfer) -> None:
+        """Forget a transfer."""
+
+
+class Rollbacks:
+    """What one session does about shards that go back.
+
+    Parameters
+    ----------
+    host
+        The session.
+    transfers
+        Its transfers.
+    links
+        Its links to the servers.
+    pace
+        Where the worker is in its sequence of steps.
+    """
+
+    def __init__(self, host: RollbacksHost, transfers: RollbackTransfers, links: Links, pace: Pace) -> None:
+        self._host = host
+        self._transfers = transfers
+        self._links = links
+        self._pace = pace
+        self._numbers: dict[int, int] = {}  # by shard: the newest message about it
+        self._awaited: dict[int, GoBack] = {}  # by shard: what its new server is yet to say of our pushes
+        self._lost: dict[int, int] = {}  # by number: pushes that are lost, as far as it is known
+        self._floor = 0  # all messages up to this number are of shards that there are no more
+        self._is_told = True  # where the servers are that we talk to was told together with the clock
+
+    def attach(self) -> None:
+        """The job is another one."""
+        self._floor, self._is_told = 0, True
+        self._clear()
+
+    def recut(self) -> None:
+        """The job lies in other shards."""
+        self._floor, self._is_told = max([self._floor, *self._numbers.values()]), False
+        self._clear()
+
+    def _clear(self) -> None:
+        self._numbers.clear()
+        self._awaited.clear()
+        self._lost.clear()
+
+    # --- what the coordinator says -------------------------------------------------------------
+
+    def take(self, message: GoBack, now: float) -> list[Action]:
+        """Shards go back, or have."""
+        shards, links = list(message.shards), self._links.by_shard
+        if message.epoch != self._host.epoch or not shards or max(shards) >= len(links):
+            return []
+        if message.number <= self._floor or any(message.number < self._numbers.get(shard, 0) for shard in shards):
+            return []
+        if not message.servers:
+            path = printable(str(message.restored.get("path", "")))
+            for shard in shards:
+                self._numbers[shard] = message.number
+                links[shard].promise(f"its shard goes back to the checkpoint {path}")
+            titles = ", ".join(dict.fromkeys(links[shard].title for shard in shards))
+            return [Log("warning", f"the job goes back to the checkpoint {path}, for its shards on {titles}")]
+        rows, restored = message.servers.get("rows"), Restored.from_wire(message.restored)
+        if type(rows) is not list or len(rows) != len(shards) or restored is None:
+            raise ProtocolError("shards that have gone back have a server each, and a checkpoint")
+        begun = self._is_told or all(message.number == self._numbers.get(shard) for shard in shards)
+        if begun and all(row.get("epoch") == links[shard].epoch for shard, row in zip(shards, rows, strict=True)):
+            awaited = any(self._awaited.get(shard) == message for shard in shards)
+            return [] if awaited else self._confirm(message, self._lost.get(message.number, 0))  # told again
+        self._numbers |= dict.fromkeys(shards, message.number)
+        self._lost = {number: lost for number, lost in self._lost.items() if number in self._numbers.values()}
+        if self._pace.mode == "sync":
+            return self._all(message, rows, restored, now)
+        actions: list[Action] = []
+        for shard, row in zip(shards, rows, strict=True):
+            actions += self._links.move(shard, row, now)
+            self._awaited[shard] = message
+        return actions
+
+    def _confirm(self, message: GoBack, lost: int) -> list[Action]:
+        return [Send(COORDINATOR, WentBack(self._host.epoch, message.number, lost))]
+
+    def _done(self, message: GoBack, restored: Restored, lost: int) -> list[Action]:
+        """Tell the user, and the coordinator."""
+        self._lost[message.number] = lost
+        event = Rollback(
+            version=message.version, shards=tuple(message.shards), lost=lost, state=restored.state, path=restored.path
+        )
+        what = counted(lost, "step") if self._pace.mode == "sync" else _pushes(lost)
+        which = ", ".join(map(str, message.shards))
+        text = (
+            f"shard{'s' * (len(message.shards) > 1)} {which} went back to version {message.version} of {restored.path}"
+        )
+        return [Log("warning", f"{text}: {what} lost"), Notify(event), *self._confirm(message, lost)]
+
+    # --- where each push is applied on arrival -------------------------------------------------
+
+    def recalled(self, links: Iterable[Link], message: Recalled) -> list[Action]:
+        """A server says what it knows of our pushes."""
+        actions: list[Action] = []
+        for link in links:
+            if link.epoch != message.epoch or (told := self._awaited.pop(link.shard, None)) is None:
+                continue
+            lost = self._lost.get(told.number, 0) + link.lose(message.floor, message.applied)
+            self._lost[told.number] = lost
+            restored = Restored.from_wire(told.restored)
+            if restored is not None and told not in self._awaited.values():
+                actions += self._done(told, restored, lost)
+        return actions
+
+    # --- where a step is one for all -----------------------------------------------------------
+
+    def _all(self, message: GoBack, rows: list[Any], restored: Restored, now: float) -> list[Action]:
+        """Everything goes back: nothing that was begun before counts."""
+        host, pace, transfers = self._host, self._pace, self._transfers
+        under_way, ends = transfers.all, list[Operation]()
+        complete = isinstance(pace.closing, Advance)  # whether a whole step's gradients are dropped
+        for link in self._links.by_shard:
+            link.forget()
+        for transfer, operation in under_way:
+            transfer.remaining = 0
+            if not isinstance(transfer, PushTransfer):
+                continue
+            transfers.drop(transfer)
+            complete |= transfer.whole
+            if isinstance(operation, Exchange) and operation.pull is not None:
+                pace.held[operation] = None  # now for the values
+                pace.held.move_to_end(operation, last=False)
+            else:
+                ends.append(operation)
+        for operation in list(pace.held):
+            if isinstance(operation, Advance):
+                complete = True
+                ends.append(operation)
+            elif operation.push is not None and not operation.push.done:
+                operation.push.done = True
+                complete |= operation.push.whole
+                if operation.pull is None:
+                    ends.append(operation)
+        ends += [pace.closing] if isinstance(pace.closing, Advance) else []
+        reads = [operation for _, operation in under_way] + list(pace.held)
+        actions: list[Action] = []
+        for operation in ends:
+            actions += host.resolve(operation, None)
+        for operation in reads:
+            if not operation.done and (version := self._gone(operation, message.version)) is not None:
+                error = VersionError(version=version, oldest=message.version, newest=message.version)
+                actions += host.resolve(operation, error)
+        if pace.brought or pace.arrive is not None or complete:
+            host.tally.dropped()
+        if pace.arrive is not None:
+            host.questions.answered(pace.arrive.request)
+        pace.go_back(message.version, complete=complete)
+        transfers.moves.go_back()
+        for shard, row in zip(message.shards, rows, strict=True):
+            actions += self._links.move(shard, row, now)
+        pulls = [transfer for transfer, _ in under_way if isinstance(transfer, PullTransfer) and not transfer.done]
+        for pull in pulls:
+            self._again(pull)
+        return [*self._done(message, restored, message.lost), *actions]
+
+    def _gone(self, operation: Operation, version: int) -> int | None:
+        """Return the version that an operation is to read if it is none any more, and not there before we go on."""
+        pull = operation.pull if isinstance(operation, Exchange) else None
+        if pull is None or not pull.exact or pull.target.missing is not None:
+            return None
+        return pull.version if version < pull.version <= self._pace.clock else None
+
+    def _again(self, pull: PullTransfer) -> None:
+        """Ask for all of a pull again, of the version that there is now."""
+        target = pull.target
+        if not pull.exact or target.missing is not None:
+            pull.version, self._pace.stale_values = self._pace.version, False
+        for cargo in list(target.versions):
+            target.forget(cargo)
+        if target.missing is not None:
+            sizes = dict.fromkeys(target.missing, 0)
+            for cargo in (cargo for cargoes in pull.cargoes for cargo in cargoes):
+                for extent in cargo.extents:
+                    sizes[extent.parameter] += extent.stop - extent.start
+            handed_out = [number for number, missing in target.missing.items() if not missing and sizes[number]]
+            target.missing |= {number: sizes[number] for number in sizes if number not in handed_out}
+            self._pace.stale_values = bool(handed_out)  # what is computed from both must not count
+        for link, cargoes in zip(self._links.by_shard, pull.cargoes, strict=True):
+            if cargoes:
+                link.enqueue(pull, cargoes)
+
+    def drops(self, operation: Exchange | Advance) -> bool:
+        """Drop the gradients of an operation that are of values, or examples, that are gone; return whether it is over.
+
+        Those of one step at most.
+        """
+        if isinstance(operation, Advance):
+            self._dropped()
+            return True  # it was to end the step that is gone
+        push = operation.push
+        if push is None or push.done:
+            return False
+        push.done = True
+        if push.whole:
+            self._dropped()
+        return operation.pull is None
+
+    def _dropped(self) -> None:
+        self._pace.stale_values = self._pace.stale_range = False
+        self._host.tally.dropped()
+
+
+def _pushes(number: int) -> str:
+    return "1 push" if number == 1 else f"{number} pushes"

@@ -1,0 +1,135 @@
+"""What the threads of this process are doing, in lines; and a signal that says so where its loop does not answer."""
+
+from __future__ import annotations
+
+import faulthandler
+import linecache
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+from zmqps.core.protocol.limits import MAX_TEXT_CHARS
+from zmqps.core.protocol.messages.probing import MAX_STACKS_NBYTES
+
+#: Frames of a thread that are shown, the innermost ones, and threads.
+MOST_FRAMES = 48
+MOST_THREADS = 64
+#: A line of code is as long as somebody has written it.
+MAX_LINE_CHARS = 160
+#: Seconds that other threads wait at most while it is looked where they are; it takes a millisecond or less.
+LOOK_S = 1.0
+#: What lets the interpreter say the same whatever its threads are busy with.
+SIGNAL = "SIGUSR2"
+
+#: File, line and function.
+Place = tuple[str, int, str]
+
+_registered = False
+_log = ""
+
+
+def threads() -> list[str]:
+    """Return what all threads are doing: for each its name, then its frames, the innermost first.
+
+    Bounded to `zmqps.core.protocol.messages.probing.MAX_STACKS_NBYTES`. No value of a variable is in it.
+    """
+    named = {thread.ident: thread for thread in threading.enumerate()}
+    frames = _current()
+    main = threading.main_thread().ident
+    order = sorted(frames, key=lambda ident: (ident != main, _title(named.get(ident), ident)))
+    lines = [f"pid {os.getpid()}, {len(frames)} threads"]
+    for ident in order[:MOST_THREADS]:
+        asking = ", which answers this" if ident == threading.get_ident() else ""
+        lines += ["", f"{_title(named.get(ident), ident)}{asking}", *_frames(frames[ident])]
+    if len(order) > MOST_THREADS:
+        lines += ["", f"{len(order) - MOST_THREADS} more threads"]
+    return _bounded(lines)
+
+
+def _current() -> dict[int, list[Place]]:
+    """Return where all threads are: file, line and function of each call, the innermost first.
+
+    No other thread runs meanwhile: what is behind a frame cannot be followed while its function returns. So nothing is
+    read here from files.
+    """
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(LOOK_S)
+    try:
+        return {ident: _places(frame) for ident, frame in sys._current_frames().items()}
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def _places(frame: FrameType | None) -> list[Place]:
+    places: list[Place] = []
+    while frame is not None:
+        places.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname))
+        frame = frame.f_back
+    return places
+
+
+def _title(thread: threading.Thread | None, ident: int) -> str:
+    if thread is None:
+        return f"thread {ident}, which Python did not start"
+    return f"thread {thread.name}{' (daemon)' if thread.daemon else ''}"
+
+
+def _frames(places: Sequence[Place]) -> list[str]:
+    lines: list[str] = []
+    for file, line, function in places[:MOST_FRAMES]:
+        lines.append(f"  {_short(file)}:{line} {function}")
+        if source := linecache.getline(file, line).strip():
+            lines.append(f"    {source[:MAX_LINE_CHARS]}")
+    further = len(places) - MOST_FRAMES
+    return [*lines, f"  {further} frames further out"] if further > 0 else lines
+
+
+def _short(path: str) -> str:
+    """Return the name of a file as modules are found: below the longest of the directories that are searched."""
+    places = [place for place in sys.path if place and path.startswith(f"{place.rstrip(os.sep)}{os.sep}")]
+    return path[len(max(places, key=len).rstrip(os.sep)) + 1 :] if places else path
+
+
+def _bounded(lines: list[str]) -> list[str]:
+    kept, left = list[str](), MAX_STACKS_NBYTES - 100
+    for line in lines:
+        line = line[:MAX_TEXT_CHARS]
+        left -= len(line.encode(errors="replace")) + 4
+        if left < 0:
+            return [*kept, "…"]
+        kept.append(line)
+    return kept
+
+
+def answer_signal(log: str = "") -> bool:
+    """Let this process write its stacks to standard error when it gets `SIGNAL`; return whether it does.
+
+    Nothing is done where somebody else has a use for that signal, or there is no standard error to write to.
+
+    Parameters
+    ----------
+    log
+        The name of the log that its standard error becomes, without its ending.
+    """
+    global _registered, _log
+    _log = log
+    number = getattr(signal, SIGNAL, None)
+    if _registered or number is None or signal.getsignal(number) is not signal.SIG_DFL:
+        return _registered
+    try:
+        faulthandler.register(number, all_threads=True)
+    except (AttributeError, OSError, ValueError, RuntimeError):  # no standard error, or not on this platform
+        return False
+    _registered = True
+    return True
+
+
+def facts() -> Mapping[str, Any]:
+    """Return what a heartbeat tells: the signal's number, as long as it is ours, and where the log is."""
+    number = getattr(signal, SIGNAL, None)
+    ours = _registered and number is not None and signal.getsignal(number) is signal.SIG_DFL
+    return {**({"stacks_signal": int(number)} if number and ours else {}), **({"log": _log} if _log else {})}

@@ -1,0 +1,1 @@
+"""The optimizers that there are: one equation a file."""

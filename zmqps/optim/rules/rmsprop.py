@@ -1,0 +1,191 @@
+r"""RMSProp: a step over the root of the mean squared gradient.
+
+.. math::
+    v &\leftarrow \alpha v + (1 - \alpha)\,g^2 \\
+    w &\leftarrow w - \eta\,\frac{g}{\sqrt{v} + \epsilon}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ... import checks
+from ...errors import OptimizerError
+from ..base import Rule
+from ..groups import Group
+from ..options import flag, number
+from ..schedules import Rate
+from ..spec import OptimizerSpec, said
+
+
+@dataclass(frozen=True, kw_only=True)
+class RMSProp(Rule):
+    """The rule of `rmsprop`; its options decide which slots there are."""
+
+    name = "rmsprop"
+
+    decay: float = number(at_least=0.0, at_most=1.0)
+    eps: float = number(at_least=0.0)
+    momentum: float = number(at_least=0.0, below=1.0)
+    centered: bool = flag()
+    eps_in_sqrt: bool = flag(default=False)
+
+    @property
+    def slots(self) -> tuple[str, ...]:
+        return ("v", *("mean",) * self.centered, *("u",) * (self.momentum > 0.0))
+
+    def scalars(self, step: int) -> tuple[float, ...]:
+        return self.rate(step), self.decay, 1.0 - self.decay, self.eps, self.momentum
+
+    def equation(self, xp: Any) -> Callable[..., tuple[Any, ...]]:
+        plain, rolling, centered, centered_rolling = (_eps_in_root if self.eps_in_sqrt else _eps_beside_root)(xp)
+        if self.centered:
+            return centered_rolling if self.momentum > 0.0 else centered
+        return rolling if self.momentum > 0.0 else plain
+
+
+Equation = Callable[..., tuple[Any, ...]]
+
+
+def _eps_beside_root(xp: Any) -> tuple[Equation, Equation, Equation, Equation]:
+    """Return the equations without and with momentum, and both with the variance in the place of the mean square."""
+
+    def plain(w: Any, g: Any, v: Any, rate: Any, decay: Any, rest: Any, eps: Any, momentum: Any) -> tuple[Any, ...]:
+        v = decay * v + rest * (g * g)
+        return w - rate * g / (xp.sqrt(v) + eps), v
+
+    def rolling(
+        w: Any, g: Any, v: Any, u: Any, rate: Any, decay: Any, rest: Any, eps: Any, momentum: Any
+    ) -> tuple[Any, ...]:
+        v = decay * v + rest * (g * g)
+        u = momentum * u + g / (xp.sqrt(v) + eps)
+        return w - rate * u, v, u
+
+    # A variance is not negative, but its rounded value can be: hence `abs`.
+    def centered(
+        w: Any, g: Any, v: Any, mean: Any, rate: Any, decay: Any, rest: Any, eps: Any, momentum: Any
+    ) -> tuple[Any, ...]:
+        v = decay * v + rest * (g * g)
+        mean = decay * mean + rest * g
+        return w - rate * g / (xp.sqrt(xp.abs(v - mean * mean)) + eps), v, mean
+
+    def centered_rolling(
+        w: Any, g: Any, v: Any, mean: Any, u: Any, rate: Any, decay: Any, rest: Any, eps: Any, momentum: Any
+    ) -> tuple[Any, ...]:
+        v = decay * v + rest * (g * g)
+        mean = decay * mean + rest * g
+        u = momentum * u + g / (xp.sqrt(xp.abs(v - mean * mean)) + eps)
+        return w - rate * u, v, mean, u
+
+    return plain, rolling, centered, centered_rolling
+
+
+def _eps_in_root(xp: Any) -> tuple[Equation, Equation, Equation, Equation]:
+    """Return the same four with eps under the root."""
+
+    def plain(w: Any, g: Any, v: Any, rate: Any, decay: Any, rest: Any, eps: Any, momentum: Any) -> tuple[Any, ...]:
+        v = decay * v + rest * (g * g)
+        return w - rate * g / xp.sqrt(v + eps), v
+
+    def rolling(
+        w: Any, g: Any, v: Any, u: Any, rate: Any, decay: Any, rest: Any, eps: Any, momentum: Any
+    ) -> tuple[Any, ...]:
+        v = decay * v + rest * (g * g)
+        u = momentum * u + g / xp.sqrt(v + eps)
+        return w - rate * u, v, u
+
+    def centered(
+        w: Any, g: Any, v: Any, mean: Any, rate: Any, decay: Any, rest: Any, eps: Any, momentum: Any
+    ) -> tuple[Any, ...]:
+        v = decay * v + rest * (g * g)
+        mean = decay * mean + rest * g
+        return w - rate * g / xp.sqrt(xp.abs(v - mean * mean) + eps), v, mean
+
+    def centered_rolling(
+        w: Any, g: Any, v: Any, mean: Any, u: Any, rate: Any, decay: Any, rest: Any, eps: Any, momentum: Any
+    ) -> tuple[Any, ...]:
+        v = decay * v + rest * (g * g)
+        mean = decay * mean + rest * g
+        u = momentum * u + g / xp.sqrt(xp.abs(v - mean * mean) + eps)
+        return w - rate * u, v, mean, u
+
+    return plain, rolling, centered, centered_rolling
+
+
+@checks.options(OptimizerError)
+def rmsprop(
+    learning_rate: Rate = 1e-2,
+    *,
+    decay: float = 0.99,
+    eps: float = 1e-8,
+    momentum: float = 0.0,
+    centered: bool = False,
+    weight_decay: float = 0.0,
+    eps_in_sqrt: bool = False,
+    clip_value: float | None = None,
+    clip_norm: float | None = None,
+    count: str = "pushes",
+    groups: Sequence[Group] = (),
+) -> OptimizerSpec:
+    r"""Return RMSProp.
+
+    .. math::
+        v &\leftarrow \alpha v + (1 - \alpha)\,g^2 \\
+        w &\leftarrow w - \eta\,\frac{g}{\sqrt{v} + \epsilon}
+
+    With `centered`, :math:`v` is replaced by the variance :math:`|v - \bar g^2|`, where :math:`\bar g \leftarrow
+    \alpha \bar g + (1 - \alpha)\,g`. With `momentum` :math:`\mu`, the quotient is not applied itself but goes into
+    :math:`u \leftarrow \mu u + g / (\sqrt v + \epsilon)`, and :math:`w \leftarrow w - \eta\,u`.
+
+    Parameters
+    ----------
+    learning_rate : float or Schedule
+        :math:`\eta`.
+    decay : float
+        :math:`\alpha`, how much of the means each step keeps.
+    eps : float
+        :math:`\epsilon`, keeps the denominator from zero.
+    momentum : float
+        :math:`\mu`; above 0, the quotients go through momentum and need another slot.
+    centered : bool
+        Whether to divide by the standard deviation, which needs another slot.
+    weight_decay : float
+        :math:`\lambda`; :math:`\lambda w` is added to the gradient.
+    eps_in_sqrt : bool
+        Whether :math:`\epsilon` is added under the root, as Keras and optax do: :math:`\sqrt{v + \epsilon}`.
+    clip_value : float, optional
+        Gradients are clipped to ``[-clip_value, clip_value]``, element by element.
+    clip_norm : float, optional
+        All gradients together are scaled to this norm where theirs is larger, before `clip_value`.
+    count : {"pushes", "steps"}
+        What schedules count where each worker's push is an update: those, or as many steps as all workers make.
+    groups : sequence of Group
+        Parameters with numbers of their own.
+
+    Examples
+    --------
+    >>> spec = rmsprop(learning_rate=1e-3, momentum=0.9, centered=True)
+
+    References
+    ----------
+    Tieleman and Hinton, "Lecture 6.5: rmsprop", Coursera, 2012; centered: Graves, "Generating Sequences With
+    Recurrent Neural Networks", 2013. In the form of ``torch.optim.RMSprop``.
+    """
+    hyper = {
+        "decay": decay,
+        "eps": eps,
+        "momentum": momentum,
+        "centered": centered,
+        "weight_decay": weight_decay,
+    } | said(eps_in_sqrt=eps_in_sqrt)
+    return OptimizerSpec(
+        name="rmsprop",
+        hyper=hyper,
+        learning_rate=learning_rate,
+        clip_value=clip_value,
+        clip_norm=clip_norm,
+        count=count,
+        groups=groups,
+    )

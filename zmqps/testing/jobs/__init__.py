@@ -1,0 +1,1 @@
+"""What simulated workers train, and what the values must be."""

@@ -1,0 +1,1 @@
+"""Simulated nodes that come, go, die and stand still, and what must hold then."""

@@ -1,0 +1,1 @@
+"""What is asserted of what simulated nodes say to those that look."""
