@@ -1,4 +1,4 @@
-"""Copies of sparse tables over real sockets: rows at a backup are those of its primary, however they came about."""
+"""Copies of sparse tables over real sockets: rows at a backup are those of its leader, however they came about."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ def check(cluster: InProcessCluster, *, copies_each: int = 2) -> None:
     by_role: dict[bool, list[Any]] = {False: [], True: []}
     for follows, tables in copies(cluster):
         by_role[follows] += sorted(tables.items())
-    primaries = dict(by_role[False])
-    assert any(rows[0] for _, _, rows in primaries.values())
-    assert len(by_role[True]) == (copies_each - 1) * len(primaries)
+    leaders = dict(by_role[False])
+    assert any(rows[0] for _, _, rows in leaders.values())
+    assert len(by_role[True]) == (copies_each - 1) * len(leaders)
     for key, table in by_role[True]:
-        assert table == primaries[key], key
+        assert table == leaders[key], key
 
 
 @pytest.mark.parametrize("params", [{}, {"w": np.zeros(50, np.float32)}], ids=["alone", "beside parameters"])

@@ -354,7 +354,7 @@ MESSAGES: dict[str, Message] = {
     "values of nothing": Values(9, "raw", (), (), ()),
     "values beside the header": Values(10, "raw", (8,), (), (LARGE,)),
     "assign of a backup": Assign(5, "resnet", 4, 2, 0, JOB, CUTS, KEY, {}, 1, 1, {}),
-    "assign of a primary": Assign(1, "resnet", 4, 2, 0, JOB, CUTS, KEY, {}, 1, 0, {"rows": [BACKUP]}),
+    "assign of a leader": Assign(1, "resnet", 4, 2, 0, JOB, CUTS, KEY, {}, 1, 0, {"rows": [BACKUP]}),
     "replicate a push": Replicate(
         5, 9, PUSHED, WORKER, 7, 0, "raw", (2, 2), (0, 1), (0.25,), ((0, 1, ()), (1, 0, (2, 4))), (W, B)
     ),

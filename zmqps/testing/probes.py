@@ -99,7 +99,7 @@ _LOSSES = (
         before=lambda replication, *_: replication.recuts.active, after=_promotes,
     ),
     CodeProbe(
-        name="a server is lost when primaries have been asked to yield for a recut",
+        name="a server is lost when leaders have been asked to yield for a recut",
         of=Recuts, method="lose", before=lambda recuts, *_: recuts._cutting, after=_is_anything,
     ),
     CodeProbe(
@@ -123,16 +123,16 @@ _LOSSES = (
 )  # fmt: skip
 _MOVES = (
     CodeProbe(
-        name="a handover is cancelled before its primary was asked",
+        name="a handover is cancelled before its leader was asked",
         of=Handovers, method="_cancel", before=lambda _, handover, now: not handover.is_cut,
     ),
     CodeProbe(
-        name="a primary that was asked to yield is lost",
+        name="a leader that was asked to yield is lost",
         of=Handovers, method="lose",
         before=lambda handovers, copy: any(h.is_cut and copy is h.old for h in handovers._of.values()),
     ),
     CodeProbe(
-        name="the new copy of a handover is lost after the primary has yielded",
+        name="the new copy of a handover is lost after the leader has yielded",
         of=Handovers, method="lose",
         before=lambda handovers, copy: any(h.numbers is not None and copy is h.new for h in handovers._of.values()),
     ),
@@ -191,11 +191,11 @@ _COMEBACKS = (
         of=Replication, method="restore_recut", before=lambda _, kept, *__: kept[0] and not kept[1],
     ),
     CodeProbe(
-        name="a comeback when primaries have been asked to yield for a recut",
+        name="a comeback when leaders have been asked to yield for a recut",
         of=Replication, method="restore_recut", before=lambda _, kept, *__: kept[1],
     ),
     CodeProbe(
-        name="a comeback when a primary has been asked to yield",
+        name="a comeback when a leader has been asked to yield",
         of=Handovers, method="restore", before=lambda _, kept, now: any(asked for *__, asked in kept),
     ),
     CodeProbe(

@@ -245,7 +245,7 @@ SAVED = {
     "ssp": lambda: BoundedTraining(2, steps=7, parameters=4, size=64, lives=32, compute_s=0.3),
     "sync": _synchronous(steps=8, retain=1),
 }
-#: What is trained while servers come and go. Nobody gives up and tries again what an old primary has turned away: it
+#: What is trained while servers come and go. Nobody gives up and tries again what an old leader has turned away: it
 #: has to come by itself.
 DRAINED = {
     "async": lambda: AsyncTraining(steps=10, parameters=4, size=48, lives=12, compute_s=1.0, timeout=200.0),

@@ -77,7 +77,7 @@ def test_a_promotion_that_was_decided_is_gone_on_with() -> None:
     assert kept.run().replication.moves.next_deadline() is None
 
 
-def test_the_backups_of_a_primary_are_said_again() -> None:
+def test_the_backups_of_a_leader_are_said_again() -> None:
     kept = training()
     (before,) = sent(kept.take("s1", Leave("closed")), Replicas, peer("s0"))
     kept.back()

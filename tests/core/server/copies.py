@@ -46,20 +46,20 @@ from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.tables.table import RowTable
 
-PRIMARY = 1
+LEADER = 1
 WELCOME = Welcome(1, b"i" * 16, "c", 0, 1.0, 1e9, 1, 1)
 
 
 def row(name: str, epoch: int, of: str = "p") -> dict[str, Any]:
-    """Return what a primary is told of a backup."""
-    primary = identity("server", of).incarnation
+    """Return what a leader is told of a backup."""
+    leader = identity("server", of).incarnation
     return {
         "name": name,
         "rank": 1,
         "endpoint": f"tcp://{name}:1",
         "epoch": epoch,
-        "ticket": ticket_of(KEY, "server", primary).hex(),
-        "proof": proof_of(KEY, "server", primary).hex(),
+        "ticket": ticket_of(KEY, "server", leader).hex(),
+        "proof": proof_of(KEY, "server", leader).hex(),
     }
 
 
@@ -239,10 +239,10 @@ class Copies:
         size = self.where.nbytes(0) // 4
         parts = tuple((s.index, 0, ()) for s in self.where.slices[0])
         self.join("loader", loads=True)
-        self.from_worker("p", "loader", Load(1, PRIMARY, parts, (np.arange(size, dtype=np.float32),)))
+        self.from_worker("p", "loader", Load(1, LEADER, parts, (np.arange(size, dtype=np.float32),)))
 
     def retarget(self, *backups: tuple[str, int], generation: int = 1) -> None:
-        self.order("p", Replicas(PRIMARY, generation, {"rows": [row(*backup) for backup in backups]}))
+        self.order("p", Replicas(LEADER, generation, {"rows": [row(*backup) for backup in backups]}))
 
     def assign_backup(self, name: str, epoch: int) -> None:
         self.order(name, replace(assign(self.spec, self.where, shard=self.shard), epoch=epoch, backup=1))
@@ -252,7 +252,7 @@ class Copies:
 
     def commit(self, step: int, *names: str) -> None:
         contributors = tuple((identity("worker", name).incarnation, (step,)) for name in names)
-        self.order("p", Commit(PRIMARY, step, contributors))
+        self.order("p", Commit(LEADER, step, contributors))
 
     def told(self, name: str, kind: type[Message]) -> list[Message]:
         return [message for message in self.nodes[name].told if isinstance(message, kind)]
@@ -263,10 +263,10 @@ class Copies:
 
     # --- workers -------------------------------------------------------------------------------
 
-    def hello(self, worker: str, epoch: int = PRIMARY, *, loads: bool = False) -> Hello:
+    def hello(self, worker: str, epoch: int = LEADER, *, loads: bool = False) -> Hello:
         return ticketed("worker", worker, epoch=epoch, loads=loads)
 
-    def join(self, worker: str, server: str = "p", epoch: int = PRIMARY, *, loads: bool = False) -> None:
+    def join(self, worker: str, server: str = "p", epoch: int = LEADER, *, loads: bool = False) -> None:
         self.from_worker(server, worker, self.hello(worker, epoch, loads=loads))
 
     def from_worker(self, server: str, worker: str, message: Message) -> None:
@@ -285,7 +285,7 @@ class Copies:
         return [message.request for message in self.answers(worker, server)]  # type: ignore[attr-defined]
 
 
-def push(seq: int, value: Any, *slices: int, epoch: int = PRIMARY, reply: int = 0, **over: Any) -> Push:
+def push(seq: int, value: Any, *slices: int, epoch: int = LEADER, reply: int = 0, **over: Any) -> Push:
     """Return a push of whole slices of eight elements each."""
     fields = {"request": 100 + seq, "seq": seq, "epoch": epoch, "reply": reply, "checked": 0, "codec": "raw"}
     fields |= {"step": 0, "attempt": 0, "examples": 1, "reply_codec": "raw", "terms": ()}
@@ -294,5 +294,5 @@ def push(seq: int, value: Any, *slices: int, epoch: int = PRIMARY, reply: int = 
     return Push(**{**fields, "parts": parts, "payload": payload, **over})
 
 
-def pull(request: int, *slices: int, epoch: int = PRIMARY) -> Pull:
+def pull(request: int, *slices: int, epoch: int = LEADER) -> Pull:
     return Pull(request, epoch, 0, 0, "raw", tuple((index, 0, ()) for index in slices or (0,)))

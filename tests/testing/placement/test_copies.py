@@ -45,7 +45,7 @@ def test_servers_are_lost_again_and_again(name: str) -> None:
     raise AssertionError(f"in all there were {seen}")
 
 
-def test_a_copy_that_is_given_up_counts_no_more_also_if_the_coordinator_dies_as_it_has_told_the_primary() -> None:
+def test_a_copy_that_is_given_up_counts_no_more_also_if_the_coordinator_dies_as_it_has_told_the_leader() -> None:
     simulation = SCENARIOS["async-replicas"].simulation(0)
     assert isinstance(simulation, Simulation)
     while (
@@ -54,26 +54,26 @@ def test_a_copy_that_is_given_up_counts_no_more_also_if_the_coordinator_dies_as_
         simulation.step()
     copies = runs["default"].startup.copies
     backup = next(copy for copy in copies if copy.backup)
-    primary = copies.primary(backup.shard)
+    leader = copies.leader(backup.shard)
     there = simulation.nodes[backup.server.hello.name]
     assert simulation.is_live(there, backup.epoch)
     copies.remove(backup)
-    for hook in simulation.on_send:  # what the primary acknowledges from now on need not be in that copy
-        hook(simulation.nodes["coordinator"], primary.server.hello.name, Replicas(primary.epoch, 2, {}))
+    for hook in simulation.on_send:  # what the leader acknowledges from now on need not be in that copy
+        hook(simulation.nodes["coordinator"], leader.server.hello.name, Replicas(leader.epoch, 2, {}))
     assert not simulation.is_live(there, backup.epoch)
 
 
-def test_a_primary_that_acknowledges_what_its_backups_lack(monkeypatch: Patch) -> None:
+def test_a_leader_that_acknowledges_what_its_backups_lack(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Stream, "is_behind", False)
     caught("async-replicas", "may not know soon")
 
 
-def test_a_primary_that_confirms_a_step_that_its_backups_lack(monkeypatch: Patch) -> None:
+def test_a_leader_that_confirms_a_step_that_its_backups_lack(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Stream, "is_behind", False)
     caught("sync-replicas", "has confirmed step")
 
 
-def test_a_primary_that_waits_for_one_of_its_backups(monkeypatch: Patch) -> None:
+def test_a_leader_that_waits_for_one_of_its_backups(monkeypatch: Patch) -> None:
     def confirmed(self: Stream) -> int:
         return max([f.confirmed(self.position) for f in self.followers.values()], default=self.position)
 
@@ -81,7 +81,7 @@ def test_a_primary_that_waits_for_one_of_its_backups(monkeypatch: Patch) -> None
     caught("async-replicas-two", "may not know soon")
 
 
-def test_a_deposed_primary_that_goes_on_alone(monkeypatch: Patch) -> None:
+def test_a_deposed_leader_that_goes_on_alone(monkeypatch: Patch) -> None:
     def refused(original: Any, copies: ReplicaStreams, follower: Follower, message: Error, now: float) -> list[Action]:
         tenant = copies._tenant_behind(follower.epoch)
         if message.code != DeposedError.code or tenant is None or tenant.stream is None:
@@ -93,7 +93,7 @@ def test_a_deposed_primary_that_goes_on_alone(monkeypatch: Patch) -> None:
     caught("async-replicas-silent", "may not know soon", begin=3)
 
 
-def test_a_promoted_copy_that_takes_what_its_old_primary_says(monkeypatch: Patch) -> None:
+def test_a_promoted_copy_that_takes_what_its_old_leader_says(monkeypatch: Patch) -> None:
     def promote(original: Any, copies: ReplicaStreams, message: Promote, now: float) -> list[Action]:
         tenant = copies._host.tenant_of(message.epoch)
         before = tenant.backup
@@ -106,7 +106,7 @@ def test_a_promoted_copy_that_takes_what_its_old_primary_says(monkeypatch: Patch
     caught("ssp-replicas-silent", "a push was applied twice", begin=23)
 
 
-def test_a_backup_that_does_not_remember_what_its_primary_was_pushed(monkeypatch: Patch) -> None:
+def test_a_backup_that_does_not_remember_what_its_leader_was_pushed(monkeypatch: Patch) -> None:
     def note(original: Any, backup: Backup, ledger: Ledger, record: Replicate, *rest: Any) -> None:
         original(backup, Ledger(), record, *rest)
 
@@ -172,7 +172,7 @@ def test_a_coordinator_that_says_a_commit_again_to_a_server_that_has_just_taken_
     caught("sync-replicas", "differs from uninterrupted training", begin=1)
 
 
-def test_a_primary_that_takes_pushes_without_a_bound(monkeypatch: Patch) -> None:
+def test_a_leader_that_takes_pushes_without_a_bound(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Unconfirmed, "check", lambda self, nbytes: None)
     caught("async-replicas-memory", "bytes wait for backups")
 

@@ -21,7 +21,7 @@ from zmqps.rows.store import RowStore
 Patch = pytest.MonkeyPatch
 
 
-def test_a_primary_that_tells_its_backups_nothing_of_rows(monkeypatch: Patch) -> None:
+def test_a_leader_that_tells_its_backups_nothing_of_rows(monkeypatch: Patch) -> None:
     monkeypatch.setattr(RowNews, "tell", lambda self: iter(()))
     monkeypatch.setattr(RowNews, "is_empty", True)
     monkeypatch.setattr(RowNews, "note", lambda self, *pushed: None)

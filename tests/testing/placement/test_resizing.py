@@ -126,9 +126,9 @@ def test_a_backup_that_is_filled_in_part(monkeypatch: Patch) -> None:
 
 
 def test_backups_that_are_filled_anew_though_they_have_all(monkeypatch: Patch) -> None:
-    def rows(original, self, primary):  # type: ignore[no-untyped-def]
-        found = original(self, primary)
-        return {"rows": [{**row, "number": 5} for row in found["rows"]]} if primary.epoch in self.coming else found
+    def rows(original, self, leader):  # type: ignore[no-untyped-def]
+        found = original(self, leader)
+        return {"rows": [{**row, "number": 5} for row in found["rows"]]} if leader.epoch in self.coming else found
 
     wrap(monkeypatch, ReplicaSet, "rows_of_backups", rows)
     caught("async-scales-replicas", "waits although all is well")

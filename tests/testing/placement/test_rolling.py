@@ -73,7 +73,7 @@ def test_the_last_server_that_stays_is_not_lost_while_others_go() -> None:
     assert all(simulation.losses.may_lose(other) for other in others)
 
 
-def test_a_primary_that_gives_up_its_place_before_its_backups_have_all(monkeypatch: Patch) -> None:
+def test_a_leader_that_gives_up_its_place_before_its_backups_have_all(monkeypatch: Patch) -> None:
     def at_once(original, self, tenant, stream):  # type: ignore[no-untyped-def]
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Stream, "is_behind", False)
@@ -84,7 +84,7 @@ def test_a_primary_that_gives_up_its_place_before_its_backups_have_all(monkeypat
     caught("async-drains-replicas", "which has confirmed all of", begin=29)
 
 
-def test_a_primary_that_goes_on_to_answer_when_it_has_given_up_its_place(monkeypatch: Patch) -> None:
+def test_a_leader_that_goes_on_to_answer_when_it_has_given_up_its_place(monkeypatch: Patch) -> None:
     def answers(original, self, epoch, client=None):  # type: ignore[no-untyped-def]
         tenant = self.tenants.get(epoch)
         if tenant is None or not tenant.yielding:
@@ -105,7 +105,7 @@ def test_a_copy_that_takes_over_without_the_gradients_of_the_open_step(monkeypat
     caught("sync-drains", "lacks a gradient of it", begin=7)
 
 
-def test_a_new_primary_that_tells_its_backups_nothing_of_what_is_done_first(monkeypatch: Patch) -> None:
+def test_a_new_leader_that_tells_its_backups_nothing_of_what_is_done_first(monkeypatch: Patch) -> None:
     def forgets(original, self, record):  # type: ignore[no-untyped-def]
         if self.handed_over:
             self.handed_over = False

@@ -356,13 +356,13 @@ class JobRun:
         return actions
 
     def move(self, now: float, *, may_cut: bool) -> list[Action]:
-        """Go on with what moves from servers that are to go; ``may_cut``: shards may have other primaries now."""
+        """Go on with what moves from servers that are to go; ``may_cut``: shards may have other leaders now."""
         whole = self.startup.ready and self.lost_shard is None
         moved = self.replication.move(list(self._servers), now, may_cut=may_cut) if whole else []
         return [*moved, *self.steps.advance(self.num_missing, now)]  # which may have waited for that
 
     def promoted(self, message: Promoted, now: float) -> list[Action]:
-        """A backup has become the primary of its shard."""
+        """A backup has become the leader of its shard."""
         copy, is_behind = self.startup.copies.by_epoch[message.epoch], self.steps.lacks(message.step - 1)
         actions = self.replication.promoted(copy, message, now)
         if is_behind:

@@ -231,7 +231,7 @@ class JobSpec:
         """Why its shards may not be cut anew; empty: they may."""
         treatment = make_treatment(self.treatment)
         if treatment is not None and treatment.needs_read:
-            return "its treatment needs what each worker has read"  # which is known to a primary alone
+            return "its treatment needs what each worker has read"  # which is known to a leader alone
         return ""
 
     def check_startable(self, num_workers: int | None) -> None:

@@ -206,13 +206,13 @@ class ServerMachine:
 
     def _failed(self, peer: Peer, message: Message, error: Exception) -> list[Action]:
         """Answer a request that has failed, and changed nothing."""
-        of_primary = isinstance(message, Hello) and message.role == "server"
-        of_copy = of_primary or isinstance(message, OF_COPY)
+        of_leader = isinstance(message, Hello) and message.role == "server"
+        of_copy = of_leader or isinstance(message, OF_COPY)
         number = message.epoch if of_copy else getattr(message, "request", 0)  # type: ignore[attr-defined]
         if isinstance(error, MemoryError):
             error = as_error(self.member.identity.name, message, error)
         assert isinstance(error, PSError)
-        if of_primary and isinstance(error, JobError | StaleEpochError):
+        if of_leader and isinstance(error, JobError | StaleEpochError):
             return [Send(peer, Error.of(number, error))]  # it was told of this copy before we were, and asks again
         if isinstance(error, DeposedError) and not of_copy:  # a shard has moved: nobody has done anything wrong
             return [Send(peer, Error.of(number, error))]
@@ -413,7 +413,7 @@ class ServerMachine:
         tenant.ready()
         check_for_values(message.codec)
         who = client.hello.incarnation
-        # a primary that was deposed, and has not heard of it, must not say that nobody is ahead of what it has
+        # a leader that was deposed, and has not heard of it, must not say that nobody is ahead of what it has
         if tenant.stream is not None and tenant.is_bounded and tenant.stream.ask(who, message.request):
             return self.replication.forwarded(client, tenant, message, self._now)
         if tenant.stream is not None and (last := tenant.stream.awaited(who)) is not None:

@@ -41,11 +41,11 @@ class Tenant:
         self.parked = DeferredPulls()
         self.counts: Counter[str] = Counter()
         self.generation = assign.generation  # how often the shard had changed hands when this copy became what it is
-        self.stream: Stream | None = None  # of a primary that has backups
-        self.backup: Backup | None = None  # of a copy that follows a primary
+        self.stream: Stream | None = None  # of a leader that has backups
+        self.backup: Backup | None = None  # of a copy that follows a leader
         self.inherited = False  # it has ledgers of workers that have yet to come here
         self.recalled = False  # … from a checkpoint, which may lack what workers were told
-        self.yielding = False  # it is a primary that gives up its place to a backup, or has
+        self.yielding = False  # it is a leader that gives up its place to a backup, or has
 
     @property
     def name(self) -> str:

@@ -97,7 +97,7 @@ class AsyncTraining(Training):
         )  # … is, by what is said
         self._marks_of: dict[int, tuple[PushTransfer, int]] = {}  # by id: what a push is marked with
         self._shards: dict[Placement, list[Any]] = {}  # by placement: of each parameter, which shard an element is of
-        # what was acknowledged when another copy of a shard, by its place, became primary; who reads at the one before
+        # what was acknowledged when another copy of a shard, by its place, became leader; who reads at the one before
         self._before: dict[Place, Any] = {}
         self._behind: defaultdict[str, set[Place]] = defaultdict(set)
         # by id of a placement and number of a shard: the placement, and whose each element is
@@ -220,7 +220,7 @@ class AsyncTraining(Training):
         return lost[shards[parameter]].T
 
     def watch(self, simulation: SimulatedCluster) -> None:
-        """Note who reads where a primary was deposed and does not know it: pushes are fenced there, reads are not."""
+        """Note who reads where a leader was deposed and does not know it: pushes are fenced there, reads are not."""
         simulation.on_send.append(partial(self._sent_by_copies, simulation))
         self.rows.watch(simulation)
 

@@ -114,7 +114,7 @@ class MarkedRows:
         self._seen: dict[Copy, _Seen] = {}
         self._counting: set[Copy] = set()  # those that have counted: what others dropped unseen they may still have
         self._named: dict[str, Array] = {}  # by server: which rows it was asked to change last
-        self._before: dict[Place, Any] = {}  # what was acknowledged when another copy of a shard became primary
+        self._before: dict[Place, Any] = {}  # what was acknowledged when another copy of a shard became leader
         self._acknowledged = 0
         self._checked: dict[Copy, tuple[int, int]] = {}
 
@@ -135,7 +135,7 @@ class MarkedRows:
         timeout
             Seconds that anything may wait.
         behind
-            Where this worker has read at a primary that was deposed since its reading began.
+            Where this worker has read at a leader that was deposed since its reading began.
         """
         rng = simulation.rng
         for number in range(len(self.specs)):
@@ -232,7 +232,7 @@ class MarkedRows:
             self._named[receiver.name] = numbers_of(ids.tolist())
 
     def promoted(self, place: Place) -> None:
-        """Another copy of a shard becomes primary: who reads at the one before need not see what comes after that."""
+        """Another copy of a shard becomes leader: who reads at the one before need not see what comes after that."""
         self._before.setdefault(place, self._applied[place[0]].copy())
 
     def _visible(self, worker: Node, due: Any, behind: set[Place]) -> Any:
@@ -331,7 +331,7 @@ class MarkedRows:
     ) -> Any:
         """Assert that nothing has gone that was there, but for rows that have expired, or made way; return what has.
 
-        Which ones make way, the primary decides: a copy that ``follows`` is compared with that one.
+        Which ones make way, the leader decides: a copy that ``follows`` is compared with that one.
         """
         if seen is None:
             return np.zeros_like(marks)

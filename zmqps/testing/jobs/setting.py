@@ -120,7 +120,7 @@ class SettingTraining(Training):
         assert (target.out == number).all(), f"{worker.name} has set rows to {number}, and reads {target.out}"
 
     def _check_rows(self, life: Life, shard: Shard, who: str, *, live: bool) -> None:
-        """Assert that rows are set as a whole, to numbers there were, and a primary's to none that is too low."""
+        """Assert that rows are set as a whole, to numbers there were, and a leader's to none that is too low."""
         for table in shard.rows.tables if shard.rows else ():
             shards = shards_of_ids(shard.placement, 0)
             values = np.zeros((IDS.size, ROW_DIM), np.float32)
@@ -135,7 +135,7 @@ class SettingTraining(Training):
             assert (values[due, 0] >= done[due]).all(), f"{who} has rows {values[:, 0]}, which were set to {done}"
 
     def check(self, simulation: SimulatedCluster, node: Node) -> None:
-        """Assert that each copy has numbers there were, and a primary none that is lower than what is known to be."""
+        """Assert that each copy has numbers there were, and a leader none that is lower than what is known to be."""
         for life, epoch, shard in copies_on(simulation, node, self.name):
             live = simulation.is_live(node, epoch)
             self._check_rows(life, shard, node.name, live=live)

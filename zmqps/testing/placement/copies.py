@@ -136,7 +136,7 @@ class CopyWitness:
             assert unconfirmed.nbytes <= most, f"{unconfirmed.nbytes} bytes wait for backups"
 
     def _check_equal(self, node: Node, tenant: Tenant, stream: Stream) -> None:
-        """Assert that a backup that has confirmed all is the same as its primary, bit by bit."""
+        """Assert that a backup that has confirmed all is the same as its leader, bit by bit."""
         if stream.has_untold_rows:
             return
         for epoch, follower in stream.followers.items():
@@ -159,7 +159,7 @@ class CopyWitness:
                     assert (ours.floor, known) == (there.floor, dict(there.results)), f"{who} has another ledger"
 
     def _follows_another(self, epoch: int, tenant: Tenant) -> bool:
-        """Return whether a backup has got a newer primary than this one, which has handed its place on."""
+        """Return whether a backup has got a newer leader than this one, which has handed its place on."""
         machines = [node.machine for node in self._simulation.servers if node.alive]
         return any(
             other.stream is not None and epoch in other.stream.followers and other.generation > tenant.generation
@@ -226,12 +226,12 @@ def _tables(shard: Shard) -> list[object]:
 
 
 def _degraded(run: JobRun) -> Iterator[str]:
-    """Yield which shards lack a primary or a whole backup, whatever the coordinator makes of that."""
+    """Yield which shards lack a leader or a whole backup, whatever the coordinator makes of that."""
     whole = Counter(copy.shard for copy in run.startup.copies if copy.whole)
-    primaries = {shard for shard, _, _ in run.startup.primaries()}
+    leaders = {shard for shard, _, _ in run.startup.leaders()}
     wanted = 1 + run.replication.replicas
     for shard in range(run.startup.placement.num_shards if run.startup.placement is not None else 0):
-        if whole[shard] < wanted or shard not in primaries:
+        if whole[shard] < wanted or shard not in leaders:
             yield f"shard {shard} has {whole[shard]} of {wanted} copies"
 
 

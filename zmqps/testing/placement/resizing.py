@@ -101,5 +101,5 @@ class Resizing:
                 continue
             wanted = Placement.balance(placement.keyspace, self._wanted, placement.slice_nbytes)
             assert placement.cuts == wanted.cuts, f"{self._wanted} servers are there, and a job is not cut for them"
-            there = [server.incarnation for _, _, server in run.startup.primaries()]
+            there = [server.incarnation for _, _, server in run.startup.leaders()]
             assert len(set(there)) == self._wanted, "a server has several shards of one job"

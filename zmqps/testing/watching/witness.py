@@ -302,7 +302,7 @@ class StepWitness:
         simulation = self._simulation
         run = simulation.coordinator.runs[self._name]
         nodes = {node.identity.incarnation: node for node in simulation.servers if node.alive}
-        for _, epoch, server in run.startup.primaries():
+        for _, epoch, server in run.startup.leaders():
             machine = nodes[server.incarnation].machine if server.incarnation in nodes else None
             tenant = machine.tenants.get(epoch) if isinstance(machine, ServerMachine) else None
             if tenant is None or tenant.shard is None or tenant.shard.steps is None or tenant.shard.version > step:
@@ -317,14 +317,14 @@ class StepWitness:
                     if any(gradient.source[parameter] is not None for parameter in here):
                         there = stage.has(step, (who, attempt))
                         assert there, (
-                            f"step {step} is decided, and the primary of shard {shard.index} lacks a gradient of it"
+                            f"step {step} is decided, and the leader of shard {shard.index} lacks a gradient of it"
                         )
 
     def _check_rows_there(self, shard: Shard, step: int, push: PushId, gradient: RowGradient) -> None:
         """Assert the same of rows."""
         mine = shards_of_ids(shard.placement, gradient.table)[gradient.which] == shard.index
         there = not mine.any() or (shard.rows is not None and shard.rows.has_gradient(step, push))
-        assert there, f"step {step} is decided, and the primary of shard {shard.index} lacks rows of it"
+        assert there, f"step {step} is decided, and the leader of shard {shard.index} lacks rows of it"
 
     def _check_quorum(self, coordinator: Node, step: int, contributors: tuple[Contributor, ...], back: int) -> None:
         """Assert that the step has waited for whom the job says."""

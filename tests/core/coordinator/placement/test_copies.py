@@ -27,7 +27,7 @@ def placed(*names: str) -> tuple[ReplicaSet, list[MemberInfo]]:
 
 def test_each_shard_has_a_copy_with_a_number_of_its_own() -> None:
     copies, (a, b) = placed("a", "b")
-    assert list(copies.primaries()) == [(0, 7, a), (1, 8, b)]
+    assert list(copies.leaders()) == [(0, 7, a), (1, 8, b)]
     assert [copy.epoch for copy in copies.of(b)] == [8]
     assert copies.of(*members("server", "c")) == []
     assert len(copies) == 2

@@ -61,7 +61,7 @@ class Cluster(Coordinator):
         return message
 
     def fill(self, actions: list[Action]) -> list[Action]:
-        """Let servers that were given a copy have all its values, and primaries know their backups."""
+        """Let servers that were given a copy have all its values, and leaders know their backups."""
         done: list[Action] = []
         for to, message in zip(receivers(actions, Replicas), sent(actions, Replicas), strict=True):
             done += self.take(to[1:].decode(), Replicating(message.epoch, message.generation))
@@ -71,7 +71,7 @@ class Cluster(Coordinator):
         return done
 
     def give_up(self, actions: list[Action], *, busy: int = 0) -> list[Action]:
-        """Let the primaries that were asked to give up their places do so, or not for now."""
+        """Let the leaders that were asked to give up their places do so, or not for now."""
         done: list[Action] = []
         for to, asked in zip(receivers(actions, Yield), sent(actions, Yield), strict=True):
             shard = self.run().startup.copies.by_epoch[asked.epoch].shard
@@ -99,7 +99,7 @@ class Cluster(Coordinator):
         return self.take_over(self.give_up(self.fill(self.drain(name))))
 
     def places(self) -> dict[int, str]:
-        return {shard: server.hello.name for shard, _, server in self.run().startup.primaries()}
+        return {shard: server.hello.name for shard, _, server in self.run().startup.leaders()}
 
     def again(self, *alive: str) -> list[Action]:
         return self.wait(self.now + RETRY_S, *(alive or (*self.names, "w0", "w1")))
@@ -261,7 +261,7 @@ def test_if_the_target_is_lost_another_one_takes_it() -> None:
 
 
 @pytest.mark.parametrize("given_up", [False, True])
-def test_if_the_target_is_lost_when_it_was_to_take_over_the_primary_keeps_its_place(given_up: bool) -> None:
+def test_if_the_target_is_lost_when_it_was_to_take_over_the_leader_keeps_its_place(given_up: bool) -> None:
     cluster = Cluster()
     cluster.join("s3")
     whole = cluster.fill(cluster.drain())
@@ -290,7 +290,7 @@ def test_without_backups_no_copy_takes_over_in_mid_step_for_it_lacks_its_gradien
     assert cluster.run().lost_shard is not None
 
 
-def test_a_primary_that_does_not_answer_keeps_its_place_and_is_asked_again_later() -> None:
+def test_a_leader_that_does_not_answer_keeps_its_place_and_is_asked_again_later() -> None:
     cluster = Cluster()
     whole = cluster.fill(cluster.drain())
     late = cluster.wait(PATIENCE_S + 1.0, *cluster.names, "w0", "w1")
@@ -301,7 +301,7 @@ def test_a_primary_that_does_not_answer_keeps_its_place_and_is_asked_again_later
     assert receivers(cluster.wait(2 * PATIENCE_S, *cluster.names, "w0", "w1"), Yield)[:1] == [peer("s1")]
 
 
-def test_what_primaries_say_of_earlier_requests_counts_no_more() -> None:
+def test_what_leaders_say_of_earlier_requests_counts_no_more() -> None:
     cluster = Cluster()
     whole = cluster.fill(cluster.drain())
     (asked,) = sent(whole, Yield)
@@ -328,14 +328,14 @@ class Synchronous(Cluster):
         super().__init__(staleness=0, **options)
 
     def step(self, step: int, *names: str) -> list[Action]:
-        """Let workers complete a step, and primaries apply it."""
+        """Let workers complete a step, and leaders apply it."""
         actions = [a for name in names for a in self.take(name, Arrive(10 + step, step, (step + 1,)))]
         for to, commit in zip(receivers(actions, Commit), sent(actions, Commit), strict=True):
             actions += self.take(to[1:].decode(), Committed(commit.epoch, step))
         return actions
 
 
-def test_between_two_steps_a_primary_gives_up_its_place_and_then_workers_go_on() -> None:
+def test_between_two_steps_a_leader_gives_up_its_place_and_then_workers_go_on() -> None:
     cluster = Synchronous()
     cluster.take("w0", Arrive(10, 0, (1,)))
     whole = cluster.fill(cluster.drain())
@@ -352,7 +352,7 @@ def test_between_two_steps_a_primary_gives_up_its_place_and_then_workers_go_on()
     assert receivers(cluster.step(1, "w0", "w1"), Commit) == [peer("s0"), peer("s2"), peer("s0")]
 
 
-def test_a_primary_with_gradients_of_the_step_keeps_its_place_until_that_is_over() -> None:
+def test_a_leader_with_gradients_of_the_step_keeps_its_place_until_that_is_over() -> None:
     cluster = Synchronous()
     asked = cluster.fill(cluster.drain())
     assert receivers(asked, Yield) == [peer("s1")], "nobody has arrived: the server knows whether it has gradients"
@@ -364,11 +364,11 @@ def test_a_primary_with_gradients_of_the_step_keeps_its_place_until_that_is_over
     assert receivers(cluster.take_over(cluster.give_up(step), 1), Proceed) == [peer("w0"), peer("w1")]
 
 
-def test_a_step_that_all_have_brought_is_committed_when_a_primary_keeps_its_place() -> None:
+def test_a_step_that_all_have_brought_is_committed_when_a_leader_keeps_its_place() -> None:
     cluster = Synchronous()
     asked = cluster.fill(cluster.drain())
     for name in ("w0", "w1"):
-        assert sent(cluster.take(name, Arrive(10, 0, (1,))), Commit) == [], "the primary may have given up its place"
+        assert sent(cluster.take(name, Arrive(10, 0, (1,))), Commit) == [], "the leader may have given up its place"
     assert len(sent(cluster.give_up(asked, busy=1), Commit)) == 3
 
 
@@ -417,7 +417,7 @@ def test_the_other_backups_of_a_shard_that_moves_stay_as_they_are() -> None:
     assert {d.epoch for d in sent(done, Discard)} == {asked.epoch}
 
 
-def test_a_primary_that_has_given_up_its_place_is_told_of_no_other_backups_or_it_would_keep_it() -> None:
+def test_a_leader_that_has_given_up_its_place_is_told_of_no_other_backups_or_it_would_keep_it() -> None:
     cluster = Cluster(servers=4, replicas=1)
     whole = cluster.fill(cluster.drain("s1"))
     (promote,) = sent(cluster.give_up(whole), Promote)

@@ -68,7 +68,7 @@ class Cluster(Coordinator):
         return list(self.machine.status(self.now)["jobs"]["default"]["replicas"]["degraded"])
 
 
-def test_each_shard_has_a_backup_on_the_next_server_which_its_primary_is_told() -> None:
+def test_each_shard_has_a_backup_on_the_next_server_which_its_leader_is_told() -> None:
     cluster = Coordinator(servers=3, replicas=1)
     cluster.join("s0", "s1", "s2", "w0")
     placed = cluster.init("w0", job())
@@ -210,7 +210,7 @@ def test_a_shard_without_a_whole_backup_is_lost_with_its_server() -> None:
     assert errors(cluster.init("w0", job(), request=7)) == [PeerLostError.code]
 
 
-def test_a_backup_that_cannot_be_kept_is_given_up_and_its_primary_goes_on_alone() -> None:
+def test_a_backup_that_cannot_be_kept_is_given_up_and_its_leader_goes_on_alone() -> None:
     cluster = Cluster()
     cluster.promoted(cluster.lose("s1"))
     cluster.join("s3")
@@ -271,7 +271,7 @@ def arrive(cluster: Cluster, *names: str, step: int = 0) -> list[Action]:
 
 
 def confirm(cluster: Cluster, *shards: int, step: int = 0) -> list[Action]:
-    copies = [cluster.run().startup.copies.primary(shard) for shard in shards]
+    copies = [cluster.run().startup.copies.leader(shard) for shard in shards]
     return [a for copy in copies for a in cluster.take(copy.server.hello.name, Committed(copy.epoch, step))]
 
 
@@ -284,7 +284,7 @@ def test_workers_proceed_when_all_shards_and_their_backups_have_the_step() -> No
     assert receivers(confirm(cluster, 2), Proceed) == [peer("w0"), peer("w1")]
 
 
-def test_a_step_under_way_is_committed_at_the_new_primary_when_all_have_brought_their_gradients_again() -> None:
+def test_a_step_under_way_is_committed_at_the_new_leader_when_all_have_brought_their_gradients_again() -> None:
     cluster = Cluster(staleness=0)
     arrive(cluster, "w0", "w1")
     confirm(cluster, 0, 2)
@@ -305,7 +305,7 @@ def test_a_step_that_the_backup_has_already_is_not_committed_again() -> None:
     assert sent(cluster.follow(told), Commit) == []
 
 
-def test_a_step_is_not_complete_before_its_gradients_are_at_the_new_primary() -> None:
+def test_a_step_is_not_complete_before_its_gradients_are_at_the_new_leader() -> None:
     cluster = Cluster(staleness=0)
     arrive(cluster, "w0")
     told = cluster.promoted(cluster.lose("s1"))

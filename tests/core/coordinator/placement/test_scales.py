@@ -90,7 +90,7 @@ def test_backups_need_other_servers() -> None:
     assert errors(scale(cluster, 1), peer("outsider")) == [ScaleError.code]
 
 
-def test_backups_are_cut_like_their_primaries_and_begin_with_the_same() -> None:
+def test_backups_are_cut_like_their_leaders_and_begin_with_the_same() -> None:
     cluster = replicated()
     cutting = held(cluster, built(cluster, cluster.fill(scale(cluster, 2))))
     assert not sent(cutting, Cut)
@@ -99,9 +99,9 @@ def test_backups_are_cut_like_their_primaries_and_begin_with_the_same() -> None:
     for to, cut in zip(receivers(filling, Cut), sent(filling, Cut), strict=True):
         assert {copies[parent].server.peer for parent in cut.parents} == {to}
     assert {copies[cut.epoch].backup for cut in sent(filling, Cut)} == {True, False}
-    primaries = [copy for copy in copies.coming.values() if not copy.backup]
-    for primary in primaries:
-        rows = copies.rows_of_backups(primary)["rows"]
+    leaders = [copy for copy in copies.coming.values() if not copy.backup]
+    for leader in leaders:
+        rows = copies.rows_of_backups(leader)["rows"]
         assert [row["number"] for row in rows] == [0]
     filled(cluster, filling)
     assert not copies.coming
@@ -125,7 +125,7 @@ def test_shards_get_copies_where_they_are_to_be_and_no_others_remain() -> None:
     actions, why = replication.spread({0: [third]}, 1.0)
     assert why == ""
     assert [assign.backup for assign in sent(actions, Assign)] == [1]
-    assert receivers(actions, Replicas) == [copies.primary(0).server.peer]
+    assert receivers(actions, Replicas) == [copies.leader(0).server.peer]
     assert replication.spread({0: [third]}, 1.0) == ([], "")
     actions, why = replication.spread({}, 1.0)
     assert [len(replicas.backups) for replicas in sent(actions, Replicas)] == [0]
@@ -176,7 +176,7 @@ def test_shards_are_cut_once_no_push_is_under_way_and_members_are_told() -> None
     assert not cluster.run().replication.recuts.is_cutting
 
 
-def test_a_cut_that_a_primary_is_not_ready_for_is_taken_back() -> None:
+def test_a_cut_that_a_leader_is_not_ready_for_is_taken_back() -> None:
     cluster = Cluster(2)
     cluster.join("s2")
     stopping = held(cluster, built(cluster, scale(cluster, 3)))
@@ -213,7 +213,7 @@ def test_a_cut_that_finds_gradients_of_a_step_waits_for_its_end_and_no_longer() 
     assert set(receivers(done, Recut)) == set(receivers(done, Proceed)) == {peer("w0"), peer("w1")}
 
 
-def test_a_primary_that_has_gradients_between_steps_is_asked_again_a_while_later() -> None:
+def test_a_leader_that_has_gradients_between_steps_is_asked_again_a_while_later() -> None:
     cluster = Cluster(2, staleness=0)
     cluster.join("s2")
     cluster.fill(cluster.give_up(held(cluster, built(cluster, scale(cluster, 3))), busy=1))

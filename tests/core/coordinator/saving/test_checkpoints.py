@@ -122,7 +122,7 @@ class Cluster(Coordinator):
         return self.handle(Returned(run.tag, value))
 
     def say(self, server: str, stage: int, number: int = 1, job_name: str = "default", **facts: Any) -> list[Action]:
-        copies = {who.hello.name: epoch for _, epoch, who in self.run(job_name).startup.primaries()}
+        copies = {who.hello.name: epoch for _, epoch, who in self.run(job_name).startup.leaders()}
         return self.take(server, Saved(copies[server], number, stage, facts))
 
     def write(self, number: int = 1, job_name: str = "default") -> list[Action]:

@@ -22,7 +22,7 @@ def started() -> Commits:
     return commits
 
 
-def test_the_primaries_are_asked_before_a_step_is_applied() -> None:
+def test_the_leaders_are_asked_before_a_step_is_applied() -> None:
     commits = started()
     made = commits.add(7, CONTRIBUTORS, (1.0, 0.5), measure=True)
     assert [(c.epoch, commit.step, commit.measure, commit.terms) for c, commit in made] == [
@@ -46,7 +46,7 @@ def test_what_is_said_of_another_step_or_copy_does_not_count() -> None:
     assert [commits.measured(1, 7, 1.0), commits.measured(2, 7, 2.0)] == [None, 3.0]
 
 
-def test_what_a_lost_primary_has_measured_counts_for_its_heir() -> None:
+def test_what_a_lost_leader_has_measured_counts_for_its_heir() -> None:
     commits = started()
     commits.add(7, CONTRIBUTORS, measure=True)
     assert commits.measured(1, 7, 4.0) is None

@@ -171,7 +171,7 @@ def test_buckets_that_are_missing_are_named() -> None:
         fill(whole, with_tables(two)[:1])
 
 
-def test_a_primary_that_may_change_yet_is_no_source() -> None:
+def test_a_leader_that_may_change_yet_is_no_source() -> None:
     placement = Placement.balance(KEYSPACE, 1, 1 << 14)
     (whole,), (parent,) = shards(placement), numbered(placement)
     there = SimpleNamespace(backup=None, yielding=False, assign=SimpleNamespace(shard=0), ready=lambda: parent)

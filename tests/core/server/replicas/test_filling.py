@@ -1,4 +1,4 @@
-"""A backup that is filled with rows while they change is, in the end, what its primary is; in whatever order."""
+"""A backup that is filled with rows while they change is, in the end, what its leader is; in whatever order."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ def state(rows: Rows) -> list[Any]:
 
 @given(before=DONE, done=DONE)
 @settings(max_examples=60, deadline=None)
-def test_a_backup_has_in_the_end_what_its_primary_has(before: Any, done: Any) -> None:
-    primary, backup = tables(), tables()
-    news, rng = RowNews(primary), np.random.default_rng(0)
+def test_a_backup_has_in_the_end_what_its_leader_has(before: Any, done: Any) -> None:
+    leader, backup = tables(), tables()
+    news, rng = RowNews(leader), np.random.default_rng(0)
     stream: list[ReplicationRecord] = []
-    pieces = Filling(cast("Shard", _Shard(primary)), lambda: stream.extend(news.tell()))
+    pieces = Filling(cast("Shard", _Shard(leader)), lambda: stream.extend(news.tell()))
 
     def do(what: Any) -> None:
         if what == "tell":
@@ -91,7 +91,7 @@ def test_a_backup_has_in_the_end_what_its_primary_has(before: Any, done: Any) ->
                 stream.append(pieces.next())
         else:
             how, number, ids = what
-            table, numbers = primary.tables[number], np.array(sorted(ids), np.int64)
+            table, numbers = leader.tables[number], np.array(sorted(ids), np.int64)
             rows = rng.standard_normal((numbers.size, DIM)).astype(np.float32)
             table.update(numbers, rows) if how == "push" else table.put(numbers, rows)
             table.version += 1
@@ -107,7 +107,7 @@ def test_a_backup_has_in_the_end_what_its_primary_has(before: Any, done: Any) ->
     do("tell")
     whole = [take(backup, record) for record in stream]
     assert sum(whole) == len(OPTIONS)
-    assert state(backup) == state(primary)
+    assert state(backup) == state(leader)
 
 
 @pytest.fixture(autouse=True)

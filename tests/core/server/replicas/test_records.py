@@ -1,4 +1,4 @@
-"""What a primary tells its backups: what stays as it is, and ledgers there and back."""
+"""What a leader tells its backups: what stays as it is, and ledgers there and back."""
 
 from __future__ import annotations
 

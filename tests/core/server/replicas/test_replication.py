@@ -1,4 +1,4 @@
-"""Copies of a shard: what a primary acknowledges its backups have, whatever happens to the links between them."""
+"""Copies of a shard: what a leader acknowledges its backups have, whatever happens to the links between them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.core.machines import assign, identity, job
-from tests.core.server.copies import PRIMARY, WELCOME, Copies, Node, pull, push
+from tests.core.server.copies import LEADER, WELCOME, Copies, Node, pull, push
 from zmqps.core.protocol.events import Action, Returned, Run
 from zmqps.core.protocol.messages import (
     Ack,
@@ -53,7 +53,7 @@ def test_a_backup_gets_the_initial_values_and_says_when_it_is_whole() -> None:
     copies.load()
     copies.wait(1.0)
     assert ready(copies, "b") == [(2, 0), (2, 1)]
-    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(PRIMARY)
+    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(LEADER)
 
 
 @pytest.mark.parametrize("staleness", [None, 0])
@@ -69,7 +69,7 @@ def test_a_backup_of_a_shard_without_slices_is_whole_when_it_knows_the_step(stal
     assert ready(copies, "b") == [(2, 0)], "built, and at no step that is known"
     copies.wait(3.0)
     assert ready(copies, "b") == [(2, 0), (2, 1)]
-    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(PRIMARY)
+    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(LEADER)
 
 
 def test_a_backup_whose_server_hears_of_it_late_is_filled_all_the_same() -> None:
@@ -79,7 +79,7 @@ def test_a_backup_whose_server_hears_of_it_late_is_filled_all_the_same() -> None
     copies.wait(3.0)
     copies.assign_backup(*B)
     copies.wait(3.0)
-    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(PRIMARY)
+    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(LEADER)
 
 
 def test_a_backup_is_filled_while_pushes_go_on() -> None:
@@ -95,13 +95,13 @@ def test_a_backup_is_filled_while_pushes_go_on() -> None:
         if copies.busy:
             copies.deliver(copies.busy[0])
     copies.wait(2.0)
-    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(PRIMARY)
-    assert copies.nodes["b"].remembered(2) == copies.nodes["p"].remembered(PRIMARY)
+    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(LEADER)
+    assert copies.nodes["b"].remembered(2) == copies.nodes["p"].remembered(LEADER)
     assert ready(copies, "b")[-1] == (2, 1)
 
 
 def about_to_fill() -> Copies:
-    """Return a primary that trains, and a backup that is to be filled next."""
+    """Return a leader that trains, and a backup that is to be filled next."""
     copies = Copies()
     copies.begin()
     copies.join("w")
@@ -153,8 +153,8 @@ def test_nobody_waits_for_a_backup_that_is_yet_to_be_built() -> None:
     assert copies.answered("w") == [101, 102, 103]
     copies.assign_backup(*B)
     copies.wait(3.0)
-    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(PRIMARY)
-    assert copies.nodes["b"].remembered(2) == copies.nodes["p"].remembered(PRIMARY)
+    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(LEADER)
+    assert copies.nodes["b"].remembered(2) == copies.nodes["p"].remembered(LEADER)
     copies.push("w", push(4, 1.0))
     assert copies.answered("w") == [101, 102, 103], "now it is there"
 
@@ -180,7 +180,7 @@ def test_nobody_waits_for_a_backup_that_is_being_built_and_it_is_filled_when_it_
     (build,) = later
     copies.handle("b", Returned(build.tag, build.work()))
     copies.settle()
-    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(PRIMARY)
+    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(LEADER)
 
 
 def test_a_copy_that_is_not_whole_is_not_promoted() -> None:
@@ -201,7 +201,7 @@ def test_a_push_is_answered_when_the_backup_has_it() -> None:
     copies.push("w", push(1, 1.0))
     assert copies.answers("w") == []
     copies.deliver(("p", "b"))
-    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(PRIMARY)
+    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(LEADER)
     assert copies.answers("w") == []
     copies.deliver(("b", "p"))
     assert copies.answers("w") == [Ack(101, (1,), (0,))]
@@ -222,7 +222,7 @@ def test_a_push_waits_for_all_backups() -> None:
     assert copies.answers("w") == []
     copies.settle()
     assert len(copies.answers("w")) == 1
-    assert copies.nodes["b"].state(2) == copies.nodes["c"].state(3) == copies.nodes["p"].state(PRIMARY)
+    assert copies.nodes["b"].state(2) == copies.nodes["c"].state(3) == copies.nodes["p"].state(LEADER)
 
 
 def test_values_are_read_when_they_are_sent() -> None:
@@ -255,7 +255,7 @@ def test_answers_to_one_worker_keep_the_order_of_its_requests() -> None:
     copies.from_worker("p", "w", pull(7))
     copies.push("w", push(2, 1.0, 1))
     copies.from_worker("p", "w", pull(8, 0, 1))
-    copies.from_worker("p", "w", pull(9).__class__(9, PRIMARY, 0, 0, "raw", ()))
+    copies.from_worker("p", "w", pull(9).__class__(9, LEADER, 0, 0, "raw", ()))
     copies.from_worker("p", "v", pull(5))
     assert copies.answered("w") == []
     assert copies.answered("v") == [5], "who has pushed nothing waits for nothing"
@@ -275,7 +275,7 @@ def test_a_pull_does_not_wait_for_the_answers_to_others() -> None:
     assert copies.answered("v") == []
 
 
-def test_a_primary_that_does_not_reach_its_backup_acknowledges_nothing() -> None:
+def test_a_leader_that_does_not_reach_its_backup_acknowledges_nothing() -> None:
     copies = trained(B)
     copies.cut("p", "b")
     copies.push("w", push(1, 1.0))
@@ -283,16 +283,16 @@ def test_a_primary_that_does_not_reach_its_backup_acknowledges_nothing() -> None
     assert copies.answers("w") == []
     copies.retarget(generation=2)
     assert copies.answered("w") == [101], "the coordinator has given the backup up"
-    assert copies.told("p", Replicating) == [Replicating(PRIMARY, 2)]
-    assert copies.nodes["p"].machine.tenants[PRIMARY].stream is None
+    assert copies.told("p", Replicating) == [Replicating(LEADER, 2)]
+    assert copies.nodes["p"].machine.tenants[LEADER].stream is None
 
 
 def test_an_older_list_of_backups_counts_no_more() -> None:
     copies = trained(B)
     copies.retarget(generation=5)
     copies.retarget(B, generation=4)
-    assert copies.told("p", Replicating) == [Replicating(PRIMARY, 5)]
-    assert copies.nodes["p"].machine.tenants[PRIMARY].stream is None
+    assert copies.told("p", Replicating) == [Replicating(LEADER, 5)]
+    assert copies.nodes["p"].machine.tenants[LEADER].stream is None
 
 
 def test_the_answers_of_a_worker_that_has_gone_are_dropped() -> None:
@@ -304,13 +304,13 @@ def test_the_answers_of_a_worker_that_has_gone_are_dropped() -> None:
     copies.settle()
     assert copies.answered("w") == []
     assert copies.answered("v") == [101]
-    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(PRIMARY)
+    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(LEADER)
     assert list(copies.nodes["b"].machine.tenants[2].ledgers) == [identity("worker", "v").incarnation]
 
 
 def test_too_much_that_waits_is_refused_and_may_be_sent_again() -> None:
     copies = trained(B)
-    stream = copies.nodes["p"].machine.tenants[PRIMARY].stream
+    stream = copies.nodes["p"].machine.tenants[LEADER].stream
     assert stream is not None
     stream._unconfirmed.limit = 3000
     copies.push("w", push(1, 1.0))
@@ -322,7 +322,7 @@ def test_too_much_that_waits_is_refused_and_may_be_sent_again() -> None:
     copies.push("w", push(2, 1.0))
     copies.settle()
     assert copies.answered("w") == [102, 101, 102]
-    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(PRIMARY)
+    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(LEADER)
 
 
 def test_what_waits_is_counted_and_the_count_ends_at_nothing() -> None:
@@ -343,7 +343,7 @@ def test_the_backup_gets_what_was_applied_not_what_the_worker_writes_later() -> 
     gradient[:] = 99.0
     copies.mend("p", "b")
     copies.settle()
-    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(PRIMARY)
+    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(LEADER)
 
 
 # --- lost messages ------------------------------------------------------------------------------
@@ -360,7 +360,7 @@ def test_what_a_broken_connection_has_lost_comes_again() -> None:
     copies.mend("p", "b")
     copies.settle()
     assert copies.answered("w") == [101, 102, 103, 104, 105, 106]
-    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(PRIMARY)
+    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(LEADER)
 
 
 def test_a_record_that_there_was_no_memory_for_is_asked_for() -> None:
@@ -390,7 +390,7 @@ def test_an_answer_of_the_backup_that_is_lost_is_noticed_after_a_silence() -> No
     copies.wires["b", "p"].popleft()
     copies.wait(4.0)
     assert copies.answered("w") == [101]
-    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(PRIMARY)
+    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(LEADER)
 
 
 # --- promotion ----------------------------------------------------------------------------------
@@ -403,7 +403,7 @@ def test_a_promoted_backup_answers_with_all_that_was_acknowledged() -> None:
     copies.settle()
     copies.promote(*B)
     assert copies.told("b", Promoted) == [Promoted(2, 1, 0, (1, 2))]
-    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(PRIMARY)
+    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(LEADER)
     copies.join("w", "b", 2)
     copies.push("w", push(3, 3.0, 1, epoch=2), "b")
     copies.push("w", push(4, 4.0, epoch=2), "b")
@@ -420,7 +420,7 @@ def test_a_promotion_that_is_said_again_is_answered_again_and_an_older_one_not()
     assert [(m.generation) for m in copies.told("b", Promoted) if isinstance(m, Promoted)] == [3, 3]
 
 
-def test_an_old_primary_is_refused_and_answers_no_more() -> None:
+def test_an_old_leader_is_refused_and_answers_no_more() -> None:
     copies = trained(B)
     copies.promote(*B)
     copies.push("w", push(1, 1.0))
@@ -460,7 +460,7 @@ def test_a_bounded_read_that_was_given_up_is_not_answered_and_holds_up_nothing()
     assert copies.nodes["p"].machine.counters()["unconfirmed_nbytes"] == 0
 
 
-def test_an_old_primary_that_has_not_heard_of_it_hands_out_nothing_in_the_bounded_mode() -> None:
+def test_an_old_leader_that_has_not_heard_of_it_hands_out_nothing_in_the_bounded_mode() -> None:
     copies = trained(B, staleness=2)
     copies.cut("p", "b")
     copies.promote(*B)
@@ -472,7 +472,7 @@ def test_an_old_primary_that_has_not_heard_of_it_hands_out_nothing_in_the_bounde
     assert [m.code for m in copies.answers("w") if isinstance(m, Error)] == [DeposedError.code]
 
 
-def test_an_old_primary_that_was_cut_off_hears_it_when_it_is_back() -> None:
+def test_an_old_leader_that_was_cut_off_hears_it_when_it_is_back() -> None:
     copies = trained(B)
     copies.cut("p", "b")
     copies.promote(*B)
@@ -510,7 +510,7 @@ def test_a_promoted_copy_gets_backups_of_its_own() -> None:
 def test_the_end_of_a_job_ends_its_copies() -> None:
     copies = trained(B)
     copies.push("w", push(1, 1.0))
-    copies.order("p", Discard(PRIMARY))
+    copies.order("p", Discard(LEADER))
     copies.order("b", Discard(2))
     copies.wait(20.0)
     for name in "pb":
@@ -537,7 +537,7 @@ def test_a_step_is_sent_once_and_reported_when_the_backup_has_it() -> None:
     copies.settle()
     assert copies.committed == [0]
     assert copies.sent["Replicate"] - before == 3, "a mean for each slice, and the end"
-    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(PRIMARY)
+    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(LEADER)
     copies.commit(0, "w", "v")
     assert copies.committed == [0, 0]
 
@@ -552,7 +552,7 @@ def test_slices_and_parts_of_slices_that_nobody_pushed_get_the_version_all_the_s
     copies.commit(1)
     copies.settle()
     assert copies.committed == [0, 1]
-    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(PRIMARY)
+    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(LEADER)
 
 
 def test_a_backup_that_is_filled_between_steps_is_the_same() -> None:
@@ -569,7 +569,7 @@ def test_a_backup_that_is_filled_between_steps_is_the_same() -> None:
         copies.commit(step, "w")
     copies.wait(5.0)
     assert copies.committed == [0, 1, 2, 3]
-    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(PRIMARY)
+    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(LEADER)
 
 
 def test_gradients_that_a_new_backup_has_not_are_taken_when_they_are_brought_again() -> None:
@@ -587,7 +587,7 @@ def test_gradients_that_a_new_backup_has_not_are_taken_when_they_are_brought_aga
     assert copies.nodes["b"].shard(2).slices[0].value.tolist() == (np.arange(8) - 1.0).tolist()
 
 
-def test_a_step_that_the_old_primary_had_sent_in_part_is_committed_by_the_promoted_copy() -> None:
+def test_a_step_that_the_old_leader_had_sent_in_part_is_committed_by_the_promoted_copy() -> None:
     copies = trained(B, staleness=0)
     copies.push("w", push(1, 1.0, 0, 1, attempt=0))
     copies.commit(0, "w")
@@ -598,7 +598,7 @@ def test_a_step_that_the_old_primary_had_sent_in_part_is_committed_by_the_promot
     contributors = ((identity("worker", "w").incarnation, (0,)),)
     copies.order("b", Commit(2, 0, contributors))
     assert copies.told("b", Committed) == [Committed(2, 0)]
-    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(PRIMARY)
+    assert copies.nodes["b"].state(2) == copies.nodes["p"].state(LEADER)
 
 
 # --- what cannot be -----------------------------------------------------------------------------
@@ -608,18 +608,18 @@ def test_a_step_that_the_old_primary_had_sent_in_part_is_committed_by_the_promot
 def test_no_backups_are_no_backups(backups: dict[str, object]) -> None:
     copies = Copies()
     copies.begin()
-    copies.order("p", Replicas(PRIMARY, 1, backups))
-    assert copies.nodes["p"].machine.tenants[PRIMARY].stream is None
+    copies.order("p", Replicas(LEADER, 1, backups))
+    assert copies.nodes["p"].machine.tenants[LEADER].stream is None
 
 
 @pytest.mark.parametrize("rows", [{"rows": 1}, {"rows": [{}]}, {"rows": [{}] * 9}])
 def test_rows_that_name_no_servers_are_refused(rows: dict[str, object]) -> None:
     copies = Copies()
     copies.begin()
-    copies.order("p", Replicas(PRIMARY, 1, rows))
+    copies.order("p", Replicas(LEADER, 1, rows))
     [error] = copies.told("p", Error)
     assert isinstance(error, Error)
-    assert error.request == PRIMARY
+    assert error.request == LEADER
 
 
 def test_a_treatment_that_needs_what_workers_have_read_has_no_copies() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.core.machines import identity, job, make_shard
-from tests.core.server.copies import PRIMARY, Copies, Node, pull, push
+from tests.core.server.copies import LEADER, Copies, Node, pull, push
 from tests.core.server.scarcity import ScarceHost, Scarcity
 from zmqps.core.protocol.messages import Ack, Commit, Committed, Error, Promoted, Push, Values
 from zmqps.core.server.dense.shard import Shard
@@ -30,7 +30,7 @@ def spec(optimizer: Any, **options: Any) -> Any:
 
 
 class Links(RuleBasedStateMachine):
-    """A primary, up to two backups, and links that break."""
+    """A leader, up to two backups, and links that break."""
 
     copies: Copies
     optimizer: Any = sgd(1.0)
@@ -124,7 +124,7 @@ class Links(RuleBasedStateMachine):
     @rule()
     @precondition(lambda self: not self.promoted and self.whole)
     def promote(self) -> None:
-        """The primary is given up, whether it is gone or not."""
+        """The leader is given up, whether it is gone or not."""
         if self.whole:
             node, epoch = self.whole[0]
             self.promoted = node.name
@@ -158,7 +158,7 @@ class Asynchronous(Links):
         self.pushes: dict[str, list[Push]] = {worker: [] for worker in WORKERS}
         self.asked: dict[str, list[int]] = {worker: [] for worker in WORKERS}
         self.requests = 1000
-        self.history: dict[Any, list[Any]] = {}  # what the primary was after each push, and what it remembered then
+        self.history: dict[Any, list[Any]] = {}  # what the leader was after each push, and what it remembered then
 
     @rule(pushes=st.lists(st.tuples(st.sampled_from(WORKERS), SETS, st.integers(-8, 8), st.booleans()), max_size=4))
     def push(self, pushes: list[tuple[str, set[int], int, bool]]) -> None:
@@ -186,7 +186,7 @@ class Asynchronous(Links):
 
     def _note(self) -> None:
         node = self.copies.nodes["p"]
-        of_state, remembered = self.history.setdefault(node.state(PRIMARY), []), node.remembered(PRIMARY)
+        of_state, remembered = self.history.setdefault(node.state(LEADER), []), node.remembered(LEADER)
         if not of_state or of_state[-1] != remembered:
             of_state.append(remembered)
 
@@ -208,7 +208,7 @@ class Asynchronous(Links):
         acknowledged = self.acknowledged()
         for node, epoch in self.whole:
             state, remembered = node.state(epoch), node.remembered(epoch)
-            assert remembered in self.history.get(state, ()), "bit for bit what the primary was"
+            assert remembered in self.history.get(state, ()), "bit for bit what the leader was"
             assert acknowledged <= set(remembered)
 
     @invariant()
@@ -225,7 +225,7 @@ class Asynchronous(Links):
             return
         if not self.promoted:
             self.end()
-            state = self.copies.nodes["p"].state(PRIMARY)
+            state = self.copies.nodes["p"].state(LEADER)
             assert all(self.copies.nodes[name].state(BACKUPS[name]) == state for name in self.backups)
             assert len(self.whole) == len(self.backups)
             every = {(identity("worker", w).incarnation, p.seq) for w in WORKERS for p in self.pushes[w]}
@@ -240,7 +240,7 @@ class Asynchronous(Links):
         before = self.acknowledged()
         self.end()
         late = self.acknowledged() - before
-        assert late <= set(self.copies.nodes[name].remembered(epoch)), "two primaries never both acknowledge"
+        assert late <= set(self.copies.nodes[name].remembered(epoch)), "two leaders never both acknowledge"
         for worker in WORKERS:
             self.copies.join(worker, name, epoch)
             for message in self.pushes[worker]:
@@ -318,14 +318,14 @@ class Synchronous(Links):
         self.reference.begin()
         for worker in WORKERS:
             self.reference.join(worker)
-        self.states = [self.reference.nodes["p"].state(PRIMARY)]
+        self.states = [self.reference.nodes["p"].state(LEADER)]
         self.step = 0  # that is being brought
         self.brought: list[tuple[str, Push]] = []  # for it
         self.asked = False  # for its commit
 
     @property
     def server(self) -> tuple[str, int]:
-        return (self.promoted, BACKUPS[self.promoted]) if self.promoted else ("p", PRIMARY)
+        return (self.promoted, BACKUPS[self.promoted]) if self.promoted else ("p", LEADER)
 
     @rule(slices=st.lists(st.sets(st.integers(0, SLICES - 1)), min_size=2, max_size=2), value=st.integers(-8, 8))
     @precondition(lambda self: not self.brought)
@@ -340,7 +340,7 @@ class Synchronous(Links):
             self.reference.push(worker, message)
             self._bring(worker, message)
         self.reference.commit(self.step, *WORKERS)
-        self.states.append(self.reference.nodes["p"].state(PRIMARY))
+        self.states.append(self.reference.nodes["p"].state(LEADER))
 
     def _bring(self, worker: str, message: Push) -> None:
         name, epoch = self.server

@@ -1,4 +1,4 @@
-"""Copies of a shard with tables: what the primary has said it has, its backups have."""
+"""Copies of a shard with tables: what the leader has said it has, its backups have."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from tests.core.machines import identity, peer
 from tests.core.machines import make_shard as make_dense
-from tests.core.server.copies import PRIMARY, Copies
+from tests.core.server.copies import LEADER, Copies
 from zmqps import optim
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec, Parameter
@@ -72,21 +72,21 @@ def trained(*tables: TableSpec, params: bool = True, **options: Any) -> Copies:
 def push_rows(seq: int, *ids: int, by: float = 1.0, index: int = 1, wanted: tuple[int, ...] = (), **over: Any) -> Any:
     numbers, grads = np.array([*ids, *wanted], np.int64), np.full((len(ids), DIM), by, np.float32)
     fields = {
-        "request": 100 + seq, "seq": seq, "epoch": PRIMARY, "step": 0, "attempt": 0, "examples": 1, "begins": 1,
+        "request": 100 + seq, "seq": seq, "epoch": LEADER, "step": 0, "attempt": 0, "examples": 1, "begins": 1,
         "reply": int(bool(wanted)), "checked": 0, "codec": "raw", "reply_codec": "raw", "terms": (), "index": index,
         "version": 0, "count": len(ids), "wanted": len(wanted), "payload": (numbers, grads),
     }  # fmt: skip
     return PushRows(**{**fields, **over})
 
 
-def table_of(copies: Copies, name: str = "p", epoch: int = PRIMARY, number: int = 0) -> RowTable:
+def table_of(copies: Copies, name: str = "p", epoch: int = LEADER, number: int = 0) -> RowTable:
     rows = copies.nodes[name].shard(epoch).rows
     assert rows is not None
     return rows.tables[number]
 
 
 def same(copies: Copies) -> bool:
-    return copies.nodes["p"].state(PRIMARY) == copies.nodes["b"].state(BACKUP)
+    return copies.nodes["p"].state(LEADER) == copies.nodes["b"].state(BACKUP)
 
 
 def test_a_push_of_rows_is_answered_when_the_backup_has_it() -> None:
@@ -100,7 +100,7 @@ def test_a_push_of_rows_is_answered_when_the_backup_has_it() -> None:
     copies.push("w", push_rows(1, 5, -7))  # again: it is known here and there
     copies.settle()
     assert same(copies)
-    assert copies.nodes["b"].remembered(BACKUP).keys() == copies.nodes["p"].remembered(PRIMARY).keys()
+    assert copies.nodes["b"].remembered(BACKUP).keys() == copies.nodes["p"].remembered(LEADER).keys()
 
 
 def test_rows_that_are_asked_for_with_a_push_are_those_after_it() -> None:
@@ -127,7 +127,7 @@ def test_a_backup_is_filled_while_rows_are_pushed() -> None:
         for wire in copies.busy[:2]:
             copies.deliver(wire)
     copies.wait(30.0)
-    assert copies.nodes["c"].state(3) == copies.nodes["b"].state(BACKUP) == copies.nodes["p"].state(PRIMARY)
+    assert copies.nodes["c"].state(3) == copies.nodes["b"].state(BACKUP) == copies.nodes["p"].state(LEADER)
     assert copies.nodes["c"].shard(3).loaded
     assert table_of(copies, number=1).counters["expired"]
 
@@ -148,24 +148,24 @@ def test_a_step_of_the_synchronous_mode_is_at_the_backup_when_it_is_over() -> No
     copies.push("w", push_rows(2, 7, step=0, attempt=2, index=2))
     copies.settle()
     assert not len(table_of(copies))
-    copies.order("p", Commit(PRIMARY, 0, ((WHO, (1, 2)),)))
+    copies.order("p", Commit(LEADER, 0, ((WHO, (1, 2)),)))
     assert copies.committed == []
     copies.settle()
     assert copies.committed == [0]
     assert same(copies)
-    copies.order("p", Commit(PRIMARY, 1, ()))  # nobody has pushed
+    copies.order("p", Commit(LEADER, 1, ()))  # nobody has pushed
     copies.settle()
     assert same(copies)
     assert table_of(copies, "b", BACKUP).version == 2
 
 
 def test_a_promoted_copy_does_not_apply_a_step_again_that_it_has_of_one_table() -> None:
-    """The old primary was lost after the first table's record, before that of the second."""
+    """The old leader was lost after the first table's record, before that of the second."""
     copies = trained(table(), table("users"), params=False, staleness=0)
     pushes = [push_rows(1, 5, step=0, attempt=1, index=0), push_rows(2, 7, step=0, attempt=2, index=1)]
     for push in pushes:
         copies.push("w", push)
-    copies.order("p", Commit(PRIMARY, 0, ((WHO, (1, 2)),)))
+    copies.order("p", Commit(LEADER, 0, ((WHO, (1, 2)),)))
     copies.deliver(("p", "b"))
     copies.cut("p", "b")
     copies.promote(*B)
@@ -180,7 +180,7 @@ def test_a_promoted_copy_does_not_apply_a_step_again_that_it_has_of_one_table() 
 def test_a_server_with_gradients_of_rows_keeps_its_place() -> None:
     copies = trained(staleness=0)
     copies.push("w", push_rows(1, 5, step=0, attempt=1))
-    copies.order("p", Yield(PRIMARY, 1))
+    copies.order("p", Yield(LEADER, 1))
     [yielded] = copies.told("p", Yielded)
     assert isinstance(yielded, Yielded)
     assert yielded.busy
@@ -249,7 +249,7 @@ def test_what_is_no_record_of_rows_breaks_the_copy_and_nothing_else(payload: Any
 def test_a_pull_of_rows_waits_for_the_answers_to_its_own_pushes() -> None:
     copies = trained()
     copies.push("w", push_rows(1, 5))
-    wants: Message = PullRows(500, PRIMARY, 0, "raw", 1, 1, (np.array([5], np.int64),))
+    wants: Message = PullRows(500, LEADER, 0, "raw", 1, 1, (np.array([5], np.int64),))
     copies.from_worker("p", "w", wants)
     assert copies.answered("w") == []
     copies.settle()
@@ -280,9 +280,9 @@ def test_gradients_of_a_step_are_not_applied_again_where_what_is_set_in_it_fails
         raise MemoryError
 
     monkeypatch.setattr(RowTable, "put", fails)
-    copies.order("p", Commit(PRIMARY, 0, ((WHO, (1, 2)),)))
+    copies.order("p", Commit(LEADER, 0, ((WHO, (1, 2)),)))
     assert copies.committed == []
-    copies.order("p", Commit(PRIMARY, 0, ((WHO, (1, 2)),)))
+    copies.order("p", Commit(LEADER, 0, ((WHO, (1, 2)),)))
     copies.settle()
     assert copies.committed == [0]
     assert table.read(np.array([5, 6]))[:, 0].tolist() == [-1.0, 9.0]

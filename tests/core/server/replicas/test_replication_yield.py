@@ -1,11 +1,11 @@
-"""A primary that gives up its place to a backup that has all, and what becomes of the others."""
+"""A leader that gives up its place to a backup that has all, and what becomes of the others."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.core.machines import job
-from tests.core.server.copies import PRIMARY, Copies, pull, push, row
+from tests.core.server.copies import LEADER, Copies, pull, push, row
 from tests.core.server.replicas.test_replication import B, C, trained
 from zmqps.core.protocol.messages import (
     Ack,
@@ -28,10 +28,10 @@ def yielded(copies: Copies) -> list[tuple[int, int, dict[str, object]]]:
 
 
 def give_up(copies: Copies, generation: int = 1) -> None:
-    copies.order("p", Yield(PRIMARY, generation))
+    copies.order("p", Yield(LEADER, generation))
 
 
-def test_a_primary_gives_up_its_place_when_its_backups_have_all() -> None:
+def test_a_leader_gives_up_its_place_when_its_backups_have_all() -> None:
     copies = trained(B)
     copies.push("w", push(1, 1.0))
     give_up(copies)
@@ -50,13 +50,13 @@ def test_from_then_on_it_answers_that_another_server_does() -> None:
     copies.from_worker("p", "v", pull(2))
     codes = [answer.code for name in "wv" for answer in copies.answers(name) if isinstance(answer, Error)]
     assert codes == [DeposedError.code] * 2
-    before = copies.nodes["p"].state(PRIMARY)
+    before = copies.nodes["p"].state(LEADER)
     assert before == copies.nodes["b"].state(2), "and does nothing"
 
 
 def test_pulls_that_wait_for_a_version_are_sent_to_the_new_one() -> None:
     copies = trained(B)
-    copies.from_worker("p", "w", Pull(5, PRIMARY, 3, 0, "raw", ((0, 0, ()),)))
+    copies.from_worker("p", "w", Pull(5, LEADER, 3, 0, "raw", ((0, 0, ()),)))
     assert copies.answers("w") == []
     give_up(copies)
     (turned_away,) = copies.answers("w")
@@ -73,7 +73,7 @@ def test_asked_again_it_says_the_same_and_older_requests_count_no_more() -> None
 
 
 def broken_off(copies: Copies) -> None:
-    """Let the primary say Hello again to what was its backup."""
+    """Let the leader say Hello again to what was its backup."""
     copies.cut("p", "b")
     copies.mend("p", "b")
     copies.settle()
@@ -137,7 +137,7 @@ def test_a_newer_list_of_backups_gives_it_its_place_back() -> None:
     assert [type(answer) for answer in copies.answers("w")] == [Ack]
 
 
-def test_the_new_primary_goes_on_with_backups_that_have_all_that_it_has() -> None:
+def test_the_new_leader_goes_on_with_backups_that_have_all_that_it_has() -> None:
     copies = trained(B, C)
     for request in (1, 2, 3):
         copies.push("w", push(request, 1.0))
@@ -146,7 +146,7 @@ def test_the_new_primary_goes_on_with_backups_that_have_all_that_it_has() -> Non
     ((_, _, numbers),) = yielded(copies)
     equal = {**row("c", 3, of="b"), "number": numbers["3"]}
     copies.order("b", Promote(2, 2, {"rows": [equal]}))
-    copies.order("p", Discard(PRIMARY, 1))
+    copies.order("p", Discard(LEADER, 1))
     copies.wait(1.0)
     before = copies.sent["Replicate"]
     copies.join("w", "b", 2)
@@ -165,7 +165,7 @@ def test_whoever_comes_late_to_the_old_one_is_told_that_the_shard_has_moved(free
     give_up(copies)
     copies.promote("b", 2, generation=2)
     if freed:
-        copies.order("p", Discard(PRIMARY, 1))
+        copies.order("p", Discard(LEADER, 1))
     copies.push("w", push(1, 1.0))
     (answer,) = copies.answers("w")
     assert isinstance(answer, Error)
@@ -180,7 +180,7 @@ def test_a_commit_of_a_shard_of_nothing_is_taken_whatever_was_told_before() -> N
     assert not copies.told("p", Error)
 
 
-def test_values_of_the_new_primary_are_those_of_the_old_one() -> None:
+def test_values_of_the_new_leader_are_those_of_the_old_one() -> None:
     copies = trained(B)
     copies.push("w", push(1, 1.0))
     copies.settle()

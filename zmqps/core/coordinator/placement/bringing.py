@@ -1,4 +1,4 @@
-"""Gradients of the open step that a lost primary had, and that workers bring to its heir again."""
+"""Gradients of the open step that a lost leader had, and that workers bring to its heir again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from zmqps.core.protocol.messages import Commit
 
 
 class Bringing:
-    """Which shards have another primary, and who may have to bring it gradients again.
+    """Which shards have another leader, and who may have to bring it gradients again.
 
     Parameters
     ----------

@@ -16,7 +16,7 @@ from zmqps.core.protocol.security.keys import LOADER, proof_of, shard_key, ticke
 class Replica:
     """One copy of one shard on one server; ``epoch`` is its number, which no other copy of any job ever has.
 
-    The primary answers workers; backups follow it. ``generation`` counts how often the shard has had another primary or
+    The leader answers workers; backups follow it. ``generation`` counts how often the shard has had another leader or
     other backups. ``built`` and ``whole`` say whether it is there and has all values, as far as is known.
     """
 
@@ -75,13 +75,13 @@ class ReplicaSet:
 
         That number stands for the job.
         """
-        primaries = [self.add(shard, server) for shard, server in enumerate(servers)]
-        for copy in primaries:
+        leaders = [self.add(shard, server) for shard, server in enumerate(servers)]
+        for copy in leaders:
             for _ in range(replicas):
                 around = [*servers[copy.shard + 1 :], *servers[: copy.shard]]
                 if (server := self.best(copy.shard, around)) is not None:
                     self.add(copy.shard, server, backup=True)
-        return primaries[0].epoch
+        return leaders[0].epoch
 
     def add(self, shard: int, server: MemberInfo, *, backup: bool = False) -> Replica:
         """Enter a copy under a new number."""
@@ -135,20 +135,20 @@ class ReplicaSet:
         free = [server for server in servers if server.incarnation not in having]
         return min(free, key=lambda s: (s.hello.host in hosts, loads[s.incarnation]), default=None)
 
-    def primary(self, shard: int) -> Replica:
+    def leader(self, shard: int) -> Replica:
         """Return the copy of a shard that answers workers."""
         return next(copy for copy in self if copy.shard == shard and not copy.backup)
 
     def backups(self, shard: int) -> list[Replica]:
-        """Return the copies of a shard that follow its primary."""
+        """Return the copies of a shard that follow its leader."""
         return [copy for copy in self if copy.shard == shard and copy.backup]
 
     def homes(self, shard: int) -> list[MemberInfo]:
-        """Return the servers of a shard's whole copies, that of the primary first."""
+        """Return the servers of a shard's whole copies, that of the leader first."""
         whole = [backup.server for backup in self.backups(shard) if backup.whole]
-        return [self.primary(shard).server, *whole]
+        return [self.leader(shard).server, *whole]
 
-    def primaries(self) -> Iterator[tuple[int, int, MemberInfo]]:
+    def leaders(self) -> Iterator[tuple[int, int, MemberInfo]]:
         """Yield shard, epoch and server of each copy that answers workers, in the order of the shards."""
         for copy in sorted(self, key=lambda copy: copy.shard):
             if not copy.backup:
@@ -204,18 +204,18 @@ class ReplicaSet:
 
     def rows(self, member: MemberInfo, *, load: bool = False) -> list[dict[str, Any]]:
         """Return that of each shard, for a worker or observer."""
-        return [self.row(self.by_epoch[epoch], member, load=load) for _, epoch, _ in self.primaries()]
+        return [self.row(self.by_epoch[epoch], member, load=load) for _, epoch, _ in self.leaders()]
 
-    def rows_of_backups(self, primary: Replica) -> dict[str, Any]:
-        """Return those of a shard's backups, for the server of its primary; nothing where there are none.
+    def rows_of_backups(self, leader: Replica) -> dict[str, Any]:
+        """Return those of a shard's backups, for the server of its leader; nothing where there are none.
 
-        Those of a shard that is to be begin with the same as their primary, and need not be filled by it.
+        Those of a shard that is to be begin with the same as their leader, and need not be filled by it.
         """
-        if primary.epoch in self.coming:
-            same = [copy for copy in self.coming.values() if copy.shard == primary.shard and copy.backup]
-            rows = [{**self.row(copy, primary.server), "number": 0} for copy in same]
+        if leader.epoch in self.coming:
+            same = [copy for copy in self.coming.values() if copy.shard == leader.shard and copy.backup]
+            rows = [{**self.row(copy, leader.server), "number": 0} for copy in same]
         else:
-            rows = [self.row(copy, primary.server) for copy in self.backups(primary.shard)]
+            rows = [self.row(copy, leader.server) for copy in self.backups(leader.shard)]
         return {"rows": rows} if rows else {}
 
     def rows_of_equals(self, heir: Replica, numbers: Mapping[int, int]) -> dict[str, Any]:

@@ -255,8 +255,8 @@ class Fallback:
     def _choose(self, shard: int, back: Missing, servers: Sequence[MemberInfo], now: float) -> MemberInfo | None:
         """Return the server for a shard: the one it was on, one that has none, or after a while any."""
         fit = [server for server in servers if (server.incarnation, shard) not in self._unfit]
-        primaries = (copy for copy in self._startup.copies if not copy.backup)
-        loads = Counter(copy.server.incarnation for copy in primaries)
+        leaders = (copy for copy in self._startup.copies if not copy.backup)
+        loads = Counter(copy.server.incarnation for copy in leaders)
         free = [server for server in fit if not loads[server.incarnation]]
         if back.home in free:
             return back.home

@@ -1,7 +1,7 @@
 """Copies of shards that move from a server that is to go to one that stays, while training goes on.
 
 The copy is filled on the other server as any backup is. Once it is whole, a backup simply takes the place of the one
-that was there; a primary gives up its place when its backups have all that it has done, and the new copy takes over.
+that was there; a leader gives up its place when its backups have all that it has done, and the new copy takes over.
 In the synchronous mode that happens between two steps, when servers have nobody's gradients: whoever has completed the
 one waits for it before the next.
 """
@@ -24,7 +24,7 @@ from zmqps.errors import listed
 
 #: A server answers within milliseconds; one that did not may not have received it.
 RETRY_S = 1.0
-#: A primary that has not given up its place after so long keeps it, and workers wait no longer for the next step. It is
+#: A leader that has not given up its place after so long keeps it, and workers wait no longer for the next step. It is
 #: asked again after a while.
 PATIENCE_S, PAUSE_S = 10.0, 5.0
 #: So often it is looked whether what a shard waits for, before it moves, is over.
@@ -32,7 +32,7 @@ LOOK_S = 0.1
 #: Of reasons why nobody can take something an error names so many.
 MOST_REASONS = 4
 
-#: Tells the primary of a shard its backups: ``change(shard, now)``.
+#: Tells the leader of a shard its backups: ``change(shard, now)``.
 Change: TypeAlias = Callable[[int, float], list[Action]]
 #: Lets a shard have one backup less: ``give_up(copy, why, now)``.
 GiveUp: TypeAlias = Callable[[Replica, str, float], list[Action]]
@@ -42,7 +42,7 @@ class HandoverPhase(IntEnum):
     """How far a copy is that moves, in this order.
 
     FILL: the new copy is filled, or waits until there may be a cut. QUIESCE: nobody begins the next step, and the one
-    that is open ends. YIELD: the primary is asked to give up its place. ADOPT: it has, and the new copy is to take it.
+    that is open ends. YIELD: the leader is asked to give up its place. ADOPT: it has, and the new copy is to take it.
     """
 
     FILL, QUIESCE, YIELD, ADOPT = range(4)
@@ -55,17 +55,17 @@ class Handover:
     old: Replica
     new: Replica
     made: bool  # the new copy is there for this alone
-    not_before: float  # when its primary may be asked to give up its place
+    not_before: float  # when its leader may be asked to give up its place
     phase: HandoverPhase = HandoverPhase.FILL
     held_at: float | None = None  # since when nobody begins the next step, in the synchronous mode
-    asked_at: float = 0.0  # when its primary was asked
+    asked_at: float = 0.0  # when its leader was asked
     again_at: float = 0.0  # when it is asked again
     busy: bool = False  # it had gradients of the step when it was asked: the step is to end first
     numbers: Mapping[int, int] = field(default_factory=dict)  # by epoch: the last record of each backup that it had
 
     @property
     def is_cut(self) -> bool:
-        """Whether its primary was asked to give up its place."""
+        """Whether its leader was asked to give up its place."""
         return self.phase >= HandoverPhase.YIELD
 
 
@@ -117,11 +117,11 @@ class Handovers:
 
     @property
     def is_cutting(self) -> bool:
-        """Whether a shard is about to have another primary."""
+        """Whether a shard is about to have another leader."""
         return any(handover.is_cut for handover in self._of.values())
 
     def has_yielded(self, shard: int) -> bool:
-        """Whether a shard's primary has given up its place, for a copy that is yet to say that it has taken it.
+        """Whether a shard's leader has given up its place, for a copy that is yet to say that it has taken it.
 
         Told of other backups, it would keep its place after all, and the copy would lack what it does then.
         """
@@ -135,7 +135,7 @@ class Handovers:
 
     @property
     def asked(self) -> set[int]:
-        """The shards whose primaries were asked to give up their places."""
+        """The shards whose leaders were asked to give up their places."""
         return {handover.old.shard for handover in self._of.values() if handover.is_cut}
 
     # --- what is to move -----------------------------------------------------------------------
@@ -224,7 +224,7 @@ class Handovers:
         return [] if self.holds else self._steps.let_go()
 
     def lose(self, copy: Replica) -> list[Action]:
-        """A copy is gone, of those that move perhaps; its server, or the primary, is told the backups after this."""
+        """A copy is gone, of those that move perhaps; its server, or the leader, is told the backups after this."""
         found = [handover for handover in self._of.values() if copy in (handover.old, handover.new)]
         return [action for handover in found for action in self._forget(handover)]
 
@@ -238,7 +238,7 @@ class Handovers:
         return any(copy in (handover.old, handover.new) for handover in self._of.values())
 
     def take_back(self, now: float) -> list[Action]:
-        """Move nothing: copies that were to take over are freed, and primaries keep their places."""
+        """Move nothing: copies that were to take over are freed, and leaders keep their places."""
         self.stuck.clear()
         return [action for handover in list(self._of.values()) for action in self._cancel(handover, now)]
 
@@ -250,7 +250,7 @@ class Handovers:
         self.stuck.clear()
 
     def may_replace(self, lost: Replica) -> bool:
-        """Whether the copy that a lost primary was to move to has all that was acknowledged.
+        """Whether the copy that a lost leader was to move to has all that was acknowledged.
 
         Without backups workers do not keep the gradients of the open step, of which the copy has none.
         """
@@ -262,7 +262,7 @@ class Handovers:
     def look(self, now: float, *, may_cut: bool, busy: Callable[[Replica], bool]) -> list[Action]:
         """Go on with what can be gone on with; called after every event while something moves.
 
-        ``may_cut``: whether shards may have other primaries now. ``busy``: whether a primary is yet to answer what it
+        ``may_cut``: whether shards may have other leaders now. ``busy``: whether a leader is yet to answer what it
         was told before.
         """
         actions: list[Action] = []
@@ -290,7 +290,7 @@ class Handovers:
         return [Log("info", text, job=self._name), *self._change(handover.old.shard, now)]
 
     def _cut(self, handover: Handover, now: float) -> list[Action]:
-        """Ask the primary to give up its place, as soon as it has nobody's gradients."""
+        """Ask the leader to give up its place, as soon as it has nobody's gradients."""
         steps = self._steps
         if steps.policy is not None and steps.policy.mode == "sync":
             if handover.held_at is None:
@@ -305,7 +305,7 @@ class Handovers:
         return [self._order(handover)]
 
     def _order(self, handover: Handover) -> Action:
-        """Tell the primary to give up its place; or, once it has, the new copy to take it."""
+        """Tell the leader to give up its place; or, once it has, the new copy to take it."""
         old, new = handover.old, handover.new
         if handover.phase is HandoverPhase.YIELD:
             return Send(old.server.peer, Yield(old.epoch, old.generation))
@@ -335,7 +335,7 @@ class Handovers:
         return [self._order(handover)]
 
     def yielded(self, copy: Replica, message: Yielded, now: float) -> list[Action]:
-        """A primary has given up its place, or cannot just now."""
+        """A leader has given up its place, or cannot just now."""
         handover = self._of.get(copy.epoch)
         if handover is None or not handover.is_cut or message.generation != copy.generation:
             return []
@@ -349,7 +349,7 @@ class Handovers:
         numbers = {int(epoch): n for epoch, n in message.numbers.items() if epoch.isdecimal() and type(n) is int}
         if handover.phase is HandoverPhase.ADOPT:
             return []
-        if handover.new.epoch not in numbers:  # it lacks something after all: the primary keeps its place for now
+        if handover.new.epoch not in numbers:  # it lacks something after all: the leader keeps its place for now
             return [*self._put_off(handover, RETRY_S, now), *self._change(copy.shard, now)]
         handover.phase, handover.numbers, handover.again_at = HandoverPhase.ADOPT, numbers, now + RETRY_S
         return [self._order(handover)]
@@ -386,11 +386,11 @@ class Handovers:
     # --- a coordinator that was away -----------------------------------------------------------
 
     def dump(self) -> Plain:
-        """Return which copies move where, and of which the primary was asked to give up its place."""
+        """Return which copies move where, and of which the leader was asked to give up its place."""
         return [[h.old.epoch, h.new.epoch, h.made, h.is_cut] for h in self._of.values()]
 
     def restore(self, kept: Plain, now: float) -> None:
-        """Go on with what was kept: a primary that was asked is asked again, and says again what it has said."""
+        """Go on with what was kept: a leader that was asked is asked again, and says again what it has said."""
         copies = self._startup.copies.by_epoch
         for old, new, made, asked in kept:
             self._of[old] = handover = Handover(old=copies[old], new=copies[new], made=made, not_before=now)

@@ -69,19 +69,19 @@ class Holders:
         return run.steps.measured(message, run.num_missing, now) if run else []
 
     def promoted(self, member: MemberInfo, message: Promoted, now: float) -> list[Action]:
-        """A backup has become the primary of its shard."""
+        """A backup has become the leader of its shard."""
         run = self._jobs.of_epoch(message.epoch, member)
         there = run is not None and message.epoch in run.startup.copies.by_epoch
         return run.promoted(message, now) if run is not None and there else []
 
     def replicating(self, member: MemberInfo, message: Replicating, now: float) -> list[Action]:
-        """A primary has new backups."""
+        """A leader has new backups."""
         if (run := self._jobs.of_epoch(message.epoch, member)) is not None:
             run.replication.replicating(run.startup.copies.by_epoch.get(message.epoch), message)
         return []
 
     def yielded(self, member: MemberInfo, message: Yielded, now: float) -> list[Action]:
-        """A primary has given up its place, or cannot just now."""
+        """A leader has given up its place, or cannot just now."""
         run = self._jobs.of_epoch(message.epoch, member)
         copy = None if run is None else run.startup.copies.by_epoch.get(message.epoch)
         if run is None or copy is None:

@@ -1,8 +1,8 @@
 """The shards of one job are cut anew where they lie: in a pause between pushes, or between steps.
 
 Copies that are to be filled are built first, while training goes on. Then workers begin no push. Once none is under
-way, primaries answer for nothing any more, and their backups have all that they have; so each server fills the new
-copies, primaries and backups alike, with what it has itself. Once all are filled, they are the shards: the others are
+way, leaders answer for nothing any more, and their backups have all that they have; so each server fills the new
+copies, leaders and backups alike, with what it has itself. Once all are filled, they are the shards: the others are
 freed, and members are told. Until then nothing has changed, and can be taken back.
 """
 
@@ -29,7 +29,7 @@ PAUSE_S = 5.0
 #: How many workers that did not pause a text names.
 MOST_NAMED = 4
 
-#: Of each shard the server of its primary, and behind it those of its backups.
+#: Of each shard the server of its leader, and behind it those of its backups.
 Homes: TypeAlias = Sequence[Sequence[MemberInfo]]
 
 
@@ -47,7 +47,7 @@ class Recuts:
     members
         The live members of the job by incarnation; shared with its `JobRun`.
     keep
-        Lets the primary of a shard keep its place after all: ``keep(shard, now)``.
+        Lets the leader of a shard keep its place after all: ``keep(shard, now)``.
     begun
         Called when the job lies in other shards: ``begun(now)``.
     changed
@@ -89,7 +89,7 @@ class Recuts:
         self._late = False  # somebody began a step before it was held: that one is to end first
         self._holding: dict[bytes, MemberInfo] = {}  # workers that begin no push
         self._awaited: dict[bytes, MemberInfo] = {}  # those of them that have not said so yet
-        self._cutting = False  # whether primaries may answer for nothing any more
+        self._cutting = False  # whether leaders may answer for nothing any more
         self._answering: dict[int, Replica] = {}  # those that may, by epoch
         self._again_at = 0.0
         self._behind: set[bytes] = set()  # who does not go by it yet
@@ -200,7 +200,7 @@ class Recuts:
         return True
 
     def _cut(self, now: float) -> list[Action]:
-        """Let primaries answer for nothing any more; then, let servers fill the copies."""
+        """Let leaders answer for nothing any more; then, let servers fill the copies."""
         if self._is_sync and not self._steps.is_between:  # a step has begun meanwhile
             return self._wait_for_step(now)
         self._cutting, self._cut_at = True, now
@@ -221,7 +221,7 @@ class Recuts:
         return gone_on
 
     def _go_on(self, now: float) -> list[Action]:
-        """Primaries keep their places, if they were asked to give them up, and workers go on."""
+        """Leaders keep their places, if they were asked to give them up, and workers go on."""
         shards = [copy.shard for copy in self._startup.copies if not copy.backup] if self._cutting else []
         told = [Send(worker.peer, GoOn(self._number)) for worker in self._holding.values()]
         return [*(action for shard in shards for action in self._keep(shard, now)), *told]
@@ -298,7 +298,7 @@ class Recuts:
         return self._put_off(str(error), now)
 
     def yielded(self, copy: Replica, message: Yielded, now: float) -> list[Action] | None:
-        """A primary answers for nothing any more, or cannot do that just now; None: this is not about being cut."""
+        """A leader answers for nothing any more, or cannot do that just now; None: this is not about being cut."""
         if not self._cutting or message.generation != copy.generation:
             return None
         if message.busy and self._is_sync and not self._late:
@@ -343,7 +343,7 @@ class Recuts:
 
     def _tell(self, who: Iterable[bytes]) -> list[Action]:
         epoch, startup = self._startup.epoch, self._startup
-        if startup.held or len(list(startup.primaries())) < startup.num_shards:
+        if startup.held or len(list(startup.leaders())) < startup.num_shards:
             return []  # some of them are nowhere, for now: it is said again
         return [
             Send(self._members[one].peer, Recut(epoch, startup.cut, startup.where(self._members[one])))
@@ -377,7 +377,7 @@ class Recuts:
         return [coming, self._cutting, self._startup.cut, sorted(self._behind)]
 
     def restore(self, kept: Plain, members: Mapping[bytes, MemberInfo], now: float) -> list[int]:
-        """Take back what was begun; return the shards whose primaries are to keep their places."""
+        """Take back what was begun; return the shards whose leaders are to keep their places."""
         coming, cutting, self._startup.cut, behind = kept
         self._behind, self._tell_due = set(behind), now + RETRY_S
         for shard, epoch, who in coming:

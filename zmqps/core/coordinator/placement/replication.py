@@ -25,7 +25,7 @@ FILLING_RETRIES = 10
 
 
 class Replication:
-    """Sees to it that each shard has a primary, and as many backups as it should.
+    """Sees to it that each shard has a leader, and as many backups as it should.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ class Replication:
     startup
         Knows the copies, and where they lie.
     steps
-        Are not committed where a shard has no primary.
+        Are not committed where a shard has no leader.
     members
         The live members of the job by incarnation; shared with its `JobRun`.
     replicas
@@ -58,8 +58,8 @@ class Replication:
         self._name = name
         self._startup = startup
         self._steps = steps
-        self._promoting: dict[int, Replica] = {}  # by shard: what is to be its primary, and has not said that it is
-        self._unanswered: dict[int, Replica] = {}  # primaries that were told their backups, by epoch
+        self._promoting: dict[int, Replica] = {}  # by shard: what is to be its leader, and has not said that it is
+        self._unanswered: dict[int, Replica] = {}  # leaders that were told their backups, by epoch
         self.shortages = Shortages(startup, replicas)
         self._retry_due: float | None = None
         self._num_retries = 0
@@ -103,7 +103,7 @@ class Replication:
         return actions, lost
 
     def _promote(self, old: Replica, now: float) -> list[Action] | None:
-        """Let a backup take over from a primary that is gone, or from one that was about to; None: there is none.
+        """Let a backup take over from a leader that is gone, or from one that was about to; None: there is none.
 
         The others stay as they are until it has: each has all that was acknowledged, and could come in its place.
         """
@@ -122,7 +122,7 @@ class Replication:
         return [Log("warning", text, "promoted", job=self._name), promote, *told]
 
     def _succeed(self, handover: Handover, message: Promoted, now: float) -> list[Action]:
-        """A copy has taken over from a primary that has given up its place."""
+        """A copy has taken over from a leader that has given up its place."""
         actions = list[Action]()
         old, heir, startup, copies = handover.old, handover.new, self._startup, self._startup.copies
         self._changed("copies")
@@ -144,7 +144,7 @@ class Replication:
         return [*actions, *startup.assign(new), *self._backups_changed(old.shard, now)]
 
     def _begin_anew(self, backup: Replica) -> list[Action]:
-        """A backup is to be filled from the start, by another primary than before."""
+        """A backup is to be filled from the start, by another leader than before."""
         self._startup.drop(backup)
         self._startup.copies.add(backup.shard, backup.server, backup=True)
         return self.handovers.lose(backup)
@@ -152,7 +152,7 @@ class Replication:
     def begin(self, now: float) -> None:
         """The job can be trained: note where backups are missing from the first."""
         self._changed("copies")
-        for shard, _, _ in self._startup.copies.primaries():
+        for shard, _, _ in self._startup.copies.leaders():
             self.shortages.note(shard, "there are too few servers", now)
 
     def failed(self, epoch: int, error: PSError, now: float) -> tuple[list[Action], bool]:
@@ -162,7 +162,7 @@ class Replication:
             return self.recuts.failed(error, now), False
         copy = copies.by_epoch.get(epoch)
         if copy is None or (not copy.backup and self._promoting.get(copy.shard) is not copy):
-            return [], False  # a primary goes on, and whoever asked for what it cannot is told
+            return [], False  # a leader goes on, and whoever asked for what it cannot is told
         actions = [*self.recuts.take_back(now), *self.handovers.lose(copy)]
         self._startup.drop(copy)
         self._unfit[copy.server.incarnation, copy.shard] = str(error)
@@ -174,7 +174,7 @@ class Replication:
         return [*actions, *self._backups_changed(copy.shard, now)], False
 
     def promoted(self, copy: Replica, message: Promoted, now: float) -> list[Action]:
-        """A backup is the primary now: members are to go there, and its own backups to follow it."""
+        """A backup is the leader now: members are to go there, and its own backups to follow it."""
         handover, actions = self.handovers.complete(copy, message, now)
         if handover is not None:
             return [*actions, *self._succeed(handover, message, now)]
@@ -219,7 +219,7 @@ class Replication:
         self._unanswered = {epoch: copy for epoch, copy in self._unanswered.items() if epoch in epochs}
 
     def degraded(self, shards: Iterable[int], why: str, now: float) -> None:
-        """These shards have a primary alone, and get backups again, on servers with shards of their own, too."""
+        """These shards have a leader alone, and get backups again, on servers with shards of their own, too."""
         for shard in shards:
             self.shortages.note(shard, why, now, anywhere=True)
         self._changed("copies")
@@ -227,17 +227,17 @@ class Replication:
     # --- backups -------------------------------------------------------------------------------
 
     def _backups_changed(self, shard: int, now: float) -> list[Action]:
-        """Tell the primary of a shard which backups it has now, unless it is yet to become that."""
+        """Tell the leader of a shard which backups it has now, unless it is yet to become that."""
         if shard in self._promoting or self.handovers.has_yielded(shard):
             return []  # it is told when it has
-        primary = next((copy for copy in self._startup.copies if copy.shard == shard and not copy.backup), None)
-        if primary is None:
+        leader = next((copy for copy in self._startup.copies if copy.shard == shard and not copy.backup), None)
+        if leader is None:
             return []
-        primary.generation += 1
+        leader.generation += 1
         self._changed("copies")
-        self._unanswered[primary.epoch] = primary
+        self._unanswered[leader.epoch] = leader
         self._retry_due = now + RETRY_S
-        return [self._replicas(primary)]
+        return [self._replicas(leader)]
 
     def _give_up(self, copy: Replica, why: str, now: float) -> list[Action]:
         """A backup goes without another one in its place."""
@@ -245,12 +245,12 @@ class Replication:
         self.shortages.note(copy.shard, why, now)
         return self._backups_changed(copy.shard, now)
 
-    def _replicas(self, primary: Replica) -> Action:
-        rows = self._startup.copies.rows_of_backups(primary)
-        return Send(primary.server.peer, Replicas(primary.epoch, primary.generation, rows))
+    def _replicas(self, leader: Replica) -> Action:
+        rows = self._startup.copies.rows_of_backups(leader)
+        return Send(leader.server.peer, Replicas(leader.epoch, leader.generation, rows))
 
     def replicating(self, copy: Replica | None, message: Replicating) -> None:
-        """A primary waits for its new backups, and no others."""
+        """A leader waits for its new backups, and no others."""
         if copy is None:
             return
         if message.generation == copy.generation and self._unanswered.pop(copy.epoch, None) is not None:
@@ -339,7 +339,7 @@ class Replication:
         found: list[Replica] = []
         for shard in {copy.shard for copy in self._startup.copies} - set(self._promoting):
             backups = self._startup.copies.backups(shard)
-            there = [self._startup.copies.primary(shard), *backups]
+            there = [self._startup.copies.leader(shard), *backups]
             spare = sum(copy.whole and copy.server.seen_at >= heard_since for copy in there) - 1 - self.replicas
             homes = {server.incarnation for server in wanted.get(shard, ())}
             for backup in backups:
@@ -380,8 +380,8 @@ class Replication:
         moving = self.handovers or self._promoting or self._unanswered or self.moves.next_deadline() is not None
         return not moving and self.recuts.settled and all(copy.whole for copy in self._startup.copies)
 
-    def _is_busy(self, primary: Replica) -> bool:
-        return primary.shard in self._promoting or primary.epoch in self._unanswered
+    def _is_busy(self, leader: Replica) -> bool:
+        return leader.shard in self._promoting or leader.epoch in self._unanswered
 
     # --- time ----------------------------------------------------------------------------------
 
@@ -404,7 +404,7 @@ class Replication:
             for copy in self._promoting.values():
                 actions.append(Send(copy.server.peer, Promote(copy.epoch, copy.generation)))
             actions += startup.assign([copy for copy in new if copy.shard not in self._promoting])
-            actions += [self._replicas(primary) for primary in self._unanswered.values()]
+            actions += [self._replicas(leader) for leader in self._unanswered.values()]
         return [*actions, *self.moves.on_deadline(startup.epoch, startup.copies, now)]
 
     # --- a coordinator that was away -----------------------------------------------------------
@@ -446,12 +446,12 @@ class Replication:
     # --- what others may look at ---------------------------------------------------------------
 
     def awaits(self, copy: Replica) -> bool:
-        """Whether a copy is to be the primary of its shard, and has not said that it is."""
+        """Whether a copy is to be the leader of its shard, and has not said that it is."""
         return self._promoting.get(copy.shard) is copy
 
     @property
     def settled(self) -> bool:
-        """Whether every shard has a primary and all its backups, and every member knows where."""
+        """Whether every shard has a leader and all its backups, and every member knows where."""
         waits = bool(self.shortages) or self._promoting or self._unanswered
         return not waits and self.moves.next_deadline() is None
 
@@ -476,6 +476,6 @@ class Replication:
             assert not copy.backup
         places = [(copy.shard, copy.server.hello.incarnation) for copy in copies]
         assert len(set(places)) == len(places), "two copies on one server"
-        primaries = [copy.shard for copy in copies if not copy.backup]
-        assert len(set(primaries)) == len(primaries)
+        leaders = [copy.shard for copy in copies if not copy.backup]
+        assert len(set(leaders)) == len(leaders)
         assert self._retry_due is not None or not (self._promoting or self._unanswered)

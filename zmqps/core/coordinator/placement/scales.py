@@ -2,7 +2,7 @@
 
 What is to be done next follows from where a job lies now, so whatever happens meanwhile is no special case: as long as
 a piece belongs to several of the shards that are to be, all are cut; as long as the servers of such a shard lack some
-of its pieces, they get copies of them, which follow their primaries as backups do; then each server puts together what
+of its pieces, they get copies of them, which follow their leaders as backups do; then each server puts together what
 it has. So nothing that was acknowledged is on fewer servers than before at any time.
 """
 
@@ -61,8 +61,8 @@ def plan(run: JobRun, servers: Sequence[MemberInfo], replicas: int) -> Plan:
     assert now is not None
     wanted = Placement.balance(now.keyspace, len(servers), now.slice_nbytes)
     if now.cuts == wanted.cuts:
-        primaries = {server.incarnation for _, _, server in copies.primaries()}
-        if len(primaries) == len(servers) and primaries <= {server.incarnation for server in servers}:
+        leaders = {server.incarnation for _, _, server in copies.leaders()}
+        if len(leaders) == len(servers) and leaders <= {server.incarnation for server in servers}:
             return Plan()
     its = range(now.num_shards) if now.cuts == wanted.cuts else owners(now, wanted)
     if its is None:
@@ -80,10 +80,10 @@ def _homes(
 ) -> list[list[MemberInfo]]:
     """Return the servers of each shard that is to be: those that have most of it, so that little has to move.
 
-    Primaries are on a server each; backups on other hosts, where there are some, and spread over all servers.
+    Leaders are on a server each; backups on other hosts, where there are some, and spread over all servers.
     """
     weights: Counter[tuple[int, bytes]] = Counter()
-    first: Counter[tuple[int, bytes]] = Counter()  # of primaries alone
+    first: Counter[tuple[int, bytes]] = Counter()  # of leaders alone
     for copy in copies:
         owner = its[copy.shard]
         if owner is not None and copy.whole:
@@ -97,9 +97,9 @@ def _homes(
             homes[owner] = free.pop(who)
     rest = list(free.values())
     found = [[homes[shard] if shard in homes else rest.pop(0)] for shard in range(len(servers))]
-    primaries, loads = [home[0] for home in found], Counter[bytes]()
+    leaders, loads = [home[0] for home in found], Counter[bytes]()
     for shard, home in enumerate(found):
-        around = [*primaries[shard + 1 :], *primaries[:shard]]
+        around = [*leaders[shard + 1 :], *leaders[:shard]]
         for _ in range(min(replicas, len(around))):
             hosts = {server.hello.host for server in home}
             best = min(

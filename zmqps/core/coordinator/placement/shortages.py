@@ -36,7 +36,7 @@ class Shortages:
         self._noted: dict[int, Shortage] = {}  # by shard
 
     def lacks(self, shard: int) -> bool:
-        """Whether a shard has fewer whole copies than it should; one of them is its primary, or about to be."""
+        """Whether a shard has fewer whole copies than it should; one of them is its leader, or about to be."""
         whole = sum(copy.whole for copy in self._startup.copies if copy.shard == shard)
         return bool(self._replicas) and whole <= self._replicas
 

@@ -152,9 +152,9 @@ class Startup:
         wire = self._wire
         return Init(large.request, wire) if isinstance(wire, Described) and large.is_init_of(wire.packed) else None
 
-    def primaries(self) -> Iterator[tuple[int, int, MemberInfo]]:
+    def leaders(self) -> Iterator[tuple[int, int, MemberInfo]]:
         """Yield shard, epoch and server of each copy that answers workers, in the order of the shards."""
-        return self.copies.primaries()
+        return self.copies.leaders()
 
     def init(self, member: MemberInfo, message: Init) -> list[Action]:
         """A worker names its job; its request is parked until the job is ready."""
@@ -456,7 +456,7 @@ class Startup:
             late = {copy.server.incarnation: copy.server for copy in self.copies if copy.epoch not in self.built}
             names = [server.title for server in late.values()]
             return f"{', '.join(names)} to build {'its shard' if len(names) == 1 else 'their shards'}"
-        if self.placement is not None and all(epoch in self.loaded for _, epoch, _ in self.primaries()):
+        if self.placement is not None and all(epoch in self.loaded for _, epoch, _ in self.leaders()):
             return "the backups to have the initial values"
         if self.loader is not None and self.loader in self.parked:
             return f"{self.parked[self.loader].member.title} to upload the initial values"

@@ -125,7 +125,7 @@ class Tellings:
         lost, actions = telling.lost if telling.whole else 0, list[Action]()
         for who in filter(self._may_tell, sorted(awaited)):
             member = self._members[who]
-            rows = {"rows": [copies.row(copies.primary(shard), member) for shard in telling.shards]}
+            rows = {"rows": [copies.row(copies.leader(shard), member) for shard in telling.shards]}
             message = GoBack(epoch, number, telling.shards, rows, restored["version"], lost, restored)
             actions.append(Send(member.peer, message))
         return actions

@@ -222,7 +222,7 @@ class Checkpoints:
             return self._fail("its job goes back to an earlier one", now)
         exact = run.mode == "sync"
         making.stage, making.again_at, making.version = MakingStage.SAVED, now + AGAIN_S, run.steps.clock
-        making.servers = {epoch: (shard, server) for shard, epoch, server in run.startup.primaries()}
+        making.servers = {epoch: (shard, server) for shard, epoch, server in run.startup.leaders()}
         making.heard = {epoch: (now, now) for epoch in making.servers}
         making.shards = {epoch: shard for epoch, (shard, _) in making.servers.items()}
         making.base = self._chains.base(run.name, making.shards)

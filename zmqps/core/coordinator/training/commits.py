@@ -1,4 +1,4 @@
-"""The commits of a job's steps that servers have not confirmed, in order for each shard's primary."""
+"""The commits of a job's steps that servers have not confirmed, in order for each shard's leader."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from zmqps.core.protocol.messages import Commit
 
 
 class Commits:
-    """What was committed, and which primaries have yet to say that they have it.
+    """What was committed, and which leaders have yet to say that they have it.
 
     Attributes
     ----------
     copies
-        The primaries of the shards, by epoch.
+        The leaders of the shards, by epoch.
     unconfirmed
         Of each of them that counts the commits, in order.
     measuring
@@ -33,7 +33,7 @@ class Commits:
         self._squares: dict[int, float] = {}  # of that mean, by shard
 
     def start(self, copies: Iterable[Replica]) -> None:
-        """These are the copies, of which the primaries take commits; nothing is committed yet."""
+        """These are the copies, of which the leaders take commits; nothing is committed yet."""
         self.copies = {copy.epoch: copy for copy in copies if not copy.backup}
         self.unconfirmed = {epoch: [] for epoch in self.copies}
         self.measuring = False
@@ -58,7 +58,7 @@ class Commits:
         return made
 
     def measured(self, epoch: int, step: int, squares: float) -> float | None:
-        """A primary has said how large its part of a step's mean is; return the whole one's squares when all have."""
+        """A leader has said how large its part of a step's mean is; return the whole one's squares when all have."""
         commits = self.unconfirmed.get(epoch, [])
         if not self.measuring or not commits or commits[-1].step != step:
             return None  # said again
@@ -81,13 +81,13 @@ class Commits:
             commits[:] = [commit for commit in commits if not commit.measure]
 
     def confirmed(self, epoch: int, before: int) -> None:
-        """A primary has all steps before this one."""
+        """A leader has all steps before this one."""
         commits = self.unconfirmed.get(epoch, [])
         commits[:] = [commit for commit in commits if commit.step >= before]
 
     @property
     def settled(self) -> bool:
-        """Whether every primary has said that it has all steps."""
+        """Whether every leader has said that it has all steps."""
         return not any(self.unconfirmed.values())
 
     def may_go_on(self, *, replicated: bool) -> bool:
@@ -105,7 +105,7 @@ class Commits:
         self.unconfirmed.pop(epoch, None)
 
     def move(self, old: int, heir: Replica) -> None:
-        """A shard has another primary, which is to have what the old one has not confirmed."""
+        """A shard has another leader, which is to have what the old one has not confirmed."""
         self.copies.pop(old, None)
         self.copies[heir.epoch] = heir
         commits = self.unconfirmed.pop(old, [])

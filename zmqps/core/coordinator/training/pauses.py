@@ -13,7 +13,7 @@ class Pauses:
     holding
         Whether who may begin the next step is told so later, because shards are to move before.
     closed
-        Shards whose primary was asked to give up its place: nothing is committed.
+        Shards whose leader was asked to give up its place: nothing is committed.
     """
 
     def __init__(self) -> None:

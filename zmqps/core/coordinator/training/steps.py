@@ -187,7 +187,7 @@ class Steps:
         self.keep()
 
     def go_back(self, copies: Iterable[Replica], clock: int | None) -> None:
-        """Shards have other primaries, as they were in a checkpoint; ``clock``: with the steps, if they are for all."""
+        """Shards have other leaders, as they were in a checkpoint; ``clock``: with the steps, if they are for all."""
         self._commits.start(copies)
         if clock is not None and self.policy is not None:
             self.pauses.suspended, self._since = "", None
@@ -283,7 +283,7 @@ class Steps:
         return self.settled and not self._blocked and bool(self._granted)
 
     def move(self, old: int, heir: Replica, told: Iterable[bytes] | None) -> None:
-        """A shard's primary is lost, and a backup takes over; ``told`` None: it has given up its place between steps.
+        """A shard's leader is lost, and a backup takes over; ``told`` None: it has given up its place between steps.
 
         Gradients that are not committed there are lost. Whoever has been told the job may have brought some, and is to
         bring them again; until then no step counts on them.

@@ -1,4 +1,4 @@
-"""Messages about copies of a shard: what a primary tells its backups, and what the coordinator tells both."""
+"""Messages about copies of a shard: what a leader tells its backups, and what the coordinator tells both."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ NOBODY = bytes(16)
 
 @dataclass(frozen=True, slots=True)
 class Replicate(Message):
-    """A primary tells a backup what it has done: record ``number`` of the stream to this copy, from 1.
+    """A leader tells a backup what it has done: record ``number`` of the stream to this copy, from 1.
 
     ``epoch`` is the backup's. A push comes as its worker (``origin``) sent it, with its ``seq`` and what the ledger
     remembers of it: a version and a staleness for each part. A push and a mean have the ``terms`` of their update. What
@@ -65,7 +65,7 @@ class Replicated(Message):
 
 @dataclass(frozen=True, slots=True)
 class Replicas(Message):
-    """The coordinator tells a primary its backups: these, and no others, confirm from now on what it acknowledges.
+    """The coordinator tells a leader its backups: these, and no others, confirm from now on what it acknowledges.
 
     ``backups`` holds ``rows``: for each ``name``, ``rank`` and ``endpoint`` of its server, the copy's ``epoch``, the
     ``ticket`` to show there and the ``proof`` to expect, in hex. What is older than ``generation`` counts no more.
@@ -79,10 +79,10 @@ class Replicas(Message):
 
 @dataclass(frozen=True, slots=True)
 class Promote(Message):
-    """The coordinator makes a backup the primary of its shard: it takes nothing of the old one any more.
+    """The coordinator makes a backup the leader of its shard: it takes nothing of the old one any more.
 
     ``backups``, as in `Replicas`, have all that it has: each row has the ``number`` of the last record there, which the
-    next one follows. Empty where the old primary was lost: then what they have is not known.
+    next one follows. Empty where the old leader was lost: then what they have is not known.
     """
 
     kind: ClassVar[int] = 63
@@ -93,7 +93,7 @@ class Promote(Message):
 
 @dataclass(frozen=True, slots=True)
 class Promoted(Message):
-    """A backup is the primary now, with ``step`` steps committed and these ``versions`` of its slices."""
+    """A backup is the leader now, with ``step`` steps committed and these ``versions`` of its slices."""
 
     kind: ClassVar[int] = 64
     epoch: U32
@@ -104,7 +104,7 @@ class Promoted(Message):
 
 @dataclass(frozen=True, slots=True)
 class Replicating(Message):
-    """A primary waits for the backups of this ``generation``, and no others."""
+    """A leader waits for the backups of this ``generation``, and no others."""
 
     kind: ClassVar[int] = 65
     epoch: U32

@@ -49,7 +49,7 @@ class Draining(Message):
 
 @dataclass(frozen=True, slots=True)
 class Yield(Message):
-    """A primary is to give up its place to a copy that has all: it answers for the shard no more.
+    """A leader is to give up its place to a copy that has all: it answers for the shard no more.
 
     It waits until its backups have confirmed all it has done. In the synchronous mode it goes on as before where it has
     gradients of a step that is not committed. `Replicas` of a newer generation gives it its place back.
@@ -62,7 +62,7 @@ class Yield(Message):
 
 @dataclass(frozen=True, slots=True)
 class Yielded(Message):
-    """A primary has given up its place, and its backups have all; or with ``busy`` 1 it has not, for now.
+    """A leader has given up its place, and its backups have all; or with ``busy`` 1 it has not, for now.
 
     ``numbers`` has the last record of each backup, by the copy's epoch in decimal digits.
     """
@@ -92,7 +92,7 @@ class Scale(Message):
 class Cut(Message):
     """A server fills a copy that was built for it with what its other copies of the job have of that.
 
-    ``parents`` are the epochs of these: backups, or primaries that have yielded; none for a shard without a slice.
+    ``parents`` are the epochs of these: backups, or leaders that have yielded; none for a shard without a slice.
     ``version`` is the steps that the job has done, where a step is one for all.
     """
 

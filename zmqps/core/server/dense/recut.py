@@ -34,7 +34,7 @@ def cut(tenant: Tenant, parents: Sequence[Tenant], version: int) -> None:
         return
     for parent in parents:
         if parent.backup is None and not parent.yielding:
-            raise ProtocolError(f"the primary of shard {parent.assign.shard} has not yielded")
+            raise ProtocolError(f"the leader of shard {parent.assign.shard} has not yielded")
         if parent.backup is not None and parent.backup.broken is not None:
             raise parent.backup.broken.again()
     fill(shard, [parent.ready() for parent in parents], version)

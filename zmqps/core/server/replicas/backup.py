@@ -1,4 +1,4 @@
-"""The copy of a shard that follows its primary, record by record, until it is promoted."""
+"""The copy of a shard that follows its leader, record by record, until it is promoted."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from zmqps.errors import ProtocolError, PSError, ShardBrokenError
 
 
 class Backup:
-    """What a backup does with the stream of its primary.
+    """What a backup does with the stream of its leader.
 
-    Each record is applied once, in its order, by the same code as at the primary: so values, slots, versions and steps
+    Each record is applied once, in its order, by the same code as at the leader: so values, slots, versions and steps
     are the same, bit for bit. What the ledger remembers comes with the record, so it cannot part from the values.
 
     Parameters
@@ -51,7 +51,7 @@ class Backup:
         MemoryError
             There is not enough; nothing has changed.
         ShardBrokenError
-            This copy is not what its primary is any more.
+            This copy is not what its leader is any more.
         """
         if self.broken is not None:
             raise self.broken.again()
@@ -65,10 +65,10 @@ class Backup:
         try:
             TAKE.get(record.what, Backup._unknown)(self, shard, record)
         except MemoryError:
-            self._asked = self.number  # those behind it are on their way; the primary sends them again after it
+            self._asked = self.number  # those behind it are on their way; the leader sends them again after it
             raise
         except PSError as error:
-            self.broken = ShardBrokenError(why=f"it cannot follow its primary: {error}"[:300])
+            self.broken = ShardBrokenError(why=f"it cannot follow its leader: {error}"[:300])
             raise self.broken.again() from error
         self.number, self._asked = record.number, None
         return self.position
@@ -85,13 +85,13 @@ class Backup:
             raise ProtocolError(f"push {record.seq} has been applied before")
         theirs: Result = tuple(record.versions), tuple(record.staleness)
         note = partial(self._note, ledger, record, theirs)
-        ours = shard.push(record.parts, payload, "its primary", record.terms, checked=True, note=note)
+        ours = shard.push(record.parts, payload, "its leader", record.terms, checked=True, note=note)
         present = [i for i, (index, _, _) in enumerate(record.parts) if not shard.lacks(index)]
         if ours != (tuple(theirs[0][i] for i in present), tuple(theirs[1][i] for i in present)):
-            raise ProtocolError(f"push {record.seq} gave {ours}, and {theirs} at the primary")
+            raise ProtocolError(f"push {record.seq} gave {ours}, and {theirs} at the leader")
 
     def _note(self, ledger: Ledger, record: Replicate, theirs: Result, ours: Result) -> None:
-        """It is applied: remember what the primary has answered, and that it need not come again."""
+        """It is applied: remember what the leader has answered, and that it need not come again."""
         ledger.record(record.seq, theirs)
         self.number = record.number
 

@@ -1,4 +1,4 @@
-"""One backup as its primary sees it: what it has not confirmed yet, and how it is told again what was lost."""
+"""One backup as its leader sees it: what it has not confirmed yet, and how it is told again what was lost."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Follower:
     epoch
         Of the copy.
     number
-        Of the last record of another primary that it has, and with that all that this one has; None: it has nothing.
+        Of the last record of another leader that it has, and with that all that this one has; None: it has nothing.
     """
 
     def __init__(self, title: str, handshake: Handshake, proof: bytes, epoch: int, number: int | None = None) -> None:
@@ -81,7 +81,7 @@ class Follower:
         return self._begun and self._pieces is None and self._filling is None
 
     def confirmed(self, position: int) -> int:
-        """Return up to which of the primary's records it has confirmed all, where ``position`` is the last."""
+        """Return up to which of the leader's records it has confirmed all, where ``position`` is the last."""
         return next((record.position - 1 for _, record in self.unconfirmed if record.position), position)
 
     def fill(self, ledgers: Ledgers, pieces: Filling) -> None:

@@ -1,4 +1,4 @@
-"""What a primary tells its backups, record by record, and what a backup makes of each.
+"""What a leader tells its backups, record by record, and what a backup makes of each.
 
 A record is a `Replicate` without the copy it is for and its number there: a backup's stream has records of its own
 beside those that all backups get.
@@ -34,7 +34,7 @@ RECORD_NBYTES = 1024
 
 
 class ReplicationRecord:
-    """One thing that a primary has done, or is about to do.
+    """One thing that a leader has done, or is about to do.
 
     Attributes
     ----------
@@ -43,7 +43,7 @@ class ReplicationRecord:
     nbytes
         About how much memory it takes.
     position
-        Which one of the primary's it is, from 1; 0: it is not done yet, or concerns one backup only.
+        Which one of the leader's it is, from 1; 0: it is not done yet, or concerns one backup only.
     """
 
     __slots__ = ("message", "nbytes", "position")
@@ -98,7 +98,7 @@ def stepped(step: int) -> ReplicationRecord:
 
 
 def asked() -> ReplicationRecord:
-    """Return the record of nothing: who confirms it still follows this primary."""
+    """Return the record of nothing: who confirms it still follows this leader."""
     return ReplicationRecord(Replicate(0, 0, ASKED, NOBODY, 0, 0, RAW, (), (), (), (), ()))
 
 

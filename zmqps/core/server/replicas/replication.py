@@ -1,4 +1,4 @@
-"""What a server does about copies of shards: as a primary for its backups, and as a backup for its primary."""
+"""What a server does about copies of shards: as a leader for its backups, and as a backup for its leader."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ from zmqps.errors import (
     printable,
 )
 
-#: Copies of a shard beside the primary.
+#: Copies of a shard beside the leader.
 MAX_BACKUPS = 4
 TEXTS, NUMBERS = ("name", "endpoint", "ticket", "proof"), ("rank", "epoch")
 
@@ -105,12 +105,12 @@ class ReplicaStreams:
         self.unconfirmed = Unconfirmed()
         self._connections = Connections()  # to other servers
         self._peers: dict[Peer, dict[int, Follower]] = {}  # what goes over them, by epoch
-        self._primaries: dict[int, int] = {}  # epoch of a backup -> of its primary, which is here
+        self._leaders: dict[int, int] = {}  # epoch of a backup -> of its leader, which is here
 
     # --- what the coordinator says -------------------------------------------------------------
 
     def assigned(self, tenant: Tenant, now: float) -> list[Action]:
-        """A shard has been given to this server: as a backup, or as a primary with backups."""
+        """A shard has been given to this server: as a backup, or as a leader with backups."""
         assign = tenant.assign
         if assign.backup:
             _check_job(assign)
@@ -119,14 +119,14 @@ class ReplicaStreams:
         return self._retarget(tenant, assign.backups, now) if assign.backups else []
 
     def built(self, tenant: Tenant) -> list[Action]:
-        """A shard is there; a backup's gets its slices from the primary, unless it begins with the same."""
+        """A shard is there; a backup's gets its slices from the leader, unless it begins with the same."""
         if tenant.backup is None:
             return []
         if not tenant.assign.restore.get("cut"):
             tenant.built().follow()
         there = [client for client in self._host.clients.by_incarnation.values() if client.hello.role == "server"]
-        primaries = [client for client in there if tenant.assign.epoch in client.epochs]
-        return [action for client in primaries for action in self.welcomed(client, tenant)]
+        leaders = [client for client in there if tenant.assign.epoch in client.epochs]
+        return [action for client in leaders for action in self.welcomed(client, tenant)]
 
     def loaded(self, tenant: Tenant, now: float) -> list[Action]:
         """A shard has its values: its backups are to have them, too."""
@@ -136,7 +136,7 @@ class ReplicaStreams:
         return self._pumped(tenant.stream, now)
 
     def retarget(self, message: Replicas, now: float) -> list[Action]:
-        """The backups of a primary are others now."""
+        """The backups of a leader are others now."""
         tenant = self._host.tenant_of(message.epoch)
         if message.generation < tenant.generation:
             return []
@@ -185,7 +185,7 @@ class ReplicaStreams:
         follower = Follower(title, handshake, key_of(row["proof"]), epoch, row.get("number"))
         others = [other.handshake for other in self._peers.setdefault(peer, {}).values()]
         self._peers[peer][epoch] = follower
-        self._primaries[epoch] = tenant.assign.epoch
+        self._leaders[epoch] = tenant.assign.epoch
         stream.follow(follower)
         return handshake.beside(others, now) if was_open else handshake.start(now)
 
@@ -193,10 +193,10 @@ class ReplicaStreams:
         follower = stream.followers[epoch]
         stream.lose(epoch)
         self._peers[follower.peer].pop(epoch, None)
-        self._primaries.pop(epoch, None)
+        self._leaders.pop(epoch, None)
 
     def promote(self, message: Promote, now: float) -> list[Action]:
-        """A backup becomes the primary, unless it has become that already."""
+        """A backup becomes the leader, unless it has become that already."""
         tenant = self._host.tenant_of(message.epoch)
         if message.generation < tenant.generation:
             return []
@@ -210,7 +210,7 @@ class ReplicaStreams:
             number, tenant.backup, shard.filling, tenant.inherited = tenant.backup.number, None, False, True
             if message.backups:  # before anything is done that they do not have
                 actions += self._retarget(tenant, message.backups, now)
-            text = f"job {tenant.name!r}: this server is the primary of shard {shard.index} now, with all up to record "
+            text = f"job {tenant.name!r}: this server is the leader of shard {shard.index} now, with all up to record "
             text += f"{number} of the one before (generation {message.generation})"
             actions.append(Log("warning", text, job=tenant.name))
         tenant.generation = message.generation
@@ -219,7 +219,7 @@ class ReplicaStreams:
         return [*actions, Send(COORDINATOR, promoted)]
 
     def give_up_place(self, message: Yield, now: float) -> list[Action]:
-        """Answer for a shard no more, and say so when the backups have all: one of them is to be the primary.
+        """Answer for a shard no more, and say so when the backups have all: one of them is to be the leader.
 
         Whoever asks is told to wait for the coordinator. In the synchronous mode nothing is done while gradients wait
         for their commit: the backups have none of them.
@@ -282,7 +282,7 @@ class ReplicaStreams:
         self._peers = {peer: followers for peer, followers in self._peers.items() if followers}
         return self._connections.close_others(self._peers)
 
-    # --- a primary -----------------------------------------------------------------------------
+    # --- a leader -----------------------------------------------------------------------------
 
     def forwarded(self, client: Client, tenant: Tenant, message: AnyPush | AnyPull, now: float) -> list[Action]:
         """Answer a push, or a pull, as soon as all backups have what was done by now."""
@@ -331,10 +331,10 @@ class ReplicaStreams:
         return [Log("warning", f"{follower.title} cannot follow as a backup yet: {error}", error=error.number)]
 
     def _tenant_behind(self, epoch: int) -> Tenant | None:
-        return self._host.tenants.get(self._primaries.get(epoch, -1))
+        return self._host.tenants.get(self._leaders.get(epoch, -1))
 
     def _depose(self, tenant: Tenant, generation: int) -> list[Action]:
-        """Another copy has become the primary: answer for this shard no more."""
+        """Another copy has become the leader: answer for this shard no more."""
         stream, shard = tenant.stream, tenant.built()
         assert stream is not None
         error = DeposedError(job=tenant.name, generation=generation)
@@ -344,7 +344,7 @@ class ReplicaStreams:
         ]
         actions = self._turn_away(tenant, waiting, error)
         actions += self.discarded(tenant)
-        text = f"job {tenant.name!r}: another server is the primary of shard {shard.index} now"
+        text = f"job {tenant.name!r}: another server is the leader of shard {shard.index} now"
         text += f" (generation {generation}); this one answers for it no more"
         return [*actions, Log("warning", text, job=tenant.name)]
 
@@ -380,13 +380,13 @@ class ReplicaStreams:
             raise DeposedError(job=tenant.name, generation=tenant.generation)
 
     def welcomed(self, client: Client, tenant: Tenant) -> list[Action]:
-        """Tell a primary what this backup has, once that is there to be filled: then pushes wait for it."""
+        """Tell a leader what this backup has, once that is there to be filled: then pushes wait for it."""
         if tenant.backup is None or tenant.shard is None:
             return []
         return [Send(client.peer, tenant.backup.position)]
 
     def follow(self, client: Client, tenant: Tenant, record: Replicate) -> tuple[list[Action], bool]:
-        """Take a record of the primary; return what to answer, and whether this copy is whole since."""
+        """Take a record of the leader; return what to answer, and whether this copy is whole since."""
         self.check_role(tenant, client.hello.role)
         assert tenant.backup is not None
         shard = tenant.built()
@@ -439,11 +439,11 @@ class ReplicaStreams:
         self.due = min([due for due in dues if due is not None], default=None)
 
     def validate(self) -> None:
-        """Assert that all backups are some primary's, and what waits is counted."""
+        """Assert that all backups are some leader's, and what waits is counted."""
         streams = {epoch: tenant.stream for epoch, tenant in self._host.tenants.items() if tenant.stream is not None}
-        assert self._primaries == {copy: epoch for epoch, stream in streams.items() for copy in stream.followers}
+        assert self._leaders == {copy: epoch for epoch, stream in streams.items() for copy in stream.followers}
         self._connections.validate(self._peers)
-        assert self._primaries.keys() == {copy for followers in self._peers.values() for copy in followers}
+        assert self._leaders.keys() == {copy for followers in self._peers.values() for copy in followers}
         for stream in streams.values():
             stream.validate()
 
@@ -454,7 +454,7 @@ def _check_job(assign: Assign) -> None:
     if treatment is not None and treatment.needs_read:
         raise ConfigurationError(
             f"a job with treatment={treatment.name!r} cannot have replicas, nor move to other servers: what each "
-            "worker has read is known to the primary alone; choose another treatment, or start the cluster with "
+            "worker has read is known to the leader alone; choose another treatment, or start the cluster with "
             "--replicas 0"
         )
 

@@ -1,4 +1,4 @@
-"""What a primary has done and its backups have not confirmed yet, and the answers that wait for that."""
+"""What a leader has done and its backups have not confirmed yet, and the answers that wait for that."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What backups are told of tables: rows as they are, and ids whose rows have gone.
 
-Not gradients: which rows make way, expire, or are admitted, the primary alone decides. So a record may come twice, and
+Not gradients: which rows make way, expire, or are admitted, the leader alone decides. So a record may come twice, and
 one that says how rows are now may come before or after others that the backup has yet to be filled with.
 """
 

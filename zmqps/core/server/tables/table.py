@@ -427,7 +427,7 @@ class RowTable:
         self.limit = max(self.limit, store.num_rows)
 
     def follow(self, kept: Kept, gone: Array, version: int, steps: int, expired_before: int) -> None:
-        """Have rows as the primary of this copy has them, and none of some ids.
+        """Have rows as the leader of this copy has them, and none of some ids.
 
         Raises
         ------
