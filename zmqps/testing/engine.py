@@ -220,8 +220,10 @@ class Engine:
             self.note(node.name, f"is stopped for {seconds:.3f} s")
             if self.now >= node.stopped_until:
                 node.clock.look(self.now, AWAKE_LOOK_S)
-            node.stops.append((max(self.now, node.stopped_until), self.now + seconds))
-            node.stopped_until = max(node.stopped_until, self.now + seconds)
+            begin, until = max(self.now, node.stopped_until), self.now + seconds
+            if until > begin:  # it may have been stopped already, and for longer
+                node.stops.append((begin, until))
+            node.stopped_until = max(node.stopped_until, until)
             self.at(node.stopped_until, partial(self._wake, node))
 
     def _wake(self, node: Node) -> None:

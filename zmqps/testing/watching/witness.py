@@ -232,11 +232,13 @@ class StepWitness:
                         self._leaves_out.add((who, message.step, back))
 
     def _is_moot(self, coordinator: Node, who: bytes) -> bool:
-        """Whether what a worker says may be of steps that are gone."""
+        """Whether a coordinator takes nothing of what a worker says: it was given up, or its steps may be gone."""
         assert isinstance(coordinator.machine, CoordinatorMachine)
         member = coordinator.machine.membership.members.get(who)
-        run = None if member is None else coordinator.machine.runs.get(member.job)
-        return run is not None and member is not None and run.fallback.makes_moot(member)
+        if member is None:
+            return True
+        run = coordinator.machine.runs.get(member.job)
+        return run is not None and run.fallback.makes_moot(member)
 
     # --- what must hold ------------------------------------------------------------------------
 
