@@ -8,6 +8,7 @@ beyond Python is here as well.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -38,14 +39,19 @@ def compiled(loop: Callable[..., Any], signature: Any) -> Callable[..., Any]:
         The loop cannot be compiled.
     """
     import numba
+    from numba.core.caching import FunctionCache
     from numba.core.compiler_lock import global_compiler_lock
 
     with global_compiler_lock:  # a server's shards are made in several threads
         _teach_prefetch()
-    try:
-        return numba.njit([signature], nogil=True, error_model="numpy", cache=True)(loop)
-    except (RuntimeError, OSError):  # no cache directory; one that is full or was made read-only
-        return numba.njit([signature], nogil=True, error_model="numpy")(loop)
+    how: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+    with suppress(RuntimeError, OSError):  # no cache directory; one that is full or was made read-only
+        try:
+            return numba.njit([signature], cache=True, **how)(loop)
+        except (ImportError, AttributeError):  # kept by another version, for functions that have other modules now
+            FunctionCache(loop).flush()  # type: ignore[no-untyped-call]
+            return numba.njit([signature], cache=True, **how)(loop)
+    return numba.njit([signature], **how)(loop)
 
 
 def inner(function: Callable[..., Any]) -> Callable[..., Any]:
