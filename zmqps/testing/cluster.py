@@ -52,7 +52,10 @@ class SimulatedCluster(Engine):
     def _note_copy(self, sender: Node, receiver: str, message: Message) -> None:
         if isinstance(message, Assign):
             machine, name, who = self.coordinator, message.name, sender.identity.incarnation
-            run = machine.runs.get(name)  # which may have ended in the same breath
+            run, ended = machine.runs.get(name), machine.ended.by_name.get(name)
+            now = self.time_of(sender)
+            if run is None or (ended is not None and ended.at == now and message.epoch < run.startup.epoch):
+                run = None  # it has ended in the same breath, and another may have begun
             job = run.startup.epoch if run is not None else machine.ended.by_name[name].epoch
             self._jobs_of_copies[who, message.epoch] = job
             back = self.num_back[who, job]

@@ -70,7 +70,7 @@ class Window(ModalScreen[None]):
     ]
     DEFAULT_CSS = """
     Window { background: $surface; }
-    Window #title { background: $leader; color: $text; text-style: bold; height: 1; }
+    Window #title { background: $primary; color: $text; text-style: bold; height: 1; }
     Window VerticalScroll { height: 1fr; }
     """
 
@@ -139,7 +139,7 @@ class Top(App[None]):
     ]
     CSS = """
     Screen { layout: vertical; }
-    #headline { height: 1; background: $leader; color: $text; text-style: bold; }
+    #headline { height: 1; background: $primary; color: $text; text-style: bold; }
     #sentences { height: auto; max-height: 4; }
     #jobs { height: auto; max-height: 6; background: $surface; }
     #nodes { height: 1fr; margin-top: 1; background: $surface; }

@@ -19,7 +19,7 @@ from zmqps.core.protocol import exits
 UP = ("up", "--address", "tcp://127.0.0.1:0", "--kernels", "numpy")
 #: Nobody is missed while a Python starts.
 PATIENT = (*UP, "--heartbeat-timeout", "60")
-DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits.py"
+DIGITS = Path(__file__).resolve().parents[3] / "examples" / "digits.py"
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(150)]  # half a dozen Pythons, on a busy machine
 

@@ -313,6 +313,8 @@ class CoordinatorMachine:
         if isinstance(message, Watch):
             self._inquiries.check(len(self.membership.members) + WATCHED_AS_MEMBERS, now)
             return [Send(event.peer, Watched(message.request, self.view(message, now)))]
+        if member is not None:
+            self.membership.heard(member, now)
         if (asked := operators.take(self, event, member, now)) is not None:
             return asked
         if isinstance(message, Farewell):
@@ -325,7 +327,6 @@ class CoordinatorMachine:
                 return [Send(event.peer, Back(self.identity.incarnation))]
             what = f"{type(message).__name__} before Hello"
             raise NotJoinedError(f"{what}: the sender has not joined this coordinator, perhaps an earlier one here")
-        self.membership.heard(member, now)
         return self._from_member(member, message, now)
 
     def next_deadline(self) -> float | None:

@@ -124,7 +124,8 @@ class Savers:
     def _goes_back(self, message: Assign) -> bool:
         """Whether a copy is one of a job that is under way already."""
         run = self._simulation.coordinator.runs.get(message.name)
-        return run is None or run.startup.ready  # where its job has ended in the same breath nothing begins
+        # where its job has ended in the same breath nothing begins, also if another one did
+        return run is None or run.startup.ready or message.epoch < run.startup.epoch
 
     def _received(self, receiver: Node, sender: str, message: Message) -> None:
         self._perhaps(receiver, message)

@@ -186,6 +186,17 @@ def test_a_node_that_records_what_nobody_knows_of_is_ended() -> None:
     assert sent(actions, RecordSpans) == [RecordSpans(99, 0.0, 0)]
 
 
+def test_what_a_node_says_of_its_trace_is_a_sign_of_life() -> None:
+    cluster = Cluster()
+    cluster.ask()
+    cluster.say("a", TraceState.ON, 1.5)
+    assert {m.hello.name: m.seen_at for m in cluster.machine.membership.members.values()} == {
+        "s": 0.0,
+        "a": 1.5,
+        "b": 0.0,
+    }
+
+
 def test_pieces_are_passed_on_to_who_wants_them() -> None:
     cluster = Cluster()
     cluster.ask()
