@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ import pytest
 import zmqps
 from tests.pace import stretch
 from tests.team import PATIENCE, Team
-from tests.test_fallback import server
 from zmqps.checkpoint import open_checkpoint
 from zmqps.errors import CheckpointFailedError, JobMismatchError
 from zmqps.nodes.inquiry import end_job, inquire, run_blocking
@@ -222,109 +220,8 @@ def is_saved(version: int, status: Mapping[str, Any]) -> bool:
 LAYERS = {**{f"layer{i}": np.linspace(-1, i, SIZE, dtype=np.float32) for i in range(5)}, "head": START["b"]}
 
 
-def adapt(workers: Sequence[zmqps.Worker], steps: range) -> dict[str, Any]:
-    """Train the head, and one layer now and then, in turn or together; return all values."""
-    for step in steps:
-        names = ["head"] if step % 3 else ["head", "layer1"]
-        values = workers[0].pull(timeout=PATIENCE)
-        found = {name: np.sin(3 * np.asarray(values[name])) + 0.1 * step for name in names}
-        for worker in workers:
-            worker.push(
-                {name: (array + worker.rank).astype(LAYERS[name].dtype) for name, array in found.items()},
-                timeout=PATIENCE,
-            )
-    return {name: np.array(value) for name, value in workers[0].pull(timeout=PATIENCE).items()}
-
-
-@pytest.mark.parametrize("via", ["shared", "coordinator"])
-@pytest.mark.parametrize("mode", MODES)
-def test_what_was_saved_as_changes_is_restored_exactly_after_all_was_killed(
-    tmp_path: Path, mode: str, via: str
-) -> None:
-    options = {"checkpoint_full_every": 4, "checkpoint_via": via, "keep": 2}
-    with (
-        cluster(tmp_path, workers=1, **options) as first,
-        zmqps.connect(first.address, timeout=PATIENCE) as worker,
-    ):
-        worker.init(LAYERS, optimizer=ADAM, timeout=PATIENCE, **MODES[mode])
-        made, done = [], 0
-        for _ in range(7):  # whole, three that hold changes, whole, two more
-            expected = adapt([worker], range(done, done + 2))
-            done += 2
-            made.append(worker.checkpoint(timeout=PATIENCE))
-        later = adapt([worker], range(done, done + 4))
-        for process in first._nodes.processes:
-            os.kill(process.popen.pid, signal.SIGKILL)
-    sizes = [one.nbytes for one in made]
-    assert all(2 * size < min(sizes[0], sizes[4]) for size in (*sizes[1:4], *sizes[5:])), sizes
-    kept = sorted(str(path) for path in tmp_path.glob("*/ckpt-*"))
-    assert kept == [one.path for one in made[4:]]  # two, and what they build upon
-    loaded = zmqps.load(tmp_path)
-    assert all(np.array_equal(loaded[name], value) for name, value in expected.items())
-    for servers in (2, 3):
-        with (
-            cluster(tmp_path, servers, 1, restore=made[-1].path, **options) as second,
-            zmqps.connect(second.address, timeout=PATIENCE) as worker,
-        ):
-            values = worker.pull(timeout=PATIENCE)
-            assert all(np.array_equal(values[name], value) for name, value in expected.items())
-            again = adapt([worker], range(done, done + 4))
-            for name, value in later.items():
-                np.testing.assert_allclose(again[name], value, rtol=1e-6, atol=1e-6)
-            assert worker.checkpoint(timeout=PATIENCE).nbytes > 2 * max(sizes[1:4])  # after a restore, whole
-
-
 @pytest.mark.parametrize("mode", ["async", "sync"])
-def test_a_job_falls_back_to_a_chain_and_begins_another_one(tmp_path: Path, mode: str) -> None:
-    with (
-        cluster(tmp_path, workers=1, checkpoint_full_every=9, heartbeat_timeout=stretch(2.0)) as first,
-        zmqps.connect(first.address, timeout=PATIENCE) as worker,
-    ):
-        worker.init(LAYERS, optimizer=ADAM, timeout=PATIENCE, **MODES[mode])
-        made, back = [], threading.Event()
-        worker.on_rollback(lambda rollback: back.set())
-        for step in range(3):
-            expected = adapt([worker], range(step, step + 1))
-            made.append(worker.checkpoint(timeout=PATIENCE))
-        adapt([worker], range(3, 5))
-        os.kill(first.pids["server-1"], signal.SIGKILL)
-        with server(first.address):
-            assert back.wait(2 * PATIENCE)
-            values = worker.pull(timeout=2 * PATIENCE)
-            lost = [name for name in LAYERS if np.array_equal(values[name], expected[name])]
-            assert lost == list(LAYERS) if mode == "sync" else len(lost) >= 4
-            for step in range(3, 6):
-                expected = adapt([worker], range(step, step + 1))
-                made.append(worker.checkpoint(timeout=PATIENCE))
-    bases = [open_checkpoint(one.path).base is not None for one in made[-3:]]
-    assert bases == [False, True, True]
-    loaded = zmqps.load(tmp_path)
-    assert all(np.array_equal(loaded[name], value) for name, value in expected.items())
-
-
-def test_after_a_copy_has_taken_over_the_next_one_is_whole(tmp_path: Path) -> None:
-    with (
-        cluster(
-            tmp_path, workers=1, checkpoint_full_every=9, keep=9, replicas=1, heartbeat_timeout=stretch(2.0)
-        ) as first,
-        zmqps.connect(first.address, timeout=PATIENCE) as worker,
-    ):
-        worker.init(LAYERS, optimizer=ADAM, timeout=PATIENCE)
-        made = []
-        for step in range(1, 6):
-            if step == 3:
-                os.kill(first.pids["server-0"], signal.SIGKILL)
-            expected = adapt([worker], range(step, step + 1))
-            made.append(worker.checkpoint(timeout=PATIENCE))
-    assert [open_checkpoint(one.path).base is not None for one in made[-4:]] == [True, False, True, True]
-    loaded = zmqps.load(tmp_path)
-    assert all(np.array_equal(loaded[name], value) for name, value in expected.items())
-
-
-@pytest.mark.parametrize("mode", ["async", "sync"])
-def test_buffers_are_saved_with_what_is_trained_and_a_change_holds_those_that_were_set(
-    tmp_path: Path, mode: str
-) -> None:
+def test_buffers_are_saved_with_what_is_trained(tmp_path: Path, mode: str) -> None:
     buffers: dict[str, Any] = {
         "mean": np.linspace(0, 1, SIZE, dtype=np.float32),
         "table": np.arange(SIZE) << 40,
@@ -333,20 +230,17 @@ def test_buffers_are_saved_with_what_is_trained_and_a_change_holds_those_that_we
         "mask": np.array([0.0, -np.inf, np.nan]),
     }
     with (
-        cluster(tmp_path, workers=1, checkpoint_full_every=9, keep=9) as first,
+        cluster(tmp_path, workers=1) as first,
         zmqps.connect(first.address, timeout=PATIENCE) as worker,
     ):
         worker.init(START, optimizer=ADAM, buffers=buffers, timeout=PATIENCE, **MODES[mode])
-        sizes = []
         for step in range(3):
             worker.push(gradients(worker.pull(timeout=PATIENCE), 0, step), timeout=PATIENCE)
             if step == 1:
                 buffers = buffers | {"count": np.array(2**62), "flags": ~buffers["flags"]}
                 worker.set({name: buffers[name] for name in ("count", "flags")}, step=True, timeout=PATIENCE)
             expected = worker.pull(timeout=PATIENCE)
-            made = worker.checkpoint(timeout=PATIENCE)
-            sizes.append(made.nbytes)
-    assert max(sizes[1:]) < sizes[0] - buffers["table"].nbytes  # nobody has set that
+            worker.checkpoint(timeout=PATIENCE)
     loaded = zmqps.load(tmp_path)
     for name, value in (expected | buffers).items():
         np.testing.assert_array_equal(loaded[name], value)

@@ -68,11 +68,14 @@ def everything(worker: Any) -> tuple[Any, ...]:
     return np.array(worker.pull(timeout=PATIENCE)["w"]), *found, len(worker.table("items")), len(worker.table("words"))
 
 
-@pytest.mark.parametrize(("mode", "servers"), [("async", 1), ("sync", 3)])
+@pytest.mark.parametrize(("mode", "servers", "via"), [("async", 1, "shared"), ("sync", 3, "coordinator")])
 def test_training_that_was_restored_equals_training_that_was_not_interrupted(
-    tmp_path: Path, mode: str, servers: int
+    tmp_path: Path, mode: str, servers: int, via: str
 ) -> None:
-    with cluster(tmp_path, checkpoint_full_every=3) as first, joined(first.address, mode, 2) as team:
+    with (
+        cluster(tmp_path, checkpoint_full_every=3, checkpoint_via=via) as first,
+        joined(first.address, mode, 2) as team,
+    ):
         for steps in (range(6), range(6, 7), range(7, 8)):  # the last one builds upon those before
             train(team, mode, steps)
             made = team.workers[0].checkpoint(consistent=True, timeout=PATIENCE)
@@ -80,7 +83,10 @@ def test_training_that_was_restored_equals_training_that_was_not_interrupted(
         expected = everything(team.workers[0])
     assert open_checkpoint(made.path).base is not None
     assert sum(open_checkpoint(made.path).verify()) > 0
-    with cluster(tmp_path, servers, restore=made.path) as second, joined(second.address, mode, 2) as team:
+    with (
+        cluster(tmp_path, servers, restore=made.path, checkpoint_via=via) as second,
+        joined(second.address, mode, 2) as team,
+    ):
         train(team, mode, range(8, 11))
         found = everything(team.workers[0])
     for one, other in zip(found, expected, strict=True):
@@ -89,9 +95,11 @@ def test_training_that_was_restored_equals_training_that_was_not_interrupted(
 
 @pytest.mark.parametrize("mode", MODES)
 def test_after_the_loss_of_a_server_a_job_goes_on_from_its_checkpoint(tmp_path: Path, mode: str) -> None:
-    with cluster(tmp_path) as nodes, joined(nodes.address, mode, 2) as team:
-        train(team, mode, range(2))
-        team.workers[0].checkpoint(consistent=True, timeout=PATIENCE)
+    with cluster(tmp_path, checkpoint_full_every=9, keep=9) as nodes, joined(nodes.address, mode, 2) as team:
+        for step in range(2):
+            train(team, mode, range(step, step + 1))
+            made = team.workers[0].checkpoint(consistent=True, timeout=PATIENCE)
+        assert open_checkpoint(made.path).base is not None
         saved = everything(team.workers[0])
         train(team, mode, range(2, 4))
         expected = everything(team.workers[0])
@@ -115,6 +123,25 @@ def test_after_the_loss_of_a_server_a_job_goes_on_from_its_checkpoint(tmp_path: 
                     assert not old.all()
                     assert not new.all()
                 train(team, mode, range(4, 6))
+            after = []
+            for step in range(6, 8):
+                train(team, mode, range(step, step + 1))
+                after.append(team.workers[0].checkpoint(consistent=True, timeout=PATIENCE))
+    assert [open_checkpoint(one.path).base is not None for one in after] == [False, True]
+
+
+def test_after_a_backup_has_taken_over_the_next_checkpoint_is_whole(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"checkpoint_full_every": 9, "keep": 9, "replicas": 1}
+    with cluster(tmp_path, **options) as nodes, joined(nodes.address, "async", 2) as team:
+        made = []
+        for step in range(5):
+            if step == 2:
+                kill(nodes, "server-0")
+            train(team, "async", range(step, step + 1))
+            made.append(team.workers[0].checkpoint(timeout=PATIENCE))
+        expected = np.array(team.workers[0].pull(timeout=PATIENCE)["w"])
+    assert [open_checkpoint(one.path).base is not None for one in made] == [False, True, False, True, True]
+    assert np.array_equal(zmqps.load(made[-1].path)["w"], expected)
 
 
 @pytest.mark.parametrize("mode", MODES)
