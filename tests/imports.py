@@ -112,16 +112,28 @@ def room_of(path: str) -> str:
     return folder if folder in WITHIN else "/".join(parts[: 2 if parts[0] == "core" else 1])
 
 
-def module_graph(found: Collection[Module]) -> Graph:
-    """Return which module imports which, by their paths; imports for type checkers count, too."""
+def module_graph(found: Collection[Module], *, packages: bool = False) -> Graph:
+    """Return which module imports which, by their paths; imports for type checkers count, too.
+
+    ``packages``: with a module the packages are imported that it lies in.
+    """
     path_of = {dotted(module.path): module.path for module in found}
     graph: Graph = {module.path: set() for module in found}
     for module in found:
         for names in (entry.names for entry in imports(module)):
             targets = [path_of[name] for name in names if name in path_of]
             graph[module.path].update(targets[-1:])  # the longest name: a.b rather than a
+            if packages and targets:
+                graph[module.path].update(_entered(module.path, targets[-1]))
         graph[module.path].discard(module.path)
     return graph
+
+
+def _entered(path: str, target: str) -> Iterator[str]:
+    """Yield the packages that are imported with a module of theirs, by one that lies in none of them."""
+    for folder in Path(target).parents:
+        if (ROOT / folder / "__init__.py").exists() and not path.startswith(f"{folder.as_posix()}/"):
+            yield f"{folder.as_posix()}/__init__.py"
 
 
 def room_graph(graph: Graph) -> Graph:

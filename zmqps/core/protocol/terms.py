@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
-from zmqps.core.protocol.messages.message import Message
+from zmqps.core.protocol.message import Message
 
 if TYPE_CHECKING:
-    from zmqps.core.protocol.messages.message import U32, U64, Seconds, Terms
+    from zmqps.core.protocol.message import U32, U64, Seconds, Terms
 
 #: In the place of a number: it may be negative, but none is as large.
 UNCHANGED = -1e30

@@ -21,7 +21,7 @@ from zmqps.testing.engine import Node, Program
 from zmqps.testing.jobs.training import Training
 
 if TYPE_CHECKING:
-    from zmqps.core.protocol.messages.message import Contributors
+    from zmqps.core.protocol.message import Contributors
     from zmqps.testing.cluster import SimulatedCluster
 
 #: Exact for small whole numbers; the latter leaves most values for later.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from zmqps.core.protocol.message import Message
 from zmqps.core.protocol.messages.falling import GoBack, Recalled, WentBack
 from zmqps.core.protocol.messages.jobs import Assign, Discard, Discarded, EndJob, Init, Job, JobEnded, Ready
 from zmqps.core.protocol.messages.membership import (
@@ -28,7 +29,6 @@ from zmqps.core.protocol.messages.membership import (
     StatusRequest,
     Welcome,
 )
-from zmqps.core.protocol.messages.message import Message
 from zmqps.core.protocol.messages.moving import Moved, Retargeted
 from zmqps.core.protocol.messages.notes import Note, Noted
 from zmqps.core.protocol.messages.probing import Examine, Examined, Probe, Probed
@@ -66,7 +66,7 @@ from zmqps.core.protocol.messages.watching import Watch, Watched
 from zmqps.core.protocol.terms import Measured, RatesSet, SetRates
 
 if TYPE_CHECKING:
-    from zmqps.core.protocol.messages.message import Buffer as Buffer
+    from zmqps.core.protocol.message import Buffer as Buffer
 
 __all__ = [
     "BY_KIND",

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from zmqps.core.protocol.message import Message
 from zmqps.core.protocol.messages import BY_KIND, Assign, Init
-from zmqps.core.protocol.messages.message import Message
 from zmqps.core.protocol.typed import pack
 from zmqps.core.protocol.wire import (
     HEADER_NBYTES,
@@ -19,7 +19,7 @@ from zmqps.core.protocol.wire import (
 )
 
 if TYPE_CHECKING:
-    from zmqps.core.protocol.messages.message import Buffer
+    from zmqps.core.protocol.message import Buffer
 
 #: Bytes from which on a header is large, where what is made of it takes longer still than to decode it.
 LARGE_NBYTES = dict.fromkeys((Init.kind, Assign.kind), 16 << 10)

@@ -7,10 +7,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
 from zmqps.core.protocol.limits import MAX_FACT_CHARS
-from zmqps.core.protocol.messages.message import Message
+from zmqps.core.protocol.message import Message
 
 if TYPE_CHECKING:
-    from zmqps.core.protocol.messages.message import (
+    from zmqps.core.protocol.message import (
         U8,
         U32,
         U64,

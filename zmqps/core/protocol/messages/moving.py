@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from zmqps.core.protocol.messages.message import Message
+from zmqps.core.protocol.message import Message
 
 if TYPE_CHECKING:
-    from zmqps.core.protocol.messages.message import U32, U64, Plain
+    from zmqps.core.protocol.message import U32, U64, Plain
 
 
 @dataclass(frozen=True, slots=True)

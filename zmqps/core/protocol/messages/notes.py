@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from zmqps.core.protocol.messages.message import Message
+from zmqps.core.protocol.message import Message
 from zmqps.errors import LimitError, ProtocolError
 
 if TYPE_CHECKING:
-    from zmqps.core.protocol.messages.message import U64, Entries
+    from zmqps.core.protocol.message import U64, Entries
 
 #: Of a value's name: it becomes a label, a tag, and a line of a legend.
 MAX_VALUE_NAME_CHARS = 64

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from zmqps.core.protocol.messages.message import Message
+from zmqps.core.protocol.message import Message
 
 if TYPE_CHECKING:
-    from zmqps.core.protocol.messages.message import U64, Incarnation, Key, Text
+    from zmqps.core.protocol.message import U64, Incarnation, Key, Text
 
 
 @dataclass(frozen=True, slots=True)

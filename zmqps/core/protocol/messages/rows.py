@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from zmqps.core.protocol.messages.message import Message
+from zmqps.core.protocol.message import Message
 
 if TYPE_CHECKING:
     from zmqps.core.protocol.fields import Part
-    from zmqps.core.protocol.messages.message import U8, U32, U64, Payload, Terms, Text, Versions
+    from zmqps.core.protocol.message import U8, U32, U64, Payload, Terms, Text, Versions
 
 
 @dataclass(slots=True, unsafe_hash=True)

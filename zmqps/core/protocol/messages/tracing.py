@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar
 
-from zmqps.core.protocol.messages.message import Message
+from zmqps.core.protocol.message import Message
 
 if TYPE_CHECKING:
-    from zmqps.core.protocol.messages.message import U32, U64, Blob, Facts, Incarnation, Key, Plain, Seconds, Text
+    from zmqps.core.protocol.message import U32, U64, Blob, Facts, Incarnation, Key, Plain, Seconds, Text
 
 
 class TraceAction(IntEnum):
