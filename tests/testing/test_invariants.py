@@ -56,6 +56,7 @@ from zmqps.core.server.tenant import Tenant
 from zmqps.core.worker.asked import Asked
 from zmqps.core.worker.connections.link import Link
 from zmqps.core.worker.connections.links import Links
+from zmqps.core.worker.early import Early
 from zmqps.core.worker.operations import Advance
 from zmqps.core.worker.orphaned import Orphaned
 from zmqps.core.worker.pace import Pace
@@ -417,6 +418,41 @@ def test_a_server_that_answers_what_nobody_waits_for_any_more(monkeypatch: Patch
 def test_a_worker_that_goes_on_waiting_for_what_it_has_given_up(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Link, "withdraw", lambda self, pull, now: [])
     caught("sync-eager", "PullTransfer) and transfer.done")
+
+
+def test_a_worker_that_counts_values_it_has_asked_for_early_though_it_goes_on_at_a_later_step(
+    monkeypatch: Patch,
+) -> None:
+    def is_due(original: Any, early: Early) -> bool:
+        early.forget()
+        return True
+
+    wrap(monkeypatch, Early, "is_due", is_due)
+    caught("sync-together-backup", "and has read version", begin=6)
+
+
+def test_a_worker_that_takes_an_early_pull_back_and_leaves_it_with_the_servers(monkeypatch: Patch) -> None:
+    def recall(original: Any, early: Early, now: float) -> list[Action]:
+        pull = early.pull
+        early.forget()
+        if pull is not None:
+            early._transfers.drop(pull)
+        return []
+
+    wrap(monkeypatch, Early, "recall", recall)
+    caught("sync-together-several", "PullTransfer) and transfer.done")
+
+
+def test_a_worker_that_goes_on_with_an_early_pull_before_the_step_is_over(monkeypatch: Patch) -> None:
+    def begin(original: Any, early: Early, now: float) -> list[Action]:
+        actions: list[Action] = original(early, now)
+        if early.pull is not None:  # as if its turn had come
+            del early._pace.held[early._operation]
+            early.forget()
+        return actions
+
+    wrap(monkeypatch, Early, "begin", begin)
+    caught("sync-together-several", "waits although all is well")
 
 
 def test_a_worker_that_writes_where_servers_are_yet_to_read_its_gradients(monkeypatch: Patch) -> None:

@@ -256,10 +256,10 @@ def test_a_leader_that_answers_pulls_without_asking_its_backups(monkeypatch: Pat
     assert "does not see what was pushed before" in violated(cluster(bounded(), seed))
 
 
-@pytest.mark.parametrize("seed", range(2, 5))  # whose pulls overtake the word that the step is over, which was lost
+@pytest.mark.parametrize("seed", range(3))
 def test_a_server_that_answers_a_pull_with_an_older_version_than_it_asks_for(monkeypatch: Patch, seed: int) -> None:
     monkeypatch.setattr("zmqps.core.server.machine.is_available", lambda shard, message: True)
-    assert "and has read version" in violated(SCENARIOS["sync-drops"].simulation(seed))
+    assert "and has read version" in violated(SCENARIOS["sync-freezes"].simulation(seed))
 
 
 def test_without_a_bound_a_worker_that_has_not_heard_of_the_new_leader_may_read_at_the_zombie() -> None:

@@ -31,6 +31,7 @@ from zmqps.core.worker.connections.link import Link
 from zmqps.core.worker.connections.links import Links
 from zmqps.core.worker.connections.refusals import is_stranger, may_move
 from zmqps.core.worker.connections.resends import SHORT_S
+from zmqps.core.worker.early import Early
 from zmqps.core.worker.layout.moves import ReplayGradients, ShardMoves
 from zmqps.core.worker.layout.recuts import SessionRecuts
 from zmqps.core.worker.layout.rollbacks import Rollbacks
@@ -107,6 +108,7 @@ class Transfers:
         self.moves = ShardMoves(host, links, self.pace)
         self.rollbacks = Rollbacks(host, self, links, self.pace)
         self.recuts = SessionRecuts(host, self, links)
+        self.early = Early(self, links, self.pace)
 
     def waiting_for(self, transfer: PushTransfer | PullTransfer | LoadTransfer, now: float) -> str:
         """Say what a transfer waits for."""
@@ -127,6 +129,8 @@ class Transfers:
         actions, transfer = list[Action](), operation.transfer
         if transfer is not None:
             self.drop(transfer)
+            if transfer is self.early.pull:
+                self.early.forget()
             if isinstance(transfer, PullTransfer) and transfer.remaining:
                 for link in self._links.by_shard:
                     actions += link.withdraw(transfer, self._host.now)
@@ -148,7 +152,7 @@ class Transfers:
             elif pace.held and (not pace.closed or self._host.coordinator_lost(now) is not None):
                 actions += self.begin(pace.held.popitem(last=False)[0], now)
             else:
-                return [*actions, *self._say_paused(now)]
+                return [*actions, *self.early.begin(now), *self._say_paused(now)]
 
     def pause(self, message: Hold, now: float) -> list[Action]:
         """A checkpoint is to be a cut between pushes: begin none, and say so once none is under way."""
@@ -189,6 +193,7 @@ class Transfers:
     def validate(self) -> None:
         """Assert the invariants."""
         self.pace.validate()
+        self.early.validate()
         self._links.validate()
         transfers = []  # of all requests that are not answered
         for link in self._links.by_shard:
@@ -219,6 +224,10 @@ class Transfers:
         push, pull = operation.push, operation.pull
         if push is None or push.done:
             assert pull is not None
+            if (early := self.early.pull) is not None and early is operation.transfer:
+                if self.early.is_due():
+                    return actions if early.remaining else actions + self._complete(early)
+                actions += self.early.recall(now)
             if pace.closing is None and pace.brought and (warning := pace.unfinished.warning(self._host.attached)):
                 actions.append(Log("warning", warning))
             return actions + self.start(operation, pull, now)
@@ -323,6 +332,8 @@ class Transfers:
         """All of a transfer is answered: resolve its operation, or go on with the pull behind a push."""
         if isinstance(transfer, PullTransfer) and self.pace.mode == "sync" and (outdated := transfer.target.outdated()):
             return self._read_again(transfer, outdated)
+        if transfer is self.early.pull:
+            return []  # until its turn has come
         operation = self._asked[transfer]
         if isinstance(operation, ReplayGradients):
             self.drop(transfer)
@@ -484,7 +495,9 @@ class Transfers:
         actions = link.pump(now)
         if request is not None and request.seq:
             link.sent.void(request.seq)
-        if request is not None and not request.transfer.done:
+        if request is not None and request.transfer is self.early.pull:
+            actions += self.early.refused(now)
+        elif request is not None and not request.transfer.done:
             actions += self._host.resolve(self._asked[request.transfer], error)
         return actions
 

@@ -17,6 +17,7 @@ from zmqps.core.protocol.messages import Followed, Recut
 from zmqps.core.protocol.terms import are_values
 from zmqps.core.worker.connections.link import Link
 from zmqps.core.worker.connections.links import Links
+from zmqps.core.worker.early import Early
 from zmqps.core.worker.layout.moves import ShardMoves
 from zmqps.core.worker.layout.rollbacks import Rollbacks
 from zmqps.core.worker.layout.row_plans import plan_rows_again
@@ -40,6 +41,7 @@ class RecutsHost(Protocol):
 class RecutTransfers(Protocol):
     """What is needed of the session's transfers."""
 
+    early: Early
     moves: ShardMoves
     rollbacks: Rollbacks
 
@@ -92,6 +94,7 @@ class SessionRecuts:
             return [confirmed]
         placement = Placement.from_wire(KeySpace.of(attached.job), message.placement)
         before = self._links.by_shard
+        recalled = self._transfers.early.recall(now)
         actions = self._links.connect(placement, message.placement, now)
         self._number, self.any = message.number, True
         self._plans.clear()
@@ -104,7 +107,7 @@ class SessionRecuts:
         for link in self._links.by_shard:
             actions += link.pump(now)
         text = f"the job has {placement.num_shards} shards now, instead of {len(before)}"
-        return [Log("info", text), Notify(host.attached), confirmed, *actions, *self._transfers.unpause(now)]
+        return [Log("info", text), Notify(host.attached), confirmed, *recalled, *actions, *self._transfers.unpause(now)]
 
     def _begin_anew(self, transfer: PushTransfer | PullTransfer | LoadTransfer) -> None:
         transfer.remaining = 0

@@ -15,6 +15,7 @@ from zmqps.core.protocol.events import COORDINATOR, Action, Log, Notify, Send
 from zmqps.core.protocol.messages import GoBack, Recalled, WentBack
 from zmqps.core.worker.connections.link import Link
 from zmqps.core.worker.connections.links import Links
+from zmqps.core.worker.early import Early
 from zmqps.core.worker.layout.moves import ShardMoves
 from zmqps.core.worker.operations import Advance, Exchange, Operation, Restored
 from zmqps.core.worker.pace import Pace
@@ -63,6 +64,7 @@ class RollbacksHost(Protocol):
 class RollbackTransfers(Protocol):
     """What is needed of the session's transfers."""
 
+    early: Early
     moves: ShardMoves
 
     @property
@@ -183,6 +185,7 @@ class Rollbacks:
     def _all(self, message: GoBack, rows: list[Any], restored: Restored, now: float) -> list[Action]:
         """Everything goes back: nothing that was begun before counts."""
         host, pace, transfers = self._host, self._pace, self._transfers
+        recalled = transfers.early.recall(now)
         under_way, ends = transfers.all, list[Operation]()
         complete = isinstance(pace.closing, Advance)  # whether a whole step's gradients are dropped
         for link in self._links.by_shard:
@@ -227,7 +230,7 @@ class Rollbacks:
         pulls = [transfer for transfer, _ in under_way if isinstance(transfer, PullTransfer) and not transfer.done]
         for pull in pulls:
             self._again(pull)
-        return [*self._done(message, restored, message.lost), *actions]
+        return [*recalled, *self._done(message, restored, message.lost), *actions]
 
     def _gone(self, operation: Operation, version: int) -> int | None:
         """Return the version that an operation is to read if it is none any more, and not there before we go on."""
