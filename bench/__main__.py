@@ -7,7 +7,6 @@ import click
 from bench import compare, suite
 from bench.cases import (
     apply,
-    changes,
     checkpoint,
     codecs,
     combine,
@@ -56,7 +55,6 @@ cases = (
     *(
         checkpoint,
         saving,
-        changes,
         copies,
         refill,
         sparse,
