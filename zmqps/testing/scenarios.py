@@ -490,7 +490,7 @@ def _replicated(found: dict[str, Scenario]) -> None:
 
 def _together(found: dict[str, Scenario]) -> None:
     """Enter pulls that wait, gradients that are lent, and steps that workers skip."""
-    # pulls that wait while the step goes on without their worker, or needs another gradient of it
+    # pulls that are under way while the step goes on without their worker, or needs another gradient of it
     together: dict[str, object] = {"together": 0.7, "hiccup": 0.2, "steps": 8, "retain": 1}
     for kind, policy in {"": {}, "-backup": {"aggregate": 1}, "-several": {"aggregate": 4}}.items():
         found[f"sync-together{kind}"] = Scenario(faults=EVERYTHING, training=_synchronous(**together, **policy))
