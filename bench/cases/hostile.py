@@ -39,7 +39,6 @@ from zmqps.core.protocol.messages import (
     Probed,
     Ready,
     Resumed,
-    Retargeted,
     Scale,
     SetRates,
     SpansRecorded,
@@ -47,7 +46,6 @@ from zmqps.core.protocol.messages import (
     Take,
     Trace,
     Watch,
-    WentBack,
     Withdraw,
 )
 from zmqps.core.protocol.messages.large import decode_small
@@ -293,10 +291,7 @@ CASES: dict[str, tuple[str, Case]] = {
     "Withdraw": ("mate", lambda: [raw(Withdraw, LARGEST), raw(Withdraw, 50)]),
     "SetRates": ("honest", lambda: [raw(SetRates, 7, LARGEST, [1.0, float(MOST_NUMBERS), *[0.5] * MOST_NUMBERS])]),
     "Resumed": ("mate", lambda: [raw(Resumed, LARGEST)]),
-    "Followed, Retargeted, WentBack": (
-        "mate",
-        lambda: [raw(Followed, 1, LARGEST), raw(Retargeted, 1, 1, LARGEST), raw(WentBack, 1, LARGEST, LARGEST)],
-    ),
+    "Followed": ("mate", lambda: [raw(Followed, 1, LARGEST, 0), raw(Followed, 1, LARGEST, LARGEST)]),
     "Holding": ("mate", lambda: [raw(Holding, LARGEST)]),
     "Probed": ("mate", lambda: [raw(Probed, 1, 1, 0.0, ["x" * 4000] * 15), raw(Probed, 1, 1, 0.0, [""] * 60_000)]),
     "SpansRecorded, Piece": (

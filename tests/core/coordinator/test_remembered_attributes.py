@@ -30,18 +30,18 @@ KEPT = {
     "Startup": "resumption epoch cut job owner placement built loaded ready loader told returning",
     "ReplicaSet": "by_epoch coming",
     "Replica": "shard epoch server backup generation built whole",
-    "Fallback": "good _back _bad _before _target _tellings",
-    "Tellings": "_number num_done _last _open",
+    "Fallback": "good _back _bad _before _target _rewinds",
+    "Rewinds": "times _last",
     "Replication": "_promoting _unanswered _unfit",
     "Shortages": "_noted",
     "Handovers": "_of",
     "Handover": "old new made phase",
     "Drains": "_of _ended",
     "Scales": "wanted _shrinks _most_before _since _nonces _ended",
-    "Recuts": "_cutting _behind",
+    "Recuts": "_cutting",
     "_Drain": "server since nonces moved",
-    "Moves": "_moves",
-    "_Move": "copy generation version lost awaited",
+    "MemberViews": "_revision _open",
+    "ViewChange": "revision kind shards awaited restored lost whole num_gone",
     "Steps": "policy _counted _ranks _told _behind _waits_for_all",
     "Commits": "unconfirmed measuring",
     "Numbers": "latest _before",
@@ -90,10 +90,10 @@ NOT_KEPT = {
     "Replica": "moved",
     "Fallback": (
         "_changed _name _startup _steps _replication _timeout _rewind _give_up _error _why _begun_at _waits_since "
-        "_retry_due _unfit"
+        "_retry_due _unfit _members _views"
     ),
-    "Tellings": "_changed _name _startup _members _may_tell",
-    "Replication": "moves handovers recuts shortages _changed replicas _name _startup _steps _retry_due _num_retries",
+    "Rewinds": "_name",
+    "Replication": "views handovers recuts shortages _changed replicas _name _startup _steps _retry_due _num_retries",
     "Shortages": "_startup _replicas",
     "Handovers": "_replicas _name _startup _steps _unfit _change _give_up _changed stuck",
     "Handover": "not_before held_at asked_at again_at numbers busy",
@@ -101,11 +101,11 @@ NOT_KEPT = {
     "Scales": "_fleet _runs _checkpoints _drains _endpoint _replicas _hold_s _silence_s _changed _look_due _why",
     "Recuts": (
         "error longest_s on_cut _name _startup _steps _members _keep _begun _changed _placement _not_before _held_at "
-        "_paused_at _cut_at _number _holding _awaited _answering _late _again_at _tell_due"
+        "_paused_at _cut_at _number _holding _awaited _answering _late _again_at _views"
     ),
     "_Drain": "told_at",
-    "Moves": "_members _may_tell _changed",
-    "_Move": "due",
+    "MemberViews": "_members _startup _changed",
+    "ViewChange": "due begun_at",
     "Steps": (
         "_changed kept _kept_clock _returned _clip_norm _counts_all _rates bringing _replicated _granted _members "
         "_attendance _training _commits _paused _requests _retry_due _since pauses delays counted"
@@ -146,9 +146,9 @@ def parts() -> Iterator[Any]:
     yield from (*machine.membership.members.values(), machine.membership.processes)
     yield from (machine.cluster_end, machine.jobs, machine.ended, machine.checkpoints, machine.notes)
     yield from (run, run.places, run.attendance, run.losses, run.occupancy, run.startup, run.replication, run.steps)
-    yield from (run.startup.copies, *run.startup.copies, run.replication.moves, *run.replication.moves._moves.values())
+    yield from (run.startup.copies, *run.startup.copies, run.replication.views, *run.replication.views._open.values())
     yield from (run.replication.shortages, run.replication.handovers, *run.replication.handovers._of.values())
-    yield from (run.fallback, run.fallback._tellings, run.steps.policy, run.steps._commits, run.steps.pauses)
+    yield from (run.fallback, run.fallback._rewinds, run.steps.policy, run.steps._commits, run.steps.pauses)
     yield from (run.steps.bringing, run.rates)
     yield from (run.data, *run.data.by_name.values(), run.barriers, run.spares)
 

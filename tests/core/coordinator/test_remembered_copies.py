@@ -14,6 +14,7 @@ from zmqps.core.protocol.messages import (
     Committed,
     Discard,
     Error,
+    Followed,
     Heartbeat,
     Leave,
     Moved,
@@ -24,7 +25,6 @@ from zmqps.core.protocol.messages import (
     Replicas,
     Replicating,
     Resumed,
-    Retargeted,
 )
 from zmqps.errors import JobEndedError, JournalBehindError
 
@@ -58,7 +58,7 @@ def followed(kept: Kept, actions: list[Action]) -> list[Action]:
     done = []
     for to, m in zip(receivers(actions, Moved), sent(actions, Moved), strict=True):
         if m.server:
-            done += kept.take(to[1:].decode(), Retargeted(m.epoch, m.shard, m.generation))
+            done += kept.take(to[1:].decode(), Followed(m.epoch, m.revision, 0))
     return done
 
 
@@ -74,7 +74,7 @@ def test_a_promotion_that_was_decided_is_gone_on_with() -> None:
     assert sorted(receivers(told, Moved)) == [peer("w0"), peer("w1")]
     followed(kept, told)
     kept.take("s0", Replicating(1, 1))
-    assert kept.run().replication.moves.next_deadline() is None
+    assert kept.run().replication.views.all_followed
 
 
 def test_the_backups_of_a_leader_are_said_again() -> None:
@@ -105,13 +105,13 @@ def test_members_that_had_not_followed_are_told_again_and_no_others() -> None:
     kept = training()
     told = promoted(kept, kept.take("s1", Leave("closed")))
     (move,) = sent(told, Moved, peer("w0"))
-    kept.take("w0", Retargeted(move.epoch, move.shard, move.generation))
+    kept.take("w0", Followed(move.epoch, move.revision, 0))
     kept.back()
     kept.come_back("s0", "s2", *WORKERS)
     assert sent(kept.take("w0", Resumed(0)), Moved) == []
     again = sent(kept.take("w1", Resumed(0)), Moved)
-    assert [(m.shard, m.generation, m.server["epoch"]) for m in again] == [(1, 1, 5)]
-    kept.take("w1", Retargeted(again[0].epoch, again[0].shard, again[0].generation))
+    assert [(m.shard, m.revision, m.server["epoch"]) for m in again] == [(1, move.revision, 5)]
+    kept.take("w1", Followed(again[0].epoch, again[0].revision, 0))
     assert sent(kept.pass_time(3.0), Moved) == []
 
 

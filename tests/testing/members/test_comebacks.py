@@ -9,8 +9,8 @@ import pytest
 
 from tests.testing.test_invariants import caught, wrap
 from zmqps.core.coordinator.machine import CoordinatorMachine
-from zmqps.core.coordinator.placement.moves import Moves
 from zmqps.core.coordinator.placement.replication import Replication
+from zmqps.core.coordinator.placement.views import MemberViews
 from zmqps.core.coordinator.remembered import dump
 from zmqps.core.coordinator.training.data import DataSet, DataSets
 from zmqps.core.coordinator.training.steps import Steps
@@ -141,7 +141,7 @@ def test_a_coordinator_that_forgets_that_a_shard_lacks_a_backup(monkeypatch: Pat
 
 
 def test_a_coordinator_that_forgets_who_has_not_followed_a_move(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Moves, "restore", lambda self, kept, *rest: None)
+    monkeypatch.setattr(MemberViews, "restore", lambda self, kept, now: setattr(self, "_revision", kept[0]))
     monkeypatch.setattr(Comebacks, "check", lambda self, node: None)
     caught("async-returned-both", "waits although all is well", begin=65)
 

@@ -11,9 +11,9 @@ from tests.testing.test_invariants import Patch, caught, wrap
 from zmqps.core.coordinator.consistency.bsp import Synchronous
 from zmqps.core.coordinator.placement.copies import Replica
 from zmqps.core.coordinator.placement.fallback import Fallback
-from zmqps.core.coordinator.placement.tellings import Tellings
+from zmqps.core.coordinator.placement.views import ChangeKind, MemberViews, ViewChange
 from zmqps.core.coordinator.training.data import DataSets
-from zmqps.core.protocol.events import Action, Send
+from zmqps.core.protocol.events import Action
 from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.ledger import Ledger
 from zmqps.core.server.tenant import Tenant
@@ -59,11 +59,11 @@ def test_a_worker_that_does_not_count_what_is_lost(monkeypatch: Patch) -> None:
 
 
 def test_a_worker_that_is_not_told(monkeypatch: Patch) -> None:
-    def tell(original: Any, tellings: Tellings, *which: Any) -> list[Action]:
-        told: list[Action] = original(tellings, *which)
-        return [action for action in told if not isinstance(action, Send) or action is not told[0]]
+    def tell(original: Any, views: MemberViews, change: ViewChange, who: Any) -> list[Action]:
+        told: list[Action] = original(views, change, who)
+        return told[1:] if change.kind is ChangeKind.REWOUND else told
 
-    wrap(monkeypatch, Tellings, "_tell", tell)
+    wrap(monkeypatch, MemberViews, "_tell", tell)
     caught("async-falls", "waits although all is well", begin=4)
 
 

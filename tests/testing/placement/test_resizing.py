@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.testing.placement.test_rolling import lose
@@ -9,6 +11,8 @@ from tests.testing.test_invariants import Patch, caught, violated, wrap
 from zmqps.core.coordinator.placement.copies import ReplicaSet
 from zmqps.core.coordinator.placement.recuts import Recuts
 from zmqps.core.coordinator.placement.scales import Scales
+from zmqps.core.coordinator.placement.views import ChangeKind, MemberViews, ViewChange
+from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.messages import Cut, Discard, Followed, Hold, Holding, Message, Recut, Replicas, Yield, Yielded
 from zmqps.core.server import orders
 from zmqps.core.server.dense import recut
@@ -94,7 +98,10 @@ def test_shards_that_are_cut_in_the_midst_of_a_step(monkeypatch: Patch) -> None:
 
 
 def test_members_that_are_not_told_where_the_job_lies(monkeypatch: Patch) -> None:
-    wrap(monkeypatch, Recuts, "_tell", lambda original, self, who: [])
+    def tell(original: Any, views: MemberViews, change: ViewChange, who: Any) -> list[Action]:
+        return [] if change.kind is ChangeKind.CUT else original(views, change, who)
+
+    wrap(monkeypatch, MemberViews, "_tell", tell)
     caught("async-scales", "waits although all is well")
 
 
@@ -109,7 +116,7 @@ def test_a_coordinator_that_is_back_and_takes_nothing_back(monkeypatch: Patch) -
         monkeypatch,
         Recuts,
         "restore",
-        lambda original, self, kept, members, now: (original(self, kept, members, now), [])[1],
+        lambda original, self, kept, members: (original(self, kept, members), [])[1],
     )
     caught("async-scales-returned", "waits although all is well")
 
@@ -136,7 +143,7 @@ def test_backups_that_are_filled_anew_though_they_have_all(monkeypatch: Patch) -
 
 def test_members_that_hear_of_moves_before_they_know_the_shards(monkeypatch: Patch) -> None:
     lose(monkeypatch, Recut, often=0.8)
-    wrap(monkeypatch, Recuts, "is_followed_by", lambda original, self, who: True)
+    wrap(monkeypatch, MemberViews, "_may_hear", lambda original, self, who, *kind: sorted(who))
     caught("async-scales-lost-replicas", "a push was applied twice", begin=21)
 
 

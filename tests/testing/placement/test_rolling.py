@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.testing.test_invariants import Patch, caught, violated, wrap
 from zmqps.core.coordinator.placement.handovers import Handovers
-from zmqps.core.coordinator.placement.moves import Moves
+from zmqps.core.coordinator.placement.views import ChangeKind, MemberViews
 from zmqps.core.protocol.messages import Discard, Message, Moved, Replicate
 from zmqps.core.server.dense.steps import ShardSteps
 from zmqps.core.server.leaving import Leaving
@@ -127,7 +129,14 @@ def test_a_server_that_goes_with_what_it_has(monkeypatch: Patch) -> None:
 
 
 def test_workers_that_are_not_told_where_a_shard_is_now(monkeypatch: Patch) -> None:
-    wrap(monkeypatch, Moves, "begin", lambda original, self, *arguments, **more: [])
+    def begin(original: Any, views: MemberViews, kind: ChangeKind, *arguments: Any, **more: Any) -> Any:
+        change, told = original(views, kind, *arguments, **more)
+        if kind is not ChangeKind.MOVED:
+            return change, told
+        views._open.pop(change.revision, None)
+        return change, []
+
+    wrap(monkeypatch, MemberViews, "begin", begin)
     caught("async-drains", "waits although all is well")
 
 

@@ -20,7 +20,7 @@ Plain: TypeAlias = Any
 #: Called when something has changed that is kept.
 Changed: TypeAlias = Callable[[], None]
 #: What is kept of a job, beside its data sets.
-OF_A_JOB = ("job", "spec", "start", "copies", "moves", "fallback", "recut", "step")
+OF_A_JOB = ("job", "spec", "start", "copies", "views", "fallback", "recut", "step")
 
 
 def nothing() -> None:

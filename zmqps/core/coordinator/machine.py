@@ -78,7 +78,6 @@ from zmqps.core.protocol.messages import (
     Note,
     Probed,
     Resumed,
-    Retargeted,
     Saved,
     SetRates,
     Status,
@@ -86,7 +85,6 @@ from zmqps.core.protocol.messages import (
     Take,
     Watch,
     Watched,
-    WentBack,
     Withdraw,
 )
 from zmqps.core.protocol.messages.large import Large
@@ -510,9 +508,7 @@ HANDLERS: dict[type[Message], Callable[[CoordinatorMachine, MemberInfo, Any, flo
     Resumed: _of_run(JobRun.resumed),
     Init: init,
     Withdraw: _of_run(JobRun.withdraw),
-    Followed: _of_run(lambda run, who, said, now: [*run.replication.followed_cut(who, said), *run.fallback.again(who)]),
-    Retargeted: _of_run(JobRun.followed),
-    WentBack: _of_run(JobRun.went_back),
+    Followed: _of_run(JobRun.followed),
     Note: lambda machine, who, said, now: machine.notes.take(who, said, now),
     Arrive: _of_run(JobRun.arrive),
     SetRates: _of_run(set_rates),

@@ -150,7 +150,8 @@ def _restore_jobs(machine: JournalHost, records: Mapping[str, Mapping[str, Plain
             copies, becoming = records["copies"][name]
             run.startup.copies.restore(copies, members)
             run.replication.restore(becoming, now)
-            run.replication.moves.restore(records["moves"].get(name, ()), run.startup.copies, now)
+        if name in records["views"]:
+            run.replication.views.restore(records["views"][name], now)
         if name in records["recut"]:
             run.replication.restore_recut(records["recut"][name], members, now)
         if name in records["step"] and run.startup.job is not None:  # and it was placed
@@ -211,7 +212,7 @@ _DUMPS: dict[str, Callable[[JournalHost, str], Plain]] = {
     "spec": _of_run(lambda run: run.startup.dump_spec()),
     "start": _of_run(lambda run: run.startup.dump()),
     "copies": _of_run(_dump_copies),
-    "moves": _of_run(lambda run: run.replication.moves.dump()),
+    "views": _of_run(lambda run: run.replication.views.dump()),
     "fallback": _of_run(lambda run: run.fallback.dump()),
     "recut": _of_run(lambda run: run.replication.recuts.dump()),
     "step": _of_run(lambda run: None if run.startup.placement is None else run.steps.kept),

@@ -21,6 +21,7 @@ from zmqps.core.coordinator.placement.missing import torn
 from zmqps.core.coordinator.placement.replication import Replication
 from zmqps.core.coordinator.placement.resumption import Resumption
 from zmqps.core.coordinator.placement.startup import Beginning, Startup
+from zmqps.core.coordinator.placement.views import ChangeKind
 from zmqps.core.coordinator.training.barrier import Barriers
 from zmqps.core.coordinator.training.data import DataSets
 from zmqps.core.coordinator.training.rates import Numbers
@@ -30,14 +31,13 @@ from zmqps.core.protocol.events import Action, Log, Send
 from zmqps.core.protocol.messages import (
     Arrive,
     Enter,
+    Followed,
     Init,
     Promoted,
     Ready,
     Resumed,
-    Retargeted,
     Take,
     Waiting,
-    WentBack,
     Withdraw,
 )
 from zmqps.core.protocol.messages.membership import DepartureCause
@@ -203,8 +203,10 @@ class JobRun:
         self._changed()
         self.places.leave(member, how)
         self.steps.leave(member)
-        self.replication.leave(member)
-        actions += [*self.fallback.leave(member, now), *self._look_for_torn(now)]
+        self.replication.recuts.leave(member)
+        left = [change for change in self.replication.views.leave(member) if change.kind is ChangeKind.REWOUND]
+        actions += [action for change in left for action in self.fallback.followed(change, now)]
+        actions += self._look_for_torn(now)
         actions += self.startup.withdraw(member.incarnation)
         actions += self.data.leave(member, finished=how == DepartureCause.FINISHED)
         self.occupancy.go(member, now, ready=self.startup.ready)
@@ -375,13 +377,16 @@ class JobRun:
             return []
         return self._fall_back([], torn(shard), now)
 
-    def followed(self, member: MemberInfo, message: Retargeted, now: float) -> list[Action]:
-        """A member talks to the new server of a shard."""
-        return self.replication.followed(member, message, self.num_missing, now)
-
-    def went_back(self, member: MemberInfo, message: WentBack, now: float) -> list[Action]:
-        """A member knows where shards are that have gone back to a checkpoint."""
-        return self.fallback.followed(member, message, now)
+    def followed(self, member: MemberInfo, message: Followed, now: float) -> list[Action]:
+        """A member goes by a change of where shards are."""
+        change = self.replication.views.followed(member, message)
+        if change is None:
+            return []
+        if change.kind is ChangeKind.MOVED:
+            return self.replication.followed(member, change, self.num_missing, now)
+        if change.kind is ChangeKind.REWOUND:
+            return self.fallback.followed(change, now)
+        return self.replication.views.again(member)  # what has changed since the shards were cut anew
 
     def fail(self, error: PSError, now: float, epoch: int = 0) -> list[Action]:
         """A server could not build its shard: tell every parked init; a job that runs already is not touched.
@@ -470,7 +475,7 @@ class JobRun:
     def resumed(self, member: MemberInfo, message: Resumed, now: float) -> list[Action]:
         """A member of a coordinator that was away has asked again all that it waits for."""
         self.steps.resumed(member, message.clock, now)
-        said = [*self.startup.resumed(member), *self.replication.again(member), *self.fallback.again(member)]
+        said = [*self.startup.resumed(member), *self.replication.again(member)]
         return [*said, *self.move_on(now)]
 
     def again(self, server: MemberInfo) -> list[Action]:

@@ -8,6 +8,7 @@ from zmqps.core.coordinator.journal import key_of
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.remembered import dump_all
 from zmqps.core.protocol.messages import (
+    Followed,
     Message,
     Moved,
     Promote,
@@ -15,7 +16,6 @@ from zmqps.core.protocol.messages import (
     Ready,
     Replicas,
     Replicating,
-    Retargeted,
 )
 from zmqps.core.protocol.plain import unpack
 from zmqps.core.worker.operations import Operation
@@ -45,7 +45,7 @@ COPY_MOMENTS = (
     "receive of copies",
     *["promotion"] * 3,
 )
-ABOUT_COPIES = (Promote, Promoted, Replicas, Replicating, Moved, Retargeted, Ready)
+ABOUT_COPIES = (Promote, Promoted, Replicas, Replicating, Moved, Followed, Ready)
 #: … and so often a server dies, too, so soon after it.
 SERVER_TOO, SOON_S = 0.4, (0.0, 3.0)
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.job.keyspace import Placement
-from zmqps.core.protocol.messages import Ack, Assign, GoBack, Message, Ready, Recalled, Values, WentBack
+from zmqps.core.protocol.messages import Ack, Assign, Followed, GoBack, Message, Ready, Recalled, Values
 from zmqps.core.server.ledger import Ledger
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.tables.table import RowTable
@@ -75,7 +75,7 @@ class Fallbacks:
             assign = self._restored[sender.name, message.epoch]
             self._loaded[message.epoch] = assign.restore["path"]
             self._check_loaded(sender, assign)
-        elif isinstance(message, (GoBack, WentBack, Recalled)):
+        elif isinstance(message, (GoBack, Followed, Recalled)):
             if isinstance(message, GoBack):
                 self.check(sender)  # before anything that follows from it is sent
                 self._check_told(message)
@@ -89,14 +89,14 @@ class Fallbacks:
                 self._acked[receiver.name, link.shard][request.seq] = request.transfer
                 if self._is_given_up(receiver, link.epoch):
                     self._training.miss(receiver, link.shard, request.transfer)
-        elif isinstance(message, (GoBack, WentBack, Recalled)):
+        elif isinstance(message, (GoBack, Followed, Recalled)):
             self._perhaps(receiver)
 
     def _is_given_up(self, worker: Node, epoch: int) -> bool:
         """Whether a copy is of a shard that has gone back since, though its server and the worker may not know."""
         assert isinstance(worker.machine, SessionMachine)
         run = self._simulation.coordinator.runs.get(worker.machine.member.identity.job)
-        if run is None or (run.fallback.is_followed and not run.fallback.active):
+        if run is None or (run.replication.views.all_followed and not run.fallback.active):
             return False
         return epoch not in run.startup.copies.by_epoch
 

@@ -12,6 +12,7 @@ from zmqps.core.protocol.messages import (
     Assign,
     Commit,
     Committed,
+    Followed,
     Heartbeat,
     Message,
     Moved,
@@ -22,7 +23,6 @@ from zmqps.core.protocol.messages import (
     Replicate,
     Replicated,
     Replicating,
-    Retargeted,
     Save,
     Saved,
     Yield,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 #: What is said of copies, and what must be in them: any of these may be the last that a server hears or says.
 MESSAGES = (
-    Assign, Ready, Replicas, Replicating, Replicate, Replicated, Promote, Promoted, Moved, Retargeted, Commit,
+    Assign, Ready, Replicas, Replicating, Replicate, Replicated, Promote, Promoted, Moved, Followed, Commit,
     Committed, Save, Saved, Yield, Yielded,
 )  # fmt: skip
 #: A server that could not be heard is there again so many heartbeat timeouts after that, or known to be lost.

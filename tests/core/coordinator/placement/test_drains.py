@@ -21,6 +21,7 @@ from zmqps.core.protocol.messages import (
     Drain,
     Draining,
     Error,
+    Followed,
     Leave,
     Lost,
     Moved,
@@ -30,7 +31,6 @@ from zmqps.core.protocol.messages import (
     Ready,
     Replicas,
     Replicating,
-    Retargeted,
     Yield,
     Yielded,
 )
@@ -89,7 +89,7 @@ class Cluster(Coordinator):
     def settle(self, actions: list[Action]) -> list[Action]:
         done: list[Action] = []
         for to, moved in zip(receivers(actions, Moved), sent(actions, Moved), strict=True):
-            done += self.take(to[1:].decode(), Retargeted(moved.epoch, moved.shard, moved.generation))
+            done += self.take(to[1:].decode(), Followed(moved.epoch, moved.revision, 0))
         for to, discard in zip(receivers(actions, Discard), sent(actions, Discard), strict=True):
             done += self.take(to[1:].decode(), Discarded(discard.epoch))
         return done

@@ -17,6 +17,7 @@ from zmqps.core.protocol.messages import (
     Committed,
     Discard,
     Error,
+    Followed,
     GoBack,
     Job,
     Leave,
@@ -27,7 +28,6 @@ from zmqps.core.protocol.messages import (
     Replicas,
     Take,
     Waiting,
-    WentBack,
 )
 from zmqps.errors import (
     CheckpointCorruptError,
@@ -99,7 +99,7 @@ class Cluster(Coordinator):
         done = []
         for to, told in zip(receivers(actions, GoBack), sent(actions, GoBack), strict=True):
             if told.servers:
-                done += self.take(to[1:].decode(), WentBack(told.epoch, told.number, lost))
+                done += self.take(to[1:].decode(), Followed(told.epoch, told.revision, lost))
         return done
 
     def status(self) -> dict[str, Any]:
@@ -224,8 +224,8 @@ def test_a_shard_that_is_lost_again_before_all_have_gone_back_counts_what_the_ot
     cluster = Cluster()
     cluster.join("s2")
     told = cluster.load(cluster.lose("s1"))
-    number = sent(told, GoBack)[0].number
-    cluster.take("w0", WentBack(1, number, 5))
+    number = sent(told, GoBack)[0].revision
+    cluster.take("w0", Followed(1, number, 5))
     cluster.lose("s2")
     told = cluster.load(cluster.join("s3"))
     assert "7 pushes" in logged(cluster.follow(told, lost=1))
@@ -237,7 +237,7 @@ def test_what_workers_have_lost_that_have_left_nobody_counts() -> None:
     cluster.join("s2")
     told = cluster.load(cluster.lose("s1"))
     cluster.take("w0", Leave("closed"))
-    done = cluster.take("w1", WentBack(1, sent(told, GoBack)[0].number, 2))
+    done = cluster.take("w1", Followed(1, sent(told, GoBack)[0].revision, 2))
     assert "and what 1 worker pushed that left since" in logged(done)
     assert cluster.status()["fallback"]["last"]["exact"] is False
 

@@ -17,6 +17,7 @@ from zmqps.core.protocol.messages import (
     Committed,
     Discard,
     Error,
+    Followed,
     Heartbeat,
     Job,
     Leave,
@@ -28,7 +29,6 @@ from zmqps.core.protocol.messages import (
     Ready,
     Replicas,
     Replicating,
-    Retargeted,
     Welcome,
 )
 from zmqps.errors import JobError, PeerLostError
@@ -61,7 +61,7 @@ class Cluster(Coordinator):
         done = []
         for to, m in zip(receivers(actions, Moved), sent(actions, Moved), strict=True):
             if m.server:
-                done += self.take(to[1:].decode(), Retargeted(m.epoch, m.shard, m.generation))
+                done += self.take(to[1:].decode(), Followed(m.epoch, m.revision, 0))
         return done
 
     def degraded(self) -> list[str]:
@@ -105,7 +105,7 @@ def test_a_backup_takes_over_and_nobody_is_told_that_anything_is_lost() -> None:
     assert [(to, m.epoch) for to, m in zip(receivers(lost, Promote), sent(lost, Promote), strict=True)] == [
         (peer("s2"), 5)
     ]
-    assert {(m.shard, m.generation) for m in sent(lost, Moved) if not m.server} == {(1, 1)}
+    assert {(m.shard, m.revision) for m in sent(lost, Moved) if not m.server} == {(1, 1)}
     assert [(m.epoch, dict(m.backups)) for m in sent(lost, Replicas, peer("s0"))] == [(1, {})]
     assert "its backups take over" in logged(lost)
     told = cluster.promoted(lost)
@@ -237,7 +237,7 @@ def test_where_a_shard_has_two_backups_the_second_takes_over_if_the_first_is_los
     assert cluster.run().state == "training"
     assert cluster.take(second, Promoted(other, 1, 0, ())) == [], "of a promotion that it was not told"
     done = cluster.promoted(again)
-    assert (second, 2) in {(m.server["name"], m.generation) for m in sent(done, Moved) if m.server}
+    assert second in {m.server["name"] for m in sent(done, Moved) if m.server}
     assert cluster.run().state == "training"
 
 
@@ -290,7 +290,7 @@ def test_a_step_under_way_is_committed_at_the_new_leader_when_all_have_brought_t
     confirm(cluster, 0, 2)
     told = cluster.promoted(cluster.lose("s1"))
     assert sent(told, Commit) == []
-    first, second = (Retargeted(1, 1, 1) for _ in range(2))
+    first, second = (Followed(1, sent(told, Moved)[0].revision, 0) for _ in range(2))
     assert sent(cluster.take("w0", first), Commit) == []
     (commit,) = sent(cluster.take("w1", second), Commit)
     assert (commit.epoch, commit.step, len(commit.contributors)) == (5, 0, 2)
@@ -316,9 +316,9 @@ def test_a_step_is_not_complete_before_its_gradients_are_at_the_new_leader() -> 
 def test_gradients_of_a_worker_that_goes_before_it_could_bring_them_again_do_not_count() -> None:
     cluster = Cluster(staleness=0)
     arrive(cluster, "w0")
-    cluster.promoted(cluster.lose("s1"))
+    told = cluster.promoted(cluster.lose("s1"))
     cluster.take("w0", Leave("closed"))
-    cluster.take("w1", Retargeted(1, 1, 1))
+    cluster.take("w1", Followed(1, sent(told, Moved)[0].revision, 0))
     commits = sent(arrive(cluster, "w1"), Commit)
     assert {len(commit.contributors) for commit in commits} == {1}
 

@@ -172,7 +172,7 @@ def test_shards_are_cut_once_no_push_is_under_way_and_members_are_told() -> None
     for worker in ("w0", "w1"):
         (told,) = sent(done, Recut, peer(worker))
         assert len(told.placement["servers"]) == placement.num_shards
-        cluster.take(worker, Followed(told.epoch, told.number))
+        cluster.take(worker, Followed(told.epoch, told.revision, 0))
     assert not cluster.run().replication.recuts.is_cutting
 
 

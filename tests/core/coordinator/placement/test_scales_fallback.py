@@ -55,7 +55,7 @@ def scale(cluster: Cluster, servers: int) -> list[Action]:
 def followed(cluster: Cluster, actions: list[Action]) -> list[Action]:
     done: list[Action] = []
     for to, told in zip(receivers(actions, Recut), sent(actions, Recut), strict=True):
-        done += cluster.take(to[1:].decode(), Followed(told.epoch, told.number))
+        done += cluster.take(to[1:].decode(), Followed(told.epoch, told.revision, 0))
     return done
 
 
@@ -64,7 +64,7 @@ def test_shards_are_not_cut_before_all_members_have_gone_back() -> None:
     cluster.lose("s1")
     back = cluster.load(cluster.join("s2"))
     assert not sent(scale(cluster, 1), Hold)
-    assert "its members are to go back" in " ".join(cluster.machine.status(cluster.now)["waiting"])
+    assert "its members are to learn where it lies" in " ".join(cluster.machine.status(cluster.now)["waiting"])
     again = cluster.alive(6.0, "s0", "s2", "w0", "w1")
     assert rows(again), "told again where the shard is"
     assert sent(answered(cluster, cluster.follow(back)), Recut)
@@ -95,7 +95,7 @@ def test_a_member_that_goes_by_the_shards_before_is_told_first_of_those_that_the
     cluster.join("s2")
     cut = scale(cluster, 3)
     (told,) = sent(cut, Recut, peer("w0"))
-    cluster.take("w0", Followed(told.epoch, told.number))
+    cluster.take("w0", Followed(told.epoch, told.revision, 0))
     lost = cluster.lose("s1")
     assert receivers(lost, GoBack) == [peer("w0")]
     away = cluster.alive(2.0, "s0", "s2", "w0", "w1")
@@ -104,4 +104,4 @@ def test_a_member_that_goes_by_the_shards_before_is_told_first_of_those_that_the
     assert [to for to, *_ in rows(back)] == [peer("w0")]
     cluster.follow(back)
     assert receivers(cluster.alive(2.0, "s0", "s2", "s3", "w0", "w1"), Recut) == [peer("w1")] * 2
-    assert [to for to, *_ in rows(cluster.take("w1", Followed(told.epoch, told.number)))] == [peer("w1")]
+    assert [to for to, *_ in rows(cluster.take("w1", Followed(told.epoch, told.revision, 0)))] == [peer("w1")]

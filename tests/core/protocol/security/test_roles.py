@@ -23,7 +23,7 @@ KEYS = (None, "observer", "worker", "node")
 #: What each role may say to a coordinator, in words of its own: the table must say the same. ``+`` names whose it is.
 ANYBODY = set("StatusRequest Watch Examine Exited Hello Leave Farewell".split())
 MEMBERS = {*ANYBODY, *"Heartbeat Probed SpansRecorded Piece".split()}
-OBSERVERS = {*MEMBERS, *"Init Withdraw Resumed Followed Retargeted WentBack Note".split()}
+OBSERVERS = {*MEMBERS, *"Init Withdraw Resumed Followed Note".split()}
 WORKERS = {*OBSERVERS, *"Init+ Arrive Enter Take SetRates Holding Checkpoint".split()}
 OF_SERVERS = "Ready Committed Measured Promoted Replicating Yielded Discarded Forgotten Saved FileAsk Drain Error"
 SERVERS = {*MEMBERS, *OF_SERVERS.split()}

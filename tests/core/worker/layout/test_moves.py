@@ -21,7 +21,6 @@ from zmqps.core.protocol.messages import (
     Pull,
     Push,
     Recut,
-    Retargeted,
     Values,
 )
 from zmqps.core.worker.operations import Finish
@@ -37,9 +36,9 @@ class Following(Attached):
     def __init__(self, **options: Any) -> None:
         super().__init__({"replicas": 1}, **options)
 
-    def moved(self, generation: int = 1, epoch: int = 7, name: str = "s2", *, there: bool = True) -> list[Action]:
+    def moved(self, revision: int = 1, epoch: int = 7, name: str = "s2", *, there: bool = True) -> list[Action]:
         row = {"name": name, "endpoint": f"tcp://{name}:1", "rank": 2, "epoch": epoch, **KEYS} if there else {}
-        return self.get(Moved(1, 1, generation, row, 0, 0))
+        return self.get(Moved(1, 1, revision, row))
 
     def acknowledge(self, actions: list[Action], peer: bytes) -> list[Action]:
         done = []
@@ -58,7 +57,7 @@ def test_what_is_not_acknowledged_is_sent_again_to_the_new_server_as_the_same_pu
     actions = session.moved()
     assert [a for a in actions if isinstance(a, Connect)] == [Connect(S2, "tcp://s2:1")]
     assert [m.epoch for m in sent(actions, Hello, S2)] == [7]
-    assert sent(actions, Retargeted, COORDINATOR) == [Retargeted(1, 1, 1)]
+    assert sent(actions, Followed, COORDINATOR) == [Followed(1, 1, 0)]
     session.handle(Connected(S2))
     again = sent(session.get(WELCOME, S2), Push, S2)
     assert [(m.seq, m.epoch) for m in again] == [(m.seq, 7) for m in before]
@@ -89,9 +88,9 @@ def test_a_move_that_is_told_again_is_answered_again_and_changes_nothing() -> No
     session.moved()
     actions = session.moved()
     assert sent(actions, Hello) == []
-    assert sent(actions, Retargeted) == [Retargeted(1, 1, 1)]
-    assert session.moved(generation=0) == [], "an older one"
-    assert session.get(Moved(99, 1, 5, {}, 0, 0)) == session.get(Moved(1, 99, 5, {}, 0, 0)) == [], "of another job"
+    assert sent(actions, Followed) == [Followed(1, 1, 0)]
+    assert session.moved(revision=0) == [], "an older one"
+    assert session.get(Moved(99, 1, 5, {})) == session.get(Moved(1, 99, 5, {})) == [], "of another job"
 
 
 def test_a_shard_may_move_to_a_server_that_has_another_one_already() -> None:
@@ -114,14 +113,14 @@ def test_gradients_of_the_open_step_are_brought_again_as_the_same_attempt_and_on
     for array in push.push.source.arrays:  # type: ignore[union-attr]
         array[:] = 99.0  # the user goes on with them
     actions = session.moved()
-    assert sent(actions, Retargeted) == []
-    assert sent(session.moved(), Retargeted) == [], "told again, it is still on its way"
+    assert sent(actions, Followed) == []
+    assert sent(session.moved(), Followed) == [], "told again, it is still on its way"
     again = session.get(WELCOME, S2)
     pushes = sent(again, Push, S2)
     assert {(m.attempt, m.step) for m in pushes} == {(m.attempt, m.step) for m in sent(asked, Push, S1)}
     assert all((np.asarray(b) == 3.0).all() for m in pushes for b in m.payload)
     done = session.acknowledge(again, S2)
-    assert sent(done, Retargeted) == [Retargeted(1, 1, 1)]
+    assert sent(done, Followed) == [Followed(1, 1, 0)]
     assert sent(done, Arrive) == [], "it has arrived already"
 
 
@@ -133,7 +132,7 @@ def test_of_a_push_under_way_what_was_acknowledged_is_brought_again_too() -> Non
     session.moved()
     again = session.get(WELCOME, S2)
     assert {m.attempt for m in sent(again, Push, S2)} == {m.attempt for m in sent(asked, Push, S1)}
-    assert sent(session.acknowledge(again, S2), Retargeted) == [Retargeted(1, 1, 1)]
+    assert sent(session.acknowledge(again, S2), Followed) == [Followed(1, 1, 0)]
     assert len(sent(session.acknowledge(asked, S0), Arrive)) == 1
 
 
@@ -143,7 +142,7 @@ def test_what_is_committed_is_not_brought_again() -> None:
     arrived = session.acknowledge(asked, S0) + session.acknowledge(asked, S1)
     (arrive,) = sent(arrived, Arrive)
     session.get(Proceed(arrive.request, 1, 1))
-    assert sent(session.moved(), Retargeted) == [Retargeted(1, 1, 1)]
+    assert sent(session.moved(), Followed) == [Followed(1, 1, 0)]
     assert sent(session.get(WELCOME, S2), Push) == []
 
 
@@ -184,6 +183,6 @@ def test_gradients_of_a_step_that_is_over_are_not_brought_to_shards_that_were_cu
     cuts = Placement.balance(session.machine.attached.placement.keyspace, 3, 32).to_wire()
     rows = [{"name": f"s{n}", "endpoint": f"tcp://s{n}:1", "rank": n, "epoch": 10 + n, **KEYS} for n in range(3)]
     cut = session.get(Recut(1, 1, {**cuts, "servers": rows}))
-    assert sent(cut, Followed, COORDINATOR) == [Followed(1, 1)]
-    moved = session.get(Moved(1, 2, 1, {**rows[0], "epoch": 20}, 0, 0))  # what it was told before is not proceeded yet
-    assert sent(moved, Retargeted, COORDINATOR) == [Retargeted(1, 2, 1)]
+    assert sent(cut, Followed, COORDINATOR) == [Followed(1, 1, 0)]
+    moved = session.get(Moved(1, 2, 2, {**rows[0], "epoch": 20}))  # what it was told before is not proceeded yet
+    assert sent(moved, Followed, COORDINATOR) == [Followed(1, 2, 0)]

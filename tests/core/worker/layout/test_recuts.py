@@ -43,7 +43,7 @@ def test_who_was_told_the_shards_with_the_job_does_not_begin_its_pushes_anew() -
     push = session.transfer("push")
     asked = session.ask(push)
     told = session.get(Recut(1, 3, lies(session.spec, 3, 2)))
-    assert sent(told, Followed, COORDINATOR) == [Followed(1, 3)]
+    assert sent(told, Followed, COORDINATOR) == [Followed(1, 3, 0)]
     assert not sent(told, Hello)
     assert not sent(told, Push)
     done = list[Action]()
@@ -58,5 +58,5 @@ def test_who_was_told_the_shards_before_goes_by_those_that_there_are() -> None:
     session = begun(cut=3)
     assert session.get(Recut(1, 2, lies(session.spec, 2, 2))) == [], "an older one"
     told = session.get(Recut(1, 4, lies(session.spec, 4, 3)))
-    assert sent(told, Followed, COORDINATOR) == [Followed(1, 4)]
+    assert sent(told, Followed, COORDINATOR) == [Followed(1, 4, 0)]
     assert [hello.epoch for hello in sent(told, Hello)] == [40, 41, 42]

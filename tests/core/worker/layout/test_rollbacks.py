@@ -15,6 +15,7 @@ from zmqps.core.protocol.messages import (
     Ack,
     Arrive,
     Error,
+    Followed,
     GoBack,
     Hello,
     Hold,
@@ -25,7 +26,6 @@ from zmqps.core.protocol.messages import (
     Recalled,
     Recut,
     Values,
-    WentBack,
 )
 from zmqps.core.worker.layout.rollbacks import Rollback
 from zmqps.core.worker.operations import Advance
@@ -90,7 +90,7 @@ def test_what_is_not_acknowledged_is_sent_again_and_what_the_checkpoint_lacks_is
     assert "goes back to the checkpoint /c/ckpt-7" in logged(about)
     assert "which was lost: its shard goes back to" in session.machine.transfers.waiting_for(pushes[3].transfer, 0.0)  # type: ignore[arg-type]
     back = session.go_back(1)
-    assert sent(back, WentBack) == [], "it is yet to hear what the checkpoint has"
+    assert sent(back, Followed) == [], "it is yet to hear what the checkpoint has"
     assert [m.epoch for m in sent(back, Hello, S2)] == [21]
     before = sent(asked[3], Push, S1)
     per_push = len(before)
@@ -99,7 +99,7 @@ def test_what_is_not_acknowledged_is_sent_again_and_what_the_checkpoint_lacks_is
     assert [(m.seq, m.epoch) for m in again] == [(m.seq, 21) for m in before]
     (event,) = told(done)
     assert event == Rollback(version=7, shards=(1,), lost=2, state={"epoch": 3}, path="/c/ckpt-7")
-    assert sent(done, WentBack, COORDINATOR) == [WentBack(1, 2, 2)]
+    assert sent(done, Followed, COORDINATOR) == [Followed(1, 2, 2)]
     assert resolved(session.acknowledge(done, S2)) == [(pushes[3], None)]
 
 
@@ -108,7 +108,7 @@ def test_what_is_told_again_is_answered_again_and_happens_once() -> None:
     session.go_back(1)
     session.welcome(S2, Recalled(21, 0, ()))
     again = session.go_back(1)
-    assert sent(again, WentBack) == [WentBack(1, 2, 0)]
+    assert sent(again, Followed) == [Followed(1, 2, 0)]
     assert told(again) == []
     assert session.get(Recalled(21, 0, ()), S2) == []
     assert session.go_back(1, number=1) == [], "that is older"
@@ -158,7 +158,7 @@ def test_a_push_under_way_is_over_without_having_counted() -> None:
     back = session.go_back(0, 1, lost=2)
     assert resolved(back) == [(push, None)]
     assert told(back)[0].lost == 2
-    assert sent(back, WentBack) == [WentBack(1, 2, 2)]
+    assert sent(back, Followed) == [Followed(1, 2, 2)]
     assert session.machine.statistics().dropped == 1
     assert session.machine.statistics().clock == 7
     done = session.welcome(S2) + session.welcome(S3)
@@ -266,14 +266,14 @@ def test_who_hears_late_of_a_cut_goes_back_to_what_it_was_told_with_it(staleness
     rows = [
         {"name": f"s{2 + n}", "endpoint": f"tcp://s{2 + n}:1", "rank": 2 + n, "epoch": 40 + n, **KEYS} for n in (0, 1)
     ]
-    session.get(Recut(1, 1, {**cuts, "servers": rows}))
+    session.get(Recut(1, 3, {**cuts, "servers": rows}))
     assert session.go_back(0, 1, number=2) == [], "of shards that there are no more"
     done = session.go_back(0, 1, number=4, version=3)  # on the servers where the job lies, as it knows
     for shard, peer in enumerate((S2, S3)):
         done += session.welcome(peer, Recalled(40 + shard, 0, []))
     assert [back.version for back in told(done)] == [3]
-    assert sent(done, WentBack) == [WentBack(1, 4, 0)]
-    assert sent(session.go_back(0, 1, number=4, version=3), WentBack) == [WentBack(1, 4, 0)], "told again"
+    assert sent(done, Followed) == [Followed(1, 4, 0)]
+    assert sent(session.go_back(0, 1, number=4, version=3), Followed) == [Followed(1, 4, 0)], "told again"
     if staleness == 0:
         assert session.machine.transfers.pace.clock == 3
 

@@ -174,7 +174,7 @@ class Drains:
         """Whether a server has nothing any more, and nobody is yet to be told so."""
         runs = self._runs.values()
         has = any(run.is_on(server) for run in runs) or self._erasures.awaits(server)
-        return not has and all(run.replication.moves.next_deadline() is None for run in runs)
+        return not has and all(run.replication.views.all_followed for run in runs)
 
     def _keep(self, drain: _Drain, why: str, now: float) -> list[Action]:
         """A server stays, because nobody can take what it has, or somebody asked for that."""

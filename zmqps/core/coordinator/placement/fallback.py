@@ -16,11 +16,12 @@ from zmqps.core.coordinator.placement.copies import Replica
 from zmqps.core.coordinator.placement.missing import ADVICE, LostServer, Missing
 from zmqps.core.coordinator.placement.replication import Replication
 from zmqps.core.coordinator.placement.resumption import Resumption
+from zmqps.core.coordinator.placement.rewinds import Rewinds
 from zmqps.core.coordinator.placement.startup import Startup
-from zmqps.core.coordinator.placement.tellings import Tellings
+from zmqps.core.coordinator.placement.views import ChangeKind, ViewChange
 from zmqps.core.coordinator.training.steps import Steps
-from zmqps.core.protocol.events import Action, Log
-from zmqps.core.protocol.messages import Lost, WentBack
+from zmqps.core.protocol.events import Action, Log, Send
+from zmqps.core.protocol.messages import GoBack, Lost
 from zmqps.errors import (
     CheckpointError,
     CheckpointStorageError,
@@ -104,8 +105,9 @@ class Fallback:
         self._waits_since = 0.0
         self._before: set[str] = set()  # paths of checkpoints that were made before shards were cut anew
         replication.recuts.on_cut = self._note_cut
-        may_tell = replication.recuts.is_followed_by
-        self._tellings = Tellings(name, startup, members, may_tell, lambda: changed("fallback"))
+        self._members = members
+        self._views = replication.views
+        self._rewinds = Rewinds(name)
         self._retry_due: float | None = None
         if self.good:
             changed("fallback")
@@ -114,11 +116,6 @@ class Fallback:
     def active(self) -> bool:
         """Whether shards are going back."""
         return bool(self._back)
-
-    @property
-    def is_followed(self) -> bool:
-        """Whether all members know where shards are that have gone back."""
-        return self._tellings.next_deadline() is None
 
     @property
     def shards(self) -> list[int]:
@@ -133,7 +130,7 @@ class Fallback:
     @property
     def times(self) -> int:
         """How often shards have gone back."""
-        return self._tellings.num_done
+        return self._rewinds.times
 
     def keep(self, path: str, read_at: str, version: int, manifest: Mapping[str, Any]) -> None:
         """There is another checkpoint of the job; ``manifest`` is what the coordinator says of it."""
@@ -206,7 +203,8 @@ class Fallback:
         self._startup.held = self._text(self._back)
         self._retry_due = self._retry_due or now + RETRY_S
         text = f"job {self._name!r}: {self._text(shards)}, of version {target.version}"
-        told = self._tellings.announce(self._back, target.path)
+        epoch, revision = self._startup.epoch, self._views.new_revision()
+        told = self._views.announce(GoBack(epoch, revision, sorted(self._back), {}, 0, 0, {"path": target.path}))
         return [Log("warning", text, "fallback", job=self._name), *told, *self.fill(servers, now)]
 
     def _forget(self, shard: int) -> int:
@@ -215,7 +213,7 @@ class Fallback:
         for copy in [copy for copy in copies if copy.shard == shard]:
             self._startup.drop(copy, moved=True)
             self._steps.lose(copy.epoch)
-        return self._tellings.forget(shard)
+        return self._views.forget(ChangeKind.REWOUND, shard)
 
     def _text(self, shards: Iterable[int]) -> str:
         assert self._target is not None
@@ -338,49 +336,48 @@ class Fallback:
         log, answers = Log("warning", text, "restored", job=self._name), list[Action]()
         self._replication.degraded(shards, "it has gone back to a checkpoint", now)
         # first, for what is answered now is of what members go back to
-        told = self._tellings.begin(shards, saved.told(), self._begun_at, now, lost=lost, whole=self._whole)
+        change, told = self._views.begin(
+            ChangeKind.REWOUND, shards, now, restored=saved.told(), begun_at=self._begun_at, lost=lost,
+            whole=self._whole,
+        )  # fmt: skip
+        self._rewinds.times += 1
+        self._changed("fallback")
+        told += self._rewinds.close(change, now)
         if not self._back:
             startup.held, self._target, self._error, self._why = "", None, None, ""
             self._retry_due = None
             answers = startup.answer()
         return [log, *told, *actions, *answers]
 
-    def followed(self, member: MemberInfo, message: WentBack, now: float) -> list[Action]:
-        """A member has gone back: what it says of steps counts again."""
-        return self._tellings.followed(member, message, now)
+    def followed(self, change: ViewChange, now: float) -> list[Action]:
+        """A member has gone back, or has left: say what was lost, if it was the last one."""
+        self._changed("fallback")
+        return self._rewinds.close(change, now)
 
     def makes_moot(self, member: MemberInfo) -> bool:
         """Whether what a worker says of steps may be of those that are gone."""
-        return self._whole and (bool(self._back) or self._tellings.awaits(member))
+        return self._whole and (bool(self._back) or self._views.awaits(ChangeKind.REWOUND, member))
 
     def again(self, member: MemberInfo) -> list[Action]:
         """A member is back: say again what it may not have heard."""
-        if member.role != "server":
-            return self._tellings.again(member)
         mine = [copy for copy in self._startup.copies.of(member) if self.concerns(copy) and not copy.whole]
         return self._assign(mine) if mine else []
-
-    def leave(self, member: MemberInfo, now: float) -> list[Action]:
-        """A member has gone."""
-        return self._tellings.leave(member, now)
 
     # --- time ----------------------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
         """Return when `on_deadline` wants to be called."""
-        dues = (self._retry_due, self._tellings.next_deadline())
-        return min([due for due in dues if due is not None], default=None)
+        return self._retry_due
 
     def on_deadline(self, servers: Sequence[MemberInfo], now: float) -> list[Action]:
         """Say again what is not answered; give up what takes too long."""
-        actions = self._tellings.on_deadline(now)
         if self._retry_due is None or now < self._retry_due:
-            return actions
+            return []
         loading = [back.copy for back in self._back.values() if back.copy is not None]
         for copy in [copy for copy in loading if not copy.whole and now >= self._back[copy.shard].since + STUCK_S]:
             self._unfit.add((copy.server.incarnation, copy.shard))
             self._drop(copy)
-        actions += self.fill(servers, now)
+        actions = self.fill(servers, now)
         waiting = [shard for shard, back in self._back.items() if back.copy is None]
         if not waiting:
             self._waits_since = now
@@ -408,14 +405,14 @@ class Fallback:
             error = self._loss(first, advice, now)
         self._changed("fallback")
         self._back.clear()
-        self._tellings.give_up()
+        self._views.clear()
         self._target = self._retry_due = None
         self._startup.held = ""
         losses = [
             Lost("server", server.rank, server.name, server.incarnation, max(0.0, now - self._begun_at))
             for server in dict.fromkeys(gone)
         ]
-        told = [action for lost in losses for action in self._tellings.send_all(lost)]
+        told = [Send(self._members[who].peer, lost) for lost in losses for who in self._views.told]
         return [*self._give_up(error), *told]
 
     # --- a coordinator that was away -----------------------------------------------------------
@@ -432,17 +429,17 @@ class Fallback:
             for shard, b in sorted(self._back.items())
         ]  # fmt: skip
         good = [saved.dump(brief=True) for saved in self.good]
-        return [good, sorted(self._bad), self.path, back, self._tellings.dump(), sorted(self._before)]
+        return [good, sorted(self._bad), self.path, back, self._rewinds.dump(), sorted(self._before)]
 
     def restore(self, kept: Plain, members: Mapping[bytes, MemberInfo], now: float) -> None:
         """Go on with what was kept; servers have time again."""
         job = self._startup.job
         if job is None:
             return
-        good, bad, target, back, tellings, before = kept
+        good, bad, target, back, rewinds, before = kept
         self.good = [Resumption.restored(saved, job) for saved in good]
         self._bad, self._before = set(bad), set(before)
-        self._tellings.restore(tellings, now)
+        self._rewinds.restore(rewinds, now)
         if not back:
             return
         self._target = next(saved for saved in self.good if saved.path == target)
@@ -480,11 +477,10 @@ class Fallback:
 
     def status(self, now: float) -> dict[str, Any]:
         """Return the state for the status."""
-        return {**self._tellings.status(now), "now": " ".join(self.texts())}
+        return {**self._rewinds.status(now), "now": " ".join(self.texts())}
 
     def validate(self) -> None:
         """Assert the invariants."""
-        self._tellings.validate()
         assert bool(self._back) == (self._target is not None) == bool(self._startup.held)
         for shard, back in self._back.items():
             if back.copy is not None:

@@ -8,18 +8,19 @@ freed, and members are told. Until then nothing has changed, and can be taken ba
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 from zmqps.core.coordinator.journal import Changed, Plain, nothing
 from zmqps.core.coordinator.members.membership import MemberInfo
 from zmqps.core.coordinator.placement.copies import Replica
 from zmqps.core.coordinator.placement.startup import Startup
+from zmqps.core.coordinator.placement.views import ChangeKind, MemberViews
 from zmqps.core.coordinator.training.steps import Steps
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.recut import parents
 from zmqps.core.protocol.events import Action, Log, Send
-from zmqps.core.protocol.messages import Cut, Followed, GoOn, Hold, Recut, Yield, Yielded
+from zmqps.core.protocol.messages import Cut, GoOn, Hold, Yield, Yielded
 from zmqps.errors import PSError, listed
 
 #: A server or member answers within milliseconds; one that did not may not have been told.
@@ -46,6 +47,8 @@ class Recuts:
         Are held up, for a moment.
     members
         The live members of the job by incarnation; shared with its `JobRun`.
+    views
+        Tells them.
     keep
         Lets the leader of a shard keep its place after all: ``keep(shard, now)``.
     begun
@@ -67,6 +70,7 @@ class Recuts:
         startup: Startup,
         steps: Steps,
         members: Mapping[bytes, MemberInfo],
+        views: MemberViews,
         keep: Callable[[int, float], list[Action]],
         begun: Callable[[float], None],
         changed: Changed = nothing,
@@ -78,6 +82,7 @@ class Recuts:
         self._startup = startup
         self._steps = steps
         self._members = members
+        self._views = views
         self._keep = keep
         self._begun = begun
         self._changed = changed
@@ -92,18 +97,11 @@ class Recuts:
         self._cutting = False  # whether leaders may answer for nothing any more
         self._answering: dict[int, Replica] = {}  # those that may, by epoch
         self._again_at = 0.0
-        self._behind: set[bytes] = set()  # who does not go by it yet
-        self._tell_due = 0.0
 
     @property
     def active(self) -> bool:
         """Whether shards are about to be cut."""
         return self._placement is not None
-
-    @property
-    def settled(self) -> bool:
-        """Whether nothing is to be cut, and everybody goes by the shards that there are."""
-        return not self.active and not self._behind
 
     @property
     def is_cutting(self) -> bool:
@@ -117,7 +115,7 @@ class Recuts:
             return f"waits for {names} to begin no push for a moment"
         if any(not copy.built for copy in self._coming):
             return "memory is made ready"
-        return "its shards are cut anew" if self.active else "its members hear where it lies"
+        return "its shards are cut anew"
 
     @property
     def _coming(self) -> list[Replica]:
@@ -248,13 +246,12 @@ class Recuts:
         assert self._placement is not None
         assert self._held_at is not None
         startup, pause_s, num_before = self._startup, now - self._paused_at, self._startup.num_shards
-        startup.recut(self._placement, self._number)
+        revision = self._views.new_revision()
+        startup.recut(self._placement, revision)
         self._begun(now)
         self.on_cut()
         self._steps.go_back(startup.copies, None)
-        self._tell_due = now + RETRY_S
-        self._behind = {who for who in startup.told if who in self._members}
-        told = self._tell(self._behind)
+        _, told = self._views.begin(ChangeKind.CUT, (), now, revision)
         self.longest_s = max(self.longest_s, pause_s)
         text = f"job {self._name!r} lies in {startup.num_shards} shards now, instead of {num_before}"
         text += f" (after a pause of {pause_s:.3f} s, of which it took {now - self._cut_at:.3f} s)"
@@ -327,59 +324,19 @@ class Recuts:
         """A member has gone."""
         self._holding.pop(member.incarnation, None)
         self._awaited.pop(member.incarnation, None)
-        if member.incarnation in self._behind:
-            self._behind.discard(member.incarnation)
-            self._changed()
-
-    def followed(self, member: MemberInfo, message: Followed) -> None:
-        """A member goes by the new shards."""
-        if message.epoch == self._startup.epoch and message.number == self._startup.cut:
-            self._behind.discard(member.incarnation)
-            self._changed()
-
-    def is_followed_by(self, who: bytes) -> bool:
-        """Whether a member goes by the shards that there are, and not yet by those before."""
-        return who not in self._behind
-
-    def _tell(self, who: Iterable[bytes]) -> list[Action]:
-        epoch, startup = self._startup.epoch, self._startup
-        if startup.held or len(list(startup.leaders())) < startup.num_shards:
-            return []  # some of them are nowhere, for now: it is said again
-        return [
-            Send(self._members[one].peer, Recut(epoch, startup.cut, startup.where(self._members[one])))
-            for one in sorted(who)
-        ]
-
-    def again(self, member: MemberInfo) -> list[Action]:
-        """A member is back: say again what it may not have heard."""
-        return self._tell([member.incarnation]) if member.incarnation in self._behind else []
-
-    # --- time ----------------------------------------------------------------------------------
-
-    def next_deadline(self) -> float | None:
-        """Return when `on_deadline` is to be called."""
-        return self._tell_due if self._behind else None
-
-    def on_deadline(self, now: float) -> list[Action]:
-        """Tell again whoever does not go by the new shards."""
-        if not self._behind or now < self._tell_due:
-            return []
-        self._tell_due = now + RETRY_S
-        return self._tell(self._behind)
 
     # --- a coordinator that was away -----------------------------------------------------------
 
     def dump(self) -> Plain:
-        """Return what is to be taken back, and who is to hear of the last cut; None for nothing."""
+        """Return what is to be taken back, and the revision of the last cut; None for nothing."""
         coming = [[copy.shard, copy.epoch, copy.server.incarnation] for copy in self._coming]
         if not coming and not self._startup.cut:
             return None
-        return [coming, self._cutting, self._startup.cut, sorted(self._behind)]
+        return [coming, self._cutting, self._startup.cut]
 
-    def restore(self, kept: Plain, members: Mapping[bytes, MemberInfo], now: float) -> list[int]:
+    def restore(self, kept: Plain, members: Mapping[bytes, MemberInfo]) -> list[int]:
         """Take back what was begun; return the shards whose leaders are to keep their places."""
-        coming, cutting, self._startup.cut, behind = kept
-        self._behind, self._tell_due = set(behind), now + RETRY_S
+        coming, cutting, self._startup.cut = kept
         for shard, epoch, who in coming:
             self._startup.given_up.append(Replica(shard=shard, epoch=epoch, server=members[who], moved=True))
         self._changed()
@@ -389,6 +346,5 @@ class Recuts:
         """Assert that what is held is here, and for something."""
         assert self.active or not (self._holding or self._cutting or self._startup.copies.coming)
         assert set(self._awaited) <= set(self._holding) <= set(self._members)
-        assert self._behind <= set(self._members)
         assert not self._cutting or self._held_at is not None
         assert self._cutting or not self._answering

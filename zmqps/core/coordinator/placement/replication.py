@@ -9,13 +9,13 @@ from zmqps.core.coordinator.journal import Plain
 from zmqps.core.coordinator.members.membership import MemberInfo
 from zmqps.core.coordinator.placement.copies import Replica
 from zmqps.core.coordinator.placement.handovers import Handover, Handovers
-from zmqps.core.coordinator.placement.moves import Moves
 from zmqps.core.coordinator.placement.recuts import Recuts
 from zmqps.core.coordinator.placement.shortages import Shortages
 from zmqps.core.coordinator.placement.startup import Startup
+from zmqps.core.coordinator.placement.views import ChangeKind, MemberViews, ViewChange
 from zmqps.core.coordinator.training.steps import Steps
 from zmqps.core.protocol.events import Action, Log, Send
-from zmqps.core.protocol.messages import Followed, Promote, Promoted, Replicas, Replicating, Retargeted
+from zmqps.core.protocol.messages import Moved, Promote, Promoted, Replicas, Replicating
 from zmqps.errors import PSError, counted
 
 #: A server answers within milliseconds; one that did not may not have received it.
@@ -40,7 +40,7 @@ class Replication:
     replicas
         How many backups a shard should have.
     changed
-        Called with what has changed that is kept: ``copies`` and what becomes of them, or ``moves``.
+        Called with what has changed that is kept: ``copies`` and what becomes of them, or ``views``.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Replication:
         replicas: int,
         changed: Callable[[str], None] = lambda what: None,
     ) -> None:
-        self.moves = Moves(members, lambda who: self.recuts.is_followed_by(who), lambda: changed("moves"))
+        self.views = MemberViews(startup, members, lambda: changed("views"))
         self._changed = changed
         self.replicas = replicas
         self._name = name
@@ -74,7 +74,9 @@ class Replication:
             replicas,
             lambda: changed("copies"),
         )
-        self.recuts = Recuts(name, startup, steps, members, self._backups_changed, self._recut, self._recut_changed)
+        self.recuts = Recuts(
+            name, startup, steps, members, self.views, self._backups_changed, self._recut, self._recut_changed
+        )  # fmt: skip
 
     # --- losses --------------------------------------------------------------------------------
 
@@ -98,7 +100,7 @@ class Replication:
             if found is None:
                 lost.append(copy)
                 self._steps.lose(copy.epoch)
-                self.moves.forget(copy.shard)
+                self.views.forget(ChangeKind.MOVED, copy.shard)
             actions += found or []
         return actions, lost
 
@@ -118,7 +120,8 @@ class Replication:
         self._steps.move(old.epoch, heir, startup.told)
         text = f"job {self._name!r}: {heir.server.title} takes over shard {old.shard} of {old.server.title}"
         promote = Send(heir.server.peer, Promote(heir.epoch, heir.generation))
-        told += self.moves.announce(startup.epoch, heir, startup.told)
+        self.views.forget(ChangeKind.MOVED, heir.shard)
+        told += self.views.announce(Moved(startup.epoch, heir.shard, self.views.new_revision(), {}))
         return [Log("warning", text, "promoted", job=self._name), promote, *told]
 
     def _succeed(self, handover: Handover, message: Promoted, now: float) -> list[Action]:
@@ -134,7 +137,7 @@ class Replication:
                 actions += self._begin_anew(other)
         startup.moved()
         self._steps.move(old.epoch, heir, None)
-        actions += self.moves.begin(startup.epoch, copies, heir, startup.told, now, message.step)
+        actions += self.views.begin(ChangeKind.MOVED, [heir.shard], now)[1]
         actions += self.handovers.taken(old.shard)
         self.shortages.note(old.shard, f"it has moved from {old.server.title}", now)
         backups = copies.backups(old.shard)
@@ -187,32 +190,20 @@ class Replication:
         actions = list[Action]()
         for other in copies.backups(copy.shard):  # they followed the old one; its heir is to fill them anew
             actions += self._begin_anew(other)
-        actions += self.moves.begin(startup.epoch, copies, copy, startup.told, now, message.step)
+        actions += self.views.begin(ChangeKind.MOVED, [copy.shard], now)[1]
         backups = copies.backups(copy.shard)
         return [*actions, *startup.assign(backups), *(self._backups_changed(copy.shard, now) if backups else [])]
 
-    def followed(self, member: MemberInfo, message: Retargeted, missing: int, now: float) -> list[Action]:
+    def followed(self, member: MemberInfo, change: ViewChange, missing: int, now: float) -> list[Action]:
         """A member talks to the new server of a shard, and has brought there what it has of the open step."""
-        if message.epoch != self._startup.epoch or not self.moves.followed(member, message):
-            return []
-        return self._steps.brought_again(member.incarnation, message.shard, missing, now)
-
-    def followed_cut(self, member: MemberInfo, message: Followed) -> list[Action]:
-        """A member goes by the new shards: it is told which of them have moved since."""
-        self.recuts.followed(member, message)
-        return self.moves.again(self._startup.epoch, self._startup.copies, member)
-
-    def leave(self, member: MemberInfo) -> None:
-        """A member has gone."""
-        self.moves.leave(member)
-        self.recuts.leave(member)
+        return self._steps.brought_again(member.incarnation, change.shards[0], missing, now)
 
     def forget(self, shards: Iterable[int]) -> None:
         """No copy is left of these shards that counts."""
         for shard in shards:
             self._promoting.pop(shard, None)
             self.shortages.forget(shard)
-            self.moves.forget(shard)
+            self.views.forget(ChangeKind.MOVED, shard)
             self.handovers.forget(shard)
         self._changed("copies")
         epochs = self._startup.copies.by_epoch
@@ -364,7 +355,7 @@ class Replication:
 
     def restore_recut(self, kept: Plain, members: Mapping[bytes, MemberInfo], now: float) -> None:
         """Take back what was to be cut anew when this coordinator went away."""
-        for shard in self.recuts.restore(kept, members, now):
+        for shard in self.recuts.restore(kept, members):
             self._backups_changed(shard, now)  # said again by `on_deadline`
 
     def _recut(self, now: float) -> None:
@@ -377,8 +368,8 @@ class Replication:
     @property
     def is_quiet(self) -> bool:
         """Whether no shard moves or is to, and every member knows where all are."""
-        moving = self.handovers or self._promoting or self._unanswered or self.moves.next_deadline() is not None
-        return not moving and self.recuts.settled and all(copy.whole for copy in self._startup.copies)
+        moving = self.handovers or self._promoting or self._unanswered or self.recuts.active
+        return not moving and self.views.all_followed and all(copy.whole for copy in self._startup.copies)
 
     def _is_busy(self, leader: Replica) -> bool:
         return leader.shard in self._promoting or leader.epoch in self._unanswered
@@ -387,13 +378,12 @@ class Replication:
 
     def next_deadline(self) -> float | None:
         """Return when `on_deadline` wants to be called."""
-        moving = (self.moves, self.handovers, self.recuts)
-        dues = [self._retry_due, *[part.next_deadline() for part in moving]]
+        dues = (self._retry_due, self.views.next_deadline(), self.handovers.next_deadline())
         return min([due for due in dues if due is not None], default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
         """Say again what is not answered."""
-        startup, actions = self._startup, self.recuts.on_deadline(now)
+        startup, actions = self._startup, self.views.on_deadline(now)
         if self._retry_due is not None and now >= self._retry_due:
             new = [copy for copy in startup.copies if copy.backup and not copy.whole] if startup.ready else []
             waiting = bool(self._promoting or self._unanswered or new)
@@ -405,7 +395,7 @@ class Replication:
                 actions.append(Send(copy.server.peer, Promote(copy.epoch, copy.generation)))
             actions += startup.assign([copy for copy in new if copy.shard not in self._promoting])
             actions += [self._replicas(leader) for leader in self._unanswered.values()]
-        return [*actions, *self.moves.on_deadline(startup.epoch, startup.copies, now)]
+        return actions
 
     # --- a coordinator that was away -----------------------------------------------------------
 
@@ -413,7 +403,7 @@ class Replication:
         """A member is back: say again what it may not have heard."""
         startup, actions = self._startup, list[Action]()
         if member.role != "server":
-            return [*self.recuts.again(member), *self.moves.again(startup.epoch, startup.copies, member)]
+            return self.views.again(member)
         for copy in startup.copies.of(member) if startup.ready else ():
             if copy.epoch in self._unanswered:
                 actions.append(self._replicas(copy))
@@ -453,7 +443,7 @@ class Replication:
     def settled(self) -> bool:
         """Whether every shard has a leader and all its backups, and every member knows where."""
         waits = bool(self.shortages) or self._promoting or self._unanswered
-        return not waits and self.moves.next_deadline() is None
+        return not waits and self.views.all_followed
 
     def status(self, now: float) -> dict[str, Any]:
         """Return the state for the status."""
@@ -462,7 +452,7 @@ class Replication:
     def validate(self) -> None:
         """Assert the invariants."""
         copies = self._startup.copies
-        self.moves.validate()
+        self.views.validate()
         self.handovers.validate()
         self.recuts.validate()
         self.shortages.validate()

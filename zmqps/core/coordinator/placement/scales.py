@@ -282,7 +282,7 @@ class Scales:
         actions = recuts.look(now, may_cut=may_cut, number=number, hold_s=self._hold_s)
         if recuts.active:
             return actions, False
-        if any(server.absent for server in servers) or not run.fallback.is_followed:
+        if any(server.absent for server in servers) or not replication.views.all_followed:
             return actions, False
         to_do = plan(run, servers, self._replicas)
         spread, self._why = replication.spread(to_do.spread, now, self._silence_s)
@@ -393,8 +393,8 @@ class Scales:
             return [replication.recuts.text()]
         if run.startup.placement is not None and not run.is_whole:
             return ["it is to start, or to be whole again, first"]
-        if not run.fallback.is_followed:
-            return ["its members are to go back with it first"]
+        if not replication.views.all_followed:
+            return ["its members are to learn where it lies first"]
         return list(run.startup.copies.filling())
 
     def texts(self) -> list[str]:

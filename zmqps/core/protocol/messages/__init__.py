@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zmqps.core.protocol.message import Message
-from zmqps.core.protocol.messages.falling import GoBack, Recalled, WentBack
+from zmqps.core.protocol.messages.falling import GoBack, Recalled
 from zmqps.core.protocol.messages.jobs import Assign, Discard, Discarded, EndJob, Init, Job, JobEnded, Ready
 from zmqps.core.protocol.messages.membership import (
     Departed,
@@ -29,11 +29,11 @@ from zmqps.core.protocol.messages.membership import (
     StatusRequest,
     Welcome,
 )
-from zmqps.core.protocol.messages.moving import Moved, Retargeted
+from zmqps.core.protocol.messages.moving import Followed, Moved
 from zmqps.core.protocol.messages.notes import Note, Noted
 from zmqps.core.protocol.messages.probing import Examine, Examined, Probe, Probed
 from zmqps.core.protocol.messages.replication import Promote, Promoted, Replicas, Replicate, Replicated, Replicating
-from zmqps.core.protocol.messages.resizing import Cut, Drain, Draining, Followed, Recut, Scale, Yield, Yielded
+from zmqps.core.protocol.messages.resizing import Cut, Drain, Draining, Recut, Scale, Yield, Yielded
 from zmqps.core.protocol.messages.returning import Back, Farewell, Resumed
 from zmqps.core.protocol.messages.rows import PullRows, PushRows, ScanRows
 from zmqps.core.protocol.messages.saving import (
@@ -141,7 +141,6 @@ __all__ = [
     "Replicated",
     "Replicating",
     "Resumed",
-    "Retargeted",
     "Save",
     "Saved",
     "Scale",
@@ -161,13 +160,12 @@ __all__ = [
     "Watch",
     "Watched",
     "Welcome",
-    "WentBack",
     "Withdraw",
     "Yield",
     "Yielded",
 ]
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 MAGIC = "zmqps"
 
 # Not Message.__subclasses__(): slots=True makes each class twice, and the first one lingers there.

@@ -17,28 +17,18 @@ class GoBack(Message):
 
     ``servers`` holds ``rows``, one for each of ``shards``, as in `Job`'s placement. Empty: their servers were lost, and
     others are to load them; who needs them waits. ``version`` is the checkpoint's clock, ``lost`` counts the steps that
-    are gone, where steps are one for all. ``restored`` is as in `Job`. What comes under a lower ``number`` is out of
+    are gone, where steps are one for all. ``restored`` is as in `Job`. What comes under a lower ``revision`` is out of
     date.
     """
 
     kind: ClassVar[int] = 80
     epoch: U32
-    number: U64
+    revision: U64
     shards: Versions
     servers: Plain
     version: U64
     lost: U64
     restored: Plain
-
-
-@dataclass(frozen=True, slots=True)
-class WentBack(Message):
-    """A member has gone back; ``lost`` of the pushes that it was told were applied are not in the checkpoint."""
-
-    kind: ClassVar[int] = 81
-    epoch: U32
-    number: U64
-    lost: U64
 
 
 @dataclass(frozen=True, slots=True)

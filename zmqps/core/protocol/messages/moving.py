@@ -13,26 +13,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Moved(Message):
-    """A shard of the job of this ``epoch`` has another server from ``generation`` on: its row as in `Job`'s placement.
+    """A shard of the job of this ``epoch`` has another server: its row as in `Job`'s placement.
 
-    An empty row: its server was lost, and another one takes over; who needs it waits. ``version`` is what the shard is
-    at, where it is a step's; ``lost`` counts the updates that are gone: none, where a backup has taken over.
+    An empty row: its server was lost, and another one takes over; who needs it waits. Of one shard what comes under a
+    lower ``revision`` is out of date.
     """
 
     kind: ClassVar[int] = 66
     epoch: U32
     shard: U32
-    generation: U64
+    revision: U64
     server: Plain
-    version: U64
-    lost: U64
 
 
 @dataclass(frozen=True, slots=True)
-class Retargeted(Message):
-    """A member talks to a shard's new server, and has brought again what it alone has of the open step."""
+class Followed(Message):
+    """A member goes by what `Moved`, `GoBack` or `Recut` of this ``revision`` has said.
 
-    kind: ClassVar[int] = 67
+    It talks to a shard's new server, and has brought again what it alone has of the open step; or it has gone back, and
+    ``lost`` of the pushes that it was told were applied are not in the checkpoint; or it goes by the new shards.
+    """
+
+    kind: ClassVar[int] = 85
     epoch: U32
-    shard: U32
-    generation: U64
+    revision: U64
+    lost: U64

@@ -106,19 +106,10 @@ class Cut(Message):
 class Recut(Message):
     """The job of this ``epoch`` lies in other shards from now on: ``placement`` is as in `Job`.
 
-    It ends the pause that `Hold` has begun. What comes under a lower ``number`` is out of date.
+    It ends the pause that `Hold` has begun. What comes under a lower ``revision`` is out of date.
     """
 
     kind: ClassVar[int] = 84
     epoch: U32
-    number: U64
+    revision: U64
     placement: Plain
-
-
-@dataclass(frozen=True, slots=True)
-class Followed(Message):
-    """A member goes by the shards of the `Recut` of this ``number``."""
-
-    kind: ClassVar[int] = 85
-    epoch: U32
-    number: U64

@@ -10,7 +10,7 @@ import numpy as np
 from zmqps.core.node.member import Member
 from zmqps.core.protocol.encoding import RAW
 from zmqps.core.protocol.events import COORDINATOR, Action, Log, Send
-from zmqps.core.protocol.messages import Moved, Retargeted
+from zmqps.core.protocol.messages import Followed, Moved
 from zmqps.core.worker.connections.links import Links
 from zmqps.core.worker.operations import Exchange, Operation
 from zmqps.core.worker.pace import Pace
@@ -27,7 +27,7 @@ class ReplayGradients(Operation):
     """Bring a part of a step's gradients again, on the session's own behalf."""
 
     shard: int
-    generation: int
+    revision: int
 
     title = "bringing gradients again"
 
@@ -63,19 +63,19 @@ class ShardMoves:
         self._links = links
         self._pace = pace
         self._kept: list[PushTransfer] = []  # complete pushes of steps that may be open
-        self._generations: dict[int, int] = {}  # the newest that was told, by shard
+        self._revisions: dict[int, int] = {}  # the newest that was told, by shard
         self._bringing: dict[int, set[ReplayGradients]] = {}  # by shard
 
     def attach(self, replicas: int, *, falls_back: bool = False) -> None:
         """The job is another one."""
         self.replicas, self.follows = replicas, replicas > 0 or falls_back
         self._kept.clear()
-        self._generations.clear()
+        self._revisions.clear()
         self._bringing.clear()
 
     def recut(self) -> None:
         """The job lies in other shards, which have not moved yet and have all of the steps before."""
-        self._generations.clear()
+        self._revisions.clear()
         self._kept.clear()
         self._bringing.clear()
 
@@ -108,22 +108,22 @@ class ShardMoves:
         if message.epoch != self._host.epoch or message.shard >= len(self._links.by_shard):
             return [], []
         shard, link = message.shard, self._links.by_shard[message.shard]
-        if message.generation < self._generations.get(shard, 0):
+        if message.revision < self._revisions.get(shard, 0):
             return [], []
-        self._generations[shard] = message.generation
+        self._revisions[shard] = message.revision
         if not message.server:
             link.promise()
             return [Log("warning", f"{link.title} was lost; its backup takes over")], []
         if message.server.get("epoch") == link.epoch and not link.promised:
             return self._followed(shard), []  # told again, or the job was told with it
         actions = self._links.move(shard, message.server, now)
-        again = self._again(shard, message.generation, begun)
+        again = self._again(shard, message.revision, begun)
         self._bringing[shard] = {bring for bring, _ in again}
         text = f"shard {shard} is on {link.title} now"
         return [Log("warning", text), *actions, *self._followed(shard)], again
 
     def _again(
-        self, shard: int, generation: int, begun: list[PushTransfer]
+        self, shard: int, revision: int, begun: list[PushTransfer]
     ) -> list[tuple[ReplayGradients, PushTransfer]]:
         """Return the pushes of which a new server lacks what the old one has acknowledged."""
         if self._pace.mode != "sync":
@@ -137,7 +137,7 @@ class ShardMoves:
                 where[shard] = cargoes
                 source = _as_sent(push) if not push.blobs else _copied(push)
                 part = _like(push, tuple(where), source)
-                again.append((ReplayGradients(deadline=FOREVER_S, shard=shard, generation=generation), part))
+                again.append((ReplayGradients(deadline=FOREVER_S, shard=shard, revision=revision), part))
         return again
 
     def awaits(self, bring: ReplayGradients) -> bool:
@@ -160,7 +160,7 @@ class ShardMoves:
         if self._bringing.get(shard):
             return []
         self._bringing.pop(shard, None)
-        return [Send(COORDINATOR, Retargeted(self._host.epoch, shard, self._generations.get(shard, 0)))]
+        return [Send(COORDINATOR, Followed(self._host.epoch, self._revisions.get(shard, 0), 0))]
 
 
 def _like(push: PushTransfer, cargoes: tuple[tuple[Cargo, ...], ...], source: Source) -> PushTransfer:

@@ -71,12 +71,12 @@ class SessionRecuts:
         self._transfers = transfers
         self._links = links
         self.any = False  # whether shards were ever cut anew, and transfers may be planned for others
-        self._number = 0  # of the last one
+        self._revision = 0  # of the last one
         self._plans: dict[frozenset[int], Plan] = {}
 
-    def attach(self, number: object = 0) -> None:
-        """The job is another one, of shards that were cut last under this number."""
-        self._number, self.any = number if type(number) is int else 0, False
+    def attach(self, revision: object = 0) -> None:
+        """The job is another one, of shards that were cut last under this revision."""
+        self._revision, self.any = revision if type(revision) is int else 0, False
         self._plans.clear()
 
     # --- what the coordinator says -------------------------------------------------------------
@@ -87,23 +87,23 @@ class SessionRecuts:
         No push is: workers have none when shards are cut. One that had gone on by itself since was refused everywhere.
         """
         host, attached = self._host, self._host.attached
-        if attached is None or message.epoch != host.epoch or message.number < self._number:
+        if attached is None or message.epoch != host.epoch or message.revision < self._revision:
             return []
-        confirmed = Send(COORDINATOR, Followed(message.epoch, message.number))
-        if message.number == self._number:
+        confirmed = Send(COORDINATOR, Followed(message.epoch, message.revision, 0))
+        if message.revision == self._revision:
             return [confirmed]
         placement = Placement.from_wire(KeySpace.of(attached.job), message.placement)
         before = self._links.by_shard
         recalled = self._transfers.early.recall(now)
         actions = self._links.connect(placement, message.placement, now)
-        self._number, self.any = message.number, True
+        self._revision, self.any = message.revision, True
         self._plans.clear()
         _inherit(before, attached.placement, self._links.by_shard, placement)
         host.attached = replace(attached, placement=placement)
         for transfer, _ in self._transfers.all:
             self._begin_anew(transfer)
         self._transfers.moves.recut()
-        self._transfers.rollbacks.recut()
+        self._transfers.rollbacks.recut(message.revision)
         for link in self._links.by_shard:
             actions += link.pump(now)
         text = f"the job has {placement.num_shards} shards now, instead of {len(before)}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from zmqps.core.protocol.events import COORDINATOR, Action, Log, Notify, Send
-from zmqps.core.protocol.messages import GoBack, Recalled, WentBack
+from zmqps.core.protocol.messages import Followed, GoBack, Recalled
 from zmqps.core.worker.connections.link import Link
 from zmqps.core.worker.connections.links import Links
 from zmqps.core.worker.early import Early
@@ -95,10 +95,10 @@ class Rollbacks:
         self._transfers = transfers
         self._links = links
         self._pace = pace
-        self._numbers: dict[int, int] = {}  # by shard: the newest message about it
+        self._revisions: dict[int, int] = {}  # by shard: the newest message about it
         self._awaited: dict[int, GoBack] = {}  # by shard: what its new server is yet to say of our pushes
-        self._lost: dict[int, int] = {}  # by number: pushes that are lost, as far as it is known
-        self._floor = 0  # all messages up to this number are of shards that there are no more
+        self._lost: dict[int, int] = {}  # by revision: pushes that are lost, as far as it is known
+        self._floor = 0  # all messages up to this revision are of shards that there are no more
         self._is_told = True  # where the servers are that we talk to was told together with the clock
 
     def attach(self) -> None:
@@ -106,13 +106,13 @@ class Rollbacks:
         self._floor, self._is_told = 0, True
         self._clear()
 
-    def recut(self) -> None:
-        """The job lies in other shards."""
-        self._floor, self._is_told = max([self._floor, *self._numbers.values()]), False
+    def recut(self, revision: int) -> None:
+        """The job lies in other shards, from a revision on."""
+        self._floor, self._is_told = revision, False
         self._clear()
 
     def _clear(self) -> None:
-        self._numbers.clear()
+        self._revisions.clear()
         self._awaited.clear()
         self._lost.clear()
 
@@ -123,24 +123,24 @@ class Rollbacks:
         shards, links = list(message.shards), self._links.by_shard
         if message.epoch != self._host.epoch or not shards or max(shards) >= len(links):
             return []
-        if message.number <= self._floor or any(message.number < self._numbers.get(shard, 0) for shard in shards):
+        if message.revision <= self._floor or any(message.revision < self._revisions.get(shard, 0) for shard in shards):
             return []
         if not message.servers:
             path = printable(str(message.restored.get("path", "")))
             for shard in shards:
-                self._numbers[shard] = message.number
+                self._revisions[shard] = message.revision
                 links[shard].promise(f"its shard goes back to the checkpoint {path}")
             titles = ", ".join(dict.fromkeys(links[shard].title for shard in shards))
             return [Log("warning", f"the job goes back to the checkpoint {path}, for its shards on {titles}")]
         rows, restored = message.servers.get("rows"), Restored.from_wire(message.restored)
         if type(rows) is not list or len(rows) != len(shards) or restored is None:
             raise ProtocolError("shards that have gone back have a server each, and a checkpoint")
-        begun = self._is_told or all(message.number == self._numbers.get(shard) for shard in shards)
+        begun = self._is_told or all(message.revision == self._revisions.get(shard) for shard in shards)
         if begun and all(row.get("epoch") == links[shard].epoch for shard, row in zip(shards, rows, strict=True)):
             awaited = any(self._awaited.get(shard) == message for shard in shards)
-            return [] if awaited else self._confirm(message, self._lost.get(message.number, 0))  # told again
-        self._numbers |= dict.fromkeys(shards, message.number)
-        self._lost = {number: lost for number, lost in self._lost.items() if number in self._numbers.values()}
+            return [] if awaited else self._confirm(message, self._lost.get(message.revision, 0))  # told again
+        self._revisions |= dict.fromkeys(shards, message.revision)
+        self._lost = {revision: lost for revision, lost in self._lost.items() if revision in self._revisions.values()}
         if self._pace.mode == "sync":
             return self._all(message, rows, restored, now)
         actions: list[Action] = []
@@ -150,11 +150,11 @@ class Rollbacks:
         return actions
 
     def _confirm(self, message: GoBack, lost: int) -> list[Action]:
-        return [Send(COORDINATOR, WentBack(self._host.epoch, message.number, lost))]
+        return [Send(COORDINATOR, Followed(self._host.epoch, message.revision, lost))]
 
     def _done(self, message: GoBack, restored: Restored, lost: int) -> list[Action]:
         """Tell the user, and the coordinator."""
-        self._lost[message.number] = lost
+        self._lost[message.revision] = lost
         event = Rollback(
             version=message.version, shards=tuple(message.shards), lost=lost, state=restored.state, path=restored.path
         )
@@ -173,8 +173,8 @@ class Rollbacks:
         for link in links:
             if link.epoch != message.epoch or (told := self._awaited.pop(link.shard, None)) is None:
                 continue
-            lost = self._lost.get(told.number, 0) + link.lose(message.floor, message.applied)
-            self._lost[told.number] = lost
+            lost = self._lost.get(told.revision, 0) + link.lose(message.floor, message.applied)
+            self._lost[told.revision] = lost
             restored = Restored.from_wire(told.restored)
             if restored is not None and told not in self._awaited.values():
                 actions += self._done(told, restored, lost)

@@ -1,0 +1,240 @@
+"""What the members of a job are told of where its shards are: numbered changes, each sent again until it is followed.
+
+A member hears of a shard that has another server, of shards that have gone back to a checkpoint, and of shards that
+were cut anew. Each change has a revision of the job, and each member acknowledges it by itself: it follows one at once,
+and another one only when it has brought its gradients there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+from zmqps.core.coordinator.journal import Changed, Plain, nothing
+from zmqps.core.coordinator.members.membership import MemberInfo
+from zmqps.core.coordinator.placement.startup import Startup
+from zmqps.core.protocol.events import Action, Send
+from zmqps.core.protocol.messages import Followed, GoBack, Moved, Recut
+
+#: A member answers within milliseconds; one that did not may not have been told.
+RETRY_S = 1.0
+
+
+class ChangeKind(IntEnum):
+    """What has changed."""
+
+    MOVED, REWOUND, CUT = range(3)
+
+
+@dataclass(slots=True, kw_only=True)
+class ViewChange:
+    """One change, and the members that do not follow it yet.
+
+    Attributes
+    ----------
+    shards
+        That have changed; none: all of them, which are others now.
+    restored
+        The checkpoint that shards have gone back to, as members are told it.
+    lost
+        The steps that are gone by that; or what members have said of their pushes.
+    whole
+        Whether ``lost`` counts steps, which are one for all.
+    num_gone
+        Workers that have gone before they said what they had lost.
+    """
+
+    revision: int
+    kind: ChangeKind
+    shards: tuple[int, ...]
+    awaited: set[bytes]
+    due: float
+    restored: Mapping[str, Any] = field(default_factory=dict)
+    lost: int = 0
+    whole: bool = False
+    begun_at: float = 0.0
+    num_gone: int = 0
+
+    def dump(self) -> Plain:
+        """Return what is kept of it."""
+        awaited, restored = sorted(self.awaited), dict(self.restored)
+        return [
+            self.revision,
+            int(self.kind),
+            list(self.shards),
+            awaited,
+            restored,
+            self.lost,
+            self.whole,
+            self.num_gone,
+        ]
+
+
+class MemberViews:
+    """The changes of one job's layout that not all of its members follow.
+
+    Parameters
+    ----------
+    startup
+        Knows the copies, and which members were told the job.
+    members
+        The live members of the job by incarnation; shared with its `JobRun`.
+    changed
+        Called when there is another change, or a member follows one.
+    """
+
+    def __init__(self, startup: Startup, members: Mapping[bytes, MemberInfo], changed: Changed = nothing) -> None:
+        self._startup = startup
+        self._members = members
+        self._changed = changed
+        self._revision = 0
+        self._open: dict[int, ViewChange] = {}  # by revision; of a cut the last one alone
+
+    @property
+    def told(self) -> list[bytes]:
+        """The members that were told the job, by incarnation."""
+        return sorted(who for who in self._startup.told if who in self._members)
+
+    @property
+    def all_followed(self) -> bool:
+        """Whether every member follows all changes."""
+        return not self._open
+
+    def awaits(self, kind: ChangeKind, member: MemberInfo) -> bool:
+        """Whether a member does not follow a change of this kind yet."""
+        return any(change.kind is kind and member.incarnation in change.awaited for change in self._open.values())
+
+    def new_revision(self) -> int:
+        """Return the revision of what is said next."""
+        self._revision += 1
+        self._changed()
+        return self._revision
+
+    # --- what is told --------------------------------------------------------------------------
+
+    def announce(self, message: Moved | GoBack) -> list[Action]:
+        """A server is lost, and another one is to come in its place: its members are to wait. Said once."""
+        return [Send(self._members[who].peer, message) for who in self._may_hear(self.told)]
+
+    def begin(
+        self, kind: ChangeKind, shards: Collection[int], now: float, revision: int | None = None, **more: Any
+    ) -> tuple[ViewChange, list[Action]]:
+        """Something has changed: tell the members that were told the job. ``more``: other fields of the change."""
+        revision = self.new_revision() if revision is None else revision
+        for before in [one for one in self._open.values() if one.kind is kind]:
+            if not shards or not set(shards).isdisjoint(before.shards):
+                del self._open[before.revision]
+        change = ViewChange(
+            revision=revision, kind=kind, shards=tuple(shards), awaited=set(self.told), due=now + RETRY_S, **more
+        )  # fmt: skip
+        if change.awaited:
+            self._open[revision] = change
+        return change, self._tell(change, change.awaited)
+
+    def forget(self, kind: ChangeKind, shard: int) -> int:
+        """What was told last of a shard holds no more; return how many pushes are known to be lost by it.
+
+        A member that does not follow it yet does so with what comes next, and counts all then.
+        """
+        over = [change for change in self._open.values() if change.kind is kind and shard in change.shards]
+        for change in over:
+            del self._open[change.revision]
+            self._changed()
+        return sum(change.lost for change in over)
+
+    def clear(self) -> None:
+        """Nobody has to follow anything any more."""
+        self._open.clear()
+        self._changed()
+
+    def _may_hear(self, who: Iterable[bytes], kind: ChangeKind | None = None) -> list[bytes]:
+        """Return those of members that go by the shards that there are: of others nothing is said before they do."""
+        cut = next((change for change in self._open.values() if change.kind is ChangeKind.CUT), None)
+        behind = set() if cut is None or kind is ChangeKind.CUT else cut.awaited
+        return [one for one in sorted(who) if one not in behind]
+
+    def _tell(self, change: ViewChange, who: Iterable[bytes]) -> list[Action]:
+        startup = self._startup
+        if change.kind is ChangeKind.CUT and (startup.held or len(list(startup.leaders())) < startup.num_shards):
+            return []  # some of them are nowhere, for now: it is said again
+        members = [self._members[one] for one in self._may_hear(who, change.kind)]
+        return [Send(member.peer, self._message(change, member)) for member in members]
+
+    def _message(self, change: ViewChange, member: MemberInfo) -> Moved | GoBack | Recut:
+        startup, copies, revision = self._startup, self._startup.copies, change.revision
+        if change.kind is ChangeKind.CUT:
+            return Recut(startup.epoch, revision, startup.where(member))
+        rows = [copies.row(copies.leader(shard), member) for shard in change.shards]
+        if change.kind is ChangeKind.MOVED:
+            return Moved(startup.epoch, change.shards[0], revision, rows[0])
+        lost, restored = change.lost if change.whole else 0, change.restored
+        return GoBack(startup.epoch, revision, change.shards, {"rows": rows}, restored["version"], lost, restored)
+
+    # --- who follows ---------------------------------------------------------------------------
+
+    def followed(self, member: MemberInfo, message: Followed) -> ViewChange | None:
+        """A member follows a change; return that, None if it is none any more or the member has said so before."""
+        change = self._open.get(message.revision)
+        if message.epoch != self._startup.epoch or change is None or member.incarnation not in change.awaited:
+            return None
+        change.lost += 0 if change.whole else message.lost
+        self._discard(change, member)
+        return change
+
+    def leave(self, member: MemberInfo) -> list[ViewChange]:
+        """A member has gone; return what it did not follow yet."""
+        left = [change for change in self._open.values() if member.incarnation in change.awaited]
+        for change in left:
+            change.num_gone += member.role == "worker"
+            self._discard(change, member)
+        return left
+
+    def _discard(self, change: ViewChange, member: MemberInfo) -> None:
+        change.awaited.discard(member.incarnation)
+        if not change.awaited:
+            del self._open[change.revision]
+        self._changed()
+
+    def again(self, member: MemberInfo) -> list[Action]:
+        """Tell a member again what it does not follow yet."""
+        who = member.incarnation
+        return [told for change in self._open.values() if who in change.awaited for told in self._tell(change, [who])]
+
+    # --- time ----------------------------------------------------------------------------------
+
+    def next_deadline(self) -> float | None:
+        """Return when `on_deadline` wants to be called."""
+        return min([change.due for change in self._open.values()], default=None)
+
+    def on_deadline(self, now: float) -> list[Action]:
+        """Tell members again what they do not follow."""
+        actions: list[Action] = []
+        for change in self._open.values():
+            if now >= change.due:
+                change.due = now + RETRY_S
+                actions += self._tell(change, change.awaited)
+        return actions
+
+    # --- a coordinator that was away -----------------------------------------------------------
+
+    def dump(self) -> Plain:
+        """Return the last revision, and what is not followed; None where nothing has ever changed."""
+        return [self._revision, [change.dump() for change in self._open.values()]] if self._revision else None
+
+    def restore(self, kept: Plain, now: float) -> None:
+        """Go on with what was kept: members that do not follow are told again."""
+        self._revision, changes = kept
+        for revision, kind, shards, awaited, restored, lost, whole, num_gone in changes:
+            self._open[revision] = ViewChange(
+                revision=revision, kind=ChangeKind(kind), shards=tuple(shards), awaited=set(awaited),
+                due=now + RETRY_S, restored=restored, lost=lost, whole=whole, begun_at=now, num_gone=num_gone,
+            )  # fmt: skip
+
+    def validate(self) -> None:
+        """Assert that the members that are awaited are here, and go by one cut."""
+        for change in self._open.values():
+            assert change.awaited
+            assert change.awaited <= set(self._members)
+        assert sum(change.kind is ChangeKind.CUT for change in self._open.values()) <= 1
