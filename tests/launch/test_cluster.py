@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from zmqps import keys
 from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, NodeFailedError, ShutdownError
 from zmqps.launch.handout import FOR_WORKERS, key_files, write_files
 from zmqps.launch.nodes import Nodes
+from zmqps.net.routes import MIN_DESCRIPTORS
 from zmqps.nodes.inquiry import ask_status
 
 pytestmark = pytest.mark.processes
@@ -46,6 +49,22 @@ def test_a_worker_trains_on_it() -> None:
         directory = cluster.directory
     assert all_gone(pids)
     assert not directory.exists()
+
+
+@pytest.fixture
+def few_descriptors() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (MIN_DESCRIPTORS - 1, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.usefixtures("few_descriptors")
+def test_with_few_descriptors_its_servers_are_reached_over_tcp_alone() -> None:
+    with zmqps.LocalCluster() as cluster, zmqps.connect(cluster.address) as worker:
+        worker.init({"w": np.ones(3, np.float32)}, optimizer=zmqps.optim.sgd(learning_rate=0.5))
+        worker.push({"w": np.ones(3, np.float32)})
+        assert np.array_equal(worker.pull()["w"], np.full(3, 0.5, np.float32))
 
 
 def test_in_a_launched_worker_it_is_the_cluster_that_was_launched_and_says_so(

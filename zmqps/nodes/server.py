@@ -358,7 +358,8 @@ async def _listen(
     endpoint = await resolved(lambda: place.advertises(bound, config.coordinator), parent_fd, log)
     if endpoint is None or not endpoint.startswith("tcp://"):
         return None if endpoint is None else (endpoint, endpoint)
-    return endpoint, f"{endpoint} {transport.bind(new_local_endpoint())}"
+    local = new_local_endpoint()
+    return endpoint, f"{endpoint} {transport.bind(local)}" if local else endpoint
 
 
 async def _serve(config: ServerConfig, source: Source, log: logging.Logger, parent_fd: int | None) -> int:
