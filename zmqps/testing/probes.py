@@ -100,7 +100,7 @@ _LOSSES = (
     ),
     CodeProbe(
         name="a server is lost when leaders have been asked to yield for a recut",
-        of=Recuts, method="lose", before=lambda recuts, *_: recuts._cutting, after=_is_anything,
+        of=Recuts, method="lose", before=lambda recuts, *_: recuts.has_asked, after=_is_anything,
     ),
     CodeProbe(
         name="an heir is lost before it has taken over",

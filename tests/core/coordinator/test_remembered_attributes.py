@@ -30,7 +30,7 @@ KEPT = {
     "Startup": "resumption epoch cut job owner placement built loaded ready loader told returning",
     "ReplicaSet": "by_epoch coming",
     "Replica": "shard epoch server backup generation built whole",
-    "Fallback": "good _back _bad _before _target _rewinds",
+    "Fallback": "good _back _bad _target _rewinds",
     "Rewinds": "times _last",
     "Replication": "_promoting _unanswered _unfit",
     "Shortages": "_noted",
@@ -38,7 +38,7 @@ KEPT = {
     "Handover": "old new made phase",
     "Drains": "_of _ended",
     "Scales": "wanted _shrinks _most_before _since _nonces _ended",
-    "Recuts": "_cutting",
+    "Recuts": "_recut",
     "_Drain": "server since nonces moved",
     "MemberViews": "_revision _open",
     "ViewChange": "revision kind shards awaited restored lost whole num_gone",
@@ -99,10 +99,7 @@ NOT_KEPT = {
     "Handover": "not_before held_at asked_at again_at numbers busy",
     "Drains": "_moving _fleet _runs _erasures _checkpoints _changed",
     "Scales": "_fleet _runs _checkpoints _drains _endpoint _replicas _hold_s _silence_s _changed _look_due _why",
-    "Recuts": (
-        "error longest_s on_cut _name _startup _steps _members _keep _begun _changed _placement _not_before _held_at "
-        "_paused_at _cut_at _number _holding _awaited _answering _late _again_at _views"
-    ),
+    "Recuts": "error longest_s _name _startup _steps _members _views _keep _begun _changed _not_before",
     "_Drain": "told_at",
     "MemberViews": "_members _startup _changed",
     "ViewChange": "due begun_at",

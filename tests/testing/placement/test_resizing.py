@@ -69,9 +69,9 @@ def test_a_worker_that_says_too_early_that_it_begins_no_push(monkeypatch: Patch)
 
 
 def test_a_coordinator_that_does_not_wait_for_workers(monkeypatch: Patch) -> None:
-    def at_once(original, self, now):  # type: ignore[no-untyped-def]
-        self._awaited.clear()
-        return original(self, now)
+    def at_once(original, self, recut, now):  # type: ignore[no-untyped-def]
+        recut.awaited.clear()
+        return original(self, recut, now)
 
     wrap(monkeypatch, Recuts, "_hold_again", at_once)
     caught("async-scales", "a push was applied twice", begin=6)

@@ -77,7 +77,7 @@ def test_a_checkpoint_of_before_a_cut_knows_nothing_of_pushes_since() -> None:
         followed(cluster, scale(cluster, servers))
         followed(cluster, answered(cluster, cluster.alive(2.0, "s0", "s1", "s2", "w0", "w1")))
     assert cluster.run().startup.num_shards == 2
-    assert cluster.run().fallback.dump()[-1] == ["/c/ckpt-1", "/c/ckpt-10", NEWEST]
+    assert cluster.run().fallback.is_outdated
     lost = cluster.lose("s1")
     (assign,) = sent([*lost, *cluster.join("s3")], Assign)
     assert (assign.restore["path"], assign.restore["ledgers"], assign.restore["anew"]) == (NEWEST, True, True)

@@ -103,8 +103,6 @@ class Fallback:
         self._why = ""  # what went wrong last
         self._begun_at = 0.0
         self._waits_since = 0.0
-        self._before: set[str] = set()  # paths of checkpoints that were made before shards were cut anew
-        replication.recuts.on_cut = self._note_cut
         self._members = members
         self._views = replication.views
         self._rewinds = Rewinds(name)
@@ -139,21 +137,16 @@ class Fallback:
             return
         saved = Resumption(
             path=path, read_at=read_at, job=job, version=version, data=manifest["data"], state=manifest["state"],
-            rates=tuple(manifest.get("run", {}).get("rates", ())),
+            rates=tuple(manifest.get("run", {}).get("rates", ())), cut=self._startup.cut,
         )  # fmt: skip
         self.good.append(saved)
         del self.good[:-MAX_GOOD]
         self._changed("fallback")
 
-    def _note_cut(self) -> None:
-        """Workers number their pushes anew: what a checkpoint knows of those before is of others."""
-        self._before = {saved.path for saved in self.good}
-        self._changed("fallback")
-
     @property
     def is_outdated(self) -> bool:
         """Whether there is no checkpoint to go back to that was made since shards were cut anew."""
-        return self._latest is None or self._latest.path in self._before
+        return self._latest is None or self._latest.cut != self._startup.cut
 
     def concerns(self, copy: Replica) -> bool:
         """Whether a copy is being loaded here."""
@@ -247,7 +240,7 @@ class Fallback:
 
     def _assign(self, copies: Iterable[Replica]) -> list[Action]:
         assert self._target is not None
-        anew = self._target.path in self._before
+        anew = self._target.cut != self._startup.cut
         return self._startup.assign(copies, {**self._target.source(), "ledgers": not self._whole, "anew": anew})
 
     def _choose(self, shard: int, back: Missing, servers: Sequence[MemberInfo], now: float) -> MemberInfo | None:
@@ -429,16 +422,16 @@ class Fallback:
             for shard, b in sorted(self._back.items())
         ]  # fmt: skip
         good = [saved.dump(brief=True) for saved in self.good]
-        return [good, sorted(self._bad), self.path, back, self._rewinds.dump(), sorted(self._before)]
+        return [good, sorted(self._bad), self.path, back, self._rewinds.dump()]
 
     def restore(self, kept: Plain, members: Mapping[bytes, MemberInfo], now: float) -> None:
         """Go on with what was kept; servers have time again."""
         job = self._startup.job
         if job is None:
             return
-        good, bad, target, back, rewinds, before = kept
+        good, bad, target, back, rewinds = kept
         self.good = [Resumption.restored(saved, job) for saved in good]
-        self._bad, self._before = set(bad), set(before)
+        self._bad = set(bad)
         self._rewinds.restore(rewinds, now)
         if not back:
             return

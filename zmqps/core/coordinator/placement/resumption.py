@@ -35,6 +35,8 @@ class Resumption:
         Name of a parameter in the job -> its name in the checkpoint, where they differ.
     rates
         The numbers that the chief had set, as they travel.
+    cut
+        The revision of the shards that it was made of: of others workers number their pushes in another way.
     """
 
     path: str
@@ -46,6 +48,7 @@ class Resumption:
     names: Mapping[str, str] = field(default_factory=dict)
     read_at: str = ""
     rates: Rates = ()
+    cut: int = 0
 
     @property
     def owner(self) -> str:
@@ -93,16 +96,16 @@ class Resumption:
         """Return it as plain data, for the coordinator's journal; ``brief``: without the job, which may be large."""
         return [
             self.path, {} if brief else self.job.to_wire(), self.version, list(self.data), dict(self.state),
-            self.optimizer, dict(self.names), self.read_at, list(self.rates),
+            self.optimizer, dict(self.names), self.read_at, list(self.rates), self.cut,
         ]  # fmt: skip
 
     @classmethod
     def restored(cls, kept: Sequence[Any], known: JobSpec | None = None) -> Resumption:
         """Return the one that was kept; ``known``: the job of a brief one."""
-        path, job, version, data, state, optimizer, names, read_at, rates = kept
+        path, job, version, data, state, optimizer, names, read_at, rates, cut = kept
         return cls(
             path=path, job=known or JobSpec.from_wire(job), version=version, data=data, state=state,
-            optimizer=optimizer, names=names, read_at=read_at, rates=tuple(rates),
+            optimizer=optimizer, names=names, read_at=read_at, rates=tuple(rates), cut=cut,
         )  # fmt: skip
 
     def told(self) -> dict[str, Any]:
