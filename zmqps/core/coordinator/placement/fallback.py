@@ -335,7 +335,7 @@ class Fallback:
         )  # fmt: skip
         self._rewinds.times += 1
         self._changed("fallback")
-        told += self._rewinds.close(change, now)
+        told += self.followed(change, now)
         if not self._back:
             startup.held, self._target, self._error, self._why = "", None, None, ""
             self._retry_due = None
@@ -344,6 +344,8 @@ class Fallback:
 
     def followed(self, change: ViewChange, now: float) -> list[Action]:
         """A member has gone back, or has left: say what was lost, if it was the last one."""
+        if change.awaited:
+            return []
         self._changed("fallback")
         return self._rewinds.close(change, now)
 

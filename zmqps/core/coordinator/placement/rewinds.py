@@ -28,9 +28,7 @@ class Rewinds:
         self._last: dict[str, Any] = {}
 
     def close(self, change: ViewChange, now: float) -> list[Action]:
-        """Say what was lost, once all members have said it."""
-        if change.awaited:
-            return []
+        """Say what was lost: all members have said it."""
         self._last = {
             "shards": list(change.shards),
             "path": change.restored["path"],
