@@ -120,7 +120,7 @@ class Replication:
         self._steps.move(old.epoch, heir, startup.told)
         text = f"job {self._name!r}: {heir.server.title} takes over shard {old.shard} of {old.server.title}"
         promote = Send(heir.server.peer, Promote(heir.epoch, heir.generation))
-        self.views.forget(ChangeKind.MOVED, heir.shard)
+        self.views.forget(ChangeKind.MOVED, heir.shard)  # it is nowhere until the heir has taken over
         told += self.views.announce(Moved(startup.epoch, heir.shard, self.views.new_revision(), {}))
         return [Log("warning", text, "promoted", job=self._name), promote, *told]
 

@@ -90,7 +90,7 @@ class MemberViews:
         self._members = members
         self._changed = changed
         self._revision = 0
-        self._open: dict[int, ViewChange] = {}  # by revision; of a cut the last one alone
+        self._open: dict[int, ViewChange] = {}  # by revision; one cut at most: the next begins when all follow
 
     @property
     def told(self) -> list[bytes]:
@@ -123,9 +123,8 @@ class MemberViews:
     ) -> tuple[ViewChange, list[Action]]:
         """Something has changed: tell the members that were told the job. ``more``: other fields of the change."""
         revision = self.new_revision() if revision is None else revision
-        for before in [one for one in self._open.values() if one.kind is kind]:
-            if not shards or not set(shards).isdisjoint(before.shards):
-                del self._open[before.revision]
+        for shard in shards:
+            self.forget(kind, shard)
         change = ViewChange(
             revision=revision, kind=kind, shards=tuple(shards), awaited=set(self.told), due=now + RETRY_S, **more
         )  # fmt: skip
