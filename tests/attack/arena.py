@@ -25,6 +25,8 @@ from tests.attack.nodes import MAX_ARENAS, Held, held_by_all, lines_with, logged
 from tests.attack.training import CORE, Tally
 from tests.pace import allow, stretch
 from zmqps import keys
+from zmqps.logs.repeats import WINDOW_S
+from zmqps.net.driver import ASIDE_THREADS
 
 #: How it begins what is said of the speed.
 SLOW = ("half the speed", "not recovered")
@@ -45,8 +47,8 @@ END_TIMEOUT = 5.0
 WORST_NBYTES = bound.member_nbytes() + bound.unread_nbytes(1) + bound.strangers_nbytes(1000)
 #: Memory may stay larger by that factor; of descriptors, threads and files nothing may stay.
 KEPT_FACTOR = 1.1
-#: Threads of asyncio's own pool, which begins another one where those it has are busy.
-POOLED_THREADS = min(32, (os.cpu_count() or 1) + 4)
+#: A thread of the log is there for so long, in seconds, where something repeats.
+LOG_THREAD_S = WINDOW_S + 1.0
 #: After so many steps a worker has all that it needs to train.
 FIRST_STEPS = 20
 #: So many answers later a server has all that it needs to serve.
@@ -431,9 +433,9 @@ def attack_beside(arena: Arena, name: str, **told: Any) -> Outcome:
     where it leaves threads alone.
     """
     out = attack_once(arena, name, **told)
-    for rounds in range(2, 2 + POOLED_THREADS):
-        only_threads = all(text.endswith(" threads") for text in out.broken)
-        if not out.broken or not all(KEEPS in text for text in out.broken) or (rounds > 2 and not only_threads):
+    for rounds in range(2, 2 + ASIDE_THREADS):
+        only_kept = all(KEEPS in text for text in out.broken)
+        if not out.broken or not only_kept or (rounds > 2 and not are_threads(out.broken)):
             break
         out = attack_once(arena, name, **told)
         out.rounds = rounds
@@ -478,10 +480,12 @@ def attack_once(
     out.broken += arena.noticed
     looks = arena.watch(1.0, peaks)
     ends_at = time.monotonic() + after_s - 1.0
-    while time.monotonic() < ends_at:  # all is as before as soon as it can be seen
+    grown = ["not seen yet"]
+    while time.monotonic() < ends_at + LOG_THREAD_S * are_threads(grown):  # all is as before as soon as it can be seen
         out.recovered_s = recovery(looks, (0.9 if timed else 0.0) * out.before)
         out.held_after = held_by_all(arena.cluster.pids)
-        if out.recovered_s is not None and not growth(out.held_before, out.held_after):
+        grown = growth(out.held_before, out.held_after)
+        if out.recovered_s is not None and not grown:
             break
         looks += arena.watch(0.5, peaks)
     out.after = speed(looks[len(looks) // 2 :])
@@ -535,6 +539,11 @@ def growth(before: Mapping[str, Held], after: Mapping[str, Held]) -> list[str]:
         if now.arenas > max(then.arenas, MAX_ARENAS):
             found.append(f"{node} has {now.arenas} descriptors of arenas")
     return found
+
+
+def are_threads(found: Sequence[str]) -> bool:
+    """Whether all that nodes keep are threads."""
+    return all(text.endswith(" threads") for text in found)
 
 
 def newcomer(arena: Arena) -> list[str]:

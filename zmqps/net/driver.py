@@ -59,6 +59,7 @@ from zmqps.net.loops import look, stood_still_s
 from zmqps.net.reach import why_silent
 from zmqps.net.system import stacks
 from zmqps.net.system.health import Health
+from zmqps.net.system.memory import FreedObjects
 from zmqps.net.system.signals import answered
 from zmqps.net.transport import INBOUND, Transport
 
@@ -68,6 +69,8 @@ LINGER_S = 1.0
 MAX_CAUSE_CHARS = 300
 #: A standstill so long, in seconds, is logged: others have missed heartbeats.
 STANDSTILL_S = 2.0
+#: How many things are done aside at once: files of checkpoints, large messages.
+ASIDE_THREADS = 4
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 # looked up by the exact class: for every message, however many kinds there are
@@ -142,6 +145,9 @@ class Driver:
         self._tasks: set[asyncio.Task[None]] = set()
         # one thread, because what a device does it does in order
         self._waiter = ThreadPoolExecutor(1, "zmqps-waiter")
+        # few, for what a thread has freed malloc keeps for that thread
+        self._aside = ThreadPoolExecutor(ASIDE_THREADS, "zmqps-aside")
+        self._freed = FreedObjects()
 
     async def run(self) -> Exit:
         """Start the machine and run it until it exits."""
@@ -161,7 +167,8 @@ class Driver:
                 self._timer.cancel()
             for task in self._tasks:
                 task.cancel()
-            self._waiter.shutdown(wait=False, cancel_futures=True)
+            for pool in (self._waiter, self._aside):
+                pool.shutdown(wait=False, cancel_futures=True)
             self.transport.close(LINGER_S)
 
     def submit(self, event: Any) -> None:
@@ -269,8 +276,8 @@ class Driver:
             case Look(peer, endpoint):
                 # nobody waits for this thread: the system's resolver may take a minute
                 Thread(target=self._look, args=(self._loop, peer, endpoint), daemon=True).start()
-            case Run(tag, work):
-                self._spawn(self._run(tag, work))
+            case Run():
+                self._spawn(self._run(action))
             case Exit():
                 assert self._exit is not None
                 if not self._exit.done():
@@ -344,14 +351,19 @@ class Driver:
             return
         self._do(lambda now: [send])
 
-    async def _run(self, tag: Any, work: Callable[[], Any]) -> None:
+    async def _run(self, run: Run) -> None:
         value: Any
         try:
-            value = await asyncio.to_thread(work)
+            value = await asyncio.get_running_loop().run_in_executor(self._aside, self._work, run)
         except Exception as error:
             self.log.debug("what was done aside has failed", exc_info=True)
             value = error.with_traceback(None)  # whose frames hold whatever was allocated
-        self.submit(Returned(tag, value))
+        self.submit(Returned(run.tag, value))
+
+    def _work(self, run: Run) -> Any:
+        """Do it, in another thread."""
+        with self._freed.reading(run.nbytes) if run.nbytes else contextlib.nullcontext():
+            return run.work()
 
     def _arm(self) -> None:
         """Set the timer to the machine's next deadline, if that has moved."""

@@ -27,6 +27,7 @@ from zmqps.net import loops
 from zmqps.net.driver import Driver, run_node
 from zmqps.net.identity import check_bind, new_identity, read_job_secret
 from zmqps.net.keyring import Keys, load_node_keys
+from zmqps.net.system.memory import spare_the_collector
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.nodes.checkpoints import CheckpointConfig, CheckpointStore, cadence
 from zmqps.nodes.endkey import kept, new_end_key, offer_end_key
@@ -280,4 +281,5 @@ def _as_before(where: str, known: Mapping[str, Any]) -> str:
 
 def run(config: CoordinatorConfig, parent_fd: int | None = None) -> int:
     """Run a coordinator in this process's main thread; return the exit code."""
+    spare_the_collector()
     return loops.run(coordinate(config, parent_fd))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -47,7 +46,7 @@ from zmqps.net.identity import check_bind, check_endpoint, new_identity, read_jo
 from zmqps.net.keyring import load_node_keys
 from zmqps.net.lane.shm import LaneTransport
 from zmqps.net.routes import new_local_endpoint
-from zmqps.net.system.memory import FreedMemory
+from zmqps.net.system.memory import FreedMemory, spare_the_collector
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.nodes.apply import MAX_APPLY_THREADS, ApplyThreads
 from zmqps.nodes.checkpoints import ShardFiles
@@ -269,7 +268,7 @@ def make_shard(
     )  # fmt: skip
     if rows is not None:
         warm_up_rows()  # here, not where heartbeats are sent
-    _spare_the_collector()
+    spare_the_collector()
     shard = Shard(
         placement,
         index,
@@ -313,16 +312,6 @@ def may_grow(config: ServerConfig, reserved_nbytes: int, nbytes: int, device: De
     if config.memory_nbytes is None:
         return nbytes + SPARE_NBYTES <= available_nbytes()
     return nbytes + reserved_nbytes <= config.memory_nbytes
-
-
-@cache
-def _spare_the_collector() -> None:
-    """Let Python's collector never look again at what is there: to walk all of numba's modules takes 50 ms.
-
-    Done once, when they are there: what has circles and is frozen is never freed, and each job would leave some.
-    """
-    gc.collect()
-    gc.freeze()
 
 
 def free_nbytes(config: ServerConfig, room: Room) -> int:

@@ -103,6 +103,40 @@ def test_a_threads_freed_memory_goes_back_to_the_system_while_it_is_to() -> None
     assert given_back > 7 << 20
 
 
+#: Makes 60,000 lists of a message again and again, in another thread; prints the memory of the process.
+OF_OBJECTS = """
+import sys
+from concurrent.futures import ThreadPoolExecutor
+import msgpack, psutil
+from zmqps.net.system.memory import FreedObjects, keep_freed_memory
+keep_freed_memory()
+pack = msgpack.packb
+specs = [[[f"{i:07d}", [], "float32"] for i in range(60_000)], [["w", [8], "float32"]] * 60_000]
+specs += [{f"{i:06x}": 0 for i in range(60_000)}, [0] * (1 << 20)]
+messages = [pack(spec) for spec in specs]
+del specs
+freed = FreedObjects()
+with freed.reading(1 << 20):
+    pass
+print(psutil.Process().memory_info().rss)
+def work(message):
+    with freed.reading(len(message)):
+        made = msgpack.unpackb(message)
+        made = [tuple(one) if isinstance(one, list) else (one,) for one in made]
+        del made
+with ThreadPoolExecutor(1) as pool:
+    for turn in range(8):
+        list(pool.map(work, messages))
+        print(psutil.Process().memory_info().rss)
+"""
+
+
+def test_objects_made_of_large_messages_leave_nothing_behind() -> None:
+    done = subprocess.run([sys.executable, "-c", OF_OBJECTS], capture_output=True, check=True, timeout=allow(60))
+    sizes = [*map(int, done.stdout.split())]
+    assert max(sizes) < sizes[0] + (8 << 20)
+
+
 def test_the_reserve_is_given_once_and_set_aside_again() -> None:
     reserve = Reserve()
     assert reserve.give()

@@ -107,7 +107,7 @@ class Openings:
             return []
         self._began_at, first = now, next(iter(self._waiting.values()))
         against = self._against(self._membership.find(first.event.peer))
-        return [Run(first, partial(opened, first.large, *against))]
+        return [Run(first, partial(opened, first.large, *against), first.large.nbytes)]
 
     def again(self, opening: Opening, message: Message, member: MemberInfo | None, now: float) -> list[Action] | None:
         """Compare the job that a message describes with another one than before, if there is another now; None: not."""

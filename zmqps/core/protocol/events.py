@@ -208,10 +208,15 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Work that takes longer than a heartbeat; done aside, its outcome comes back as `Returned`."""
+    """Work that takes longer than a heartbeat; done aside, its outcome comes back as `Returned`.
+
+    ``nbytes``: size of the message that it reads; 0: it reads none. The many objects that are made of one are freed
+    for good.
+    """
 
     tag: Any
     work: Callable[[], Any]
+    nbytes: int = 0
 
 
 @dataclass(slots=True, unsafe_hash=True)

@@ -103,7 +103,11 @@ class Orders:
             return None
         self._host.member.heard_at = now
         self._unread.append(message)
-        return [Run(message, message.opened)] if isinstance(message, Large) and len(self._unread) == 1 else []
+        return (
+            [Run(message, message.opened, message.nbytes)]
+            if isinstance(message, Large) and len(self._unread) == 1
+            else []
+        )
 
     def opened(self) -> tuple[list[Message], list[Action]]:
         """The first large message is read: return those behind it whose turn is now, and read the next large one."""
@@ -111,7 +115,7 @@ class Orders:
         ready: list[Message] = []
         while self._unread:
             if isinstance(message := self._unread[0], Large):
-                return ready, [Run(message, message.opened)]
+                return ready, [Run(message, message.opened, message.nbytes)]
             ready.append(self._unread.popleft())
         return ready, []
 

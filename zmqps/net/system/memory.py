@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import gc
 import mmap
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 
 #: The largest glibc allows: larger blocks come from the system anew, page by page, each time.
@@ -15,6 +16,8 @@ MMAP_THRESHOLD = 32 << 20
 TRIM_THRESHOLD = 64 << 20
 #: The same while what peers have left behind is given back.
 TRIM_THRESHOLD_LOW = 1 << 20
+#: Bytes of large messages that are read until what was made of them is given back: thirty times as much, or more.
+READ_NBYTES = 1 << 20
 
 #: Of what a server can address so much is kept for when there is no more: ZeroMQ ends a process that has no memory for
 #: its queues, and what it takes to say so, and to be heard by the coordinator, is little.
@@ -42,6 +45,32 @@ class FreedMemory:
             give_back_freed_memory()
 
 
+class FreedObjects:
+    """Python's objects that are made of large messages and freed: many small ones, all over the heap."""
+
+    def __init__(self) -> None:
+        self._nbytes = 0
+
+    @contextlib.contextmanager
+    def reading(self, nbytes: int) -> Iterator[None]:
+        """Read a message of so many bytes meanwhile, in any thread; what is freed goes back to the system.
+
+        Python keeps some freed objects of each type for the next ones, and each keeps a whole megabyte of its heap from
+        the system: only a full collection lets them go. It takes about half a microsecond an object that is there, for
+        all threads (see `spare_the_collector`), so it is done once for many bytes.
+        """
+        let_freed_memory_go()
+        try:
+            yield
+        finally:
+            self._nbytes += nbytes
+            if self._nbytes >= READ_NBYTES:
+                self._nbytes = 0
+                gc.collect()
+                give_back_freed_memory()
+            keep_freed_memory()
+
+
 class Reserve:
     """Memory that nobody uses until there is no other: a mapping without pages, which costs nothing but addresses."""
 
@@ -63,6 +92,16 @@ class Reserve:
         self._held.close()
         self._held = None
         return True
+
+
+@cache
+def spare_the_collector() -> None:
+    """Let Python's collector never look again at what is there: to walk all modules takes 25 ms, with numba 50.
+
+    Done at the first call alone, when they are there: what has circles and is frozen is never freed.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def give_back_freed_memory() -> bool:
