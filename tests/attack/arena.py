@@ -47,6 +47,8 @@ END_TIMEOUT = 5.0
 WORST_NBYTES = bound.member_nbytes() + bound.unread_nbytes(1) + bound.strangers_nbytes(1000)
 #: Memory may stay larger by that factor; of descriptors, threads and files nothing may stay.
 KEPT_FACTOR = 1.1
+#: So often an attack is made where it leaves memory behind.
+MEMORY_ROUNDS = 3
 #: A thread of the log is there for so long, in seconds, where something repeats.
 LOG_THREAD_S = WINDOW_S + 1.0
 #: After so many steps a worker has all that it needs to train.
@@ -429,13 +431,13 @@ def attack_beside(arena: Arena, name: str, **told: Any) -> Outcome:
     """Let an attacker work beside training that is warm, and goes on; see `attack_once`.
 
     What the first attack of a kind leaves behind may be what its first use takes, as a thread's room in malloc: then it
-    comes once more, and must leave nothing. A pool of threads grows by one at a time, up to its size: so often it comes
-    where it leaves threads alone.
+    comes again, twice at most, and must leave nothing: a leak leaves it each time. A pool of threads grows by one at a
+    time, up to its size: so often it comes where it leaves threads alone.
     """
     out = attack_once(arena, name, **told)
     for rounds in range(2, 2 + ASIDE_THREADS):
         only_kept = all(KEEPS in text for text in out.broken)
-        if not out.broken or not only_kept or (rounds > 2 and not are_threads(out.broken)):
+        if not out.broken or not only_kept or (rounds > MEMORY_ROUNDS and not are_threads(out.broken)):
             break
         out = attack_once(arena, name, **told)
         out.rounds = rounds

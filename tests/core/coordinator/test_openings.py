@@ -12,7 +12,18 @@ from zmqps.core.coordinator.openings import MAX_WAITING, SHARE
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.job.tables import TableSpec
 from zmqps.core.protocol.events import Action, Received, Returned, Run
-from zmqps.core.protocol.messages import Arrive, Assign, Checkpoint, Error, Heartbeat, Init, Job, Message, Waiting
+from zmqps.core.protocol.messages import (
+    Arrive,
+    Assign,
+    Checkpoint,
+    Error,
+    Heartbeat,
+    Init,
+    Job,
+    Leave,
+    Message,
+    Waiting,
+)
 from zmqps.core.protocol.messages.large import Large, decode_small
 from zmqps.core.protocol.typed import pack
 from zmqps.core.protocol.wire import MAX_SHORT_HEADER_NBYTES, encode
@@ -160,6 +171,20 @@ def test_a_worker_that_has_gone_meanwhile_begins_nothing() -> None:
     coordinator.wait(11.0, "s0")
     assert len(errors(coordinator.finish())) == 1
     assert coordinator.machine.runs == {}
+
+
+def test_what_waits_of_a_worker_that_has_gone_is_not_read() -> None:
+    coordinator = Opened()
+    coordinator.join("s0", "w0.a", "w1.b", "w2.c")
+    for name in ("w0.a", "w1.b", "w2.c"):
+        coordinator.say(name, Init(1, large().to_wire()))
+    coordinator.take("w1.b", Leave("closed"))
+    coordinator.finish()
+    coordinator.later()
+    assert [run.tag.event.peer for run in coordinator.aside] == [peer("w2.c")]
+    coordinator.take("w2.c", Leave("closed"))
+    coordinator.finish()
+    assert coordinator.machine.openings.next_deadline() is None
 
 
 @pytest.mark.parametrize("who", ["w0", "o0", "s0", "nobody"])

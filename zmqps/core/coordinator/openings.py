@@ -102,8 +102,12 @@ class Openings:
         return self._not_before if self._waiting and self._began_at is None else None
 
     def on_deadline(self, now: float) -> list[Action]:
-        """Begin with the next one, if it is time."""
-        if not self._waiting or self._began_at is not None or now < self._not_before:
+        """Begin with the next one of a member that is still here, if it is time."""
+        if self._began_at is not None or now < self._not_before:
+            return []
+        while self._waiting and self._membership.find(next(iter(self._waiting))[0]) is None:
+            self._waiting.popitem(last=False)
+        if not self._waiting:
             return []
         self._began_at, first = now, next(iter(self._waiting.values()))
         against = self._against(self._membership.find(first.event.peer))
