@@ -55,7 +55,7 @@ class TouchedJobs:
     Attributes
     ----------
     names
-        Those that the event has touched.
+        Those that the event has touched, and whether more than their timer has: whom somebody waits for may be another.
     moving
         Those of which copies move from one server to another.
     spare
@@ -67,7 +67,7 @@ class TouchedJobs:
     """
 
     def __init__(self, runs: Mapping[str, JobRun], wheel: Wheel) -> None:
-        self.names: dict[str, None] = {}
+        self.names: dict[str, bool] = {}
         self.moving: set[str] = set()
         self.spare: set[str] = set()
         self.due_of: Callable[[str], float | None] = lambda name: runs[name].next_deadline()
@@ -79,12 +79,12 @@ class TouchedJobs:
 
     def add(self, name: str) -> None:
         """An event touches a job, if there is one of this name."""
-        if name in self._runs and name not in self.names:
+        if name in self._runs:
             if name not in self._timers:
                 due_of, ring = partial(self.due_of, name), partial(self._ring, name)
                 self._timers[name] = self._wheel.timer(f"job {name!r}", due_of, ring)
             self._touched[self._timers[name].number] = self._timers[name]
-            self.names[name] = None
+            self.names[name] = True
 
     def add_all(self) -> None:
         """An event may touch any job."""
@@ -117,7 +117,7 @@ class TouchedJobs:
             self._wheel.drop(timer)
 
     def _ring(self, name: str, now: float) -> list[Action]:
-        self.add(name)
+        self.names.setdefault(name, False)
         return self.ring(name, now)
 
     def validate(self) -> None:
@@ -292,12 +292,10 @@ class Jobs:
         return actions
 
     def end_if_over(self, run: JobRun, now: float) -> list[Action]:
-        """End a job that nobody has come back to, that has failed and nobody else says so, or that is finished."""
+        """End a job that nobody has come back to, or that has failed and nobody else says so."""
         if run.expired(now):
             return self.close(run, f"no worker for {self._options.lease:.0f} s", now)
-        if run.has_failed:
-            return self.end(run, str(run.lost_shard), now)
-        return self.close(run, run.losses.outcome, now) if run.finished else []
+        return self.end(run, str(run.lost_shard), now) if run.has_failed else []
 
     def discard_given_up(self, runs: Iterable[JobRun], now: float) -> list[Action]:
         """See to the shards of jobs that could not be started."""

@@ -229,12 +229,16 @@ class CoordinatorMachine:
     def _settle(self, now: float) -> list[Action]:
         """Go on with what has become possible for jobs that were touched, and end what was to be saved before."""
         runs, actions = self.touched.note(), list[Action]()
+        for run in runs:
+            actions += self._settle_job(run, now)
         active = self.drains.is_active or self.scales.is_active
         if active or self._moves.due is not None:
             self._moves.touch()
         if active:
             actions += self._move(now)
             runs = self.touched.note()
+            for run in runs:
+                actions += self._settle_job(run, now)
         if runs:
             actions += [*self.jobs.discard_given_up(runs, now), *self.checkpoints.look(runs, now)]
         actions += [*self.jobs.look(now), *self.cluster_end.look(now)]
@@ -242,6 +246,13 @@ class CoordinatorMachine:
             self.touched.note()
         self.touched.settle()
         return actions
+
+    def _settle_job(self, run: JobRun, now: float) -> list[Action]:
+        """Go on with what has become possible for one job; end it if it is finished."""
+        actions = run.settle(now, tell=self.touched.names.get(run.name, False))
+        if run.finished:
+            actions += self.jobs.close(run, run.losses.outcome, now)
+        return self._news.of_job(actions, run.name, now) if actions else actions
 
     def _move(self, now: float) -> list[Action]:
         """Go on with what is to move from one server to another, or to be cut; any job may be."""
@@ -386,6 +397,8 @@ class CoordinatorMachine:
         self.watching.validate()
         here = {who for run in self.runs.values() for who in run.members} | {s.incarnation for s in self.servers}
         assert here == set(self.membership.members)
+        over = [name for name, run in self.runs.items() if run.finished and not run.occupancy.is_closing]
+        assert not over, f"it was forgotten that {over} are finished"
 
     # --- members -------------------------------------------------------------------------------
 

@@ -172,11 +172,6 @@ class JobRun:
         """Whether it has failed, and nobody is there, or its servers are: no loss of one tells those who wait."""
         return self.lost_shard is not None and (self.vacant or not isinstance(self.lost_shard, PeerLostError))
 
-    @property
-    def is_over(self) -> bool:
-        """Whether it is to end now, and is not being saved before."""
-        return self.has_failed or (self.finished and not self.occupancy.is_closing)
-
     # --- members -------------------------------------------------------------------------------
 
     def join(self, member: MemberInfo, now: float) -> list[Action]:
@@ -213,12 +208,22 @@ class JobRun:
         return actions + self.move_on(now)
 
     def move_on(self, now: float) -> list[Action]:
-        """Do what may have become possible: called when somebody has come or gone."""
+        """Place what may be placed now: called when somebody has come or gone."""
         self.places.note_joined()
         actions = [*self._place(self._servers, now), *self._fill(now), *self.places.name_chief()]
-        actions += [*self.fallback.fill(self._servers.staying, now), *self.replication.fill(self._servers, now)]
-        actions += [*self.steps.advance(self.num_missing, now), *self.barriers.release(self.num_missing)]
-        self.waits.tell_soon(now)
+        return [*actions, *self.fallback.fill(self._servers.staying, now), *self.replication.fill(self._servers, now)]
+
+    def settle(self, now: float, *, tell: bool = True) -> list[Action]:
+        """Do what has become possible; called after every event that touches this job, for any may make it so.
+
+        ``tell``: whom somebody waits for may be another one now.
+        """
+        missing = self.num_missing
+        actions = self.steps.advance(missing, now)  # first: behind a barrier the others would wait for who enters it
+        if self.barriers.by_name:
+            actions += self.barriers.release(missing)
+        if tell:
+            self.waits.tell_soon(now)
         return actions
 
     def _place(self, servers: Iterable[MemberInfo], now: float) -> list[Action]:
@@ -300,9 +305,7 @@ class JobRun:
         if (kept := self.places.keep(member, message)) is not None:
             return kept
         self.steps.arrive(member, message, now)
-        actions = self.steps.advance(self.num_missing, now)
-        self.waits.tell_soon(now)
-        return actions
+        return []
 
     def take(self, member: MemberInfo, message: Take, now: float) -> list[Action]:
         """A worker asks for a range of a data set."""
@@ -310,26 +313,19 @@ class JobRun:
             raise ConfigurationError("who takes which range depends on who asks first: use zmqps.data.split")
         if (kept := self.places.keep(member, message)) is not None:
             return kept
-        self.waits.tell_soon(now)
-        return [*self.data.take(member, message), *self.steps.advance(self.num_missing, now)]
+        return self.data.take(member, message)
 
     def enter(self, member: MemberInfo, message: Enter, now: float) -> list[Action]:
         """A worker enters a barrier."""
         if (kept := self.places.keep(member, message)) is not None:
             return kept
-        actions = self.barriers.enter(member, message, self.num_missing)
-        # first the step that is complete without those who wait: behind the barrier it would wait for them again
-        actions += self.steps.advance(self.num_missing, now)
-        actions += self.barriers.release(self.num_missing)
-        self.waits.tell_soon(now)
-        return actions
+        return self.barriers.enter(member, message, self.num_missing)
 
     def withdraw(self, member: MemberInfo, message: Withdraw, now: float) -> list[Action]:
         """A member no longer waits for a request."""
         self.barriers.withdraw(member, message.request)
         self.data.withdraw(member, message.request)
         self.spares.withdraw(member, message.request)
-        self.waits.tell_soon(now)
         return self.startup.withdraw(member.incarnation, message.request)
 
     def _check_shards(self) -> None:
@@ -344,7 +340,6 @@ class JobRun:
 
     def progress(self, message: Ready, now: float) -> list[Action]:
         """A server has built its copy of a shard, or has all its values."""
-        self.waits.tell_soon(now)
         copy = self.startup.copies[message.epoch]
         if self.fallback.concerns(copy):
             actions = self.fallback.ready(copy, bool(message.loaded), now)
@@ -360,8 +355,7 @@ class JobRun:
     def move(self, now: float, *, may_cut: bool) -> list[Action]:
         """Go on with what moves from servers that are to go; ``may_cut``: shards may have other leaders now."""
         whole = self.startup.ready and self.lost_shard is None
-        moved = self.replication.move(list(self._servers), now, may_cut=may_cut) if whole else []
-        return [*moved, *self.steps.advance(self.num_missing, now)]  # which may have waited for that
+        return self.replication.move(list(self._servers), now, may_cut=may_cut) if whole else []
 
     def promoted(self, message: Promoted, now: float) -> list[Action]:
         """A backup has become the leader of its shard."""
@@ -383,7 +377,7 @@ class JobRun:
         if change is None:
             return []
         if change.kind is ChangeKind.MOVED:
-            return self.replication.followed(member, change, self.num_missing, now)
+            return self.replication.followed(member, change)
         if change.kind is ChangeKind.REWOUND:
             return self.fallback.followed(change, now)
         return self.replication.views.again(member)  # what has changed since the shards were cut anew
@@ -414,7 +408,6 @@ class JobRun:
         actions += self.replication.fill(others, now)
         if self.lost_shard is None and lost:
             actions += self._fall_back(lost, error, now)
-        self.waits.tell_soon(now)
         return actions
 
     def _fall_back(self, lost: list[Replica], error: PSError, now: float) -> list[Action]:
@@ -422,7 +415,6 @@ class JobRun:
         gone = {copy.server.incarnation for copy in lost}  # they may not have departed yet
         there = [server for server in self._servers.staying if server.incarnation not in gone]
         actions = self.fallback.begin(lost, error, there, now)
-        self.waits.tell_soon(now)
         return self._lose_shards(error) if actions is None else actions
 
     def _rewind(self, saved: Resumption) -> list[Action]:
@@ -453,7 +445,7 @@ class JobRun:
     def next_deadline(self) -> float | None:
         """Return when something is due."""
         dues = [self.steps.next_deadline(), self.waits.next_deadline(), self.occupancy.ends_at]
-        dues += [self.replication.next_deadline(), self.fallback.next_deadline(), 0.0 if self.is_over else None]
+        dues += [self.replication.next_deadline(), self.fallback.next_deadline(), 0.0 if self.has_failed else None]
         return min([due for due in dues if due is not None], default=None)
 
     def expired(self, now: float) -> bool:
@@ -463,7 +455,7 @@ class JobRun:
     def on_deadline(self, now: float) -> list[Action]:
         """Do what is due."""
         steps, replication = self.steps.next_deadline(), self.replication.next_deadline()
-        actions = self.steps.on_deadline(self.num_missing, now) if steps is not None and now >= steps else []
+        actions = self.steps.on_deadline(now) if steps is not None and now >= steps else []
         actions += self.replication.on_deadline(now) if replication is not None and now >= replication else []
         actions += self.fallback.on_deadline(self._servers.staying, now)
         if told := self.waits.on_deadline(now):

@@ -119,8 +119,6 @@ class Partings:
                 there = [servers[who] for who in servers if who in members]
                 actions += self._erasures.depart(member.incarnation, there, now, how)
             actions += run.depart(member, how, now, error)
-            if run.finished:
-                actions += self._jobs.close(run, run.losses.outcome, now)
-            elif run.vacant:
+            if run.vacant:
                 actions += self._jobs.end(run, str(run.lost_shard or ""), now)
         return [*actions, *self._cluster_end.left(now)]

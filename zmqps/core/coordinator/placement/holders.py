@@ -60,13 +60,12 @@ class Holders:
         if run.steps.lacks(message.step):
             return run.fall_behind(member, message.step, now)
         actions = run.steps.confirmed(message.epoch, message.step)
-        ended = self._jobs.close(run, run.losses.outcome, now) if run.finished else []
-        return [*actions, *self._checkpoints.look([run], now, first=True), *ended]
+        return [*actions, *self._checkpoints.look([run], now, first=True)]
 
     def measured(self, member: MemberInfo, message: Measured, now: float) -> list[Action]:
         """It has found out how large its part of a step's mean is."""
         run = self._jobs.of_epoch(message.epoch, member)
-        return run.steps.measured(message, run.num_missing, now) if run else []
+        return run.steps.measured(message) if run else []
 
     def promoted(self, member: MemberInfo, message: Promoted, now: float) -> list[Action]:
         """A backup has become the leader of its shard."""
@@ -89,7 +88,7 @@ class Holders:
         actions = run.replication.recuts.yielded(copy, message, now)
         if actions is None:
             actions = run.replication.handovers.yielded(copy, message, now)
-        return [*actions, *run.steps.advance(run.num_missing, now)]  # it may be committed now
+        return actions
 
     def discarded(self, member: MemberInfo, message: Discarded, now: float) -> list[Action]:
         """It keeps nothing of a copy any more."""

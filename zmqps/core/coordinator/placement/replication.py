@@ -194,9 +194,9 @@ class Replication:
         backups = copies.backups(copy.shard)
         return [*actions, *startup.assign(backups), *(self._backups_changed(copy.shard, now) if backups else [])]
 
-    def followed(self, member: MemberInfo, change: ViewChange, missing: int, now: float) -> list[Action]:
+    def followed(self, member: MemberInfo, change: ViewChange) -> list[Action]:
         """A member talks to the new server of a shard, and has brought there what it has of the open step."""
-        return self._steps.brought_again(member.incarnation, change.shards[0], missing, now)
+        return self._steps.brought_again(member.incarnation, change.shards[0])
 
     def forget(self, shards: Iterable[int]) -> None:
         """No copy is left of these shards that counts."""

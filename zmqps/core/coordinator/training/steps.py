@@ -301,11 +301,11 @@ class Steps:
         self.bringing.moved(heir.shard, heir.epoch)
         self.keep()
 
-    def brought_again(self, worker: bytes, shard: int, missing: int, now: float) -> list[Action]:
+    def brought_again(self, worker: bytes, shard: int) -> list[Action]:
         """A worker has brought again what it has of the open step to a shard that has moved."""
         self.bringing.brought(worker, shard)
         self.keep()
-        return [*self._say_again(shard), *self.advance(missing, now)]
+        return self._say_again(shard)
 
     def _say_again(self, shard: int | None = None) -> list[Action]:
         """Send the commits again that servers have not confirmed, as far as they can have the gradients."""
@@ -333,7 +333,7 @@ class Steps:
         self.keep()
 
     def advance(self, missing: int, now: float) -> list[Action]:
-        """Do what the policy decides; called after everything that may let somebody go on."""
+        """Do what the policy decides; called after every event."""
         if self.policy is None or self._blocked:
             return []
         due = self.policy.next_deadline()
@@ -410,14 +410,14 @@ class Steps:
                 actions.append(member.fail(request, error))
         return actions
 
-    def measured(self, message: Measured, missing: int, now: float) -> list[Action]:
+    def measured(self, message: Measured) -> list[Action]:
         """A server has said how large its part of a step's mean is; when all have, the step is applied."""
         total = self._commits.measured(message.epoch, message.step, message.squares)
         if total is None or self._clip_norm is None:
             return []
         self._commits.settle(terms_of(scale_to(self._clip_norm, total), self._rates.at(message.step)))
         self.keep()
-        return [*self._say_again(), *self.advance(missing, now)]
+        return self._say_again()
 
     def lacks(self, step: int) -> bool:
         """Whether a step that a server has applied was never committed, as far as is known."""
@@ -473,12 +473,12 @@ class Steps:
         policy = None if self._blocked or self.policy is None else self.policy.next_deadline()
         return min([due for due in (self._retry_due, policy) if due is not None], default=None)
 
-    def on_deadline(self, missing: int, now: float) -> list[Action]:
-        """Send unconfirmed commits again; let the policy see the time."""
+    def on_deadline(self, now: float) -> list[Action]:
+        """Send unconfirmed commits again, if that is due; `advance` lets the policy see the time."""
         if self._retry_due is None or now < self._retry_due:
-            return self.advance(missing, now)
+            return []
         self._retry_due = now + COMMIT_RETRY_S
-        return [*self._say_again(), *self.advance(missing, now)]
+        return self._say_again()
 
     def status(self, missing: int, now: float) -> dict[str, Any]:
         """Return the state for the status."""
