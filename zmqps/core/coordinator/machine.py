@@ -217,7 +217,7 @@ class CoordinatorMachine:
         there = f"{counted(len(self.membership.members), 'member')} and {counted(len(self.runs), 'job')}"
         text = f"coordinator at {self.identity.endpoint} is back with {there} from its journal; who is not here again"
         text += f" in {self.membership.begin_again(now):.0f} s is lost"
-        return self._recorded([Log("info", text, "started")], now)
+        return self._recorded([Log("info", text, "started"), *self._settle(now)], now)
 
     # --- the door ------------------------------------------------------------------------------
 
