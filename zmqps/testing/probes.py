@@ -17,7 +17,7 @@ from typing import Any
 from zmqps.core.coordinator.placement.bringing import Bringing
 from zmqps.core.coordinator.placement.drains import Drains
 from zmqps.core.coordinator.placement.fallback import Fallback
-from zmqps.core.coordinator.placement.handovers import Handovers
+from zmqps.core.coordinator.placement.handovers import HandoverPhase, Handovers
 from zmqps.core.coordinator.placement.recuts import Recuts
 from zmqps.core.coordinator.placement.replication import Replication
 from zmqps.core.coordinator.run import JobRun
@@ -129,27 +129,29 @@ _MOVES = (
     CodeProbe(
         name="a leader that was asked to yield is lost",
         of=Handovers, method="lose",
-        before=lambda handovers, copy: any(h.is_cut and copy is h.old for h in handovers._of.values()),
+        before=lambda handovers, copy: any(h.is_cut and copy is h.old for h in handovers.under_way.values()),
     ),
     CodeProbe(
         name="the new copy of a handover is lost after the leader has yielded",
         of=Handovers, method="lose",
-        before=lambda handovers, copy: any(h.numbers is not None and copy is h.new for h in handovers._of.values()),
+        before=lambda handovers, copy: any(
+            copy is h.new and h.phase is HandoverPhase.ADOPT for h in handovers.under_way.values()
+        ),
     ),
     CodeProbe(
         name="a handover waits for a step that has begun",
         of=Handovers, method="yielded", before=lambda _, copy, message, now: message.busy,
-        after=lambda handovers, _: any(handover.busy for handover in handovers._of.values()),
+        after=lambda handovers, _: any(handover.busy for handover in handovers.under_way.values()),
     ),
     CodeProbe(
         name="a server that must leave hands a shard to the backup that there is",
         of=Handovers, method="_make_do",
-        after=lambda handovers, _: any(not handover.made for handover in handovers._of.values()),
+        after=lambda handovers, _: any(not handover.made for handover in handovers.under_way.values()),
     ),
     CodeProbe(
         name="a server that drains is lost before it is empty",
         of=Drains, method="lost",
-        before=lambda drains, server: any(d.server is server and d.told_at is None for d in drains._of.values()),
+        before=lambda drains, server: any(d.server is server and d.told_at is None for d in drains.going.values()),
     ),
     CodeProbe(
         name="a recut waits for a step that began before it was held",

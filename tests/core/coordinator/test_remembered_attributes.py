@@ -34,9 +34,9 @@ KEPT = {
     "Rewinds": "times _last",
     "Replication": "_promoting _unanswered _unfit",
     "Shortages": "_noted",
-    "Handovers": "_of",
+    "Handovers": "under_way",
     "Handover": "old new made phase",
-    "Drains": "_of _ended",
+    "Drains": "going _ended",
     "Scales": "wanted _shrinks _most_before _since _nonces _ended",
     "Recuts": "_recut",
     "_Drain": "server since nonces moved",
@@ -86,7 +86,7 @@ NOT_KEPT = {
         "_changed name _replicas num_servers num_workers _expected _root _begin _count _new_epoch _slice_nbytes "
         "given_up _rows _wire _optimizer _cuts copies parked _requests _falls_back held cutting"
     ),
-    "ReplicaSet": "_root _new_epoch",
+    "ReplicaSet": "_root _new_epoch revision",
     "Replica": "moved",
     "Fallback": (
         "_changed _name _startup _steps _replication _timeout _rewind _give_up _error _why _begun_at _waits_since "
@@ -97,7 +97,7 @@ NOT_KEPT = {
     "Shortages": "_startup _replicas",
     "Handovers": "_replicas _name _startup _steps _unfit _change _give_up _changed stuck",
     "Handover": "not_before held_at asked_at again_at numbers busy",
-    "Drains": "_moving _fleet _runs _erasures _checkpoints _changed",
+    "Drains": "_fleet _runs _erasures _checkpoints _changed",
     "Scales": "_fleet _runs _checkpoints _drains _endpoint _replicas _hold_s _silence_s _changed _look_due _why",
     "Recuts": "error longest_s _name _startup _steps _members _views _keep _begun _changed _not_before",
     "_Drain": "told_at",
@@ -139,12 +139,12 @@ def parts() -> Iterator[Any]:
     kept.take("s0", Drain(1, "", 0))
     machine, run = kept.machine, kept.run()
     yield from (machine, machine.membership, machine.servers, machine.servers._claims, machine.erasures, run.workers)
-    yield from (machine.drains, *machine.drains._of.values(), machine.scales, run.replication.recuts)
+    yield from (machine.drains, *machine.drains.going.values(), machine.scales, run.replication.recuts)
     yield from (*machine.membership.members.values(), machine.membership.processes)
     yield from (machine.cluster_end, machine.jobs, machine.ended, machine.checkpoints, machine.notes)
     yield from (run, run.places, run.attendance, run.losses, run.occupancy, run.startup, run.replication, run.steps)
     yield from (run.startup.copies, *run.startup.copies, run.replication.views, *run.replication.views._open.values())
-    yield from (run.replication.shortages, run.replication.handovers, *run.replication.handovers._of.values())
+    yield from (run.replication.shortages, run.replication.handovers, *run.replication.handovers.under_way.values())
     yield from (run.fallback, run.fallback._rewinds, run.steps.policy, run.steps._commits, run.steps.pauses)
     yield from (run.steps.bringing, run.rates)
     yield from (run.data, *run.data.by_name.values(), run.barriers, run.spares)

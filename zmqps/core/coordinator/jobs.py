@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -76,6 +76,7 @@ class TouchedJobs:
         self._wheel = wheel
         self._touched = wheel.touched  # without a call for each job of each event
         self._timers: dict[str, Timer] = {}
+        self._seen: dict[str, int] = {}  # the revision of each one's copies
 
     def add(self, name: str) -> None:
         """An event touches a job, if there is one of this name."""
@@ -95,11 +96,13 @@ class TouchedJobs:
         """Return those that are touched; take note of what of them moves, or is too much."""
         runs = [self._runs[name] for name in self.names]
         for name, run in zip(self.names, runs, strict=True):
-            replication = run.replication
-            if bool(replication.handovers) != (name in self.moving):
+            replication, copies = run.replication, run.startup.copies
+            if bool(replication.handovers.under_way) != (name in self.moving):
                 self.moving ^= {name}
-            if replication.has_spare != (name in self.spare):
-                self.spare ^= {name}
+            if self._seen.get(name) != copies.revision:
+                self._seen[name] = copies.revision
+                if replication.has_spare != (name in self.spare):
+                    self.spare ^= {name}
         return runs
 
     def settle(self) -> None:
@@ -113,6 +116,7 @@ class TouchedJobs:
         self.names.pop(name, None)
         self.moving.discard(name)
         self.spare.discard(name)
+        self._seen.pop(name, None)
         if (timer := self._timers.pop(name, None)) is not None:
             self._wheel.drop(timer)
 
@@ -128,7 +132,7 @@ class TouchedJobs:
             if name in self.names:
                 continue
             assert (name in self.moving, name in self.spare) == (
-                bool(run.replication.handovers),
+                bool(run.replication.handovers.under_way),
                 run.replication.has_spare,
             ), f"it was forgotten that copies of job {name!r} move, or are too many"
             assert not run.startup.given_up, f"it was forgotten that servers have something of job {name!r}"
@@ -240,7 +244,7 @@ class Jobs:
         return bool(self.closing) or any(self.is_saving_last(name) for name in self.runs)
 
     def look(self, now: float) -> list[Action]:
-        """End jobs that were to be saved before, and are; called after every event, for any may be the end of that."""
+        """End jobs that were to be saved before, and are; called after every event while there are any."""
         actions: list[Action] = []
         for name in [name for name in self.closing if not self.is_saving_last(name)]:
             run, closing = self.runs[name], self.closing[name]
@@ -283,7 +287,7 @@ class Jobs:
             self._membership.remove(member, DepartureCause.ENDED, now, error)
             actions.append(Send(member.peer, told))
         run.startup.give_up()
-        actions += self._discard(run, now)
+        actions += self.discard(run, now)
         if closing is not None:
             text = f"job {run.name!r} has ended"
             actions += [Send(peer, self.ended.answer(peer, asked, text)) for peer, asked in closing.askers.values()]
@@ -297,11 +301,7 @@ class Jobs:
             return self.close(run, f"no worker for {self._options.lease:.0f} s", now)
         return self.end(run, str(run.lost_shard), now) if run.has_failed else []
 
-    def discard_given_up(self, runs: Iterable[JobRun], now: float) -> list[Action]:
-        """See to the shards of jobs that could not be started."""
-        return [action for run in runs if run.startup.given_up for action in self._discard(run, now)]
-
-    def _discard(self, run: JobRun, now: float) -> list[Action]:
+    def discard(self, run: JobRun, now: float) -> list[Action]:
         """Let servers free the shards of what a job was given up as."""
         given_up, run.startup.given_up = run.startup.given_up, []
         there = self._membership.members

@@ -36,16 +36,21 @@ class DirtyKeys:
     ----------
     kept
         Whether there is a journal.
+
+    Attributes
+    ----------
+    keys
+        Those keys.
     """
 
     def __init__(self, *, kept: bool = False) -> None:
         self.kept = kept
-        self._keys: dict[tuple[str, str], None] = {}
+        self.keys: dict[tuple[str, str], None] = {}
 
     def add(self, what: str, whose: str = "") -> None:
         """Something has changed."""
         if self.kept:
-            self._keys[what, whose] = None
+            self.keys[what, whose] = None
 
     def of(self, what: str, whose: str = "") -> Changed:
         """Return what a part calls when it has changed."""
@@ -53,9 +58,7 @@ class DirtyKeys:
 
     def records(self, dump: Callable[[str, str], Plain]) -> list[Action]:
         """Return what is to be written, and begin anew; ``dump`` says what there is to keep now, None for nothing."""
-        if not self._keys:
-            return []
-        keys, self._keys = self._keys, {}
+        keys, self.keys = self.keys, {}
         return [Record(key_of(what, whose), dump(what, whose)) for what, whose in keys]
 
 

@@ -7,7 +7,6 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from zmqps.core.coordinator import operators
 from zmqps.core.coordinator.ended import EndedJobs
 from zmqps.core.coordinator.jobs import Jobs
 from zmqps.core.coordinator.journal import DirtyKeys, Plain
@@ -21,6 +20,7 @@ from zmqps.core.coordinator.members.news import News
 from zmqps.core.coordinator.members.partings import Partings
 from zmqps.core.coordinator.members.telling import Telling, init
 from zmqps.core.coordinator.openings import Opening, Openings
+from zmqps.core.coordinator.operators import ORDERS, save_own
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.placement.drains import Drains
 from zmqps.core.coordinator.placement.fleet import Fleet
@@ -76,10 +76,12 @@ from zmqps.core.protocol.messages import (
     Left,
     Message,
     Note,
+    Piece,
     Probed,
     Resumed,
     Saved,
     SetRates,
+    SpansRecorded,
     Status,
     StatusRequest,
     Take,
@@ -166,9 +168,7 @@ class CoordinatorMachine:
         self.checkpoints.on_unsaved = self.cluster_end.note_unsaved
         self.cluster_end.save, self.cluster_end.is_saving = self.jobs.save_all, lambda: self.jobs.is_saving
         self.cluster_end.close = self.checkpoints.close
-        self.drains = Drains(
-            self.servers, self.runs, self.erasures, self.checkpoints, self.touched.moving, self.changes.of("drains")
-        )
+        self.drains = Drains(self.servers, self.runs, self.erasures, self.checkpoints, self.changes.of("drains"))
         self.scales = Scales(
             self.servers, self.runs, self.checkpoints, self.drains, identity.endpoint, options.replicas,
             min(HOLD_S, options.heartbeat_timeout), SILENT_BEATS * options.heartbeat_interval, self.changes.of("scale"),
@@ -231,17 +231,17 @@ class CoordinatorMachine:
         runs, actions = self.touched.note(), list[Action]()
         for run in runs:
             actions += self._settle_job(run, now)
-        active = self.drains.is_active or self.scales.is_active
-        if active or self._moves.due is not None:
+        if self.drains.going or self.touched.moving or self.scales.wanted is not None:
             self._moves.touch()
-        if active:
             actions += self._move(now)
-            runs = self.touched.note()
-            for run in runs:
+            for run in self.touched.note():
                 actions += self._settle_job(run, now)
-        if runs:
-            actions += [*self.jobs.discard_given_up(runs, now), *self.checkpoints.look(runs, now)]
-        actions += [*self.jobs.look(now), *self.cluster_end.look(now)]
+        elif self._moves.due is not None:
+            self._moves.touch()
+        if self.jobs.closing:
+            actions += self.jobs.look(now)
+        if self.cluster_end.asked is not None:
+            actions += self.cluster_end.look(now)
         if actions:
             self.touched.note()
         self.touched.settle()
@@ -250,6 +250,9 @@ class CoordinatorMachine:
     def _settle_job(self, run: JobRun, now: float) -> list[Action]:
         """Go on with what has become possible for one job; end it if it is finished."""
         actions = run.settle(now, tell=self.touched.names.get(run.name, False))
+        if run.startup.given_up:
+            actions += self.jobs.discard(run, now)
+        actions += self.checkpoints.look([run], now)
         if run.finished:
             actions += self.jobs.close(run, run.losses.outcome, now)
         return self._news.of_job(actions, run.name, now) if actions else actions
@@ -271,8 +274,9 @@ class CoordinatorMachine:
         """Return actions, and before them what is to be kept of what they follow from."""
         if actions:
             self.watching.note(actions, now)
-        records = self.changes.records(lambda what, whose: dump(self, what, whose))
-        return [*records, *actions] if records else actions
+        if not self.changes.keys:
+            return actions
+        return [*self.changes.records(lambda what, whose: dump(self, what, whose)), *actions]
 
     def _handle(self, event: NetworkEvent | Stop | Returned, now: float) -> list[Action]:
         if isinstance(event, Stop):
@@ -295,7 +299,8 @@ class CoordinatorMachine:
 
     def _receive(self, event: Received, member: MemberInfo | None, now: float) -> list[Action]:
         try:
-            return self._news.of_event(self._take(event, member, event.message, now), event, member, now)
+            actions = self._take(event, member, event.message, now)
+            return self._news.of_event(actions, event, member, now) if actions else actions
         except PSError as error:
             return self._refuse(event, member, getattr(event.message, "request", 0), error, now)
 
@@ -324,8 +329,9 @@ class CoordinatorMachine:
             return [Send(event.peer, Watched(message.request, self.view(message, now)))]
         if member is not None:
             self.membership.heard(member, now)
-        if (asked := operators.take(self, event, member, now)) is not None:
-            return asked
+        order = ORDERS.get(type(message))
+        if order is not None and (done := order(self, event.peer, message, now)) is not None:
+            return done
         if isinstance(message, Farewell):
             return self._farewell(event, message, now)
         if member is None and isinstance(message, Leave) and not self.is_back:
@@ -439,7 +445,6 @@ class CoordinatorMachine:
     def _drain_own(self, member: MemberInfo, message: Drain, now: float) -> list[Action]:
         if self.cluster_end.asked is not None:
             return []  # it stays until what it has is saved, and is told then
-        self.touched.add_all()  # what moves may be of any job
         return self.drains.ask_own(member, message, now)
 
     def _holds(self, member: MemberInfo, message: Holding, now: float) -> list[Action]:
@@ -516,8 +521,10 @@ HANDLERS: dict[type[Message], Callable[[CoordinatorMachine, MemberInfo, Any, flo
     Saved: lambda machine, member, message, now: machine.checkpoints.saved(member, message, now),
     FileAsk: lambda machine, member, message, now: machine.files.ask(member, message),
     Holding: CoordinatorMachine._holds,
-    Checkpoint: operators.save_own,
-    Probed: operators.probed,
+    Checkpoint: save_own,
+    Probed: lambda machine, member, message, now: machine.probes.probed(member, message, now),
+    SpansRecorded: lambda machine, member, message, now: machine.traces.told(member, message, now),
+    Piece: lambda machine, member, message, now: machine.traces.told(member, message, now),
     Resumed: _of_run(JobRun.resumed),
     Init: init,
     Withdraw: _of_run(JobRun.withdraw),

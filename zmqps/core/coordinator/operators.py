@@ -3,7 +3,8 @@ answer, processes have ended."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from zmqps.core.coordinator.jobs import Jobs
 from zmqps.core.coordinator.members.membership import MemberInfo, Membership
@@ -13,7 +14,7 @@ from zmqps.core.coordinator.saving.checkpoints import Checkpoints
 from zmqps.core.coordinator.saving.making import Wish
 from zmqps.core.coordinator.watching.probes import Probes
 from zmqps.core.coordinator.watching.traces import Traces
-from zmqps.core.protocol.events import Action, Log, Peer, Received, Send
+from zmqps.core.protocol.events import Action, Log, Peer, Send
 from zmqps.core.protocol.messages import (
     Checkpoint,
     Drain,
@@ -22,10 +23,8 @@ from zmqps.core.protocol.messages import (
     Exited,
     ExitNoted,
     Fetch,
-    Piece,
-    Probed,
+    Message,
     Scale,
-    SpansRecorded,
     Trace,
 )
 from zmqps.core.protocol.messages.hello import check_name
@@ -52,36 +51,20 @@ class OperatorsHost(Protocol):
         """A member is lost."""
 
 
-def take(host: OperatorsHost, event: Received, member: MemberInfo | None, now: float) -> list[Action] | None:
-    """Do what may be asked without joining, and take what members answer to that; None: this is nothing of that.
-
-    Raises
-    ------
-    PSError
-        It cannot be done.
-    """
-    message = event.message
-    if isinstance(message, (Trace, Fetch)):
-        return host.traces.ask(event.peer, message, now)
-    if isinstance(message, (SpansRecorded, Piece)) and member is not None:
-        return host.traces.told(member, message, now)
-    if isinstance(message, Exited):
-        return note_exit(host, event.peer, message, now)
-    if isinstance(message, EndJob):
-        return host.jobs.end_asked(event.peer, message, now)
-    if isinstance(message, Checkpoint) and message.job:
-        return save(host, event.peer, message, now)
-    if isinstance(message, Examine):
-        return host.probes.examine(event.peer, message, now)
-    if isinstance(message, Drain | Scale):  # what moves may be of any job
-        host.jobs.touched.add_all()
-    if isinstance(message, Drain) and message.server:
-        answer, actions = host.drains.ask(None, message, now)
-    elif isinstance(message, Scale):
-        answer, actions = host.scales.ask(message, now)
-    else:
+def drain(host: OperatorsHost, peer: Peer, message: Drain, now: float) -> list[Action] | None:
+    """An operator lets a server go; None: a server says it of itself."""
+    host.jobs.touched.add_all()  # what moves may be of any job
+    if not message.server:
         return None
-    return [*actions, Send(event.peer, answer)]
+    answer, actions = host.drains.ask(None, message, now)
+    return [*actions, Send(peer, answer)]
+
+
+def scale(host: OperatorsHost, peer: Peer, message: Scale, now: float) -> list[Action]:
+    """An operator lets jobs lie on another number of servers."""
+    host.jobs.touched.add_all()
+    answer, actions = host.scales.ask(message, now)
+    return [*actions, Send(peer, answer)]
 
 
 def note_exit(host: OperatorsHost, peer: Peer, message: Exited, now: float) -> list[Action]:
@@ -102,8 +85,10 @@ def note_exit(host: OperatorsHost, peer: Peer, message: Exited, now: float) -> l
     return [*actions, *answers]
 
 
-def save(host: OperatorsHost, peer: Peer, message: Checkpoint, now: float) -> list[Action]:
-    """An operator asks for a checkpoint of a job."""
+def save(host: OperatorsHost, peer: Peer, message: Checkpoint, now: float) -> list[Action] | None:
+    """An operator asks for a checkpoint of a job; None: a worker asks for one of its own."""
+    if not message.job:
+        return None
     wish = Wish(job=message.job, consistent=bool(message.consistent), state=message.state, by=OPERATOR)
     wish.askers[message.nonce or peer, message.request] = peer
     return host.checkpoints.ask(wish, now)
@@ -116,6 +101,14 @@ def save_own(host: OperatorsHost, member: MemberInfo, message: Checkpoint, now: 
     return host.checkpoints.ask(wish, now)
 
 
-def probed(host: OperatorsHost, member: MemberInfo, message: Probed, now: float) -> list[Action]:
-    """A member answers what was asked for an operator."""
-    return host.probes.probed(member, message, now)
+#: What may be asked for without joining, and what is done then; None: a member says it of itself.
+ORDERS: dict[type[Message], Callable[[Any, Peer, Any, float], list[Action] | None]] = {
+    Trace: lambda host, peer, message, now: host.traces.ask(peer, message, now),
+    Fetch: lambda host, peer, message, now: host.traces.ask(peer, message, now),
+    Exited: note_exit,
+    EndJob: lambda host, peer, message, now: host.jobs.end_asked(peer, message, now),
+    Checkpoint: save,
+    Examine: lambda host, peer, message, now: host.probes.examine(peer, message, now),
+    Drain: drain,
+    Scale: scale,
+}

@@ -190,7 +190,8 @@ class CopyWitness:
         self._degraded_since = _lasts(self._degraded_since, awake, bool(degraded) and well)
         for_s = awake - (awake if self._degraded_since is None else self._degraded_since)
         assert for_s < limit_s, f"for {for_s:.0f} s, and all servers are there: {degraded}"
-        still = well and not degraded and not machine.scales.is_active and not machine.drains.is_active
+        moves = machine.scales.wanted is not None or machine.drains.going or machine.touched.moving
+        still = well and not degraded and not moves
         spare = [text for run in runs for text in _spare(run)] if still else []
         self._spare_since = _lasts(self._spare_since, awake, bool(spare))
         for_s = awake - (awake if self._spare_since is None else self._spare_since)

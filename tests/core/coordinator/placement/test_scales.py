@@ -81,7 +81,7 @@ def filled(cluster: Cluster, actions: list[Action]) -> list[Action]:
 def test_too_few_servers_are_refused_with_how_many_are_missing() -> None:
     cluster = Cluster(2)
     assert errors(scale(cluster, 4), peer("outsider")) == [ScaleError.code]
-    assert not cluster.machine.scales.is_active
+    assert cluster.machine.scales.wanted is None
     assert cluster.machine.servers.wanted == 2
 
 
@@ -188,7 +188,7 @@ def test_a_cut_that_a_leader_is_not_ready_for_is_taken_back() -> None:
     assert not cluster.run().startup.copies.coming
     for to, replicas in zip(receivers(back, Replicas), sent(back, Replicas), strict=True):
         cluster.take(to[1:].decode(), Replicating(replicas.epoch, replicas.generation))
-    assert cluster.machine.scales.is_active  # and it is tried again
+    assert cluster.machine.scales.wanted is not None  # and it is tried again
 
 
 def test_a_cut_that_finds_gradients_of_a_step_waits_for_its_end_and_no_longer() -> None:
@@ -260,7 +260,7 @@ def test_what_a_server_had_no_memory_for_is_tried_again_when_it_is_asked_for_aga
     memory = JobMemoryError(server="s0", what="shard 1", needed_nbytes=9, free_nbytes=1)
     cluster.take(to[1:].decode(), Error.of(lacking.epoch, memory))
     assert errors(scale(cluster, 1), peer("outsider")) == [ScaleError.code]
-    assert not cluster.machine.scales.is_active
+    assert cluster.machine.scales.wanted is None
     again = scale(cluster, 1, b"m" * 16)
     assert receivers(again, Assign) == [to]
     assert sent(again, Draining, peer("outsider"))[0].state == DrainState.GOING

@@ -49,7 +49,7 @@ def heartbeat(host: HeartbeatsHost, member: MemberInfo, message: Heartbeat, now:
 def _tidied(host: HeartbeatsHost, now: float) -> list[Action]:
     """Give up copies too many, where there are any."""
     actions: list[Action] = []
-    for name in sorted(host.jobs.touched.spare):
+    for name in sorted(host.jobs.touched.spare - host.jobs.touched.moving):
         host.jobs.touched.add(name)
         actions += host.scales.tidy(host.runs[name], now)
     return actions

@@ -60,6 +60,7 @@ class ReplicaSet:
     def __init__(self, root: bytes, new_epoch: Callable[[], int]) -> None:
         self.by_epoch: dict[int, Replica] = {}
         self.coming: dict[int, Replica] = {}
+        self.revision = 0
         self._root = root
         self._new_epoch = new_epoch
 
@@ -87,6 +88,7 @@ class ReplicaSet:
         """Enter a copy under a new number."""
         copy = Replica(shard=shard, epoch=self._new_epoch(), server=server, backup=backup)
         self.by_epoch[copy.epoch] = copy
+        self.revision += 1
         return copy
 
     def prepare(self, shard: int, server: MemberInfo, *, backup: bool = False) -> Replica:
@@ -112,6 +114,12 @@ class ReplicaSet:
     def remove(self, copy: Replica) -> None:
         """A copy is gone, or is not wanted any more."""
         del self.by_epoch[copy.epoch]
+        self.revision += 1
+
+    def switch(self) -> None:
+        """Those that are to be take the place of all others."""
+        self.by_epoch, self.coming = self.coming, {}
+        self.revision += 1
 
     def best(self, shard: int, servers: Iterable[MemberInfo]) -> MemberInfo | None:
         """Return where one more copy of a shard is best: on a host that has none, and on a server that has few.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,10 +52,13 @@ class Drains:
         What servers have not confirmed to have erased.
     checkpoints
         No shard has another server while it is saved.
-    moving
-        The jobs of which copies move.
     changed
         Called when something has changed that is kept.
+
+    Attributes
+    ----------
+    going
+        The servers that are to go, by incarnation.
     """
 
     def __init__(
@@ -64,16 +67,14 @@ class Drains:
         runs: Mapping[str, JobRun],
         erasures: Erasures,
         checkpoints: Checkpoints,
-        moving: Set[str],
         changed: Changed = nothing,
     ) -> None:
-        self._moving = moving
         self._fleet = fleet
         self._runs = runs
         self._erasures = erasures
         self._checkpoints = checkpoints
         self._changed = changed
-        self._of: dict[bytes, _Drain] = {}  # by incarnation
+        self.going: dict[bytes, _Drain] = {}
         self._ended: OrderedDict[bytes, PSError | str] = OrderedDict()  # by nonce: how what was asked for has ended
 
     # --- who asks ------------------------------------------------------------------------------
@@ -96,7 +97,7 @@ class Drains:
         if ended is not None:
             return Draining(message.request, DrainState.GONE, ended), []
         found = server or find_named(message.server, list(self._fleet), "server")
-        drain = self._of.get(found.incarnation)
+        drain = self.going.get(found.incarnation)
         if message.stay:
             actions = [] if drain is None else self._keep(drain, "somebody asked it to stay", now)
             return Draining(message.request, DrainState.STAYS, f"{found.title} stays"), actions
@@ -107,7 +108,7 @@ class Drains:
         if message.nonce and len(drain.nonces) < MAX_ASKED:
             drain.nonces.add(message.nonce)
         actions = self.look(now)
-        if server is not None and found.incarnation not in self._of:
+        if server is not None and found.incarnation not in self.going:
             return Draining(message.request, DrainState.STAYS, "no other server can take what it has"), actions
         if message.nonce in self._ended:
             answer, more = self.ask(server, message, now)
@@ -125,7 +126,7 @@ class Drains:
 
     def let_go(self, server: MemberInfo, now: float) -> list[Action]:
         """Let a server go that is not needed any more."""
-        if server.incarnation not in self._of:
+        if server.incarnation not in self.going:
             self._begin(server, now)
             self._changed()
         return self.look(now)
@@ -140,23 +141,18 @@ class Drains:
             raise DrainError(server=server.title, why="there is no other server that stays", advice=ADVICE)
         server.leaving = True
         self._fleet.shrink()
-        drain = self._of[server.incarnation] = _Drain(server=server, since=now)
+        drain = self.going[server.incarnation] = _Drain(server=server, since=now)
         drain.moved = sum(len(run.startup.copies.of(server)) for run in self._runs.values())
         return drain
 
     # --- how it goes ---------------------------------------------------------------------------
-
-    @property
-    def is_active(self) -> bool:
-        """Whether any server is to go, or something moves yet."""
-        return bool(self._of or self._moving)
 
     def look(self, now: float) -> list[Action]:
         """Move what is to move, as far as can be now; called after every event while something is to."""
         actions: list[Action] = []
         for run in self._runs.values():
             actions += run.move(now, may_cut=not self._checkpoints.is_saving(run))
-        for drain in list(self._of.values()):
+        for drain in list(self.going.values()):
             if why := self._stuck(drain.server):
                 actions += self._keep(drain, why, now)
             elif self._is_free(drain.server) if drain.told_at is None else now >= drain.told_at + RETRY_S:
@@ -180,7 +176,7 @@ class Drains:
         """A server stays, because nobody can take what it has, or somebody asked for that."""
         server = drain.server
         error = DrainError(server=server.title, why=why, advice=ADVICE)
-        del self._of[server.incarnation]
+        del self.going[server.incarnation]
         self._changed()
         server.leaving = server.must_leave = False
         self._fleet.joined()
@@ -193,17 +189,17 @@ class Drains:
 
     def left(self, server: MemberInfo, now: float) -> tuple[bool, list[Action]]:
         """A server says that it has gone as it was asked to; return whether that is so, and nothing of it is missed."""
-        drain = self._of.get(server.incarnation)
+        drain = self.going.get(server.incarnation)
         if drain is None or any(run.is_on(server) for run in self._runs.values()):
             return False, []
-        del self._of[server.incarnation]
+        del self.going[server.incarnation]
         self._changed()
         self._end(drain, text := self._farewell(drain, now))
         return True, [Log("info", text, peer=server.hello.name)]
 
     def lost(self, server: MemberInfo) -> None:
         """A server was lost that was to go."""
-        drain = self._of.pop(server.incarnation, None)
+        drain = self.going.pop(server.incarnation, None)
         if drain is None:
             return
         self._changed()
@@ -222,22 +218,22 @@ class Drains:
 
     def stop(self, now: float) -> list[Action]:
         """The cluster ends: nothing moves any more, and steps go on until what is trained is saved."""
-        if self._of:
+        if self.going:
             self._changed()
-        for drain in self._of.values():
+        for drain in self.going.values():
             drain.server.leaving = drain.server.must_leave = False
-        self._of.clear()
+        self.going.clear()
         return [action for run in self._runs.values() for action in run.replication.handovers.take_back(now)]
 
     def next_deadline(self) -> float | None:
         """Return when `look` is to be called at the latest."""
-        return min([d.told_at + RETRY_S for d in self._of.values() if d.told_at is not None], default=None)
+        return min([d.told_at + RETRY_S for d in self.going.values() if d.told_at is not None], default=None)
 
     # --- a coordinator that was away -----------------------------------------------------------
 
     def dump(self) -> Plain:
         """Return which servers are to go, how it has ended for others, and how many there are to be; None for none."""
-        going = [[who, d.server.must_leave, d.since, d.moved, sorted(d.nonces)] for who, d in self._of.items()]
+        going = [[who, d.server.must_leave, d.since, d.moved, sorted(d.nonces)] for who, d in self.going.items()]
         ended = [
             [nonce, how, b""] if isinstance(how, str) else [nonce, "", packed_error(how)]
             for nonce, how in self._ended.items()
@@ -252,7 +248,7 @@ class Drains:
         for who, must_leave, since, moved, nonces in going:
             server = there[who]
             server.leaving, server.must_leave = True, must_leave
-            self._of[who] = _Drain(server=server, since=min(since, now), moved=moved, nonces=set(nonces))
+            self.going[who] = _Drain(server=server, since=min(since, now), moved=moved, nonces=set(nonces))
         for nonce, text, error in ended:
             self._ended[nonce] = unpacked_error(error) if error else text
 
@@ -272,13 +268,13 @@ class Drains:
 
     def texts(self) -> Iterator[str]:
         """Yield which servers are to go, and how far that is."""
-        return (self._text(drain) for drain in self._of.values())
+        return (self._text(drain) for drain in self.going.values())
 
     def status(self) -> list[dict[str, Any]]:
         """Return the same as plain data, for the status."""
-        return [{"server": drain.server.hello.name, "text": self._text(drain)} for drain in self._of.values()]
+        return [{"server": drain.server.hello.name, "text": self._text(drain)} for drain in self.going.values()]
 
     def validate(self) -> None:
         """Assert that those who are to go are here, and no others."""
-        assert {server.incarnation for server in self._fleet if server.leaving} == set(self._of)
+        assert {server.incarnation for server in self._fleet if server.leaving} == set(self.going)
         assert len(self._ended) <= MAX_ASKED

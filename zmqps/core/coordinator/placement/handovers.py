@@ -88,6 +88,13 @@ class Handovers:
         How many backups a shard should have.
     changed
         Called when something has changed that is kept.
+
+    Attributes
+    ----------
+    under_way
+        The copies that move, by the epoch of the copy that goes.
+    stuck
+        Why nobody can take a copy, by its epoch.
     """
 
     def __init__(
@@ -109,34 +116,31 @@ class Handovers:
         self._change = change
         self._give_up = give_up
         self._changed = changed
-        self._of: dict[int, Handover] = {}  # by epoch of the copy that goes
-        self.stuck: dict[int, str] = {}  # by epoch: why nobody can take it
-
-    def __bool__(self) -> bool:
-        return bool(self._of)
+        self.under_way: dict[int, Handover] = {}
+        self.stuck: dict[int, str] = {}
 
     @property
     def is_cutting(self) -> bool:
         """Whether a shard is about to have another leader."""
-        return any(handover.is_cut for handover in self._of.values())
+        return any(handover.is_cut for handover in self.under_way.values())
 
     def has_yielded(self, shard: int) -> bool:
         """Whether a shard's leader has given up its place, for a copy that is yet to say that it has taken it.
 
         Told of other backups, it would keep its place after all, and the copy would lack what it does then.
         """
-        phases = [handover.phase for handover in self._of.values() if handover.old.shard == shard]
+        phases = [handover.phase for handover in self.under_way.values() if handover.old.shard == shard]
         return HandoverPhase.ADOPT in phases
 
     @property
     def holds(self) -> bool:
         """Whether steps are held because a shard is to move."""
-        return any(handover.held_at is not None for handover in self._of.values())
+        return any(handover.held_at is not None for handover in self.under_way.values())
 
     @property
     def asked(self) -> set[int]:
         """The shards whose leaders were asked to give up their places."""
-        return {handover.old.shard for handover in self._of.values() if handover.is_cut}
+        return {handover.old.shard for handover in self.under_way.values() if handover.is_cut}
 
     # --- what is to move -----------------------------------------------------------------------
 
@@ -148,13 +152,13 @@ class Handovers:
         if not self._startup.ready:
             return []
         actions: list[Action] = []
-        for handover in list(self._of.values()):
+        for handover in list(self.under_way.values()):
             if not handover.is_cut and (not handover.old.server.leaving or handover.new.server.leaving):
                 actions += self._cancel(handover, now)
         copies = self._startup.copies
         staying = [server for server in servers if not server.leaving and not server.absent]
-        under_way = {copy.epoch for handover in self._of.values() for copy in (handover.old, handover.new)}
-        going = [copy for copy in copies if copy.server.leaving and copy.epoch not in under_way]
+        on_the_way = {copy.epoch for handover in self.under_way.values() for copy in (handover.old, handover.new)}
+        going = [copy for copy in copies if copy.server.leaving and copy.epoch not in on_the_way]
         self.stuck = {epoch: why for epoch, why in self.stuck.items() if epoch in {copy.epoch for copy in going}}
         for copy in going:
             if copy.shard in moving or not any(c.shard == copy.shard and not c.backup and c.whole for c in copies):
@@ -166,7 +170,7 @@ class Handovers:
                 continue
             self.stuck.pop(copy.epoch, None)
             new = copies.add(copy.shard, server, backup=True)
-            self._of[copy.epoch] = Handover(old=copy, new=new, made=True, not_before=now)
+            self.under_way[copy.epoch] = Handover(old=copy, new=new, made=True, not_before=now)
             self._changed()
             what = "backup of shard" if copy.backup else "shard"
             text = f"job {self._name!r}: {what} {copy.shard} moves from {copy.server.title} to {server.title}"
@@ -185,7 +189,7 @@ class Handovers:
             return []  # it is being filled
         if copy.backup:
             return self._give_up(copy, why, now)
-        self._of[copy.epoch] = Handover(old=copy, new=heir, made=False, not_before=now)
+        self.under_way[copy.epoch] = Handover(old=copy, new=heir, made=False, not_before=now)
         self._changed()
         return []
 
@@ -212,7 +216,7 @@ class Handovers:
         return [*self._forget(handover), *self._change(handover.old.shard, now)]
 
     def _forget(self, handover: Handover) -> list[Action]:
-        del self._of[handover.old.epoch]
+        del self.under_way[handover.old.epoch]
         self._changed()
         return self._let_go(handover)
 
@@ -225,28 +229,28 @@ class Handovers:
 
     def lose(self, copy: Replica) -> list[Action]:
         """A copy is gone, of those that move perhaps; its server, or the leader, is told the backups after this."""
-        found = [handover for handover in self._of.values() if copy in (handover.old, handover.new)]
+        found = [handover for handover in self.under_way.values() if copy in (handover.old, handover.new)]
         return [action for handover in found for action in self._forget(handover)]
 
     def forget(self, shard: int) -> None:
         """No copy of a shard is left that counts."""
-        for handover in [handover for handover in self._of.values() if handover.old.shard == shard]:
+        for handover in [handover for handover in self.under_way.values() if handover.old.shard == shard]:
             self._forget(handover)
 
     def moves(self, copy: Replica) -> bool:
         """Whether a copy moves, or is what another one moves to."""
-        return any(copy in (handover.old, handover.new) for handover in self._of.values())
+        return any(copy in (handover.old, handover.new) for handover in self.under_way.values())
 
     def take_back(self, now: float) -> list[Action]:
         """Move nothing: copies that were to take over are freed, and leaders keep their places."""
         self.stuck.clear()
-        return [action for handover in list(self._of.values()) for action in self._cancel(handover, now)]
+        return [action for handover in list(self.under_way.values()) for action in self._cancel(handover, now)]
 
     def stop(self) -> None:
         """The job has lost a shard: nothing moves any more, and no step is to go on."""
-        if self._of:
+        if self.under_way:
             self._changed()
-        self._of.clear()
+        self.under_way.clear()
         self.stuck.clear()
 
     def may_replace(self, lost: Replica) -> bool:
@@ -266,7 +270,7 @@ class Handovers:
         was told before.
         """
         actions: list[Action] = []
-        for handover in list(self._of.values()):
+        for handover in list(self.under_way.values()):
             if not handover.new.whole:
                 continue
             if handover.old.backup:
@@ -283,7 +287,7 @@ class Handovers:
 
     def _replace(self, handover: Handover, now: float) -> list[Action]:
         """The new backup is whole: the one before is not needed any more."""
-        del self._of[handover.old.epoch]
+        del self.under_way[handover.old.epoch]
         self._changed()
         self._startup.drop(handover.old)
         text = f"job {self._name!r}: the backup of shard {handover.old.shard} is on {handover.new.server.title} now"
@@ -336,7 +340,7 @@ class Handovers:
 
     def yielded(self, copy: Replica, message: Yielded, now: float) -> list[Action]:
         """A leader has given up its place, or cannot just now."""
-        handover = self._of.get(copy.epoch)
+        handover = self.under_way.get(copy.epoch)
         if handover is None or not handover.is_cut or message.generation != copy.generation:
             return []
         if message.busy and handover.held_at is None:
@@ -356,11 +360,11 @@ class Handovers:
 
     def complete(self, new: Replica, message: Promoted, now: float) -> tuple[Handover | None, list[Action]]:
         """A copy has taken over; return the handover that is complete with that."""
-        adopted = (found for found in self._of.values() if found.phase is HandoverPhase.ADOPT)
+        adopted = (found for found in self.under_way.values() if found.phase is HandoverPhase.ADOPT)
         handover = next((found for found in adopted if found.new is new), None)
         if handover is None or message.generation != handover.old.generation + 1:
             return None, []
-        del self._of[handover.old.epoch]
+        del self.under_way[handover.old.epoch]
         self._changed()
         where = f"shard {new.shard} is on {new.server.title} now, and no more on {handover.old.server.title}"
         text = f"job {self._name!r}: {where} (after {now - handover.asked_at:.3f} s)"
@@ -374,7 +378,7 @@ class Handovers:
     def next_deadline(self) -> float | None:
         """Return when `look` is to be called at the latest."""
         dues = list[float]()
-        for handover in self._of.values():
+        for handover in self.under_way.values():
             if handover.is_cut:
                 dues.append(min(handover.again_at, handover.asked_at + PATIENCE_S))
             elif handover.held_at is not None:
@@ -387,13 +391,13 @@ class Handovers:
 
     def dump(self) -> Plain:
         """Return which copies move where, and of which the leader was asked to give up its place."""
-        return [[h.old.epoch, h.new.epoch, h.made, h.is_cut] for h in self._of.values()]
+        return [[h.old.epoch, h.new.epoch, h.made, h.is_cut] for h in self.under_way.values()]
 
     def restore(self, kept: Plain, now: float) -> None:
         """Go on with what was kept: a leader that was asked is asked again, and says again what it has said."""
         copies = self._startup.copies.by_epoch
         for old, new, made, asked in kept:
-            self._of[old] = handover = Handover(old=copies[old], new=copies[new], made=made, not_before=now)
+            self.under_way[old] = handover = Handover(old=copies[old], new=copies[new], made=made, not_before=now)
             if asked:
                 handover.phase, handover.asked_at, handover.again_at = HandoverPhase.YIELD, now, now + RETRY_S
                 self._steps.pauses.closed.add(handover.old.shard)
@@ -402,7 +406,7 @@ class Handovers:
 
     def texts(self, server: MemberInfo) -> Iterator[str]:
         """Yield what of a server moves where, and how far that is."""
-        for handover in self._of.values():
+        for handover in self.under_way.values():
             if handover.old.server is not server:
                 continue
             what = f"{'backup of ' * handover.old.backup}shard {handover.old.shard}"
@@ -411,7 +415,7 @@ class Handovers:
     def validate(self) -> None:
         """Assert that what moves is there, and moves from one server to another."""
         copies = self._startup.copies.by_epoch
-        for epoch, handover in self._of.items():
+        for epoch, handover in self.under_way.items():
             assert copies[epoch] is handover.old
             assert copies[handover.new.epoch] is handover.new
             assert handover.new.backup

@@ -345,9 +345,9 @@ class Replication:
 
     @property
     def has_spare(self) -> bool:
-        """Whether there are more copies than there should be, and none of them moves."""
+        """Whether there are more copies than there should be; one may be there because another one moves to it."""
         startup = self._startup
-        return len(startup.copies) > startup.num_shards * (1 + self.replicas) and not self.handovers
+        return len(startup.copies) > startup.num_shards * (1 + self.replicas)
 
     def _recut_changed(self) -> None:
         self._changed("recut")
@@ -368,7 +368,7 @@ class Replication:
     @property
     def is_quiet(self) -> bool:
         """Whether no shard moves or is to, and every member knows where all are."""
-        moving = self.handovers or self._promoting or self._unanswered or self.recuts.active
+        moving = self.handovers.under_way or self._promoting or self._unanswered or self.recuts.active
         return not moving and self.views.all_followed and all(copy.whole for copy in self._startup.copies)
 
     def _is_busy(self, leader: Replica) -> bool:

@@ -166,11 +166,6 @@ class Scales:
         self._look_due = 0.0
         self._why = ""  # copies of some job cannot be where they are to be
 
-    @property
-    def is_active(self) -> bool:
-        """Whether jobs are to lie on another number of servers."""
-        return self.wanted is not None
-
     # --- who asks ------------------------------------------------------------------------------
 
     def ask(self, message: Scale, now: float) -> tuple[Draining, list[Action]]:
@@ -339,7 +334,7 @@ class Scales:
 
     def tidy(self, run: JobRun, now: float) -> list[Action]:
         """Give up copies too many of a job, which were kept as long as a server was silent; called now and then."""
-        if self.wanted is not None or not run.replication.has_spare or not run.is_whole:
+        if self.wanted is not None or run.replication.handovers.under_way or not run.is_whole:
             return []
         return run.replication.spread({}, now, self._silence_s)[0]
 

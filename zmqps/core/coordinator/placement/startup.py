@@ -233,7 +233,7 @@ class Startup:
         self.cut = number
         for copy in list(self.copies):
             self.drop(copy, moved=True)
-        self.copies.by_epoch, self.copies.coming = self.copies.coming, {}
+        self.copies.switch()
         self.placement, self._rows, self._cuts = placement, placement.rows(), placement.to_wire()
         self.built, self.loaded = set(self.copies.by_epoch), set(self.copies.by_epoch)
         self.moved()
