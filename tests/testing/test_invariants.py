@@ -461,8 +461,8 @@ def test_a_worker_that_writes_where_servers_are_yet_to_read_its_gradients(monkey
 
 
 def test_a_chief_that_has_gone_and_has_no_successor(monkeypatch: Patch) -> None:
-    def name_chief(original: Any, places: Places) -> Any:
-        return original(places) if places.chief is None else []
+    def name_chief(original: Any, places: Places, acknowledge: Any) -> Any:
+        return original(places, acknowledge) if places.chief is None else []
 
     wrap(monkeypatch, Places, "name_chief", name_chief)
     monkeypatch.setattr(CoordinatorMachine, "validate", lambda self: None)
@@ -470,10 +470,10 @@ def test_a_chief_that_has_gone_and_has_no_successor(monkeypatch: Patch) -> None:
 
 
 def test_a_worker_that_is_the_chief_beside_another_one(monkeypatch: Patch) -> None:
-    def acknowledge(original: Any, places: Places, member: Any) -> HeartbeatAck:
-        return replace(original(places, member), chief=1)
+    def acknowledge(original: Any, run: JobRun, member: Any) -> HeartbeatAck:
+        return replace(original(run, member), chief=1)
 
-    wrap(monkeypatch, Places, "acknowledge", acknowledge)
+    wrap(monkeypatch, JobRun, "acknowledge", acknowledge)
     caught("sync-crashes", "is told to be the chief: the first has rank")
 
 

@@ -176,7 +176,7 @@ _FALLBACKS = (
     CodeProbe(
         name="a shard is lost again while it goes back",
         of=Fallback, method="begin",
-        before=lambda fallback, lost, *_: any(copy.shard in fallback._back for copy in lost), after=_has_begun,
+        before=lambda fallback, lost, *_: any(copy.shard in fallback.shards for copy in lost), after=_has_begun,
     ),
     CodeProbe(
         name="a job goes back when a worker of it has arrived",

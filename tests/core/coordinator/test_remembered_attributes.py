@@ -30,17 +30,17 @@ KEPT = {
     "Startup": "resumption epoch cut job owner placement built loaded ready loader told returning",
     "ReplicaSet": "by_epoch coming",
     "Replica": "shard epoch server backup generation built whole",
-    "Fallback": "good _back _bad _target _rewinds",
+    "Fallback": "good _bad _going _rewinds",
     "Rewinds": "times _last",
     "Replication": "_promoting _unanswered _unfit",
     "Shortages": "_noted",
     "Handovers": "under_way",
     "Handover": "old new made phase",
     "Drains": "going _ended",
-    "Scales": "wanted _shrinks _most_before _since _nonces _ended",
+    "Scales": "_scaling _ended",
     "Recuts": "_recut",
     "_Drain": "server since nonces moved",
-    "MemberViews": "_revision _open",
+    "MemberViews": "_revision open",
     "ViewChange": "revision kind shards awaited restored lost whole num_gone",
     "Steps": "policy _counted _ranks _told _behind _waits_for_all",
     "Commits": "unconfirmed measuring",
@@ -79,26 +79,23 @@ NOT_KEPT = {
         "_changed members workers observers _options _servers occupancy places attendance spares losses steps startup "
         "replication barriers data waits fallback rates"
     ),
-    "Places": "attendance spares losses chief _rates _name _cluster_expects _members _workers _job _dismiss _changed",
+    "Places": "attendance spares losses chief _members _workers _startup _dismiss _changed",
     "Attendance": "_changed",
     "Occupancy": "_name _members _workers _lease is_closing",
     "Startup": (
-        "_changed name _replicas num_servers num_workers _expected _root _begin _count _new_epoch _slice_nbytes "
+        "_changed name _replicas num_servers num_workers expected _root _begin _count _new_epoch _slice_nbytes "
         "given_up _rows _wire _optimizer _cuts copies parked _requests _falls_back held cutting"
     ),
     "ReplicaSet": "_root _new_epoch revision",
     "Replica": "moved",
-    "Fallback": (
-        "_changed _name _startup _steps _replication _timeout _rewind _give_up _error _why _begun_at _waits_since "
-        "_retry_due _unfit _members _views"
-    ),
+    "Fallback": "_changed _startup _steps _replication _timeout _rewind _give_up _members",
     "Rewinds": "_name",
     "Replication": "views handovers recuts shortages _changed replicas _name _startup _steps _retry_due _num_retries",
     "Shortages": "_startup _replicas",
     "Handovers": "_replicas _name _startup _steps _unfit _change _give_up _changed stuck",
     "Handover": "not_before held_at asked_at again_at numbers busy",
     "Drains": "_fleet _runs _erasures _checkpoints _changed",
-    "Scales": "_fleet _runs _checkpoints _drains _endpoint _replicas _hold_s _silence_s _changed _look_due _why",
+    "Scales": "_fleet _runs _checkpoints _drains _endpoint _replicas _hold_s _silence_s _changed",
     "Recuts": "error longest_s _name _startup _steps _members _views _keep _begun _changed _not_before",
     "_Drain": "told_at",
     "MemberViews": "_members _startup _changed",
@@ -143,7 +140,7 @@ def parts() -> Iterator[Any]:
     yield from (*machine.membership.members.values(), machine.membership.processes)
     yield from (machine.cluster_end, machine.jobs, machine.ended, machine.checkpoints, machine.notes)
     yield from (run, run.places, run.attendance, run.losses, run.occupancy, run.startup, run.replication, run.steps)
-    yield from (run.startup.copies, *run.startup.copies, run.replication.views, *run.replication.views._open.values())
+    yield from (run.startup.copies, *run.startup.copies, run.replication.views, *run.replication.views.open.values())
     yield from (run.replication.shortages, run.replication.handovers, *run.replication.handovers.under_way.values())
     yield from (run.fallback, run.fallback._rewinds, run.steps.policy, run.steps._commits, run.steps.pauses)
     yield from (run.steps.bringing, run.rates)

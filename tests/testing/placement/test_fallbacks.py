@@ -27,9 +27,10 @@ def test_one_shard_that_is_loaded_from_another_checkpoint_than_the_others(monkey
     def assign(original: Any, fallback: Fallback, copies: Iterable[Replica]) -> list[Action]:
         found = list(copies)
         actions = original(fallback, [copy for copy in found if copy.shard != 0])
-        target, fallback._target = fallback._target, fallback.good[0]
+        going = fallback._going
+        target, going.target = going.target, fallback.good[0]
         actions += original(fallback, [copy for copy in found if copy.shard == 0])
-        fallback._target = target
+        going.target = target
         return actions
 
     wrap(monkeypatch, Fallback, "_assign", assign)

@@ -32,6 +32,7 @@ from zmqps.core.protocol.messages import (
     Arrive,
     Enter,
     Followed,
+    HeartbeatAck,
     Init,
     Promoted,
     Ready,
@@ -94,14 +95,6 @@ class JobRun:
         self._servers = servers
         self.occupancy = Occupancy(name, before, self.members, self.workers, options.lease)
         self.rates = Numbers(self._changed)
-        self.places = Places(
-            name, options.workers, self.members, self.workers,
-            lambda: self.startup.job, lambda member, error: self.barriers.dismiss(member, error),
-            self._changed, self.rates,
-        )  # fmt: skip
-        self.attendance, self.spares, self.losses = self.places.attendance, self.places.spares, self.places.losses
-        kept = changes.of("step", name)
-        self.steps = Steps(self.members, self.attendance, kept, self.rates, replicated=options.replicas > 0)
 
         def changed(what: str) -> None:
             changes.add(what, name)
@@ -111,9 +104,16 @@ class JobRun:
             lambda: self.num_workers, options.workers, root, resumption, options.replicas, changed,
             falls_back=options.fallback_timeout > 0,
         )  # fmt: skip
+        self.places = Places(
+            self.startup, self.members, self.workers, lambda member, error: self.barriers.dismiss(member, error),
+            self._changed,
+        )  # fmt: skip
+        self.attendance, self.spares, self.losses = self.places.attendance, self.places.spares, self.places.losses
+        kept = changes.of("step", name)
+        self.steps = Steps(self.members, self.attendance, kept, self.rates, replicated=options.replicas > 0)
         self.replication = Replication(name, self.startup, self.steps, self.members, options.replicas, changed)
         self.fallback = Fallback(
-            name, self.startup, self.steps, self.replication, self.members, options.fallback_timeout,
+            self.startup, self.steps, self.replication, self.members, options.fallback_timeout,
             self._rewind, self._lose_shards, changed,
         )  # fmt: skip
         self.barriers = Barriers(self.members, lambda: self.places.awaited, self.steps.pause, self.steps.resume)
@@ -210,7 +210,7 @@ class JobRun:
     def move_on(self, now: float) -> list[Action]:
         """Place what may be placed now: called when somebody has come or gone."""
         self.places.note_joined()
-        actions = [*self._place(self._servers, now), *self._fill(now), *self.places.name_chief()]
+        actions = [*self._place(self._servers, now), *self._fill(now), *self.places.name_chief(self.acknowledge)]
         return [*actions, *self.fallback.fill(self._servers.staying, now), *self.replication.fill(self._servers, now)]
 
     def settle(self, now: float, *, tell: bool = True) -> list[Action]:
@@ -284,6 +284,13 @@ class JobRun:
             )
         return self.occupancy.note(member, self.startup.owner)
 
+    def acknowledge(self, member: MemberInfo) -> HeartbeatAck:
+        """Return the answer to a member's sign of life."""
+        places = self.places
+        if places.chief is None:  # who counts has not called init, or this coordinator has come back
+            places.chief = places.find_chief()
+        return HeartbeatAck(places.num_workers, int(member is places.chief), self.rates.terms)
+
     # --- requests ------------------------------------------------------------------------------
 
     def init(self, member: MemberInfo, message: Init, now: float) -> list[Action]:
@@ -299,10 +306,11 @@ class JobRun:
 
     def arrive(self, member: MemberInfo, message: Arrive, now: float) -> list[Action]:
         """A worker has completed a step."""
-        self._check_shards()  # no step can be applied to the whole model any more
-        if self.fallback.makes_moot(member):
+        if self.lost_shard is not None:  # no step can be applied to the whole model any more
+            raise self.lost_shard.again()
+        if (self.startup.held or self.replication.views.open) and self.fallback.makes_moot(member):
             return []  # of a step that is gone: it asks no more as soon as it knows
-        if (kept := self.places.keep(member, message)) is not None:
+        if member.incarnation not in self.attendance.here and (kept := self.places.keep(member, message)) is not None:
             return kept
         self.steps.arrive(member, message, now)
         return []

@@ -41,7 +41,7 @@ def heartbeat(host: HeartbeatsHost, member: MemberInfo, message: Heartbeat, now:
     member.doing = doing[:MAX_COUNTER_NAME_CHARS] if type(doing) is str else ""
     run = host.runs.get(member.job)
     host.watching.heartbeat(member, message.counters, run, now)
-    ack = run.places.acknowledge(member) if run else HeartbeatAck(0)
+    ack = run.acknowledge(member) if run else HeartbeatAck(0)
     # what it has done since may make a checkpoint due; who was silent may be why copies too many are there
     return [Send(member.peer, ack), *host.checkpoints.look([run] if run else [], now, first=True), *_tidied(host, now)]
 
@@ -62,4 +62,4 @@ def set_rates(run: JobRun, member: MemberInfo, message: SetRates, now: float) ->
         run.rates.set(message.step, run.steps.clock, message.terms[1:])
         told = [other for other in run.members.values() if other is not member]
     answer = member.answer(message.request, RatesSet(message.request, run.rates.terms))
-    return [answer, *(Send(other.peer, run.places.acknowledge(other)) for other in told)]
+    return [answer, *(Send(other.peer, run.acknowledge(other)) for other in told)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING
 
 from zmqps.core.coordinator.journal import Changed, Plain, nothing
 from zmqps.core.coordinator.members.attendance import Attendance, unnamed
@@ -10,12 +11,13 @@ from zmqps.core.coordinator.members.losses import Losses
 from zmqps.core.coordinator.members.membership import MemberInfo
 from zmqps.core.coordinator.members.roster import Roster
 from zmqps.core.coordinator.members.spares import Kept, Spares, waiting_for
-from zmqps.core.coordinator.training.rates import Numbers
-from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import Action, Log, Send
 from zmqps.core.protocol.messages import HeartbeatAck, Waiting
 from zmqps.core.protocol.messages.membership import DepartureCause
 from zmqps.errors import PSError
+
+if TYPE_CHECKING:
+    from zmqps.core.coordinator.placement.startup import Startup
 
 
 class Places:
@@ -23,53 +25,50 @@ class Places:
 
     Parameters
     ----------
-    name
-        The job's.
-    cluster_expects
-        How many workers the cluster expects of a job that does not say; None: whoever comes.
+    startup
+        Knows what is trained, once that is named, and how many workers the cluster expects where it does not say.
     members
         The live members by incarnation; shared with the job's `JobRun`.
     workers
         Those of them that are workers; shared likewise.
-    job
-        Returns what is trained, once somebody has named it.
     dismiss
         Called with a worker that counts no more: lets what it waits for fail, and returns what is to be done.
     changed
         Called when something has changed that is kept.
+
+    Attributes
+    ----------
+    attendance, spares, losses
+        The workers that count, what those have asked for that wait to, and those that count no more.
+    chief
+        The worker that was told that it is the chief.
     """
 
     def __init__(
         self,
-        name: str,
-        cluster_expects: int | None,
+        startup: Startup,
         members: Mapping[bytes, MemberInfo],
         workers: Roster,
-        job: Callable[[], JobSpec | None],
         dismiss: Callable[[MemberInfo, PSError], list[Action]],
         changed: Changed = nothing,
-        rates: Numbers | None = None,
     ) -> None:
         self.attendance = Attendance(changed)
         self.spares = Spares(members)
         self.losses = Losses()
-        self._name = name
-        self._cluster_expects = cluster_expects
+        self._startup = startup
         self._members = members
         self._workers = workers
-        self._job = job
         self._dismiss = dismiss
         self._changed = changed
-        self._rates = rates or Numbers()
-        self.chief: MemberInfo | None = None  # as far as it has been told
+        self.chief: MemberInfo | None = None
         self._all_joined = 0  # the largest number of workers that was expected and came
         self._missed: set[bytes] = set()  # workers that count and have begun: if lost, the job has lost a worker
 
     @property
     def expected(self) -> int | None:
         """How many workers the job expects; None: whoever comes."""
-        job = self._job()
-        return self._cluster_expects if job is None or job.workers is None else job.workers
+        job = self._startup.job
+        return self._startup.expected if job is None or job.workers is None else job.workers
 
     @property
     def num_workers(self) -> int:
@@ -110,8 +109,8 @@ class Places:
         elif self.expected is None:
             self.attendance.count(member)
         elif named and member.role == "worker":
-            text = f"{member.title} is a spare: job {self._name!r} has the workers that it expects"
-            actions.append(Log("info", text, job=self._name, peer=member.hello.name))
+            text = f"{member.title} is a spare: job {self._startup.name!r} has the workers that it expects"
+            actions.append(Log("info", text, job=self._startup.name, peer=member.hello.name))
         return actions
 
     def _begin_anew(self) -> list[Action]:
@@ -119,7 +118,7 @@ class Places:
             member.named = False
         if self.expected is None:
             return []
-        error, everybody = unnamed(self._name, self.expected), list(self.attendance)
+        error, everybody = unnamed(self._startup.name, self.expected), list(self.attendance)
         self.attendance.begin_anew()
         self._all_joined = 0
         told = self.spares.fail(error)
@@ -137,23 +136,17 @@ class Places:
             first = min(self.attendance, key=lambda member: member.rank, default=None)
         return None if first is None or (first.rank and self.num_missing) else first
 
-    def name_chief(self) -> list[Action]:
+    def name_chief(self, acknowledge: Callable[[MemberInfo], HeartbeatAck]) -> list[Action]:
         """Tell a new chief that it is that, and the old one, if it is here, that it is that no more."""
         before, self.chief = self.chief, self.find_chief()
         if self.chief is before:
             return []
         told = [member for member in (before, self.chief) if member is not None and member.incarnation in self._members]
-        actions: list[Action] = [Send(member.peer, self.acknowledge(member)) for member in told]
+        actions: list[Action] = [Send(member.peer, acknowledge(member)) for member in told]
         if before is not None and self.chief is not None:
-            text = f"{self.chief.title} is the chief of job {self._name!r} now, in the place of {before.title}"
-            actions.append(Log("info", text, job=self._name, peer=self.chief.hello.name))
+            text = f"{self.chief.title} is the chief of job {self._startup.name!r} now, in the place of {before.title}"
+            actions.append(Log("info", text, job=self._startup.name, peer=self.chief.hello.name))
         return actions
-
-    def acknowledge(self, member: MemberInfo) -> HeartbeatAck:
-        """Return the answer to a member's sign of life."""
-        if self.chief is None:  # who counts has not called init, or this coordinator has come back
-            self.chief = self.find_chief()
-        return HeartbeatAck(self.num_workers, int(member is self.chief), self._rates.terms)
 
     def note_joined(self) -> None:
         """Somebody has come or gone: perhaps all who are expected have come."""
@@ -192,12 +185,12 @@ class Places:
             So many workers are expected, and this one has not named the job.
         """
         expected = self.expected
-        if expected is None or (self._job() is None and len(self.attendance) < expected):
+        if expected is None or (self._startup.job is None and len(self.attendance) < expected):
             self.attendance.count(member)  # where there is no job yet: until somebody names one
         if expected is None or member.incarnation in self.attendance:
             return None
         if member.incarnation not in self.attendance.spares:
-            raise unnamed(self._name, expected)
+            raise unnamed(self._startup.name, expected)
         self.spares.keep(member, message)
         return [Send(member.peer, Waiting(message.request, waiting_for(expected)))]
 

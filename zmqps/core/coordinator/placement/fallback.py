@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from zmqps.core.coordinator.journal import Plain
@@ -44,13 +45,43 @@ MAX_GOOD = 8
 MAX_WHY_CHARS = 300
 
 
+@dataclass(slots=True, kw_only=True)
+class GoingBack:
+    """Shards that go back to a checkpoint, until all are there again.
+
+    Attributes
+    ----------
+    target
+        The checkpoint.
+    shards
+        What goes back.
+    error
+        What the job fails with if nothing can be loaded.
+    why
+        What went wrong last.
+    begun_at, waits_since
+        Since when they go back, and since when a server is waited for.
+    retry_due
+        When what is not answered is said again.
+    unfit
+        Servers, by incarnation, that could not load a shard.
+    """
+
+    target: Resumption
+    error: PSError
+    begun_at: float
+    waits_since: float
+    retry_due: float
+    shards: dict[int, Missing] = field(default_factory=dict)
+    why: str = ""
+    unfit: set[tuple[bytes, int]] = field(default_factory=set)
+
+
 class Fallback:
     """Lets shards of one job go back to a checkpoint.
 
     Parameters
     ----------
-    name
-        The job's.
     startup
         Knows the copies, and where they lie.
     steps
@@ -76,7 +107,6 @@ class Fallback:
 
     def __init__(
         self,
-        name: str,
         startup: Startup,
         steps: Steps,
         replication: Replication,
@@ -88,42 +118,38 @@ class Fallback:
     ) -> None:
         self._changed = changed
         self.good: list[Resumption] = [startup.resumption] if startup.resumption is not None else []
-        self._name = name
         self._startup = startup
         self._steps = steps
         self._replication = replication
         self._timeout = timeout
         self._rewind = rewind
         self._give_up = give_up
-        self._back: dict[int, Missing] = {}
         self._bad: set[str] = set()  # paths of checkpoints that cannot be used
-        self._unfit: set[tuple[bytes, int]] = set()  # servers, by incarnation, that could not load a shard
-        self._target: Resumption | None = None
-        self._error: PSError | None = None
-        self._why = ""  # what went wrong last
-        self._begun_at = 0.0
-        self._waits_since = 0.0
+        self._going: GoingBack | None = None
+        self._rewinds = Rewinds(startup.name)
         self._members = members
-        self._views = replication.views
-        self._rewinds = Rewinds(name)
-        self._retry_due: float | None = None
         if self.good:
             changed("fallback")
 
     @property
     def active(self) -> bool:
         """Whether shards are going back."""
-        return bool(self._back)
+        return self._going is not None
+
+    @property
+    def _under_way(self) -> GoingBack:
+        assert self._going is not None
+        return self._going
 
     @property
     def shards(self) -> list[int]:
         """Those that go back."""
-        return sorted(self._back)
+        return [] if self._going is None else sorted(self._going.shards)
 
     @property
     def path(self) -> str:
         """The checkpoint that they go back to; empty where none does."""
-        return "" if self._target is None else self._target.path
+        return "" if self._going is None else self._going.target.path
 
     @property
     def times(self) -> int:
@@ -150,7 +176,8 @@ class Fallback:
 
     def concerns(self, copy: Replica) -> bool:
         """Whether a copy is being loaded here."""
-        return copy.shard in self._back and self._back[copy.shard].copy is copy
+        back = None if self._going is None else self._going.shards.get(copy.shard)
+        return back is not None and back.copy is copy
 
     @property
     def _whole(self) -> bool:
@@ -168,37 +195,36 @@ class Fallback:
         self, lost: Sequence[Replica], error: PSError, servers: Sequence[MemberInfo], now: float
     ) -> list[Action] | None:
         """The last copies of shards are lost, or could not go on: go back; None: there is nothing to go back to."""
-        target = self._target or self._latest
+        target, fresh = self._latest if self._going is None else self._going.target, self._going is None
         if target is None or not self._timeout:
             return None
-        fresh = not self._back
-        if fresh:
-            self._target, self._error, self._begun_at = target, error, now
-            self._unfit.clear()
-        self._waits_since = now
+        if self._going is None:
+            self._going = GoingBack(target=target, error=error, begun_at=now, waits_since=now, retry_due=now + RETRY_S)
+        going = self._going
+        going.waits_since = now
         shards = {copy.shard: copy for copy in lost}
         if self._whole and fresh:
             self._steps.suspend(f"{self._text(shards)}, and all shards go back with it")
             shards = {copy.shard: copy for copy in self._startup.copies if not copy.backup} | shards
         gone = {copy.epoch for copy in lost}
         for shard, copy in sorted(shards.items()):
-            server, before = copy.server, self._back.get(shard)
+            server, before = copy.server, going.shards.get(shard)
             if copy.epoch in gone:
                 home, lost_one = None, LostServer(server.rank, server.hello.name, server.incarnation, server.title)
             else:
                 home, lost_one = server, None
             lost_one = lost_one or (before.lost if before is not None else None)
-            self._back[shard] = Missing(generation=copy.generation + 1, lost=lost_one, home=home)
-            self._back[shard].num_lost = self._forget(shard) + (before.num_lost if before is not None else 0)
+            going.shards[shard] = Missing(generation=copy.generation + 1, lost=lost_one, home=home)
+            going.shards[shard].num_lost = self._forget(shard) + (before.num_lost if before is not None else 0)
         self._replication.forget(shards)
         self._changed("fallback")
         self._changed("copies")
-        self._startup.held = self._text(self._back)
-        self._retry_due = self._retry_due or now + RETRY_S
-        text = f"job {self._name!r}: {self._text(shards)}, of version {target.version}"
-        epoch, revision = self._startup.epoch, self._views.new_revision()
-        told = self._views.announce(GoBack(epoch, revision, sorted(self._back), {}, 0, 0, {"path": target.path}))
-        return [Log("warning", text, "fallback", job=self._name), *told, *self.fill(servers, now)]
+        self._startup.held = self._text(going.shards)
+        text = f"job {self._startup.name!r}: {self._text(shards)}, of version {target.version}"
+        epoch, revision = self._startup.epoch, self._replication.views.new_revision()
+        message = GoBack(epoch, revision, sorted(going.shards), {}, 0, 0, {"path": target.path})
+        told = self._replication.views.announce(message)
+        return [Log("warning", text, "fallback", job=self._startup.name), *told, *self.fill(servers, now)]
 
     def _forget(self, shard: int) -> int:
         """No copy of a shard that is there counts any more; return what is known to be lost since it went back last."""
@@ -206,22 +232,21 @@ class Fallback:
         for copy in [copy for copy in copies if copy.shard == shard]:
             self._startup.drop(copy, moved=True)
             self._steps.lose(copy.epoch)
-        return self._views.forget(ChangeKind.REWOUND, shard)
+        return self._replication.views.forget(ChangeKind.REWOUND, shard)
 
     def _text(self, shards: Iterable[int]) -> str:
-        assert self._target is not None
         numbers = [str(shard) for shard in sorted(shards)]
         which = f"shard {numbers[0]} goes" if len(numbers) == 1 else f"shards {listed(numbers, 8)} go"
-        return f"{which} back to the checkpoint {self._target.path}"
+        return f"{which} back to the checkpoint {self._under_way.target.path}"
 
     # --- where shards are loaded ---------------------------------------------------------------
 
     def fill(self, servers: Sequence[MemberInfo], now: float) -> list[Action]:
         """Let servers load the shards, as far as there are any."""
-        if not self._back or self._target is None:
+        if (going := self._going) is None:
             return []
         new: list[Replica] = []
-        for shard, back in sorted(self._back.items(), key=lambda item: (item[1].home is None, item[0])):
+        for shard, back in sorted(going.shards.items(), key=lambda item: (item[1].home is None, item[0])):
             if back.copy is not None or now < back.not_before:
                 continue
             server = self._choose(shard, back, servers, now)
@@ -234,66 +259,64 @@ class Fallback:
             self._changed("copies")
         if not new:
             return []
-        self._retry_due = self._retry_due or now + RETRY_S
-        text = f"job {self._name!r}: the checkpoint {self._target.path} is loaded: {_where(new)}"
-        return [Log("info", text, job=self._name), *self._assign(new)]
+        text = f"job {self._startup.name!r}: the checkpoint {going.target.path} is loaded: {_where(new)}"
+        return [Log("info", text, job=self._startup.name), *self._assign(new)]
 
     def _assign(self, copies: Iterable[Replica]) -> list[Action]:
-        assert self._target is not None
-        anew = self._target.cut != self._startup.cut
-        return self._startup.assign(copies, {**self._target.source(), "ledgers": not self._whole, "anew": anew})
+        target = self._under_way.target
+        anew = target.cut != self._startup.cut
+        return self._startup.assign(copies, {**target.source(), "ledgers": not self._whole, "anew": anew})
 
     def _choose(self, shard: int, back: Missing, servers: Sequence[MemberInfo], now: float) -> MemberInfo | None:
         """Return the server for a shard: the one it was on, one that has none, or after a while any."""
-        fit = [server for server in servers if (server.incarnation, shard) not in self._unfit]
+        fit = [server for server in servers if (server.incarnation, shard) not in self._under_way.unfit]
         leaders = (copy for copy in self._startup.copies if not copy.backup)
         loads = Counter(copy.server.incarnation for copy in leaders)
         free = [server for server in fit if not loads[server.incarnation]]
         if back.home in free:
             return back.home
-        if not free and now < self._waits_since + min(SHARE_S, self._timeout / 2):
+        if not free and now < self._under_way.waits_since + min(SHARE_S, self._timeout / 2):
             return None
         return min(free or fit, key=lambda s: (loads[s.incarnation], s.rank != shard, s.rank), default=None)
 
     def failed(self, copy: Replica, error: PSError, now: float) -> list[Action]:
         """A server could not load a shard: another one is to, or another checkpoint."""
-        assert self._target is not None
+        going = self._under_way
         self._drop(copy)
-        back = self._back[copy.shard]
-        self._why = printable(str(error))[:MAX_WHY_CHARS]
+        back = going.shards[copy.shard]
+        going.why = printable(str(error))[:MAX_WHY_CHARS]
         if isinstance(error, CheckpointError) and not isinstance(error, CheckpointStorageError):
             return self._take_older(error, now)
         if isinstance(error, CheckpointStorageError):
             back.not_before = now + RETRY_S
-            self._retry_due = self._retry_due or now + RETRY_S
         else:
-            self._unfit.add((copy.server.incarnation, copy.shard))
-        text = f"job {self._name!r}: {copy.server.title} cannot load shard {copy.shard}: {self._why}"
-        return [Log("warning", text, job=self._name)]
+            going.unfit.add((copy.server.incarnation, copy.shard))
+        text = f"job {self._startup.name!r}: {copy.server.title} cannot load shard {copy.shard}: {going.why}"
+        return [Log("warning", text, job=self._startup.name)]
 
     def _drop(self, copy: Replica) -> None:
         """Load a shard elsewhere, or anew."""
         self._startup.drop(copy, moved=True)
         self._changed("fallback")
-        self._back[copy.shard].copy = None
-        self._back[copy.shard].generation += 1
+        back = self._under_way.shards[copy.shard]
+        back.copy = None
+        back.generation += 1
 
     def _take_older(self, error: PSError, now: float) -> list[Action]:
         """The checkpoint cannot be used: begin again with the one before it."""
-        bad = self._target
-        assert bad is not None
+        going, bad = self._under_way, self._under_way.target
         self._bad.add(bad.path)
-        for back in self._back.values():
+        for back in going.shards.values():
             if back.copy is not None:
                 self._drop(back.copy)
-        self._target = self._latest
-        if self._target is None:
+        if (older := self._latest) is None:
             return self._fail(f"no checkpoint can be used: {error}", now)
-        self._startup.held = text = self._text(self._back)
+        going.target = older
+        self._startup.held = text = self._text(going.shards)
         if self._whole:
             self._steps.suspend(text)
-        older = f"{bad.path} cannot be used ({self._why}): {text}, of version {self._target.version}"
-        return [Log("error", f"job {self._name!r}: {older}", job=self._name, error=error.number)]
+        text = f"{bad.path} cannot be used ({going.why}): {text}, of version {older.version}"
+        return [Log("error", f"job {self._startup.name!r}: {text}", job=self._startup.name, error=error.number)]
 
     def ready(self, copy: Replica, loaded: bool, now: float) -> list[Action]:
         """A server has built a shard, or has loaded it."""
@@ -304,15 +327,16 @@ class Fallback:
         self._changed("copies")
         if not self._whole:
             return self._went_back((copy.shard,), now)
-        if all(back.copy is not None and back.copy.whole for back in self._back.values()):
-            return self._went_back(tuple(sorted(self._back)), now)
+        going = self._under_way
+        if all(back.copy is not None and back.copy.whole for back in going.shards.values()):
+            return self._went_back(tuple(sorted(going.shards)), now)
         return []
 
     def _went_back(self, shards: tuple[int, ...], now: float) -> list[Action]:
         """Shards are there again: those who were told the job are to go there."""
-        saved, startup, copies = self._target, self._startup, self._startup.copies
-        assert saved is not None
-        done = [self._back.pop(shard) for shard in shards]
+        going, startup, copies = self._under_way, self._startup, self._startup.copies
+        saved = going.target
+        done = [going.shards.pop(shard) for shard in shards]
         lost, actions = sum(back.num_lost for back in done), list[Action]()
         if self._whole:
             lost = max(0, self._steps.clock - saved.version)
@@ -325,20 +349,19 @@ class Fallback:
         startup.moved()
         where = _where(copy for copy in copies if copy.shard in shards)
         what = f"{counted(lost, 'step')} lost" if self._whole else "its workers say what is lost"
-        text = f"job {self._name!r} is back at version {saved.version} of {saved.path}: {where}; {what}"
-        log, answers = Log("warning", text, "restored", job=self._name), list[Action]()
+        text = f"job {self._startup.name!r} is back at version {saved.version} of {saved.path}: {where}; {what}"
+        log, answers = Log("warning", text, "restored", job=self._startup.name), list[Action]()
         self._replication.degraded(shards, "it has gone back to a checkpoint", now)
         # first, for what is answered now is of what members go back to
-        change, told = self._views.begin(
-            ChangeKind.REWOUND, shards, now, restored=saved.told(), begun_at=self._begun_at, lost=lost,
+        change, told = self._replication.views.begin(
+            ChangeKind.REWOUND, shards, now, restored=saved.told(), begun_at=going.begun_at, lost=lost,
             whole=self._whole,
         )  # fmt: skip
         self._rewinds.times += 1
         self._changed("fallback")
         told += self.followed(change, now)
-        if not self._back:
-            startup.held, self._target, self._error, self._why = "", None, None, ""
-            self._retry_due = None
+        if not going.shards:
+            startup.held, self._going = "", None
             answers = startup.answer()
         return [log, *told, *actions, *answers]
 
@@ -351,7 +374,7 @@ class Fallback:
 
     def makes_moot(self, member: MemberInfo) -> bool:
         """Whether what a worker says of steps may be of those that are gone."""
-        return self._whole and (bool(self._back) or self._views.awaits(ChangeKind.REWOUND, member))
+        return self._whole and (self.active or self._replication.views.awaits(ChangeKind.REWOUND, member))
 
     def again(self, member: MemberInfo) -> list[Action]:
         """A member is back: say again what it may not have heard."""
@@ -362,66 +385,61 @@ class Fallback:
 
     def next_deadline(self) -> float | None:
         """Return when `on_deadline` wants to be called."""
-        return self._retry_due
+        return None if self._going is None else self._going.retry_due
 
     def on_deadline(self, servers: Sequence[MemberInfo], now: float) -> list[Action]:
         """Say again what is not answered; give up what takes too long."""
-        if self._retry_due is None or now < self._retry_due:
+        if (going := self._going) is None or now < going.retry_due:
             return []
-        loading = [back.copy for back in self._back.values() if back.copy is not None]
-        for copy in [copy for copy in loading if not copy.whole and now >= self._back[copy.shard].since + STUCK_S]:
-            self._unfit.add((copy.server.incarnation, copy.shard))
+        loading = [back.copy for back in going.shards.values() if back.copy is not None]
+        for copy in [copy for copy in loading if not copy.whole and now >= going.shards[copy.shard].since + STUCK_S]:
+            going.unfit.add((copy.server.incarnation, copy.shard))
             self._drop(copy)
         actions = self.fill(servers, now)
-        waiting = [shard for shard, back in self._back.items() if back.copy is None]
+        waiting = [shard for shard, back in going.shards.items() if back.copy is None]
         if not waiting:
-            self._waits_since = now
-        elif now >= self._waits_since + self._timeout:
+            going.waits_since = now
+        elif now >= going.waits_since + self._timeout:
             return [*actions, *self._fail(f"no server has loaded {self._missing()} in {self._timeout:g} s", now)]
         actions += self._assign([copy for copy in loading if not copy.built and self.concerns(copy)])
-        self._retry_due = now + RETRY_S if self._back else None
+        going.retry_due = now + RETRY_S
         return actions
 
     def _missing(self) -> str:
-        shards = [str(shard) for shard, back in sorted(self._back.items()) if back.copy is None]
+        shards = [str(shard) for shard, back in sorted(self._under_way.shards.items()) if back.copy is None]
         return f"shard{'s' if len(shards) > 1 else ''} {listed(shards, 8)}"
 
     def _fail(self, what: str, now: float) -> list[Action]:
         """Nothing can be loaded: the job fails as one does that has no checkpoint."""
-        gone = [back.lost for back in self._back.values() if back.lost is not None]
-        why = f"; the last attempt: {self._why}" if self._why and self._why not in what else ""
+        going = self._under_way
+        gone = [back.lost for back in going.shards.values() if back.lost is not None]
+        why = f"; the last attempt: {going.why}" if going.why and going.why not in what else ""
         advice = f"{what}{why}; begin the job again from a checkpoint (--restore), with servers for all its shards"
         first = gone[0] if gone else None
-        error: PSError
-        if first is None:
-            assert self._error is not None
-            error = self._error
-        else:
-            error = self._loss(first, advice, now)
+        error = going.error if first is None else self._loss(first, advice, now)
         self._changed("fallback")
-        self._back.clear()
-        self._views.clear()
-        self._target = self._retry_due = None
-        self._startup.held = ""
+        self._replication.views.clear()
+        self._startup.held, self._going = "", None
         losses = [
-            Lost("server", server.rank, server.name, server.incarnation, max(0.0, now - self._begun_at))
+            Lost("server", server.rank, server.name, server.incarnation, max(0.0, now - going.begun_at))
             for server in dict.fromkeys(gone)
         ]
-        told = [Send(self._members[who].peer, lost) for lost in losses for who in self._views.told]
+        told = [Send(self._members[who].peer, lost) for lost in losses for who in self._replication.views.told]
         return [*self._give_up(error), *told]
 
     # --- a coordinator that was away -----------------------------------------------------------
 
     def dump(self) -> Plain:
         """Return what is kept of it; None if there is nothing to go back to."""
-        if not self.good and not self._back:
+        shards = {} if self._going is None else self._going.shards
+        if not self.good and not shards:
             return None
         back = [
             [
                 shard, b.generation, None if b.lost is None else list(b.lost),
                 None if b.home is None else b.home.incarnation, None if b.copy is None else b.copy.epoch, b.num_lost,
             ]
-            for shard, b in sorted(self._back.items())
+            for shard, b in sorted(shards.items())
         ]  # fmt: skip
         good = [saved.dump(brief=True) for saved in self.good]
         return [good, sorted(self._bad), self.path, back, self._rewinds.dump()]
@@ -437,36 +455,38 @@ class Fallback:
         self._rewinds.restore(rewinds, now)
         if not back:
             return
-        self._target = next(saved for saved in self.good if saved.path == target)
-        self._begun_at = self._waits_since = now
-        self._retry_due = now + RETRY_S
+        self._going = going = GoingBack(
+            target=next(saved for saved in self.good if saved.path == target), begun_at=now, waits_since=now,
+            error=JobError("a part of the job is lost"), retry_due=now + RETRY_S,
+        )  # fmt: skip
         copies = self._startup.copies.by_epoch
         for shard, generation, lost, home, epoch, num_lost in back:
-            self._back[shard] = Missing(
+            going.shards[shard] = Missing(
                 generation=generation, lost=None if lost is None else LostServer(*lost), home=members.get(home),
                 copy=None if epoch is None else copies[epoch], num_lost=num_lost, since=now,
             )  # fmt: skip
-        gone = next((b.lost for b in self._back.values() if b.lost is not None), None)
-        self._error = JobError("a part of the job is lost") if gone is None else self._loss(gone, ADVICE, now)
-        self._startup.held = text = self._text(self._back)
+        gone = next((b.lost for b in going.shards.values() if b.lost is not None), None)
+        if gone is not None:
+            going.error = self._loss(gone, ADVICE, now)
+        self._startup.held = text = self._text(going.shards)
         if self._whole:
             self._steps.suspend(text)
 
     def _loss(self, server: LostServer, advice: str, now: float) -> PSError:
-        silent_s = round(now - self._begun_at, 3)
+        silent_s = round(now - self._under_way.begun_at, 3)
         return PeerLostError(role="server", name=server.title, silent_s=silent_s, advice=advice)
 
     # --- what others may look at ---------------------------------------------------------------
 
     def texts(self) -> Iterator[str]:
         """Yield what goes back, and what it waits for."""
-        if not self._back:
+        if (going := self._going) is None:
             return
-        text, why = self._text(self._back), f" ({self._why})" if self._why else ""
-        if any(back.copy is None for back in self._back.values()):
+        text, why = self._text(going.shards), f" ({going.why})" if going.why else ""
+        if any(back.copy is None for back in going.shards.values()):
             text += f"; no server is free for {self._missing()}{why}: start one with zmqps server --spare"
         else:
-            copies = [back.copy for back in self._back.values() if back.copy is not None and not back.copy.whole]
+            copies = [back.copy for back in going.shards.values() if back.copy is not None and not back.copy.whole]
             text += f", which {listed([copy.server.title for copy in copies], 8)} loads"
         yield text
 
@@ -476,13 +496,15 @@ class Fallback:
 
     def validate(self) -> None:
         """Assert the invariants."""
-        assert bool(self._back) == (self._target is not None) == bool(self._startup.held)
-        for shard, back in self._back.items():
+        assert (self._going is not None) == bool(self._startup.held)
+        if self._going is None:
+            return
+        assert self._going.shards
+        for shard, back in self._going.shards.items():
             if back.copy is not None:
                 assert self._startup.copies.by_epoch[back.copy.epoch] is back.copy
                 assert back.copy.shard == shard
                 assert not back.copy.backup
-        assert (self._retry_due is not None) == bool(self._back)
 
 
 def _where(copies: Iterable[Replica]) -> str:

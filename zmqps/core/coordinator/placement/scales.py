@@ -111,6 +111,37 @@ def _homes(
     return found
 
 
+@dataclass(slots=True, kw_only=True)
+class Scaling:
+    """What was asked for, until jobs lie so.
+
+    Attributes
+    ----------
+    servers
+        How many there are to be.
+    shrinks
+        Whether these are fewer than jobs have lain on.
+    most_before
+        How many a new job was placed on at most.
+    since
+        When it was asked for.
+    nonces
+        Of those who have asked for it.
+    why
+        Why copies of some job cannot be where they are to be; empty: they can.
+    look_due
+        When it is looked at again at the latest.
+    """
+
+    servers: int
+    shrinks: bool
+    most_before: int
+    since: float
+    nonces: set[bytes] = field(default_factory=set)
+    why: str = ""
+    look_due: float = 0.0
+
+
 class Scales:
     """Lets all jobs lie on another number of servers.
 
@@ -157,14 +188,13 @@ class Scales:
         self._hold_s = hold_s
         self._silence_s = silence_s
         self._changed = changed
-        self.wanted: int | None = None  # None: all is as it is to be
-        self._shrinks = False
-        self._most_before = 0  # how many a new job was placed on at most
-        self._since = 0.0
-        self._nonces: set[bytes] = set()  # of those who have asked for it
+        self._scaling: Scaling | None = None  # None: all is as it is to be
         self._ended: OrderedDict[bytes, PSError | str] = OrderedDict()  # by nonce: how it has ended
-        self._look_due = 0.0
-        self._why = ""  # copies of some job cannot be where they are to be
+
+    @property
+    def wanted(self) -> int | None:
+        """On how many servers jobs are to lie; None: all is as it is to be."""
+        return None if self._scaling is None else self._scaling.servers
 
     # --- who asks ------------------------------------------------------------------------------
 
@@ -185,8 +215,8 @@ class Scales:
         if self.wanted != message.servers:
             actions = self._begin(message.servers, now)
         self._changed()
-        if message.nonce and len(self._nonces) < MAX_ASKED:
-            self._nonces.add(message.nonce)
+        if self._scaling is not None and message.nonce and len(self._scaling.nonces) < MAX_ASKED:
+            self._scaling.nonces.add(message.nonce)
         actions += self.look(now)
         if message.nonce in self._ended:
             answer, more = self.ask(message, now)
@@ -214,9 +244,9 @@ class Scales:
         instead = self._error(self.wanted, f"{servers} were asked for instead", "nothing is to be done")
         actions = self._end(instead, now)
         shown = counted(servers, "server")
-        self.wanted, self._since = servers, now
-        self._shrinks = servers < max(self._fleet.wanted, self._used)
-        self._most_before, self._fleet.wanted, self._fleet.most = self._fleet.most, servers, servers
+        shrinks = servers < max(self._fleet.wanted, self._used)
+        self._scaling = Scaling(servers=servers, shrinks=shrinks, most_before=self._fleet.most, since=now)
+        self._fleet.wanted = self._fleet.most = servers
         self._drains.note_fleet()
         for run in self._runs.values():
             run.replication.recuts.longest_s = 0.0
@@ -244,32 +274,34 @@ class Scales:
 
     def look(self, now: float) -> list[Action]:
         """Do what can be done now; called after every event while there is anything to do."""
-        if self.wanted is None:
+        if (scaling := self._scaling) is None:
             return []
-        self._look_due = now + LOOK_S
-        if len(self._fleet.staying) < self.wanted:
-            return self._end(self._too_few(self.wanted), now)
-        servers = self._order[: self.wanted]
+        scaling.look_due = now + LOOK_S
+        if len(self._fleet.staying) < scaling.servers:
+            return self._end(self._too_few(scaling.servers), now)
+        servers = self._order[: scaling.servers]
         actions: list[Action] = []
         # of one that is lost soon, a server that is too many now may be needed in its place
         done = not any(server.absent or server.seen_at < now - self._silence_s for server in servers)
         for run in self._runs.values():
-            moved, is_done = self._move(run, servers, now)
+            moved, is_done = self._move(scaling, run, servers, now)
             actions += moved
             done &= is_done
             if (error := run.replication.recuts.error) is not None:
                 return [*actions, *self._give_up(f"{error}", now)]
-            if self._why:
-                return [*actions, *self._give_up(self._why, now)]
-        return [*actions, *self._finish(now)] if done else actions
+            if scaling.why:
+                return [*actions, *self._give_up(scaling.why, now)]
+        return [*actions, *self._finish(scaling, now)] if done else actions
 
-    def _move(self, run: JobRun, servers: Sequence[MemberInfo], now: float) -> tuple[list[Action], bool]:
+    def _move(
+        self, scaling: Scaling, run: JobRun, servers: Sequence[MemberInfo], now: float
+    ) -> tuple[list[Action], bool]:
         """Go on with one job; return whether it lies as it is to."""
         replication, recuts = run.replication, run.replication.recuts
         if run.startup.placement is None:
             return [], True
         if run.lost_shard is not None:  # servers that seem too many may be what a new one needs
-            self._why = f"job {run.name!r} has failed"
+            scaling.why = f"job {run.name!r} has failed"
         if not run.is_whole:
             return recuts.take_back(now), False
         may_cut = not self._checkpoints.is_saving(run)
@@ -280,20 +312,19 @@ class Scales:
         if any(server.absent for server in servers) or not replication.views.all_followed:
             return actions, False
         to_do = plan(run, servers, self._replicas)
-        spread, self._why = replication.spread(to_do.spread, now, self._silence_s)
+        spread, scaling.why = replication.spread(to_do.spread, now, self._silence_s)
         actions += spread
         if to_do.cut is not None and replication.is_quiet:
             actions += recuts.begin(to_do.cut, to_do.homes, now)
             actions += recuts.look(now, may_cut=may_cut, number=number, hold_s=self._hold_s)
         return actions, to_do.cut is None and replication.is_quiet
 
-    def _finish(self, now: float) -> list[Action]:
+    def _finish(self, scaling: Scaling, now: float) -> list[Action]:
         """All jobs lie as they are to: let those go that are too many."""
-        assert self.wanted is not None
-        too_many = self._order[self.wanted :] if self._shrinks else []
+        too_many = self._order[scaling.servers :] if scaling.shrinks else []
         longest = max((run.replication.recuts.longest_s for run in self._runs.values()), default=0.0)
         goes = f"; {listed([s.hello.name for s in too_many], MOST_NAMED)} may go" if too_many else ""
-        text = f"jobs lie on {counted(self.wanted, 'server')}, after {now - self._since:.1f} s{goes}"
+        text = f"jobs lie on {counted(scaling.servers, 'server')}, after {now - scaling.since:.1f} s{goes}"
         text += f" (the longest pause of pushes {longest:.3f} s)" if longest else ""
         for run in self._runs.values():
             if run.startup.cut and run.fallback.is_outdated:
@@ -307,14 +338,14 @@ class Scales:
         return self._end(self._error(self.wanted, why, "ask again once that is mended"), now)
 
     def _end(self, how: ScaleError | str, now: float) -> list[Action]:
-        if self.wanted is None:
+        if (scaling := self._scaling) is None:
             return []
         self._changed()
         if isinstance(how, PSError):  # a new job is not to wait for servers that are not there
-            self._fleet.most = self._most_before
+            self._fleet.most = scaling.most_before
             self._fleet.wanted = max(1, min(self._fleet.most, len(self._fleet.staying)))
             self._drains.note_fleet()
-        self.wanted, self._why = None, ""
+        self._scaling = None
         actions: list[Action] = []
         for run in self._runs.values():
             if run.startup.placement is not None and run.is_whole:
@@ -323,9 +354,8 @@ class Scales:
                     *run.replication.spread({}, now, self._silence_s)[0],
                 ]
             run.replication.recuts.error = None
-        for nonce in self._nonces:
+        for nonce in scaling.nonces:
             self._ended[nonce] = how
-        self._nonces.clear()
         while len(self._ended) > MAX_ASKED:
             self._ended.popitem(last=False)
         if isinstance(how, str):
@@ -346,7 +376,7 @@ class Scales:
 
     def next_deadline(self) -> float | None:
         """Return when `look` is to be called at the latest."""
-        return None if self.wanted is None else self._look_due
+        return None if self._scaling is None else self._scaling.look_due
 
     # --- a coordinator that was away -----------------------------------------------------------
 
@@ -356,23 +386,19 @@ class Scales:
             [nonce, how, b""] if isinstance(how, str) else [nonce, "", packed_error(how)]
             for nonce, how in self._ended.items()
         ]
-        if self.wanted is None and not ended:
+        if self._scaling is None and not ended:
             return None
-        return [
-            self.wanted or 0,
-            self._shrinks,
-            self._since,
-            sorted(self._nonces),
-            ended,
-            self._fleet.most,
-            self._most_before,
-        ]
+        one = self._scaling or Scaling(servers=0, shrinks=False, most_before=0, since=0.0)
+        return [one.servers, one.shrinks, one.since, sorted(one.nonces), ended, self._fleet.most, one.most_before]
 
     def restore(self, kept: Plain, now: float) -> None:
         """Go on with what was kept."""
-        wanted, self._shrinks, since, nonces, ended, most, self._most_before = kept
+        servers, shrinks, since, nonces, ended, most, most_before = kept
         self._fleet.wanted = self._fleet.most = most
-        self.wanted, self._since, self._nonces = wanted or None, min(since, now), set(nonces)
+        if servers:
+            self._scaling = Scaling(
+                servers=servers, shrinks=shrinks, most_before=most_before, since=min(since, now), nonces=set(nonces)
+            )
         for nonce, text, error in ended:
             self._ended[nonce] = unpacked_error(error) if error else text
 

@@ -105,7 +105,7 @@ class Startup:
         self._replicas = replicas
         self.num_servers = num_servers
         self.num_workers = num_workers
-        self._expected = expected
+        self.expected = expected
         self._root = root
         self._begin = begin
         self._count = count
@@ -161,7 +161,7 @@ class Startup:
         resumption = self.resumption
         if message.job:
             job = read(message.job)
-            job.check_startable(self._expected if job.workers is None else job.workers)
+            job.check_startable(self.expected if job.workers is None else job.workers)
             if (differs := difference(self.rival, message.job, self.owner, self.name)) is not None:
                 raise differs
         else:
@@ -264,7 +264,7 @@ class Startup:
         assert self.job is not None
         wire, cuts, workers = self._wire, self._cuts, self.num_workers()
         if self.job.counts_steps and self.job.workers is None:
-            wire = {**wire, "workers": self._expected}
+            wire = {**wire, "workers": self.expected}
         cuts = cuts if placement is None else placement.to_wire()
         if source is None:
             source = self.resumption.source() if self.resumption else {}

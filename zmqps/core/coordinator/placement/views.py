@@ -83,6 +83,11 @@ class MemberViews:
         The live members of the job by incarnation; shared with its `JobRun`.
     changed
         Called when there is another change, or a member follows one.
+
+    Attributes
+    ----------
+    open
+        The changes that some member does not follow yet, by revision; one cut at most: the next begins when all do.
     """
 
     def __init__(self, startup: Startup, members: Mapping[bytes, MemberInfo], changed: Changed = nothing) -> None:
@@ -90,7 +95,7 @@ class MemberViews:
         self._members = members
         self._changed = changed
         self._revision = 0
-        self._open: dict[int, ViewChange] = {}  # by revision; one cut at most: the next begins when all follow
+        self.open: dict[int, ViewChange] = {}
 
     @property
     def told(self) -> list[bytes]:
@@ -100,11 +105,11 @@ class MemberViews:
     @property
     def all_followed(self) -> bool:
         """Whether every member follows all changes."""
-        return not self._open
+        return not self.open
 
     def awaits(self, kind: ChangeKind, member: MemberInfo) -> bool:
         """Whether a member does not follow a change of this kind yet."""
-        return any(change.kind is kind and member.incarnation in change.awaited for change in self._open.values())
+        return any(change.kind is kind and member.incarnation in change.awaited for change in self.open.values())
 
     def new_revision(self) -> int:
         """Return the revision of what is said next."""
@@ -129,7 +134,7 @@ class MemberViews:
             revision=revision, kind=kind, shards=tuple(shards), awaited=set(self.told), due=now + RETRY_S, **more
         )  # fmt: skip
         if change.awaited:
-            self._open[revision] = change
+            self.open[revision] = change
         return change, self._tell(change, change.awaited)
 
     def forget(self, kind: ChangeKind, shard: int) -> int:
@@ -137,20 +142,20 @@ class MemberViews:
 
         A member that does not follow it yet does so with what comes next, and counts all then.
         """
-        over = [change for change in self._open.values() if change.kind is kind and shard in change.shards]
+        over = [change for change in self.open.values() if change.kind is kind and shard in change.shards]
         for change in over:
-            del self._open[change.revision]
+            del self.open[change.revision]
             self._changed()
         return sum(change.lost for change in over)
 
     def clear(self) -> None:
         """Nobody has to follow anything any more."""
-        self._open.clear()
+        self.open.clear()
         self._changed()
 
     def _may_hear(self, who: Iterable[bytes], kind: ChangeKind | None = None) -> list[bytes]:
         """Return those of members that go by the shards that there are: of others nothing is said before they do."""
-        cut = next((change for change in self._open.values() if change.kind is ChangeKind.CUT), None)
+        cut = next((change for change in self.open.values() if change.kind is ChangeKind.CUT), None)
         behind = set() if cut is None or kind is ChangeKind.CUT else cut.awaited
         return [one for one in sorted(who) if one not in behind]
 
@@ -175,7 +180,7 @@ class MemberViews:
 
     def followed(self, member: MemberInfo, message: Followed) -> ViewChange | None:
         """A member follows a change; return that, None if it is none any more or the member has said so before."""
-        change = self._open.get(message.revision)
+        change = self.open.get(message.revision)
         if message.epoch != self._startup.epoch or change is None or member.incarnation not in change.awaited:
             return None
         change.lost += 0 if change.whole else message.lost
@@ -184,7 +189,7 @@ class MemberViews:
 
     def leave(self, member: MemberInfo) -> list[ViewChange]:
         """A member has gone; return what it did not follow yet."""
-        left = [change for change in self._open.values() if member.incarnation in change.awaited]
+        left = [change for change in self.open.values() if member.incarnation in change.awaited]
         for change in left:
             change.num_gone += member.role == "worker"
             self._discard(change, member)
@@ -193,24 +198,24 @@ class MemberViews:
     def _discard(self, change: ViewChange, member: MemberInfo) -> None:
         change.awaited.discard(member.incarnation)
         if not change.awaited:
-            del self._open[change.revision]
+            del self.open[change.revision]
         self._changed()
 
     def again(self, member: MemberInfo) -> list[Action]:
         """Tell a member again what it does not follow yet."""
         who = member.incarnation
-        return [told for change in self._open.values() if who in change.awaited for told in self._tell(change, [who])]
+        return [told for change in self.open.values() if who in change.awaited for told in self._tell(change, [who])]
 
     # --- time ----------------------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
         """Return when `on_deadline` wants to be called."""
-        return min([change.due for change in self._open.values()], default=None)
+        return min([change.due for change in self.open.values()], default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
         """Tell members again what they do not follow."""
         actions: list[Action] = []
-        for change in self._open.values():
+        for change in self.open.values():
             if now >= change.due:
                 change.due = now + RETRY_S
                 actions += self._tell(change, change.awaited)
@@ -220,20 +225,20 @@ class MemberViews:
 
     def dump(self) -> Plain:
         """Return the last revision, and what is not followed; None where nothing has ever changed."""
-        return [self._revision, [change.dump() for change in self._open.values()]] if self._revision else None
+        return [self._revision, [change.dump() for change in self.open.values()]] if self._revision else None
 
     def restore(self, kept: Plain, now: float) -> None:
         """Go on with what was kept: members that do not follow are told again."""
         self._revision, changes = kept
         for revision, kind, shards, awaited, restored, lost, whole, num_gone in changes:
-            self._open[revision] = ViewChange(
+            self.open[revision] = ViewChange(
                 revision=revision, kind=ChangeKind(kind), shards=tuple(shards), awaited=set(awaited),
                 due=now + RETRY_S, restored=restored, lost=lost, whole=whole, begun_at=now, num_gone=num_gone,
             )  # fmt: skip
 
     def validate(self) -> None:
         """Assert that the members that are awaited are here, and go by one cut."""
-        for change in self._open.values():
+        for change in self.open.values():
             assert change.awaited
             assert change.awaited <= set(self._members)
-        assert sum(change.kind is ChangeKind.CUT for change in self._open.values()) <= 1
+        assert sum(change.kind is ChangeKind.CUT for change in self.open.values()) <= 1
