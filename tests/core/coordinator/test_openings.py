@@ -215,7 +215,7 @@ def test_counters_of_servers_may_be_many_and_those_of_workers_may_not() -> None:
     coordinator.join("s0", "w0")
     counters = {"memory_nbytes": 7, "x": "y" * MAX_SHORT_HEADER_NBYTES}
     assert errors(coordinator.say("s0", Heartbeat(counters))) == []
-    assert [server.memory_nbytes for server in coordinator.machine.servers] == [7]
+    assert [server.reported.memory_nbytes for server in coordinator.machine.servers] == [7]
     assert errors(coordinator.say("w0", Heartbeat(counters))) == [ProtocolError.code]
 
 

@@ -14,7 +14,7 @@ from zmqps.core.protocol.messages import Arrive, Drain, Leave, Take
 KEPT = {
     "CoordinatorMachine": "lives",
     "Membership": "members _barred",
-    "MemberInfo": "hello rank origin holder answered named must_leave leaving noted",
+    "MemberInfo": "hello incarnation rank origin answers leaving telling notes",
     "Roster": "_by_rank _claims",
     "Fleet": "_by_rank _claims wanted most",
     "Claims": "_last",
@@ -60,12 +60,9 @@ NOT_KEPT = {
     ),
     "Membership": "timeout _changed _nobody_before gone _by_silence _peers _barred_peers processes",
     "Processes": "_living _ended",
-    "MemberInfo": (
-        "peer roster seen_at unreached counters counters_nbytes num_pushes counters_of told again_at note_answer "
-        "doing awaited_s sample notes_due doubts memory_nbytes"
-    ),
-    "Roster": "_expected _numbered _lowest _next _names num_finished",
-    "Fleet": "_expected _numbered _lowest _next _names num_finished",
+    "MemberInfo": "peer roster seen_at reported",
+    "Roster": "_expected _numbered _lowest _next _names _doubts num_finished",
+    "Fleet": "_expected _numbered _lowest _next _names _doubts num_finished",
     "Claims": "_living _ranks",
     "Erasures": "_changed _not_before _timer",
     "ClusterEnd": "_changed _idle_timeout _members _anybody _due asked save is_saving close _timer",

@@ -37,7 +37,7 @@ def test_much_is_logged_and_some_of_it_is_lost_where_there_is_little_room() -> N
 
 def test_a_coordinator_that_takes_what_comes_again(monkeypatch: Patch) -> None:
     def forget(original: Any, self: NoteReceiver, member: MemberInfo, message: Note, now: float) -> list[Action]:
-        member.noted = min(member.noted, message.first)
+        member.notes.number = min(member.notes.number, message.first)
         return original(self, member, message, now)
 
     wrap(monkeypatch, NoteReceiver, "take", forget)
@@ -48,7 +48,7 @@ def test_a_coordinator_that_forgets_what_it_has_when_it_is_back(monkeypatch: Pat
     def forget(machine: Any, *kept: Any) -> None:
         restore(machine, *kept)
         for member in machine.membership.members.values():
-            member.noted = 0
+            member.notes.number = 0
 
     monkeypatch.setattr("zmqps.core.coordinator.machine.restore", forget)
     monkeypatch.setattr(Comebacks, "check", lambda self, node: None)

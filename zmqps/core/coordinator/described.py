@@ -125,7 +125,7 @@ def place(
     """
     keyspace = wire.keyspace if isinstance(wire, Described) else KeySpace.of(job)
     copies = min(copies, len(servers))
-    known = [server.memory_nbytes for server in servers]
+    known = [server.reported.memory_nbytes for server in servers]
     needed = copies * keyspace.nbytes
     if all(known) and needed > sum(known):
         held = f", {copies} copies of each" if copies > 1 else ""

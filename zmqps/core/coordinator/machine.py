@@ -416,8 +416,8 @@ class CoordinatorMachine:
         return self._from_member(member, Leave(message.reason), now)
 
     def _from_member(self, member: MemberInfo, message: Message, now: float) -> list[Action]:
-        if isinstance(message, REPEATABLE) and message.request in member.answered:
-            return self.telling.space([Send(member.peer, member.answered[message.request])], now)  # it was lost
+        if isinstance(message, REPEATABLE) and message.request in (answered := member.answers.by_request):
+            return self.telling.space([Send(member.peer, answered[message.request])], now)  # it was lost
         take = HANDLERS[type(message)]
         if take is not heartbeat:
             self.touched.add(member.job)

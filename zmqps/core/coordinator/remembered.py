@@ -103,9 +103,9 @@ def restore(machine: JournalHost, kept: Mapping[str, Plain], now: float) -> None
     for data in records["member"].values():
         membership.restore(data, machine.servers, now)
     for who, data in records["answers"].items():
-        membership.members[bytes.fromhex(who)].restore_answers(data)
+        membership.members[bytes.fromhex(who)].answers.restore(data)
     for who, noted in records["noted"].items():
-        membership.members[bytes.fromhex(who)].noted = noted
+        membership.members[bytes.fromhex(who)].notes.number = noted
     machine.ended.restore(records["ended"], now)
     if (scale := records["scale"].get("")) is not None:
         machine.scales.restore(scale, now)
@@ -192,7 +192,7 @@ def _of_run(take: Callable[[Any], Plain]) -> Callable[[JournalHost, str], Plain]
 
 def _noted(machine: JournalHost, who: str) -> Plain:
     member = machine.membership.members.get(bytes.fromhex(who))
-    return member.noted or None if member is not None else None
+    return member.notes.number or None if member is not None else None
 
 
 def _data(machine: JournalHost, whose: str) -> Plain:

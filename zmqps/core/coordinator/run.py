@@ -296,7 +296,7 @@ class JobRun:
     def init(self, member: MemberInfo, message: Init, now: float) -> list[Action]:
         """A worker names what it trains, or a member asks for it."""
         self._check_shards()
-        check_in_reach(member.role, member.origin, self._servers)
+        check_in_reach(member.role, member.origin.address, self._servers)
         actions = self.startup.init(member, message)
         actions += self.move_on(now)
         if (member.incarnation, message.request) in self.startup.parked:
@@ -428,7 +428,7 @@ class JobRun:
     def _rewind(self, saved: Resumption) -> list[Action]:
         """All shards are as they were in a checkpoint: so are the data sets, and what was answered since is moot."""
         for member in self.members.values():
-            member.go_back()
+            member.answers.go_back()
         self.spares.go_back()
         self.rates.begin_at(saved.rates)
         return self.data.go_back(saved.data)

@@ -68,7 +68,7 @@ class Watchers:
             assert slowest["node"] in ranks, f"{slowest['node']} of {job!r}, who has gone, is said to be slow"
             self.num_slowest += 1
         for job in machine.runs:
-            awaited = sum(member.awaited_s for member in machine.runs[job].members.values())
+            awaited = sum(member.reported.awaited_s for member in machine.runs[job].members.values())
             assert awaited <= now + EPSILON_S, f"those of {job!r} are said to have been waited for longer than it took"
         times = [event["t"] for event in view["events"]]
         assert all(a <= b for a, b in pairwise(times)), "what happened is told in another order"

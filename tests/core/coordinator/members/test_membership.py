@@ -16,6 +16,7 @@ from zmqps.core.coordinator.members.membership import (
     MAX_MEMBERS,
     MemberInfo,
     Membership,
+    Reported,
 )
 from zmqps.core.coordinator.members.roster import Roster
 from zmqps.core.protocol.messages import Assign, Heartbeat
@@ -131,11 +132,11 @@ def test_the_counters_of_those_who_have_gone_last_are_kept() -> None:
     for name in "abcdef":
         joined(membership, name)
         member = membership.members[hello("worker", name).incarnation]
-        member.counters, member.counters_nbytes, member.counters_of = '{"n": 1}', nbytes, {"1": {"n": 1}}
+        member.reported = Reported(counters='{"n": 1}', nbytes=nbytes, by_epoch={"1": {"n": 1}})
         leave(membership, name)
-    kept = [(departure.member.counters, departure.member.counters_nbytes) for departure in membership.gone]
+    kept = [(departure.member.reported.counters, departure.member.reported.nbytes) for departure in membership.gone]
     assert kept == 2 * [("{}", 0)] + 4 * [('{"n": 1}', nbytes)]
-    assert [bool(departure.member.counters_of) for departure in membership.gone] == 2 * [False] + 4 * [True]
+    assert [bool(departure.member.reported.by_epoch) for departure in membership.gone] == 2 * [False] + 4 * [True]
 
 
 def test_what_is_remembered_of_the_gone_is_bounded() -> None:

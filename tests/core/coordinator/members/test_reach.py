@@ -68,7 +68,7 @@ def test_a_server_that_says_hello_again_is_not_asked_where_it_comes_from() -> No
     coordinator = Coordinator()
     join(coordinator, "server", "s", "tcp://10.0.0.2:5571", ELSEWHERE)
     assert sent(join(coordinator, "server", "s", "tcp://10.0.0.2:5571"), Welcome)
-    assert next(iter(coordinator.machine.servers)).origin == ELSEWHERE
+    assert next(iter(coordinator.machine.servers)).origin.address == ELSEWHERE
 
 
 @pytest.mark.parametrize("role", ["worker", "observer"])

@@ -50,7 +50,8 @@ def test_all_that_is_remembered_of_a_job_shares_its_description() -> None:
     for request in range(1, 4):
         coordinator.init("o1", None, request)
     found = [coordinator.machine.membership.find(peer(name)) for name in ("w0", "w1", "o1")]
-    answers = [answer for member in found if member for answer in member.answered.values() if isinstance(answer, Job)]
+    said = [answer for member in found if member for answer in member.answers.by_request.values()]
+    answers = [answer for answer in said if isinstance(answer, Job)]
     assert len(answers) == 5
     assert len({id(answer.job) for answer in answers}) == 1
     assert len({id(answer.placement["cuts"]) for answer in answers}) == 1

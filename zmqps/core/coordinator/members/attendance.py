@@ -54,7 +54,7 @@ class Attendance:
         """A worker has named the job; return whether it counts. ``places``: how many may; None: whoever comes."""
         if member.role != "worker":
             return False
-        member.named = True
+        member.telling.named = True
         if member.incarnation not in self.here and places is not None and len(self.here) >= places:
             self.spares[member.incarnation] = member
             self._changed()

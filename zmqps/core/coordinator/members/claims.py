@@ -20,12 +20,12 @@ class Claimant(Protocol):
     """A member, as far as it matters here."""
 
     hello: Hello
+    incarnation: bytes
     rank: int
-    holder: KeyHolder | None
 
     @property
-    def incarnation(self) -> bytes:
-        """The unique id of this life of the process."""
+    def holder(self) -> KeyHolder | None:
+        """Whose key it has joined with."""
 
     @property
     def title(self) -> str:

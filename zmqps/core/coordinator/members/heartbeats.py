@@ -30,15 +30,16 @@ class HeartbeatsHost(Protocol):
 def heartbeat(host: HeartbeatsHost, member: MemberInfo, message: Heartbeat, now: float) -> list[Action]:
     """A member gives a sign of life, and tells what it has counted."""
     host.counts["heartbeats"] += 1
-    member.counters, member.counters_nbytes = packed(message.counters)
-    member.unreached = unreached(message.counters) if member.role != "server" else ""
-    member.counters_of = by_epoch(message.counters) if member.role == "server" else {}
+    reported = member.reported
+    reported.counters, reported.nbytes = packed(message.counters)
+    reported.unreached = unreached(message.counters) if member.role != "server" else ""
+    reported.by_epoch = by_epoch(message.counters) if member.role == "server" else {}
     pushes = message.counters.get("pushes")
     if type(pushes) is int:  # it is not said over a connection that is new
-        member.num_pushes = pushes
-    member.memory_nbytes = memory if type(memory := message.counters.get("memory_nbytes")) is int else 0
-    doing = message.counters.get("doing", member.doing)
-    member.doing = doing[:MAX_COUNTER_NAME_CHARS] if type(doing) is str else ""
+        reported.num_pushes = pushes
+    reported.memory_nbytes = memory if type(memory := message.counters.get("memory_nbytes")) is int else 0
+    doing = message.counters.get("doing", reported.doing)
+    reported.doing = doing[:MAX_COUNTER_NAME_CHARS] if type(doing) is str else ""
     run = host.runs.get(member.job)
     host.watching.heartbeat(member, message.counters, run, now)
     ack = run.acknowledge(member) if run else HeartbeatAck(0)

@@ -9,7 +9,7 @@ from zmqps.core.coordinator.journal import DirtyKeys
 from zmqps.core.coordinator.members.admission import check_admission
 from zmqps.core.coordinator.members.cluster_end import ClusterEnd
 from zmqps.core.coordinator.members.erasures import Erasures
-from zmqps.core.coordinator.members.membership import MemberInfo, Membership
+from zmqps.core.coordinator.members.membership import MemberInfo, Membership, Origin
 from zmqps.core.coordinator.members.partings import Partings
 from zmqps.core.coordinator.members.reach import check_advertised, check_in_reach
 from zmqps.core.coordinator.members.roster import index_of
@@ -54,7 +54,7 @@ def join(host: JoiningHost, event: Received, hello: Hello, now: float) -> list[A
     before = None if known or run is None else roster.predecessor(hello, event.holder)
     rival = None if known or before is not None else roster.rival(hello)
     if rival is not None:
-        is_new = hello.incarnation not in rival.doubts
+        is_new = not roster.is_doubted(rival, hello)
         if roster.awaits(hello, now, host.options.heartbeat_interval):  # the newcomer says Hello again
             return [Log("info", f"{hello.name} is here again; {rival.title} is looked for first")] if is_new else []
     member = host.membership.join(hello, event.peer, roster, now, event.holder, before)
@@ -62,7 +62,7 @@ def join(host: JoiningHost, event: Received, hello: Hello, now: float) -> list[A
     if was_absent:
         actions += _welcome_back(host, member, now)
     if not known:
-        member.origin = event.origin
+        member.origin = Origin(event.origin, event.holder)
         as_spare = " as a spare" if len(host.servers) > host.servers.most else ""
         where = f" job {hello.job!r}" if run else as_spare
         actions.append(Log("info", f"{member.title} joined{where}", "joined", job=member.job, peer=hello.name))

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from itertools import takewhile
 from math import inf
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from zmqps.core.coordinator.journal import Changed, Plain, nothing, packed, packed_error, unpacked, unpacked_error
 from zmqps.core.coordinator.members.processes import Processes
@@ -59,74 +60,149 @@ class Ranks(Protocol):
     def __iter__(self) -> Iterator[MemberInfo]: ...
 
 
+class Answers:
+    """What a member was answered, in case that or its request is sent again.
+
+    Attributes
+    ----------
+    by_request
+        The answers, the oldest first.
+    note
+        Called when one is remembered that is kept.
+    """
+
+    __slots__ = ("by_request", "note")
+
+    def __init__(self) -> None:
+        self.by_request: OrderedDict[int, Message] = OrderedDict()
+        self.note: Changed = nothing
+
+    def remember(self, request: int, message: Message) -> None:
+        """Remember an answer."""
+        self.by_request[request] = message
+        forgotten: Message = message
+        if len(self.by_request) > MAX_ANSWERED:
+            _, forgotten = self.by_request.popitem(last=False)
+        if not (isinstance(message, DERIVED) and isinstance(forgotten, DERIVED)):
+            self.note()
+
+    def with_job(self, job: object) -> Job | None:
+        """Return one that tells this very description of a job; what it holds can be told again."""
+        told = (message for message in reversed(self.by_request.values()) if isinstance(message, Job))
+        return next((message for message in told if message.job is job), None)
+
+    def go_back(self) -> None:
+        """Remember none that tells of steps, ranges or servers that are gone: whoever asks again gets another."""
+        for request, message in list(self.by_request.items()):
+            if isinstance(message, Released):
+                self.by_request[request] = replace(message, step=0)
+            elif isinstance(message, Range | Proceed | Job):
+                del self.by_request[request]
+        self.note()
+
+    def dump(self) -> Plain:
+        """Return those that are kept; None for none."""
+        kept = [[n, packed(message)] for n, message in self.by_request.items() if not isinstance(message, DERIVED)]
+        return kept or None
+
+    def restore(self, kept: Plain) -> None:
+        """Remember those that were kept."""
+        for request, message in kept:
+            self.by_request[request] = unpacked(message)
+
+
+class LeavingState(IntEnum):
+    """Whether a server stays, is to go and gets nothing new, or goes even where shards have fewer backups then."""
+
+    STAYS, GOES, MUST_GO = range(3)
+
+
+class Origin(NamedTuple):
+    """Where a member comes from: the address of the other host (empty: this one), and the key it has joined with."""
+
+    address: str = ""
+    holder: KeyHolder | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Reported:
+    """What a member has said in its heartbeats, for those who watch."""
+
+    counters: str = "{}"  # packed, see `zmqps.core.coordinator.watching.status`
+    nbytes: int = 0  # of those
+    by_epoch: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # a server's, of each job
+    num_pushes: int = 0  # a worker's
+    doing: str = ""  # and what it is at
+    unreached: str = ""  # and which servers it cannot reach
+    memory_nbytes: int = 0  # a server's, for the shards of all jobs; 0: it has not said
+    sample: Any = None  # what it had counted, `zmqps.core.coordinator.watching.watching`
+    awaited_s: float = 0.0  # for how long others have waited for it alone
+
+
+@dataclass(slots=True)
+class JobTelling:
+    """How a member has come to its job.
+
+    Attributes
+    ----------
+    named
+        Whether it has described the job itself that it trains, and that was accepted.
+    told
+        Whether it has been told it, so that this is repeated when it asks again.
+    again_at
+        When it may ask again for what it waits for, or soon before.
+    """
+
+    named: bool = False
+    told: bool = False
+    again_at: float = 0.0
+
+
+@dataclass(slots=True)
+class NoteFlow:
+    """How many calls of a script's log are here, or known to be lost.
+
+    ``due``: when the next message of them were to come, if all came at the longest intervals.
+    """
+
+    number: int = 0
+    due: float = 0.0
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class MemberInfo:
-    """A node that has joined."""
+    """A node that has joined; ``incarnation`` is the unique id of this life of its process."""
 
     hello: Hello
+    incarnation: bytes = field(init=False)
     peer: Peer
     roster: Ranks = field(repr=False)  # none any more when it has gone
     rank: int
     seen_at: float
-    origin: str = ""  # the address of the other host that it comes from; empty: from this one
-    unreached: str = ""  # which servers it cannot reach, by what it says
-    holder: KeyHolder | None = None  # whose key it has joined with
-    counters: str = "{}"  # packed, see `zmqps.core.coordinator.watching.status`
-    counters_nbytes: int = 0
-    num_pushes: int = 0  # a worker's, by what it says
-    doing: str = ""  # and what it is at
-    memory_nbytes: int = 0  # a server's, for the shards of all jobs, by what it says; 0: it has not said
-    awaited_s: float = 0.0  # for how long others have waited for it alone
-    sample: Any = None  # what it had counted, `zmqps.core.coordinator.watching.watching`
-    counters_of: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # a server's, by epoch of a job
-    answered: OrderedDict[int, Message] = field(default_factory=OrderedDict)
-    named: bool = False  # whether it has described the job itself that it trains, and that was accepted
-    told: bool = False  # … and has been told it, so that this is repeated when it asks again
-    again_at: float = 0.0  # when it may ask again for what it waits for, or soon before
-    leaving: bool = False  # a server that is to go, and gets nothing new
-    must_leave: bool = False  # it goes even where shards have fewer backups then
-    doubts: dict[bytes, float] = field(default_factory=dict)  # since when newcomers wait for its number
-    noted: int = 0  # how many calls of its script's log are here, or known to be lost
-    notes_due: float = 0.0  # when its next message of them were to come, if all came at the longest intervals
-    note_answer: Changed = nothing  # called when an answer is remembered that is kept
+    origin: Origin = field(default_factory=Origin)
+    leaving: LeavingState = LeavingState.STAYS
+    reported: Reported = field(default_factory=Reported)
+    answers: Answers = field(default_factory=Answers)
+    telling: JobTelling = field(default_factory=JobTelling)
+    notes: NoteFlow = field(default_factory=NoteFlow)
+
+    def __post_init__(self) -> None:
+        """Note who it is."""
+        self.incarnation = self.hello.incarnation
 
     def answer(self, request: int, message: Message) -> Send:
         """Return the answer to a request, remembered in case it or the request is sent again."""
-        self.answered[request] = message
-        forgotten: Message = message
-        if len(self.answered) > MAX_ANSWERED:
-            _, forgotten = self.answered.popitem(last=False)
-        if not (isinstance(message, DERIVED) and isinstance(forgotten, DERIVED)):
-            self.note_answer()
+        self.answers.remember(request, message)
         return Send(self.peer, message)
-
-    def answer_with(self, job: object) -> Job | None:
-        """Return a remembered answer that tells this very description of a job; what it holds can be told again."""
-        told = (message for message in reversed(self.answered.values()) if isinstance(message, Job))
-        return next((message for message in told if message.job is job), None)
-
-    def go_back(self) -> None:
-        """Remember no answer that tells of steps, ranges or servers that are gone: whoever asks again gets another."""
-        for request, message in list(self.answered.items()):
-            if isinstance(message, Released):
-                self.answered[request] = replace(message, step=0)
-            elif isinstance(message, Range | Proceed | Job):
-                del self.answered[request]
-        self.note_answer()
-
-    def dump_answers(self) -> Plain:
-        """Return the answers that are kept; None for none."""
-        kept = [[n, packed(message)] for n, message in self.answered.items() if not isinstance(message, DERIVED)]
-        return kept or None
-
-    def restore_answers(self, kept: Plain) -> None:
-        """Remember the answers that were kept."""
-        for request, message in kept:
-            self.answered[request] = unpacked(message)
 
     def fail(self, request: int, error: PSError) -> Send:
         """Return the answer to a request that failed."""
         return self.answer(request, Error.of(request, error))
+
+    @property
+    def holder(self) -> KeyHolder | None:
+        """Whose key it has joined with."""
+        return self.origin.holder
 
     @property
     def role(self) -> str:
@@ -142,11 +218,6 @@ class MemberInfo:
     def job(self) -> str:
         """The name of the job it is there for; empty for a server, which is there for all of them."""
         return "" if self.hello.role == "server" else self.hello.job
-
-    @property
-    def incarnation(self) -> bytes:
-        """The unique id of this life of the process."""
-        return self.hello.incarnation
 
     @property
     def title(self) -> str:
@@ -252,7 +323,7 @@ class Membership:
         return member
 
     def _watch(self, member: MemberInfo) -> None:
-        member.note_answer = lambda: self._changed("answers", member.incarnation)
+        member.answers.note = lambda: self._changed("answers", member.incarnation)
 
     def find_farewell(self, who: bytes, secret: bytes, peer: Peer, holder: KeyHolder | None) -> MemberInfo | None:
         """Return the member that says goodbye over a new connection, which is its own from now on.
@@ -294,7 +365,7 @@ class Membership:
         self.processes.left(member)
         member.roster.leave(member, how)
         del member.roster  # it knows its job, of which nothing is to stay
-        member.answered.clear()  # a job's description is large, and nobody asks any more
+        member.answers.by_request.clear()  # a job's description is large, and nobody asks any more
         self._changed("member", member.incarnation)
         self._changed("answers", member.incarnation)
         self._changed("noted", member.incarnation)
@@ -315,9 +386,9 @@ class Membership:
         room = MAX_GONE_COUNTERS_NBYTES
         for departure in reversed(self.gone):
             member = departure.member
-            room -= member.counters_nbytes
+            room -= member.reported.nbytes
             if room < 0:
-                member.counters, member.counters_nbytes, member.counters_of = "{}", 0, {}
+                member.reported = Reported()
 
     def check_welcome(self, hello: Hello) -> None:
         """Raise what bars an incarnation that the others went on without, or whose process has ended."""
@@ -354,12 +425,13 @@ class Membership:
         """Return what is kept of a member; of those of a job its rank is kept with the job."""
         if (member := self.members.get(who)) is None:
             return None
-        holder = None if member.holder is None else list(member.holder)
-        return [packed(member.hello), member.rank if member.role == "server" else 0, member.origin, holder]
+        address, holder = member.origin
+        rank = member.rank if member.role == "server" else 0
+        return [packed(member.hello), rank, address, None if holder is None else list(holder)]
 
     def dump_answers(self, who: bytes) -> Plain:
         """Return the answers that a member may ask for again; None for none."""
-        return self.members[who].dump_answers() if who in self.members else None
+        return self.members[who].answers.dump() if who in self.members else None
 
     @property
     def barred(self) -> Iterable[bytes]:
@@ -372,11 +444,11 @@ class Membership:
 
     def restore(self, kept: Plain, servers: Ranks, now: float) -> None:
         """Have a member that was kept; where it is reached it says itself, and its job where it belongs."""
-        hello, rank, origin, holder = kept
+        hello, rank, address, holder = kept
         hello = unpacked(hello)
         member = MemberInfo(
             hello=hello, peer=ABSENT + hello.incarnation, roster=servers, rank=rank, seen_at=now,
-            origin=origin, holder=None if holder is None else KeyHolder(*holder),
+            origin=Origin(address, None if holder is None else KeyHolder(*holder)),
         )  # fmt: skip
         self.members[hello.incarnation] = self._by_silence[hello.incarnation] = member
         self._peers[member.peer] = hello.incarnation

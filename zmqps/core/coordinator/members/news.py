@@ -31,7 +31,7 @@ class News:
 
     def of_member(self, actions: list[Action], member: MemberInfo, now: float) -> list[Action]:
         """Return what is done about a member, less the lines that are too many."""
-        return self._came.spare(actions, now, member.origin, member.peer)
+        return self._came.spare(actions, now, member.origin.address, member.peer)
 
     def of_job(self, actions: list[Action], job: str, now: float) -> list[Action]:
         """Return what is due in a job, less the lines that are too many."""
@@ -55,7 +55,7 @@ class News:
 def _origin(event: Received | Undecodable, member: MemberInfo | None) -> str | None:
     """Return the address that a line is counted for; None where the transport does not say it."""
     if member is not None:
-        return member.origin
+        return member.origin.address
     if isinstance(event, Received) and isinstance(event.message, Hello | EndJob):
         return event.origin
     return None

@@ -94,7 +94,7 @@ class Places:
 
     def lasts(self, member: MemberInfo) -> bool:
         """Whether what a member says of the data goes for others: it is one of those the job is for."""
-        return member.named if self.expected is None else member.incarnation in self.attendance
+        return member.telling.named if self.expected is None else member.incarnation in self.attendance
 
     def count(self, member: MemberInfo, named: bool, first: bool) -> list[Action]:
         """Count a worker that names the job, if there is a place; one that takes it as it is, if whoever comes counts.
@@ -115,7 +115,7 @@ class Places:
 
     def _begin_anew(self) -> list[Action]:
         for member in self._members.values():
-            member.named = False
+            member.telling.named = False
         if self.expected is None:
             return []
         error, everybody = unnamed(self._startup.name, self.expected), list(self.attendance)
@@ -204,7 +204,7 @@ class Places:
 
     def dump(self) -> Plain:
         """Return what is kept of them; what spares ask for they ask again."""
-        named = sorted(who for who, member in self._members.items() if member.named)
+        named = sorted(who for who, member in self._members.items() if member.telling.named)
         return [self.attendance.dump(), self.losses.dump(), self._all_joined, sorted(self._missed), named]
 
     def restore(self, kept: Plain) -> None:
@@ -214,7 +214,7 @@ class Places:
         self.losses.restore(losses)
         self._missed = set(missed)
         for who in named:
-            self._members[who].named = True
+            self._members[who].telling.named = True
 
     def validate(self, training: Collection[bytes]) -> None:
         """Assert that who is counted is here, and only who has begun is missed."""

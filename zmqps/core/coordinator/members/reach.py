@@ -79,7 +79,9 @@ def unreached(counters: Mapping[str, Any]) -> str:
 
 def complaints(members: Iterable[MemberInfo]) -> Iterator[str]:
     """Yield who cannot reach which servers, and since when, in words."""
-    found = [f"{member.title} cannot reach {member.unreached}" for member in members if member.unreached]
+    found = [
+        f"{member.title} cannot reach {member.reported.unreached}" for member in members if member.reported.unreached
+    ]
     yield from found[:MOST_NAMED]
     if len(found) > MOST_NAMED:
         yield f"{len(found) - MOST_NAMED} more members cannot reach servers"

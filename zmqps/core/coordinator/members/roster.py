@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Iterator, Mapping
 
 from zmqps.core.coordinator.journal import Plain
 from zmqps.core.coordinator.members.claims import Claims
-from zmqps.core.coordinator.members.membership import MAX_MEMBERS, MemberInfo
+from zmqps.core.coordinator.members.membership import MAX_MEMBERS, MemberInfo, Origin
 from zmqps.core.protocol.events import Peer
 from zmqps.core.protocol.messages import Hello
 from zmqps.core.protocol.messages.membership import DepartureCause
@@ -39,6 +39,8 @@ class Roster:
         self._next = 0  # no rank from here on is
         self._names: set[str] = set()  # of all who ever joined
         self._claims: Claims[MemberInfo] = Claims()
+        # by member: since when newcomers wait for its number
+        self._doubts: dict[bytes, dict[bytes, float]] = {}
         self.num_finished = 0
 
     def __len__(self) -> int:
@@ -77,16 +79,20 @@ class Roster:
         if (rival.hello.host, rival.hello.pid) == (hello.host, hello.pid):
             return None  # a process may join more than once
         heard_by = rival.seen_at - DOUBT_BEATS * heartbeat_interval
-        if len(rival.doubts) >= MAX_DOUBTS:  # who has not said Hello again since may never do
-            rival.doubts = {
-                who: since for who, since in rival.doubts.items() if since >= heard_by or who == hello.incarnation
-            }
-        if hello.incarnation not in rival.doubts and len(rival.doubts) >= MAX_DOUBTS:
+        doubts = self._doubts.setdefault(rival.incarnation, {})
+        if len(doubts) >= MAX_DOUBTS:  # who has not said Hello again since may never do
+            for who in [who for who, since in doubts.items() if since < heard_by and who != hello.incarnation]:
+                del doubts[who]
+        if hello.incarnation not in doubts and len(doubts) >= MAX_DOUBTS:
             return None
-        if rival.doubts.setdefault(hello.incarnation, now) >= heard_by:
+        if doubts.setdefault(hello.incarnation, now) >= heard_by:
             return rival
-        del rival.doubts[hello.incarnation]
+        del doubts[hello.incarnation]
         return None
+
+    def is_doubted(self, rival: MemberInfo, hello: Hello) -> bool:
+        """Whether a newcomer waits already for the number of a member."""
+        return hello.incarnation in self._doubts.get(rival.incarnation, {})
 
     def enter(
         self, hello: Hello, peer: Peer, now: float, holder: KeyHolder | None = None, before: MemberInfo | None = None
@@ -95,7 +101,7 @@ class Roster:
 
         If it wishes none, or another has that, it is the one that it had last, or the lowest that is free.
         """
-        member = MemberInfo(hello=hello, peer=peer, roster=self, rank=0, seen_at=now, holder=holder)
+        member = MemberInfo(hello=hello, peer=peer, roster=self, rank=0, seen_at=now, origin=Origin(holder=holder))
         wish = index_of(hello)
         if before is not None:
             rank: int | None = before.rank
@@ -161,6 +167,7 @@ class Roster:
 
     def leave(self, member: MemberInfo, how: DepartureCause) -> None:
         """A member has gone."""
+        self._doubts.pop(member.incarnation, None)
         frees = self._by_rank[member.rank] is member  # else somebody has come in its place
         self._claims.left(member, frees=frees)
         if frees:

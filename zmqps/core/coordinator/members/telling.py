@@ -60,7 +60,7 @@ class Line:
         told: list[Action] = []
         while self._members and now >= self._due:
             incarnation, (member, requests) = self._members.popitem(last=False)
-            answer = member.answered.get(requests.popleft())
+            answer = member.answers.by_request.get(requests.popleft())
             if requests:
                 self._members[incarnation] = member, requests
             if isinstance(answer, Job):
@@ -100,22 +100,22 @@ class Telling:
             if member is None or not isinstance(message, Job) or message.load:
                 spaced.append(action)
                 continue
-            if member.told:
+            if member.telling.told:
                 self._again.add(member, message.request)
-            elif member.named:
+            elif member.telling.named:
                 spaced.append(action)
             else:
                 self._first.add(member, message.request)
-            member.told = True
+            member.telling.told = True
         self._timer.touch()
         return [*spaced, *self.on_deadline(now)]
 
     def too_soon(self, member: MemberInfo, now: float) -> bool:
         """Whether a member has asked too often for what it still waits for."""
-        due = max(member.again_at, now)
+        due = max(member.telling.again_at, now)
         if due > now + REPEAT_BURST_S:
             return True
-        member.again_at = due + REPEAT_S
+        member.telling.again_at = due + REPEAT_S
         return False
 
     def next_deadline(self) -> float | None:

@@ -32,7 +32,7 @@ class Replica:
     @property
     def progress(self) -> float:
         """How much of it is filled, as far as its server has said, in percent."""
-        counted = self.server.counters_of.get(str(self.epoch), {})
+        counted = self.server.reported.by_epoch.get(str(self.epoch), {})
         filled, slices = counted.get("slices_filled"), counted.get("slices")
         if self.whole or not isinstance(filled, int) or not isinstance(slices, int) or not slices:
             return 100.0 * self.whole

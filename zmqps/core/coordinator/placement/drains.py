@@ -9,7 +9,7 @@ from typing import Any
 
 from zmqps.core.coordinator.journal import Changed, Plain, nothing, packed_error, unpacked_error
 from zmqps.core.coordinator.members.erasures import Erasures
-from zmqps.core.coordinator.members.membership import MemberInfo
+from zmqps.core.coordinator.members.membership import LeavingState, MemberInfo
 from zmqps.core.coordinator.members.naming import find_named
 from zmqps.core.coordinator.placement.fleet import Fleet
 from zmqps.core.coordinator.run import JobRun
@@ -104,7 +104,8 @@ class Drains:
         if drain is None:
             drain = self._begin(found, now)
         self._changed()
-        found.must_leave |= server is not None
+        if server is not None:
+            found.leaving = LeavingState.MUST_GO
         if message.nonce and len(drain.nonces) < MAX_ASKED:
             drain.nonces.add(message.nonce)
         actions = self.look(now)
@@ -139,7 +140,7 @@ class Drains:
         """Begin, unless it is clear already that it cannot be."""
         if not any(other is not server for other in self._fleet.staying):
             raise DrainError(server=server.title, why="there is no other server that stays", advice=ADVICE)
-        server.leaving = True
+        server.leaving = LeavingState.GOES
         self._fleet.shrink()
         drain = self.going[server.incarnation] = _Drain(server=server, since=now)
         drain.moved = sum(len(run.startup.copies.of(server)) for run in self._runs.values())
@@ -178,7 +179,7 @@ class Drains:
         error = DrainError(server=server.title, why=why, advice=ADVICE)
         del self.going[server.incarnation]
         self._changed()
-        server.leaving = server.must_leave = False
+        server.leaving = LeavingState.STAYS
         self._fleet.joined()
         self._end(drain, error)
         told = Send(server.peer, Draining(0, DrainState.STAYS, why))
@@ -221,7 +222,7 @@ class Drains:
         if self.going:
             self._changed()
         for drain in self.going.values():
-            drain.server.leaving = drain.server.must_leave = False
+            drain.server.leaving = LeavingState.STAYS
         self.going.clear()
         return [action for run in self._runs.values() for action in run.replication.handovers.take_back(now)]
 
@@ -233,7 +234,10 @@ class Drains:
 
     def dump(self) -> Plain:
         """Return which servers are to go, how it has ended for others, and how many there are to be; None for none."""
-        going = [[who, d.server.must_leave, d.since, d.moved, sorted(d.nonces)] for who, d in self.going.items()]
+        going = [
+            [who, drain.server.leaving is LeavingState.MUST_GO, drain.since, drain.moved, sorted(drain.nonces)]
+            for who, drain in self.going.items()
+        ]
         ended = [
             [nonce, how, b""] if isinstance(how, str) else [nonce, "", packed_error(how)]
             for nonce, how in self._ended.items()
@@ -247,7 +251,7 @@ class Drains:
         there = {server.incarnation: server for server in self._fleet}
         for who, must_leave, since, moved, nonces in going:
             server = there[who]
-            server.leaving, server.must_leave = True, must_leave
+            server.leaving = LeavingState.MUST_GO if must_leave else LeavingState.GOES
             self.going[who] = _Drain(server=server, since=min(since, now), moved=moved, nonces=set(nonces))
         for nonce, text, error in ended:
             self._ended[nonce] = unpacked_error(error) if error else text

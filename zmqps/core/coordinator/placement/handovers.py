@@ -14,7 +14,7 @@ from enum import IntEnum
 from typing import TypeAlias
 
 from zmqps.core.coordinator.journal import Changed, Plain, nothing
-from zmqps.core.coordinator.members.membership import MemberInfo
+from zmqps.core.coordinator.members.membership import LeavingState, MemberInfo
 from zmqps.core.coordinator.placement.copies import Replica
 from zmqps.core.coordinator.placement.startup import Startup
 from zmqps.core.coordinator.training.steps import Steps
@@ -181,7 +181,7 @@ class Handovers:
         """No other server can take one more copy: one that goes in any case leaves it with those it has."""
         self.stuck[copy.epoch] = why = self._why(copy, staying)
         others = [other for other in self._startup.copies if other.shard == copy.shard and not other.server.leaving]
-        if not copy.server.must_leave or not others:
+        if copy.server.leaving is not LeavingState.MUST_GO or not others:
             return []
         del self.stuck[copy.epoch]
         heir = next((other for other in others if other.whole), None)

@@ -420,7 +420,7 @@ class Startup:
 
     def _reply(self, member: MemberInfo, request: int, load: int = 0) -> Action:
         assert self.placement is not None
-        before = None if load else member.answer_with(self._wire)
+        before = None if load else member.answers.with_job(self._wire)
         placement = self.where(member, load=bool(load)) if before is None else before.placement
         self.told.add(member.incarnation)
         self._changed("start")

@@ -429,7 +429,7 @@ class Checkpoints:
 
     def _steps_of(self, run: JobRun) -> int:
         """Return how many steps a job has made, as far as the coordinator knows: clocks, or pushes of its workers."""
-        return run.steps.clock if run.mode != "async" else sum(worker.num_pushes for worker in run.workers)
+        return run.steps.clock if run.mode != "async" else sum(worker.reported.num_pushes for worker in run.workers)
 
     def due_at(self, run: JobRun) -> float | None:
         """Return when a job is to be saved without being asked; None: that depends on what is done."""

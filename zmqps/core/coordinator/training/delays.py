@@ -32,7 +32,7 @@ class Delays:
         self._arrived.add(member.incarnation)
         if self._last is not None:
             self._delay_s = now - self._last[1]
-            member.awaited_s += self._delay_s
+            member.reported.awaited_s += self._delay_s
         self._last = member, now
 
     def closed(self, now: float) -> None:

@@ -27,7 +27,9 @@ def measured(machine: CoordinatorMachine, own: Mapping[str, Any], now: float) ->
     nodes = [Counted(scope="coordinator", role="coordinator", rank=None, job="", counters={**machine.counts, **own})]
     for member in told:
         scope: Scope = "server" if member.role == "server" else "worker"
-        nodes.append(Counted(scope=scope, role=member.role, rank=member.rank, job=member.job, counters=member.counters))
+        nodes.append(
+            Counted(scope=scope, role=member.role, rank=member.rank, job=member.job, counters=member.reported.counters)
+        )
     for name, run in runs.items():
         for server in servers[: MAX_LISTED - len(told) + len(servers)]:
             if of_job := counted(run, server):
@@ -50,7 +52,7 @@ def _of_cluster(
         labels = {"role": member.role, "rank": str(member.rank), **_job(member.job)}
         yield Known("silent_s", now - member.seen_at, labels)
         if member.role == "worker":
-            yield Known("awaited_s", member.awaited_s, labels)
+            yield Known("awaited_s", member.reported.awaited_s, labels)
 
 
 def _of_jobs(machine: CoordinatorMachine, runs: Mapping[str, JobRun], now: float) -> Iterator[Known]:

@@ -52,7 +52,7 @@ class NoteReceiver:
     Parameters
     ----------
     changed
-        Called with an incarnation whose `MemberInfo.noted` has changed.
+        Called with an incarnation whose `MemberInfo.notes` has changed.
 
     Attributes
     ----------
@@ -73,14 +73,14 @@ class NoteReceiver:
         upto = message.first + len(message.entries)
         if upto > MAX_STEP:
             raise ProtocolError(f"a script has not logged {upto} times")
-        if upto <= member.noted:
-            return [Send(member.peer, Noted(member.noted))]
-        if member.notes_due > now + BURST * INTERVAL_S:
+        if upto <= member.notes.number:
+            return [Send(member.peer, Noted(member.notes.number))]
+        if member.notes.due > now + BURST * INTERVAL_S:
             return []
-        member.notes_due = max(member.notes_due, now) + INTERVAL_S
-        lost = max(0, message.first - member.noted)
-        fresh = message.entries[max(0, member.noted - message.first) :]
-        member.noted = upto
+        member.notes.due = max(member.notes.due, now) + INTERVAL_S
+        lost = max(0, message.first - member.notes.number)
+        fresh = message.entries[max(0, member.notes.number - message.first) :]
+        member.notes.number = upto
         self._changed(member.incarnation)
         self.num_taken += len(fresh)
         self.num_lost += lost

@@ -81,7 +81,7 @@ def counted(run: JobRun, server: MemberInfo) -> dict[str, Any]:
     """Return what a server counts of a job: sums over its copies; the newest version, the longest wait."""
     total: dict[str, Any] = {}
     for copy in run.startup.copies.of(server):
-        for name, value in server.counters_of.get(str(copy.epoch), {}).items():
+        for name, value in server.reported.by_epoch.get(str(copy.epoch), {}).items():
             before = total.get(name, value)
             if name not in total or type(value) is not type(before) or type(value) is str:
                 total[name] = value

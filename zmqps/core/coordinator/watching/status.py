@@ -198,9 +198,9 @@ def members_status(
         kept += rows[:number]
     silent = 0
     for member, row in kept:
-        if member.counters_nbytes <= room:
-            row["counters"] = json.loads(member.counters)
-            room -= member.counters_nbytes
+        if member.reported.nbytes <= room:
+            row["counters"] = json.loads(member.reported.counters)
+            room -= member.reported.nbytes
         else:
             silent += 1
     if silent:

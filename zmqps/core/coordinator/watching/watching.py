@@ -97,10 +97,10 @@ class Watching:
             steps=_summed(counters, "step_seconds"),
             staleness=_summed(counters, "staleness"),
         )
-        before: CounterSample | None = member.sample
+        before: CounterSample | None = member.reported.sample
         if before is not None and sample.at - before.at < LEAST_S:
             return
-        member.sample = sample
+        member.reported.sample = sample
         node, add = f"{member.role} {member.rank}", self.history.add
         add(Key(member.job, node, "rss_nbytes"), now, _number(counters, "rss_nbytes"))
         if before is None:
@@ -158,19 +158,20 @@ class Watching:
 
 def steps_of(run: JobRun) -> int:
     """Return how far a job is: its clock, or, where it has none, the pushes of its workers."""
-    return run.steps.clock or sum(worker.num_pushes for worker in run.workers)
+    return run.steps.clock or sum(worker.reported.num_pushes for worker in run.workers)
 
 
 def _pushes_per_second(run: JobRun) -> float:
     """Return the pushes of all its workers, of each as it has counted them between its last heartbeats."""
-    samples: Iterable[CounterSample | None] = (worker.sample for worker in run.workers)
+    samples: Iterable[CounterSample | None] = (worker.reported.sample for worker in run.workers)
     return sum(sample.pushes_per_second for sample in samples if sample is not None)
 
 
 def waited_for(run: JobRun) -> dict[str, float]:
     """Return for how long in all the others have waited for a worker alone, by its name; those longest awaited."""
-    longest = nlargest(MOST_WAITED_FOR, run.workers, key=lambda worker: worker.awaited_s)
-    return {f"{worker.role} {worker.rank}": round(worker.awaited_s, 3) for worker in longest if worker.awaited_s}
+    longest = nlargest(MOST_WAITED_FOR, run.workers, key=lambda worker: worker.reported.awaited_s)
+    awaited = {f"{worker.role} {worker.rank}": round(worker.reported.awaited_s, 3) for worker in longest}
+    return {name: seconds for name, seconds in awaited.items() if seconds}
 
 
 def step_waits(runs: Mapping[str, JobRun], now: float) -> Iterator[dict[str, Any]]:
@@ -179,9 +180,10 @@ def step_waits(runs: Mapping[str, JobRun], now: float) -> Iterator[dict[str, Any
         since_s, awaited = run.steps.awaited(now)
         for member in awaited[:MOST_AWAITED]:
             node, host, seen_s = f"{member.role} {member.rank}", member.hello.host, now - member.seen_at
+            doing = member.reported.doing
             text = f"step {run.steps.clock} waits {since_s:.1f} s for {node} on {host}: "
-            text += f"last sign of life {seen_s:.1f} s ago{f', {member.doing}' if member.doing else ''}"
-            facts = {"since_s": round(since_s, 3), "seen_s": round(seen_s, 3), "doing": member.doing, "text": text}
+            text += f"last sign of life {seen_s:.1f} s ago{f', {doing}' if doing else ''}"
+            facts = {"since_s": round(since_s, 3), "seen_s": round(seen_s, 3), "doing": doing, "text": text}
             yield {"job": name, "step": run.steps.clock, "node": node, "host": host, **facts}
 
 
