@@ -267,9 +267,9 @@ MESSAGES: dict[str, Message] = {
     "watch": Watch(1, 300.0, 200),
     "watch a node of a job": Watch(2, 3600.0, 100, 10.0, "resnet", "worker 2"),
     "watched": Watched(2, {"now": 41.5, "status": {}, "series": [], "events": []}),
-    "push of rows that asks for others": PushRows(9, 7, 1, 0, 0, 1, 1, 1, 1, "raw", "raw", (), 2, 41, 2, 3, (IDS, W)),
+    "push of rows that asks for others": PushRows(9, 7, 1, 0, 0, 1, 1, 1, "raw", "raw", (), 1, 2, 41, 2, 3, (IDS, W)),
     "push of rows for a synchronous step": PushRows(
-        10, 8, 1, 41, 42, 16, 1, 0, 0, "bf16", "raw", (), 2, 41, 3, 0, (IDS[:6], B)
+        10, 8, 1, 41, 42, 16, 0, 0, "bf16", "raw", (), 1, 2, 41, 3, 0, (IDS[:6], B)
     ),
     "pull of rows": PullRows(11, 1, 41, "raw", 2, 5, (IDS,)),
     "scan of rows": ScanRows(12, 1, 2, 4096, 65536),

@@ -249,7 +249,7 @@ def test_rows_of_a_peer_that_does_not_look_itself_are_refused_with_id_and_worker
     if codec != "raw":
         blobs = [bytes(blob) for blob in CODING.compress(parse(codec), [[values.reshape(-1)]], None, 1)]
     head = np.array(ids, np.int64).tobytes()
-    message = PushRows(1, 1, EPOCH, 0, 1, 1, 1, 0, 0, codec, "raw", (), first + 1, 0, len(ids), 0, (head, *blobs))
+    message = PushRows(1, 1, EPOCH, 0, 1, 1, 0, 0, codec, "raw", (), 1, first + 1, 0, len(ids), 0, (head, *blobs))
     before = State.of(machine)
     [answer] = [answer.message for answer in sends(machine.handle(Received(PEER, message), 1.0)) if answer.peer == PEER]
     assert isinstance(answer, Error)

@@ -47,7 +47,7 @@ def test_what_is_refused_is_refused_in_the_same_words(frames: list[bytes]) -> No
     "message",
     [
         Push(1, 2, 3, 4, 5, 6, 1, 1, "raw", "raw", (), ((0, 7, ()), (3, 8, (0, 4, 4, 9))), (b"12345678",)),
-        PushRows(1, 2, 3, 4, 5, 6, 0, 1, 1, "raw", "raw", (), 2, 7, 1, 0, (b"12345678",)),
+        PushRows(1, 2, 3, 4, 5, 6, 1, 1, "raw", "raw", (), 0, 2, 7, 1, 0, (b"12345678",)),
         Pull(1, 2, 3, 0, "raw", ((0, 7, ()),)),
         Load(1, 2, ((0, 0, ()),), (b"1234",)),
         Ack(1, (2, 3), (0, 0)),

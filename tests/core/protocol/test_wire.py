@@ -34,6 +34,7 @@ from zmqps.core.protocol.messages import (
 )
 from zmqps.core.protocol.messages.large import Large
 from zmqps.core.protocol.messages.saving import SaveStage
+from zmqps.core.protocol.messages.training import Gradients
 from zmqps.core.protocol.wire import (
     HEADER_NBYTES,
     INLINE_NBYTES,
@@ -78,7 +79,7 @@ def test_every_kind_survives_the_wire(cls, data) -> None:  # type: ignore[no-unt
 def test_every_message_of_the_room_is_known_by_a_kind_of_its_own() -> None:
     the_room = [import_module(dotted(module.path)) for module in modules("zmqps/core/protocol/")]
     classes = [thing for module in the_room for thing in vars(module).values() if isinstance(thing, type)]
-    assert {cls for cls in classes if issubclass(cls, Message)} == {Message, Large, *BY_KIND.values()}
+    assert {cls for cls in classes if issubclass(cls, Message)} == {Message, Gradients, Large, *BY_KIND.values()}
     assert Large.kind not in BY_KIND, "it travels as what it is"
 
 

@@ -284,8 +284,14 @@ class Schema(NamedTuple):
     values: Callable[[Message], tuple[Any, ...]]  # of these fields
 
 
+def _types(cls: type[Message]) -> dict[str, str]:
+    """Return what the fields of a message are of, those of what it derives from first."""
+    annotations = [vars(base).get("__annotations__", {}) for base in reversed(cls.__mro__)]
+    return {n: str(t) for found in annotations for n, t in found.items() if "ClassVar" not in str(t)}
+
+
 def _schema(cls: type[Message]) -> Schema:
-    fields = {n: str(t) for n, t in cls.__annotations__.items() if "ClassVar" not in str(t)}
+    fields = _types(cls)
     has_payload = "payload" in fields
     if has_payload:
         assert list(fields)[-1] == "payload", f"{cls.__name__}: the payload comes last"
@@ -310,7 +316,7 @@ SCHEMAS = {cls: _schema(cls) for cls in BY_KIND.values()}
 _OFTEN: dict[int, tuple[Callable[..., Message], Callable[[memoryview], tuple[Any, ...]], int, bool]] = {
     cls.kind: (
         cls,
-        reader([str(cls.__annotations__[name]) for name in SCHEMAS[cls].names], SCHEMAS[cls].has_payload),
+        reader([_types(cls)[name] for name in SCHEMAS[cls].names], SCHEMAS[cls].has_payload),
         1 + SCHEMAS[cls].names.index("parts") if "parts" in SCHEMAS[cls].names else 0,
         SCHEMAS[cls].has_payload,
     )

@@ -320,6 +320,6 @@ def row_message(
     payload = [piece for piece in (ids, *wanted, *grads) if piece.size]
     return PushRows(
         request.number, request.seq, epoch, transfer.step, transfer.attempt, transfer.examples,
-        int(cargo.begins), reply, int(source.checked), codec, reply_codec, transfer.terms,
+        reply, int(source.checked), codec, reply_codec, transfer.terms, int(cargo.begins),
         index, versions[index], ids.size, num_wanted, payload,
     )  # fmt: skip

@@ -12,6 +12,7 @@ import pytest
 from tests.core.machines import Coordinator, hello, logged, sent
 from tests.core.server.test_machine import WELCOME, Server
 from tests.data.make_wire_vectors import PATH, from_json
+from zmqps.core.coordinator.members.membership import Origin
 from zmqps.core.protocol.events import Action, Log, Received, Send
 from zmqps.core.protocol.messages import BY_KIND, Error, Hello, Message
 from zmqps.core.protocol.security.roles import NAMES, NOT_TAKEN, TABLE, TO_SERVER, KeyHolder, check_client, check_sender
@@ -133,7 +134,7 @@ def cluster(keyed: bool, key: str | None = None) -> Coordinator:
     coordinator.train("s0", "w0")
     coordinator.join("o0")
     for member in coordinator.machine.membership.members.values():
-        member.holder = holder(key)
+        member.origin = Origin(holder=holder(key))
     coordinator.machine.identity = replace(coordinator.machine.identity, keyed=keyed)
     return coordinator
 

@@ -170,7 +170,7 @@ def test_a_poll_has_whole_steps_of_a_shard() -> None:
                 _, rows = servers.shards[cargo.slice.shard]
                 grads = push.source.rows[cargo.first : cargo.first + cargo.pushed.size]
                 message = PushRows(
-                    1, 1, 1, step, 1, 1, 1, 0, 1, "raw", "raw", (), cargo.slice.index, 0, cargo.pushed.size, 0,
+                    1, 1, 1, step, 1, 1, 0, 1, "raw", "raw", (), 1, cargo.slice.index, 0, cargo.pushed.size, 0,
                     [cargo.pushed, grads],
                 )  # fmt: skip
                 rows.collect(message, worker, 0, "worker")

@@ -172,5 +172,5 @@ MAGIC = "zmqps"
 BY_KIND: dict[int, type[Message]] = {
     cls.kind: cls
     for cls in list(globals().values())
-    if isinstance(cls, type) and issubclass(cls, Message) and cls is not Message
+    if isinstance(cls, type) and issubclass(cls, Message) and hasattr(cls, "kind")
 }

@@ -6,35 +6,25 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from zmqps.core.protocol.message import Message
+from zmqps.core.protocol.messages.training import Gradients
 
 if TYPE_CHECKING:
     from zmqps.core.protocol.fields import Part
-    from zmqps.core.protocol.message import U8, U32, U64, Payload, Terms, Text, Versions
+    from zmqps.core.protocol.message import U8, U32, U64, Payload, Text, Versions
 
 
 @dataclass(slots=True, unsafe_hash=True)
-class PushRows(Message):
-    """Gradients of some rows of a table; all of one message are applied, or kept, together.
+class PushRows(Gradients):
+    """Gradients of some rows of a table.
 
     ``index`` numbers the shard's part of the table after its slices, ``version`` is the one last read of it. The
     payload has ``count`` ids, which are different, then ``wanted`` ids, both as little-endian 64-bit integers, then the
     gradients of the former in ``codec``. ``begins`` is 1 in one message of each push to a shard: so many pushes the
-    table has had there. The rest is as in `Push`; with ``reply`` 1 the answer is `Values` of the ids wanted.
+    table has had there. With ``reply`` 1 the answer is `Values` of the ids wanted.
     """
 
     kind: ClassVar[int] = 37
-    request: U64
-    seq: U64
-    epoch: U32
-    step: U64
-    attempt: U64
-    examples: U64
     begins: U8
-    reply: U8
-    checked: U8
-    codec: Text
-    reply_codec: Text
-    terms: Terms
     index: U32
     version: U64
     count: U64

@@ -23,8 +23,8 @@ class Load(Message):
 
 
 @dataclass(slots=True, unsafe_hash=True)
-class Push(Message):
-    """Gradients; all parts of one message are applied, or kept, together.
+class Gradients(Message):
+    """What all messages with gradients have; all parts of one message are applied, or kept, together.
 
     Asynchronous and bounded modes apply them on arrival; the synchronous mode keeps them for ``step``, each counting
     as often as it has ``examples``, until that is committed. ``attempt`` is the same in all messages of one push of
@@ -36,7 +36,6 @@ class Push(Message):
     that the server reads in the sender's memory stay there as they are until the step is over.
     """
 
-    kind: ClassVar[int] = 33
     request: U64
     seq: U64
     epoch: U32
@@ -48,6 +47,13 @@ class Push(Message):
     codec: Text
     reply_codec: Text
     terms: Terms
+
+
+@dataclass(slots=True, unsafe_hash=True)
+class Push(Gradients):
+    """Gradients of slices."""
+
+    kind: ClassVar[int] = 33
     parts: Parts
     payload: Payload = field(repr=False)
 
