@@ -20,7 +20,8 @@ KEPT = {
     "Claims": "_last",
     "Erasures": "_awaited _moved",
     "ClusterEnd": "ending unsaved",
-    "Jobs": "runs next_epoch begun",
+    "Jobs": "runs begun",
+    "Epochs": "next",
     "EndedJobs": "by_name",
     "JobRun": "name lost_shard",
     "Places": "_all_joined _missed",
@@ -56,21 +57,19 @@ NOT_KEPT = {
     "CoordinatorMachine": (
         "identity options changes is_back _kept membership servers counts started_at erasures cluster_end jobs runs "
         "checkpoints ended files drains scales probes traces holders notes partings _reminder_due _lose_due _inquiries "
-        "_news telling openings watching wheel touched _reminder _moves"
+        "_news telling openings watching wheel touched _reminder _moves epochs"
     ),
     "Membership": "timeout _changed _nobody_before gone _by_silence _peers _barred_peers processes",
     "Processes": "_living _ended",
     "MemberInfo": "peer roster seen_at reported",
+    "Epochs": "_changed",
     "Roster": "_expected _numbered _lowest _next _names _doubts num_finished",
     "Fleet": "_expected _numbered _lowest _next _names _doubts num_finished",
     "Claims": "_living _ranks",
     "Erasures": "_changed _not_before _timer",
     "ClusterEnd": "_changed _idle_timeout _members _anybody _due asked save is_saving close _timer",
     "NoteReceiver": "history num_taken num_lost _changed",
-    "Jobs": (
-        "ended _changes _options _membership _servers _erasures _cluster_end _root _resumptions on_end closing "
-        "save_last is_saving_last touched"
-    ),
+    "Jobs": ("ended _changes _options _membership _erasures _cluster_end _new_run _resumptions closing saver touched"),
     "EndedJobs": "_changed _answers",
     "JobRun": (
         "_changed members workers observers _options _servers occupancy places attendance spares losses steps startup "
@@ -80,14 +79,14 @@ NOT_KEPT = {
     "Attendance": "_changed",
     "Occupancy": "_name _members _workers _lease is_closing",
     "Startup": (
-        "_changed name _replicas num_servers num_workers expected _root _begin _count _new_epoch _slice_nbytes "
-        "given_up _rows _wire _optimizer _cuts copies parked _requests _falls_back held cutting"
+        "_changed name num_servers num_workers _options _begin _count _new_copies given_up _rows _wire _optimizer "
+        "_cuts copies parked _requests held cutting"
     ),
     "ReplicaSet": "_root _new_epoch revision",
     "Replica": "moved",
     "Fallback": "_changed _startup _steps _replication _timeout _rewind _give_up _members",
     "Rewinds": "_name",
-    "Replication": "views handovers recuts shortages _changed replicas _name _startup _steps _retry_due _num_retries",
+    "Replication": "views handovers recuts shortages _changed replicas _startup _steps _retries",
     "Shortages": "_startup _replicas",
     "Handovers": "_replicas _name _startup _steps _unfit _change _give_up _changed stuck",
     "Handover": "not_before held_at asked_at again_at numbers busy",
@@ -132,7 +131,15 @@ def parts() -> Iterator[Any]:
     kept.join("s3")
     kept.take("s0", Drain(1, "", 0))
     machine, run = kept.machine, kept.run()
-    yield from (machine, machine.membership, machine.servers, machine.servers._claims, machine.erasures, run.workers)
+    yield from (
+        machine,
+        machine.membership,
+        machine.servers,
+        machine.servers._claims,
+        machine.erasures,
+        run.workers,
+        machine.epochs,
+    )
     yield from (machine.drains, *machine.drains.going.values(), machine.scales, run.replication.recuts)
     yield from (*machine.membership.members.values(), machine.membership.processes)
     yield from (machine.cluster_end, machine.jobs, machine.ended, machine.checkpoints, machine.notes)

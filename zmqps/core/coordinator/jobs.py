@@ -6,17 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 from zmqps.core.coordinator.described import difference, read
 from zmqps.core.coordinator.ended import EndedJobs, unknown_job
-from zmqps.core.coordinator.journal import OF_A_JOB, DirtyKeys, set_key
+from zmqps.core.coordinator.journal import OF_A_JOB, Changed, DirtyKeys, nothing, set_key
 from zmqps.core.coordinator.members.cluster_end import ClusterEnd
 from zmqps.core.coordinator.members.erasures import Erasures
 from zmqps.core.coordinator.members.losses import ASKED, DOWN, end_of_cluster
 from zmqps.core.coordinator.members.membership import MemberInfo, Membership
 from zmqps.core.coordinator.options import CoordinatorOptions
-from zmqps.core.coordinator.placement.fleet import Fleet
 from zmqps.core.coordinator.placement.resumption import Resumption
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.node.timers import Timer, Wheel
@@ -138,6 +137,58 @@ class TouchedJobs:
             assert not run.startup.given_up, f"it was forgotten that servers have something of job {name!r}"
 
 
+class Epochs:
+    """The numbers of copies of shards: no copy has had that of another one.
+
+    Attributes
+    ----------
+    next
+        The next one.
+    """
+
+    def __init__(self, changed: Changed = nothing) -> None:
+        self.next = 1
+        self._changed = changed
+
+    def take(self) -> int:
+        """Return a new one."""
+        self._changed()
+        self.next += 1
+        return self.next - 1
+
+
+class LastSaver(Protocol):
+    """What saves jobs once more before they end: `zmqps.core.coordinator.saving.checkpoints.Checkpoints`."""
+
+    def last(self, run: JobRun, now: float) -> list[Action]:
+        """Save a job once more, unless nothing was trained since."""
+
+    def saves_last(self, name: str) -> bool:
+        """Whether that is under way, or waits for its turn."""
+
+    def ended(self, run: JobRun, now: float) -> list[Action]:
+        """A job ends, and nothing of it is freed yet."""
+
+
+class NoSaver:
+    """Saves nothing at the end; ``ended`` is called when a job has ended."""
+
+    def __init__(self, ended: Callable[[JobRun, float], list[Action]] = lambda run, now: []) -> None:
+        self._ended = ended
+
+    def last(self, run: JobRun, now: float) -> list[Action]:
+        """Save nothing."""
+        return []
+
+    def saves_last(self, name: str) -> bool:
+        """Nothing is being saved."""
+        return False
+
+    def ended(self, run: JobRun, now: float) -> list[Action]:
+        """A job ends."""
+        return self._ended(run, now)
+
+
 class Jobs:
     """The jobs under way, and those that have ended.
 
@@ -147,30 +198,42 @@ class Jobs:
         The coordinator's.
     membership
         The cluster's members: those of a job go with it.
-    servers
-        The cluster's.
     erasures
         Lets servers free what they keep of a job.
     cluster_end
         Where a cluster that is there for one job ends with it.
-    root
-        The coordinator's secret.
+    new_run
+        Returns a job that begins: ``new_run(name, before, resumption)``, where the one before it has ended so.
     changes
         Takes note of what has changed that is kept.
     wheel
         The coordinator's timers.
     resumptions
         The checkpoints that jobs of these names begin from, the first time.
+
+    Attributes
+    ----------
+    runs
+        Those under way, by name.
+    touched
+        Those that an event has touched.
+    ended
+        Those that have ended.
+    closing
+        Those that end as soon as they are saved once more.
+    begun
+        Those that have begun from a checkpoint, and ended.
+    saver
+        Saves them once more before they end.
     """
 
     def __init__(
         self,
         options: CoordinatorOptions,
         membership: Membership,
-        servers: Fleet,
         erasures: Erasures,
         cluster_end: ClusterEnd,
-        root: bytes,
+        new_run: Callable[[str, str, Resumption | None], JobRun],
         changes: DirtyKeys,
         wheel: Wheel,
         resumptions: Mapping[str, Resumption] = MappingProxyType({}),
@@ -178,22 +241,16 @@ class Jobs:
         self.runs: dict[str, JobRun] = {}
         self.touched = TouchedJobs(self.runs, wheel)
         self.ended = EndedJobs(lambda name: changes.add("ended", name))
-        self.next_epoch = 1
         self._changes = changes
         self._options = options
         self._membership = membership
-        self._servers = servers
         self._erasures = erasures
         self._cluster_end = cluster_end
-        self._root = root
+        self._new_run = new_run
         self._resumptions = resumptions
-        self.begun: dict[str, None] = {}  # jobs that have begun from a checkpoint, and ended
-        self.closing: dict[str, Closing] = {}  # jobs that end as soon as they are saved once more
-        #: Saves a job once more, and says whether that is under way.
-        self.save_last: Callable[[JobRun, float], list[Action]] = lambda run, now: []
-        self.is_saving_last: Callable[[str], bool] = lambda name: False
-        #: Called when a job ends, before anything is freed.
-        self.on_end: Callable[[JobRun, float], list[Action]] = lambda run, now: []
+        self.begun: dict[str, None] = {}
+        self.closing: dict[str, Closing] = {}
+        self.saver: LastSaver = NoSaver()
 
     def named(self, name: str) -> JobRun:
         """Return the job of this name, or one that begins with its first member.
@@ -209,14 +266,7 @@ class Jobs:
             raise LimitError(what="number of jobs", got=len(self.runs) + 1, limit=MAX_JOBS)
         before = self.ended.how(name)
         resumption = None if name in self.begun else self._resumptions.get(name)
-        return JobRun(
-            name, self._options, self._servers, self._new_epoch, before, self._root, resumption, self._changes
-        )  # fmt: skip
-
-    def _new_epoch(self) -> int:
-        self._changes.add("cluster")
-        self.next_epoch += 1
-        return self.next_epoch - 1
+        return self._new_run(name, before, resumption)
 
     def of_epoch(self, epoch: int, server: MemberInfo) -> JobRun | None:
         """Return the job of which a server has the copy of this number, and what it says touches it."""
@@ -232,21 +282,21 @@ class Jobs:
             return []
         self.closing[run.name], run.occupancy.is_closing = Closing(how, moved or not run.members), True
         self.touched.add(run.name)
-        return [*self.save_last(run, now), *self.look(now)]
+        return [*self.saver.last(run, now), *self.look(now)]
 
     def save_all(self, now: float) -> list[Action]:
         """Save all jobs once more, for the cluster ends."""
-        return [action for run in self.runs.values() for action in self.save_last(run, now)]
+        return [action for run in self.runs.values() for action in self.saver.last(run, now)]
 
     @property
     def is_saving(self) -> bool:
         """Whether one of them is being saved before it ends."""
-        return bool(self.closing) or any(self.is_saving_last(name) for name in self.runs)
+        return bool(self.closing) or any(self.saver.saves_last(name) for name in self.runs)
 
     def look(self, now: float) -> list[Action]:
         """End jobs that were to be saved before, and are; called after every event while there are any."""
         actions: list[Action] = []
-        for name in [name for name in self.closing if not self.is_saving_last(name)]:
+        for name in [name for name in self.closing if not self.saver.saves_last(name)]:
             run, closing = self.runs[name], self.closing[name]
             moves = closing.moves and bool(len(run.workers)) and not self._options.once
             actions += self._succeed(run, closing, now) if moves else self.end(run, closing.how, now)
@@ -264,7 +314,7 @@ class Jobs:
 
     def end(self, run: JobRun, how: str, now: float, *, moved: bool = False) -> list[Action]:
         """End a job: its members are told, its servers free what they keep of it; ``moved``: another one has begun."""
-        actions = self.on_end(run, now)
+        actions = self.saver.ended(run, now)
         closing = self.closing.pop(run.name, None)
         del self.runs[run.name]
         self.touched.forget(run.name)

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from zmqps.core.coordinator.ended import EndedJobs
-from zmqps.core.coordinator.jobs import Jobs
+from zmqps.core.coordinator.jobs import Epochs, Jobs, NoSaver
 from zmqps.core.coordinator.journal import DirtyKeys, Plain
 from zmqps.core.coordinator.members.admission import check_message
 from zmqps.core.coordinator.members.cluster_end import ClusterEnd
@@ -149,10 +149,15 @@ class CoordinatorMachine:
             self.wheel,
             self.changes.of("cluster"),
         )
+        self.epochs = Epochs(self.changes.of("cluster"))
+
+        def new_run(name: str, before: str, resumption: Resumption | None) -> JobRun:
+            take, root = self.epochs.take, identity.secret
+            return JobRun(name, options, self.servers, take, before, root, resumption, self.changes)
+
         self.jobs = Jobs(
-            options, self.membership, self.servers, self.erasures, self.cluster_end, root=identity.secret,
-            changes=self.changes, wheel=self.wheel, resumptions=resumptions,
-        )  # fmt: skip
+            options, self.membership, self.erasures, self.cluster_end, new_run, self.changes, self.wheel, resumptions
+        )
         self.runs, self.touched = self.jobs.runs, self.jobs.touched
         self.touched.ring, self.touched.due_of = self._job_due, self._due_of
         cadence = Cadence(options.checkpoint_seconds, options.checkpoint_steps, options.checkpoint_full_every)
@@ -162,9 +167,7 @@ class CoordinatorMachine:
         self.ended: EndedJobs = self.jobs.ended
         self.notes = NoteReceiver(lambda who: self.changes.add("noted", who.hex()))
         self.files = FileService(self.membership.members, store.serve if store is not None and store.serves else None)
-        self.jobs.on_end = self.checkpoints.ended
-        if options.checkpoint_at_end:
-            self.jobs.save_last, self.jobs.is_saving_last = self.checkpoints.last, self.checkpoints.saves_last
+        self.jobs.saver = self.checkpoints if options.checkpoint_at_end else NoSaver(self.checkpoints.ended)
         self.checkpoints.on_unsaved = self.cluster_end.note_unsaved
         self.cluster_end.save, self.cluster_end.is_saving = self.jobs.save_all, lambda: self.jobs.is_saving
         self.cluster_end.close = self.checkpoints.close

@@ -35,7 +35,7 @@ from itertools import count
 from typing import Any, Protocol
 
 from zmqps.core.coordinator.ended import EndedJobs
-from zmqps.core.coordinator.jobs import Jobs
+from zmqps.core.coordinator.jobs import Epochs, Jobs
 from zmqps.core.coordinator.journal import (
     OF_A_JOB,
     DirtyKeys,
@@ -64,6 +64,7 @@ class JournalHost(Protocol):
     drains: Drains
     scales: Scales
     jobs: Jobs
+    epochs: Epochs
     ended: EndedJobs
     erasures: Erasures
     cluster_end: ClusterEnd
@@ -121,13 +122,12 @@ def restore(machine: JournalHost, kept: Mapping[str, Plain], now: float) -> None
 
 
 def _dump_cluster(machine: JournalHost) -> Plain:
-    jobs = machine.jobs
-    return [jobs.next_epoch, machine.cluster_end.dump(), list(jobs.begun), machine.lives]
+    return [machine.epochs.next, machine.cluster_end.dump(), list(machine.jobs.begun), machine.lives]
 
 
 def _restore_cluster(machine: JournalHost, kept: Plain, now: float) -> None:
     if kept is not None:
-        machine.jobs.next_epoch, ending, begun, machine.lives = kept
+        machine.epochs.next, ending, begun, machine.lives = kept
         machine.jobs.begun = dict.fromkeys(begun)
         machine.cluster_end.restore(ending, now)
     machine.lives += 1

@@ -14,7 +14,7 @@ from zmqps.core.coordinator.members.reach import check_in_reach
 from zmqps.core.coordinator.members.roster import Roster
 from zmqps.core.coordinator.members.spares import Kept
 from zmqps.core.coordinator.options import CoordinatorOptions
-from zmqps.core.coordinator.placement.copies import Replica
+from zmqps.core.coordinator.placement.copies import Replica, ReplicaSet
 from zmqps.core.coordinator.placement.fallback import Fallback
 from zmqps.core.coordinator.placement.fleet import Fleet
 from zmqps.core.coordinator.placement.missing import torn
@@ -100,9 +100,8 @@ class JobRun:
             changes.add(what, name)
 
         self.startup = Startup(
-            name, options.servers, options.slice_nbytes, new_epoch, self._begin, self._count,
-            lambda: self.num_workers, options.workers, root, resumption, options.replicas, changed,
-            falls_back=options.fallback_timeout > 0,
+            name, options, lambda: ReplicaSet(root, new_epoch), self._begin, self._count, lambda: self.num_workers,
+            resumption, changed,
         )  # fmt: skip
         self.places = Places(
             self.startup, self.members, self.workers, lambda member, error: self.barriers.dismiss(member, error),
@@ -111,7 +110,7 @@ class JobRun:
         self.attendance, self.spares, self.losses = self.places.attendance, self.places.spares, self.places.losses
         kept = changes.of("step", name)
         self.steps = Steps(self.members, self.attendance, kept, self.rates, replicated=options.replicas > 0)
-        self.replication = Replication(name, self.startup, self.steps, self.members, options.replicas, changed)
+        self.replication = Replication(self.startup, self.steps, self.members, options.replicas, changed)
         self.fallback = Fallback(
             self.startup, self.steps, self.replication, self.members, options.fallback_timeout,
             self._rewind, self._lose_shards, changed,

@@ -26,7 +26,7 @@ class Places:
     Parameters
     ----------
     startup
-        Knows what is trained, once that is named, and how many workers the cluster expects where it does not say.
+        Knows what is trained, once that is named, and how many workers it expects.
     members
         The live members by incarnation; shared with the job's `JobRun`.
     workers
@@ -67,8 +67,7 @@ class Places:
     @property
     def expected(self) -> int | None:
         """How many workers the job expects; None: whoever comes."""
-        job = self._startup.job
-        return self._startup.expected if job is None or job.workers is None else job.workers
+        return self._startup.expected
 
     @property
     def num_workers(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from zmqps.core.coordinator.journal import Plain
@@ -24,13 +25,19 @@ RETRY_S = 1.0
 FILLING_RETRIES = 10
 
 
+@dataclass(slots=True)
+class Retries:
+    """When what is not answered is said again, and how often it was."""
+
+    due: float | None = None
+    number: int = 0
+
+
 class Replication:
     """Sees to it that each shard has a leader, and as many backups as it should.
 
     Parameters
     ----------
-    name
-        The job's.
     startup
         Knows the copies, and where they lie.
     steps
@@ -45,7 +52,6 @@ class Replication:
 
     def __init__(
         self,
-        name: str,
         startup: Startup,
         steps: Steps,
         members: Mapping[bytes, MemberInfo],
@@ -55,17 +61,15 @@ class Replication:
         self.views = MemberViews(startup, members, lambda: changed("views"))
         self._changed = changed
         self.replicas = replicas
-        self._name = name
         self._startup = startup
         self._steps = steps
         self._promoting: dict[int, Replica] = {}  # by shard: what is to be its leader, and has not said that it is
         self._unanswered: dict[int, Replica] = {}  # leaders that were told their backups, by epoch
         self.shortages = Shortages(startup, replicas)
-        self._retry_due: float | None = None
-        self._num_retries = 0
+        self._retries = Retries()
         self._unfit: dict[tuple[bytes, int], str] = {}  # why servers, by incarnation, could not keep a copy of a shard
         self.handovers = Handovers(
-            name,
+            startup.name,
             startup,
             steps,
             self._unfit,
@@ -75,7 +79,7 @@ class Replication:
             lambda: changed("copies"),
         )
         self.recuts = Recuts(
-            name, startup, steps, members, self.views, self._backups_changed, self._recut, self._recut_changed
+            startup.name, startup, steps, members, self.views, self._backups_changed, self._recut, self._recut_changed
         )  # fmt: skip
 
     # --- losses --------------------------------------------------------------------------------
@@ -116,13 +120,13 @@ class Replication:
         heir.backup, heir.generation = False, old.generation + 1
         told = self.handovers.lose(heir)
         startup.moved()
-        self._promoting[old.shard], self._retry_due = heir, now + RETRY_S
+        self._promoting[old.shard], self._retries.due = heir, now + RETRY_S
         self._steps.move(old.epoch, heir, startup.told)
-        text = f"job {self._name!r}: {heir.server.title} takes over shard {old.shard} of {old.server.title}"
+        text = f"job {self._startup.name!r}: {heir.server.title} takes over shard {old.shard} of {old.server.title}"
         promote = Send(heir.server.peer, Promote(heir.epoch, heir.generation))
         self.views.forget(ChangeKind.MOVED, heir.shard)  # it is nowhere until the heir has taken over
         told += self.views.announce(Moved(startup.epoch, heir.shard, self.views.new_revision(), {}))
-        return [Log("warning", text, "promoted", job=self._name), promote, *told]
+        return [Log("warning", text, "promoted", job=self._startup.name), promote, *told]
 
     def _succeed(self, handover: Handover, message: Promoted, now: float) -> list[Action]:
         """A copy has taken over from a leader that has given up its place."""
@@ -227,7 +231,7 @@ class Replication:
         leader.generation += 1
         self._changed("copies")
         self._unanswered[leader.epoch] = leader
-        self._retry_due = now + RETRY_S
+        self._retries.due = now + RETRY_S
         return [self._replicas(leader)]
 
     def _give_up(self, copy: Replica, why: str, now: float) -> list[Action]:
@@ -265,7 +269,7 @@ class Replication:
             if new:
                 self._changed("copies")
                 text = f"shard {shard} gets a new backup on {', '.join(copy.server.title for copy in new)}"
-                actions.append(Log("info", f"job {self._name!r}: {text}", job=self._name))
+                actions.append(Log("info", f"job {self._startup.name!r}: {text}", job=self._startup.name))
                 actions += [*self._startup.assign(new), *self._backups_changed(shard, now)]
         return actions
 
@@ -284,7 +288,7 @@ class Replication:
         if not self.shortages.is_over(copy.shard):
             return []
         text = f"shard {copy.shard} has {counted(len(self._startup.copies.backups(copy.shard)), 'backup')} again"
-        return [Log("info", f"job {self._name!r}: {text}", "copied", job=self._name)]
+        return [Log("info", f"job {self._startup.name!r}: {text}", "copied", job=self._startup.name)]
 
     def move(self, servers: Sequence[MemberInfo], now: float, *, may_cut: bool) -> list[Action]:
         """Go on with what moves from servers that are to go; called after every event while there are any."""
@@ -378,18 +382,18 @@ class Replication:
 
     def next_deadline(self) -> float | None:
         """Return when `on_deadline` wants to be called."""
-        dues = (self._retry_due, self.views.next_deadline(), self.handovers.next_deadline())
+        dues = (self._retries.due, self.views.next_deadline(), self.handovers.next_deadline())
         return min([due for due in dues if due is not None], default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
         """Say again what is not answered."""
         startup, actions = self._startup, self.views.on_deadline(now)
-        if self._retry_due is not None and now >= self._retry_due:
+        if self._retries.due is not None and now >= self._retries.due:
             new = [copy for copy in startup.copies if copy.backup and not copy.whole] if startup.ready else []
             waiting = bool(self._promoting or self._unanswered or new)
-            self._retry_due = now + RETRY_S if waiting else None
-            self._num_retries += 1
-            if self._num_retries % FILLING_RETRIES:  # one that is being filled says by itself that it is whole
+            self._retries.due = now + RETRY_S if waiting else None
+            self._retries.number += 1
+            if self._retries.number % FILLING_RETRIES:  # one that is being filled says by itself that it is whole
                 new = [copy for copy in new if not copy.built]
             for copy in self._promoting.values():
                 actions.append(Send(copy.server.peer, Promote(copy.epoch, copy.generation)))
@@ -431,7 +435,7 @@ class Replication:
         self._unfit.update({(who, shard): why for who, shard, why in unfit})
         self.handovers.restore(moving, now)
         if self._startup.ready and (promoting or unanswered or not all(copy.whole for copy in copies.values())):
-            self._retry_due = now + RETRY_S
+            self._retries.due = now + RETRY_S
 
     # --- what others may look at ---------------------------------------------------------------
 
@@ -468,4 +472,4 @@ class Replication:
         assert len(set(places)) == len(places), "two copies on one server"
         leaders = [copy.shard for copy in copies if not copy.backup]
         assert len(set(leaders)) == len(leaders)
-        assert self._retry_due is not None or not (self._promoting or self._unanswered)
+        assert self._retries.due is not None or not (self._promoting or self._unanswered)

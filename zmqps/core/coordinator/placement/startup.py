@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from zmqps.core.coordinator.described import Described, Rival, difference, place, read, shown
 from zmqps.core.coordinator.journal import Plain
 from zmqps.core.coordinator.members.membership import MemberInfo
+from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.placement.copies import Replica, ReplicaSet
 from zmqps.core.coordinator.placement.resumption import Resumption
 from zmqps.core.coordinator.training.waits import Waiter as Told
@@ -55,12 +56,10 @@ class Startup:
     ----------
     name
         The job's.
-    num_servers
-        How many servers make the cluster.
-    slice_nbytes
-        Size of a slice.
-    new_epoch
-        Returns a number that no copy of a shard has had.
+    options
+        The coordinator's.
+    new_copies
+        Returns the empty table of a job's copies.
     begin
         Called when a member is told the job.
     count
@@ -68,52 +67,43 @@ class Startup:
         the first to name it; returns what is to be done.
     num_workers
         Returns how many workers the job counts on.
-    expected
-        How many workers the cluster expects of a job that does not say; None: whoever comes.
-    root
-        The coordinator's secret: what keys and tickets are made of.
     resumption
         The checkpoint that the job begins from; None: a worker uploads the initial values.
-    replicas
-        How many backups each shard is to have.
     changed
         Called when something has changed that is kept: what is trained and where (``spec``), or how far its start is.
-    falls_back
-        Whether a shard that is lost goes back to a checkpoint, if there is one.
+
+    Attributes
+    ----------
+    num_servers
+        How many servers make the cluster.
+    given_up
+        The copies that servers still have, and nobody wants.
+    held, cutting
+        Why those who come have to wait, though the job is under way: it goes back, or is cut anew.
     """
 
     def __init__(
         self,
         name: str,
-        num_servers: int,
-        slice_nbytes: int,
-        new_epoch: Callable[[], int],
+        options: CoordinatorOptions,
+        new_copies: Callable[[], ReplicaSet],
         begin: Callable[[MemberInfo], Beginning],
         count: Callable[[MemberInfo, bool, bool], list[Action]],
         num_workers: Callable[[], int],
-        expected: int | None,
-        root: bytes,
         resumption: Resumption | None = None,
-        replicas: int = 0,
         changed: Callable[[str], None] = lambda what: None,
-        falls_back: bool = False,
     ) -> None:
         self._changed = changed
         self.name = name
-        self._falls_back = falls_back
         self.resumption = resumption
-        self._replicas = replicas
-        self.num_servers = num_servers
+        self.num_servers = options.servers
         self.num_workers = num_workers
-        self.expected = expected
-        self._root = root
+        self._options = options
         self._begin = begin
         self._count = count
-        self._new_epoch = new_epoch
-        self._slice_nbytes = slice_nbytes
-        self.given_up: list[Replica] = []  # what servers still have
-        self.held = ""  # why those who come have to wait, though the job is under way
-        self.cutting = ""  # the same, while its shards are cut anew
+        self._new_copies = new_copies
+        self.given_up: list[Replica] = []
+        self.held = self.cutting = ""
         self._forget()
 
     def _forget(self) -> None:
@@ -135,12 +125,18 @@ class Startup:
         self.placement: Placement | None = None
         self._rows: Sequence[Mapping[str, Any]] = ()  # of the placement, for the status
         self._cuts: dict[str, Any] = {}
-        self.copies = ReplicaSet(self._root, self._new_epoch)
+        self.copies = self._new_copies()
         self.cut = 0  # the number of the last time that its shards were cut anew
         self.built: set[int] = set()  # by epoch
         self.loaded: set[int] = set()
         for what in ("spec", "start", "copies", "step"):
             self._changed(what)
+
+    @property
+    def expected(self) -> int | None:
+        """How many workers the job expects; None: whoever comes."""
+        said = None if self.job is None else self.job.workers
+        return self._options.workers if said is None else said
 
     @property
     def rival(self) -> Rival:
@@ -161,7 +157,7 @@ class Startup:
         resumption = self.resumption
         if message.job:
             job = read(message.job)
-            job.check_startable(self.expected if job.workers is None else job.workers)
+            job.check_startable(self._options.workers if job.workers is None else job.workers)
             if (differs := difference(self.rival, message.job, self.owner, self.name)) is not None:
                 raise differs
         else:
@@ -195,13 +191,13 @@ class Startup:
         """Place the job as soon as all servers have joined."""
         if self.job is None or self.placement is not None or len(servers) < self.num_servers:
             return []
-        chosen = servers[: self.num_servers]
+        chosen, options = servers[: self.num_servers], self._options
         try:
-            placement = place(self.name, self.job, self._wire, chosen, 1 + self._replicas, self._slice_nbytes)
+            placement = place(self.name, self.job, self._wire, chosen, 1 + options.replicas, options.slice_nbytes)
         except PSError as error:
             return self.fail(error)
         self.placement, self._rows, self._cuts = placement, placement.rows(), placement.to_wire()
-        self.epoch = self.copies.place(chosen, self._replicas)
+        self.epoch = self.copies.place(chosen, self._options.replicas)
         self._changed("spec")
         self._changed("copies")
         text = f"job {self.name!r} of {self.owner}: {counted(len(self.job.parameters), 'parameter')}, "
@@ -249,8 +245,8 @@ class Startup:
 
     def where(self, member: MemberInfo, *, load: bool = False) -> dict[str, Any]:
         """Return where the job lies, as a member is told it."""
-        falls_back, servers = int(self._falls_back), self.copies.rows(member, load=load)
-        more = {"replicas": self._replicas, "falls_back": falls_back, "cut": self.cut, "servers": servers}
+        falls_back, servers = int(self._options.fallback_timeout > 0), self.copies.rows(member, load=load)
+        more = {"replicas": self._options.replicas, "falls_back": falls_back, "cut": self.cut, "servers": servers}
         return {**self._cuts, **more}
 
     def assign(
@@ -264,7 +260,7 @@ class Startup:
         assert self.job is not None
         wire, cuts, workers = self._wire, self._cuts, self.num_workers()
         if self.job.counts_steps and self.job.workers is None:
-            wire = {**wire, "workers": self.expected}
+            wire = {**wire, "workers": self._options.workers}
         cuts = cuts if placement is None else placement.to_wire()
         if source is None:
             source = self.resumption.source() if self.resumption else {}
