@@ -229,12 +229,12 @@ def test_a_server_that_forgets_a_commit(monkeypatch: Patch) -> None:
 
 
 def test_a_coordinator_that_does_not_wait_for_all(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Synchronous, "_complete", lambda self, missing: self._count > 0)
+    monkeypatch.setattr(Synchronous, "_complete", lambda self, missing: self._open.num_gradients > 0)
     caught("sync-twisted", "is committed without")
 
 
 def test_a_coordinator_that_does_not_wait_for_the_quorum(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Synchronous, "_complete", lambda self, missing: self._count > 0)
+    monkeypatch.setattr(Synchronous, "_complete", lambda self, missing: self._open.num_gradients > 0)
     caught("sync-backup", "has 1 of 2 gradients")
 
 
@@ -262,7 +262,7 @@ def test_a_coordinator_that_counts_what_a_worker_brought_in_part(monkeypatch: Pa
 
 def test_a_coordinator_that_counts_gradients_of_another_step(monkeypatch: Patch) -> None:
     def arrive(original: Any, policy: Synchronous, worker: bytes, step: int, *rest: Any, **flags: Any) -> None:
-        original(policy, worker, policy.step, *rest, **flags)
+        original(policy, worker, policy.now, *rest, **flags)
 
     wrap(monkeypatch, Synchronous, "arrive", arrive)
     caught("sync-backup", "of a worker that arrived with")
@@ -386,7 +386,7 @@ def test_an_arrival_that_is_never_answered(monkeypatch: Patch) -> None:
 
 def test_a_step_that_nobody_has_brought_anything_to_and_that_never_ends(monkeypatch: Patch) -> None:
     def complete(original: Any, policy: Synchronous, missing: int) -> bool:
-        return policy._count > 0 and original(policy, missing)
+        return policy._open.num_gradients > 0 and original(policy, missing)
 
     wrap(monkeypatch, Synchronous, "_complete", complete)
     caught("sync-skips", "waits although all is well")
@@ -869,7 +869,7 @@ def test_a_coordinator_that_answers_before_it_has_published(monkeypatch: Patch) 
     def saved(original: Any, checkpoints: Checkpoints, server: Any, message: Any, now: float) -> list[Action]:
         actions, making = original(checkpoints, server, message, now), checkpoints._making
         if making is not None and making.stage == "published":
-            actions += checkpoints._published(making, making.path, 0, now)
+            actions += checkpoints._published(making, making.target.path, 0, now)
         return [action for action in actions if not isinstance(action, Run)]
 
     wrap(monkeypatch, Checkpoints, "saved", saved)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
-from zmqps.core.coordinator.placement.bringing import Bringing
 from zmqps.core.coordinator.placement.drains import Drains
 from zmqps.core.coordinator.placement.fallback import Fallback
 from zmqps.core.coordinator.placement.handovers import HandoverPhase, Handovers
@@ -22,7 +21,7 @@ from zmqps.core.coordinator.placement.recuts import Recuts
 from zmqps.core.coordinator.placement.replication import Replication
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.saving.checkpoints import Checkpoints
-from zmqps.core.coordinator.training.steps import Steps
+from zmqps.core.coordinator.training.steps import Commits, Steps
 from zmqps.core.protocol.events import Send
 from zmqps.core.protocol.messages import Promote
 from zmqps.core.server.replicas.backup import Backup
@@ -83,7 +82,7 @@ def _waits_for_save(recuts: Recuts, *_: Any, may_cut: bool, **__: Any) -> bool:
 
 def _waits_for_recut(checkpoints: Checkpoints) -> bool:
     cut = {name for name, run in checkpoints._runs.items() if run.replication.recuts.is_cutting}
-    return any(wish.job in cut for wish in checkpoints._waiting)
+    return any(wish.job in cut for wish in checkpoints.waiting)
 
 
 def _evicts_in_fill(stream: Stream) -> bool:
@@ -109,13 +108,13 @@ _LOSSES = (
     ),
     CodeProbe(
         name="a promotion while the mean of a step is measured",
-        of=Steps, method="move", before=lambda steps, old, heir, told: told is not None and steps._commits.measuring,
+        of=Steps, method="move", before=lambda steps, old, heir, told: told is not None and steps.commits.measuring,
     ),
     CodeProbe(
         name="a worker leaves that was to bring gradients to an heir again",
-        of=Bringing, method="forget", after=_is_anything,
+        of=Commits, method="leave", after=_is_anything,
     ),
-    CodeProbe(name="a step is torn: an heir can never have its gradients", of=Bringing, method="_tear"),
+    CodeProbe(name="a step is torn: an heir can never have its gradients", of=Commits, method="_tear"),
     CodeProbe(
         name="a zombie leader is deposed while answers wait for its backups",
         of=ReplicaStreams, method="_depose", before=lambda streams, tenant, _: tenant.stream.is_behind,
@@ -214,17 +213,17 @@ _COMEBACKS = (
     ),
     CodeProbe(
         name="a comeback while the mean of a step is measured",
-        of=Steps, method="restore", after=lambda steps, _: steps._commits.measuring,
+        of=Steps, method="restore", after=lambda steps, _: steps.commits.measuring,
     ),
 )  # fmt: skip
 _MEMBERS = (
     CodeProbe(
         name="a worker comes in the place of its life before while a step is open",
-        of=JobRun, method="succeed", before=lambda run, *_: run.steps.anybody_waits,
+        of=JobRun, method="succeed", before=lambda run, *_: bool(run.steps.trainees.waiting),
     ),
     CodeProbe(
         name="a spare takes a place while a step is open",
-        of=JobRun, method="_fill", before=lambda run, _: run.steps.anybody_waits, after=_is_anything,
+        of=JobRun, method="_fill", before=lambda run, _: bool(run.steps.trainees.waiting), after=_is_anything,
     ),
     CodeProbe(
         name="an answer shows that a push before it was lost",

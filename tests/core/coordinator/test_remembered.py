@@ -218,7 +218,7 @@ def test_a_cluster_that_was_ending_ends() -> None:
     kept._keep(kept.machine._recorded([], kept.now))
     kept.back()
     assert kept.machine.ending == Exit(0, "enough")
-    assert kept.machine.checkpoints._waiting.closed, "nothing more is saved"
+    assert kept.machine.checkpoints.waiting.closed, "nothing more is saved"
     assert sent(kept.take("w0", Heartbeat({})), Back)
     assert [m.reason for m in sent(kept.join("w0"), Shutdown)] == ["enough"]
     assert [action for action in kept.pass_time(10.0) if isinstance(action, Exit)]

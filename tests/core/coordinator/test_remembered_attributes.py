@@ -43,11 +43,13 @@ KEPT = {
     "_Drain": "server since nonces moved",
     "MemberViews": "_revision open",
     "ViewChange": "revision kind shards awaited restored lost whole num_gone",
-    "Steps": "policy _counted _ranks _told _behind _waits_for_all",
-    "Commits": "unconfirmed measuring",
-    "Numbers": "latest _before",
-    "Bringing": "behind moving",
-    "Synchronous": "step dropped _count _arrivals _left_out",
+    "Steps": "policy trainees commits _waits_for_all",
+    "Trainee": "rank phase clock lag counted",
+    "Commits": "leaders heirs measuring",
+    "LeaderProgress": "unconfirmed",
+    "Heir": "behind is_coming",
+    "Numbers": "latest before",
+    "Synchronous": "now dropped _workers _left_out",
     "DataSets": "by_name _saved",
     "DataSet": "spec owner named_by lasts here data_pass taken num_done num_returned _next _returned",
 }
@@ -96,23 +98,19 @@ NOT_KEPT = {
     "_Drain": "told_at",
     "MemberViews": "_members _startup _changed",
     "ViewChange": "due begun_at",
-    "Steps": (
-        "_changed kept _kept_clock _returned _clip_norm _counts_all _rates bringing _replicated _granted _members "
-        "_attendance _training _commits _paused _requests _retry_due _since pauses delays counted"
-    ),
-    "Commits": "copies _squares",
+    "Steps": "kept _rule _rates _granted _members _attendance pauses delays",
+    "Trainees": "waiting num_training",
+    "Trainee": "request paused_for unheard",
+    "Commits": "torn retry_due _replicated",
+    "LeaderProgress": "copy squares",
     "Numbers": "_changed",
-    "Bringing": "torn _commits _members",
     "Pauses": "suspended holding closed",
-    "Synchronous": "aggregate on_straggler clock _live _paused _absent _waiting _ready _late _first_at _patient_from",
+    "Synchronous": "aggregate on_straggler pending clock _num_live _open _late",
     "DataSets": "_changed _of _members _counts _pause _resume",
     "DataSet": "waiting",
     "Barriers": "by_name _members _awaited _of _pause _resume",
     "Spares": "_members _kept",
-    "Checkpoints": (
-        "_runs _members _store _cadence _hold_s _chains _waiting _making numbers _last _soon _done _failures _answers "
-        "on_unsaved _on_touch _timer"
-    ),
+    "Checkpoints": ("_runs _store cadence _hold_s _chains waiting _making numbers _saves on_unsaved _on_touch _timer"),
 }
 
 
@@ -146,8 +144,9 @@ def parts() -> Iterator[Any]:
     yield from (run, run.places, run.attendance, run.losses, run.occupancy, run.startup, run.replication, run.steps)
     yield from (run.startup.copies, *run.startup.copies, run.replication.views, *run.replication.views.open.values())
     yield from (run.replication.shortages, run.replication.handovers, *run.replication.handovers.under_way.values())
-    yield from (run.fallback, run.fallback._rewinds, run.steps.policy, run.steps._commits, run.steps.pauses)
-    yield from (run.steps.bringing, run.rates)
+    yield from (run.fallback, run.fallback._rewinds, run.steps.policy, run.steps.commits, run.steps.pauses)
+    yield from (run.steps.trainees, *run.steps.trainees.values(), *run.steps.commits.leaders.values())
+    yield from (*run.steps.commits.heirs.values(), run.rates)
     yield from (run.data, *run.data.by_name.values(), run.barriers, run.spares)
 
 

@@ -12,7 +12,7 @@ import pytest
 from tests.testing.test_invariants import caught, wrap
 from zmqps.core.coordinator.consistency.base import Decision
 from zmqps.core.coordinator.consistency.bsp import Synchronous
-from zmqps.core.coordinator.training import commits
+from zmqps.core.coordinator.training import steps
 from zmqps.core.protocol.messages import Arrive
 from zmqps.core.server.dense.aggregate import Stage
 from zmqps.core.server.dense.shard import Shard
@@ -102,8 +102,8 @@ def test_a_server_that_does_not_set_values_in_a_step_that_is_left_out(monkeypatc
 
 
 def test_a_step_that_is_left_out_only_until_its_commit_is_said_again(monkeypatch: Patch) -> None:
-    original = commits.commit_of
-    monkeypatch.setattr(commits, "commit_of", lambda entry: replace(original(entry), left_out=0))
+    original = steps.commit_of
+    monkeypatch.setattr(steps, "commit_of", lambda entry: replace(original(entry), left_out=0))
     caught("sync-voids-returned", "was left out for all before", begin=20)
 
 

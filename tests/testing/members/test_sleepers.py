@@ -17,7 +17,7 @@ from zmqps.core.coordinator.members.membership import Membership
 from zmqps.core.coordinator.members.occupancy import Occupancy
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.saving.checkpoints import HOLD_S
-from zmqps.core.coordinator.saving.making import Making
+from zmqps.core.coordinator.saving.making import PushCut
 from zmqps.core.node.awake import AwakeClock
 from zmqps.core.node.timers import Wheel
 from zmqps.core.protocol.arrays import Array
@@ -472,9 +472,9 @@ def test_a_coordinator_that_waits_for_a_pause_by_real_time(monkeypatch: Patch) -
     assert not any(violated(held(seed)) for seed in seeds)
     real = RealTime(monkeypatch)
 
-    def due(self: Making) -> float | None:
-        return None if (at := vars(self)["cut_by"]) is None else real.due(self, at)
+    def due(self: PushCut) -> float | None:
+        return None if (at := vars(self)["by"]) is None else real.due(self, at)
 
-    cut_by = property(due, lambda self, at: vars(self).__setitem__("cut_by", at))
-    monkeypatch.setattr(Making, "cut_by", cut_by, raising=False)
+    by = property(due, lambda self, at: vars(self).__setitem__("by", at))
+    monkeypatch.setattr(PushCut, "by", by)
     assert any("were to pause is given up" in violated(held(seed)) for seed in seeds)

@@ -166,7 +166,7 @@ def test_a_coordinator_that_commits_before_gradients_are_brought_again(monkeypat
 def test_a_coordinator_that_says_a_commit_again_to_a_server_that_has_just_taken_over(monkeypatch: Patch) -> None:
     def move(original: Any, steps: Steps, old: int, heir: Replica, told: Any) -> None:
         original(steps, old, heir, ())
-        steps.bringing.clear()
+        steps.commits.heirs.clear()
 
     wrap(monkeypatch, Steps, "move", move)
     caught("sync-replicas", "differs from uninterrupted training", begin=1)

@@ -83,11 +83,9 @@ def test_steps_that_do_not_go_back(monkeypatch: Patch) -> None:
 
 def test_gradients_that_were_brought_before_and_count_after(monkeypatch: Patch) -> None:
     def go_back(original: Any, policy: Synchronous, clock: int) -> None:
-        arrivals, count = dict(policy._arrivals), policy._count
+        dropped, arrivals = policy.dump()[1:3]
         original(policy, clock)
-        policy._arrivals, policy._count, policy._first_at = arrivals, count, 0.0 if arrivals else None
-        policy._absent = {who: None for who in policy._live if who not in arrivals}
-        policy._waiting.clear()
+        policy.restore((clock, dropped, arrivals, None), 0.0)
 
     wrap(monkeypatch, Synchronous, "go_back", go_back)
     caught("sync-falls", "counts pushes", begin=6)

@@ -44,7 +44,7 @@ def test_what_was_begun_and_never_published_and_is_built_upon(monkeypatch: Patch
         making = checkpoints._making
         assert isinstance(making, Making)
         if making.shards:
-            checkpoints._chains.published(making.run.name, making.number, making.path, making.shards, 1, None)
+            checkpoints._chains.published(making.run.name, making.number, making.target.path, making.shards, 1, None)
         return original(checkpoints, why, now)  # type: ignore[no-any-return]
 
     wrap(monkeypatch, Checkpoints, "_fail", fail)

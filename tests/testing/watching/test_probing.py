@@ -40,7 +40,9 @@ def test_those_who_watch_are_told_who_is_waited_for_and_who_is_slow() -> None:
 
 
 def test_a_coordinator_that_says_to_wait_for_those_who_have_come(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Synchronous, "awaited", lambda self: list(self._live))
+    monkeypatch.setattr(
+        Synchronous, "awaited", lambda self: [who for who, one in self._workers.items() if one.presence == "trains"]
+    )
     caught("sync-probed-loss", "has come, and is said to be waited for")
 
 

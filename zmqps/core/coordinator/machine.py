@@ -255,7 +255,8 @@ class CoordinatorMachine:
         actions = run.settle(now, tell=self.touched.names.get(run.name, False))
         if run.startup.given_up:
             actions += self.jobs.discard(run, now)
-        actions += self.checkpoints.look([run], now)
+        if self.checkpoints.cadence or self.checkpoints.waiting:
+            actions += self.checkpoints.look([run], now)
         if run.finished:
             actions += self.jobs.close(run, run.losses.outcome, now)
         return self._news.of_job(actions, run.name, now) if actions else actions
@@ -376,7 +377,7 @@ class CoordinatorMachine:
     def _due_of(self, name: str) -> float | None:
         """Return when something of a job is due."""
         run = self.runs[name]
-        dues = (run.next_deadline(), self.checkpoints.due_at(run))
+        dues = (run.next_deadline(), self.checkpoints.due_at(run) if self.checkpoints.cadence else None)
         return min([due for due in dues if due is not None], default=None)
 
     def _job_due(self, name: str, now: float) -> list[Action]:

@@ -215,7 +215,7 @@ _DUMPS: dict[str, Callable[[JournalHost, str], Plain]] = {
     "views": _of_run(lambda run: run.replication.views.dump()),
     "fallback": _of_run(lambda run: run.fallback.dump()),
     "recut": _of_run(lambda run: run.replication.recuts.dump()),
-    "step": _of_run(lambda run: None if run.startup.placement is None else run.steps.kept),
+    "step": _of_run(lambda run: None if run.startup.placement is None else run.steps.kept.data),
     "data": _data,
     "ended": lambda machine, name: machine.ended.dump(name),
     "erase": lambda machine, who: machine.erasures.dump(bytes.fromhex(who)),

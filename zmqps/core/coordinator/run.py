@@ -120,7 +120,7 @@ class JobRun:
             self.members, self.places.lasts, self.steps.pause, self.steps.resume,
             lambda data: changes.add("data", set_key(name, data)),
         )  # fmt: skip
-        self.waits = Waiters(self._waiters, self.anybody_waits)
+        self.waits = Waiters(self._waiters)
         if resumption is not None:
             self.data.resume(resumption.data)
             self.rates.begin_at(resumption.rates)
@@ -221,7 +221,7 @@ class JobRun:
         actions = self.steps.advance(missing, now)  # first: behind a barrier the others would wait for who enters it
         if self.barriers.by_name:
             actions += self.barriers.release(missing)
-        if tell:
+        if tell and self.anybody_waits():
             self.waits.tell_soon(now)
         return actions
 
@@ -374,7 +374,7 @@ class JobRun:
 
     def _look_for_torn(self, now: float) -> list[Action]:
         """See whether a step can never be completed on one shard."""
-        if (shard := self.steps.bringing.torn) is None or self.lost_shard is not None:
+        if (shard := self.steps.commits.torn) is None or self.lost_shard is not None:
             return []
         return self._fall_back([], torn(shard), now)
 
@@ -451,7 +451,7 @@ class JobRun:
 
     def next_deadline(self) -> float | None:
         """Return when something is due."""
-        dues = [self.steps.next_deadline(), self.waits.next_deadline(), self.occupancy.ends_at]
+        dues = [self.steps.next_deadline(), self.waits.due, self.occupancy.ends_at]
         dues += [self.replication.next_deadline(), self.fallback.next_deadline(), 0.0 if self.has_failed else None]
         return min([due for due in dues if due is not None], default=None)
 
@@ -494,8 +494,8 @@ class JobRun:
 
     def anybody_waits(self) -> bool:
         """Whether a member waits for anything."""
-        in_start, at_barrier = self.startup.parked, self.barriers.by_name
-        return bool(in_start or at_barrier or self.steps.anybody_waits or self.data.anybody_waits or self.spares)
+        waits = self.startup.parked or self.barriers.by_name or self.steps.trainees.waiting or self.spares
+        return bool(waits or (self.data.by_name and self.data.anybody_waits))
 
     @property
     def state(self) -> JobState:

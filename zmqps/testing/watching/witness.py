@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.members.losses import FINISHED
-from zmqps.core.coordinator.training.commits import commit_of
+from zmqps.core.coordinator.training.steps import commit_of
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.fields import Contributor

@@ -43,7 +43,7 @@ def test_a_step_is_committed_when_every_live_worker_has_arrived() -> None:
     decision = arrive(policy, B, 0)
     assert contributors(decision) == {A, B}
     assert {(r.worker, r.version, r.counted) for r in decision.granted} == {(A, 1, True), (B, 1, True)}
-    assert policy.step == 1
+    assert policy.now == 1
 
 
 def test_a_worker_that_dies_before_it_arrived_is_left_out() -> None:
@@ -179,7 +179,7 @@ def test_a_step_that_all_skip_is_over_with_nothing_in_it() -> None:
     policy.arrive(A, 0, (), 0.0)
     policy.arrive(B, 0, (), 0.0)
     assert contributors(decide(policy)) == set()
-    assert policy.step == 1
+    assert policy.now == 1
 
 
 def test_one_that_has_skipped_the_step_and_leaves_ends_none() -> None:
@@ -372,3 +372,32 @@ def test_a_coordinator_that_is_back_knows_who_left_out_what_and_as_how_many_each
     commitment = decide(again).commitment
     assert commitment is not None
     assert (commitment.examples, commitment.left_out) == (9, True)
+
+
+def test_there_is_something_to_decide_only_once_somebody_has_arrived() -> None:
+    policy = make(A, B)
+    assert not policy.pending
+    policy.arrive(A, 0, (1,), 0.0)
+    assert policy.pending
+    decide(policy)
+    assert policy.pending, "the step is open"
+    arrive(policy, B, 0)
+    assert not policy.pending, "the next one has not begun"
+    policy.arrive(A, 0, (2,), 0.0)
+    assert policy.pending, "it came too late, and is to be told so"
+    decide(policy)
+    assert not policy.pending
+
+
+def test_a_wait_that_fails_says_whom_it_was_for() -> None:
+    policy = warmed_up("fail")
+    arrive(policy, A, WARM_UP, now=100.0)
+    decision = decide(policy, now=100.0 + FLOOR_S)
+    assert (decision.failed, decision.awaited) == ((A,), (B,))
+
+
+def test_no_arrival_is_late_where_steps_wait() -> None:
+    policy = warmed_up("wait")
+    assert policy.status()["patience_s"] is None
+    arrive(policy, A, WARM_UP, now=100.0)
+    assert policy.next_deadline() is None

@@ -335,7 +335,7 @@ def test_all_shards_go_back_to_one_version_and_steps_with_them() -> None:
     assert rows(told) == [(peer("w0"), (0, 1), ["s0", "s2"]), (peer("w1"), (0, 1), ["s0", "s2"])]
     assert {(m.version, m.lost) for m in sent(told, GoBack)} == {(3, 3)}
     assert cluster.run().steps.clock == 3
-    assert not cluster.run().steps.anybody_waits
+    assert not cluster.run().steps.trainees.waiting
 
 
 def test_what_a_worker_says_of_steps_counts_when_it_has_gone_back() -> None:
@@ -345,7 +345,7 @@ def test_what_a_worker_says_of_steps_counts_when_it_has_gone_back() -> None:
     told = cluster.load(cluster.lose("s1"))
     assert cluster.run().steps.clock == 3, "as it was: the open step has the same number"
     assert cluster.take("w0", Arrive(90, 3, (90,))) == []
-    assert not cluster.run().steps.anybody_waits
+    assert not cluster.run().steps.trainees.waiting
     cluster.follow(told)
     done = cluster.step()
     assert [len(commit.contributors) for commit in sent(done, Commit)] == [2, 2]

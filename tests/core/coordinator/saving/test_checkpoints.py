@@ -144,7 +144,7 @@ class Cluster(Coordinator):
 
     def is_free(self) -> bool:
         """Whether the next checkpoint can be made at once."""
-        return self.machine.checkpoints._making is None and not self.machine.checkpoints._waiting
+        return self.machine.checkpoints._making is None and not self.machine.checkpoints.waiting
 
     def status(self) -> Any:
         return self.machine.checkpoints.status(self.run(), self.now)
@@ -551,8 +551,7 @@ def test_a_job_that_ends_meanwhile_takes_its_checkpoints_along(steps: int) -> No
         cluster.do()
     assert not cluster.store.manifests
     checkpoints = cluster.machine.checkpoints
-    assert not checkpoints._failures
-    assert not checkpoints._last
+    assert not checkpoints._saves
 
 
 def test_what_is_written_is_published_though_the_job_has_ended() -> None:
@@ -564,7 +563,7 @@ def test_what_is_written_is_published_though_the_job_has_ended() -> None:
     cluster.do()
     assert len(cluster.store.manifests) == 1
     assert "abandon" not in cluster.store.said
-    assert not cluster.machine.checkpoints._done
+    assert not cluster.machine.checkpoints._saves
     assert cluster.is_free()
 
 

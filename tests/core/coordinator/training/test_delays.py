@@ -19,14 +19,14 @@ def there(*members: MemberInfo) -> dict[bytes, MemberInfo]:
     return {one.incarnation: one for one in members}
 
 
-def run(delays: Delays, order: list[MemberInfo], gap: float, times: int, start: float = 0.0) -> float:
+def run(delays: Delays, order: list[MemberInfo], gap: float, times: int, start: float = 0.0, first: int = 0) -> float:
     now = start
-    for _ in range(times):
+    for step in range(first, first + times):
         for one in order[:-1]:
             delays.arrived(one, now + 1.0)
         delays.arrived(order[-1], now + 1.0 + gap)
         now += 1.0 + gap
-        delays.closed(now)
+        delays.closed(step, now)
     return now
 
 
@@ -39,7 +39,7 @@ def test_a_slow_worker_is_named_after_three_steps() -> None:
     assert slowest["text"] == said
     assert members[2].reported.awaited_s == pytest.approx(1.5)
     assert members[1].reported.awaited_s == 0.0
-    run(delays, [members[2], members[0], members[1]], 0.5, 1, now)
+    run(delays, [members[2], members[0], members[1]], 0.5, 1, now, IN_A_ROW)
     assert delays.slowest(there(*members)) == {}, "another one came last"
 
 
@@ -55,7 +55,7 @@ def test_who_says_it_twice_has_arrived_once() -> None:
     delays.arrived(members[0], 1.0)
     delays.arrived(members[1], 1.1)
     delays.arrived(members[0], 5.0)
-    delays.closed(5.0)
+    delays.closed(0, 5.0)
     assert (members[0].reported.awaited_s, members[1].reported.awaited_s) == (0.0, pytest.approx(0.1))
 
 

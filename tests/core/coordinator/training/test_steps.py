@@ -461,4 +461,4 @@ def test_those_who_are_gone_are_forgotten() -> None:
             cluster.take(name, Leave("closed"))
             cluster.arrive("w0", number - 1)
             cluster.confirm(number - 1)
-        assert list(cluster.run().steps._ranks) == [hello("worker", "w0").incarnation]
+        assert list(cluster.run().steps.trainees) == [hello("worker", "w0").incarnation]

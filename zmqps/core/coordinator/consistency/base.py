@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, KeysView, Sequence
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Any
-
-NOBODY: KeysView[bytes] = dict[bytes, None]().keys()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +39,7 @@ class Decision:
     granted: tuple[Grant, ...] = ()
     commitment: Commitment | None = None
     failed: tuple[bytes, ...] = ()  # workers whose wait ends with an error: the straggler policy is "fail"
+    awaited: tuple[bytes, ...] = ()  # whom these have waited for
 
 
 @dataclass(slots=True)
@@ -60,6 +60,8 @@ class Policy(ABC):
 
     #: As shown in logs and status: async, ssp or sync.
     mode: str
+    #: False: nobody has arrived, so that `decide` would decide nothing, and there is no deadline.
+    pending = True
 
     @abstractmethod
     def begin_at(self, clock: int) -> None:
@@ -96,9 +98,9 @@ class Policy(ABC):
     def decide(self, missing: int, now: float) -> Decision:
         """Return who may go on now; called after every event, and when the deadline is due."""
 
-    def arrived(self) -> KeysView[bytes]:
-        """Return whose gradients are brought to a step that is not committed: a look at them, and no copy."""
-        return NOBODY
+    def arrived(self) -> AbstractSet[bytes]:
+        """Return whose gradients are brought to a step that is not committed."""
+        return frozenset()
 
     def retract(self, worker: bytes) -> None:  # noqa: B027 (there is nothing to do where no step is committed)
         """What a worker has brought to the step is lost, and it cannot bring it again."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, KeysView, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
 from itertools import islice
 from typing import Any
 
@@ -10,6 +12,34 @@ from zmqps.core.coordinator.consistency.base import Arrival, Commitment, Decisio
 from zmqps.core.coordinator.consistency.deadline import ArrivalClock
 from zmqps.core.job.spec import MAX_COUNT
 from zmqps.errors import counted
+
+
+class Presence(StrEnum):
+    """Whether a worker is awaited: it trains; it waits for something else; it has gone, and its gradients have not."""
+
+    TRAINS, PAUSED, GONE = "trains", "paused", "gone"
+
+
+@dataclass(slots=True)
+class StepWorker:
+    """A worker, as far as the open step is concerned."""
+
+    presence: Presence = Presence.GONE
+    waits: bool = False  # for the answer to what it has brought
+    arrival: Arrival | None = None  # None: it has brought nothing
+
+
+@dataclass(slots=True, kw_only=True)
+class OpenStep:
+    """What workers have brought to the step that is not complete, counted: an arrival costs the same among many."""
+
+    num_absent: int  # workers that train and have brought nothing
+    num_arrived: int = 0
+    num_waiting: int = 0
+    num_gradients: int = 0
+    ready: dict[bytes, None] = field(default_factory=dict)  # who trains and waits, the one that does longest first
+    first_at: float | None = None  # when the first one arrived
+    patient_from: float = 0.0  # when those who wait began to, as far as the deadline is concerned
 
 
 class Synchronous(Policy):
@@ -38,207 +68,227 @@ class Synchronous(Policy):
     """
 
     mode = "sync"
+    now: int = 0  # the open step
 
     def __init__(self, aggregate: int | None = None, on_straggler: str = "wait") -> None:
         self.aggregate = aggregate
         self.on_straggler = on_straggler
-        self.step = 0
+        self.pending = False
         self.clock = ArrivalClock()
         self.dropped = 0
         self._left_out: int | None = None  # the last step of which nobody's gradient was applied
-        self._live: dict[bytes, None] = {}
-        self._paused: set[bytes] = set()
-        self._absent: dict[bytes, None] = {}  # live workers that have brought nothing to this step
-        self._arrivals: dict[bytes, Arrival] = {}
-        self._waiting: dict[bytes, None] = {}  # those of them who wait for their answer
-        self._ready: dict[bytes, None] = {}  # and of these the live ones, the one that has waited longest first
-        self._count = 0  # gradients brought to this step
+        self._workers: dict[bytes, StepWorker] = {}
+        self._num_live = 0
+        self._open = OpenStep(num_absent=0)
         self._late: list[Grant] = []
-        self._first_at: float | None = None
-        self._patient_from = 0.0  # when those who wait began to, as far as the deadline is concerned
 
     def begin_at(self, clock: int) -> None:
         """The first step is this one."""
-        self.step = clock
+        self.now = clock
 
     def go_back(self, clock: int) -> None:
         """The next step is this one, and nobody has brought anything to it."""
-        self.step, self._left_out = clock, None
+        self.now, self._left_out, self.pending = clock, None, False
         self._late.clear()
         self._begin_step()
 
     def join(self, worker: bytes) -> int:
         """A worker begins to train, at the current step."""
-        self._live[worker] = None
-        if worker not in self._arrivals:
-            self._absent[worker] = None
-        elif worker in self._waiting:
-            self._ready[worker] = None
-        self._paused.discard(worker)
-        return self.step
-
-    @property
-    def now(self) -> int:
-        """The current step."""
-        return self.step
+        one = self._workers.setdefault(worker, StepWorker())
+        if one.presence is not Presence.TRAINS:
+            one.presence = Presence.TRAINS
+            self._num_live += 1
+            self._open.num_absent += one.arrival is None
+            if one.waits:
+                self._open.ready[worker] = None
+        return self.now
 
     def pause(self, worker: bytes) -> None:
         """A worker brings nothing for a while; what it has brought stays, and its answer is still due."""
-        self._live.pop(worker, None)
-        self._absent.pop(worker, None)
-        self._ready.pop(worker, None)
-        self._paused.add(worker)
+        self._withdraw(worker, Presence.PAUSED)
 
     def leave(self, worker: bytes) -> None:
         """A worker trains no more; its complete gradients stay in the step."""
-        self._live.pop(worker, None)
-        self._absent.pop(worker, None)
-        self._paused.discard(worker)
-        self._stop_waiting(worker)
-        if worker in self._arrivals and not self._arrivals[worker].count:  # it has skipped the step
-            self.retract(worker)
+        if (one := self._workers.get(worker)) is not None:
+            self._withdraw(worker, Presence.GONE)
+            self._stop_waiting(worker, one)
+            if one.arrival is None or not one.arrival.count:  # it has skipped the step
+                self.retract(worker)
+                self._workers.pop(worker, None)
+
+    def _withdraw(self, worker: bytes, presence: Presence) -> None:
+        """A worker is not awaited any more."""
+        one = self._workers.setdefault(worker, StepWorker())
+        if one.presence is Presence.TRAINS:
+            self._num_live -= 1
+            self._open.num_absent -= one.arrival is None
+            self._open.ready.pop(worker, None)
+        one.presence = presence
 
     def arrive(
         self, worker: bytes, step: int, attempts: tuple[int, ...], now: float, examples: int = 1, *,
         leaves_out: bool = False,
     ) -> None:  # fmt: skip
         """A worker brings a gradient, or none; of a step that is over it is dropped, and the worker told."""
-        if step != self.step:
+        self.pending = True
+        if step != self.now:
             # without any it has skipped the step, or waits once more for one to which it had brought its gradient
             self.dropped += bool(attempts)
-            self._late.append(Grant(worker, self.step, not attempts, step == self._left_out))
+            self._late.append(Grant(worker, self.now, not attempts, step == self._left_out))
             return
-        if self._first_at is None:
-            self._first_at = self._patient_from = now
-        arrival = self._arrivals.setdefault(worker, Arrival())
-        self._absent.pop(worker, None)
-        if attempts and not set(attempts) <= set(arrival.attempts):  # else it is asked for the answer again
-            self._count += 1
-            arrival.count += 1
-            arrival.attempts += attempts
-            arrival.examples = min(arrival.examples + examples, MAX_COUNT)
-            arrival.leaves_out |= leaves_out
+        opened, one = self._open, self._workers.setdefault(worker, StepWorker())
+        if opened.first_at is None:
+            opened.first_at = opened.patient_from = now
+        if one.arrival is None:
+            one.arrival = Arrival()
+            opened.num_arrived += 1
+            opened.num_absent -= one.presence is Presence.TRAINS
+        if attempts and not set(attempts) <= set(one.arrival.attempts):  # else it is asked for the answer again
+            opened.num_gradients += 1
+            one.arrival.count += 1
+            one.arrival.attempts += attempts
+            one.arrival.examples = min(one.arrival.examples + examples, MAX_COUNT)
+            one.arrival.leaves_out |= leaves_out
         else:
-            self._patient_from = now  # or its wait would fail again at once
-        self._waiting[worker] = None
-        if worker in self._live:
-            self._ready[worker] = None
+            opened.patient_from = now  # or its wait would fail again at once
+        opened.num_waiting += not one.waits
+        one.waits = True
+        if one.presence is Presence.TRAINS:
+            opened.ready.setdefault(worker)
 
     def dump(self) -> list[Any]:
         """Return the step, how many it has dropped so far, what workers have brought to it, and which was left out."""
-        arrivals = [
-            [worker, list(a.attempts), a.count, a.examples, a.leaves_out] for worker, a in self._arrivals.items()
-        ]
-        return [self.step, self.dropped, arrivals, self._left_out]
+        arrivals = [[who, list(a.attempts), a.count, a.examples, a.leaves_out] for who, a in self._arrivals()]
+        return [self.now, self.dropped, arrivals, self._left_out]
 
     def restore(self, kept: Sequence[Any], now: float) -> None:
         """Go on with the step that was kept, and what was brought to it; who waits for its end arrives again."""
-        self.step, self.dropped, arrivals, self._left_out = kept
+        self.now, self.dropped, arrivals, self._left_out = kept
         for worker, attempts, count, examples, leaves_out in arrivals:
-            self._arrivals[worker] = Arrival(tuple(attempts), count, examples, leaves_out)
-            self._count += count
-            self._absent.pop(worker, None)
+            one = self._workers.setdefault(worker, StepWorker())
+            one.arrival = Arrival(tuple(attempts), count, examples, leaves_out)
+            self._open.num_arrived += 1
+            self._open.num_gradients += count
+            self._open.num_absent -= one.presence is Presence.TRAINS
         if arrivals:
-            self._first_at = self._patient_from = now
+            self._open.first_at = self._open.patient_from = now
+            self.pending = True
 
     def decide(self, missing: int, now: float) -> Decision:
         """Commit the step if the quorum is there, or the deadline has passed and the policy consents."""
-        granted = list(self._late)
-        self._late.clear()
-        due = self.next_deadline()
+        late, self._late = tuple(self._late), []
+        due = None if self.on_straggler == "wait" else self.next_deadline()
         overdue = due is not None and now >= due
-        if not self._complete(missing) and not (overdue and self.on_straggler == "continue" and self._count):
-            if overdue and self.on_straggler == "fail":
-                failed = tuple(worker for worker in self._arrivals if worker in self._waiting)
-                self._waiting.clear()
-                self._ready.clear()
-                return Decision(tuple(granted), failed=failed)
-            return Decision((*granted, *self._go_on()))
-        brought = {worker: arrival for worker, arrival in self._arrivals.items() if arrival.attempts}
+        if self._complete(missing) or (overdue and self.on_straggler == "continue" and self._open.num_gradients):
+            decision = self._commit(late, now, overdue=overdue)
+        elif overdue and self.on_straggler == "fail":
+            failed, awaited = tuple(who for who, one in self._workers.items() if one.waits), tuple(self.awaited())
+            for worker in failed:
+                self._stop_waiting(worker, self._workers[worker])
+            decision = Decision(late, failed=failed, awaited=awaited)
+        else:
+            decision = Decision((*late, *self._go_on()) if self.aggregate is not None else late)
+        self.pending = self._open.num_arrived > 0
+        return decision
+
+    def _commit(self, late: tuple[Grant, ...], now: float, *, overdue: bool) -> Decision:
+        """Complete the step; ``late``: who is told besides that it may go on."""
+        brought = {who: arrival for who, arrival in self._arrivals() if arrival.attempts}
         contributors = tuple((worker, arrival.attempts) for worker, arrival in brought.items())
         left_out = any(arrival.leaves_out for arrival in brought.values())
         examples = min(sum(arrival.examples for arrival in brought.values()), MAX_COUNT)
-        commitment = Commitment(self.step, contributors, examples, left_out)
-        self._left_out = self.step if left_out else self._left_out
-        self.clock.observe(now - (self._first_at if self._first_at is not None else now), late=overdue)
-        self.step += 1
-        granted += [Grant(worker, self.step, True, left_out) for worker in self._arrivals if worker in self._waiting]
+        commitment = Commitment(self.now, contributors, examples, left_out)
+        self._left_out = self.now if left_out else self._left_out
+        if self.on_straggler != "wait" and self._open.first_at is not None:
+            self.clock.observe(now - self._open.first_at, late=overdue)
+        self.now += 1
+        granted = [Grant(who, self.now, True, left_out) for who, one in self._workers.items() if one.waits]
         self._begin_step()
-        return Decision(tuple(granted), commitment)
+        return Decision((*late, *granted), commitment)
 
     def _begin_step(self) -> None:
         """Nobody has brought anything yet."""
-        for known in (self._arrivals, self._waiting, self._ready):
-            known.clear()
-        self._absent = dict(self._live)
-        self._count = 0
-        self._first_at = None
+        for worker, one in list(self._workers.items()):
+            if one.presence is Presence.GONE:
+                del self._workers[worker]
+            one.arrival, one.waits = None, False
+        self._open = OpenStep(num_absent=self._num_live)
 
-    def _stop_waiting(self, worker: bytes) -> None:
-        self._waiting.pop(worker, None)
-        self._ready.pop(worker, None)
+    def _stop_waiting(self, worker: bytes, one: StepWorker) -> None:
+        self._open.num_waiting -= one.waits
+        self._open.ready.pop(worker, None)
+        one.waits = False
 
     def _complete(self, missing: int) -> bool:
         if self.aggregate is not None:
             # fewer workers than gradients needed and all of them waiting cannot happen: see _go_on
-            return self._count >= self.aggregate
-        return bool(self._arrivals) and not missing and not self._absent  # perhaps of nothing: all have skipped it
+            return self._open.num_gradients >= self.aggregate
+        # perhaps of nothing: all have skipped it
+        return self._open.num_arrived > 0 and not missing and not self._open.num_absent
 
     def _go_on(self) -> list[Grant]:
         """Let arrived workers bring another gradient to this step while too few are on their way."""
-        if self.aggregate is None:
-            return []
-        needed = self.aggregate - self._count - (len(self._live) - len(self._ready))
-        granted = list(islice(self._ready, max(0, needed)))
+        assert self.aggregate is not None
+        needed = self.aggregate - self._open.num_gradients - (self._num_live - len(self._open.ready))
+        granted = list(islice(self._open.ready, max(0, needed)))
         for worker in granted:
-            self._stop_waiting(worker)
-        return [Grant(worker, self.step, True) for worker in granted]
+            self._stop_waiting(worker, self._workers[worker])
+        return [Grant(worker, self.now, True) for worker in granted]
 
-    def arrived(self) -> KeysView[bytes]:
+    def _arrivals(self) -> list[tuple[bytes, Arrival]]:
+        """Return what workers have brought."""
+        return [(worker, one.arrival) for worker, one in self._workers.items() if one.arrival is not None]
+
+    def arrived(self) -> set[bytes]:
         """Return who has brought something to the step."""
-        return self._arrivals.keys()
+        return {worker for worker, _ in self._arrivals()}
 
     def retract(self, worker: bytes) -> None:
         """What a worker has brought counts no more."""
-        if (arrival := self._arrivals.pop(worker, None)) is None:
+        one = self._workers.get(worker)
+        if one is None or one.arrival is None:
             return
-        self._stop_waiting(worker)
-        self._count -= arrival.count
-        if worker in self._live:
-            self._absent[worker] = None
-        if not self._arrivals:
-            self._first_at = None
+        self._stop_waiting(worker, one)
+        self._open.num_arrived -= 1
+        self._open.num_gradients -= one.arrival.count
+        self._open.num_absent += one.presence is Presence.TRAINS
+        one.arrival = None
+        if one.presence is Presence.GONE:
+            del self._workers[worker]
+        if not self._open.num_arrived:
+            self._open.first_at = None
 
     def awaited(self) -> Iterable[bytes]:
         """Return the live workers that have not arrived, once somebody waits."""
-        return [worker for worker in self._live if worker not in self._waiting] if self._waiting else ()
+        if not self._open.num_waiting:
+            return ()
+        return [who for who, one in self._workers.items() if one.presence is Presence.TRAINS and not one.waits]
 
     def why(self, missing: int) -> str:
         """Say what is needed."""
+        opened = self._open
         if self.aggregate is not None:
-            return f"step {self.step} has {self._count} of the {counted(self.aggregate, 'gradient')} it aggregates"
-        absent = len(self._absent)
-        brought = sum(bool(arrival.count) for arrival in self._arrivals.values())
-        text = f"step {self.step} has the gradients of {counted(brought, 'worker')}"
+            needed = counted(self.aggregate, "gradient")
+            return f"step {self.now} has {opened.num_gradients} of the {needed} it aggregates"
+        absent, brought = opened.num_absent, sum(bool(arrival.count) for _, arrival in self._arrivals())
+        text = f"step {self.now} has the gradients of {counted(brought, 'worker')}"
         text += f", {absent} live worker{' is' if absent == 1 else 's are'} awaited" if absent else ""
         return text + (", and waits for all" if missing else "")
 
     def next_deadline(self) -> float | None:
         """Return when those who have not arrived are late."""
-        patience = self.clock.patience
-        if patience is None or self._first_at is None or self.on_straggler == "wait":
+        if self.on_straggler == "wait" or not self._open.num_waiting:
             return None
-        if self.on_straggler == "continue" and not self._count:
+        if self.on_straggler == "continue" and not self._open.num_gradients:
             return None  # there is nothing to go on with
-        if not self._waiting:
-            return None
-        return self._patient_from + patience
+        patience = self.clock.patience
+        return None if patience is None else self._open.patient_from + patience
 
     def status(self) -> dict[str, object]:
         """Return the step's state."""
         return {
-            "step": self.step,
-            "arrived": len(self._arrivals),
+            "step": self.now,
+            "arrived": self._open.num_arrived,
             "aggregate": self.aggregate,
             "dropped": self.dropped,
             "on_straggler": self.on_straggler,
@@ -246,10 +296,17 @@ class Synchronous(Policy):
         }
 
     def validate(self) -> None:
-        """Assert that whoever waits is alive and has arrived, and whoever is absent lives and has not."""
-        assert set(self._absent) == set(self._live) - set(self._arrivals)
-        assert not self._paused & set(self._live)
-        assert set(self._waiting) <= set(self._arrivals) & {*self._live, *self._paused}
-        assert set(self._ready) == set(self._waiting) & set(self._live)
-        assert (self._first_at is None) == (not self._arrivals)
-        assert self._count == sum(arrival.count for arrival in self._arrivals.values())
+        """Assert that what is counted is what the workers say, and that who has gone has left gradients."""
+        workers, opened = self._workers, self._open
+        live = {who for who, one in workers.items() if one.presence is Presence.TRAINS}
+        waiting, arrivals = {who for who, one in workers.items() if one.waits}, dict(self._arrivals())
+        assert len(live) == self._num_live
+        assert (opened.num_absent, opened.num_arrived) == (len(live - arrivals.keys()), len(arrivals))
+        assert opened.num_waiting == len(waiting)
+        assert waiting <= arrivals.keys()
+        assert set(opened.ready) == waiting & live
+        assert (opened.first_at is None) == (not arrivals)
+        assert opened.num_gradients == sum(arrival.count for arrival in arrivals.values())
+        assert self.pending or not (arrivals or self._late)
+        gone = {who for who, one in workers.items() if one.presence is Presence.GONE}
+        assert gone <= arrivals.keys() - waiting

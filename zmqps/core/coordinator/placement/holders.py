@@ -60,7 +60,7 @@ class Holders:
         if run.steps.lacks(message.step):
             return run.fall_behind(member, message.step, now)
         actions = run.steps.confirmed(message.epoch, message.step)
-        return [*actions, *self._checkpoints.look([run], now, first=True)]
+        return [*actions, *self._checkpoints.look([run], now, first=True)] if self._checkpoints.cadence else actions
 
     def measured(self, member: MemberInfo, message: Measured, now: float) -> list[Action]:
         """It has found out how large its part of a step's mean is."""

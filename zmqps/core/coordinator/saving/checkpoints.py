@@ -8,8 +8,9 @@ before stays.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any
@@ -18,12 +19,21 @@ from zmqps.core.coordinator.members.membership import MemberInfo
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.saving.chains import Chains
 from zmqps.core.coordinator.saving.last import TORN, last_wish, try_again, unsaved
-from zmqps.core.coordinator.saving.making import Cadence, Making, MakingStage, StoreTask, Storing, Wish
+from zmqps.core.coordinator.saving.making import (
+    Cadence,
+    Making,
+    MakingStage,
+    PushCut,
+    SavePart,
+    StoreTask,
+    Storing,
+    Wish,
+)
 from zmqps.core.coordinator.saving.store import Store
 from zmqps.core.coordinator.saving.wishes import CLOSED, MAX_WAITING, Wishes, unbegun
 from zmqps.core.node.timers import Wheel
-from zmqps.core.protocol.events import Action, Log, Peer, Run, Send
-from zmqps.core.protocol.messages import Checkpointed, Error, GoOn, Hold, Holding, Message, Save, Saved, Unsave
+from zmqps.core.protocol.events import Action, Log, Run, Send
+from zmqps.core.protocol.messages import Checkpointed, Error, GoOn, Hold, Holding, Save, Saved, Unsave
 from zmqps.core.protocol.messages.saving import SaveStage
 from zmqps.errors import (
     CheckpointFailedError,
@@ -46,6 +56,16 @@ MOST_NAMED = 8
 MAX_WHY_CHARS = 300
 
 
+@dataclass(slots=True)
+class JobSaves:
+    """What is known of the checkpoints of one job."""
+
+    begun: tuple[float, int] | None = None  # when the last one began, and at which clock
+    done: tuple[float, Mapping[str, Any]] | None = None  # since when the newest is there, and what it is
+    failure: str = ""  # why there is no newer one
+    soon: bool = False  # the next one is due whatever the cadence says
+
+
 class Checkpoints:
     """The checkpoints of a cluster's jobs.
 
@@ -65,6 +85,13 @@ class Checkpoints:
         Workers are held no longer.
     touch
         Called with a job of which something is to be saved, or nothing any more.
+
+    Attributes
+    ----------
+    cadence
+        When jobs are saved without being asked; None: never, so that `look` has nothing to do unless some wait.
+    waiting
+        Those that wait for their turn.
     """
 
     def __init__(
@@ -80,20 +107,15 @@ class Checkpoints:
         self._timer = wheel.timer("checkpoints", self.next_deadline, self.on_deadline)
         self._runs = runs
         self._on_touch = touch
-        self._members = members
         self._store = store
-        self._cadence = cadence
         self._hold_s = min(HOLD_S, heartbeat_timeout)
         self._chains = Chains(cadence.full_every)
         self.on_unsaved: Callable[[str], None] = lambda job: None  # called when a job ends without its last one
-        self._waiting = Wishes()
+        self.cadence = cadence if store is not None and (cadence.seconds, cadence.steps) != (None, None) else None
+        self.waiting = Wishes(members)
         self._making: Making | None = None
         self.numbers = count(1)
-        self._last: dict[str, tuple[float, int]] = {}  # by job: when the last one began, and at which clock
-        self._soon: set[str] = set()  # jobs of which the next one is due
-        self._done: dict[str, tuple[float, Mapping[str, Any]]] = {}  # by job: the newest, and since when it is there
-        self._failures: dict[str, str] = {}
-        self._answers: OrderedDict[tuple[bytes, int], Message] = OrderedDict()  # to those who have not joined
+        self._saves: defaultdict[str, JobSaves] = defaultdict(JobSaves)  # by job
 
     def _touch(self, job: str) -> None:
         self._timer.touch()
@@ -109,9 +131,8 @@ class Checkpoints:
         PSError
             There can be none.
         """
-        for key, peer in wish.askers.items():
-            if key in self._answers:  # it was lost
-                return [Send(peer, self._answers[key])]
+        if told := self.waiting.answered(wish):
+            return told  # it was lost
         if self._store is None:
             raise ConfigurationError(
                 "this cluster was started without a place for checkpoints: start it with --checkpoint DIR"
@@ -123,10 +144,10 @@ class Checkpoints:
             raise run.lost_shard.again()
         if not run.is_whole:
             raise JobError(f"{run.startup.held}; there is nothing to save until then")
-        for other in [*self._waiting, *([self._making.wish] if self._making else [])]:
+        for other in [*self.waiting, *([self._making.wish] if self._making else [])]:
             if set(wish.askers) & set(other.askers):
                 return []  # sent again
-        self._waiting.ask(wish, now)
+        self.waiting.ask(wish, now)
         self._touch(wish.job)
         return self._next(now)
 
@@ -135,36 +156,36 @@ class Checkpoints:
         if self._store is None or not run.startup.ready:
             return []
         making = self._making if self._making is not None and self._making.stage == MakingStage.OPENED else None
-        for other in [*self._waiting, *([making.wish] if making is not None else [])]:
+        for other in [*self.waiting, *([making.wish] if making is not None else [])]:
             if other.is_last and other.job == run.name:  # its cut is still to come
                 return []
         if (wish := last_wish(run, now)) is None:
             return []
-        self._waiting.append(wish)
+        self.waiting.append(wish)
         self._touch(wish.job)
         return self._next(now)
 
     def saves_last(self, name: str) -> bool:
         """Whether the last checkpoint of a job is being made, or waits for its turn."""
         making = [self._making.wish] if self._making is not None else []
-        return any(wish.is_last and wish.job == name for wish in (*making, *self._waiting))
+        return any(wish.is_last and wish.job == name for wish in (*making, *self.waiting))
 
     def _next(self, now: float) -> list[Action]:
         while self._making is None and (wish := self._next_wish()) is not None and self._store is not None:
-            run, why = self._runs.get(wish.job), self._waiting.why_not(wish)
-            self._waiting.take(wish)
+            run, why = self._runs.get(wish.job), self.waiting.why_not(wish)
+            self.waiting.take(wish)
             self._touch(wish.job)
             if why or run is None or not run.is_whole:
                 return [*self._unbegun(wish, why or TORN), *self._next(now)]
             wish.state = wish.state or (run.fallback.good[-1].state if run.fallback.good else {})
             making = self._making = Making(wish, run, next(self.numbers), now)
-            self._last[run.name] = now, self._steps_of(run)
+            self._saves[run.name].begun = now, self._steps_of(run)
             return [Run(Storing(making.number, StoreTask.BEGIN), partial(self._store.begin, run.name, run.steps.clock))]
         return []
 
     def _next_wish(self) -> Wish | None:
         """Return the first that need not wait until the shards of its job are cut anew."""
-        return next((wish for wish in self._waiting if not self._is_cut(wish.job)), None)
+        return next((wish for wish in self.waiting if not self._is_cut(wish.job)), None)
 
     def _is_cut(self, job: str) -> bool:
         return job in self._runs and self._runs[job].replication.recuts.is_cutting
@@ -183,10 +204,10 @@ class Checkpoints:
             why = str(value) if isinstance(value, PSError) else repr(value)
             return self._unpublished(making, why, now) if tag.what == StoreTask.PUBLISH else self._fail(why, now)
         if tag.what == StoreTask.BEGIN:
-            making.path = value
+            making.target.path = value
             return self._hold(making, now) if self._needs_hold(making) else self._save(making, now)
         assert tag.what == StoreTask.PUBLISH
-        path, nbytes, making.version = value
+        path, nbytes, making.target.version = value
         return self._published(making, path, nbytes, now)
 
     def _needs_hold(self, making: Making) -> bool:
@@ -195,113 +216,120 @@ class Checkpoints:
 
     def _hold(self, making: Making, now: float) -> list[Action]:
         """Let workers begin no push, those as well that come meanwhile; once none does, the cut is made."""
-        if making.cut_by is None:
-            making.cut_by = now + self._hold_s
+        cut = making.cut
+        if cut.by is None:
+            cut.by = now + self._hold_s
         workers = {worker.incarnation: worker for worker in making.newcomers()}
         if not workers:
             return self._save(making, now)
         making.stage, making.again_at = MakingStage.HELD, now + AGAIN_S
-        making.holding |= workers
-        making.awaited |= workers
+        cut.held |= workers
+        cut.awaited |= workers.keys()
         return [Send(worker.peer, Hold(making.number)) for worker in workers.values()]
 
     def holds(self, member: MemberInfo, message: Holding, now: float) -> list[Action]:
         """A worker has no push under way, and begins none."""
         self._timer.touch()
         making = self._making
-        if making is None or message.number != making.number or member.incarnation not in making.holding:
+        if making is None or message.number != making.number or member.incarnation not in making.cut.held:
             return [Send(member.peer, GoOn(message.number))]
-        if making.awaited.pop(member.incarnation, None) is None or making.awaited:
+        return self._held(making, member, now)
+
+    def _held(self, making: Making, member: MemberInfo, now: float) -> list[Action]:
+        """Wait for a worker no more; go on if it was the last one."""
+        awaited = making.cut.awaited
+        if member.incarnation not in awaited:
             return []
-        return self._hold(making, now)
+        awaited.discard(member.incarnation)
+        return [] if awaited else self._hold(making, now)
 
     def _save(self, making: Making, now: float) -> list[Action]:
         """Let all servers keep what they have: in the synchronous mode, what they have at the end of the last step."""
-        run = making.run
+        run, target = making.run, making.target
         if making.is_moot:
             return self._fail("its job goes back to an earlier one", now)
         exact = run.mode == "sync"
-        making.stage, making.again_at, making.version = MakingStage.SAVED, now + AGAIN_S, run.steps.clock
-        making.servers = {epoch: (shard, server) for shard, epoch, server in run.startup.leaders()}
-        making.heard = {epoch: (now, now) for epoch in making.servers}
-        making.shards = {epoch: shard for epoch, (shard, _) in making.servers.items()}
-        making.base = self._chains.base(run.name, making.shards)
-        making.manifest = {
+        making.stage, making.again_at, target.version = MakingStage.SAVED, now + AGAIN_S, run.steps.clock
+        making.parts = {
+            epoch: SavePart(shard=shard, server=server, heard_at=now, moved_at=now)
+            for shard, epoch, server in run.startup.leaders()
+        }
+        target.base = self._chains.base(run.name, making.shards)
+        target.manifest = {
             **run.saved(),
-            "version": making.version,
+            "version": target.version,
             "consistent": exact or self._needs_hold(making),
             "state": dict(making.wish.state),
-            "base": making.base.path if making.base is not None else None,
+            "base": target.base.path if target.base is not None else None,
         }
-        return [Send(server.peer, self._order(making, epoch)) for epoch, (_, server) in making.servers.items()]
+        return [Send(server.peer, self._order(making, epoch)) for epoch, server in making.servers]
 
     def _order(self, making: Making, epoch: int) -> Save:
-        base = making.base.number if making.base is not None else 0
-        return Save(epoch, making.number, int(making.run.mode == "sync"), making.version, making.path, base)
+        target = making.target
+        base = target.base.number if target.base is not None else 0
+        return Save(epoch, making.number, int(making.run.mode == "sync"), target.version, target.path, base)
 
     def saved(self, server: MemberInfo, message: Saved, now: float) -> list[Action]:
         """A server says how far it is."""
         self._timer.touch()
         making = self._making
-        if making is None or message.number != making.number or message.epoch not in making.servers:
+        part = making.parts.get(message.epoch) if making is not None and message.number == making.number else None
+        if making is None or part is None or part.server is None:
             late = message.stage != SaveStage.FAILED
             return [Send(server.peer, Unsave(message.epoch, message.number))] if late else []
         nbytes = found if type(found := message.facts.get("nbytes", 0)) is int else 0
-        before, (_, moved_at) = making.nbytes.get(message.epoch), making.heard[message.epoch]
-        making.nbytes[message.epoch] = nbytes
-        making.heard[message.epoch] = now, moved_at if before == nbytes else now
+        part.heard_at, part.moved_at = now, part.moved_at if part.nbytes == nbytes else now
+        part.nbytes = nbytes
         if message.stage == SaveStage.FAILED:
             return self._fail(f"{server.title}: {printable(str(message.facts.get('why', ''))[:MAX_WHY_CHARS])}", now)
         actions: list[Action] = []
-        making.kept.add(message.epoch)
-        if making.cut_by is not None and making.kept >= set(making.servers):
+        part.kept = True
+        if making.cut.by is not None and all(making.parts[epoch].kept for epoch, _ in making.servers):
             if making.newcomers():  # they may have pushed between what two servers keep
                 return self._again(now)
             actions += self._let_go(making)
         if message.stage == SaveStage.WRITTEN:
-            shard, _ = making.servers[message.epoch]
-            making.written[shard] = message.facts
+            part.written = message.facts
             if not making.unwritten and making.stage == MakingStage.SAVED:
                 making.stage, making.moved_at = MakingStage.PUBLISHED, now
-                shards = [making.written[shard] for shard in sorted(making.written)]
+                shards = [part.written for part in sorted(making.parts.values(), key=lambda part: part.shard)]
                 assert self._store is not None
-                work = partial(self._store.publish, making.path, {**making.manifest, "shards": shards})
+                work = partial(self._store.publish, making.target.path, {**making.target.manifest, "shards": shards})
                 actions.append(Run(Storing(making.number, StoreTask.PUBLISH), work))
         return actions
 
     def _let_go(self, making: Making) -> list[Action]:
-        told: list[Action] = [Send(worker.peer, GoOn(making.number)) for worker in making.holding.values()]
-        making.holding, making.awaited, making.cut_by = {}, {}, None
+        told: list[Action] = [Send(worker.peer, GoOn(making.number)) for worker in making.cut.held.values()]
+        making.cut = PushCut(gone=making.cut.gone)
         return told
 
     def _again(self, now: float) -> list[Action]:
         """No cut was made, through nobody's fault: begin once more."""
         making = self._making
         assert making is not None
-        self._waiting.appendleft(making.wish)
+        self.waiting.appendleft(making.wish)
         return [*self._drop(making), *self._next(now)]
 
     def _published(self, making: Making, path: str, nbytes: int, now: float) -> list[Action]:
-        seconds, name = now - making.begun_at, making.run.name
+        seconds, name, target = now - making.begun_at, making.run.name, making.target
         self._making = None
         self._touch(name)
         if self._runs.get(name) is making.run:  # it may have ended meanwhile
-            self._failures.pop(name, None)
-            done = {"path": path, "version": making.version, "seconds": round(seconds, 3), "nbytes": nbytes}
-            done |= {"base": making.base.path} if making.base is not None else {}
-            self._done[name] = now, done
+            done = {"path": path, "version": target.version, "seconds": round(seconds, 3), "nbytes": nbytes}
+            done |= {"base": target.base.path} if target.base is not None else {}
+            self._saves[name].done, self._saves[name].failure = (now, done), ""
             if making.run.has_tables:
-                self._chains.published(name, making.number, path, making.shards, nbytes, making.base)
+                self._chains.published(name, making.number, path, making.shards, nbytes, target.base)
             read_at = path if self._store is None else self._store.read_at(path)
-            making.run.fallback.keep(path, read_at, making.version, making.manifest)
+            making.run.fallback.keep(path, read_at, target.version, target.manifest)
         told = [
-            self._answer(who, peer, n, Checkpointed(n, path, making.version, seconds, nbytes))
+            self.waiting.answer(who, peer, n, Checkpointed(n, path, target.version, seconds, nbytes))
             for (who, n), peer in making.wish.askers.items()
         ]
         last = "last " if making.wish.is_last else ""
-        text = f"job {name!r}: {last}checkpoint of version {making.version}, {nbytes / 1e6:.1f} MB in {seconds:.2f} s"
+        text = f"job {name!r}: {last}checkpoint of version {target.version}, {nbytes / 1e6:.1f} MB in {seconds:.2f} s"
         text += f": {path}"
-        text += f", with the rows that have changed since {making.base.path}" if making.base is not None else ""
+        text += f", with the rows that have changed since {target.base.path}" if target.base is not None else ""
         return [Log("info", text, "checkpoint", job=name), *told, *self._next(now)]
 
     def _unpublished(self, making: Making, why: str, now: float) -> list[Action]:
@@ -309,9 +337,9 @@ class Checkpoints:
 
         The other one may be damaged, or somebody has removed it.
         """
-        if making.base is None:
+        if (base := making.target.base) is None:
             return self._fail(why, now)
-        text = f"job {making.run.name!r}: its checkpoint, which builds upon {making.base.path}, is made anew as a whole"
+        text = f"job {making.run.name!r}: its checkpoint, which builds upon {base.path}, is made anew as a whole"
         self._chains.forget(making.run.name)
         return [Log("warning", f"{text}: {why}", job=making.run.name), *self._again(now)]
 
@@ -324,7 +352,8 @@ class Checkpoints:
         if self._runs.get(making.run.name) is making.run and try_again(making):
             text = f"job {making.run.name!r}: its last checkpoint is tried once more: {why}"
             return [Log("warning", text, job=making.run.name), *self._again(now)]
-        self._failures[making.run.name] = why
+        if self._runs.get(making.run.name) is making.run:
+            self._saves[making.run.name].failure = why
         said = Log("error", str(error), "checkpoint failed", job=making.run.name, error=error.number)
         said = self._unsaved(making.run.name, why) if making.wish.is_last else said
         return [said, *self._drop(making), *self._tell(making.wish, error), *self._next(now)]
@@ -336,8 +365,8 @@ class Checkpoints:
     def _give_up(self, jobs: Container[str], why: str, now: float) -> list[Action]:
         """Make no more checkpoints of some jobs that end, which is no failure; what is written already is published."""
         actions: list[Action] = []
-        for wish in [wish for wish in self._waiting if wish.job in jobs]:
-            self._waiting.remove(wish)
+        for wish in [wish for wish in self.waiting if wish.job in jobs]:
+            self.waiting.remove(wish)
             self._touch(wish.job)
             actions += self._unbegun(wish, why)
         making = self._making
@@ -357,27 +386,19 @@ class Checkpoints:
         self._making = None
         self._touch(making.run.name)
         actions = self._let_go(making)
-        actions += [Send(s.peer, Unsave(epoch, making.number)) for epoch, (_, s) in making.servers.items()]
-        if making.path and self._store is not None:
-            actions.append(Run(Storing(0, StoreTask.ABANDON), partial(self._store.abandon, making.path)))
+        actions += [Send(s.peer, Unsave(epoch, making.number)) for epoch, s in making.servers]
+        if making.target.path and self._store is not None:
+            actions.append(Run(Storing(0, StoreTask.ABANDON), partial(self._store.abandon, making.target.path)))
         return actions
 
     def _tell(self, wish: Wish, error: PSError) -> list[Action]:
-        return [self._answer(who, peer, n, Error.of(n, error)) for (who, n), peer in wish.askers.items()]
-
-    def _answer(self, who: bytes, peer: Peer, request: int, message: Message) -> Action:
-        if (member := self._members.get(who)) is not None:
-            return member.answer(request, message)
-        self._answers[who, request] = message
-        while len(self._answers) > MAX_WAITING:
-            self._answers.popitem(last=False)
-        return Send(peer, message)
+        return [self.waiting.answer(who, peer, n, Error.of(n, error)) for (who, n), peer in wish.askers.items()]
 
     # --- who goes, and time -------------------------------------------------------------------
 
     def gone(self, member: MemberInfo, now: float) -> list[Action]:
         """A member has gone: nobody waits for it, and a checkpoint that needs it fails."""
-        for wish in [*self._waiting, *([self._making.wish] if self._making else [])]:
+        for wish in [*self.waiting, *([self._making.wish] if self._making else [])]:
             for key in [key for key in wish.askers if key[0] == member.incarnation]:
                 del wish.askers[key]
         self._timer.touch()
@@ -387,29 +408,26 @@ class Checkpoints:
         begins = making.stage in (MakingStage.OPENED, MakingStage.HELD) and making.run.is_on(member)
         if begins or any(server.incarnation == member.incarnation for _, server in making.unwritten):
             return self._fail(f"{member.title} has gone before it had written its part", now)
-        for epoch in [e for e, (_, s) in making.servers.items() if s.incarnation == member.incarnation]:
-            del making.servers[epoch]  # what it has written stays
-        if making.cut_by is not None and any(w.incarnation == member.incarnation for w in making.newcomers()):
+        for part in making.parts.values():
+            if part.server is not None and part.server.incarnation == member.incarnation:
+                part.server = None  # what it has written stays
+        if making.cut.by is not None and any(w.incarnation == member.incarnation for w in making.newcomers()):
             return self._again(now)  # it may have pushed
-        making.gone.add(member.incarnation)
-        making.holding.pop(member.incarnation, None)
-        if making.awaited.pop(member.incarnation, None) is not None and not making.awaited:
-            return self._hold(making, now)
-        return []
+        making.cut.gone.add(member.incarnation)
+        making.cut.held.pop(member.incarnation, None)
+        return self._held(making, member, now)
 
     def ended(self, run: JobRun, now: float) -> list[Action]:
         """A job has ended: nothing more is saved of it, but what is written already."""
         actions = self._give_up({run.name}, str(run.lost_shard or "it has ended"), now)
-        self._soon.discard(run.name)
-        for known in (self._last, self._done, self._failures):
-            known.pop(run.name, None)
+        self._saves.pop(run.name, None)
         self._chains.forget(run.name)
-        self._waiting.forget(run.name)
+        self.waiting.forget(run.name)
         return actions
 
     def close(self, now: float) -> list[Action]:
         """The cluster ends, and its servers leave: nothing more is saved of any job, but what is written already."""
-        self._waiting.closed = True
+        self.waiting.closed = True
         for name in self._runs:
             self._touch(name)
         return self._give_up(self._runs, CLOSED, now)
@@ -420,7 +438,7 @@ class Checkpoints:
 
     def soon(self, name: str) -> None:
         """Make the next checkpoint of a job now, if any are made by themselves: those before are of other shards."""
-        self._soon.add(name)
+        self._saves[name].soon = True
         self._touch(name)
 
     def is_saving(self, run: JobRun) -> bool:
@@ -433,14 +451,15 @@ class Checkpoints:
 
     def due_at(self, run: JobRun) -> float | None:
         """Return when a job is to be saved without being asked; None: that depends on what is done."""
-        if self._cadence.seconds is None or self._store is None or not self._wants(run):
+        if self.cadence is None or self.cadence.seconds is None or not self._wants(run):
             return None
-        return self._last[run.name][0] + self._cadence.seconds if run.name in self._last else None
+        begun = self._saves[run.name].begun
+        return begun[0] + self.cadence.seconds if begun is not None else None
 
     def _wants(self, run: JobRun) -> bool:
         """Whether a job can be saved, and is not about to be."""
-        waiting = any(wish.job == run.name for wish in self._waiting)
-        over = self._waiting.closed or run.name in self._waiting.over
+        waiting = any(wish.job == run.name for wish in self.waiting)
+        over = self.waiting.closed or run.name in self.waiting.over
         making = self._making is not None and self._making.run is run
         return run.is_whole and bool(run.members) and not (waiting or making or over)
 
@@ -450,25 +469,25 @@ class Checkpoints:
         ``first``: of one that was never looked at time and steps count from now on, for all that its workers have done
         before may just have become known.
         """
-        if self._store is None:
-            return []
-        cadence = self._cadence
-        for run in runs if (cadence.seconds, cadence.steps) != (None, None) else ():
-            if not self._wants(run):
+        cadence = self.cadence
+        for run in runs:
+            if (
+                cadence is None
+                or not self._wants(run)
+                or ((saves := self._saves[run.name]).begun is None and not first)
+            ):
                 continue
-            if run.name not in self._last:
-                if not first:
-                    continue
-                self._last[run.name] = now, self._steps_of(run)
+            there = self._steps_of(run)
+            if saves.begun is None:
+                saves.begun = now, there
                 self._touch(run.name)
-            begun_at, steps = self._last[run.name]
-            if (there := self._steps_of(run)) < steps:  # some of those who have made them have gone
-                self._last[run.name] = begun_at, (steps := there)
-            by_time = self._cadence.seconds is not None and now >= begun_at + self._cadence.seconds
-            by_steps = self._cadence.steps is not None and there >= steps + self._cadence.steps
-            if by_time or by_steps or run.name in self._soon:
-                self._soon.discard(run.name)
-                self._waiting.append(Wish(job=run.name, consistent=run.mode != "async"))
+            begun_at, steps = saves.begun[0], min(saves.begun[1], there)  # some who have made them may have gone
+            saves.begun = begun_at, steps
+            by_time = cadence.seconds is not None and now >= begun_at + cadence.seconds
+            by_steps = cadence.steps is not None and there >= steps + cadence.steps
+            if by_time or by_steps or saves.soon:
+                saves.soon = False
+                self.waiting.append(Wish(job=run.name, consistent=run.mode != "async"))
                 self._touch(run.name)
         return self._next(now)
 
@@ -478,30 +497,31 @@ class Checkpoints:
         if making is not None and making.stage in (MakingStage.HELD, MakingStage.SAVED):
             dues += [
                 making.again_at,
-                *(making.heard[epoch][1] + STUCK_S for epoch, _ in making.unwritten),
+                *(making.parts[epoch].moved_at + STUCK_S for epoch, _ in making.unwritten),
             ]
-            if making.cut_by is not None:
-                dues.append(making.cut_by)
+            if making.cut.by is not None:
+                dues.append(making.cut.by)
         elif making is not None:
             dues.append(making.moved_at + STUCK_S)
         else:
-            dues += [wish.begin_by for wish in self._waiting if wish.is_last]
+            dues += [wish.begin_by for wish in self.waiting if wish.is_last]
         return min(dues, default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
         """Give up what takes too long, and ask again."""
         making, actions = self._making, list[Action]()
-        if making is not None and making.cut_by is not None and now >= making.cut_by:
-            servers = [server for epoch, (_, server) in making.servers.items() if epoch not in making.kept]
-            names = listed([member.title for member in [*making.awaited.values()] or servers], MOST_NAMED)
+        if making is not None and making.cut.by is not None and now >= making.cut.by:
+            workers = [worker for who, worker in making.cut.held.items() if who in making.cut.awaited]
+            servers = [server for epoch, server in making.servers if not making.parts[epoch].kept]
+            names = listed([member.title for member in workers or servers], MOST_NAMED)
             actions = self._fail(f"{names} did not pause for it in {self._hold_s:g} s", now)
         elif making is not None and making.stage in (MakingStage.HELD, MakingStage.SAVED):
             actions = self._chase(making, now)
         elif making is not None and now >= making.moved_at + STUCK_S:
             actions = self._fail(f"the coordinator's disk has not answered for {STUCK_S:g} s", now)
         elif making is None:
-            for wish in [wish for wish in self._waiting if now >= wish.begin_by]:
-                self._waiting.remove(wish)
+            for wish in [wish for wish in self.waiting if now >= wish.begin_by]:
+                self.waiting.remove(wish)
                 self._touch(wish.job)
                 actions += self._unbegun(wish, "its shards are still being cut anew")
         return [*actions, *self._next(now)]
@@ -510,15 +530,15 @@ class Checkpoints:
         """Ask those again who have not answered; give up who gets no further."""
         if making.is_moot:
             return self._fail("its job goes back to an earlier one", now)
-        stuck = [s.title for epoch, s in making.unwritten if now >= making.heard[epoch][1] + STUCK_S]
+        stuck = [s.title for epoch, s in making.unwritten if now >= making.parts[epoch].moved_at + STUCK_S]
         if stuck:
             return self._fail(f"{listed(stuck, MOST_NAMED)} got no further with it for {STUCK_S:g} s", now)
         if now < making.again_at:
             return []
         making.again_at = now + AGAIN_S
-        silent = [(e, s) for e, s in making.unwritten if now >= making.heard[e][0] + AGAIN_S]
+        silent = [(e, s) for e, s in making.unwritten if now >= making.parts[e].heard_at + AGAIN_S]
         return [
-            *(Send(worker.peer, Hold(making.number)) for worker in making.awaited.values()),
+            *(Send(w.peer, Hold(making.number)) for who, w in making.cut.held.items() if who in making.cut.awaited),
             *(Send(server.peer, self._order(making, epoch)) for epoch, server in silent),
         ]
 
@@ -527,10 +547,11 @@ class Checkpoints:
     def status(self, run: JobRun, now: float) -> Mapping[str, Any]:
         """Return what the status shows of a job's checkpoints."""
         shown: dict[str, Any] = {}
-        if (done := self._done.get(run.name)) is not None:
-            shown["last"] = {**done[1], "ago_s": round(now - done[0], 3)}
-        if why := self._failures.get(run.name):
-            shown["failed"] = why
+        saves = self._saves.get(run.name, JobSaves())
+        if saves.done is not None:
+            shown["last"] = {**saves.done[1], "ago_s": round(now - saves.done[0], 3)}
+        if saves.failure:
+            shown["failed"] = saves.failure
         if self._making is not None and self._making.run is run:
             shown["under_way"] = self._making.status(now)
         return shown
@@ -540,9 +561,10 @@ class Checkpoints:
         making = self._making
         if making is not None:
             assert self._runs.get(making.run.name) is making.run or making.stage == MakingStage.PUBLISHED
-            assert set(making.awaited) <= set(making.holding) <= set(making.run.members)
-            assert not making.holding or making.cut_by is not None
-            assert {server.incarnation for _, server in making.servers.values()} <= set(self._members)
-            assert making.stage == MakingStage.PUBLISHED or not self._waiting.why_not(making.wish)
-        assert len(self._waiting) <= 2 * MAX_WAITING + 2 * len(self._runs)  # by cadence, and the last one
+            assert making.cut.awaited <= set(making.cut.held) <= set(making.run.members)
+            assert not making.cut.held or making.cut.by is not None
+            assert {server.incarnation for _, server in making.servers} <= set(self.waiting.members)
+            assert making.stage == MakingStage.PUBLISHED or not self.waiting.why_not(making.wish)
+        assert len(self.waiting) <= 2 * MAX_WAITING + 2 * len(self._runs)  # by cadence, and the last one
         self._chains.validate(self._runs)
+        assert set(self._saves) <= set(self._runs)

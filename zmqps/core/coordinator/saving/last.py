@@ -35,5 +35,5 @@ def try_again(making: Making) -> bool:
     wish = making.wish
     if wish.tries < 2 or not making.run.is_whole:
         return False
-    wish.tries, wish.pauses = wish.tries - 1, wish.pauses and making.cut_by is None
+    wish.tries, wish.pauses = wish.tries - 1, wish.pauses and making.cut.by is None
     return True

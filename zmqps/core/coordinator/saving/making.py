@@ -73,6 +73,39 @@ class Wish:
         return self.tries > 0
 
 
+@dataclass(eq=False)
+class PushCut:
+    """A moment at which workers have no push under way, where steps are not common to all."""
+
+    by: float | None = None  # while workers are held: when the cut must be made
+    held: dict[bytes, MemberInfo] = field(default_factory=dict)  # workers that begin no push
+    awaited: set[bytes] = field(default_factory=set)  # those of them that have not said so yet
+    gone: set[bytes] = field(default_factory=set)  # workers that have left, or are about to be forgotten
+
+
+@dataclass(slots=True, kw_only=True)
+class SavePart:
+    """What one copy of a shard writes."""
+
+    shard: int
+    server: MemberInfo | None  # None: it has gone after it had written
+    heard_at: float
+    moved_at: float  # when it had got on
+    kept: bool = False  # it keeps the version that is saved
+    nbytes: int | None = None
+    written: Mapping[str, Any] | None = None  # what it says of what it has written
+
+
+@dataclass(slots=True)
+class SaveTarget:
+    """What is to be published, and where."""
+
+    path: str = ""
+    version: int = 0
+    manifest: dict[str, Any] = field(default_factory=dict)
+    base: ChainLink | None = None  # what it builds upon; None: it is to be whole
+
+
 class Making:
     """The checkpoint that is being made."""
 
@@ -81,26 +114,25 @@ class Making:
         self.run = run
         self.number = number
         self.begun_at = self.again_at = self.moved_at = now  # the store has got on at ``moved_at``
-        self.cut_by: float | None = None  # while workers are held: when the cut must be made
-        self.path = ""
         self.stage = MakingStage.OPENED
-        self.holding: dict[bytes, MemberInfo] = {}  # workers that begin no push
-        self.awaited: dict[bytes, MemberInfo] = {}  # those of them that have not said so yet
-        self.gone: set[bytes] = set()  # workers that have left, or are about to be forgotten
-        self.version = 0
-        self.manifest: dict[str, Any] = {}
-        self.base: ChainLink | None = None  # what it builds upon; None: it is to be whole
-        self.shards: Mapping[int, int] = {}  # all of them, by epoch of the copy
-        self.servers: dict[int, tuple[int, MemberInfo]] = {}  # by epoch of the copy: shard, and who has it
-        self.kept: set[int] = set()
-        self.written: dict[int, Mapping[str, Any]] = {}  # by shard
-        self.nbytes: dict[int, int] = {}
-        self.heard: dict[int, tuple[float, float]] = {}  # by epoch: when last, and when it had got on
+        self.cut = PushCut()
+        self.target = SaveTarget()
+        self.parts: dict[int, SavePart] = {}  # by epoch of the copy
+
+    @property
+    def shards(self) -> dict[int, int]:
+        """All of them, by epoch of the copy."""
+        return {epoch: part.shard for epoch, part in self.parts.items()}
+
+    @property
+    def servers(self) -> list[tuple[int, MemberInfo]]:
+        """Who writes or has written, and is there, with the epochs of the copies."""
+        return [(epoch, part.server) for epoch, part in self.parts.items() if part.server is not None]
 
     @property
     def unwritten(self) -> list[tuple[int, MemberInfo]]:
         """The servers that have not written their parts, with the epochs."""
-        return [(epoch, server) for epoch, (shard, server) in self.servers.items() if shard not in self.written]
+        return [(epoch, server) for epoch, server in self.servers if self.parts[epoch].written is None]
 
     @property
     def is_moot(self) -> bool:
@@ -110,10 +142,11 @@ class Making:
 
     def status(self, now: float) -> dict[str, Any]:
         """Return what the status shows of it."""
-        stage = f"waiting for {counted(len(self.awaited), 'worker')} to pause" if self.awaited else self.stage
-        return {"stage": stage, "since_s": round(now - self.begun_at, 3), "nbytes": sum(self.nbytes.values())}
+        waiting, nbytes = len(self.cut.awaited), sum(part.nbytes or 0 for part in self.parts.values())
+        stage = f"waiting for {counted(waiting, 'worker')} to pause" if waiting else self.stage
+        return {"stage": stage, "since_s": round(now - self.begun_at, 3), "nbytes": nbytes}
 
     def newcomers(self) -> list[MemberInfo]:
         """Return who may push and is not held."""
-        told = self.run.startup.told - self.gone
-        return [w for w in self.run.workers if w.incarnation in told and w.incarnation not in self.holding]
+        told = self.run.startup.told - self.cut.gone
+        return [w for w in self.run.workers if w.incarnation in told and w.incarnation not in self.cut.held]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
+from collections.abc import Mapping
 
+from zmqps.core.coordinator.members.membership import MemberInfo
 from zmqps.core.coordinator.saving.making import Wish
+from zmqps.core.protocol.events import Action, Peer, Send
+from zmqps.core.protocol.messages import Message
 from zmqps.core.protocol.security.roles import OPERATOR
 from zmqps.errors import CheckpointTooSoonError, JobError, LimitError, PSError
 
@@ -23,6 +27,11 @@ CLOSED = "the cluster is ending"
 class Wishes(deque[Wish]):
     """Those that wait, the next one first; the workers of a job count together, for a key may join many workers.
 
+    Parameters
+    ----------
+    members
+        The members by incarnation.
+
     Attributes
     ----------
     over
@@ -31,11 +40,13 @@ class Wishes(deque[Wish]):
         Whether the cluster is ending: nothing is begun of any job.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, members: Mapping[bytes, MemberInfo]) -> None:
         super().__init__()
+        self.members = members
         self.over: set[str] = set()
         self.closed = False
         self._paid_at: dict[str, float] = {}  # by job: when all that its workers have asked for has had its time
+        self._answers: OrderedDict[tuple[bytes, int], Message] = OrderedDict()  # to those who have not joined
 
     def ask(self, wish: Wish, now: float) -> None:
         """Let one wait: an operator's before those of workers, and whatever these have asked for.
@@ -62,6 +73,20 @@ class Wishes(deque[Wish]):
             raise CheckpointTooSoonError(job=wish.job, seconds=round(wait, 3), every=EVERY_S)
         self._paid_at[wish.job] = paid_at + EVERY_S
         return self.append(wish)
+
+    def answer(self, who: bytes, peer: Peer, request: int, message: Message) -> Action:
+        """Answer somebody who has asked for one."""
+        if (member := self.members.get(who)) is not None:
+            return member.answer(request, message)
+        self._answers[who, request] = message
+        while len(self._answers) > MAX_WAITING:
+            self._answers.popitem(last=False)
+        return Send(peer, message)
+
+    def answered(self, wish: Wish) -> list[Action]:
+        """Return the answer that somebody asks for again who has not joined; empty: there is none yet."""
+        known = [(peer, self._answers[key]) for key, peer in wish.askers.items() if key in self._answers]
+        return [Send(peer, message) for peer, message in known[:1]]
 
     def why_not(self, wish: Wish) -> str:
         """Return why one is not begun any more; empty: it may be."""

@@ -15,13 +15,25 @@ IN_A_ROW, SHARE = 3, 0.2
 
 
 class Delays:
-    """When workers arrived at the steps of one job; an arrival costs the same however many there are."""
+    """When workers arrived at the steps of one job; an arrival costs the same however many there are.
+
+    Attributes
+    ----------
+    since
+        When the first of those who wait now arrived; None: nobody waits.
+    last
+        Who has arrived last at the open step, and when.
+    counted
+        When steps were counted last for those who watch, and how many there were.
+    """
 
     def __init__(self) -> None:
+        self.since: float | None = None
+        self.last: tuple[MemberInfo, float] | None = None
+        self.counted = float("-inf"), 0
         self._arrived: set[bytes] = set()  # at the open step
-        self._last: tuple[MemberInfo, float] | None = None  # who has arrived last at the open step, and when
         self._delay_s = 0.0  # by how much it came after the one before it
-        self._closed_at: float | None = None
+        self._closed: tuple[int, float] | None = None  # the step that was closed last, and when
         # who, its delay, the step's length, which nobody knows of the first
         self._recent: deque[tuple[MemberInfo, float, float | None]] = deque(maxlen=STEPS)
 
@@ -30,18 +42,18 @@ class Delays:
         if member.incarnation in self._arrived:
             return
         self._arrived.add(member.incarnation)
-        if self._last is not None:
-            self._delay_s = now - self._last[1]
+        if self.last is not None:
+            self._delay_s = now - self.last[1]
             member.reported.awaited_s += self._delay_s
-        self._last = member, now
+        self.last = member, now
 
-    def closed(self, now: float) -> None:
-        """The step is over."""
-        if self._last is not None:
-            length = None if self._closed_at is None else now - self._closed_at
-            self._recent.append((self._last[0], self._delay_s, length))
+    def closed(self, step: int, now: float) -> None:
+        """A step is over, at which several have arrived."""
+        if self.last is not None:
+            length = now - self._closed[1] if self._closed is not None and self._closed[0] == step - 1 else None
+            self._recent.append((self.last[0], self._delay_s, length))
         self._arrived.clear()
-        self._last, self._delay_s, self._closed_at = None, 0.0, now
+        self.last, self._delay_s, self._closed = None, 0.0, (step, now)
 
     def slowest(self, members: Mapping[bytes, MemberInfo]) -> Mapping[str, Any]:
         """Return who of the live members has come last to the last steps, and by how much; empty: nobody stands out."""

@@ -22,21 +22,23 @@ class Numbers:
     ----------
     latest
         As they were set last; none: the optimizer's own hold.
+    before
+        The first step without some, and these, which were in force before.
     """
 
     def __init__(self, changed: Changed = nothing) -> None:
         self._changed = changed
         self.latest: Rates = ()
-        self._before: deque[tuple[int, Rates]] = deque()  # the first step without these, which were in force before
+        self.before: deque[tuple[int, Rates]] = deque()
 
     def set(self, first: int, clock: int, rates: Rates) -> None:
         """They hold from a step on: one that is open, or the next; ``clock`` is the first that is not committed."""
         step = min(max(first, clock), clock + OPEN_STEPS)
-        while self._before and self._before[-1][0] > step:
-            _, self.latest = self._before.pop()  # set again before the step that they were for
-        self._before.append((step, self.latest))
-        if len(self._before) > 2 * OPEN_STEPS:  # a worker is at most as many steps ahead
-            self._before.popleft()
+        while self.before and self.before[-1][0] > step:
+            _, self.latest = self.before.pop()  # set again before the step that they were for
+        self.before.append((step, self.latest))
+        if len(self.before) > 2 * OPEN_STEPS:  # a worker is at most as many steps ahead
+            self.before.popleft()
         self.latest = tuple(rates)
         self._changed()
 
@@ -47,20 +49,20 @@ class Numbers:
 
     def at(self, step: int) -> Rates:
         """Return those of a step."""
-        return next((rates for first, rates in self._before if step < first), self.latest)
+        return next((rates for first, rates in self.before if step < first), self.latest)
 
     def begin_at(self, rates: Sequence[float]) -> None:
         """The job begins from a checkpoint, or goes back to one, where these were in force."""
         self.latest = tuple(rates)
-        self._before.clear()
+        self.before.clear()
         self._changed()
 
     def dump(self) -> Plain:
         """Return what is kept of it."""
-        return [list(self.latest), [[step, list(rates)] for step, rates in self._before]]
+        return [list(self.latest), [[step, list(rates)] for step, rates in self.before]]
 
     def restore(self, kept: Plain) -> None:
         """Be what was kept."""
         latest, before = kept
         self.latest = tuple(latest)
-        self._before = deque((step, tuple(rates)) for step, rates in before)
+        self.before = deque((step, tuple(rates)) for step, rates in before)

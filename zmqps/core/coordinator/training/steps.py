@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
 from functools import partial
 from typing import Any
 
-from zmqps.core.coordinator.consistency import Commitment, Decision, Grant, Policy, make_policy
+from zmqps.core.coordinator.consistency import Commitment, Grant, Policy, make_policy
 from zmqps.core.coordinator.journal import Changed, Plain, nothing
 from zmqps.core.coordinator.members.attendance import Attendance
 from zmqps.core.coordinator.members.membership import MemberInfo
-from zmqps.core.coordinator.placement.bringing import Bringing
 from zmqps.core.coordinator.placement.copies import Replica
-from zmqps.core.coordinator.training.commits import Commits
 from zmqps.core.coordinator.training.delays import Delays
-from zmqps.core.coordinator.training.pauses import Pauses
 from zmqps.core.coordinator.training.rates import Numbers
 from zmqps.core.coordinator.training.waits import Waiter, not_joined
 from zmqps.core.job.norms import scale_to
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import Action, Log, Send
-from zmqps.core.protocol.messages import Arrive, Measured, Proceed
-from zmqps.core.protocol.terms import terms_of
+from zmqps.core.protocol.fields import Contributor
+from zmqps.core.protocol.limits import OPEN_STEPS
+from zmqps.core.protocol.messages import Arrive, Commit, Measured, Proceed
+from zmqps.core.protocol.terms import Rates, terms_of
 from zmqps.errors import DeadlineError, counted, listed
 
 #: A server answers a commit within milliseconds; one that did not may not have received it.
@@ -30,8 +31,381 @@ COMMIT_RETRY_S = 1.0
 MOST_NAMED = 8
 
 
+class TraineePhase(StrEnum):
+    """Where a worker is in training.
+
+    It was informed of a clock, but does not count yet; it computes; it has arrived and waits for its answer; it has
+    gone, and what it brought may still be part of the open step.
+    """
+
+    INFORMED, COMPUTING, WAITING, GONE = "informed", "computing", "waiting", "gone"
+
+
+@dataclass(slots=True, kw_only=True)
+class Trainee:
+    """A worker, as far as steps are concerned."""
+
+    rank: int
+    phase: TraineePhase = TraineePhase.COMPUTING
+    clock: int = 0  # which it was informed of
+    lag: int = 0  # how many clocks its own is behind the one that counts
+    request: int = -1  # its arrival, while it waits for the answer
+    counted: tuple[int, tuple[int, ...]] = (-1, ())  # its last gradients that counted: the step, and the pushes
+    paused_for: set[str] = field(default_factory=set)  # why no step waits for it
+    unheard: bool = False  # it has not said where it is since this coordinator is back
+
+
+class Trainees(dict[bytes, Trainee]):
+    """The workers of a job by incarnation.
+
+    Attributes
+    ----------
+    waiting
+        Those that wait for an answer, in the order in which they arrived.
+    num_training
+        How many compute or wait.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: dict[bytes, Trainee] = {}
+        self.num_training = 0
+
+    def begin(self, who: bytes, rank: int) -> Trainee:
+        """Return a worker that counts from now on, if it did not."""
+        trainee = self.setdefault(who, Trainee(rank=rank, phase=TraineePhase.INFORMED))
+        if trainee.phase in (TraineePhase.INFORMED, TraineePhase.GONE):
+            trainee.phase = TraineePhase.COMPUTING
+            self.num_training += 1
+        trainee.rank = rank
+        return trainee
+
+    def wait(self, who: bytes, request: int) -> None:
+        """A worker has arrived."""
+        trainee = self.waiting[who] = self[who]
+        trainee.phase, trainee.request = TraineePhase.WAITING, request
+
+    def answer(self, who: bytes) -> int | None:
+        """A worker waits no more; return by which request it did. None: it has not waited."""
+        trainee = self.waiting.pop(who, None)
+        if trainee is None:
+            return None
+        request, trainee.phase, trainee.request = trainee.request, TraineePhase.COMPUTING, -1
+        return request
+
+    def leave(self, who: bytes, *, remembered: bool) -> bool:
+        """A worker has gone; return whether it trained. ``remembered``: what it brought may be part of the step."""
+        trainee = self.pop(who, None)
+        if trainee is None or trainee.phase is TraineePhase.INFORMED:
+            return False
+        self.answer(who)
+        self.num_training -= 1
+        if remembered:
+            self[who] = Trainee(rank=trainee.rank, phase=TraineePhase.GONE)
+        return True
+
+    def forget_gone(self) -> None:
+        """A step is over: nobody that has gone contributes to the next one."""
+        for who in [who for who, trainee in self.items() if trainee.phase is TraineePhase.GONE]:
+            del self[who]
+
+    def dump(self) -> dict[str, Plain]:
+        """Return what is kept of them."""
+        trained = {who: one for who, one in self.items() if one.phase is not TraineePhase.INFORMED}
+        return {
+            "counted": [[who, one.counted[0], list(one.counted[1])] for who, one in self.items() if one.counted[1]],
+            "ranks": [[who, one.rank] for who, one in trained.items()],
+            "told": [[who, one.clock] for who, one in self.items() if who not in trained],
+            "behind": [[who, one.lag] for who, one in self.items() if one.lag],
+        }
+
+    def restore(self, kept: Mapping[str, Plain], members: Mapping[bytes, MemberInfo]) -> None:
+        """Be what was kept: whoever is a member trains on, once it has said where it is."""
+        for who, rank in kept["ranks"]:
+            here = who in members
+            self[who] = Trainee(rank=rank, unheard=here, phase=TraineePhase.COMPUTING if here else TraineePhase.GONE)
+            self.num_training += here
+        for who, clock in kept["told"]:
+            self[who] = Trainee(rank=members[who].rank, phase=TraineePhase.INFORMED, clock=clock)
+        for who, clocks in kept["behind"]:
+            self[who].lag = clocks
+        for who, step, attempts in kept["counted"]:
+            self[who].counted = step, tuple(attempts)
+
+    def validate(self, here: Container[bytes], counting: Container[bytes]) -> None:
+        """Assert that each is in one phase; ``here``: the members, ``counting``: those of them that count."""
+        waiting = {who for who, one in self.items() if one.phase is TraineePhase.WAITING}
+        training = {who for who, one in self.items() if one.phase is TraineePhase.COMPUTING} | waiting
+        assert waiting == set(self.waiting)
+        assert len(training) == self.num_training
+        assert all(who in counting for who in training)
+        assert all((who in here) == (one.phase is not TraineePhase.GONE) for who, one in self.items())
+        assert all((one.request >= 0) == (who in waiting) for who, one in self.items())
+        assert all(who in training for who, one in self.items() if one.paused_for or one.counted[1] or one.lag)
+
+
+@dataclass(slots=True)
+class LeaderProgress:
+    """What the leader of a shard has yet to say that it has."""
+
+    copy: Replica
+    unconfirmed: list[Commit] = field(default_factory=list)  # in order
+    squares: float | None = None  # of its part of the mean that is measured
+
+
+@dataclass(slots=True)
+class Heir:
+    """A backup in the place of a leader that was lost with gradients of the open step."""
+
+    behind: set[bytes]  # workers that may have to bring it theirs again
+    is_coming: bool = True  # it is yet to take over
+
+
+class Commits:
+    """The steps that were committed, and which leaders have yet to say that they have them.
+
+    Parameters
+    ----------
+    replicated
+        Whether leaders have backups, which are to have a step before anybody begins the next.
+
+    Attributes
+    ----------
+    leaders
+        Those that are told of commits, by epoch.
+    heirs
+        By shard: those that may lack gradients of the open step.
+    torn
+        A shard that can never have the gradients of a step that others have; None: there is none.
+    measuring
+        Whether servers are yet to say how large the mean of the last step is; no other one is committed before.
+    retry_due
+        When what is unconfirmed is sent again; None: nothing is.
+    """
+
+    def __init__(self, *, replicated: bool = False) -> None:
+        self.leaders: dict[int, LeaderProgress] = {}
+        self.heirs: dict[int, Heir] = {}
+        self.torn: int | None = None
+        self.measuring = False
+        self.retry_due: float | None = None
+        self._replicated = replicated
+
+    def start(self, copies: Iterable[Replica]) -> None:
+        """These are the copies, of which the leaders take commits; nothing is committed yet."""
+        self.leaders = {copy.epoch: LeaderProgress(copy) for copy in copies if not copy.backup}
+        self.measuring, self.retry_due = False, None
+
+    def forget(self) -> None:
+        """What was committed does not count any more, nor what was brought."""
+        self.start([leader.copy for leader in self.leaders.values()])
+        self.heirs.clear()
+        self.torn = None
+
+    def stop(self) -> None:
+        """No step is committed any more, nor the last one if nobody has been told yet on which terms."""
+        for epoch in [epoch for epoch, leader in self.leaders.items() if leader.copy.shard in self.heirs]:
+            self.lose(epoch)  # it lacks gradients of the step
+        self.heirs.clear()
+        self.measuring = False
+        for leader in self.leaders.values():
+            leader.unconfirmed = [commit for commit in leader.unconfirmed if not commit.measure]
+
+    def add(self, made: Commit, now: float) -> list[Action]:
+        """A step is committed: tell the leaders. With ``made.measure`` they are asked how large its mean is."""
+        self.measuring, self.retry_due = bool(made.measure), now + COMMIT_RETRY_S
+        actions: list[Action] = []
+        for epoch, leader in self.leaders.items():
+            commit, leader.squares = replace(made, epoch=epoch), None
+            leader.unconfirmed.append(commit)
+            actions.append(Send(leader.copy.server.peer, commit))
+        return self.say_again() if self.heirs else actions
+
+    def say_again(self, shard: int | None = None) -> list[Action]:
+        """Send the commits again that are unconfirmed, where their gradients can be; ``shard``: to its leader only."""
+        actions: list[Action] = []
+        for leader in self.leaders.values():
+            heir = self.heirs.get(leader.copy.shard)
+            if (heir is not None and heir.is_coming) or shard not in (None, leader.copy.shard):
+                continue
+            for commit in leader.unconfirmed:
+                if heir is not None and any(who in heir.behind for who, _ in commit.contributors):
+                    break
+                actions.append(Send(leader.copy.server.peer, commit))
+        return actions
+
+    def measured(self, epoch: int, step: int, squares: float) -> float | None:
+        """A leader has said how large its part of a step's mean is; return the whole one's squares when all have."""
+        leader = self.leaders.get(epoch)
+        if not self.measuring or leader is None or not leader.unconfirmed or leader.unconfirmed[-1].step != step:
+            return None  # said again
+        leader.squares = squares
+        found = {one.copy.shard: one.squares for one in self.leaders.values() if one.squares is not None}
+        return sum(found[shard] for shard in sorted(found)) if len(found) == len(self.leaders) else None
+
+    def settle(self, terms: Rates) -> None:
+        """The last step is to be applied on these terms."""
+        self.measuring = False
+        for leader in self.leaders.values():
+            if leader.unconfirmed and leader.unconfirmed[-1].measure:
+                leader.unconfirmed[-1] = replace(leader.unconfirmed[-1], terms=terms, measure=0)
+
+    def confirmed(self, epoch: int, before: int) -> None:
+        """A leader has all steps before this one."""
+        if (leader := self.leaders.get(epoch)) is not None:
+            leader.unconfirmed = [commit for commit in leader.unconfirmed if commit.step >= before]
+        if self.settled:
+            self.retry_due = None
+
+    @property
+    def settled(self) -> bool:
+        """Whether every leader has said that it has all steps."""
+        return not any(leader.unconfirmed for leader in self.leaders.values())
+
+    def may_go_on(self) -> bool:
+        """Whether gradients of the next step can be taken everywhere."""
+        most = 1 if self._replicated else OPEN_STEPS
+        return all(len(leader.unconfirmed) < most for leader in self.leaders.values())
+
+    def late(self) -> str:
+        """Say which servers have not confirmed, and for what they are waited for."""
+        late = [leader.copy.server.title for leader in self.leaders.values() if leader.unconfirmed]
+        names = listed(list(dict.fromkeys(late)), MOST_NAMED)
+        if self.measuring:
+            return f"{names} to say how large the mean of the last step is"
+        return f"{names}{' and its backups' * self._replicated} to have the step"
+
+    def lose(self, epoch: int) -> None:
+        """A leader is told nothing any more."""
+        self.leaders.pop(epoch, None)
+
+    # --- heirs ---------------------------------------------------------------------------------
+
+    def move(self, old: int, copy: Replica, behind: set[bytes] | None = None) -> None:
+        """A shard has another leader, which is to have what the old one has not confirmed.
+
+        ``behind``: who may have to bring it gradients of the open step again; None: it has them all.
+        """
+        before = self.leaders.pop(old, LeaderProgress(copy))
+        commits = [replace(commit, epoch=copy.epoch) for commit in before.unconfirmed]
+        self.leaders[copy.epoch] = LeaderProgress(copy, commits, before.squares)
+        if behind is not None:
+            self.heirs[copy.shard] = Heir(behind)
+
+    def moved(self, copy: Replica, step: int, here: Container[bytes]) -> None:
+        """An heir has taken over with so many steps; it is torn if it lacks one that somebody who has gone was in."""
+        self.confirmed(copy.epoch, step)
+        if (heir := self.heirs.get(copy.shard)) is not None:
+            heir.is_coming = False
+            self._end(copy.shard)
+        leader = self.leaders.get(copy.epoch)
+        if leader and any(who not in here for commit in leader.unconfirmed for who, _ in commit.contributors):
+            self._tear(leader)
+
+    def brought(self, worker: bytes, shard: int) -> None:
+        """A worker has brought again what it has of the open step."""
+        if (heir := self.heirs.get(shard)) is not None:
+            heir.behind.discard(worker)
+            self._end(shard)
+
+    def leave(self, worker: bytes) -> bool:
+        """A worker has gone; return whether it had yet to bring gradients: they count no more, unless elsewhere."""
+        lacked = [shard for shard, heir in self.heirs.items() if worker in heir.behind]
+        for shard in lacked:
+            self.heirs[shard].behind.discard(worker)
+            for leader in [leader for leader in self.leaders.values() if leader.copy.shard == shard]:
+                # one that is coming may have the step
+                at_stake = any(worker in dict(commit.contributors) for commit in leader.unconfirmed)
+                if at_stake and not self.heirs[shard].is_coming:
+                    self._tear(leader)
+            self._end(shard)
+        return bool(lacked)
+
+    def _tear(self, leader: LeaderProgress) -> None:
+        self.torn = leader.copy.shard
+        self.lose(leader.copy.epoch)  # said again, it would make another step of it than the others have
+
+    def _end(self, shard: int) -> None:
+        if not self.heirs[shard].behind and not self.heirs[shard].is_coming:
+            del self.heirs[shard]
+
+    def lacks(self, arrived: Collection[bytes]) -> bool:
+        """Whether an heir may lack gradients of those who have arrived, or is yet to take over."""
+        return any(heir.is_coming or not heir.behind.isdisjoint(arrived) for heir in self.heirs.values())
+
+    # --- the journal ---------------------------------------------------------------------------
+
+    def dump(self) -> dict[str, Plain]:
+        """Return what is kept of them."""
+        commits = {commit.step: commit for leader in self.leaders.values() for commit in leader.unconfirmed}
+        kept: list[Plain] = [
+            [
+                step, [[who, list(attempts)] for who, attempts in c.contributors], list(c.terms), c.measure,
+                c.examples, c.left_out,
+            ]
+            for step, c in sorted(commits.items())
+        ]  # fmt: skip
+        return {
+            "commits": kept,
+            "unconfirmed": [[epoch, [c.step for c in one.unconfirmed]] for epoch, one in self.leaders.items()],
+            "moved": [[shard, sorted(heir.behind)] for shard, heir in self.heirs.items()],
+            "moving": sorted(shard for shard, heir in self.heirs.items() if heir.is_coming),
+        }
+
+    def restore(self, kept: Mapping[str, Plain], now: float) -> None:
+        """Have what was kept, of the copies that there are."""
+        commits = {entry[0]: commit_of(entry) for entry in kept["commits"]}
+        for epoch, steps in kept["unconfirmed"]:
+            if epoch in self.leaders:
+                self.leaders[epoch].unconfirmed = [replace(commits[step], epoch=epoch) for step in steps]
+        self.heirs = {shard: Heir(set(behind), shard in kept["moving"]) for shard, behind in kept["moved"]}
+        self.measuring = any(leader.unconfirmed[-1].measure for leader in self.leaders.values() if leader.unconfirmed)
+        self.retry_due = None if self.settled else now + COMMIT_RETRY_S
+
+
+def commit_of(entry: Sequence[Any]) -> Commit:
+    """Return a commit as it was kept (`Commits.dump`), of no epoch."""
+    step, contributors, terms, measure, examples, left_out = entry
+    brought = tuple((who, tuple(attempts)) for who, attempts in contributors)
+    return Commit(0, step, brought, tuple(terms), measure, examples, left_out)
+
+
+@dataclass(slots=True)
+class Pauses:
+    """What steps wait for, beside those who take part."""
+
+    #: Why nothing is committed, in words: all shards go back to a checkpoint. Empty: they do not.
+    suspended: str = ""
+    #: Whether those who may begin the next step are told so later, because shards are to move before.
+    holding: bool = False
+    #: Shards whose leader was asked to give up its place: nothing is committed.
+    closed: set[int] = field(default_factory=set)
+
+    def clear(self) -> None:
+        """Wait for nothing."""
+        self.suspended, self.holding = "", False
+        self.closed.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class MeanRule:
+    """How gradients of a step become one."""
+
+    clip_norm: float | None = None  # the mean is scaled down to this norm
+    over_all: bool = False  # it is the mean over all contributors, whatever they have pushed
+
+
+@dataclass(slots=True)
+class KeptSteps:
+    """How steps stand, as it was kept last."""
+
+    changed: Changed  # called when something has changed that is kept, before anybody is told
+    data: Plain = None  # None: nothing is trained
+    clock: int = 0
+
+
 class Steps:
-    """The training workers, their arrivals, and the commits that servers have not confirmed.
+    """The steps of a job: who trains, what is committed, and who may go on.
 
     Parameters
     ----------
@@ -45,6 +419,15 @@ class Steps:
         The learning rates that were set.
     replicated
         Whether shards have backups: a worker proceeds when these have its step, and until then it can bring it again.
+
+    Attributes
+    ----------
+    policy
+        Decides who may go on; None: nothing is trained.
+    trainees
+        The workers that train or were informed of a clock.
+    commits
+        What was committed, and which leaders have it.
     """
 
     def __init__(
@@ -57,32 +440,17 @@ class Steps:
         replicated: bool = False,
     ) -> None:
         self.policy: Policy | None = None
-        self._changed = changed
-        self.kept: Plain = None  # how it stands, as it is kept; None if nothing is trained
-        self._kept_clock = 0
-        self._counted: dict[bytes, tuple[int, tuple[int, ...]]] = {}  # the last of each that counted: step, attempts
-        self._returned: set[bytes] = set()  # who trained when this coordinator was away, and has not said where it is
-        self._replicated = replicated
-        self._granted: list[Grant] = []  # where shards have backups: until these have the step
-        self._members = members
-        self._attendance = attendance
-        self._training: set[bytes] = set()  # the live ones that have begun; all of them count
-        self._commits = Commits()
-        self.bringing = Bringing(self._commits, members)
-        self._ranks: dict[bytes, int] = {}  # of everybody who may be a contributor, alive or not
-        self._told: dict[bytes, int] = {}  # the clocks that those began with who did not count yet
-        self._behind: dict[bytes, int] = {}  # by how much their own clocks are behind, since they count
-        self._waits_for_all = False
-        self._clip_norm: float | None = None
-        self._counts_all = False  # a mean is over all contributors, whatever they have pushed
-        self._rates = rates or Numbers()
-        self._paused: dict[bytes, set[str]] = {}  # what those who are not waited for wait for themselves
-        self._requests: dict[bytes, int] = {}  # arrivals that wait for their answer
-        self._retry_due: float | None = None
-        self._since: float | None = None  # when the first of those who wait arrived
+        self.trainees = Trainees()
+        self.commits = Commits(replicated=replicated)
         self.pauses = Pauses()
         self.delays = Delays()
-        self.counted = float("-inf"), 0  # when steps were counted last, for those who watch, and how many
+        self.kept = KeptSteps(changed)
+        self._members = members
+        self._attendance = attendance
+        self._rates = rates or Numbers()
+        self._rule = MeanRule()
+        self._waits_for_all = False  # the first step is not complete before all have begun to train
+        self._granted: list[Grant] = []  # who may go on as soon as leaders can take its gradients
 
     def start(self, job: JobSpec, copies: Iterable[Replica], *, waits_for_all: bool = False, clock: int = 0) -> None:
         """A job was placed.
@@ -96,328 +464,269 @@ class Steps:
         clock
             The one to begin with, where it goes on from a checkpoint.
         """
-        self.policy = make_policy(job)
+        self._rule, self.policy = MeanRule(job.clip_norm, job.mean == "workers"), make_policy(job)
         self.policy.begin_at(clock)
-        self._clip_norm = job.clip_norm
-        self._counts_all = job.mean == "workers"
         self._waits_for_all = waits_for_all
-        self._commits.start(copies)
+        self.commits.start(copies)
         self.keep()
-
-    def keep(self) -> None:
-        """Keep how it stands: whoever has been told of it may rely on that."""
-        if self._changed is nothing:
-            return
-        self.kept, self._kept_clock = self._snapshot(), self.clock
-        self._changed()
-
-    def keep_arrivals(self) -> None:
-        """Keep who has arrived at a step, if anybody waits there."""
-        if self._requests and self.policy is not None and self.policy.mode == "sync":
-            self.keep()
-
-    def _snapshot(self) -> Plain:
-        if self.policy is None:
-            return None
-        return {
-            **self._commits.dump(),
-            "policy": self.policy.dump(),
-            "waits_for_all": self._waits_for_all,
-            "counted": [[who, step, list(attempts)] for who, (step, attempts) in self._counted.items()],
-            "ranks": [[who, rank] for who, rank in self._ranks.items()],
-            "told": [[who, clock] for who, clock in self._told.items()],
-            "behind": [[who, clocks] for who, clocks in self._behind.items()],
-            **self.bringing.dump(),
-        }
-
-    def restore(self, kept: Plain, job: JobSpec, copies: Iterable[Replica], now: float) -> None:
-        """Go on where it stood; who has arrived arrives again, and who is paused asks again for what it waits for."""
-        self.start(job, copies, waits_for_all=kept["waits_for_all"])
-        assert self.policy is not None
-        self._ranks = dict(kept["ranks"])
-        for who in [who for who in self._ranks if who in self._members]:
-            self._training.add(who)
-            self.policy.join(who)
-        self.policy.restore(kept["policy"], now)
-        self._returned = set(self._training)
-        self._told, self._behind = dict(kept["told"]), dict(kept["behind"])
-        self._counted = {who: (step, tuple(attempts)) for who, step, attempts in kept["counted"]}
-        self.bringing.restore(kept)
-        self._commits.restore(kept)
-        self._retry_due = None if self.settled else now + COMMIT_RETRY_S
-        self.kept = kept
-
-    def resumed(self, member: MemberInfo, clock: int, now: float) -> None:
-        """A member is back and has asked for all that it waits for."""
-        self._returned.discard(who := member.incarnation)
-        if self.policy is not None and who in self._training:
-            self.policy.catch_up(who, clock + self._behind.get(who, 0))
-
-    def again(self, server: MemberInfo) -> list[Action]:
-        """A server is back: what it has not confirmed is said again at once."""
-        return [said for said in self._say_again() if isinstance(said, Send) and said.peer == server.peer]
-
-    @property
-    def clock(self) -> int:
-        """Synchronous: the steps that are committed; bounded: the slowest worker's clock; else 0."""
-        return 0 if self.policy is None else self.policy.now
 
     def stop(self) -> None:
         """The job was given up before it began, or has lost a shard: no step is committed any more."""
         self.policy = None
         self.pauses.clear()
-        self._paused.clear()
-        self._requests.clear()
-        self._granted.clear()
-        for epoch in [epoch for epoch, copy in self._commits.copies.items() if copy.shard in self.bringing.behind]:
-            self._commits.lose(epoch)  # it lacks gradients of the step
-        self.bringing.clear()
-        self._commits.drop_measured()
-        self._since = None
+        self._let_nobody_wait()
+        for trainee in self.trainees.values():
+            trainee.paused_for.clear()
+        self.commits.stop()
         self.keep()
 
     def suspend(self, why: str) -> None:
         """All shards go back to a checkpoint: no step is committed until they have."""
         self.pauses.clear()
         self.pauses.suspended = why
-        self._commits.forget()
+        self.commits.forget()
         self._granted.clear()
-        self.bringing.clear()
-        self._retry_due = self.bringing.torn = None
         self.keep()
 
     def go_back(self, copies: Iterable[Replica], clock: int | None) -> None:
         """Shards have other leaders, as they were in a checkpoint; ``clock``: with the steps, if they are for all."""
-        self._commits.start(copies)
+        self.commits.start(copies)
         if clock is not None and self.policy is not None:
-            self.pauses.suspended, self._since = "", None
-            self._requests.clear()
-            self._counted.clear()
+            self.pauses.suspended = ""
+            self._let_nobody_wait()
+            for trainee in self.trainees.values():
+                trainee.counted = (-1, ())
             self.policy.go_back(clock)
         self.keep()
+
+    def _let_nobody_wait(self) -> None:
+        for who in list(self.trainees.waiting):
+            self.trainees.answer(who)
+        self._granted.clear()
+        self.delays.since = None
+
+    @property
+    def clock(self) -> int:
+        """Synchronous: the steps that are committed; bounded: the slowest worker's clock; else 0."""
+        return 0 if self.policy is None else self.policy.now
+
+    # --- the journal, and a coordinator that was away ------------------------------------------
+
+    def keep(self) -> None:
+        """Keep how it stands: whoever has been told of it may rely on that."""
+        if self.kept.changed is nothing:
+            return
+        self.kept.data, self.kept.clock = self._snapshot(), self.clock
+        self.kept.changed()
+
+    def keep_arrivals(self) -> None:
+        """Keep who has arrived at a step, if anybody waits there."""
+        if self.trainees.waiting and self.policy is not None and self.policy.mode == "sync":
+            self.keep()
+
+    def _snapshot(self) -> Plain:
+        if self.policy is None:
+            return None
+        parts = {**self.commits.dump(), **self.trainees.dump()}
+        return {**parts, "policy": self.policy.dump(), "waits_for_all": self._waits_for_all}
+
+    def restore(self, kept: Plain, job: JobSpec, copies: Iterable[Replica], now: float) -> None:
+        """Go on where it stood; who has arrived arrives again, and who is paused asks again for what it waits for."""
+        self.start(job, copies, waits_for_all=kept["waits_for_all"])
+        assert self.policy is not None
+        self.trainees.restore(kept, self._members)
+        for who, trainee in self.trainees.items():
+            if trainee.unheard:
+                self.policy.join(who)
+        self.policy.restore(kept["policy"], now)
+        self.commits.restore(kept, now)
+        self.kept.data = kept
+
+    def resumed(self, member: MemberInfo, clock: int, now: float) -> None:
+        """A member is back and has asked for all that it waits for."""
+        trainee = self.trainees.get(who := member.incarnation)
+        if self.policy is not None and trainee is not None and trainee.phase is not TraineePhase.INFORMED:
+            trainee.unheard = False
+            self.policy.catch_up(who, clock + trainee.lag)
+
+    def again(self, server: MemberInfo) -> list[Action]:
+        """A server is back: what it has not confirmed is said again at once."""
+        return [said for said in self.commits.say_again() if isinstance(said, Send) and said.peer == server.peer]
+
+    # --- who trains ----------------------------------------------------------------------------
 
     def begin(self, member: MemberInfo) -> int:
         """A worker begins to train; return its clock."""
         if self.policy is None or member.role != "worker":
             return 0
-        if member.incarnation not in self._attendance:
-            self._told[member.incarnation] = self.policy.now
+        who = member.incarnation
+        before = self.trainees.get(who)
+        if who not in self._attendance:  # nobody waits for it before it counts
+            self.trainees[who] = Trainee(rank=member.rank, phase=TraineePhase.INFORMED, clock=self.policy.now)
             self.keep()
-            return self.policy.now  # nobody waits for it before it counts
-        self._ranks[member.incarnation] = member.rank
-        self._training.add(member.incarnation)
-        clock = self.policy.join(member.incarnation)
-        if self.policy.mode != "sync" and member.incarnation in self._told:  # there it learns the step with its answer
-            self._behind[member.incarnation] = max(0, clock - self._told[member.incarnation])
-        self._told.pop(member.incarnation, None)
+            return self.policy.now
+        informed = before is not None and before.phase is TraineePhase.INFORMED
+        trainee, clock = self.trainees.begin(who, member.rank), self.policy.join(who)
+        if informed and self.policy.mode != "sync":  # there it learns the step with its answer
+            trainee.lag = max(0, clock - trainee.clock)
         self.keep()
         return clock
 
+    def leave(self, member: MemberInfo) -> None:
+        """A worker or observer has gone."""
+        who = member.incarnation
+        if self.commits.leave(who) and self.policy is not None:
+            self.policy.retract(who)
+        is_sync = self.policy is not None and self.policy.mode == "sync"
+        if self.trainees.leave(who, remembered=is_sync) and self.policy is not None:
+            self.policy.leave(who)
+        self.keep()
+
     def pause(self, member: MemberInfo, reason: str) -> None:
         """A worker waits for something other than a step: no step waits for it."""
-        if self.policy is not None and member.incarnation in self._ranks:
-            self._paused.setdefault(member.incarnation, set()).add(reason)
+        trainee = self.trainees.get(member.incarnation)
+        if self.policy is not None and trainee is not None and trainee.phase is not TraineePhase.INFORMED:
+            trainee.paused_for.add(reason)
             self.policy.pause(member.incarnation)
 
     def resume(self, member: MemberInfo, reason: str) -> int:
         """A worker that was paused goes on; return its clock. Of one that was not, or still is: 0."""
-        reasons = self._paused.get(member.incarnation, set())
-        if self.policy is None:
+        trainee = self.trainees.get(member.incarnation)
+        if self.policy is None or trainee is None:
             return 0
-        if reason not in reasons:  # as far as is known: it may have been when this coordinator went away
-            return self.policy.now if member.incarnation in self._returned else 0
-        reasons.remove(reason)
-        if reasons:
+        if reason not in trainee.paused_for:  # as far as is known: it may have been when this coordinator went away
+            return self.policy.now if trainee.unheard else 0
+        trainee.paused_for.remove(reason)
+        if trainee.paused_for:
             return 0
-        del self._paused[member.incarnation]
-        if self._behind.pop(member.incarnation, None) is not None:  # it is told where it goes on
+        if trainee.lag:  # it is told where it goes on
+            trainee.lag = 0
             self.keep()
         return self.policy.join(member.incarnation)
-
-    @property
-    def anybody_waits(self) -> bool:
-        """Whether a worker has arrived and may not go on yet."""
-        return bool(self._requests)
 
     def waiters(self, missing: int) -> Iterator[Waiter]:
         """Yield who has arrived and may not go on yet, with the request, and what says whom it waits for."""
         say = partial(self.waiting_for, missing)
-        for worker, request in self._requests.items():
-            yield self._members[worker], request, say
+        for who, trainee in self.trainees.waiting.items():
+            yield self._members[who], trainee.request, say
+
+    # --- a step --------------------------------------------------------------------------------
 
     def arrive(self, member: MemberInfo, message: Arrive, now: float) -> None:
         """A worker has completed a step; its answer may have to wait."""
-        if self.policy is None or self._requests.get(member.incarnation) == message.request:
+        who = member.hello.incarnation
+        trainee = self.trainees.get(who)
+        if self.policy is None or (trainee is not None and trainee.request == message.request):
             return  # sent again
-        if member.incarnation not in self._ranks:
+        if trainee is None or trainee.phase is TraineePhase.INFORMED:
             self.begin(member)
-        self._requests[member.incarnation] = message.request
-        if self._since is None:
-            self._since = now
-        step, attempts = message.step + self._behind.get(member.incarnation, 0), tuple(message.attempts)
-        before, counted = self._counted.get(member.incarnation, (-1, ()))
+            trainee = self.trainees[who]
+        self.trainees.wait(who, message.request)
+        if self.delays.since is None:
+            self.delays.since = now
+        step, attempts = message.step + trainee.lag, tuple(message.attempts)
+        before, counted = trainee.counted
         if step == before and set(attempts) <= set(counted):
             attempts = ()  # it asks again for an answer that was lost
         leaves_out = bool(message.leaves_out)
-        self.policy.arrive(member.incarnation, step, attempts, now, message.examples, leaves_out=leaves_out)
-        if self.policy.mode == "sync":
+        self.policy.arrive(who, step, attempts, now, message.examples, leaves_out=leaves_out)
+        if self.trainees.num_training > 1 and self.policy.mode == "sync":
             self.delays.arrived(member, now)
 
-    def lose(self, epoch: int) -> None:
-        """A copy is lost with its server, which confirms nothing any more."""
-        self._commits.lose(epoch)
-
-    def let_go(self) -> list[Action]:
-        """Let those begin the next step who may, if they were held."""
-        self.pauses.holding = False
-        return self._proceed()
-
-    @property
-    def is_between(self) -> bool:
-        """Whether one step is over everywhere, and nobody that had a part in it has begun the next."""
-        return self.settled and not self._blocked and (bool(self._granted) or not self._requests)
-
-    @property
-    def is_held(self) -> bool:
-        """Whether those wait for the next step who had a part in the last one, which is over everywhere."""
-        return self.settled and not self._blocked and bool(self._granted)
-
-    def move(self, old: int, heir: Replica, told: Iterable[bytes] | None) -> None:
-        """A shard's leader is lost, and a backup takes over; ``told`` None: it has given up its place between steps.
-
-        Gradients that are not committed there are lost. Whoever has been told the job may have brought some, and is to
-        bring them again; until then no step counts on them.
-        """
-        self._commits.move(old, heir)
-        if told is not None and self.policy is not None and self.policy.mode == "sync":
-            self.bringing.begin(heir.shard, told)
-            for who in [who for who in self.policy.arrived() if who not in self._members]:
-                self.policy.retract(who)  # it has gone, and what it had brought has gone with the shard
-        self.keep()
-
-    def moved(self, heir: Replica, step: int) -> None:
-        """A backup has taken over, with so many steps."""
-        self._commits.confirmed(heir.epoch, step)
-        self.bringing.moved(heir.shard, heir.epoch)
-        self.keep()
-
-    def brought_again(self, worker: bytes, shard: int) -> list[Action]:
-        """A worker has brought again what it has of the open step to a shard that has moved."""
-        self.bringing.brought(worker, shard)
-        self.keep()
-        return self._say_again(shard)
-
-    def _say_again(self, shard: int | None = None) -> list[Action]:
-        """Send the commits again that servers have not confirmed, as far as they can have the gradients."""
-        return [Send(server.peer, commit) for server, commit in self.bringing.sendable(shard)]
+    def advance(self, missing: int, now: float) -> list[Action]:
+        """Do what the policy decides; called after every event."""
+        policy = self.policy
+        if policy is None or self._blocked or not (policy.pending or self._granted or self._waits_for_all):
+            return []
+        decision = policy.decide(self._to_begin(missing), now)
+        late = self.waiting_for(missing, decision.awaited) if decision.failed else ""
+        actions = [] if decision.commitment is None else self._commit(decision.commitment, now)
+        self._granted += decision.granted
+        actions += [*self._proceed(), *self._fail(decision.failed, late, now)]
+        if policy.mode == "sync":
+            changed = bool(decision.commitment or decision.granted or decision.failed)
+        else:  # who comes new begins at the slowest clock: it must not be an earlier one when this coordinator is back
+            changed = policy.now != self.kept.clock
+        if changed:
+            self.keep()
+        return actions
 
     @property
     def _blocked(self) -> bool:
         """Whether nothing may be committed: a shard may lack gradients, or the mean before is yet to be measured."""
-        if self.pauses.blocks or self._commits.measuring:
+        if self.pauses.suspended or self.pauses.closed or self.commits.measuring:
             return True
-        return self.policy is not None and self.bringing.blocks(self.policy.arrived())
-
-    def leave(self, member: MemberInfo) -> None:
-        """A worker or observer has gone."""
-        if self.bringing.forget(member.incarnation) and self.policy is not None:
-            self.policy.retract(member.incarnation)
-        self._training.discard(member.incarnation)
-        self._returned.discard(member.incarnation)
-        for known in (self._requests, self._paused, self._told, self._behind, self._counted):
-            known.pop(member.incarnation, None)
-        if self.policy is not None and member.incarnation in self._ranks:
-            self.policy.leave(member.incarnation)
-            if self.policy.mode != "sync":
-                del self._ranks[member.incarnation]
-        self.keep()
-
-    def advance(self, missing: int, now: float) -> list[Action]:
-        """Do what the policy decides; called after every event."""
-        if self.policy is None or self._blocked:
-            return []
-        due = self.policy.next_deadline()
-        awaited = self.waiting_for(missing) if due is not None and now >= due else ""  # before waits fail
-        decision = self.policy.decide(self._to_begin(missing), now)
-        actions: list[Action] = []
-        if decision.commitment is not None:
-            self.delays.closed(now)
-            actions += self._commit(decision.commitment, now)
-        self._granted += decision.granted
-        actions += self._proceed()
-        actions += self._fail(decision, awaited, now)
-        if not self._requests:
-            self._since = None
-        if decision.commitment is not None:  # a member that is gone contributes no more
-            self._ranks = {who: rank for who, rank in self._ranks.items() if who in self._members}
-        if self.policy.mode == "sync":
-            kept = not (decision.commitment or decision.granted or decision.failed)
-        else:  # who comes new begins at the slowest clock: it must not be an earlier one when this coordinator is back
-            kept = self.policy.now == self._kept_clock
-        if not kept:
-            self.keep()
-        return actions
-
-    def _proceed(self) -> list[Action]:
-        """Tell those who may go on, unless servers could not take gradients of the next step yet."""
-        actions: list[Action] = []
-        if not self._granted or self.pauses.holding or not self._commits.may_go_on(replicated=self._replicated):
-            return actions
-        for grant in self._granted:
-            member, request = self._members.get(grant.worker), self._requests.pop(grant.worker, None)
-            if member is not None and request is not None:
-                proceed = Proceed(request, grant.version, int(grant.counted), int(grant.left_out))
-                actions.append(member.answer(request, proceed))
-        self._granted.clear()
-        return actions
+        return bool(self.commits.heirs) and self.policy is not None and self.commits.lacks(self.policy.arrived())
 
     def _to_begin(self, missing: int) -> int:
         """Return how many workers the first step waits for, besides those that train already."""
         if not self._waits_for_all:
             return missing
-        idle = len(self._attendance) - len(self._training)
+        idle = len(self._attendance) - self.trainees.num_training
         if missing + idle == 0:
             self._waits_for_all = False
             self.keep()
         return missing + idle
 
     def _commit(self, commitment: Commitment, now: float) -> list[Action]:
+        if self.delays.last is not None:
+            self.delays.closed(commitment.step, now)
         # in the order of ranks: the sum does not depend on the order of arrival
-        contributors = sorted(commitment.contributors, key=lambda c: (self._ranks.get(c[0], 0), c[0]))
-        measure = self._clip_norm is not None and bool(contributors) and not commitment.left_out
-        terms = terms_of(1.0, self._rates.at(commitment.step))
-        examples = commitment.examples if self._counts_all else 0
-        made = self._commits.add(
-            commitment.step, contributors, terms, measure=measure, examples=examples, left_out=commitment.left_out
-        )
-        actions: list[Action] = [Send(copy.server.peer, commit) for copy, commit in made]
-        if self.bringing.behind:
-            actions = self._say_again()
-        live = ((who, tuple(attempts)) for who, attempts in contributors if who in self._members)
-        self._counted.update((who, (commitment.step, attempts)) for who, attempts in live)
-        self._retry_due = now + COMMIT_RETRY_S
+        ranks: list[tuple[int, Contributor]] = []
+        for who, attempts in commitment.contributors:
+            trainee = self.trainees.get(who)
+            ranks.append((0 if trainee is None else trainee.rank, (who, attempts)))
+            if trainee is not None and trainee.phase is not TraineePhase.GONE:
+                trainee.counted = commitment.step, tuple(attempts)
+        self.trainees.forget_gone()
+        contributors = tuple(contributor for _, contributor in sorted(ranks))
+        measure = self._rule.clip_norm is not None and bool(contributors) and not commitment.left_out
+        examples = commitment.examples if self._rule.over_all else 0
+        terms, left_out = self._terms(commitment.step), int(commitment.left_out)
+        return self.commits.add(Commit(0, commitment.step, contributors, terms, int(measure), examples, left_out), now)
+
+    def _terms(self, step: int, scale: float = 1.0) -> tuple[float, ...]:
+        """Return the terms of a step."""
+        rates = self._rates.at(step) if self._rates.latest or self._rates.before else ()
+        return terms_of(scale, rates) if rates or scale != 1.0 else ()
+
+    def _proceed(self) -> list[Action]:
+        """Tell those who may go on, unless servers could not take gradients of the next step yet."""
+        actions: list[Action] = []
+        if self._granted and not self.pauses.holding and self.commits.may_go_on():
+            for grant in self._granted:
+                if (request := self.trainees.answer(grant.worker)) is not None:
+                    proceed = Proceed(request, grant.version, int(grant.counted), int(grant.left_out))
+                    actions.append(self._members[grant.worker].answer(request, proceed))
+            self._granted.clear()
+        if not self.trainees.waiting:
+            self.delays.since = None
         return actions
 
-    def _fail(self, decision: Decision, awaited: str, now: float) -> list[Action]:
-        if not decision.failed:
+    def _fail(self, failed: Collection[bytes], awaited: str, now: float) -> list[Action]:
+        """Let waits end with an error; ``awaited``: whom they waited for."""
+        if not failed:
             return []
-        waited = now - (self._since if self._since is not None else now)
+        waited = now - (self.delays.since if self.delays.since is not None else now)
         error = DeadlineError(operation="step", seconds=round(waited, 3), waiting_for=awaited)
         actions: list[Action] = [Log("warning", str(error), "timeout", error=error.number)]
-        for worker in decision.failed:
-            member, request = self._members.get(worker), self._requests.pop(worker, None)
-            if member is not None and request is not None:
-                actions.append(member.fail(request, error))
+        for who in failed:
+            if (request := self.trainees.answer(who)) is not None:
+                actions.append(self._members[who].fail(request, error))
+        if not self.trainees.waiting:
+            self.delays.since = None
         return actions
+
+    # --- what servers say ----------------------------------------------------------------------
 
     def measured(self, message: Measured) -> list[Action]:
         """A server has said how large its part of a step's mean is; when all have, the step is applied."""
-        total = self._commits.measured(message.epoch, message.step, message.squares)
-        if total is None or self._clip_norm is None:
+        total = self.commits.measured(message.epoch, message.step, message.squares)
+        if total is None or self._rule.clip_norm is None:
             return []
-        self._commits.settle(terms_of(scale_to(self._clip_norm, total), self._rates.at(message.step)))
+        self.commits.settle(self._terms(message.step, scale_to(self._rule.clip_norm, total)))
         self.keep()
-        return self._say_again()
+        return self.commits.say_again()
 
     def lacks(self, step: int) -> bool:
         """Whether a step that a server has applied was never committed, as far as is known."""
@@ -426,32 +735,90 @@ class Steps:
 
     def confirmed(self, epoch: int, step: int) -> list[Action]:
         """A server has applied a step to its copy of a shard, and so have its backups."""
-        self._commits.confirmed(epoch, step + 1)
-        if self.settled:
-            self._retry_due = None
-        actions = self._proceed()
-        if not self._requests:
-            self._since = None
-        return actions
+        self.commits.confirmed(epoch, step + 1)
+        return self._proceed()
+
+    def lose(self, epoch: int) -> None:
+        """A copy is lost with its server, which confirms nothing any more."""
+        self.commits.lose(epoch)
+
+    def move(self, old: int, heir: Replica, told: Iterable[bytes] | None) -> None:
+        """A shard's leader is lost, and a backup takes over; ``told`` None: it has given up its place between steps.
+
+        Gradients that are not committed there are lost. Whoever has been told the job may have brought some, and is to
+        bring them again; until then no step counts on them.
+        """
+        behind = None
+        if told is not None and self.policy is not None and self.policy.mode == "sync":
+            behind = {who for who in told if who in self._members}
+            for who in [who for who in self.policy.arrived() if who not in self._members]:
+                self.policy.retract(who)  # it has gone, and what it had brought has gone with the shard
+        self.commits.move(old, heir, behind)
+        self.keep()
+
+    def moved(self, heir: Replica, step: int) -> None:
+        """A backup has taken over, with so many steps."""
+        self.commits.moved(heir, step, self._members)
+        self.keep()
+
+    def brought_again(self, worker: bytes, shard: int) -> list[Action]:
+        """A worker has brought again what it has of the open step to a shard that has moved."""
+        self.commits.brought(worker, shard)
+        self.keep()
+        return self.commits.say_again(shard)
+
+    # --- pauses --------------------------------------------------------------------------------
+
+    def let_go(self) -> list[Action]:
+        """Let those begin the next step who may, if they were held."""
+        self.pauses.holding = False
+        return self._proceed()
 
     @property
     def settled(self) -> bool:
         """Whether every server has said that it has applied every step."""
-        return self._commits.settled
+        return self.commits.settled
 
-    def waiting_for(self, missing: int) -> str:
-        """Say whom those who have arrived wait for, and why."""
-        if self.policy is None or not self._requests:
+    @property
+    def is_between(self) -> bool:
+        """Whether one step is over everywhere, and nobody that had a part in it has begun the next."""
+        return self.settled and not self._blocked and (bool(self._granted) or not self.trainees.waiting)
+
+    @property
+    def is_held(self) -> bool:
+        """Whether those wait for the next step who had a part in the last one, which is over everywhere."""
+        return self.settled and not self._blocked and bool(self._granted)
+
+    # --- time, and what others may look at -----------------------------------------------------
+
+    def next_deadline(self) -> float | None:
+        """Return when `on_deadline` wants to be called."""
+        retry, policy = self.commits.retry_due, self.policy
+        if policy is None or not policy.pending or self._blocked or (due := policy.next_deadline()) is None:
+            return retry
+        return due if retry is None else min(due, retry)
+
+    def on_deadline(self, now: float) -> list[Action]:
+        """Send unconfirmed commits again, if that is due; `advance` lets the policy see the time."""
+        if self.commits.retry_due is None or now < self.commits.retry_due:
+            return []
+        self.commits.retry_due = now + COMMIT_RETRY_S
+        return self.commits.say_again()
+
+    def waiting_for(self, missing: int, late: Iterable[bytes] | None = None) -> str:
+        """Say whom those who have arrived wait for, and why; ``late``: for these."""
+        if self.policy is None or not self.trainees.waiting:
             return ""
-        if why := self.pauses.why(waits=bool(self._granted) and self.settled):
-            return why
-        if self._commits.measuring:
-            return f"{listed(self._commits.late(), MOST_NAMED)} to say how large the mean of the last step is"
+        pauses, is_over = self.pauses, bool(self._granted) and self.settled
+        if pauses.suspended or pauses.closed or (pauses.holding and is_over):
+            return pauses.suspended or "shards to move to other servers"
+        if self.commits.measuring:
+            return self.commits.late()
         if self._blocked:
             return "a backup to take over from a server that was lost, and to get the gradients of the step again"
-        if self._granted and not self.settled:
-            return f"{listed(self._commits.late(), MOST_NAMED)}{' and its backups' * self._replicated} to have the step"
-        awaited = [self._members[w] for w in self.policy.awaited() if w in self._members]
+        if self._granted and not is_over:
+            return self.commits.late()
+        awaited = [self._members[w] for w in (late or self.policy.awaited()) if w in self._members]
         texts = [listed([worker.title for worker in awaited[:MOST_NAMED]], MOST_NAMED, len(awaited))]
         texts += [not_joined(missing, len(self._attendance))] if missing else []
         to_begin = self._to_begin(missing)
@@ -460,41 +827,27 @@ class Steps:
 
     def awaited(self, now: float) -> tuple[float, list[MemberInfo]]:
         """Return for how long somebody has waited for the open step, and whom that waits for."""
-        if self.policy is None or self._since is None or not self._requests:
+        if self.policy is None or self.delays.since is None or not self.trainees.waiting:
             return 0.0, []
-        return now - self._since, [self._members[who] for who in self.policy.awaited() if who in self._members]
+        late = [self._members[who] for who in self.policy.awaited() if who in self._members]
+        return now - self.delays.since, late
 
     def slowest(self) -> Mapping[str, Any]:
         """Return who keeps the others waiting step after step; empty: nobody."""
         return self.delays.slowest(self._members)
 
-    def next_deadline(self) -> float | None:
-        """Return when `on_deadline` wants to be called."""
-        policy = None if self._blocked or self.policy is None else self.policy.next_deadline()
-        return min([due for due in (self._retry_due, policy) if due is not None], default=None)
-
-    def on_deadline(self, now: float) -> list[Action]:
-        """Send unconfirmed commits again, if that is due; `advance` lets the policy see the time."""
-        if self._retry_due is None or now < self._retry_due:
-            return []
-        self._retry_due = now + COMMIT_RETRY_S
-        return self._say_again()
-
     def status(self, missing: int, now: float) -> dict[str, Any]:
         """Return the state for the status."""
         if self.policy is None:
             return {}
-        since = now if self._since is None else self._since
+        since = now if self.delays.since is None else self.delays.since
         told = {"waiting": self.waiting_for(missing), "since_s": round(now - since, 3)}
         return {"mode": self.policy.mode, **self.policy.status(), **told}
 
     def validate(self) -> None:
         """Assert the invariants."""
-        here = set(self._members)
-        assert {*self._requests, *self._paused, *self._told, *self._behind} <= here
-        assert self._training == {who for who in self._ranks if who in here} <= set(self._attendance.here)
-        assert set(self._commits.unconfirmed) <= set(self._commits.copies) or self.policy is None
-        assert self.bringing.moving <= set(self.bringing.behind)
-        assert set().union(*self.bringing.behind.values()) <= here
+        self.trainees.validate(self._members, self._attendance.here)
+        assert all(heir.behind <= set(self._members) for heir in self.commits.heirs.values())
+        assert self.settled or self.commits.retry_due is not None
         if self.policy is not None:
             self.policy.validate()

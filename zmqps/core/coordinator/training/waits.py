@@ -33,31 +33,29 @@ class Waiters:
     ----------
     waiters
         Yields who waits now.
-    anybody
-        Returns whether anybody does.
+
+    Attributes
+    ----------
+    due
+        When those who wait want to be told; None: whom they wait for has not changed since they were.
     """
 
-    def __init__(self, waiters: Callable[[], Iterator[Waiter]], anybody: Callable[[], bool]) -> None:
+    def __init__(self, waiters: Callable[[], Iterator[Waiter]]) -> None:
+        self.due: float | None = None
         self._waiters = waiters
-        self._anybody = anybody
         self._to_tell: deque[Waiter] = deque()
         self._changed = False  # since the first of them was told
-        self._due: float | None = None
 
     def tell_soon(self, now: float) -> None:
-        """Whom somebody waits for may just have changed."""
+        """Somebody waits, and for whom may just have changed."""
         if self._to_tell:
             self._changed = True
-        elif self._due is None and self._anybody():
-            self._due = now + TELL_S
-
-    def next_deadline(self) -> float | None:
-        """Return when those who wait want to be told."""
-        return self._due
+        elif self.due is None:
+            self.due = now + TELL_S
 
     def on_deadline(self, now: float) -> list[Action]:
         """Tell some of those who wait for whom, if it is time."""
-        if self._due is None or now < self._due:
+        if self.due is None or now < self.due:
             return []
         if not self._to_tell:
             self._to_tell.extend(self._waiters())
@@ -69,7 +67,7 @@ class Waiters:
             if say not in texts:
                 texts[say] = say()
             actions.append(Send(member.peer, Waiting(request, texts[say])))
-        self._due = now + PIECE_S if self._to_tell else None
+        self.due = now + PIECE_S if self._to_tell else None
         if self._changed:
             self.tell_soon(now)
         return actions

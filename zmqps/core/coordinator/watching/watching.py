@@ -120,11 +120,11 @@ class Watching:
             self._count_steps(run, now)
 
     def _count_steps(self, run: JobRun, now: float) -> None:
-        at, before = run.steps.counted
+        at, before = run.steps.delays.counted
         if now - at < 1.0:
             return
         steps = steps_of(run)
-        run.steps.counted = now, steps
+        run.steps.delays.counted = now, steps
         if at > float("-inf"):
             rate = max(0, steps - before) / (now - at) if run.steps.clock else _pushes_per_second(run)
             self.history.add(Key(run.name, "", "steps_per_second"), now, rate, steps)
