@@ -747,7 +747,7 @@ def test_a_worker_that_sends_everything_again_after_a_silence(monkeypatch: Patch
     def on_deadline(original: Any, link: Link, now: float) -> list[Action]:
         if link.probe.due is None or now < link.probe.due:
             return list(original(link, now))
-        link.probe.ask(now, 0, 0)  # only to wait longer the next time
+        link.probe.ask(now, 0)  # only to wait longer the next time
         return [link._again(request) for request in link.in_flight.values() if not request.transfer.done]
 
     wrap(monkeypatch, Link, "on_deadline", on_deadline)
@@ -779,7 +779,7 @@ def test_a_worker_that_takes_a_push_for_applied_that_a_server_had_no_memory_for(
 
 def test_a_worker_that_does_not_say_again_what_was_lost_with_a_connection(monkeypatch: Patch) -> None:
     def on_welcome(original: Any, link: Link, *rest: Any) -> list[Action]:
-        link._broken = False
+        link.resends.all = False
         return list(original(link, *rest))
 
     wrap(monkeypatch, Link, "on_welcome", on_welcome)

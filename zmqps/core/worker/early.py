@@ -89,7 +89,7 @@ class Early:
             return False
         if self._transfers.moves.replicas or self._pace.stale_values:
             return False
-        return not any(link.lost for link in self._links.by_shard)
+        return not any(link.server.lost for link in self._links.by_shard)
 
     def is_due(self) -> bool:
         """Whether what was sent is what the worker reads now that it goes on; it is under way like any other then."""

@@ -177,7 +177,7 @@ class SessionMachine:
 
     def operation_of(self, peer: Peer, request: int) -> Operation | None:
         """Return the operation that a request under way to a server is a part of."""
-        requests = [link.in_flight.get(request) for link in self.links.by_shard if link.peer == peer]
+        requests = [link.in_flight.get(request) for link in self.links.by_shard if link.server.peer == peer]
         return next((self.transfers.operation(found.transfer) for found in requests if found), None)
 
     @property
@@ -228,7 +228,7 @@ class SessionMachine:
         dues.append(self.notes.due)
         if self.transfers.pace.paused is not None:
             dues.append(self.transfers.pause_due)
-        first = min(self.links.alarm.due, self._timeouts.due, *[due for due in dues if due is not None])
+        first = min(self.links.commons.alarm.due, self._timeouts.due, *[due for due in dues if due is not None])
         return None if first == inf else first
 
     def on_deadline(self, now: float) -> list[Action]:

@@ -27,10 +27,9 @@ from zmqps.core.protocol.messages import (
     Welcome,
 )
 from zmqps.core.protocol.wire import MAX_FRAMES
-from zmqps.core.worker.connections.link import Link
+from zmqps.core.worker.connections.link import SHORT_S, Link
 from zmqps.core.worker.connections.links import Links
 from zmqps.core.worker.connections.refusals import is_stranger, may_move
-from zmqps.core.worker.connections.resends import SHORT_S
 from zmqps.core.worker.early import Early
 from zmqps.core.worker.layout.moves import ReplayGradients, ShardMoves
 from zmqps.core.worker.layout.recuts import SessionRecuts
@@ -285,8 +284,8 @@ class Transfers:
         if isinstance(transfer, PullTransfer) and transfer.target.missing is not None and self.pace.mode == "sync":
             transfer.exact = True  # what was told to be there cannot be read again if a step is committed meanwhile
         for link, cargoes in zip(self._links.by_shard, transfer.cargoes, strict=True):
-            if link.lost is not None and cargoes:
-                return self._host.resolve(operation, link.lost)
+            if cargoes and (lost := link.server.lost) is not None:
+                return self._host.resolve(operation, lost)
         if isinstance(transfer, PushTransfer) and (error := self._nonfinite(transfer.source)) is not None:
             self._host.tally.refused()
             return self._host.resolve(operation, error)
@@ -411,11 +410,13 @@ class Transfers:
 
     def lose_server(self, lost: Lost) -> list[Action]:
         """A server vanished: what needs it fails."""
-        links = [link for link in self._links.by_shard if link.rank == lost.rank]
+        links = [link for link in self._links.by_shard if link.server.rank == lost.rank]
         if not links:
             return []
         advice = "the values of its shard are gone; begin the job again once a server has joined in its place"
-        error = PeerLostError(role="server", name=links[0].title, silent_s=round(lost.silent_s, 3), advice=advice)
+        error = PeerLostError(
+            role="server", name=links[0].server.title, silent_s=round(lost.silent_s, 3), advice=advice
+        )
         return [Log("error", str(error), error=error.number), *self._fail_links(links, error)]
 
     def unreachable(self, peer: Peer, error: PSError) -> list[Action]:
@@ -464,8 +465,9 @@ class Transfers:
 
     def _mistaken(self, links: Sequence[Link], why: str) -> list[Action]:
         """Somebody else answers where a server is to be: nothing that this one was to do can be done."""
-        fresh = [link for link in links if link.handshake.welcome is None] or links  # it has answered one of these
-        wrong = WrongPeerError(server=links[0].title, why=why)
+        # it has answered one of these
+        fresh = [link for link in links if link.server.handshake.welcome is None] or links
+        wrong = WrongPeerError(server=links[0].server.title, why=why)
         return [Log("error", str(wrong), error=wrong.number), *self._fail_links(fresh, wrong)]
 
     def _refused(self, peer: Peer, links: Sequence[Link], message: Error, now: float) -> list[Action]:
@@ -489,7 +491,9 @@ class Transfers:
             return []
         is_news = not link.is_short
         if isinstance(error, ServerMemoryError) and link.put_off(message.request, now):
-            text = f"{link.title} lacks the memory for {error.what} ({error.why}); asking again for {SHORT_S:g} s"
+            text = (
+                f"{link.server.title} lacks the memory for {error.what} ({error.why}); asking again for {SHORT_S:g} s"
+            )
             return [Log("warning", text, error=error.number)] if is_news else []
         request = link.answered(message.request, now)
         actions = link.pump(now)

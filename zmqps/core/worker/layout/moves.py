@@ -113,13 +113,13 @@ class ShardMoves:
         self._revisions[shard] = message.revision
         if not message.server:
             link.promise()
-            return [Log("warning", f"{link.title} was lost; its backup takes over")], []
-        if message.server.get("epoch") == link.epoch and not link.promised:
+            return [Log("warning", f"{link.server.title} was lost; its backup takes over")], []
+        if message.server.get("epoch") == link.server.epoch and not link.server.promised:
             return self._followed(shard), []  # told again, or the job was told with it
         actions = self._links.move(shard, message.server, now)
         again = self._again(shard, message.revision, begun)
         self._bringing[shard] = {bring for bring, _ in again}
-        text = f"shard {shard} is on {link.title} now"
+        text = f"shard {shard} is on {link.server.title} now"
         return [Log("warning", text), *actions, *self._followed(shard)], again
 
     def _again(

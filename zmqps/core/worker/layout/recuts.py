@@ -195,7 +195,7 @@ def _inherit(before: Sequence[Link], old: Placement, after: Sequence[Link], new:
                     ]
     for other in before:
         after[0].counts.update(other.counts)
-        other.handshake.stop()
+        other.server.handshake.stop()
 
 
 def _decoded(source: Source, attached: Attached) -> Source:

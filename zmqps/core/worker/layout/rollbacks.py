@@ -130,13 +130,15 @@ class Rollbacks:
             for shard in shards:
                 self._revisions[shard] = message.revision
                 links[shard].promise(f"its shard goes back to the checkpoint {path}")
-            titles = ", ".join(dict.fromkeys(links[shard].title for shard in shards))
+            titles = ", ".join(dict.fromkeys(links[shard].server.title for shard in shards))
             return [Log("warning", f"the job goes back to the checkpoint {path}, for its shards on {titles}")]
         rows, restored = message.servers.get("rows"), Restored.from_wire(message.restored)
         if type(rows) is not list or len(rows) != len(shards) or restored is None:
             raise ProtocolError("shards that have gone back have a server each, and a checkpoint")
         begun = self._is_told or all(message.revision == self._revisions.get(shard) for shard in shards)
-        if begun and all(row.get("epoch") == links[shard].epoch for shard, row in zip(shards, rows, strict=True)):
+        if begun and all(
+            row.get("epoch") == links[shard].server.epoch for shard, row in zip(shards, rows, strict=True)
+        ):
             awaited = any(self._awaited.get(shard) == message for shard in shards)
             return [] if awaited else self._confirm(message, self._lost.get(message.revision, 0))  # told again
         self._revisions |= dict.fromkeys(shards, message.revision)
@@ -171,9 +173,9 @@ class Rollbacks:
         """A server says what it knows of our pushes."""
         actions: list[Action] = []
         for link in links:
-            if link.epoch != message.epoch or (told := self._awaited.pop(link.shard, None)) is None:
+            if link.server.epoch != message.epoch or (told := self._awaited.pop(link.shard, None)) is None:
                 continue
-            lost = self._lost.get(told.revision, 0) + link.lose(message.floor, message.applied)
+            lost = self._lost.get(told.revision, 0) + link.sent.lose(message.floor, message.applied)
             self._lost[told.revision] = lost
             restored = Restored.from_wire(told.restored)
             if restored is not None and told not in self._awaited.values():
