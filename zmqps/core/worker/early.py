@@ -70,7 +70,7 @@ class Early:
     def begin(self, now: float) -> list[Action]:
         """Ask for what waits for our arrival's answer, if it can be asked for now."""
         pace = self._pace
-        if self.pull is not None or pace.mode != "sync" or pace.arrive is None or pace.paused is not None:
+        if pace.mode != "sync" or pace.arrive is None or pace.paused is not None:
             return []
         first = next(iter(pace.held), None)
         if first is None or not self._can_begin(first) or pace.arrive.request == self._refused:

@@ -35,6 +35,7 @@ from zmqps.core.protocol.messages import (
     Message,
     Moved,
     Noted,
+    Proceed,
     Recut,
     Resumed,
     Shutdown,
@@ -60,6 +61,7 @@ from zmqps.core.worker.operations import (
     Question,
 )
 from zmqps.core.worker.orphaned import Orphaned
+from zmqps.core.worker.pace import Gate
 from zmqps.core.worker.questions import Questions
 from zmqps.core.worker.statistics import Statistics, Tally
 from zmqps.core.worker.transfer import all_finite
@@ -192,7 +194,7 @@ class SessionMachine:
         self.now = now
         actions = self._take(event, now)
         pace = self.transfers.pace
-        if pace.held or pace.closing is not None or pace.paused is not None or self._finishing is not None:
+        if pace.held or pace.gate is Gate.COMPLETE or pace.paused is not None or self._finishing is not None:
             actions += self._go_on(now)
         return actions
 
@@ -226,8 +228,8 @@ class SessionMachine:
         """Return when something is due."""
         dues = [self.member.due, self._waits.due, self.questions.due, self._farewell_due, self._orphaned.due]
         dues.append(self.notes.due)
-        if self.transfers.pace.paused is not None:
-            dues.append(self.transfers.pause_due)
+        if (pause := self.transfers.pace.paused) is not None:
+            dues.append(pause.due)
         first = min(self.links.commons.alarm.due, self._timeouts.due, *[due for due in dues if due is not None])
         return None if first == inf else first
 
@@ -252,8 +254,7 @@ class SessionMachine:
             if self._stopping:
                 actions.append(Exit(0, ""))
         actions += self.questions.on_deadline(now)
-        if (pause_due := self.transfers.pause_due) is not None and now >= pause_due:
-            actions += self.transfers.on_pause_due(now)
+        actions += self.transfers.on_pause_due(now)
         if self._waits.due is not None and now >= self._waits.due:
             actions += self._waits.remind(now)
         if self._orphaned.due is not None and now >= self._orphaned.due:
@@ -324,7 +325,7 @@ class SessionMachine:
             actions += self.transfers.moves.brought(operation, value)
         actions.append(Resolve(operation, value))
         pace = self.transfers.pace
-        if operation.transfer is not None or pace.held or pace.closing is not None:
+        if operation.transfer is not None or pace.held or pace.step.closing is not None:
             actions += self.transfers.forget(operation)
         return actions
 
@@ -347,7 +348,9 @@ class SessionMachine:
         pace = self.transfers.pace
         # where shards have backups a step may need us until it is committed
         needed = pace.arrive is not None and pace.mode == "sync" and self.transfers.moves.replicas > 0
-        unheard = self.member.joined and (pace.unheard or needed or self.notes.waits(self.now))
+        unheard = self.member.joined and (
+            (pace.arrive is not None and not pace.awaited) or needed or self.notes.waits(self.now)
+        )
         if busy or unheard:
             return []
         actions = self._goodbye(finishing.reason)
@@ -399,9 +402,9 @@ class SessionMachine:
         elif isinstance(message, Error) and message.request == 0:
             self.member.abandon()
             actions += self._fail_all(from_wire(message.code, message.text, message.facts))
-        elif self.transfers.pace.waits_for(message):
+        elif (arrive := self.transfers.pace.arrive) is not None and _answers(message, arrive.request):
             if not isinstance(message, Waiting):
-                self.questions.answered(message.request)  # type: ignore[attr-defined]
+                self.questions.answered(arrive.request)
             actions += self.transfers.proceed(message)
         else:
             actions += self._asked.answer(message, now)
@@ -435,7 +438,8 @@ class SessionMachine:
         return self.transfers.pause(message, now)
 
     def _on_go_on(self, message: GoOn, now: float) -> list[Action]:
-        return self.transfers.unpause(now) if message.number == self.transfers.pace.paused else []
+        pause = self.transfers.pace.paused
+        return self.transfers.unpause(now) if pause is not None and message.number == pause.number else []
 
     def _on_shutdown(self, message: Shutdown, now: float) -> list[Action]:
         actions = self.member.leave(DepartureCause.CLOSED, now)  # the coordinator waits for it
@@ -466,3 +470,8 @@ class SessionMachine:
         for operation in self._orphaned.begin(self.operations, now):
             actions += self.resolve(operation, error)
         return actions
+
+
+def _answers(message: Message, request: int) -> bool:
+    """Whether a message answers the arrival with this number; the number of a `Fetch` is none of ours."""
+    return isinstance(message, (Proceed, Waiting, Error)) and message.request == request

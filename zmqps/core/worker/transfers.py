@@ -29,25 +29,28 @@ from zmqps.core.protocol.messages import (
 from zmqps.core.protocol.wire import MAX_FRAMES
 from zmqps.core.worker.connections.link import SHORT_S, Link
 from zmqps.core.worker.connections.links import Links
-from zmqps.core.worker.connections.refusals import is_stranger, may_move
 from zmqps.core.worker.early import Early
 from zmqps.core.worker.layout.moves import ReplayGradients, ShardMoves
 from zmqps.core.worker.layout.recuts import SessionRecuts
 from zmqps.core.worker.layout.rollbacks import Rollbacks
 from zmqps.core.worker.operations import Advance, Attached, Exchange, Operation
-from zmqps.core.worker.pace import Pace
+from zmqps.core.worker.pace import SHUT, Gate, Pace, Pause, RangeState
 from zmqps.core.worker.plan import Cargo
 from zmqps.core.worker.questions import Questions
 from zmqps.core.worker.statistics import Tally
 from zmqps.core.worker.transfer import LoadTransfer, PullTransfer, PushTransfer, Source
 from zmqps.errors import (
     DeposedError,
+    IdentityError,
+    JobEndedError,
+    JobError,
     LimitError,
     NonFiniteGradientError,
     PeerLostError,
     ProtocolError,
     PSError,
     ServerMemoryError,
+    StaleEpochError,
     WrongPeerError,
     from_wire,
     listed,
@@ -100,7 +103,6 @@ class Transfers:
         self.pace = Pace()
         self._host = host
         self.all_finite = all_finite
-        self._says_at: float | None = None  # when it is to say again that it has paused
         self._asked: dict[
             PushTransfer | PullTransfer | LoadTransfer, Operation
         ] = {}  # on whose behalf transfers are under way
@@ -143,51 +145,47 @@ class Transfers:
         """Arrive if the step is complete, and begin what is held, until something closes the gate."""
         pace, actions = self.pace, list[Action]()
         while True:
-            if pace.complete:
-                closing = pace.closing
+            if pace.gate is Gate.COMPLETE:
+                closing = pace.step.closing
                 actions += self._arrive(now)
                 if isinstance(closing, Advance):
                     actions += self._host.resolve(closing, None)
-            elif pace.held and (not pace.closed or self._host.coordinator_lost(now) is not None):
+            elif pace.held and (
+                (pace.gate not in SHUT and pace.paused is None) or self._host.coordinator_lost(now) is not None
+            ):
                 actions += self.begin(pace.held.popitem(last=False)[0], now)
             else:
-                return [*actions, *self.early.begin(now), *self._say_paused(now)]
+                break
+        if pace.held and pace.gate is Gate.ARRIVED and self.early.pull is None:
+            actions += self.early.begin(now)
+        return actions if pace.paused is None else [*actions, *self._say_paused(now)]
 
     def pause(self, message: Hold, now: float) -> list[Action]:
         """A checkpoint is to be a cut between pushes: begin none, and say so once none is under way."""
-        self._says_at = None
-        self.pace.pause(message.number, now + PAUSE_S)
+        self.pace.paused = Pause(message.number, now + PAUSE_S)
         return self._say_paused(now)
 
     def unpause(self, now: float) -> list[Action]:
         """The cut is made, or was given up."""
-        self.pace.unpause()
+        self.pace.paused = None
         return self.go_on(now)
-
-    @property
-    def pause_due(self) -> float | None:
-        """When a pause ends by itself, or is to be told again."""
-        if self.pace.paused is None:
-            return None
-        return min(due for due in (self.pace.resumes_at, self._says_at) if due is not None)
 
     def on_pause_due(self, now: float) -> list[Action]:
         """End a pause that nobody ends, or tell of it again."""
-        if self.pace.resumes_at is not None and now >= self.pace.resumes_at:
+        pause = self.pace.paused
+        if pause is None or now < pause.due:
+            return []
+        if now >= pause.until:
             return self.unpause(now)
-        self._says_at = None
+        pause.says_at = None
         return self._say_paused(now)
 
     def _say_paused(self, now: float) -> list[Action]:
-        number = self.pace.paused
-        if (
-            number is None
-            or self._says_at is not None
-            or any(isinstance(transfer, PushTransfer) for transfer in self._asked)
-        ):
+        pause = self.pace.paused
+        if pause is None or pause.says_at is not None or any(isinstance(push, PushTransfer) for push in self._asked):
             return []
-        self._says_at = now + AGAIN_S
-        return [Send(COORDINATOR, Holding(number))]
+        pause.says_at = now + AGAIN_S
+        return [Send(COORDINATOR, Holding(pause.number))]
 
     def validate(self) -> None:
         """Assert the invariants."""
@@ -208,12 +206,13 @@ class Transfers:
     def begin(self, operation: Exchange | Advance, now: float) -> list[Action]:
         """Begin a transfer, or hold it until the consistency gate is open."""
         pace, actions = self.pace, list[Action]()
-        if pace.mode != "async" or pace.arrive is not None or pace.paused is not None:
-            if (pace.stale_values or pace.stale_range) and self.rollbacks.drops(operation):
+        if pace.mode != "async" or pace.gate is not Gate.OPEN or pace.paused is not None:
+            is_stale = pace.stale_values or pace.range is RangeState.STALE
+            if is_stale and self.rollbacks.drops(operation):
                 return self._host.resolve(operation, None)
-            if pace.waits_again:
+            if pace.gate is Gate.FAILED and pace.paused is None:
                 actions += self._arrive(now)
-            if pace.closed:
+            if pace.gate in SHUT or pace.paused is not None:
                 if (lost := self._host.coordinator_lost(now)) is not None:  # nobody will open it
                     return actions + self._host.resolve(operation, lost)
                 pace.held[operation] = None
@@ -227,11 +226,11 @@ class Transfers:
                 if self.early.is_due():
                     return actions if early.remaining else actions + self._complete(early)
                 actions += self.early.recall(now)
-            if pace.closing is None and pace.brought and (warning := pace.unfinished.warning(self._host.attached)):
-                actions.append(Log("warning", warning))
+            if pace.step.unfinished.lacking is not None and pace.gate is Gate.OPEN and pace.brought:
+                actions += pace.step.unfinished.warning(self._host.attached)
             return actions + self.start(operation, pull, now)
         if pace.mode == "async":
-            actions += pace.unfinished.alone(push, self._host.attached) if push.expected else []
+            actions += pace.step.unfinished.alone(push, self._host.attached) if push.expected else []
             push.target = pull.target if pull is not None and pull.cargoes is push.cargoes else push.target  # one trip
         return actions + self.start(operation, push, now)
 
@@ -478,9 +477,9 @@ class Transfers:
             if deposed is not None:
                 deposed.wait_for_move(message.request, now)
             return []
-        if self.moves.follows and message.request == 0 and may_move(error):
+        if self.moves.follows and message.request == 0 and _may_move(error):
             return []  # the coordinator says where the shard is, or that it is gone
-        if message.request == 0 and is_stranger(error):
+        if message.request == 0 and _is_stranger(error):
             return self._mistaken(links, f"it says: {error}"[:MAX_FACT_CHARS])
         if message.request == 0:
             return self._fail_links(links, error)
@@ -510,3 +509,17 @@ def _converted(array: Array, dtype: np.dtype[Any]) -> Array:
     """Return a gradient in the dtype it is sent in, which may hold less than its own."""
     with np.errstate(over="ignore"):
         return array.astype(dtype, copy=False)
+
+
+def _is_stranger(error: PSError) -> bool:
+    """Whether an error that answers a `Hello` shows that the ticket was for another server, which this one is not.
+
+    The server that the coordinator means knows ticket, job and epoch, for it is told before its workers are.
+    """
+    return isinstance(error, IdentityError | StaleEpochError) or type(error) in (JobError, ProtocolError)
+
+
+def _may_move(error: PSError) -> bool:
+    """Whether what a server says of no request in particular is what one says that has lost its shard, or its place."""
+    lost = isinstance(error, PeerLostError) and error.role == "coordinator"
+    return lost or isinstance(error, StaleEpochError | JobEndedError) or type(error) is JobError

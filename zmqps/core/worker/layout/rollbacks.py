@@ -189,7 +189,7 @@ class Rollbacks:
         host, pace, transfers = self._host, self._pace, self._transfers
         recalled = transfers.early.recall(now)
         under_way, ends = transfers.all, list[Operation]()
-        complete = isinstance(pace.closing, Advance)  # whether a whole step's gradients are dropped
+        complete = isinstance(pace.step.closing, Advance)  # whether a whole step's gradients are dropped
         for link in self._links.by_shard:
             link.forget()
         for transfer, operation in under_way:
@@ -212,7 +212,7 @@ class Rollbacks:
                 complete |= operation.push.whole
                 if operation.pull is None:
                     ends.append(operation)
-        ends += [pace.closing] if isinstance(pace.closing, Advance) else []
+        ends += [pace.step.closing] if isinstance(pace.step.closing, Advance) else []
         reads = [operation for _, operation in under_way] + list(pace.held)
         actions: list[Action] = []
         for operation in ends:
@@ -277,7 +277,7 @@ class Rollbacks:
         return operation.pull is None
 
     def _dropped(self) -> None:
-        self._pace.stale_values = self._pace.stale_range = False
+        self._pace.dropped()
         self._host.tally.dropped()
 
 
