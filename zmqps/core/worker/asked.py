@@ -129,7 +129,7 @@ class Asked:
         return self._host.resolve(ask, presented(message.status))
 
     def _rates_set(self, ask: SetNumbers, message: RatesSet, now: float) -> list[Action]:
-        self._host.member.terms = message.terms
+        self._host.member.cluster.terms = message.terms
         return self._host.resolve(ask, tuple(message.terms[1:]) == tuple(ask.rates))
 
     def _saved(self, ask: SaveJob, message: Checkpointed, now: float) -> list[Action]:
@@ -157,9 +157,9 @@ class Asked:
             host.transfers.recuts.attach(message.placement.get("cut", 0))
         host.member.rank = message.rank
         if not message.load:
-            host.member.num_workers = message.num_workers
-            host.member.is_chief |= bool(message.chief)  # unless it has heard of it before
-            host.member.terms = message.terms  # none: the optimizer's own numbers hold
+            host.member.cluster.num_workers = message.num_workers
+            host.member.cluster.is_chief |= bool(message.chief)  # unless it has heard of it before
+            host.member.cluster.terms = message.terms  # none: the optimizer's own numbers hold
             mode, counts_all = host.attached.job.mode, host.attached.job.mean == "workers"
             host.transfers.pace.attach(mode, message.step, counts_all=counts_all)
             actions += [Log("warning", message.note)] if message.note else []

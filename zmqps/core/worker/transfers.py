@@ -276,8 +276,8 @@ class Transfers:
         self._asked[transfer] = operation
         if self.recuts.any:
             self.recuts.adapt(transfer)
-        if self.pace.mode != "async" or self._host.member.terms:
-            self.pace.start(transfer, self._host.member.terms)
+        if self.pace.mode != "async" or self._host.member.cluster.terms:
+            self.pace.start(transfer, self._host.member.cluster.terms)
         if self.pace.mode != "async" and self.moves.replicas and isinstance(transfer, PushTransfer):
             transfer.blobs, transfer.source.stays = {}, False
         if isinstance(transfer, PullTransfer) and transfer.target.missing is not None and self.pace.mode == "sync":

@@ -26,7 +26,7 @@ def check_told(node: Node, now: float, since: float) -> None:
                 continue
             # what the network knows, whatever the node has made of it
             missed_since = node.connections[link.server.peer].missed_since
-            since_s = 0.0 if missed_since is None else now - max(missed_since, link.server.handshake.began_at)
+            since_s = 0.0 if missed_since is None else now - max(missed_since, link.server.handshake.said_at)
             missed = since_s > TOLD_S and not link.server.handshake.is_over
             if missed or link.server.handshake.silence(now) > TOLD_S:
                 assert link.server.handshake.why, f"{node.name} does not say why {link.server.title} does not come back"

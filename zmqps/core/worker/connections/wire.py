@@ -100,7 +100,7 @@ class Wire:
     def greeted(self, handshake: Handshake, now: float) -> None:
         """The server welcomes us; before `Handshake.on_welcome`."""
         if handshake.welcome is None:  # it may have come before we heard that the connection is there
-            self.answered_within(now - (handshake.began_at if handshake.open_at is None else handshake.open_at))
+            self.answered_within(now - handshake.said_at)
 
     def answered_within(self, seconds: float) -> None:
         """Something was answered after so long, and no sooner for anything that was sent before it."""
