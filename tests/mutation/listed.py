@@ -85,8 +85,8 @@ EQUIVALENT = (
     ),
     Equivalent(
         path="zmqps/core/worker/questions.py",
-        old="self._next_number = 1",
-        new="self._next_number = 2",
+        old="self.numbers = count(1)",
+        new="self.numbers = count(2)",
         reason="any number will do that is not 0",
     ),
     Equivalent(
@@ -210,12 +210,6 @@ EQUIVALENT = (
         old="self._reminder_due = 0.0",
         new="self._reminder_due = -1.0",
         reason="the start sets it",
-    ),
-    Equivalent(
-        path="zmqps/core/worker/questions.py",
-        old="self._next_number += 1",
-        new="self._next_number += 2",
-        reason="any number will do that is not 0 and was not used before",
     ),
     Equivalent(
         path="zmqps/core/coordinator/placement/startup.py",

@@ -102,6 +102,8 @@ class Standing(Enum):
     LEFT = "left"
 
 
+#: The coordinator may not know who is behind the connection.
+UNSURE = (Standing.UNSURE, Standing.RETURNING)
 #: The coordinator counts on the node.
 HERE = (Standing.JOINED, Standing.UNSURE, Standing.RETURNING)
 #: The coordinator is there no more.
@@ -237,8 +239,8 @@ class Member:
 
     @property
     def unsure(self) -> bool:
-        """Whether the coordinator may not know who is behind the connection."""
-        return self.standing in (Standing.UNSURE, Standing.RETURNING)
+        """Whether the coordinator may not know who is behind the connection, so that nothing large is sent."""
+        return self.standing in UNSURE
 
     @property
     def patience(self) -> float:

@@ -53,18 +53,16 @@ class RequestsHost(Protocol):
 
     member: Member
     attached: Attached | None
-    epoch: int
     links: Links
     transfers: Transfers
-    questions: Questions
     operations: dict[Operation, None]
 
     def resolve(self, operation: Operation, value: Any) -> list[Action]:
         """An operation is done."""
 
 
-class Asked:
-    """The operations of one session that wait for the coordinator's answer.
+class Asked(Questions):
+    """What one session has asked the coordinator: on behalf of operations, and when it arrives.
 
     Parameters
     ----------
@@ -73,6 +71,7 @@ class Asked:
     """
 
     def __init__(self, host: RequestsHost) -> None:
+        super().__init__(host.links.commons.alarm)
         self._host = host
         self._operations: dict[int, Question] = {}  # by the number of the request
         self._answers: dict[tuple[type[Question], type[Message]], Callable[[Any, Any, float], list[Action]]] = {
@@ -86,14 +85,14 @@ class Asked:
 
     def begin(self, operation: Question, now: float) -> list[Action]:
         """Send the request of an operation, and again until it is answered."""
-        operation.request = self._host.questions.new_number()
+        operation.request = next(self.numbers)
         self._operations[operation.request] = operation
-        return self._host.questions.ask(_request(operation, self._host.transfers.pace.next_step), now)
+        return self.ask(_request(operation, self._host.transfers.pace.next_step), now)
 
     def end(self, operation: Question, value: Any) -> list[Action]:
         """Forget an operation, which is done; the coordinator too, if it failed and could still be answered."""
         self._operations.pop(operation.request, None)
-        self._host.questions.answered(operation.request)
+        self.answered(operation.request)
         answers = not (self._host.member.lost or self._host.member.left)  # a goodbye withdraws all there is
         if answers and isinstance(value, Exception) and not isinstance(operation, AskStatus):
             return [Send(COORDINATOR, Withdraw(operation.request))]
@@ -144,12 +143,13 @@ class Asked:
 
     def _attach(self, init: StartJob, message: Job, now: float) -> list[Action]:
         host, actions = self._host, list[Action]()
-        if host.attached is None or message.epoch != host.epoch:  # another one if the first could not be started
+        if (
+            host.attached is None or message.epoch != host.attached.epoch
+        ):  # another one if the first could not be started
             job = JobSpec.from_wire(message.job)
             placement = Placement.from_wire(KeySpace.of(job), message.placement)
             actions += host.links.connect(placement, message.placement, now)
-            host.attached = Attached(job, placement, Restored.from_wire(message.restored))
-            host.epoch = message.epoch
+            host.attached = Attached(job, placement, Restored.from_wire(message.restored), message.epoch)
             replicas = message.placement.get("replicas", 0)
             falls_back = message.placement.get("falls_back") == 1
             host.transfers.moves.attach(replicas if type(replicas) is int else 0, falls_back=falls_back)

@@ -121,6 +121,7 @@ class Attached:
     job: JobSpec
     placement: Placement
     restored: Restored | None = None
+    epoch: int = 0  # of the job
     dtypes: tuple[np.dtype[Any], ...] = field(init=False)  # in which gradients travel, by parameter
     treatment: Treatment | None = field(init=False)  # of stale ones
 

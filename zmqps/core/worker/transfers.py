@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from zmqps.core.node.member import Member
+from zmqps.core.node.member import GONE, Member
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.events import COORDINATOR, Action, Landed, Log, Peer, Send
 from zmqps.core.protocol.limits import MAX_FACT_CHARS
@@ -67,12 +67,14 @@ class TransfersHost(Protocol):
     """What transfers need of the session they belong to."""
 
     now: float
-    epoch: int
     member: Member
     attached: Attached | None
-    tally: Tally
     operations: dict[Operation, None]
     questions: Questions
+
+    @property
+    def epoch(self) -> int:
+        """The job's."""
 
     @property
     def title(self) -> str:
@@ -101,6 +103,7 @@ class Transfers:
     def __init__(self, host: TransfersHost, links: Links, all_finite: Callable[[Sequence[Array]], bool]) -> None:
         self._links = links
         self.pace = Pace()
+        self.tally = Tally()
         self._host = host
         self.all_finite = all_finite
         self._asked: dict[
@@ -150,9 +153,7 @@ class Transfers:
                 actions += self._arrive(now)
                 if isinstance(closing, Advance):
                     actions += self._host.resolve(closing, None)
-            elif pace.held and (
-                (pace.gate not in SHUT and pace.paused is None) or self._host.coordinator_lost(now) is not None
-            ):
+            elif pace.held and ((pace.gate not in SHUT and pace.paused is None) or self._host.member.standing in GONE):
                 actions += self.begin(pace.held.popitem(last=False)[0], now)
             else:
                 break
@@ -185,6 +186,7 @@ class Transfers:
         if pause is None or pause.says_at is not None or any(isinstance(push, PushTransfer) for push in self._asked):
             return []
         pause.says_at = now + AGAIN_S
+        self._links.commons.alarm.by(pause.due)
         return [Send(COORDINATOR, Holding(pause.number))]
 
     def validate(self) -> None:
@@ -236,7 +238,7 @@ class Transfers:
 
     def _arrive(self, now: float) -> list[Action]:
         questions = self._host.questions
-        return questions.ask(self.pace.arriving(questions.new_number()), now)
+        return questions.ask(self.pace.arriving(next(questions.numbers)), now)
 
     def proceed(self, message: Message) -> list[Action]:
         """Take what the coordinator says to our arrival."""
@@ -247,12 +249,13 @@ class Transfers:
         actions = list[Action]()
         if isinstance(message, Proceed):
             if not message.counted:
-                self._host.tally.dropped()
+                self.tally.dropped()
                 said = f"step {pace.clock} was over before our gradients were complete: dropped"
                 actions.append(Log("warning", said))
             pace.proceed(message)
-            self._host.tally.stepped(self._host.now, left_out=message.left_out)
-            self.moves.proceeded(pace.clock)
+            self.tally.stepped(self._host.now, left_out=message.left_out)
+            if self.moves.replicas:
+                self.moves.proceeded(pace.clock)
         elif isinstance(message, Error):
             pace.failed()
             error = from_wire(message.code, message.text, message.facts)
@@ -265,7 +268,7 @@ class Transfers:
         """The others did not wait for this worker for a while."""
         if not self.pace.resume(clock):
             return []
-        self._host.tally.dropped()
+        self.tally.dropped()
         return [Log("warning", "the step of our last gradients was over before it was complete: dropped")]
 
     def start(
@@ -286,7 +289,7 @@ class Transfers:
             if cargoes and (lost := link.server.lost) is not None:
                 return self._host.resolve(operation, lost)
         if isinstance(transfer, PushTransfer) and (error := self._nonfinite(transfer.source)) is not None:
-            self._host.tally.refused()
+            self.tally.refused()
             return self._host.resolve(operation, error)
         if transfer.atomic:
             most = max(sum(len(cargo.extents) for cargo in cargoes) for cargoes in transfer.cargoes)
@@ -337,17 +340,18 @@ class Transfers:
             self.drop(transfer)
             return self._host.resolve(operation, None)
         if isinstance(transfer, PushTransfer) and transfer.attempt:
-            self.moves.keep(transfer, operation)
+            if self.moves.replicas:
+                self.moves.keep(transfer, operation)
             self.pace.pushed(transfer)
         self.drop(transfer)
         if isinstance(transfer, LoadTransfer):
             return []  # the coordinator answers the init
-        self._host.tally.completed(transfer, self._host.now if self.pace.mode == "async" else None)
+        self.tally.completed(transfer, self._host.now if self.pace.mode == "async" else None)
         if isinstance(transfer, PushTransfer):
             attached = self._host.attached
             if attached is not None and attached.treatment is not None:
                 if attached.treatment.drops(transfer.staleness):
-                    self._host.tally.dropped()
+                    self.tally.dropped()
             if isinstance(operation, Exchange) and operation.pull is not None and transfer.target is None:
                 self.pace.held[operation] = None  # now for the values after it
                 return []
@@ -484,7 +488,7 @@ class Transfers:
         if message.request == 0:
             return self._fail_links(links, error)
         if isinstance(error, NonFiniteGradientError):
-            self._host.tally.refused()
+            self.tally.refused()
         link = links[0] if len(links) == 1 else self._links.of_answer(peer, message.request)
         if link is None:
             return []

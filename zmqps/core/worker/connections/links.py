@@ -86,12 +86,10 @@ class Links:
     def on_deadline(self, now: float) -> list[Action]:
         """Hellos and resends."""
         actions: list[Action] = []
-        if self.commons.alarm.rings(now):
-            for link in self.by_shard:
-                due = link.next_deadline()
-                if due is not None and now >= due:
-                    actions += link.on_deadline(now)
-            self.commons.alarm.reset(link.next_deadline() for link in self.by_shard)
+        for link in self.by_shard:
+            due = link.next_deadline()
+            if due is not None and now >= due:
+                actions += link.on_deadline(now)
         return actions
 
     def title_of(self, peer: Peer) -> str:

@@ -35,9 +35,12 @@ class ReplayGradients(Operation):
 class MovesHost(Protocol):
     """What is needed of the session."""
 
-    epoch: int
     member: Member
     operations: dict[Operation, None]
+
+    @property
+    def epoch(self) -> int:
+        """The job's."""
 
 
 class ShardMoves:

@@ -34,7 +34,6 @@ Plan = tuple[tuple[Cargo, ...], ...]
 class RecutsHost(Protocol):
     """What is needed of the session."""
 
-    epoch: int
     attached: Attached | None
 
 
@@ -87,7 +86,7 @@ class SessionRecuts:
         No push is: workers have none when shards are cut. One that had gone on by itself since was refused everywhere.
         """
         host, attached = self._host, self._host.attached
-        if attached is None or message.epoch != host.epoch or message.revision < self._revision:
+        if attached is None or message.epoch != attached.epoch or message.revision < self._revision:
             return []
         confirmed = Send(COORDINATOR, Followed(message.epoch, message.revision, 0))
         if message.revision == self._revision:

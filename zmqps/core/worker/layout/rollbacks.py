@@ -53,9 +53,11 @@ class Rollback:
 class RollbacksHost(Protocol):
     """What is needed of the session."""
 
-    epoch: int
-    tally: Tally
     questions: Questions
+
+    @property
+    def epoch(self) -> int:
+        """The job's."""
 
     def resolve(self, operation: Operation, value: Any) -> list[Action]:
         """An operation is done."""
@@ -66,6 +68,7 @@ class RollbackTransfers(Protocol):
 
     early: Early
     moves: ShardMoves
+    tally: Tally
 
     @property
     def all(self) -> list[tuple[PushTransfer | PullTransfer | LoadTransfer, Operation]]:
@@ -222,7 +225,7 @@ class Rollbacks:
                 error = VersionError(version=version, oldest=message.version, newest=message.version)
                 actions += host.resolve(operation, error)
         if pace.brought or pace.arrive is not None or complete:
-            host.tally.dropped()
+            transfers.tally.dropped()
         if pace.arrive is not None:
             host.questions.answered(pace.arrive.request)
         pace.go_back(message.version, complete=complete)
@@ -278,7 +281,7 @@ class Rollbacks:
 
     def _dropped(self) -> None:
         self._pace.dropped()
-        self._host.tally.dropped()
+        self._transfers.tally.dropped()
 
 
 def _pushes(number: int) -> str:
