@@ -46,7 +46,7 @@ class Questions:
         self._unanswered[message.request] = message
         if self.due is None:
             self._wait_s, self.due = RETRY_S, now + RETRY_S
-            self._alarm.by(self.due)
+            self._alarm.due = min(self._alarm.due, self.due)
         return [] if self.held else [Send(COORDINATOR, message)]
 
     def answered(self, request: int) -> None:

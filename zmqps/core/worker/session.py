@@ -156,6 +156,7 @@ class SessionMachine:
             GoBack: self.transfers.rollbacks.take,
             Shutdown: self._on_shutdown,
             Left: self._on_left,
+            Proceed: self.transfers.proceed,
             Hold: self._on_hold,
             GoOn: self._on_go_on,
             Noted: self.notes.noted,
@@ -225,12 +226,20 @@ class SessionMachine:
         elif isinstance(event, Operation):
             actions = self._begin(event, now)
         else:
+            before = self.member.standing
             actions = self._take(event, now)
-            self._set_alarm()
+            if (
+                before is not Standing.JOINED
+                or not isinstance(event, Received)
+                or not isinstance(event.message, Proceed)
+            ):
+                self._set_alarm()
+        # what waited for something that has just ended: here only, once the event is dealt with, for what ends may let
+        # others begin, which may end at once and let yet others begin, as many as there are
         pace = self.transfers.pace
-        if pace.held or pace.gate is Gate.COMPLETE or pace.paused is not None or self._end.finish is not None:
-            actions += self._go_on(now)
-        return actions
+        if pace.held or pace.gate is Gate.COMPLETE or pace.paused is not None:
+            actions += self.transfers.go_on(now)
+        return actions if self._end.finish is None else [*actions, *self._finish_if_idle(self._end.finish)]
 
     def _take(self, event: NetworkEvent | Stop | Cancelled, now: float) -> list[Action]:
         if isinstance(event, Cancelled):
@@ -267,8 +276,8 @@ class SessionMachine:
 
     def _set_alarm(self) -> None:
         """Something may be due sooner than before."""
-        for due in self._dues():
-            self.links.commons.alarm.by(due)
+        alarm = self.links.commons.alarm
+        alarm.due = min([alarm.due, *[due for due in self._dues() if due is not None]])
 
     def on_deadline(self, now: float) -> list[Action]:
         """Heartbeats, resends, timeouts."""
@@ -293,20 +302,13 @@ class SessionMachine:
                 actions += self.resolve(operation, self._orphaned.error(now))
         for operation in [operation for operation in self.operations if now >= operation.deadline]:
             actions += self._give_up(operation, now)
-        actions += self._go_on(now)
+        actions += self.transfers.go_on(now)
+        if self._end.finish is not None:
+            actions += self._finish_if_idle(self._end.finish)
         links, operations = self.links.by_shard, self.operations
         dues = [*self._dues(), *(link.next_deadline() for link in links), *(each.deadline for each in operations)]
         self.links.commons.alarm.reset(dues)
         return actions
-
-    def _go_on(self, now: float) -> list[Action]:
-        """Do what waited for something that has just ended.
-
-        Here only, once an event is dealt with: what ends in the course of it may let others begin, which may end at
-        once and let yet others begin, as many as there are.
-        """
-        actions = self.transfers.go_on(now)
-        return actions if self._end.finish is None else [*actions, *self._finish_if_idle(self._end.finish)]
 
     def validate(self) -> None:
         """Assert the invariants."""
@@ -453,9 +455,7 @@ class SessionMachine:
             self.member.abandon()
             actions += self._fail_all(from_wire(message.code, message.text, message.facts))
         elif (arrive := self.transfers.pace.arrive) is not None and _answers(message, arrive.request):
-            if not isinstance(message, Waiting):
-                self.questions.answered(arrive.request)
-            actions += self.transfers.proceed(message)
+            actions += self.transfers.wait(message)
         else:
             actions += self.questions.answer(message, now)
         if self._end.stops and isinstance(message, (Left, Shutdown, Error)):  # it has answered, or will not
@@ -523,5 +523,5 @@ class SessionMachine:
 
 
 def _answers(message: Message, request: int) -> bool:
-    """Whether a message answers the arrival with this number; the number of a `Fetch` is none of ours."""
-    return isinstance(message, (Proceed, Waiting, Error)) and message.request == request
+    """Whether a message is about the arrival with this number; the number of a `Fetch` is none of ours."""
+    return isinstance(message, (Waiting, Error)) and message.request == request

@@ -240,23 +240,29 @@ class Transfers:
         questions = self._host.questions
         return questions.ask(self.pace.arriving(next(questions.numbers)), now)
 
-    def proceed(self, message: Message) -> list[Action]:
-        """Take what the coordinator says to our arrival."""
-        pace = self.pace
+    def proceed(self, message: Proceed, now: float) -> list[Action]:
+        """The coordinator lets this worker go on, if it answers our arrival."""
+        pace, actions = self.pace, list[Action]()
+        if pace.arrive is None or message.request != pace.arrive.request:
+            return actions
+        if not message.counted:
+            self.tally.dropped()
+            said = f"step {pace.clock} was over before our gradients were complete: dropped"
+            actions.append(Log("warning", said))
+        self._host.questions.answered(message.request)
+        pace.proceed(message)
+        self.tally.stepped(now, left_out=message.left_out)
+        if self.moves.replicas:
+            self.moves.proceeded(pace.clock)
+        return actions
+
+    def wait(self, message: Message) -> list[Action]:
+        """Take what else the coordinator says to our arrival: for whom we wait, or what is wrong."""
+        pace, actions = self.pace, list[Action]()
         if isinstance(message, Waiting):
             pace.awaited = printable(message.text)
-            return []
-        actions = list[Action]()
-        if isinstance(message, Proceed):
-            if not message.counted:
-                self.tally.dropped()
-                said = f"step {pace.clock} was over before our gradients were complete: dropped"
-                actions.append(Log("warning", said))
-            pace.proceed(message)
-            self.tally.stepped(self._host.now, left_out=message.left_out)
-            if self.moves.replicas:
-                self.moves.proceeded(pace.clock)
         elif isinstance(message, Error):
+            self._host.questions.answered(message.request)
             pace.failed()
             error = from_wire(message.code, message.text, message.facts)
             held, pace.held = list(pace.held), OrderedDict()
@@ -275,6 +281,9 @@ class Transfers:
         self, operation: Operation, transfer: PushTransfer | PullTransfer | LoadTransfer, now: float
     ) -> list[Action]:
         """Queue the requests of a transfer on behalf of an operation."""
+        if isinstance(transfer, PushTransfer) and (error := self._nonfinite(transfer.source)) is not None:
+            self.tally.refused()
+            return self._host.resolve(operation, error)
         operation.transfer = transfer
         self._asked[transfer] = operation
         if self.recuts.any:
@@ -288,9 +297,6 @@ class Transfers:
         for link, cargoes in zip(self._links.by_shard, transfer.cargoes, strict=True):
             if cargoes and (lost := link.server.lost) is not None:
                 return self._host.resolve(operation, lost)
-        if isinstance(transfer, PushTransfer) and (error := self._nonfinite(transfer.source)) is not None:
-            self.tally.refused()
-            return self._host.resolve(operation, error)
         if transfer.atomic:
             most = max(sum(len(cargo.extents) for cargo in cargoes) for cargoes in transfer.cargoes)
             if most > MAX_FRAMES:
@@ -384,7 +390,7 @@ class Transfers:
         """Forget a transfer; what is in flight stays in flight: its answer makes room."""
         transfer.done = True
         self._asked.pop(transfer).transfer = None
-        if isinstance(transfer, PushTransfer) and transfer.attempt:  # it belongs to a step
+        if isinstance(transfer, PushTransfer) and transfer in self.pace.step.unacknowledged:
             self.pace.forget(transfer)
         if transfer.remaining:
             for link in self._links.by_shard:
