@@ -112,40 +112,20 @@ GONE = (Standing.LOST, Standing.REPLACED)
 
 @dataclass(slots=True)
 class ClusterFacts:
-    """What the coordinator says of the cluster, and of the job of a worker.
-
-    Parameters
-    ----------
-    num_workers, num_servers
-        How many there are to be.
-    is_chief
-        Whether this is the chief of the workers of its job.
-    terms
-        The numbers that were set there; none: the optimizer's own hold.
-    """
+    """What the coordinator says of the cluster, and of the job of a worker."""
 
     num_workers: int = 0
     num_servers: int = 0
-    is_chief: bool = False
-    terms: Sequence[float] = ()
+    is_chief: bool = False  # of the workers of its job
+    terms: Sequence[float] = ()  # the numbers that were set there; none: the optimizer's own hold
 
 
 @dataclass(slots=True)
 class Goodbye:
-    """A goodbye, until it is answered.
-
-    Parameters
-    ----------
-    message
-        What is said.
-    due
-        When it is said again; None: not any more.
-    num_said
-        How often it was said.
-    """
+    """A goodbye, until it is answered."""
 
     message: Leave
-    due: float | None = None
+    due: float | None = None  # when it is said again; None: not any more
     num_said: int = 0
 
 
@@ -168,23 +148,6 @@ class Member:
         The coordinator's endpoint.
     counters
         Called for each heartbeat; what it returns is shown in the status.
-
-    Attributes
-    ----------
-    handshake
-        With the coordinator.
-    rank
-        This node's.
-    cluster
-        What the coordinator says of the others.
-    standing
-        How this node stands with it.
-    heard_at
-        When it was heard last.
-    due
-        When `on_deadline` is to be called.
-    tracing
-        What is recorded for it.
     """
 
     def __init__(self, identity: Identity, endpoint: str, counters: Callable[[], Mapping[str, Any]]) -> None:
@@ -194,7 +157,7 @@ class Member:
         self.cluster = ClusterFacts()
         self.standing = Standing.JOINING
         self.heard_at = 0.0
-        self.due: float | None = None
+        self.due: float | None = None  # when `on_deadline` is to be called
         self.tracing = NodeTracing(counters)
         self._counters = counters
         self._beat_due: float | None = None  # the next heartbeat; before the welcome: word of whom this node waits for

@@ -49,21 +49,11 @@ class RangeState(Enum):
 
 @dataclass(slots=True)
 class Pause:
-    """A pause for a checkpoint that is to be a cut between pushes: no transfer begins.
+    """A pause for a checkpoint that is to be a cut between pushes: no transfer begins."""
 
-    Parameters
-    ----------
-    number
-        Of the checkpoint.
-    until
-        When it ends by itself, if nobody says so.
-    says_at
-        When the worker is to say again that it has paused; None: it has not said so yet.
-    """
-
-    number: int
-    until: float
-    says_at: float | None = None
+    number: int  # of the checkpoint
+    until: float  # it ends by itself, if nobody says so
+    says_at: float | None = None  # when it is to be told again; None: it was not yet
 
     @property
     def due(self) -> float:
@@ -104,16 +94,10 @@ class StepExamples:
 
 
 class Unfinished:
-    """What the pushes of a worker's step have left out, where none of them ends it: said once.
-
-    Attributes
-    ----------
-    lacking
-        The parameters that all of them have left out; None: there are no pushes.
-    """
+    """What the pushes of a worker's step have left out, where none of them ends it: said once."""
 
     def __init__(self) -> None:
-        self.lacking: set[int] | None = None
+        self.lacking: set[int] | None = None  # by all of them; None: there are none
         self._expected = 0
         self._warned = False
 
@@ -151,27 +135,15 @@ class Unfinished:
 
 
 class StepPushes:
-    """What a worker has brought to the step that it is in.
-
-    Attributes
-    ----------
-    closing
-        What ends the step, once that was asked for: a push of the whole model, or an explicit `Advance`.
-    unacknowledged
-        Pushes of the step that are under way.
-    attempts
-        Those that all shards have acknowledged.
-    passed
-        A step of partial pushes went by without this worker: the advance that was to end it ends nothing.
-    """
+    """What a worker has brought to the step that it is in."""
 
     def __init__(self) -> None:
-        self.closing: PushTransfer | Advance | None = None
-        self.unacknowledged: set[PushTransfer] = set()
-        self.attempts: list[int] = []
+        self.closing: PushTransfer | Advance | None = None  # ends it, once that was asked for
+        self.unacknowledged: set[PushTransfer] = set()  # under way
+        self.attempts: list[int] = []  # that all shards have acknowledged
         self.examples = StepExamples()
         self.unfinished = Unfinished()
-        self.passed = False
+        self.passed = False  # a step of partial pushes went by: the advance that was to end it ends nothing
         self._next_attempt = 1
 
     def new_attempt(self) -> int:
@@ -228,45 +200,20 @@ class Pace:
     A push of the whole model (or an explicit `Advance`, perhaps after partial pushes) *closes* the gate:
     when all shards have acknowledged it the worker arrives at the coordinator, and later transfers are
     held until that lets it proceed. It arrives with the pushes of the step; with none it has skipped it.
-
-    Attributes
-    ----------
-    mode
-        Of the job.
-    clock
-        The step that the next gradients belong to.
-    version
-        What reads demand at least.
-    slowest
-        Bounded: the clock that the slowest worker is known to have reached.
-    gate
-        Whether transfers may begin.
-    arrive
-        What the coordinator was told of the step; None: it is not over.
-    awaited
-        For whom the worker waits then, in the coordinator's words.
-    held
-        What begins when it may, in this order.
-    paused
-        The pause that the worker is in.
-    step
-        What it has brought to its step.
-    stale_values
-        Since the job has gone back: the next gradients are of values that are gone.
-    range
-        The examples that it computes from.
     """
 
     def __init__(self) -> None:
         self.mode = "async"
-        self.clock = self.version = self.slowest = 0
+        self.clock = 0  # the step the next gradients belong to
+        self.version = 0  # what reads demand at least
+        self.slowest = 0  # bounded: the clock that the slowest worker is known to have reached
         self.gate = Gate.OPEN
-        self.arrive: Arrive | None = None
-        self.awaited = ""
-        self.held: OrderedDict[Exchange | Advance, None] = OrderedDict()
+        self.arrive: Arrive | None = None  # what the coordinator was told of the step
+        self.awaited = ""  # for whom, in the coordinator's words
+        self.held: OrderedDict[Exchange | Advance, None] = OrderedDict()  # in the order in which they begin
         self.paused: Pause | None = None
         self.step = StepPushes()
-        self.stale_values = False
+        self.stale_values = False  # since the job has gone back: the next gradients are of values that are gone
         self.range = RangeState.NONE
 
     def attach(self, mode: str, clock: int, *, counts_all: bool = False) -> None:

@@ -84,27 +84,13 @@ Event = NetworkEvent | Stop | Operation | Cancelled
 
 @dataclass(slots=True, kw_only=True)
 class SessionEnd:
-    """How far the end of a session is.
+    """How far the end of a session is."""
 
-    Parameters
-    ----------
-    finish
-        Is done once the transfers under way are, and the goodbye is answered.
-    has_parted
-        The servers have been told goodbye.
-    stops
-        The process exits as soon as the goodbye is answered.
-    due
-        When the answer to it is waited for no longer.
-    error
-        Why nothing can begin any more.
-    """
-
-    finish: Finish | None = None
-    has_parted: bool = False
-    stops: bool = False
-    due: float | None = None
-    error: PSError | None = None
+    finish: Finish | None = None  # is done once the transfers under way are, and the goodbye is answered
+    has_parted: bool = False  # the servers have been told goodbye
+    stops: bool = False  # the process exits as soon as the goodbye is answered
+    due: float | None = None  # when the answer is waited for no longer
+    error: PSError | None = None  # why nothing can begin any more
 
     @property
     def finishes(self) -> bool:

@@ -258,60 +258,28 @@ class PullTransfer(Transfer):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Delay:
-    """Why a request that has left is not answered yet, as far as it is known.
+    """Why a request that has left is not answered yet, as far as it is known."""
 
-    Parameters
-    ----------
-    doubted
-        The server has answered a question that was asked after the request, and not the request.
-    refused_at
-        When the server lacked the memory for it, at first.
-    retry_at
-        When it is sent again, while it is put off.
-    """
-
-    doubted: bool = False
-    refused_at: float | None = None
-    retry_at: float | None = None
+    doubted: bool = False  # the server has answered a question that was asked after it, and not this
+    refused_at: float | None = None  # when the server lacked the memory for it, at first
+    retry_at: float | None = None  # when it is sent again, while it is put off
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Request:
-    """One message of a transfer, and its answer.
-
-    Parameters
-    ----------
-    nbytes
-        How many bytes it takes of the window.
-    head
-        It is the first of its transfer on its link.
-    codec
-        Its gradients are to travel in.
-    number, seq
-        As in the message. Numbers are given in the order asked; those of pushes to a shard, ``seq``, as they leave.
-    encoded
-        Its gradients once they are encoded.
-    sent_nbytes
-        Of its payload, as it travels.
-    sent_as
-        Ordinal of the last send among those of the connection.
-    behind
-        Of a pull: the number of the last push before it that touches its slices.
-    delay
-        What keeps its answer; None: nothing that is known.
-    """
+    """One message of a transfer, and its answer."""
 
     transfer: PushTransfer | PullTransfer | LoadTransfer
     cargoes: tuple[Cargo, ...]
-    nbytes: int
-    head: bool = False
-    codec: str = "raw"
-    number: int = 0
-    seq: int = 0
+    nbytes: int  # that it takes of the window
+    head: bool = False  # the first of its transfer on this link
+    codec: str = "raw"  # its gradients are to travel in
+    number: int = 0  # in the order asked
+    seq: int = 0  # a push's, in the order in which they leave
     encoded: tuple[str, list[Array]] | None = None
-    sent_nbytes: int = 0
-    sent_as: int = 0
-    behind: int = 0
+    sent_nbytes: int = 0  # of its payload, as it travels
+    sent_as: int = 0  # ordinal of the last send among those of the connection
+    behind: int = 0  # a pull's: the number of the last push before it that touches its slices
     delay: Delay | None = None
 
     @property

@@ -498,7 +498,7 @@ class Transfers:
         link = links[0] if len(links) == 1 else self._links.of_answer(peer, message.request)
         if link is None:
             return []
-        is_news = not link.is_short
+        is_news = not link.resends
         if isinstance(error, ServerMemoryError) and link.put_off(message.request, now):
             text = (
                 f"{link.server.title} lacks the memory for {error.what} ({error.why}); asking again for {SHORT_S:g} s"

@@ -119,17 +119,11 @@ class Outbox:
 
 
 class InFlight(dict[int, Request]):
-    """The requests that have left and are not answered, by their numbers, in the order in which they left first.
-
-    Attributes
-    ----------
-    nbytes
-        What they take of the window.
-    """
+    """The requests that have left and are not answered, by their numbers, in the order in which they left first."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.nbytes = 0
+        self.nbytes = 0  # of the window
 
     def take(self, number: int) -> Request | None:
         """Take out a request, so that there is room for others; None if it was answered before."""
@@ -227,24 +221,13 @@ class SilenceProbe:
     question is a pull of nothing, which a server answers at once. So when it is answered the server has had all that
     was sent before, and has answered it, but for what it keeps waiting or had no memory for. On a slow connection the
     question waits behind what is on its way: nothing is sent twice only because it takes long.
-
-    Attributes
-    ----------
-    num_sent
-        How many messages have left over the connection.
-    heard_at
-        When the server was heard last.
-    due
-        When to ask; the link sets it anew at every answer.
-    wait_s
-        The silence before that.
     """
 
     def __init__(self) -> None:
-        self.num_sent = 0
+        self.num_sent = 0  # messages that have left
         self.heard_at = 0.0
-        self.due: float | None = None
-        self.wait_s = PROBE_S
+        self.due: float | None = None  # when to ask; the link sets it anew at every answer
+        self.wait_s = PROBE_S  # the silence before it
         self._out: dict[int, int] = {}  # question -> how much was sent before it
 
     def __contains__(self, number: int) -> bool:
@@ -266,35 +249,15 @@ class SilenceProbe:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ShardServer:
-    """The server that a shard is on, as the coordinator has named it.
+    """The server that a shard is on, as the coordinator has named it."""
 
-    Parameters
-    ----------
-    title
-        Its name in errors.
-    handshake
-        Of the connection.
-    proof
-        What only the server that the coordinator means can answer it with.
-    epoch
-        Of its copy of the shard.
-    rank
-        Its own.
-    lost
-        Why nothing is said to it any more; None: it is there.
-    promised
-        How another one comes in its place, where it was lost; else nothing.
-    peer
-        The connection.
-    """
-
-    title: str
+    title: str  # in errors
     handshake: Handshake
-    proof: bytes
-    epoch: int
+    proof: bytes  # what only the server that the coordinator means can answer it with
+    epoch: int  # of its copy of the shard
     rank: int = 0
-    lost: PSError | None = None
-    promised: str = ""
+    lost: PSError | None = None  # why nothing is said to it any more
+    promised: str = ""  # how another one comes in its place, where it was lost
     peer: Peer = field(init=False)
 
     def __post_init__(self) -> None:
@@ -303,19 +266,10 @@ class ShardServer:
 
 @dataclass(slots=True, eq=False)
 class LinkCommons:
-    """What all links of a session share.
-
-    Parameters
-    ----------
-    coding
-        The door to the codecs.
-    numbers
-        Of the requests: never one twice on a connection, even if the job on it is another one now.
-    alarm
-        When something is due of any of them.
-    """
+    """What all links of a session share."""
 
     coding: Coding = CODING
+    #: Of the requests: never one twice on a connection, even if the job on it is another one now.
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
     alarm: Alarm = field(default_factory=Alarm)
 
@@ -589,11 +543,6 @@ class Link:
             self.resends.at_once.append(request)
             self.probe.heard_at = now
         return unseen
-
-    @property
-    def is_short(self) -> bool:
-        """Whether the server lacks the memory for something that was asked of it."""
-        return bool(self.resends)
 
     def put_off(self, number: int, now: float) -> bool:
         """Send a request again a little later, because the server lacks the memory for it; False if it has for long."""

@@ -33,17 +33,11 @@ class Sent:
 
     The messages of a push leave one behind the other. A training loop pushes the same again and again, so there are few
     runs, however long it trains.
-
-    Attributes
-    ----------
-    next_seq
-        The number of the next message.
-    heads
-        The first messages of the last pushes, as they leave; whoever adds one calls `fold` at `MAX_HEADS`.
     """
 
     def __init__(self) -> None:
-        self.next_seq = 1
+        self.next_seq = 1  # the number of the next message
+        #: The first messages of the last pushes, as they leave; whoever adds one calls `fold` at `MAX_HEADS`.
         self.heads: list[int] = []
         self._runs: deque[_Run] = deque()
         self._void: dict[int, None] = {}
