@@ -8,7 +8,6 @@ from typing import Any, Protocol
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.node.inquiry import presented
-from zmqps.core.node.member import Member
 from zmqps.core.protocol.events import COORDINATOR, Action, Log, Send
 from zmqps.core.protocol.messages import Checkpoint as CheckpointMessage
 from zmqps.core.protocol.messages import (
@@ -32,11 +31,11 @@ from zmqps.core.worker.operations import (
     AskStatus,
     Attached,
     EnterBarrier,
-    Operation,
     Question,
     Restored,
     SavedCheckpoint,
     SaveJob,
+    SessionHost,
     SetNumbers,
     StartJob,
     TakeRange,
@@ -48,17 +47,11 @@ from zmqps.core.worker.transfers import Transfers
 from zmqps.errors import PSError, from_wire, printable
 
 
-class RequestsHost(Protocol):
+class RequestsHost(SessionHost, Protocol):
     """What is needed of the session."""
 
-    member: Member
-    attached: Attached | None
     links: Links
     transfers: Transfers
-    operations: dict[Operation, None]
-
-    def resolve(self, operation: Operation, value: Any) -> list[Action]:
-        """An operation is done."""
 
 
 class Asked(Questions):

@@ -20,7 +20,7 @@ from zmqps.core.worker.layout.moves import ShardMoves
 from zmqps.core.worker.operations import Advance, Exchange, Operation
 from zmqps.core.worker.pace import Pace
 from zmqps.core.worker.rows import RowCargo
-from zmqps.core.worker.transfer import LoadTransfer, PullTransfer, PushTransfer
+from zmqps.core.worker.transfer import AnyTransfer, PullTransfer
 
 if TYPE_CHECKING:
     from zmqps.core.worker.plan import Cargo
@@ -31,12 +31,10 @@ class EarlyTransfers(Protocol):
 
     moves: ShardMoves
 
-    def start(
-        self, operation: Operation, transfer: PushTransfer | PullTransfer | LoadTransfer, now: float
-    ) -> list[Action]:
+    def start(self, operation: Operation, transfer: AnyTransfer, now: float) -> list[Action]:
         """Queue the requests of a transfer."""
 
-    def drop(self, transfer: PushTransfer | PullTransfer | LoadTransfer) -> None:
+    def drop(self, transfer: AnyTransfer) -> None:
         """Forget a transfer."""
 
 

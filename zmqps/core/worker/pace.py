@@ -13,7 +13,7 @@ from zmqps.core.protocol.messages import Arrive, Proceed
 from zmqps.core.protocol.terms import are_values, terms_of
 from zmqps.core.worker.operations import Advance, Attached, Exchange
 from zmqps.core.worker.rows import RowSource
-from zmqps.core.worker.transfer import LoadTransfer, PullTransfer, PushTransfer
+from zmqps.core.worker.transfer import AnyTransfer, PullTransfer, PushTransfer
 from zmqps.errors import counted, listed
 
 #: How many of the parameters that a step lacks are named.
@@ -237,7 +237,7 @@ class Pace:
         ends = [isinstance(held, Advance) or (held.push is not None and held.push.whole) for held in self.held]
         return self.next_step + sum(ends)
 
-    def start(self, transfer: PushTransfer | PullTransfer | LoadTransfer, terms: Sequence[float] = ()) -> None:
+    def start(self, transfer: AnyTransfer, terms: Sequence[float] = ()) -> None:
         """A transfer leaves; say which step it belongs to, and on which ``terms`` it is applied if it has no step."""
         if terms and isinstance(transfer, PushTransfer) and self.mode != "sync":
             transfer.terms = terms_of(transfer.terms[0] if transfer.terms else 1.0, terms[1:])

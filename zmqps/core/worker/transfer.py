@@ -256,6 +256,9 @@ class PullTransfer(Transfer):
     kind: ClassVar[str] = "pull"
 
 
+AnyTransfer = PushTransfer | PullTransfer | LoadTransfer
+
+
 @dataclass(slots=True, eq=False, kw_only=True)
 class Delay:
     """Why a request that has left is not answered yet, as far as it is known."""
@@ -269,7 +272,7 @@ class Delay:
 class Request:
     """One message of a transfer, and its answer."""
 
-    transfer: PushTransfer | PullTransfer | LoadTransfer
+    transfer: AnyTransfer
     cargoes: tuple[Cargo, ...]
     nbytes: int  # that it takes of the window
     head: bool = False  # the first of its transfer on this link

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from zmqps.core.node.member import GONE, Member
+from zmqps.core.node.member import GONE
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.events import COORDINATOR, Action, Landed, Log, Peer, Send
 from zmqps.core.protocol.limits import MAX_FACT_CHARS
@@ -33,12 +33,11 @@ from zmqps.core.worker.early import Early
 from zmqps.core.worker.layout.moves import ReplayGradients, ShardMoves
 from zmqps.core.worker.layout.recuts import SessionRecuts
 from zmqps.core.worker.layout.rollbacks import Rollbacks
-from zmqps.core.worker.operations import Advance, Attached, Exchange, Operation
+from zmqps.core.worker.operations import Advance, Exchange, Operation, SessionHost
 from zmqps.core.worker.pace import SHUT, Gate, Pace, Pause, RangeState
 from zmqps.core.worker.plan import Cargo
-from zmqps.core.worker.questions import Questions
 from zmqps.core.worker.statistics import Tally
-from zmqps.core.worker.transfer import LoadTransfer, PullTransfer, PushTransfer, Source
+from zmqps.core.worker.transfer import AnyTransfer, LoadTransfer, PullTransfer, PushTransfer, Source
 from zmqps.errors import (
     DeposedError,
     IdentityError,
@@ -63,30 +62,6 @@ PAUSE_S = 15.0
 AGAIN_S = 2.0
 
 
-class TransfersHost(Protocol):
-    """What transfers need of the session they belong to."""
-
-    now: float
-    member: Member
-    attached: Attached | None
-    operations: dict[Operation, None]
-    questions: Questions
-
-    @property
-    def epoch(self) -> int:
-        """The job's."""
-
-    @property
-    def title(self) -> str:
-        """Who this worker is, for errors."""
-
-    def resolve(self, operation: Operation, value: Any) -> list[Action]:
-        """An operation is done."""
-
-    def coordinator_lost(self, now: float) -> PSError | None:
-        """Return the error for what only the coordinator can allow, if it is gone."""
-
-
 class Transfers:
     """The transfers of one session.
 
@@ -100,31 +75,29 @@ class Transfers:
         Whether flat arrays hold neither NaN nor infinity.
     """
 
-    def __init__(self, host: TransfersHost, links: Links, all_finite: Callable[[Sequence[Array]], bool]) -> None:
+    def __init__(self, host: SessionHost, links: Links, all_finite: Callable[[Sequence[Array]], bool]) -> None:
         self._links = links
         self.pace = Pace()
         self.tally = Tally()
         self._host = host
         self.all_finite = all_finite
-        self._asked: dict[
-            PushTransfer | PullTransfer | LoadTransfer, Operation
-        ] = {}  # on whose behalf transfers are under way
+        self._asked: dict[AnyTransfer, Operation] = {}  # on whose behalf transfers are under way
         self.moves = ShardMoves(host, links, self.pace)
         self.rollbacks = Rollbacks(host, self, links, self.pace)
         self.recuts = SessionRecuts(host, self, links)
         self.early = Early(self, links, self.pace)
 
-    def waiting_for(self, transfer: PushTransfer | PullTransfer | LoadTransfer, now: float) -> str:
+    def waiting_for(self, transfer: AnyTransfer, now: float) -> str:
         """Say what a transfer waits for."""
         texts = [link.waiting_for(transfer, now) for link in self._links.by_shard]
         return "; ".join(text for text in texts if text) or "nobody"
 
-    def operation(self, transfer: PushTransfer | PullTransfer | LoadTransfer) -> Operation | None:
+    def operation(self, transfer: AnyTransfer) -> Operation | None:
         """Return on whose behalf a transfer is under way; None if it has ended."""
         return self._asked.get(transfer)
 
     @property
-    def all(self) -> list[tuple[PushTransfer | PullTransfer | LoadTransfer, Operation]]:
+    def all(self) -> list[tuple[AnyTransfer, Operation]]:
         """The transfers under way, and on whose behalf."""
         return list(self._asked.items())
 
@@ -277,9 +250,7 @@ class Transfers:
         self.tally.dropped()
         return [Log("warning", "the step of our last gradients was over before it was complete: dropped")]
 
-    def start(
-        self, operation: Operation, transfer: PushTransfer | PullTransfer | LoadTransfer, now: float
-    ) -> list[Action]:
+    def start(self, operation: Operation, transfer: AnyTransfer, now: float) -> list[Action]:
         """Queue the requests of a transfer on behalf of an operation."""
         if isinstance(transfer, PushTransfer) and (error := self._nonfinite(transfer.source)) is not None:
             self.tally.refused()
@@ -335,10 +306,12 @@ class Transfers:
         ]
         return NonFiniteGradientError(worker=self._host.title, parameters=listed(names, 5))
 
-    def _complete(self, transfer: PushTransfer | PullTransfer | LoadTransfer) -> list[Action]:
+    def _complete(self, transfer: AnyTransfer) -> list[Action]:
         """All of a transfer is answered: resolve its operation, or go on with the pull behind a push."""
-        if isinstance(transfer, PullTransfer) and self.pace.mode == "sync" and (outdated := transfer.target.outdated()):
-            return self._read_again(transfer, outdated)
+        if isinstance(transfer, PullTransfer) and self.pace.mode == "sync":
+            target = transfer.target
+            if len(set(target.versions.values())) > 1 and (outdated := target.outdated()):
+                return self._read_again(transfer, outdated)
         if transfer is self.early.pull:
             return []  # until its turn has come
         operation = self._asked[transfer]
@@ -386,7 +359,7 @@ class Transfers:
         queued = sum(len(r.cargoes) for link in self._links.by_shard for r in link.queue if r.transfer is transfer)
         return queued == sum(map(len, transfer.cargoes))
 
-    def drop(self, transfer: PushTransfer | PullTransfer | LoadTransfer) -> None:
+    def drop(self, transfer: AnyTransfer) -> None:
         """Forget a transfer; what is in flight stays in flight: its answer makes room."""
         transfer.done = True
         self._asked.pop(transfer).transfer = None

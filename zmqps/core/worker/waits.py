@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from zmqps.core.node.member import REMINDER_INTERVAL_S, Member
+from zmqps.core.node.member import REMINDER_INTERVAL_S
 from zmqps.core.protocol.events import Action, Log
-from zmqps.core.worker.operations import Advance, Exchange, Finish, Join, Operation
+from zmqps.core.worker.operations import Advance, Exchange, Finish, Join, Operation, SessionHost
 from zmqps.core.worker.transfers import Transfers
 from zmqps.errors import DeadlineError, PSError
 
@@ -14,12 +14,10 @@ from zmqps.errors import DeadlineError, PSError
 SILENT_BEATS = 2.5
 
 
-class WaitsHost(Protocol):
+class WaitsHost(SessionHost, Protocol):
     """What is needed of the session."""
 
-    member: Member
     transfers: Transfers
-    operations: dict[Operation, None]
 
 
 class Waits:

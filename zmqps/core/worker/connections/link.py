@@ -26,6 +26,7 @@ from zmqps.core.worker.packer import Packer
 from zmqps.core.worker.plan import Cargo, batches
 from zmqps.core.worker.rows import RowCargo, row_message
 from zmqps.core.worker.transfer import (
+    AnyTransfer,
     Delay,
     LoadTransfer,
     PullTransfer,
@@ -314,7 +315,7 @@ class Link:
         self._commons = commons or LinkCommons()
         self.packer = Packer(self._commons.coding)
 
-    def enqueue(self, transfer: PushTransfer | PullTransfer | LoadTransfer, cargoes: tuple[Cargo, ...]) -> None:
+    def enqueue(self, transfer: AnyTransfer, cargoes: tuple[Cargo, ...]) -> None:
         """Queue the requests of one transfer."""
         if not cargoes:
             return
@@ -490,7 +491,7 @@ class Link:
             if not waits:
                 self.resends.at_once.append(request)
 
-    def on_answer(self, message: Ack | Values, now: float) -> PushTransfer | PullTransfer | LoadTransfer | None:
+    def on_answer(self, message: Ack | Values, now: float) -> AnyTransfer | None:
         """Take an answer; return its transfer if that is still of interest, and may be complete."""
         request = self.in_flight.get(message.request)
         if request is None or request.transfer.done:
@@ -610,7 +611,7 @@ class Link:
         target.land(request.cargoes, payload, message.versions)
         return nbytes
 
-    def fail(self, error: PSError) -> list[PushTransfer | PullTransfer | LoadTransfer]:
+    def fail(self, error: PSError) -> list[AnyTransfer]:
         """The server is gone: return the transfers that now fail."""
         self.server.lost = error
         self.server.handshake.stop()

@@ -17,13 +17,11 @@ from zmqps.core.protocol.messages import Followed, Recut
 from zmqps.core.protocol.terms import are_values
 from zmqps.core.worker.connections.link import Link
 from zmqps.core.worker.connections.links import Links
-from zmqps.core.worker.early import Early
-from zmqps.core.worker.layout.moves import ShardMoves
-from zmqps.core.worker.layout.rollbacks import Rollbacks
-from zmqps.core.worker.operations import Attached, Operation
+from zmqps.core.worker.layout.rollbacks import Rollbacks, RollbackTransfers
+from zmqps.core.worker.operations import Attached, SessionHost
 from zmqps.core.worker.plan import Cargo, in_order, plan
 from zmqps.core.worker.rows import NO_IDS, RowCargo, RowParts, RowSource, RowTarget, ScanTarget
-from zmqps.core.worker.transfer import LoadTransfer, PullTransfer, PushTransfer, Source
+from zmqps.core.worker.transfer import AnyTransfer, PushTransfer, Source
 
 #: Plans that are kept, of transfers that were planned for the shards before.
 MAX_PLANS = 64
@@ -31,22 +29,10 @@ MAX_PLANS = 64
 Plan = tuple[tuple[Cargo, ...], ...]
 
 
-class RecutsHost(Protocol):
-    """What is needed of the session."""
-
-    attached: Attached | None
-
-
-class RecutTransfers(Protocol):
+class RecutTransfers(RollbackTransfers, Protocol):
     """What is needed of the session's transfers."""
 
-    early: Early
-    moves: ShardMoves
     rollbacks: Rollbacks
-
-    @property
-    def all(self) -> list[tuple[PushTransfer | PullTransfer | LoadTransfer, Operation]]:
-        """The transfers under way, and on whose behalf."""
 
     def unpause(self, now: float) -> list[Action]:
         """Go on."""
@@ -65,7 +51,7 @@ class SessionRecuts:
         Its links to the servers.
     """
 
-    def __init__(self, host: RecutsHost, transfers: RecutTransfers, links: Links) -> None:
+    def __init__(self, host: SessionHost, transfers: RecutTransfers, links: Links) -> None:
         self._host = host
         self._transfers = transfers
         self._links = links
@@ -108,7 +94,7 @@ class SessionRecuts:
         text = f"the job has {placement.num_shards} shards now, instead of {len(before)}"
         return [Log("info", text), Notify(host.attached), confirmed, *recalled, *actions, *self._transfers.unpause(now)]
 
-    def _begin_anew(self, transfer: PushTransfer | PullTransfer | LoadTransfer) -> None:
+    def _begin_anew(self, transfer: AnyTransfer) -> None:
         transfer.remaining = 0
         if transfer.target is not None and transfer.target.missing is not None:
             self._fetch_missing(transfer)
@@ -121,7 +107,7 @@ class SessionRecuts:
             if cargoes:
                 link.enqueue(transfer, cargoes)
 
-    def _fetch_missing(self, transfer: PushTransfer | PullTransfer | LoadTransfer) -> None:
+    def _fetch_missing(self, transfer: AnyTransfer) -> None:
         """Ask again for the parameters that the caller was not told are there, and no others."""
         target, attached = transfer.target, self._host.attached
         assert target is not None
@@ -137,7 +123,7 @@ class SessionRecuts:
 
     # --- what was planned for other shards -----------------------------------------------------
 
-    def adapt(self, transfer: PushTransfer | PullTransfer | LoadTransfer) -> None:
+    def adapt(self, transfer: AnyTransfer) -> None:
         """Plan a transfer again if it was planned for the shards before."""
         attached = self._host.attached
         if attached is None:
@@ -215,9 +201,7 @@ def _decoded(source: Source, attached: Attached) -> Source:
     return Source(arrays=flat, checked=source.checked)
 
 
-def plan_rows_again(
-    transfer: PushTransfer | PullTransfer | LoadTransfer, placement: Placement, *, everywhere: bool
-) -> None:
+def plan_rows_again(transfer: AnyTransfer, placement: Placement, *, everywhere: bool) -> None:
     """Plan a transfer of rows for other shards.
 
     Parameters

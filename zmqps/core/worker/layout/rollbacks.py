@@ -15,13 +15,11 @@ from zmqps.core.protocol.events import COORDINATOR, Action, Log, Notify, Send
 from zmqps.core.protocol.messages import Followed, GoBack, Recalled
 from zmqps.core.worker.connections.link import Link
 from zmqps.core.worker.connections.links import Links
-from zmqps.core.worker.early import Early
-from zmqps.core.worker.layout.moves import ShardMoves
-from zmqps.core.worker.operations import Advance, Exchange, Operation, Restored
+from zmqps.core.worker.early import Early, EarlyTransfers
+from zmqps.core.worker.operations import Advance, Exchange, Operation, Restored, SessionHost
 from zmqps.core.worker.pace import Pace
-from zmqps.core.worker.questions import Questions
 from zmqps.core.worker.statistics import Tally
-from zmqps.core.worker.transfer import LoadTransfer, PullTransfer, PushTransfer
+from zmqps.core.worker.transfer import AnyTransfer, PullTransfer, PushTransfer
 from zmqps.errors import ProtocolError, VersionError, counted, printable
 
 
@@ -50,32 +48,15 @@ class Rollback:
     path: str
 
 
-class RollbacksHost(Protocol):
-    """What is needed of the session."""
-
-    questions: Questions
-
-    @property
-    def epoch(self) -> int:
-        """The job's."""
-
-    def resolve(self, operation: Operation, value: Any) -> list[Action]:
-        """An operation is done."""
-
-
-class RollbackTransfers(Protocol):
+class RollbackTransfers(EarlyTransfers, Protocol):
     """What is needed of the session's transfers."""
 
     early: Early
-    moves: ShardMoves
     tally: Tally
 
     @property
-    def all(self) -> list[tuple[PushTransfer | PullTransfer | LoadTransfer, Operation]]:
+    def all(self) -> list[tuple[AnyTransfer, Operation]]:
         """The transfers under way, and on whose behalf."""
-
-    def drop(self, transfer: PushTransfer | PullTransfer | LoadTransfer) -> None:
-        """Forget a transfer."""
 
 
 class Rollbacks:
@@ -93,7 +74,7 @@ class Rollbacks:
         Where the worker is in its sequence of steps.
     """
 
-    def __init__(self, host: RollbacksHost, transfers: RollbackTransfers, links: Links, pace: Pace) -> None:
+    def __init__(self, host: SessionHost, transfers: RollbackTransfers, links: Links, pace: Pace) -> None:
         self._host = host
         self._transfers = transfers
         self._links = links
