@@ -11,8 +11,7 @@ import pytest
 
 import zmqps
 from tests.pace import allow
-from zmqps.core.worker.connections.link import WINDOW_NBYTES
-from zmqps.core.worker.connections.probe import PROBE_S
+from zmqps.core.worker.connections.link import PROBE_S, WINDOW_NBYTES
 
 MODEL_NBYTES = 8 << 20
 PUSHES = 64

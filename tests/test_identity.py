@@ -67,9 +67,9 @@ def training() -> Iterator[tuple[InProcessCluster, zmqps.Worker, str, bytes, byt
         worker.init({"w": np.zeros(4, np.float32)}, optimizer=zmqps.optim.sgd(1.0))
         machine = worker._thread.machine
         (link,) = machine.links.by_shard
-        assert link.handshake.welcome is not None
-        endpoint = link.handshake.endpoint.split()[0]
-        yield cluster, worker, endpoint, link.handshake.welcome.incarnation, machine.member.identity.incarnation
+        assert link.server.handshake.welcome is not None
+        endpoint = link.server.handshake.endpoint.split()[0]
+        yield cluster, worker, endpoint, link.server.handshake.welcome.incarnation, machine.member.identity.incarnation
 
 
 def refused(message: Message, error: type[Exception]) -> None:

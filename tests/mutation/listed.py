@@ -85,8 +85,8 @@ EQUIVALENT = (
     ),
     Equivalent(
         path="zmqps/core/worker/questions.py",
-        old="self._next_number = 1",
-        new="self._next_number = 2",
+        old="self.numbers = count(1)",
+        new="self.numbers = count(2)",
         reason="any number will do that is not 0",
     ),
     Equivalent(
@@ -120,16 +120,10 @@ EQUIVALENT = (
         reason="any number will do that is the same for all who read these versions",
     ),
     Equivalent(
-        path="zmqps/core/worker/connections/outbox.py",
+        path="zmqps/core/worker/transfer.py",
         old="number: int = 0",
         new="number: int = 1",
-        reason="a request is numbered when it leaves",
-    ),
-    Equivalent(
-        path="zmqps/core/worker/connections/outbox.py",
-        old="place: int = 0  # in the order asked",
-        new="place: int = 1  # in the order asked",
-        reason="the outbox numbers what it takes",
+        reason="a request is numbered when it is queued",
     ),
     Equivalent(
         path="zmqps/core/coordinator/consistency/deadline.py",
@@ -157,8 +151,8 @@ EQUIVALENT = (
     ),
     Equivalent(
         path="zmqps/core/worker/connections/link.py",
-        old="self._num_sent = 0",
-        new="self._num_sent = -1",
+        old="self.num_sent = 0",
+        new="self.num_sent = -1",
         reason="these numbers are only compared with each other",
     ),
     Equivalent(
@@ -194,9 +188,9 @@ EQUIVALENT = (
         reason="there are none before",
     ),
     Equivalent(
-        path="zmqps/core/worker/connections/links.py",
-        old="self._numbers = count(1)  # of requests to servers",
-        new="self._numbers = count(2)  # of requests to servers",
+        path="zmqps/core/worker/connections/link.py",
+        old="default_factory=lambda: count(1)",
+        new="default_factory=lambda: count(2)",
         reason="any number will do that is not 0",
     ),
     Equivalent(
@@ -216,12 +210,6 @@ EQUIVALENT = (
         old="self._reminder_due = 0.0",
         new="self._reminder_due = -1.0",
         reason="the start sets it",
-    ),
-    Equivalent(
-        path="zmqps/core/worker/questions.py",
-        old="self._next_number += 1",
-        new="self._next_number += 2",
-        reason="any number will do that is not 0 and was not used before",
     ),
     Equivalent(
         path="zmqps/core/coordinator/placement/startup.py",

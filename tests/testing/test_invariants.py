@@ -59,7 +59,7 @@ from zmqps.core.worker.connections.links import Links
 from zmqps.core.worker.early import Early
 from zmqps.core.worker.operations import Advance
 from zmqps.core.worker.orphaned import Orphaned
-from zmqps.core.worker.pace import Pace
+from zmqps.core.worker.pace import Pace, Pause
 from zmqps.core.worker.session import SessionMachine
 from zmqps.core.worker.transfer import LoadTransfer, PullTransfer, PushTransfer, Target
 from zmqps.core.worker.transfers import Transfers
@@ -402,8 +402,8 @@ def test_a_bounded_worker_whose_clock_stands_still_when_it_skips(monkeypatch: Pa
 
 def test_a_step_that_counts_what_its_worker_has_left_out(monkeypatch: Patch) -> None:
     def arriving(original: Any, pace: Pace, request: int) -> Arrive:
-        if isinstance(pace.closing, Advance):
-            pace.closing.skips = False
+        if isinstance(pace.step.closing, Advance):
+            pace.step.closing.skips = False
         return original(pace, request)
 
     wrap(monkeypatch, Pace, "arriving", arriving)
@@ -747,7 +747,7 @@ def test_a_worker_that_sends_everything_again_after_a_silence(monkeypatch: Patch
     def on_deadline(original: Any, link: Link, now: float) -> list[Action]:
         if link.probe.due is None or now < link.probe.due:
             return list(original(link, now))
-        link.probe.ask(now, 0, 0)  # only to wait longer the next time
+        link.probe.ask(now, 0)  # only to wait longer the next time
         return [link._again(request) for request in link.in_flight.values() if not request.transfer.done]
 
     wrap(monkeypatch, Link, "on_deadline", on_deadline)
@@ -779,7 +779,7 @@ def test_a_worker_that_takes_a_push_for_applied_that_a_server_had_no_memory_for(
 
 def test_a_worker_that_does_not_say_again_what_was_lost_with_a_connection(monkeypatch: Patch) -> None:
     def on_welcome(original: Any, link: Link, *rest: Any) -> list[Action]:
-        link._broken = False
+        link.resends.all = False
         return list(original(link, *rest))
 
     wrap(monkeypatch, Link, "on_welcome", on_welcome)
@@ -851,8 +851,7 @@ def test_a_coordinator_that_saves_before_all_workers_hold(monkeypatch: Patch) ->
 
 def test_a_worker_that_says_it_holds_while_a_push_is_under_way(monkeypatch: Patch) -> None:
     def pause(transfers: Transfers, message: Hold, now: float) -> list[Action]:
-        transfers._says_at = now + 100.0
-        transfers.pace.pause(message.number, now + 5.0)
+        transfers.pace.paused = Pause(message.number, now + 5.0, now + 100.0)
         return [Send(COORDINATOR, Holding(message.number))]
 
     monkeypatch.setattr(Transfers, "pause", pause)
@@ -860,7 +859,7 @@ def test_a_worker_that_says_it_holds_while_a_push_is_under_way(monkeypatch: Patc
 
 
 def test_a_worker_that_is_never_told_to_go_on(monkeypatch: Patch) -> None:
-    wrap(monkeypatch, Pace, "pause", lambda original, pace, number, until: original(pace, number, until + 1e6))
+    monkeypatch.setattr("zmqps.core.worker.transfers.PAUSE_S", 1e6)
     monkeypatch.setattr(SessionMachine, "_on_go_on", lambda session, message, now: [])
     caught("ssp-saves", "stays paused for a checkpoint")
 

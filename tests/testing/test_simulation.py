@@ -71,9 +71,9 @@ def test_it_sees_a_window_that_is_too_large(monkeypatch: pytest.MonkeyPatch) -> 
     pump = Link.pump
 
     def greedy(self: Link, now: float) -> list:  # type: ignore[type-arg]
-        nbytes, self.in_flight_nbytes = self.in_flight_nbytes, -(1 << 30)
+        nbytes, self.in_flight.nbytes = self.in_flight.nbytes, -(1 << 30)
         actions = pump(self, now)
-        self.in_flight_nbytes += nbytes + (1 << 30)
+        self.in_flight.nbytes += nbytes + (1 << 30)
         return actions
 
     monkeypatch.setattr(Link, "pump", greedy)

@@ -182,7 +182,7 @@ class Connection:
         status; a worker that is started again and takes rank 0 is it again. What a worker has not been told yet it
         does not know: at a change there may be none, or two, for a moment.
         """
-        return self._thread.machine.member.is_chief
+        return self._thread.machine.member.cluster.is_chief
 
     @property
     def job(self) -> str:
@@ -192,7 +192,7 @@ class Connection:
     @property
     def num_workers(self) -> int:
         """How many workers the job counts on: as many as it expects, or those here now."""
-        return self._thread.machine.member.num_workers
+        return self._thread.machine.member.cluster.num_workers
 
     # --- the others ---------------------------------------------------------------------------
 

@@ -372,7 +372,7 @@ class HostPusher(Pusher):
         """Bring what this worker has of the step to its host's round, and end the step."""
         models = self._shared()
         counts, models.counts = models.counts, {}
-        rows = self._thread.machine.transfers.pace.examples.so_far  # each worker pushes those of tables itself
+        rows = self._thread.machine.transfers.pace.step.examples.so_far  # each worker pushes those of tables itself
         examples = 0 if advance.skips else max(models.examples, rows, *counts.values())
         models.examples = 0
         steps = self._requests is not None and self._requests.job.mode != "async"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from zmqps import checks
 from zmqps.core.node.inquiry import Inquiry
-from zmqps.core.node.tracer import Tracer
+from zmqps.core.node.tracer import TraceKey, Tracer
 from zmqps.core.node.tracing import LONGEST_S, MAX_RING_NBYTES
 from zmqps.core.protocol.messages.hello import MAX_JOB_NAME_CHARS
 from zmqps.core.protocol.security.keys import KEY_NBYTES
@@ -140,11 +140,11 @@ def _tracer(
 ) -> Tracer:
     secret = read_job_secret(job_secret) or find_end_key(check_endpoint(address))
     nonce = secrets.token_bytes(KEY_NBYTES)
-    return Tracer(address, secret, nonce, start, stop=stop, fetch=fetch, patience=SILENT_S, progress=progress)
+    return Tracer(address, TraceKey(secret, nonce), start, stop=stop, fetch=fetch, patience=SILENT_S, progress=progress)
 
 
 def _trace(tracer: Tracer) -> Trace:
-    trace = assemble(tracer.nodes, tracer.data)
+    trace = assemble(tracer.nodes, tracer.recordings.data)
     titles = {str(node.get("who")): f"{node.get('role')} {node.get('rank')}" for node in tracer.nodes}
-    trace.notes += [f"{titles.get(who, who)} is not in it: {why}" for who, why in tracer.missing.items()]
+    trace.notes += [f"{titles.get(who, who)} is not in it: {why}" for who, why in tracer.recordings.missing.items()]
     return trace

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmqps.core.node.histogram import Histogram, quantile, tallied
+from zmqps.core.node.histogram import Histogram, tallied
 from zmqps.core.protocol.figures import BOUNDS, is_histogram
 
 STALENESS = BOUNDS["staleness"]
@@ -29,16 +29,6 @@ def test_values_tallied_one_by_one_make_the_same_histogram(values: list[int]) ->
         histogram.observe(value)
     assert tallied(Counter(values), STALENESS) == histogram.to_plain()
     assert is_histogram("staleness", histogram.to_plain())
-
-
-@given(st.lists(st.floats(0, 10), min_size=1, max_size=50), st.floats(0.01, 1))
-def test_so_large_a_share_of_the_values_does_not_exceed_the_quantile(values: list[float], share: float) -> None:
-    bounds = (0.5, 1, 2, 4, 8, 16)
-    histogram = Histogram(bounds)
-    for value in values:
-        histogram.observe(value)
-    found = quantile(share, bounds, histogram.counts)
-    assert sum(value <= found for value in values) >= share * len(values) - 1e-9
 
 
 def test_what_is_no_histogram_of_ours_is_none() -> None:

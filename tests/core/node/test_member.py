@@ -66,9 +66,9 @@ def test_the_welcome_tells_rank_and_sizes() -> None:
     m.start(0.0)
     assert not m.joined
     m.on_message(WELCOME, 0.1)
-    assert (m.joined, m.rank, m.num_workers, m.num_servers) == (True, 5, 4, 2)
+    assert (m.joined, m.rank, m.cluster.num_workers, m.cluster.num_servers) == (True, 5, 4, 2)
     m.on_message(HeartbeatAck(9), 0.2)
-    assert m.num_workers == 9
+    assert m.cluster.num_workers == 9
 
 
 def test_a_coordinator_that_knows_a_welcome_member_no_more_is_another_one() -> None:

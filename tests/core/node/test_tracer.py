@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zmqps.core.node.tracer import Tracer
+from zmqps.core.node.tracer import TraceKey, Tracer
 from zmqps.core.protocol.events import COORDINATOR, Exit, Look, Looked, Received, Send
 from zmqps.core.protocol.messages import Trace, Tracing
 from zmqps.core.protocol.messages.tracing import TraceState
@@ -10,7 +10,7 @@ from zmqps.errors import DeadlineError
 
 
 def test_a_coordinator_that_ends_during_a_trace_is_given_up() -> None:
-    tracer = Tracer("tcp://c:1", b"", b"n" * 16, ("", 10.0, 0, 1 << 20), patience=5.0)
+    tracer = Tracer("tcp://c:1", TraceKey(b"", b"n" * 16), ("", 10.0, 0, 1 << 20), patience=5.0)
     tracer.start(0.0)
     tracer.handle(Received(COORDINATOR, Tracing(1, 7, TraceState.ON, 10.0, {})), 0.1)
     now, actions = 0.1, []
@@ -32,7 +32,7 @@ def test_a_coordinator_that_ends_during_a_trace_is_given_up() -> None:
 
 
 def test_a_coordinator_that_answers_now_and_then_is_waited_for() -> None:
-    tracer = Tracer("tcp://c:1", b"", b"n" * 16, ("", 100.0, 0, 1 << 20), patience=5.0)
+    tracer = Tracer("tcp://c:1", TraceKey(b"", b"n" * 16), ("", 100.0, 0, 1 << 20), patience=5.0)
     actions = tracer.start(0.0)
     for number in range(30):
         asked = [action.message for action in actions if isinstance(action, Send)]

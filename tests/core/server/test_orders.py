@@ -18,7 +18,7 @@ def test_what_no_order_is_concerns_the_member_alone() -> None:
     server.train("w")
     assert HeartbeatAck not in HANDLERS
     assert server.get(HeartbeatAck(3)) == []
-    assert server.machine.member.num_workers == 3
+    assert server.machine.member.cluster.num_workers == 3
 
 
 @pytest.mark.parametrize(("error", "code"), [(EvictedError("gone"), exits.EVICTED), (JobError("no"), exits.FAILED)])

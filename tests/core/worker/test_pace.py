@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from zmqps.core.protocol.messages import Fetch, Proceed, Waiting
+from zmqps.core.protocol.messages import Proceed
 from zmqps.core.worker.operations import Advance, Exchange
-from zmqps.core.worker.pace import Pace
+from zmqps.core.worker.pace import Gate, Pace
 from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Source, Target
 
 
@@ -44,7 +44,7 @@ def step(pace: Pace, *, version: int, request: int = 1) -> Any:
 def test_in_the_asynchronous_mode_there_is_no_gate() -> None:
     p = pace("async")
     transfer = push(p)
-    assert (transfer.step, transfer.attempt, p.closed, p.complete) == (0, 0, False, False)
+    assert (transfer.step, transfer.attempt, p.gate) == (0, 0, Gate.OPEN)
     pushed(p, transfer)
     pull = PullTransfer(target=Target(), version=3)
     p.start(pull)
@@ -55,14 +55,12 @@ def test_in_the_asynchronous_mode_there_is_no_gate() -> None:
 def test_a_push_of_everything_closes_the_gate_and_its_answer_opens_it(mode: str) -> None:
     p = pace(mode)
     transfer = push(p)
-    assert (p.closed, p.complete) == (True, False)
+    assert p.gate is Gate.CLOSING
     p.pushed(transfer)
-    assert p.complete
+    assert p.gate is Gate.COMPLETE
     arrive = p.arriving(7)
     assert (arrive.request, arrive.step, arrive.attempts) == (7, 0, (1,))
-    assert p.closed
-    assert p.waits_for(Waiting(7, ""))
-    assert not p.waits_for(Waiting(8, ""))
+    assert p.gate is Gate.ARRIVED
     p.proceed(Proceed(7, 1 if mode == "sync" else 0, 1))
     assert (p.closed, p.clock) == (False, 1)
 
@@ -99,8 +97,8 @@ def test_a_step_of_several_pushes_names_them_all() -> None:
     first, second = push(p, whole=False), push(p, whole=False)
     assert not p.closed
     pushed(p, first, second)
-    p.closing = Advance(0.0)
-    assert p.complete
+    assert p.close(Advance(0.0))
+    assert p.gate is Gate.COMPLETE
     assert p.arriving(1).attempts == (1, 2)
 
 
@@ -119,9 +117,9 @@ def test_an_earlier_push_that_is_acknowledged_later_belongs_to_the_step() -> Non
     p = pace()
     partial, whole = push(p, whole=False), push(p)
     pushed(p, whole)
-    assert (p.closed, p.complete) == (True, False)
+    assert p.gate is Gate.CLOSING
     pushed(p, partial)
-    assert p.complete
+    assert p.gate is Gate.COMPLETE
     assert sorted(p.arriving(1).attempts) == [partial.attempt, whole.attempt]
 
 
@@ -130,7 +128,7 @@ def test_an_earlier_push_that_fails_holds_up_nothing() -> None:
     partial, whole = push(p, whole=False), push(p)
     pushed(p, whole)
     p.forget(partial)
-    assert p.complete
+    assert p.gate is Gate.COMPLETE
     assert p.arriving(1).attempts == (whole.attempt,)
 
 
@@ -174,22 +172,23 @@ def test_after_a_wait_that_failed_the_next_one_brings_nothing_new() -> None:
     pushed(p, push(p))
     p.arriving(1)
     p.failed()
-    assert (p.closed, p.waits_again) == (False, True)
+    assert (p.closed, p.gate) == (False, Gate.FAILED)
     again = p.arriving(2)
     assert (again.step, again.attempts) == (0, ())
-    assert not p.waits_again, "it waits"
+    assert p.gate is Gate.ARRIVED, "it waits"
     p.failed()
-    assert p.waits_again, "and may do so as often as it must"
+    assert p.gate is Gate.FAILED, "and may do so as often as it must"
     p.arriving(3)
     p.proceed(Proceed(3, 1, 1))
-    assert not p.waits_again
+    assert p.gate is Gate.OPEN
     assert step(p, version=2, request=4).step == 1
 
 
 def test_an_advance_that_was_given_up_opens_the_gate() -> None:
     p = pace()
     push(p, whole=False)
-    p.closing = advance = Advance(0.0)
+    advance = Advance(0.0)
+    p.close(advance)
     assert p.closed
     p.forget(advance)
     assert not p.closed
@@ -213,16 +212,6 @@ def test_a_bounded_read_knows_the_slowest_clock_and_its_own() -> None:
     assert p.reads_at == 8
 
 
-def test_what_the_coordinator_asks_under_the_same_number_is_no_answer_to_an_arrival() -> None:
-    p = pace()
-    pushed(p, push(p))
-    p.arriving(7)
-    assert not p.waits_for(Fetch(7, 1, b"w" * 16, 0))
-    assert not p.waits_for(Proceed(8, 1, 1))
-    assert p.waits_for(Waiting(7, "worker 1"))
-    assert p.waits_for(Proceed(7, 1, 1))
-
-
 # --- a mean over all workers, and steps that are left out for all ----------------------------------
 
 
@@ -240,14 +229,14 @@ def test_a_worker_with_nothing_counts_in_a_mean_over_all_and_one_that_skips_does
     p.attach("sync", 0, counts_all=True)
     nothing = PushTransfer(source=Source(), whole=True, examples=8)
     p.start(nothing)
-    assert p.complete
+    assert p.gate is Gate.COMPLETE
     assert arriving(p) == ([1], 8, 0), "an attempt of no push, new for each"
     assert arriving(p, Advance()) == ([2], 1, 0)
     assert arriving(p, Advance(skips=True))[0] == []
     assert arriving(p, Advance(examples=0))[0] == [], "another one counts for it"
     assert arriving(p, Advance(examples=24)) == ([3], 24, 0)
     p.resume(9)
-    assert p.examples.wanted
+    assert p.step.examples.wanted
 
 
 def test_where_the_mean_is_over_those_that_pushed_a_worker_with_nothing_has_skipped() -> None:

@@ -6,11 +6,12 @@ import numpy as np
 
 from tests.core.machines import sent
 from zmqps.core.protocol.messages import StatusRequest
+from zmqps.core.worker.alarm import Alarm
 from zmqps.core.worker.questions import RETRY_S, SLOWEST_RETRY_S, Questions
 
 
 def test_what_is_not_answered_is_asked_again_ever_more_rarely() -> None:
-    questions, times = Questions(), [0.0]
+    questions, times = Questions(Alarm()), [0.0]
     questions.ask(StatusRequest(1), 0.0)
     while len(times) < 8:
         assert questions.due is not None
@@ -21,7 +22,7 @@ def test_what_is_not_answered_is_asked_again_ever_more_rarely() -> None:
 
 
 def test_what_is_answered_is_not_asked_again() -> None:
-    questions = Questions()
+    questions = Questions(Alarm())
     for number in (1, 2):
         questions.ask(StatusRequest(number), 0.0)
     questions.answered(1)
@@ -31,7 +32,7 @@ def test_what_is_answered_is_not_asked_again() -> None:
 
 
 def test_a_new_question_is_asked_again_as_soon_as_a_first_one() -> None:
-    questions = Questions()
+    questions = Questions(Alarm())
     questions.ask(StatusRequest(1), 0.0)
     questions.on_deadline(RETRY_S)
     questions.answered(1)
@@ -40,7 +41,7 @@ def test_a_new_question_is_asked_again_as_soon_as_a_first_one() -> None:
 
 
 def test_over_a_new_connection_all_is_asked_again_at_once() -> None:
-    questions = Questions()
+    questions = Questions(Alarm())
     assert questions.again(0.0) == []
     assert questions.due is None
     questions.ask(StatusRequest(1), 0.0)
@@ -50,6 +51,6 @@ def test_over_a_new_connection_all_is_asked_again_at_once() -> None:
 
 
 def test_each_has_a_number_of_its_own_and_none_is_zero() -> None:
-    questions = Questions()
-    numbers = [questions.new_number() for _ in range(3)]
+    questions = Questions(Alarm())
+    numbers = [next(questions.numbers) for _ in range(3)]
     assert sorted(set(numbers) - {0}) == numbers

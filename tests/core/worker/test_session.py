@@ -179,18 +179,18 @@ def test_the_note_of_a_job_is_a_warning_and_its_number_of_workers_counts() -> No
     actions = session.get(replace(session.job(init.request), num_workers=5, note="the job 'x' goes on", rank=4))
     assert [(a.level, a.text) for a in actions if isinstance(a, Log)] == [("warning", "the job 'x' goes on")]
     assert resolved(actions)[0][0] is init
-    assert (session.machine.member.num_workers, session.machine.member.rank) == (5, 4)
+    assert (session.machine.member.cluster.num_workers, session.machine.member.rank) == (5, 4)
 
 
 def test_a_job_whose_chief_went_back_to_the_optimizers_own_numbers_takes_those_away_that_were_heard_of() -> None:
     session = Session()
     session.get(WELCOME)
     session.get(HeartbeatAck(2, 0, (1.0, 1.0, 0.5)))
-    assert session.machine.member.terms == (1.0, 1.0, 0.5)
+    assert session.machine.member.cluster.terms == (1.0, 1.0, 0.5)
     init = StartJob(0.0, job=session.spec, values=zeros(session.spec))
     session.ask(init)
     session.get(session.job(init.request))
-    assert session.machine.member.terms == ()
+    assert session.machine.member.cluster.terms == ()
 
 
 # --- joining ------------------------------------------------------------------------------------

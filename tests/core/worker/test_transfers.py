@@ -11,8 +11,9 @@ from tests.core.machines import job, logged, resolved, sent
 from tests.core.worker.test_session import S0, S1, WELCOME, Session, error
 from zmqps.core.protocol.events import COORDINATOR, Action, Connected, Disconnected, Landed, Log, Resolve
 from zmqps.core.protocol.loans import borrow
-from zmqps.core.protocol.messages import Ack, Arrive, Error, Heartbeat, Proceed, Pull, Push, Values, Waiting
+from zmqps.core.protocol.messages import Ack, Arrive, Error, Fetch, Heartbeat, Proceed, Pull, Push, Values, Waiting
 from zmqps.core.worker.operations import Advance, Cancelled, Exchange, Finish
+from zmqps.core.worker.pace import Gate
 from zmqps.core.worker.views import Views
 from zmqps.errors import (
     DeadlineError,
@@ -83,6 +84,20 @@ def test_what_comes_after_a_push_of_everything_is_held_until_the_worker_may_go_o
     assert sent(training.proceed(acked), Pull) == []
     assert outcome(training.read(acked, {S0: 1, S1: 1}), pull) is None
     assert training.machine.statistics().clock == 1
+
+
+def test_what_the_coordinator_asks_under_the_same_number_is_no_answer_to_an_arrival() -> None:
+    training = Training()
+    (arrive,) = sent(training.ack(training.ask(training.whole("push"))), Arrive)
+    training.get(Fetch(arrive.request, 1, b"w" * 16, 0))
+    training.get(Proceed(arrive.request + 1, 1, 1))
+    pull = training.whole("pull")
+    assert sent(training.ask(pull), Pull)[0].version == 1, "it is asked for, and not begun"
+    assert training.machine.transfers.pace.gate is Gate.ARRIVED
+    training.get(Waiting(arrive.request, "worker 1"))
+    assert training.machine.transfers.pace.awaited == "worker 1"
+    training.get(Proceed(arrive.request, 1, 1))
+    assert training.machine.transfers.pace.gate is Gate.OPEN
 
 
 def test_nothing_is_held_in_the_asynchronous_mode() -> None:

@@ -18,8 +18,8 @@ from zmqps.core.server.dense.aggregate import Stage
 from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.dense.steps import ShardSteps
 from zmqps.core.server.tables.rows import Rows
-from zmqps.core.worker.examples import StepExamples
-from zmqps.core.worker.pace import Pace
+from zmqps.core.worker.operations import Advance
+from zmqps.core.worker.pace import StepExamples, StepPushes
 from zmqps.core.worker.transfer import PushTransfer
 
 pytestmark = pytest.mark.repeats
@@ -55,10 +55,12 @@ def test_a_worker_that_counts_the_parts_of_a_batch_as_batches(monkeypatch: Patch
 
 
 def test_a_worker_that_counts_what_it_has_skipped(monkeypatch: Patch) -> None:
-    def all_brought(original: Any, pace: Pace, request: int, closing: Any) -> Arrive:
-        return original(pace, request, replace(closing, skips=False))
+    def arriving(original: Any, step: StepPushes, *rest: Any, **options: Any) -> Arrive:
+        if isinstance(step.closing, Advance):
+            step.closing.skips = False
+        return original(step, *rest, **options)
 
-    wrap(monkeypatch, Pace, "_all_brought", all_brought)
+    wrap(monkeypatch, StepPushes, "arriving", arriving)
     caught("sync-workers", "left out")
 
 

@@ -23,9 +23,9 @@ from zmqps.core.node.timers import Wheel
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.messages import Assign, Message
 from zmqps.core.server.tenant import Tenant
-from zmqps.core.worker.connections.outbox import Request
-from zmqps.core.worker.connections.resends import SHORT_S, Resends
+from zmqps.core.worker.connections.link import SHORT_S, Resends
 from zmqps.core.worker.operations import Attached, EnterBarrier, Join, StartJob
+from zmqps.core.worker.transfer import Delay
 from zmqps.testing import AsyncTraining, Simulation, SyncTraining
 from zmqps.testing.cluster import SimulatedCluster
 from zmqps.testing.engine import Engine, Node, Program
@@ -446,9 +446,9 @@ def test_a_worker_that_is_refused_memory_for_long_by_real_time(monkeypatch: Patc
     assert not any(violated(scarce(seed)) for seed in seeds)
     real = RealTime(monkeypatch)
 
-    def refused(request: Request, now: float) -> float | None:
-        since = request.refused_at = now if request.refused_at is None else request.refused_at
-        return None if now >= real.due(request, since + SHORT_S) else original(request, now)
+    def refused(delay: Delay, now: float) -> float | None:
+        since = delay.refused_at = now if delay.refused_at is None else delay.refused_at
+        return None if now >= real.due(delay, since + SHORT_S) else original(delay, now)
 
     original = Resends.refused
     monkeypatch.setattr(Resends, "refused", staticmethod(refused))

@@ -12,7 +12,6 @@ from zmqps.core.coordinator.watching.traces import LOOK_S, Traces
 from zmqps.core.node import clock
 from zmqps.core.node.tracing import NodeTracing
 from zmqps.core.protocol.messages import Fetch, Piece
-from zmqps.core.worker.pace import Pace
 from zmqps.testing.scenarios import SCENARIOS
 from zmqps.testing.watching.traced import TRACES, Traced
 
@@ -97,10 +96,10 @@ def test_a_coordinator_that_passes_nothing_on(monkeypatch: Patch) -> None:
 
 
 def test_a_worker_that_takes_what_it_is_to_hand_out_for_the_end_of_its_step(monkeypatch: Patch) -> None:
-    def any_number(self, message):  # type: ignore[no-untyped-def]
-        return self.arrive is not None and getattr(message, "request", 0) == self.arrive.request
+    def any_number(message: object, request: int) -> bool:
+        return getattr(message, "request", 0) == request
 
-    monkeypatch.setattr(Pace, "waits_for", any_number)
+    monkeypatch.setattr("zmqps.core.worker.session._answers", any_number)
     caught("sync-traces-everything", "waits although all is well")
 
 

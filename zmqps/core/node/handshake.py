@@ -31,10 +31,8 @@ class Handshake:
     since
         When the silence began: with the first `Hello` that is not answered yet, or the end of the connection; None if
         there is none.
-    began_at
-        When the first `Hello` was said.
-    open_at
-        When it was said first over a connection that was there; None: not yet.
+    said_at
+        When `Hello` was said first; once the connection is there, over that.
     why
         Why there is no answer, in words; empty if that is not known.
     is_down
@@ -54,17 +52,16 @@ class Handshake:
         self.is_down = self.is_over = False
         self._retry_s = FIRST_RETRY_S
         self._look_due = 0.0
-        self.began_at = 0.0
-        self.open_at: float | None = None
+        self.said_at = 0.0
 
     def start(self, now: float) -> list[Action]:
         """Open the connection and say hello."""
-        self.began_at = now
+        self.said_at = now
         return [Connect(self.peer, self.endpoint), *self.on_deadline(now)]
 
     def beside(self, others: Iterable[Handshake], now: float) -> list[Action]:
         """Say hello over a connection that others have opened; if it has ended, know that as they do."""
-        self.began_at = now
+        self.said_at = now
         for other in others:
             if other.is_down:
                 self.is_down, self.since, self.why, self._look_due = True, other.since, other.why, other._look_due
@@ -75,7 +72,7 @@ class Handshake:
         if self.is_over:
             return []
         self.is_down = False
-        self.open_at = now
+        self.said_at = now
         self._retry_s = FIRST_RETRY_S
         return self.on_deadline(now)
 

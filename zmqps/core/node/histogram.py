@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 
 class Histogram:
@@ -51,14 +51,3 @@ def tallied(values: Mapping[int, int], bounds: Sequence[float]) -> list[float]:
         histogram.counts[bisect_left(bounds, value)] += number
         histogram.total += value * number
     return histogram.to_plain()
-
-
-def quantile(share: float, bounds: Sequence[float], counts: Iterable[int]) -> float:
-    """Return the bound that a share of the values, from 0 to 1, does not exceed; the last one for those behind it."""
-    counts = list(counts)
-    wanted, reached = share * sum(counts), 0
-    for bound, count in zip(bounds, counts, strict=False):
-        reached += count
-        if reached >= wanted and reached:
-            return bound
-    return bounds[-1]

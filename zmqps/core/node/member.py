@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from typing import Any
 
 from zmqps.core.node.handshake import Handshake
@@ -13,8 +14,10 @@ from zmqps.core.protocol.messages import (
     MAGIC,
     PROTOCOL_VERSION,
     Back,
+    Clock,
     Error,
     Farewell,
+    Fetch,
     Heartbeat,
     HeartbeatAck,
     Hello,
@@ -23,6 +26,7 @@ from zmqps.core.protocol.messages import (
     Message,
     Probe,
     Probed,
+    RecordSpans,
     Welcome,
 )
 from zmqps.core.protocol.messages.hello import SPARE
@@ -80,6 +84,59 @@ class Identity:
         return replace(hello, guard=join_guard(secret, hello)) if secret else hello
 
 
+class Standing(Enum):
+    """How a node stands with the coordinator.
+
+    It is JOINING until it is welcome, and JOINED. Over a new connection it is UNSURE until the coordinator has said
+    anything: that was perhaps away, and does not know who is behind it, so nothing large is sent. If it was away it is
+    told again who this is: RETURNING. It is LOST when it has been silent for too long, and REPLACED where another one
+    answers at its address. The node itself has LEFT.
+    """
+
+    JOINING = "joining"
+    JOINED = "joined"
+    UNSURE = "unsure"
+    RETURNING = "returning"
+    LOST = "lost"
+    REPLACED = "replaced"
+    LEFT = "left"
+
+
+#: The coordinator may not know who is behind the connection.
+UNSURE = (Standing.UNSURE, Standing.RETURNING)
+#: The coordinator counts on the node.
+HERE = (Standing.JOINED, Standing.UNSURE, Standing.RETURNING)
+#: The coordinator is there no more.
+GONE = (Standing.LOST, Standing.REPLACED)
+
+
+@dataclass(slots=True)
+class ClusterFacts:
+    """What the coordinator says of the cluster, and of the job of a worker."""
+
+    num_workers: int = 0
+    num_servers: int = 0
+    is_chief: bool = False  # of the workers of its job
+    terms: Sequence[float] = ()  # the numbers that were set there; none: the optimizer's own hold
+
+
+@dataclass(slots=True)
+class Goodbye:
+    """A goodbye, until it is answered."""
+
+    message: Leave
+    due: float | None = None  # when it is said again; None: not any more
+    num_said: int = 0
+
+
+@dataclass(slots=True)
+class Absence:
+    """A coordinator that is away, as has been said: ``since`` when, and when it is ``due`` to be said again."""
+
+    since: float
+    due: float
+
+
 class Member:
     """The coordinator as seen by a server, worker or observer.
 
@@ -97,28 +154,15 @@ class Member:
         self.identity = identity
         self.handshake = Handshake(identity.hello(), COORDINATOR, endpoint)
         self.rank = -1
-        self.num_workers = 0
-        self.is_chief = False  # of the workers of its job
-        self.terms: Sequence[float] = ()  # the numbers that were set there
-        self.num_servers = 0
-        self.lost = False
-        self.restarted = False  # another coordinator answers at the address of the one that is lost
-        self.left = False
-        #: Whether the connection is a new one over which the coordinator has said nothing yet: perhaps it was away, and
-        #: does not know who is behind it. Until then nothing large is sent.
-        self.unsure = False
+        self.cluster = ClusterFacts()
+        self.standing = Standing.JOINING
         self.heard_at = 0.0
         self.due: float | None = None  # when `on_deadline` is to be called
         self.tracing = NodeTracing(counters)
         self._counters = counters
-        self._reminder_due: float | None = None
-        self._heartbeat_due: float | None = None
-        self._goodbye: Leave | None = None
-        self._goodbye_due: float | None = None
-        self._num_goodbyes = 0
-        self._returning = False  # the coordinator was away, and is told again who this is
-        self._away_since: float | None = None  # … as has been said; None: it is not away
-        self._away_due = 0.0  # when that is said again
+        self._beat_due: float | None = None  # the next heartbeat; before the welcome: word of whom this node waits for
+        self._goodbye: Goodbye | None = None
+        self._absence: Absence | None = None
 
     @property
     def title(self) -> str:
@@ -134,12 +178,32 @@ class Member:
     @property
     def joined(self) -> bool:
         """Whether the coordinator counts on us."""
-        return self.welcome is not None and not self.lost and not self.left
+        return self.standing in HERE
 
     @property
     def known(self) -> bool:
         """Whether the coordinator knows us, and so answers."""
         return self.welcome is not None and not self.lost
+
+    @property
+    def lost(self) -> bool:
+        """Whether the coordinator is there no more."""
+        return self.standing in GONE
+
+    @property
+    def restarted(self) -> bool:
+        """Whether another coordinator answers at the address of the one that is lost."""
+        return self.standing is Standing.REPLACED
+
+    @property
+    def left(self) -> bool:
+        """Whether this node has left."""
+        return self.standing is Standing.LEFT
+
+    @property
+    def unsure(self) -> bool:
+        """Whether the coordinator may not know who is behind the connection, so that nothing large is sent."""
+        return self.standing in UNSURE
 
     @property
     def patience(self) -> float:
@@ -158,7 +222,7 @@ class Member:
     def start(self, now: float) -> list[Action]:
         """Begin to join."""
         self.heard_at = now
-        self._reminder_due = now + REMINDER_INTERVAL_S
+        self._beat_due = now + REMINDER_INTERVAL_S
         actions = self.handshake.start(now)
         self._set_due()
         return actions
@@ -166,89 +230,113 @@ class Member:
     def on_message(self, message: Message, now: float) -> list[Action]:
         """Take a message of the coordinator; any is a sign of life."""
         self.heard_at = now
-        if isinstance(message, Back):
-            return self._on_back(message, now)
-        if isinstance(message, Welcome) and self._returning:
+        take = _TAKES.get(type(message))
+        if take is None and self.standing is Standing.JOINED and self._absence is None:
+            return []  # as most of a step
+        if isinstance(message, Back | Welcome):
+            assert take is not None
+            return take(self, message, now)
+        if self.standing is Standing.RETURNING:
+            return []  # said before it had gone
+        actions = self._heard(now)
+        return actions if take is None else [*take(self, message, now), *actions]
+
+    def _heard(self, now: float) -> list[Action]:
+        """The coordinator knows who is behind the connection: it has said something."""
+        if self.standing is Standing.UNSURE:
+            self.standing = Standing.JOINED
+            self._beat_due = now  # with all there is to say
+            self._set_due()
+        if self._absence is None:
+            return []
+        away, self._absence = now - self._absence.since, None
+        return [Log("info", f"the coordinator at {self.handshake.endpoint} is back after {away:.1f} s")]
+
+    def _on_welcome(self, message: Welcome, now: float) -> list[Action]:
+        if self.standing is Standing.RETURNING:
             if self.welcome is None or message.incarnation != self.welcome.incarnation:
                 self._restart()
                 return []
-            self._returning = False
-            self.handshake.on_welcome(message)
-            self.rank = message.rank
+            self.standing = Standing.UNSURE
+        elif self.welcome is not None:
+            return self._heard(now)
+        is_first = self.welcome is None
+        self.handshake.on_welcome(message)
+        self.rank = message.rank
+        if not is_first:
             self._set_due()
-        elif isinstance(message, Welcome) and self.welcome is None:
-            self.handshake.on_welcome(message)
-            self.rank = message.rank
-            self.num_workers, self.num_servers = message.num_workers, message.num_servers
-            self._reminder_due = None
-            self._heartbeat_due = now + message.heartbeat_interval
-            self._set_due()
-            return [Log("info", f"joined as {self.identity.role} {self.rank} at {self.handshake.endpoint}")]
-        if self._returning:
-            return []  # said before it had gone
-        traced = self.tracing.take(message, now) if self.joined else None
-        if traced is not None:
-            self._set_due()
-        if self.unsure and self._heartbeat_due is not None:
-            self._heartbeat_due = now  # with all there is to say
-            self._set_due()
-        self.unsure = False
-        if isinstance(message, HeartbeatAck):
-            self.num_workers, self.is_chief = message.num_workers, bool(message.chief)
-            self.terms = message.terms
-        if isinstance(message, Error) and message.code == NotJoinedError.code and self.welcome and not self.left:
-            self._restart()  # the one that has welcomed us would know us
-        if isinstance(message, Left):
-            self._goodbye_due = None
-            self._set_due()
-        answers = [*(traced or ()), *self._noted_back(now)]
-        if isinstance(message, Probe) and self.joined:
-            answers.append(Send(COORDINATOR, Probed(message.number, message.stacks)))
-        return answers
+            return self._heard(now)
+        self.cluster.num_workers, self.cluster.num_servers = message.num_workers, message.num_servers
+        if self.standing is not Standing.JOINING:
+            return []
+        self.standing = Standing.JOINED
+        self._beat_due = now + message.heartbeat_interval
+        self._set_due()
+        return [Log("info", f"joined as {self.identity.role} {self.rank} at {self.handshake.endpoint}")]
 
     def _on_back(self, message: Back, now: float) -> list[Action]:
         """The coordinator was away: say again who this is, or goodbye, if it is the one that was joined."""
         another = self.welcome is not None and message.incarnation != self.welcome.incarnation
         if self.left:
-            if another or self._goodbye is None or self._goodbye_due is None:
+            if another or self._goodbye is None or self._goodbye.due is None:
                 return []
             who = self.identity
-            return [Send(COORDINATOR, Farewell(who.incarnation, who.secret, self._goodbye.reason))]
-        if self.welcome is None or self.lost or self._returning:
+            return [Send(COORDINATOR, Farewell(who.incarnation, who.secret, self._goodbye.message.reason))]
+        if self.standing not in (Standing.JOINED, Standing.UNSURE):
             return []
         if another:
             self._restart()
             return []
-        self._returning = self.unsure = True
+        self.standing = Standing.RETURNING
         actions = self.handshake.again(now)
+        self._set_due()
+        return actions
+
+    def _on_beat(self, message: HeartbeatAck, now: float) -> list[Action]:
+        cluster = self.cluster
+        cluster.num_workers, cluster.is_chief, cluster.terms = message.num_workers, bool(message.chief), message.terms
+        return []
+
+    def _on_error(self, message: Error, now: float) -> list[Action]:
+        if message.code == NotJoinedError.code and self.welcome is not None and not self.left:
+            self._restart()  # the one that has welcomed us would know us
+        return []
+
+    def _on_left(self, message: Left, now: float) -> list[Action]:
+        if self._goodbye is not None:
+            self._goodbye.due = None
+            self._set_due()
+        return []
+
+    def _on_probe(self, message: Probe, now: float) -> list[Action]:
+        return [Send(COORDINATOR, Probed(message.number, message.stacks))] if self.joined else []
+
+    def _on_trace(self, message: RecordSpans | Clock | Fetch, now: float) -> list[Action]:
+        if not self.joined:
+            return []
+        actions = self.tracing.take(message, now)
         self._set_due()
         return actions
 
     def _restart(self) -> None:
         """Another coordinator answers."""
-        self.lost = self.restarted = True
-        self._returning = self.unsure = False
-        self.handshake.due = self._heartbeat_due = None
+        self.standing = Standing.REPLACED
+        self.handshake.due = self._beat_due = None
         self._set_due()
-
-    def _noted_back(self, now: float) -> list[Action]:
-        if self._away_since is None:
-            return []
-        away, self._away_since = now - self._away_since, None
-        return [Log("info", f"the coordinator at {self.handshake.endpoint} is back after {away:.1f} s")]
 
     def on_connected(self, now: float) -> list[Action]:
         """The connection is there, perhaps again: say what may have been lost with the one before it."""
         actions: list[Action] = []
-        if self._goodbye_due is not None:
-            actions = self._say_goodbye(now)
-        elif self.welcome is None and not self.left:
+        if self._goodbye is not None and self._goodbye.due is not None:
+            actions = self._say_goodbye(self._goodbye, now)
+        elif self.standing in (Standing.JOINING, Standing.RETURNING):
             actions = self.handshake.again(now)
-        elif self.welcome is not None and self._heartbeat_due is not None:
-            self._heartbeat_due = now + self.welcome.heartbeat_interval
-            self.unsure = self.may_return  # little is taken of those that a coordinator does not know yet
-            counters = {} if self.unsure else dict(self._counters())
-            actions = self.handshake.again(now) if self._returning else [Send(COORDINATOR, Heartbeat(counters))]
+        elif self.standing in HERE and self.welcome is not None:
+            self.standing = Standing.UNSURE if self.may_return else Standing.JOINED
+            # little is taken of those that a coordinator does not know yet
+            actions = [Send(COORDINATOR, Heartbeat({} if self.may_return else dict(self._counters())))]
+        if self.standing in HERE and self.welcome is not None:
+            self._beat_due = now + self.welcome.heartbeat_interval
         self._set_due()
         return actions
 
@@ -261,8 +349,8 @@ class Member:
 
     def report(self, now: float) -> None:
         """Let the coordinator have the counters soon."""
-        if self._heartbeat_due is not None:
-            self._heartbeat_due = now
+        if self.joined:
+            self._beat_due = now
             self._set_due()
 
     def leave(self, reason: DepartureCause, now: float) -> list[Action]:
@@ -273,27 +361,26 @@ class Member:
         self.abandon()
         if self.lost:
             return []
-        self._goodbye = Leave(reason)
+        self._goodbye = Goodbye(Leave(reason))
         # the last word on what it has done, which the status keeps showing
         counters: list[Action] = [Send(COORDINATOR, Heartbeat(dict(self._counters())))] if known else []
-        goodbye = self._say_goodbye(now)
+        goodbye = self._say_goodbye(self._goodbye, now)
         self._set_due()
         return [*counters, *goodbye]
 
     def abandon(self) -> None:
         """Forget the coordinator, without a goodbye."""
-        self.left = True
-        self._returning = self.unsure = False
+        if not self.lost:
+            self.standing = Standing.LEFT
         self.handshake.stop()
-        self._reminder_due = self._heartbeat_due = None
+        self._beat_due = None
         self._set_due()
 
-    def _say_goodbye(self, now: float) -> list[Action]:
-        assert self._goodbye is not None
-        self._num_goodbyes += 1
-        goes_on = self._num_goodbyes < MAX_GOODBYES or self.is_patient(now)
-        self._goodbye_due = now + GOODBYE_RETRY_S if goes_on else None
-        return [Send(COORDINATOR, self._goodbye)]
+    def _say_goodbye(self, goodbye: Goodbye, now: float) -> list[Action]:
+        goodbye.num_said += 1
+        goes_on = goodbye.num_said < MAX_GOODBYES or self.is_patient(now)
+        goodbye.due = now + GOODBYE_RETRY_S if goes_on else None
+        return [Send(COORDINATOR, goodbye.message)]
 
     def silence(self, now: float) -> float:
         """Return for how many seconds the coordinator has not been heard."""
@@ -313,7 +400,8 @@ class Member:
     def _set_due(self) -> None:
         if self.lost or self.left:
             self.tracing.end()
-        dues = (self.handshake.due, self._reminder_due, self._heartbeat_due, self._goodbye_due, self.tracing.due)
+        goodbye_due = None if self._goodbye is None else self._goodbye.due
+        dues = (self.handshake.due, self._beat_due, goodbye_due, self.tracing.due)
         self.due = min((due for due in dues if due is not None), default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
@@ -321,32 +409,53 @@ class Member:
         actions: list[Action] = []
         if self.handshake.due is not None and now >= self.handshake.due:
             actions += self.handshake.on_deadline(now)
-        if self._reminder_due is not None and now >= self._reminder_due:
-            self._reminder_due = now + REMINDER_INTERVAL_S
-            where, waited = self.handshake.endpoint, self.silence(now)
-            text = f"waiting for the coordinator at {where}, {waited:.0f} s so far{self.handshake.because}"
-            actions.append(Log("warning", text))
-        if self._heartbeat_due is not None and now >= self._heartbeat_due and self.welcome is not None:
-            self._heartbeat_due = now + self.welcome.heartbeat_interval
-            actions.append(Send(COORDINATOR, Heartbeat({} if self.unsure else dict(self._counters()))))
-            if self.silence(now) > self.patience:
-                self.lost = True
-                self.handshake.due = self._heartbeat_due = None
-            elif self.may_return and self.silence(now) > AWAY_BEATS * self.welcome.heartbeat_interval:
-                actions += self._say_away(now)
-        if self._goodbye_due is not None and now >= self._goodbye_due:
-            actions += self._say_goodbye(now)
+        if self._beat_due is not None and now >= self._beat_due:
+            actions += self._remind(now) if self.welcome is None else self._beat(self.welcome.heartbeat_interval, now)
+        if self._goodbye is not None and self._goodbye.due is not None and now >= self._goodbye.due:
+            actions += self._say_goodbye(self._goodbye, now)
         actions += self.tracing.on_deadline(now)
         self._set_due()
         return actions
 
+    def _remind(self, now: float) -> list[Action]:
+        """Say whom this node waits for."""
+        self._beat_due = now + REMINDER_INTERVAL_S
+        where, waited = self.handshake.endpoint, self.silence(now)
+        text = f"waiting for the coordinator at {where}, {waited:.0f} s so far{self.handshake.because}"
+        return [Log("warning", text)]
+
+    def _beat(self, interval_s: float, now: float) -> list[Action]:
+        """Send a heartbeat, and notice whether the coordinator answers any."""
+        self._beat_due = now + interval_s
+        beat = Send(COORDINATOR, Heartbeat({} if self.unsure else dict(self._counters())))
+        if self.silence(now) > self.patience:
+            self.standing = Standing.LOST
+            self.handshake.due = self._beat_due = None
+        elif self.may_return and self.silence(now) > AWAY_BEATS * interval_s:
+            return [beat, *self._say_away(now)]
+        return [beat]
+
     def _say_away(self, now: float) -> list[Action]:
         """Say, now and then, whom this node waits for, for how long yet, and what ends it."""
-        if self._away_since is None:
-            self._away_since, self._away_due = self.heard_at, now
-        if now < self._away_due:
+        if self._absence is None:
+            self._absence = Absence(self.heard_at, now)
+        if now < self._absence.due:
             return []
-        self._away_due = now + REMINDER_INTERVAL_S
+        self._absence.due = now + REMINDER_INTERVAL_S
         where, silent = self.handshake.endpoint, self.silence(now)
         text = f"the coordinator at {where} has been away for {silent:.0f} s; started again there, it goes on from its "
         return [Log("warning", f"{text}journal: waiting for it for {self.patience - silent:.0f} s more")]
+
+
+#: What a member does about a message, whatever its role; about any other nothing.
+_TAKES: Mapping[type[Message], Callable[[Member, Any, float], list[Action]]] = {
+    Back: Member._on_back,
+    Welcome: Member._on_welcome,
+    HeartbeatAck: Member._on_beat,
+    Error: Member._on_error,
+    Left: Member._on_left,
+    Probe: Member._on_probe,
+    RecordSpans: Member._on_trace,
+    Clock: Member._on_trace,
+    Fetch: Member._on_trace,
+}

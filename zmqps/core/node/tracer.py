@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from zmqps.core.node.asking import LOOK_S, RepeatedQuestion
@@ -33,6 +33,63 @@ GRACE_S = 3.0
 MAX_NODE_NBYTES = MAX_RING_NBYTES + (1 << 20)
 
 
+@dataclass(frozen=True, slots=True)
+class TraceKey:
+    """What shows that a tracer may ask: the job secret or the end key (empty: keys do), and sixteen random bytes."""
+
+    secret: bytes
+    nonce: bytes
+
+
+class Recordings:
+    """What nodes have recorded, fetched piece by piece.
+
+    Attributes
+    ----------
+    data
+        What was fetched, by incarnation in hexadecimal digits.
+    missing
+        Why a node's is not among that, by its incarnation.
+    waiting
+        Whose is to be fetched, the next one first.
+    """
+
+    def __init__(self) -> None:
+        self.data: dict[str, bytearray] = {}
+        self.missing: dict[str, str] = {}
+        self.waiting: list[str] = []
+        self._totals: dict[str, int] = {}
+
+    def add(self, piece: Piece) -> bool:
+        """Take a piece of the next one's; return whether there is more to ask for, or another one's."""
+        who = self.waiting[0]
+        data = self.data.setdefault(who, bytearray())
+        if piece.who.hex() != who or piece.offset != len(data):
+            return False  # of what was asked twice
+        if self._totals.setdefault(who, piece.total) != piece.total or piece.total > MAX_NODE_NBYTES:
+            self.leave_out("what it has recorded has changed meanwhile, or is too much")
+            return True
+        data += piece.data
+        if len(data) >= piece.total > 0:
+            self.waiting.pop(0)
+        elif not piece.total:
+            self.leave_out("it has recorded nothing")
+        elif not piece.data:
+            self.leave_out("what it has recorded has gone meanwhile")
+        return True
+
+    def leave_out(self, why: str) -> None:
+        """The next one's cannot be had."""
+        who = self.waiting.pop(0)
+        self.data.pop(who, None)
+        self.missing[who] = why
+
+    def validate(self) -> None:
+        """Assert the invariants."""
+        assert all(len(data) <= MAX_NODE_NBYTES for data in self.data.values())
+        assert self.data.keys().isdisjoint(self.missing)
+
+
 class Tracer(RepeatedQuestion):
     """One trace: begun, waited for, and fetched; or one of these.
 
@@ -40,10 +97,8 @@ class Tracer(RepeatedQuestion):
     ----------
     endpoint
         The coordinator's endpoint.
-    secret
-        What shows that it may be asked: the job secret or the end key; empty where keys do.
-    nonce
-        Sixteen random bytes.
+    key
+        What shows that it may be asked.
     start
         What to begin: job, seconds, steps and bytes on each node; None: take the trace that there is.
     stop
@@ -57,17 +112,14 @@ class Tracer(RepeatedQuestion):
     ----------
     nodes
         What the coordinator has said of each node.
-    data
-        What was fetched, by incarnation in hexadecimal digits.
-    missing
-        Why a node's is not among that, by its incarnation.
+    recordings
+        What was fetched.
     """
 
     def __init__(
         self,
         endpoint: str,
-        secret: bytes,
-        nonce: bytes,
+        key: TraceKey,
         start: tuple[str, float, int, int] | None = None,
         *,
         stop: bool = False,
@@ -79,17 +131,12 @@ class Tracer(RepeatedQuestion):
         self.patience = patience
         self.number = 0
         self.nodes: list[Mapping[str, Any]] = []
-        self.data: dict[str, bytearray] = {}
-        self.missing: dict[str, str] = {}
-        self._secret = secret
-        self._nonce = nonce
+        self.recordings = Recordings()
+        self._key = key
         self._start = start
-        self._is_fetching = False
         self._fetches = fetch
         self._progress = progress
         self._action = TraceAction.START if start is not None else TraceAction.STOP if stop else TraceAction.LOOK
-        self._waiting: list[str] = []  # whose is to be fetched
-        self._totals: dict[str, int] = {}
         self._request = 1
         self._over_at: float | None = None
         self._asked_at: float | None = None  # the question under way, for the first time
@@ -125,7 +172,7 @@ class Tracer(RepeatedQuestion):
         if isinstance(message, Tracing) and not self._is_fetching:
             return self._told(message, now)
         if isinstance(message, Piece) and self._is_fetching:
-            return self._fetched(message, now)
+            return self._fetch_next(now) if self.recordings.add(message) else []
         return []
 
     def on_deadline(self, now: float) -> list[Action]:
@@ -141,19 +188,18 @@ class Tracer(RepeatedQuestion):
     def validate(self) -> None:
         """Assert the invariants."""
         super().validate()
-        assert all(len(data) <= MAX_NODE_NBYTES for data in self.data.values())
-        assert self.data.keys().isdisjoint(self.missing)
+        self.recordings.validate()
 
     def _next_question(self) -> Message:
         message: Trace | Fetch
         if self._is_fetching:
-            who = self._waiting[0]
-            offset = len(self.data.get(who, b""))
-            message = Fetch(self._request, self.number, bytes.fromhex(who), offset, self._nonce)
+            who = self.recordings.waiting[0]
+            offset = len(self.recordings.data.get(who, b""))
+            message = Fetch(self._request, self.number, bytes.fromhex(who), offset, self._key.nonce)
         else:
             job, seconds, steps, nbytes = self._start or ("", 0.0, 0, 0)
-            message = Trace(self._request, self._action, job, seconds, steps, nbytes, self._nonce)
-        guard = trace_guard(self._secret, trace_subject(message), self._nonce)
+            message = Trace(self._request, self._action, job, seconds, steps, nbytes, self._key.nonce)
+        guard = trace_guard(self._key.secret, trace_subject(message), self._key.nonce)
         return replace(message, guard=guard)
 
     def _ask_next(self, now: float, after: float = 0.0) -> list[Action]:
@@ -184,42 +230,21 @@ class Tracer(RepeatedQuestion):
         late = [str(node["who"]) for node in self.nodes if node.get("state") != TraceState.OFF]
         if late and now < self._over_at + GRACE_S:
             return self._ask_next(now, REPORT_S)
-        self.missing |= dict.fromkeys(late, "it has not said that it has recorded anything")
-        self._waiting = [str(node["who"]) for node in self.nodes if node.get("state") == TraceState.OFF]
-        self._is_fetching = True
-        return self._go_on(now)
+        self.recordings.missing |= dict.fromkeys(late, "it has not said that it has recorded anything")
+        self.recordings.waiting = [str(node["who"]) for node in self.nodes if node.get("state") == TraceState.OFF]
+        return self._fetch_next(now)
 
-    def _go_on(self, now: float) -> list[Action]:
-        if not self._waiting:
-            return self._end("fetched")
-        return self._ask_next(now)
+    @property
+    def _is_fetching(self) -> bool:
+        return bool(self.recordings.waiting)
 
-    def _fetched(self, piece: Piece, now: float) -> list[Action]:
-        who = self._waiting[0]
-        data = self.data.setdefault(who, bytearray())
-        if piece.who.hex() != who or piece.offset != len(data):
-            return []  # of what was asked twice
-        if self._totals.setdefault(who, piece.total) != piece.total or piece.total > MAX_NODE_NBYTES:
-            return self._leave_out("what it has recorded has changed meanwhile, or is too much", now)
-        data += piece.data
-        if len(data) >= piece.total:
-            if piece.total == 0:
-                return self._leave_out("it has recorded nothing", now)
-            self._waiting.pop(0)
-            return self._go_on(now)
-        if not piece.data:
-            return self._leave_out("what it has recorded has gone meanwhile", now)
-        return self._ask_next(now)
-
-    def _leave_out(self, why: str, now: float) -> list[Action]:
-        who = self._waiting.pop(0)
-        self.data.pop(who, None)
-        self.missing[who] = why
-        return self._go_on(now)
+    def _fetch_next(self, now: float) -> list[Action]:
+        return self._ask_next(now) if self._is_fetching else self._end("fetched")
 
     def _refused(self, error: PSError, now: float) -> list[Action]:
         if self._is_fetching and isinstance(error, JobError):
-            return self._leave_out(str(error), now)
+            self.recordings.leave_out(str(error))
+            return self._fetch_next(now)
         self.error = error
         return self._end(str(error), exits.FAILED)
 

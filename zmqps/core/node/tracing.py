@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from zmqps.core.node.clock import Samples
 from zmqps.core.protocol.events import COORDINATOR, Action, Send
 from zmqps.core.protocol.limits import MAX_BLOB_NBYTES
-from zmqps.core.protocol.messages import Clock, Fetch, Message, Piece, RecordSpans, SpansRecorded
+from zmqps.core.protocol.messages import Clock, Fetch, Piece, RecordSpans, SpansRecorded
 from zmqps.core.protocol.messages.tracing import TraceState
 
 #: While it records a node says so as often: each time it learns of the coordinator's clock.
@@ -104,13 +104,11 @@ class NodeTracing:
         self._heard = False  # whether the coordinator knows that it is over
         self._report_due = 0.0
 
-    def take(self, message: Message, now: float) -> list[Action] | None:
-        """Do what the coordinator says about traces; None: this is nothing of that."""
+    def take(self, message: RecordSpans | Clock | Fetch, now: float) -> list[Action]:
+        """Do what the coordinator says about traces."""
         if isinstance(message, RecordSpans):
             return self._watch(message, now)
-        if isinstance(message, Clock):
-            return self._clock(message, now)
-        return self._fetch(message) if isinstance(message, Fetch) else None
+        return self._clock(message, now) if isinstance(message, Clock) else self._fetch(message)
 
     def on_deadline(self, now: float) -> list[Action]:
         """End what was to last until now, say how far it is, and forget what nobody has fetched."""

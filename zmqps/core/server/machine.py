@@ -319,7 +319,7 @@ class ServerMachine:
         identity, member = self.member.identity, self.member
         welcome = Welcome(
             PROTOCOL_VERSION, identity.incarnation, identity.name, max(0, member.rank), 0.0, 0.0,
-            member.num_workers, member.num_servers,
+            member.cluster.num_workers, member.cluster.num_servers,
             proof=self.clients.welcome(event.peer, hello, tenant.assign.key, event.holder, tenant.past),
         )  # fmt: skip
         client = self.clients.find(event.peer)

@@ -28,10 +28,6 @@ class Alarm:
         if due is not None:
             self.due = min(self.due, due)
 
-    def rings(self, now: float) -> bool:
-        """Whether it is time to look at all of them, and to `reset` it."""
-        return now >= self.due
-
     def reset(self, dues: Iterable[float | None]) -> None:
         """All were looked at, and these are their deadlines now."""
         self.due = min((due for due in dues if due is not None), default=inf)

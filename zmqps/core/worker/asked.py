@@ -8,7 +8,6 @@ from typing import Any, Protocol
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.node.inquiry import presented
-from zmqps.core.node.member import Member
 from zmqps.core.protocol.events import COORDINATOR, Action, Log, Send
 from zmqps.core.protocol.messages import Checkpoint as CheckpointMessage
 from zmqps.core.protocol.messages import (
@@ -32,11 +31,11 @@ from zmqps.core.worker.operations import (
     AskStatus,
     Attached,
     EnterBarrier,
-    Operation,
     Question,
     Restored,
     SavedCheckpoint,
     SaveJob,
+    SessionHost,
     SetNumbers,
     StartJob,
     TakeRange,
@@ -48,23 +47,15 @@ from zmqps.core.worker.transfers import Transfers
 from zmqps.errors import PSError, from_wire, printable
 
 
-class RequestsHost(Protocol):
+class RequestsHost(SessionHost, Protocol):
     """What is needed of the session."""
 
-    member: Member
-    attached: Attached | None
-    epoch: int
     links: Links
     transfers: Transfers
-    questions: Questions
-    operations: dict[Operation, None]
-
-    def resolve(self, operation: Operation, value: Any) -> list[Action]:
-        """An operation is done."""
 
 
-class Asked:
-    """The operations of one session that wait for the coordinator's answer.
+class Asked(Questions):
+    """What one session has asked the coordinator: on behalf of operations, and when it arrives.
 
     Parameters
     ----------
@@ -73,6 +64,7 @@ class Asked:
     """
 
     def __init__(self, host: RequestsHost) -> None:
+        super().__init__(host.links.commons.alarm)
         self._host = host
         self._operations: dict[int, Question] = {}  # by the number of the request
         self._answers: dict[tuple[type[Question], type[Message]], Callable[[Any, Any, float], list[Action]]] = {
@@ -86,14 +78,14 @@ class Asked:
 
     def begin(self, operation: Question, now: float) -> list[Action]:
         """Send the request of an operation, and again until it is answered."""
-        operation.request = self._host.questions.new_number()
+        operation.request = next(self.numbers)
         self._operations[operation.request] = operation
-        return self._host.questions.ask(_request(operation, self._host.transfers.pace.next_step), now)
+        return self.ask(_request(operation, self._host.transfers.pace.next_step), now)
 
     def end(self, operation: Question, value: Any) -> list[Action]:
         """Forget an operation, which is done; the coordinator too, if it failed and could still be answered."""
         self._operations.pop(operation.request, None)
-        self._host.questions.answered(operation.request)
+        self.answered(operation.request)
         answers = not (self._host.member.lost or self._host.member.left)  # a goodbye withdraws all there is
         if answers and isinstance(value, Exception) and not isinstance(operation, AskStatus):
             return [Send(COORDINATOR, Withdraw(operation.request))]
@@ -129,7 +121,7 @@ class Asked:
         return self._host.resolve(ask, presented(message.status))
 
     def _rates_set(self, ask: SetNumbers, message: RatesSet, now: float) -> list[Action]:
-        self._host.member.terms = message.terms
+        self._host.member.cluster.terms = message.terms
         return self._host.resolve(ask, tuple(message.terms[1:]) == tuple(ask.rates))
 
     def _saved(self, ask: SaveJob, message: Checkpointed, now: float) -> list[Action]:
@@ -144,12 +136,13 @@ class Asked:
 
     def _attach(self, init: StartJob, message: Job, now: float) -> list[Action]:
         host, actions = self._host, list[Action]()
-        if host.attached is None or message.epoch != host.epoch:  # another one if the first could not be started
+        if (
+            host.attached is None or message.epoch != host.attached.epoch
+        ):  # another one if the first could not be started
             job = JobSpec.from_wire(message.job)
             placement = Placement.from_wire(KeySpace.of(job), message.placement)
             actions += host.links.connect(placement, message.placement, now)
-            host.attached = Attached(job, placement, Restored.from_wire(message.restored))
-            host.epoch = message.epoch
+            host.attached = Attached(job, placement, Restored.from_wire(message.restored), message.epoch)
             replicas = message.placement.get("replicas", 0)
             falls_back = message.placement.get("falls_back") == 1
             host.transfers.moves.attach(replicas if type(replicas) is int else 0, falls_back=falls_back)
@@ -157,9 +150,9 @@ class Asked:
             host.transfers.recuts.attach(message.placement.get("cut", 0))
         host.member.rank = message.rank
         if not message.load:
-            host.member.num_workers = message.num_workers
-            host.member.is_chief |= bool(message.chief)  # unless it has heard of it before
-            host.member.terms = message.terms  # none: the optimizer's own numbers hold
+            host.member.cluster.num_workers = message.num_workers
+            host.member.cluster.is_chief |= bool(message.chief)  # unless it has heard of it before
+            host.member.cluster.terms = message.terms  # none: the optimizer's own numbers hold
             mode, counts_all = host.attached.job.mode, host.attached.job.mean == "workers"
             host.transfers.pace.attach(mode, message.step, counts_all=counts_all)
             actions += [Log("warning", message.note)] if message.note else []

@@ -20,7 +20,7 @@ from zmqps.core.worker.layout.moves import ShardMoves
 from zmqps.core.worker.operations import Advance, Exchange, Operation
 from zmqps.core.worker.pace import Pace
 from zmqps.core.worker.rows import RowCargo
-from zmqps.core.worker.transfer import LoadTransfer, PullTransfer, PushTransfer
+from zmqps.core.worker.transfer import AnyTransfer, PullTransfer
 
 if TYPE_CHECKING:
     from zmqps.core.worker.plan import Cargo
@@ -31,12 +31,10 @@ class EarlyTransfers(Protocol):
 
     moves: ShardMoves
 
-    def start(
-        self, operation: Operation, transfer: PushTransfer | PullTransfer | LoadTransfer, now: float
-    ) -> list[Action]:
+    def start(self, operation: Operation, transfer: AnyTransfer, now: float) -> list[Action]:
         """Queue the requests of a transfer."""
 
-    def drop(self, transfer: PushTransfer | PullTransfer | LoadTransfer) -> None:
+    def drop(self, transfer: AnyTransfer) -> None:
         """Forget a transfer."""
 
 
@@ -70,7 +68,7 @@ class Early:
     def begin(self, now: float) -> list[Action]:
         """Ask for what waits for our arrival's answer, if it can be asked for now."""
         pace = self._pace
-        if self.pull is not None or pace.mode != "sync" or pace.arrive is None or pace.paused is not None:
+        if pace.mode != "sync" or pace.arrive is None or pace.paused is not None:
             return []
         first = next(iter(pace.held), None)
         if first is None or not self._can_begin(first) or pace.arrive.request == self._refused:
@@ -89,7 +87,7 @@ class Early:
             return False
         if self._transfers.moves.replicas or self._pace.stale_values:
             return False
-        return not any(link.lost for link in self._links.by_shard)
+        return not any(link.server.lost for link in self._links.by_shard)
 
     def is_due(self) -> bool:
         """Whether what was sent is what the worker reads now that it goes on; it is under way like any other then."""

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from zmqps.core.job.data import DataSpec
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
+from zmqps.core.node.member import Member
 from zmqps.core.protocol.arrays import Array
+from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.messages.membership import DepartureCause
 from zmqps.core.treatments import Treatment, make_treatment
-from zmqps.core.worker.transfer import LoadTransfer, PullTransfer, PushTransfer
-from zmqps.errors import ProtocolError, printable
+from zmqps.core.worker.questions import Questions
+from zmqps.core.worker.transfer import AnyTransfer, PullTransfer, PushTransfer
+from zmqps.errors import ProtocolError, PSError, printable
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -27,7 +30,7 @@ class Operation:
     started_at: float = 0.0
     done: bool = False
     waiting_for: str = ""
-    transfer: PushTransfer | PullTransfer | LoadTransfer | None = None  # under way on its behalf
+    transfer: AnyTransfer | None = None  # under way on its behalf
 
     title = "operation"
 
@@ -121,6 +124,7 @@ class Attached:
     job: JobSpec
     placement: Placement
     restored: Restored | None = None
+    epoch: int = 0  # of the job
     dtypes: tuple[np.dtype[Any], ...] = field(init=False)  # in which gradients travel, by parameter
     treatment: Treatment | None = field(init=False)  # of stale ones
 
@@ -230,3 +234,30 @@ class Cancelled:
     """
 
     operation: Operation
+
+
+class SessionHost(Protocol):
+    """What the parts of a session need of it."""
+
+    now: float
+    member: Member
+    attached: Attached | None
+    operations: dict[Operation, None]
+
+    @property
+    def questions(self) -> Questions:
+        """What it has asked the coordinator."""
+
+    @property
+    def epoch(self) -> int:
+        """The job's."""
+
+    @property
+    def title(self) -> str:
+        """Who this worker is, for errors."""
+
+    def resolve(self, operation: Operation, value: Any) -> list[Action]:
+        """An operation is done."""
+
+    def coordinator_lost(self, now: float) -> PSError | None:
+        """Return the error for what only the coordinator can allow, if it is gone."""

@@ -1,16 +1,197 @@
-"""The worker's side of the consistency gate: its clock, and what is held until it may go on."""
+"""The worker's side of the consistency gate: its clock, the step it is in, and what is held until it may go on."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
 
-from zmqps.core.protocol.messages import Arrive, Error, Message, Proceed, Waiting
+from zmqps.core.job.spec import MAX_COUNT
+from zmqps.core.protocol.events import Action, Log
+from zmqps.core.protocol.messages import Arrive, Proceed
 from zmqps.core.protocol.terms import are_values, terms_of
-from zmqps.core.worker.examples import StepExamples
-from zmqps.core.worker.layout.unfinished import Unfinished
-from zmqps.core.worker.operations import Advance, Exchange
-from zmqps.core.worker.transfer import LoadTransfer, PullTransfer, PushTransfer
+from zmqps.core.worker.operations import Advance, Attached, Exchange
+from zmqps.core.worker.rows import RowSource
+from zmqps.core.worker.transfer import AnyTransfer, PullTransfer, PushTransfer
+from zmqps.errors import counted, listed
+
+#: How many of the parameters that a step lacks are named.
+MOST_NAMED = 5
+
+
+class Gate(Enum):
+    """Whether transfers may begin.
+
+    It is OPEN; CLOSING while a step that is to end has pushes that are not acknowledged; COMPLETE once all are, and the
+    worker is to arrive; ARRIVED until the coordinator lets it proceed. If it says in place of that what is wrong the
+    wait has FAILED: the worker has still arrived, and the next transfer waits again.
+    """
+
+    OPEN = "open"
+    CLOSING = "closing"
+    COMPLETE = "complete"
+    ARRIVED = "arrived"
+    FAILED = "failed"
+
+
+#: Transfers are held.
+SHUT = (Gate.CLOSING, Gate.COMPLETE, Gate.ARRIVED)
+
+
+class RangeState(Enum):
+    """A worker's range of a data set: NONE, one that it has TAKEN, or one that is STALE since the job has gone back."""
+
+    NONE = "none"
+    TAKEN = "taken"
+    STALE = "stale"
+
+
+@dataclass(slots=True)
+class Pause:
+    """A pause for a checkpoint that is to be a cut between pushes: no transfer begins."""
+
+    number: int  # of the checkpoint
+    until: float  # it ends by itself, if nobody says so
+    says_at: float | None = None  # when it is to be told again; None: it was not yet
+
+    @property
+    def due(self) -> float:
+        """When it ends, or is to be told again."""
+        return self.until if self.says_at is None else min(self.until, self.says_at)
+
+
+class StepExamples:
+    """The examples of the step that a worker is in, from what its pushes say they were computed from.
+
+    Parts of one batch count once, and batches that are pushed one after the other add up. So the step has as many as
+    the pushes say of the parameter that most of them are of. Rows of tables are parts of a batch, never more of one.
+    """
+
+    def __init__(self) -> None:
+        self.wanted = False  # by the job, whose mean is over all workers of a step
+        self._largest = 0
+        self._of: Counter[int] = Counter()  # by parameter, where there are several pushes
+
+    def add(self, push: PushTransfer, *, alone: bool = False) -> None:
+        """A push is with the servers, or brings nothing; ``alone``: it is the step's first and last."""
+        if not self.wanted or are_values(push.terms):
+            return
+        self._largest = max(self._largest, push.examples)
+        if not alone and not isinstance(push.source, RowSource):
+            brought = {extent.parameter for shard in push.cargoes for cargo in shard for extent in cargo.extents}
+            self._of.update(dict.fromkeys(brought, push.examples))
+
+    @property
+    def so_far(self) -> int:
+        """Those of the step; one in which nothing is said has one."""
+        return min(max(1, self._largest, *self._of.values()), MAX_COUNT)
+
+    def clear(self) -> None:
+        """The step is over, or was dropped."""
+        self._largest = 0
+        self._of.clear()
+
+
+class Unfinished:
+    """What the pushes of a worker's step have left out, where none of them ends it: said once."""
+
+    def __init__(self) -> None:
+        self.lacking: set[int] | None = None  # by all of them; None: there are none
+        self._expected = 0
+        self._warned = False
+
+    def add(self, push: PushTransfer) -> None:
+        """A push leaves that does not end the step."""
+        if not push.expected:  # of rows: no parameter is awaited because of it
+            return
+        lacking = set(push.lacking)
+        self.lacking = lacking if self.lacking is None else self.lacking & lacking
+        self._expected = push.expected
+
+    def clear(self) -> None:
+        """The step is over."""
+        self.lacking = None
+
+    def alone(self, push: PushTransfer, attached: Attached | None) -> list[Action]:
+        """Tell whoever pushes a part where each push is applied by itself; nothing the second time."""
+        if self._warned or attached is None:
+            return []
+        self._warned = True
+        names = [repr(attached.job.parameters[number].name) for number in sorted(push.lacking)]
+        pushed = f"{push.expected - len(names)} of {counted(push.expected, 'parameter')} pushed"
+        lacking = f"not {listed(names, MOST_NAMED)}, and only what is pushed is updated"
+        return [Log("warning", f"{pushed}, {lacking}; push(step=True) says that this is meant")]
+
+    def warning(self, attached: Attached | None) -> list[Action]:
+        """Tell whoever reads in the middle of a step; nothing the second time."""
+        if self.lacking is None or self._warned or attached is None:
+            return []
+        self._warned = True
+        names = [repr(attached.job.parameters[number].name) for number in sorted(self.lacking)]
+        pushed = f"{self._expected - len(names)} of {counted(self._expected, 'parameter')} pushed in this step"
+        lacking = f", not {listed(names, MOST_NAMED)}" if names else ", one by one"
+        return [Log("warning", f"{pushed}{lacking}; push(step=True) or advance() ends it, and values change only then")]
+
+
+class StepPushes:
+    """What a worker has brought to the step that it is in."""
+
+    def __init__(self) -> None:
+        self.closing: PushTransfer | Advance | None = None  # ends it, once that was asked for
+        self.unacknowledged: set[PushTransfer] = set()  # under way
+        self.attempts: list[int] = []  # that all shards have acknowledged
+        self.examples = StepExamples()
+        self.unfinished = Unfinished()
+        self.passed = False  # a step of partial pushes went by: the advance that was to end it ends nothing
+        self._next_attempt = 1
+
+    def new_attempt(self) -> int:
+        """Return the number of another attempt."""
+        self._next_attempt += 1
+        return self._next_attempt - 1
+
+    def start(self, push: PushTransfer) -> None:
+        """A push of the step leaves."""
+        self.passed = False
+        if any(push.cargoes):  # nothing is no gradient
+            push.attempt = self.new_attempt()
+            self.unacknowledged.add(push)
+        else:
+            self.examples.add(push)
+        if push.whole:
+            self.closing = push
+        elif not are_values(push.terms):
+            self.unfinished.add(push)
+
+    def pushed(self, push: PushTransfer) -> None:
+        """All shards have acknowledged a push."""
+        self.unacknowledged.discard(push)
+        alone = push.whole and not self.attempts and not self.unacknowledged
+        self.examples.add(push, alone=alone)
+        self.attempts.append(push.attempt)
+
+    def arriving(self, request: int, clock: int, *, may_leave_out: bool) -> Arrive:
+        """Return the arrival with all of the step; of one that is not skipped and has no push there is an attempt."""
+        closing = self.closing if isinstance(self.closing, Advance) else Advance()
+        for_all = closing.for_all and may_leave_out
+        examples = self.examples.so_far if closing.examples is None else closing.examples
+        if closing.skips and not for_all:
+            arrive = Arrive(request, clock, ())
+        else:
+            attempts = tuple(sorted(self.attempts))
+            if not attempts and (for_all or (self.examples.wanted and examples)):
+                attempts = (self.new_attempt(),)
+            arrive = Arrive(request, clock, attempts, examples, int(for_all))
+        self.clear()
+        self.closing = None
+        return arrive
+
+    def clear(self) -> None:
+        """The step is over: nothing is of it any more but pushes that are under way."""
+        self.unfinished.clear()
+        self.examples.clear()
+        self.attempts.clear()
 
 
 class Pace:
@@ -26,60 +207,29 @@ class Pace:
         self.clock = 0  # the step the next gradients belong to
         self.version = 0  # what reads demand at least
         self.slowest = 0  # bounded: the clock that the slowest worker is known to have reached
-        self.closing: PushTransfer | Advance | None = None
-        self.arrive: Arrive | None = None
-        self.awaited = ""
+        self.gate = Gate.OPEN
+        self.arrive: Arrive | None = None  # what the coordinator was told of the step
+        self.awaited = ""  # for whom, in the coordinator's words
         self.held: OrderedDict[Exchange | Advance, None] = OrderedDict()  # in the order in which they begin
-        self._unacknowledged: set[PushTransfer] = set()  # pushes of this step that are under way
-        self._attempts: list[int] = []
-        self._next_attempt = 1
-        self.examples = StepExamples()
-        self.unfinished = Unfinished()
-        self.passed = False  # a step of partial pushes went by: the advance that was to end it ends nothing
-        self._failed = False  # the last wait ended with an error; the worker has still arrived
-        self.paused: int | None = None  # the checkpoint that a pause is for: no transfer begins
-        self.resumes_at: float | None = None  # by itself, if nobody says so
-        self.has_range = False  # of a data set's examples
-        #: Since the job has gone back: the next gradients are of values, or of examples, that are gone.
-        self.stale_values = self.stale_range = False
-
-    def pause(self, number: int, until: float) -> None:
-        """Begin nothing more, for a checkpoint that is to be a cut between pushes."""
-        self.paused, self.resumes_at = number, until
-
-    def unpause(self) -> None:
-        """Go on."""
-        self.paused = self.resumes_at = None
+        self.paused: Pause | None = None
+        self.step = StepPushes()
+        self.stale_values = False  # since the job has gone back: the next gradients are of values that are gone
+        self.range = RangeState.NONE
 
     def attach(self, mode: str, clock: int, *, counts_all: bool = False) -> None:
         """The job is known."""
-        self.mode, self.clock, self.examples.wanted = mode, max(clock, self.clock), counts_all
+        self.mode, self.clock, self.step.examples.wanted = mode, max(clock, self.clock), counts_all
         self.version = self.clock if mode == "sync" else 0
 
     @property
     def closed(self) -> bool:
         """Whether transfers are held."""
-        return self.closing is not None or self.arrive is not None or self.paused is not None
-
-    @property
-    def unheard(self) -> bool:
-        """Whether the coordinator may not know yet that we have arrived: it has not answered at all."""
-        return self.arrive is not None and not self.awaited
-
-    @property
-    def waits_again(self) -> bool:
-        """Whether the next transfer has to wait for a step whose wait has failed before."""
-        return self._failed and not self.closed
-
-    def waits_for(self, message: Message) -> bool:
-        """Whether a message of the coordinator is about our arrival; the number of a `Fetch` is none of ours."""
-        answers = isinstance(message, (Proceed, Waiting, Error))
-        return answers and self.arrive is not None and message.request == self.arrive.request  # type: ignore[attr-defined]
+        return self.gate in SHUT or self.paused is not None
 
     @property
     def next_step(self) -> int:
         """The step of the next push."""
-        return self.clock + (self.closing is not None or self.arrive is not None)
+        return self.clock + (self.gate in SHUT)
 
     @property
     def reads_at(self) -> int:
@@ -87,24 +237,17 @@ class Pace:
         ends = [isinstance(held, Advance) or (held.push is not None and held.push.whole) for held in self.held]
         return self.next_step + sum(ends)
 
-    def start(self, transfer: PushTransfer | PullTransfer | LoadTransfer, terms: Sequence[float] = ()) -> None:
+    def start(self, transfer: AnyTransfer, terms: Sequence[float] = ()) -> None:
         """A transfer leaves; say which step it belongs to, and on which ``terms`` it is applied if it has no step."""
         if terms and isinstance(transfer, PushTransfer) and self.mode != "sync":
             transfer.terms = terms_of(transfer.terms[0] if transfer.terms else 1.0, terms[1:])
         if self.mode == "async":
             return
         if isinstance(transfer, PushTransfer):
-            transfer.step, self.passed = self.clock, False
-            if any(transfer.cargoes):  # nothing is no gradient
-                transfer.attempt = self._next_attempt
-                self._next_attempt += 1
-                self._unacknowledged.add(transfer)
-            else:
-                self.examples.add(transfer)
+            transfer.step = self.clock
+            self.step.start(transfer)
             if transfer.whole:
-                self.closing = transfer
-            elif not are_values(transfer.terms):
-                self.unfinished.add(transfer)
+                self._close()
         elif isinstance(transfer, PullTransfer):
             if self.stale_values:
                 self.stale_values = False
@@ -115,59 +258,46 @@ class Pace:
 
     def close(self, advance: Advance) -> bool:
         """End the step as soon as its pushes are acknowledged; return whether there is one."""
-        ends = self.mode != "async" and not self.passed
-        self.passed = False
-        self.closing = advance if ends else None
+        ends = self.mode != "async" and not self.step.passed
+        self.step.passed = False
+        if ends:
+            self.step.closing = advance
+            self._close()
         return ends
+
+    def _close(self) -> None:
+        self.gate = Gate.CLOSING if self.step.unacknowledged else Gate.COMPLETE
 
     def pushed(self, transfer: PushTransfer) -> None:
         """All shards have acknowledged a push."""
         if self.mode != "async":
-            self._unacknowledged.discard(transfer)
-            alone = transfer.whole and not self._attempts and not self._unacknowledged
-            self.examples.add(transfer, alone=alone)
-            self._attempts.append(transfer.attempt)
+            self.step.pushed(transfer)
+            if self.gate is Gate.CLOSING:
+                self._close()
 
     def forget(self, ended: PushTransfer | Advance) -> None:
         """A push, or an advance, has ended, well or not; a push that failed completes no step, and may be repeated."""
-        if ended is self.closing and (isinstance(ended, Advance) or ended in self._unacknowledged):
-            self.closing = None
+        step = self.step
+        if ended is step.closing and (isinstance(ended, Advance) or ended in step.unacknowledged):
+            step.closing, self.gate = None, Gate.OPEN
         if isinstance(ended, PushTransfer):
-            self._unacknowledged.discard(ended)
-
-    @property
-    def complete(self) -> bool:
-        """Whether all pushes of a step that is being closed are acknowledged, in whatever order that happens."""
-        return self.closing is not None and not self._unacknowledged
+            step.unacknowledged.discard(ended)
+        if self.gate is Gate.CLOSING:
+            self._close()
 
     @property
     def brought(self) -> bool:
         """Whether anything of this step is acknowledged or under way."""
-        return bool(self._attempts or self._unacknowledged)
+        return bool(self.step.attempts or self.step.unacknowledged)
 
     def arriving(self, request: int) -> Arrive:
         """Return the message that says the step is complete; the gate is closed until its answer."""
-        closing, self.closing = self.closing, None
-        self.unfinished.clear()
-        self.arrive = Arrive(request, self.clock, ())
-        if not self._failed:
-            self.arrive = self._all_brought(request, closing if isinstance(closing, Advance) else Advance())
-            self._attempts.clear()
-        self._failed = False
+        if self.gate is Gate.FAILED:
+            self.arrive = Arrive(request, self.clock, ())
+        else:
+            self.arrive = self.step.arriving(request, self.clock, may_leave_out=self.mode == "sync")
+        self.gate = Gate.ARRIVED
         return self.arrive
-
-    def _all_brought(self, request: int, closing: Advance) -> Arrive:
-        """Return an arrival with all of the step; of one that is not skipped and has no push there is an attempt."""
-        for_all = closing.for_all and self.mode == "sync"
-        examples = self.examples.so_far if closing.examples is None else closing.examples
-        self.examples.clear()
-        if closing.skips and not for_all:
-            return Arrive(request, self.clock, ())
-        attempts = tuple(sorted(self._attempts))
-        if not attempts and (for_all or (self.examples.wanted and examples)):
-            attempts = (self._next_attempt,)
-            self._next_attempt += 1
-        return Arrive(request, self.clock, attempts, examples, int(for_all))
 
     def proceed(self, message: Proceed) -> None:
         """The coordinator lets this worker go on."""
@@ -176,23 +306,28 @@ class Pace:
             self.clock = self.version = max(self.clock, message.version)
         else:
             self.clock, self.slowest = max(self.clock, self.arrive.step + 1), max(self.slowest, message.version)
-        self._open()
+        self.gate, self.arrive, self.awaited = Gate.OPEN, None, ""
 
     def go_back(self, clock: int, *, complete: bool) -> None:
         """The job is at an earlier step; ``complete``: gradients of a whole step were dropped by that already."""
         self.clock = self.version = clock
-        self.unfinished.clear()
-        self._attempts.clear()
-        self.examples.clear()
-        self._unacknowledged.clear()
-        self._failed = False
-        self.closing = None
-        self.stale_values, self.stale_range = not complete, self.has_range and not complete
-        self._open()
+        self.step.clear()
+        self.step.unacknowledged.clear()
+        self.step.closing = None
+        self.stale_values = not complete
+        if self.range is not RangeState.NONE:
+            self.range = RangeState.TAKEN if complete else RangeState.STALE
+        self.gate, self.arrive, self.awaited = Gate.OPEN, None, ""
+
+    def dropped(self) -> None:
+        """Gradients of values, or of examples, that are gone were dropped: those to come are of others."""
+        self.stale_values = False
+        if self.range is RangeState.STALE:
+            self.range = RangeState.TAKEN
 
     def took(self, *, some: bool) -> None:
         """A range of examples was handed out, or there is none any more."""
-        self.has_range, self.stale_range = some, False
+        self.range = RangeState.TAKEN if some else RangeState.NONE
 
     def resume(self, clock: int) -> bool:
         """The others did not wait for this worker for a while, and are at ``clock`` or beyond ours.
@@ -201,24 +336,22 @@ class Pace:
         """
         if self.mode == "async" or clock <= self.clock:
             return False
-        self.attach(self.mode, clock, counts_all=self.examples.wanted)
-        self.unfinished.clear()
-        lost = bool(self._attempts)
-        self._attempts.clear()
-        self.examples.clear()
-        self.passed |= lost
+        self.attach(self.mode, clock, counts_all=self.step.examples.wanted)
+        lost = bool(self.step.attempts)
+        self.step.clear()
+        self.step.passed |= lost
         return lost
 
     def failed(self) -> None:
         """The wait ended with an error; the next transfer waits again."""
-        self._failed = True
-        self._open()
-
-    def _open(self) -> None:
-        self.arrive, self.awaited = None, ""
+        self.gate, self.arrive, self.awaited = Gate.FAILED, None, ""
 
     def validate(self) -> None:
-        """Assert that nothing is held without a reason."""
+        """Assert that nothing is held without a reason, and that the gate is as closed as it says."""
         assert self.closed or not self.held
         for operation in self.held:
             assert not operation.done
+        assert (self.arrive is not None) == (self.gate is Gate.ARRIVED)
+        assert (self.step.closing is not None) == (self.gate in (Gate.CLOSING, Gate.COMPLETE))
+        assert self.gate is not Gate.COMPLETE or not self.step.unacknowledged
+        assert self.gate is not Gate.CLOSING or self.step.unacknowledged

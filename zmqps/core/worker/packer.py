@@ -7,9 +7,8 @@ import numpy as np
 from zmqps.codecs import Codec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import RAW, Coding, choose
-from zmqps.core.worker.connections.outbox import Request
 from zmqps.core.worker.plan import Cargo
-from zmqps.core.worker.transfer import PushTransfer, Source
+from zmqps.core.worker.transfer import PushTransfer, Request, Source
 
 
 class Packer:

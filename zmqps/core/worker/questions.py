@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 from zmqps.core.protocol.events import COORDINATOR, Action, Send
 from zmqps.core.protocol.messages import Message
+from zmqps.core.worker.alarm import Alarm
 
 #: What is not answered is asked again after so long: it may be lost with a coordinator's memory, or on a busy one. Then
 #: after twice as long each time, for it may be a question that takes its time, up to
@@ -16,31 +18,35 @@ SLOWEST_RETRY_S = 30.0
 class Questions:
     """The questions that are not answered yet; each is asked again as soon as a broken connection is back.
 
+    Parameters
+    ----------
+    alarm
+        Rings when something is due.
+
     Attributes
     ----------
+    numbers
+        Those of questions to come.
     due
         When what is not answered is asked again.
     held
         Whether nothing is asked for now, until `again`: the coordinator may not know who is behind the connection.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, alarm: Alarm) -> None:
+        self.numbers = count(1)
         self.due: float | None = None
         self.held = False
         self._unanswered: dict[int, Message] = {}
         self._wait_s = RETRY_S
-        self._next_number = 1
-
-    def new_number(self) -> int:
-        """Return the number of a question that is about to be asked."""
-        self._next_number += 1
-        return self._next_number - 1
+        self._alarm = alarm
 
     def ask(self, message: Any, now: float) -> list[Action]:
         """Ask, and again until it is answered."""
         self._unanswered[message.request] = message
         if self.due is None:
             self._wait_s, self.due = RETRY_S, now + RETRY_S
+            self._alarm.due = min(self._alarm.due, self.due)
         return [] if self.held else [Send(COORDINATOR, message)]
 
     def answered(self, request: int) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from zmqps.core.node.member import REMINDER_INTERVAL_S, Identity, Member
+from zmqps.core.node.member import GONE, REMINDER_INTERVAL_S, UNSURE, Identity, Member, Standing
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import CODING, Coding
 from zmqps.core.protocol.events import (
@@ -19,6 +20,7 @@ from zmqps.core.protocol.events import (
     Looked,
     NetworkEvent,
     Peer,
+    Received,
     Resolve,
     Send,
     Stop,
@@ -35,6 +37,7 @@ from zmqps.core.protocol.messages import (
     Message,
     Moved,
     Noted,
+    Proceed,
     Recut,
     Resumed,
     Shutdown,
@@ -43,7 +46,6 @@ from zmqps.core.protocol.messages import (
 )
 from zmqps.core.protocol.messages.membership import DepartureCause
 from zmqps.core.protocol.security.guard import check_welcome
-from zmqps.core.worker.alarm import Alarm
 from zmqps.core.worker.asked import Asked
 from zmqps.core.worker.connections.links import Links
 from zmqps.core.worker.layout.moves import ReplayGradients
@@ -60,8 +62,8 @@ from zmqps.core.worker.operations import (
     Question,
 )
 from zmqps.core.worker.orphaned import Orphaned
-from zmqps.core.worker.questions import Questions
-from zmqps.core.worker.statistics import Statistics, Tally
+from zmqps.core.worker.pace import Gate
+from zmqps.core.worker.statistics import Statistics
 from zmqps.core.worker.transfer import all_finite
 from zmqps.core.worker.transfers import Transfers
 from zmqps.core.worker.waits import Waits
@@ -78,6 +80,22 @@ from zmqps.errors import (
 FAREWELL_S = 2.0
 
 Event = NetworkEvent | Stop | Operation | Cancelled
+
+
+@dataclass(slots=True, kw_only=True)
+class SessionEnd:
+    """How far the end of a session is."""
+
+    finish: Finish | None = None  # is done once the transfers under way are, and the goodbye is answered
+    has_parted: bool = False  # the servers have been told goodbye
+    stops: bool = False  # the process exits as soon as the goodbye is answered
+    due: float | None = None  # when the answer is waited for no longer
+    error: PSError | None = None  # why nothing can begin any more
+
+    @property
+    def finishes(self) -> bool:
+        """Whether an operation waits for the end."""
+        return self.finish is not None and not self.finish.done
 
 
 class SessionMachine:
@@ -112,16 +130,11 @@ class SessionMachine:
         self.member = Member(identity, coordinator, self.counters)
         self.notes = NoteSender(Notebook() if notebook is None else notebook, self.member)
         self.attached: Attached | None = None
-        self.epoch = 0
-        self.tally = Tally()
         self.operations: dict[Operation, None] = {}  # in the order they came
-        self._busy_s = self._busy_since = 0.0  # for how long there were any before, and since when there are some now
-        self._timeouts = Alarm()  # of operations
         self.links = Links(self.member, coding)
         self.transfers = Transfers(self, self.links, all_finite)
         self.now = 0.0  # of the event being handled
-        self.questions = Questions()  # at the coordinator, arrivals included
-        self._asked = Asked(self)
+        self.questions = Asked(self)  # at the coordinator, arrivals included
         self._news: dict[type[Message], Callable[[Any, float], list[Action]]] = {
             Welcome: self._on_welcome,
             Lost: self._on_lost,
@@ -129,34 +142,33 @@ class SessionMachine:
             GoBack: self.transfers.rollbacks.take,
             Shutdown: self._on_shutdown,
             Left: self._on_left,
+            Proceed: self.transfers.proceed,
             Hold: self._on_hold,
             GoOn: self._on_go_on,
             Noted: self.notes.noted,
             Recut: self.transfers.recuts.take,
         }
-        self._farewell_due: float | None = None
-        self._fatal: PSError | None = None
-        self._finishing: Finish | None = None
-        self._parted = False  # has said goodbye to the servers
-        self._stopping = False
+        self._end = SessionEnd()
         self._waits = Waits(self)
         self._orphaned = Orphaned(self.member, self.transfers.pace)
 
     def start(self, now: float) -> list[Action]:
         """Begin to join."""
-        return self.member.start(now)
+        actions = self.member.start(now)
+        self._set_alarm()
+        return actions
 
     # --- what others may look at ---------------------------------------------------------------
 
     def statistics(self) -> Statistics:
         """Return what was done so far."""
-        counts = self.links.counts
+        counts, tally = self.links.counts, self.transfers.tally
         for name in ("bytes_sent", "bytes_received", "retries"):
-            self.tally.counts[name] = counts[name]
-        self.notes.count(self.tally.counts)
+            tally.counts[name] = counts[name]
+        self.notes.count(tally.counts)
         mode = self.attached.job.mode if self.attached else ""
         links = self.links
-        return self.tally.statistics(links.in_flight_nbytes, mode, self.transfers.pace.clock, links.wires)
+        return tally.statistics(links.in_flight_nbytes, mode, self.transfers.pace.clock, links.wires)
 
     def counters(self) -> Mapping[str, Any]:
         """Return the counters shown in the status."""
@@ -170,15 +182,20 @@ class SessionMachine:
             "saved_nbytes": self.links.saved_nbytes,
             "oldest_request_s": round(self._waits.oldest_s(self.now), 3),
             "doing": self._waits.doing(),
-            "waiting_seconds": round(self._busy_s + (self.now - self._busy_since if self.operations else 0.0), 6),
-            **self.tally.counters(),
+            "waiting_seconds": round(self._waits.waited_s(self.now), 6),
+            **self.transfers.tally.counters(),
             **self.links.counters(self.now),
         }
 
     def operation_of(self, peer: Peer, request: int) -> Operation | None:
         """Return the operation that a request under way to a server is a part of."""
-        requests = [link.in_flight.get(request) for link in self.links.by_shard if link.peer == peer]
+        requests = [link.in_flight.get(request) for link in self.links.by_shard if link.server.peer == peer]
         return next((self.transfers.operation(found.transfer) for found in requests if found), None)
+
+    @property
+    def epoch(self) -> int:
+        """The job's; 0 before it is known."""
+        return 0 if self.attached is None else self.attached.epoch
 
     @property
     def title(self) -> str:
@@ -190,15 +207,27 @@ class SessionMachine:
     def handle(self, event: Event, now: float) -> list[Action]:
         """Take an event, then all that it makes possible."""
         self.now = now
-        actions = self._take(event, now)
+        if isinstance(event, Received) and event.peer != COORDINATOR:
+            actions = self.transfers.handle(event.peer, event.message, now)
+        elif isinstance(event, Operation):
+            actions = self._begin(event, now)
+        else:
+            before = self.member.standing
+            actions = self._take(event, now)
+            if (
+                before is not Standing.JOINED
+                or not isinstance(event, Received)
+                or not isinstance(event.message, Proceed)
+            ):
+                self._set_alarm()
+        # what waited for something that has just ended: here only, once the event is dealt with, for what ends may let
+        # others begin, which may end at once and let yet others begin, as many as there are
         pace = self.transfers.pace
-        if pace.held or pace.closing is not None or pace.paused is not None or self._finishing is not None:
-            actions += self._go_on(now)
-        return actions
+        if pace.held or pace.gate is Gate.COMPLETE or pace.paused is not None:
+            actions += self.transfers.go_on(now)
+        return actions if self._end.finish is None else [*actions, *self._finish_if_idle(self._end.finish)]
 
-    def _take(self, event: Event, now: float) -> list[Action]:
-        if isinstance(event, Operation):
-            return self._begin(event, now)
+    def _take(self, event: NetworkEvent | Stop | Cancelled, now: float) -> list[Action]:
         if isinstance(event, Cancelled):
             withdrawn = event.operation in self.operations and self.transfers.can_withdraw(event.operation)
             return self.resolve(event.operation, event) if withdrawn else []
@@ -218,18 +247,23 @@ class SessionMachine:
         if isinstance(event, Looked):
             ours = event.peer == COORDINATOR
             return self.member.looked(event.why, now) if ours else self.links.looked(event, now)
-        if event.peer == COORDINATOR:
-            return self._from_coordinator(event.message, now)
-        return self.transfers.handle(event.peer, event.message, now)
+        return self._from_coordinator(event.message, now)
 
     def next_deadline(self) -> float | None:
-        """Return when something is due."""
-        dues = [self.member.due, self._waits.due, self.questions.due, self._farewell_due, self._orphaned.due]
-        dues.append(self.notes.due)
-        if self.transfers.pace.paused is not None:
-            dues.append(self.transfers.pause_due)
-        first = min(self.links.alarm.due, self._timeouts.due, *[due for due in dues if due is not None])
-        return None if first == inf else first
+        """Return when something is due, at the earliest."""
+        due = self.links.commons.alarm.due
+        return None if due == inf else due
+
+    def _dues(self) -> list[float | None]:
+        """Return when each part that is not on the way of a step has something to do."""
+        pause = self.transfers.pace.paused
+        parts = (self.member, self.notes, self.questions, self._waits, self._orphaned, self._end)
+        return [*(part.due for part in parts), None if pause is None else pause.due]
+
+    def _set_alarm(self) -> None:
+        """Something may be due sooner than before."""
+        alarm = self.links.commons.alarm
+        alarm.due = min([alarm.due, *[due for due in self._dues() if due is not None]])
 
     def on_deadline(self, now: float) -> list[Action]:
         """Heartbeats, resends, timeouts."""
@@ -243,44 +277,32 @@ class SessionMachine:
         elif self.notes.due is not None and now >= self.notes.due:
             actions += self.notes.look(now)
         actions += self.links.on_deadline(now)
-        if self._farewell_due is not None and now >= self._farewell_due and self._waits_to_part(now):
-            self._farewell_due = now + FAREWELL_S
-        if self._farewell_due is not None and now >= self._farewell_due:
-            self._farewell_due = None
-            if self._finishing is not None and not self._finishing.done:
-                actions += self.resolve(self._finishing, None)
-            if self._stopping:
-                actions.append(Exit(0, ""))
+        if self._end.due is not None and now >= self._end.due:
+            actions += self._on_farewell_due(now)
         actions += self.questions.on_deadline(now)
-        if (pause_due := self.transfers.pause_due) is not None and now >= pause_due:
-            actions += self.transfers.on_pause_due(now)
+        actions += self.transfers.on_pause_due(now)
         if self._waits.due is not None and now >= self._waits.due:
             actions += self._waits.remind(now)
         if self._orphaned.due is not None and now >= self._orphaned.due:
             for operation in self._orphaned.look(self.operations, now):
                 actions += self.resolve(operation, self._orphaned.error(now))
-        if self._timeouts.rings(now):
-            for operation in [operation for operation in self.operations if now >= operation.deadline]:
-                actions += self._give_up(operation, now)
-            self._timeouts.reset(operation.deadline for operation in self.operations)
-        return [*actions, *self._go_on(now)]
-
-    def _go_on(self, now: float) -> list[Action]:
-        """Do what waited for something that has just ended.
-
-        Here only, once an event is dealt with: what ends in the course of it may let others begin, which may end at
-        once and let yet others begin, as many as there are.
-        """
-        return [*self.transfers.go_on(now), *self._finish_if_idle()]
+        for operation in [operation for operation in self.operations if now >= operation.deadline]:
+            actions += self._give_up(operation, now)
+        actions += self.transfers.go_on(now)
+        if self._end.finish is not None:
+            actions += self._finish_if_idle(self._end.finish)
+        links, operations = self.links.by_shard, self.operations
+        dues = [*self._dues(), *(link.next_deadline() for link in links), *(each.deadline for each in operations)]
+        self.links.commons.alarm.reset(dues)
+        return actions
 
     def validate(self) -> None:
         """Assert the invariants."""
         for operation in self.operations:
             assert not operation.done
-        self._timeouts.validate(
-            o.deadline for o in self.operations if not isinstance(o, ReplayGradients)
-        )  # these have none
-        self._asked.validate()
+        deadlines = [o.deadline for o in self.operations if not isinstance(o, ReplayGradients)]  # these have none
+        self.links.commons.alarm.validate([*self._dues(), *deadlines])
+        self.questions.validate()
         self.notes.validate()
         self.transfers.validate()
 
@@ -288,29 +310,34 @@ class SessionMachine:
 
     def _begin(self, operation: Operation, now: float) -> list[Action]:
         operation.started_at = now
-        if self._fatal is not None:
-            return self.resolve(operation, None if isinstance(operation, Finish) else self._fatal)
-        if self._finishing is not None:
+        if self._end.error is not None:
+            return self.resolve(operation, None if isinstance(operation, Finish) else self._end.error)
+        if self._end.finish is not None:
             return self.resolve(operation, ClosedError("the worker has finished"))
-        if self.member.lost:
+        alarm, waits = self.links.commons.alarm, self._waits
+        if self.member.standing in GONE:
             if isinstance(operation, Question) or self._orphaned.is_ahead(operation):
                 return self.resolve(operation, self._orphaned.error(now))
             self._orphaned.add(now)
+            alarm.by(self._orphaned.due)
         if not self.operations:
-            self._busy_since = now
+            waits.busy_since = now
         self.operations[operation] = None
-        self._timeouts.due = min(self._timeouts.due, operation.deadline)
-        if self._waits.due is None:
-            self._waits.due = now + REMINDER_INTERVAL_S
+        alarm.due = min(alarm.due, operation.deadline)
+        if waits.due is None:
+            waits.due = now + REMINDER_INTERVAL_S
+            alarm.due = min(alarm.due, waits.due)
         if isinstance(operation, (Exchange, Advance)):
             return self.transfers.begin(operation, now)
         if isinstance(operation, Join):
             return self.resolve(operation, None) if self.member.joined else []
         if isinstance(operation, Finish):
-            self._finishing = operation
-            return self.notes.finish(now)
+            self._end.finish = operation
+            actions = self.notes.finish(now)
+            alarm.by(self.notes.due)
+            return actions
         assert isinstance(operation, Question)
-        return self._asked.begin(operation, now)
+        return self.questions.begin(operation, now)
 
     def resolve(self, operation: Operation, value: Any) -> list[Action]:
         """An operation is done; ``value`` is its result or the exception to raise."""
@@ -318,13 +345,13 @@ class SessionMachine:
         operation.done = True
         self.operations.pop(operation, None)
         if not self.operations:
-            self._busy_s += self.now - self._busy_since
-        actions = self._asked.end(operation, value) if isinstance(operation, Question) else []
+            self._waits.busy_s += self.now - self._waits.busy_since
+        actions = self.questions.end(operation, value) if isinstance(operation, Question) else []
         if isinstance(operation, ReplayGradients):
             actions += self.transfers.moves.brought(operation, value)
         actions.append(Resolve(operation, value))
         pace = self.transfers.pace
-        if operation.transfer is not None or pace.held or pace.closing is not None:
+        if operation.transfer is not None or pace.held or pace.step.closing is not None:
             actions += self.transfers.forget(operation)
         return actions
 
@@ -335,49 +362,63 @@ class SessionMachine:
             return self.resolve(operation, self._orphaned.error(now))
         return self.resolve(operation, self._waits.late(operation, now))
 
-    def _finish_if_idle(self) -> list[Action]:
+    def _finish_if_idle(self, finish: Finish) -> list[Action]:
         """Say goodbye once the transfers are done; the coordinator's `Left` completes the operation.
 
         Not before the coordinator has our last step: it counts although we do not wait for its end.
         """
-        finishing = self._finishing
-        if finishing is None or finishing.done:
+        if finish.done:
             return []
         busy = any(isinstance(operation, (Exchange, Advance)) for operation in self.operations)
         pace = self.transfers.pace
         # where shards have backups a step may need us until it is committed
         needed = pace.arrive is not None and pace.mode == "sync" and self.transfers.moves.replicas > 0
-        unheard = self.member.joined and (pace.unheard or needed or self.notes.waits(self.now))
+        unheard = self.member.joined and (
+            (pace.arrive is not None and not pace.awaited) or needed or self.notes.waits(self.now)
+        )
         if busy or unheard:
             return []
-        actions = self._goodbye(finishing.reason)
-        return actions if self.member.known else [*actions, *self.resolve(finishing, None)]
+        actions = self._goodbye(finish.reason)
+        return actions if self.member.known else [*actions, *self.resolve(finish, None)]
 
     def _goodbye(self, reason: DepartureCause) -> list[Action]:
-        farewells = [] if self._parted else self.links.part(reason)
-        self._parted = True
+        farewells = [] if self._end.has_parted else self.links.part(reason)
+        self._end.has_parted = True
         if self.member.left:
             return farewells
-        self._farewell_due = self.now + FAREWELL_S
-        return [*farewells, *self.notes.last(self.now), *self.member.leave(reason, self.now)]
+        self._end.due = self.now + FAREWELL_S
+        actions = [*farewells, *self.notes.last(self.now), *self.member.leave(reason, self.now)]
+        self._set_alarm()
+        return actions
 
-    def _waits_to_part(self, now: float) -> bool:
-        """Whether a worker that has finished waits for a coordinator that is away to hear of it: else it were lost."""
-        finishing = self._finishing is not None and not self._finishing.done
-        return finishing and not self._stopping and self.member.is_patient(now)
+    def _on_farewell_due(self, now: float) -> list[Action]:
+        """End without an answer, unless a worker that has finished waits for a coordinator that is away to hear of it.
+
+        Else it were lost.
+        """
+        end, actions = self._end, list[Action]()
+        if end.finishes and not end.stops and self.member.is_patient(now):
+            end.due = now + FAREWELL_S
+            return actions
+        end.due = None
+        if end.finish is not None and end.finishes:
+            actions += self.resolve(end.finish, None)
+        if end.stops:
+            actions.append(Exit(0, ""))
+        return actions
 
     def _stop(self) -> list[Action]:
         """Fail all that waits and say goodbye; exit when that is answered, so that whoever comes next does not meet us.
 
         At once where no answer can come, and when asked again.
         """
-        again, self._stopping = self._stopping, True
+        again, self._end.stops = self._end.stops, True
         actions = [*self._goodbye(DepartureCause.CLOSED), *self._fail_all(ClosedError("the worker was closed"))]
-        awaited = self.member.known and self._farewell_due is not None and not again
+        awaited = self.member.known and self._end.due is not None and not again
         return actions if awaited else [*actions, Exit(0, "")]
 
     def _fail_all(self, error: PSError) -> list[Action]:
-        self._fatal = self._fatal or error
+        self._end.error = self._end.error or error
         self.links.forget_servers()
         actions: list[Action] = []
         for operation in list(self.operations):
@@ -388,24 +429,22 @@ class SessionMachine:
     # --- the coordinator -----------------------------------------------------------------------
 
     def _from_coordinator(self, message: Message, now: float) -> list[Action]:
-        lost_before, was_unsure = self.member.lost, self.member.unsure
+        before = self.member.standing
         actions = self.member.on_message(message, now)
-        if self.member.restarted:
-            return actions if lost_before else [*actions, *self._lose_coordinator(now)]
-        if self.member.unsure or was_unsure:
+        if self.member.standing is Standing.REPLACED:
+            return actions if before in GONE else [*actions, *self._lose_coordinator(now)]
+        if self.member.standing in UNSURE or before in UNSURE:
             actions += self._ask_again(now, returned=isinstance(message, Welcome))
         if (take := self._news.get(type(message))) is not None:
             actions += take(message, now)
         elif isinstance(message, Error) and message.request == 0:
             self.member.abandon()
             actions += self._fail_all(from_wire(message.code, message.text, message.facts))
-        elif self.transfers.pace.waits_for(message):
-            if not isinstance(message, Waiting):
-                self.questions.answered(message.request)  # type: ignore[attr-defined]
-            actions += self.transfers.proceed(message)
+        elif (arrive := self.transfers.pace.arrive) is not None and _answers(message, arrive.request):
+            actions += self.transfers.wait(message)
         else:
-            actions += self._asked.answer(message, now)
-        if self._stopping and isinstance(message, (Left, Shutdown, Error)):  # it has answered, or will not
+            actions += self.questions.answer(message, now)
+        if self._end.stops and isinstance(message, (Left, Shutdown, Error)):  # it has answered, or will not
             actions.append(Exit(0, ""))
         return actions
 
@@ -435,20 +474,21 @@ class SessionMachine:
         return self.transfers.pause(message, now)
 
     def _on_go_on(self, message: GoOn, now: float) -> list[Action]:
-        return self.transfers.unpause(now) if message.number == self.transfers.pace.paused else []
+        pause = self.transfers.pace.paused
+        return self.transfers.unpause(now) if pause is not None and message.number == pause.number else []
 
     def _on_shutdown(self, message: Shutdown, now: float) -> list[Action]:
         actions = self.member.leave(DepartureCause.CLOSED, now)  # the coordinator waits for it
         return actions + self._fail_all(ShutdownError(f"the cluster has ended: {printable(message.reason)}"))
 
     def _on_left(self, message: Left, now: float) -> list[Action]:
-        self._farewell_due = None
-        if self._finishing is None or self._finishing.done:
+        self._end.due = None
+        if self._end.finish is None or not self._end.finishes:
             return []
-        return self.resolve(self._finishing, None) + self._fail_all(ClosedError("the worker has finished"))
+        return self.resolve(self._end.finish, None) + self._fail_all(ClosedError("the worker has finished"))
 
     def _unreachable(self, peer: Peer, error: PSError) -> list[Action]:
-        told = [] if self._fatal else [Log("error", str(error), error=error.number)]
+        told = [] if self._end.error else [Log("error", str(error), error=error.number)]
         if peer == COORDINATOR:
             self.member.abandon()
         elif not isinstance(error, KeyRefusedError):
@@ -466,3 +506,8 @@ class SessionMachine:
         for operation in self._orphaned.begin(self.operations, now):
             actions += self.resolve(operation, error)
         return actions
+
+
+def _answers(message: Message, request: int) -> bool:
+    """Whether a message is about the arrival with this number; the number of a `Fetch` is none of ours."""
+    return isinstance(message, (Waiting, Error)) and message.request == request

@@ -254,3 +254,43 @@ class PullTransfer(Transfer):
     slowest: int = 0
 
     kind: ClassVar[str] = "pull"
+
+
+AnyTransfer = PushTransfer | PullTransfer | LoadTransfer
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Delay:
+    """Why a request that has left is not answered yet, as far as it is known."""
+
+    doubted: bool = False  # the server has answered a question that was asked after it, and not this
+    refused_at: float | None = None  # when the server lacked the memory for it, at first
+    retry_at: float | None = None  # when it is sent again, while it is put off
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class Request:
+    """One message of a transfer, and its answer."""
+
+    transfer: AnyTransfer
+    cargoes: tuple[Cargo, ...]
+    nbytes: int  # that it takes of the window
+    head: bool = False  # the first of its transfer on this link
+    codec: str = "raw"  # its gradients are to travel in
+    number: int = 0  # in the order asked
+    seq: int = 0  # a push's, in the order in which they leave
+    encoded: tuple[str, list[Array]] | None = None
+    sent_nbytes: int = 0  # of its payload, as it travels
+    sent_as: int = 0  # ordinal of the last send among those of the connection
+    behind: int = 0  # a pull's: the number of the last push before it that touches its slices
+    delay: Delay | None = None
+
+    @property
+    def raw_nbytes(self) -> int:
+        """What it moves each way, as plain arrays."""
+        return sum([cargo.nbytes for cargo in self.cargoes])
+
+    @property
+    def slices(self) -> set[int]:
+        """The numbers of the slices it is about."""
+        return {cargo.slice.index for cargo in self.cargoes}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from zmqps.core.node.member import Member
+from zmqps.core.node.member import GONE
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.events import COORDINATOR, Action, Landed, Log, Peer, Send
 from zmqps.core.protocol.limits import MAX_FACT_CHARS
@@ -27,28 +27,29 @@ from zmqps.core.protocol.messages import (
     Welcome,
 )
 from zmqps.core.protocol.wire import MAX_FRAMES
-from zmqps.core.worker.connections.link import Link
+from zmqps.core.worker.connections.link import SHORT_S, Link
 from zmqps.core.worker.connections.links import Links
-from zmqps.core.worker.connections.refusals import is_stranger, may_move
-from zmqps.core.worker.connections.resends import SHORT_S
 from zmqps.core.worker.early import Early
 from zmqps.core.worker.layout.moves import ReplayGradients, ShardMoves
 from zmqps.core.worker.layout.recuts import SessionRecuts
 from zmqps.core.worker.layout.rollbacks import Rollbacks
-from zmqps.core.worker.operations import Advance, Attached, Exchange, Operation
-from zmqps.core.worker.pace import Pace
+from zmqps.core.worker.operations import Advance, Exchange, Operation, SessionHost
+from zmqps.core.worker.pace import SHUT, Gate, Pace, Pause, RangeState
 from zmqps.core.worker.plan import Cargo
-from zmqps.core.worker.questions import Questions
 from zmqps.core.worker.statistics import Tally
-from zmqps.core.worker.transfer import LoadTransfer, PullTransfer, PushTransfer, Source
+from zmqps.core.worker.transfer import AnyTransfer, LoadTransfer, PullTransfer, PushTransfer, Source
 from zmqps.errors import (
     DeposedError,
+    IdentityError,
+    JobEndedError,
+    JobError,
     LimitError,
     NonFiniteGradientError,
     PeerLostError,
     ProtocolError,
     PSError,
     ServerMemoryError,
+    StaleEpochError,
     WrongPeerError,
     from_wire,
     listed,
@@ -59,28 +60,6 @@ from zmqps.errors import (
 PAUSE_S = 15.0
 #: So often it says that it has paused, until it is told to go on: a connection that broke may have lost either.
 AGAIN_S = 2.0
-
-
-class TransfersHost(Protocol):
-    """What transfers need of the session they belong to."""
-
-    now: float
-    epoch: int
-    member: Member
-    attached: Attached | None
-    tally: Tally
-    operations: dict[Operation, None]
-    questions: Questions
-
-    @property
-    def title(self) -> str:
-        """Who this worker is, for errors."""
-
-    def resolve(self, operation: Operation, value: Any) -> list[Action]:
-        """An operation is done."""
-
-    def coordinator_lost(self, now: float) -> PSError | None:
-        """Return the error for what only the coordinator can allow, if it is gone."""
 
 
 class Transfers:
@@ -96,31 +75,29 @@ class Transfers:
         Whether flat arrays hold neither NaN nor infinity.
     """
 
-    def __init__(self, host: TransfersHost, links: Links, all_finite: Callable[[Sequence[Array]], bool]) -> None:
+    def __init__(self, host: SessionHost, links: Links, all_finite: Callable[[Sequence[Array]], bool]) -> None:
         self._links = links
         self.pace = Pace()
+        self.tally = Tally()
         self._host = host
         self.all_finite = all_finite
-        self._says_at: float | None = None  # when it is to say again that it has paused
-        self._asked: dict[
-            PushTransfer | PullTransfer | LoadTransfer, Operation
-        ] = {}  # on whose behalf transfers are under way
+        self._asked: dict[AnyTransfer, Operation] = {}  # on whose behalf transfers are under way
         self.moves = ShardMoves(host, links, self.pace)
         self.rollbacks = Rollbacks(host, self, links, self.pace)
         self.recuts = SessionRecuts(host, self, links)
         self.early = Early(self, links, self.pace)
 
-    def waiting_for(self, transfer: PushTransfer | PullTransfer | LoadTransfer, now: float) -> str:
+    def waiting_for(self, transfer: AnyTransfer, now: float) -> str:
         """Say what a transfer waits for."""
         texts = [link.waiting_for(transfer, now) for link in self._links.by_shard]
         return "; ".join(text for text in texts if text) or "nobody"
 
-    def operation(self, transfer: PushTransfer | PullTransfer | LoadTransfer) -> Operation | None:
+    def operation(self, transfer: AnyTransfer) -> Operation | None:
         """Return on whose behalf a transfer is under way; None if it has ended."""
         return self._asked.get(transfer)
 
     @property
-    def all(self) -> list[tuple[PushTransfer | PullTransfer | LoadTransfer, Operation]]:
+    def all(self) -> list[tuple[AnyTransfer, Operation]]:
         """The transfers under way, and on whose behalf."""
         return list(self._asked.items())
 
@@ -144,51 +121,46 @@ class Transfers:
         """Arrive if the step is complete, and begin what is held, until something closes the gate."""
         pace, actions = self.pace, list[Action]()
         while True:
-            if pace.complete:
-                closing = pace.closing
+            if pace.gate is Gate.COMPLETE:
+                closing = pace.step.closing
                 actions += self._arrive(now)
                 if isinstance(closing, Advance):
                     actions += self._host.resolve(closing, None)
-            elif pace.held and (not pace.closed or self._host.coordinator_lost(now) is not None):
+            elif pace.held and ((pace.gate not in SHUT and pace.paused is None) or self._host.member.standing in GONE):
                 actions += self.begin(pace.held.popitem(last=False)[0], now)
             else:
-                return [*actions, *self.early.begin(now), *self._say_paused(now)]
+                break
+        if pace.held and pace.gate is Gate.ARRIVED and self.early.pull is None:
+            actions += self.early.begin(now)
+        return actions if pace.paused is None else [*actions, *self._say_paused(now)]
 
     def pause(self, message: Hold, now: float) -> list[Action]:
         """A checkpoint is to be a cut between pushes: begin none, and say so once none is under way."""
-        self._says_at = None
-        self.pace.pause(message.number, now + PAUSE_S)
+        self.pace.paused = Pause(message.number, now + PAUSE_S)
         return self._say_paused(now)
 
     def unpause(self, now: float) -> list[Action]:
         """The cut is made, or was given up."""
-        self.pace.unpause()
+        self.pace.paused = None
         return self.go_on(now)
-
-    @property
-    def pause_due(self) -> float | None:
-        """When a pause ends by itself, or is to be told again."""
-        if self.pace.paused is None:
-            return None
-        return min(due for due in (self.pace.resumes_at, self._says_at) if due is not None)
 
     def on_pause_due(self, now: float) -> list[Action]:
         """End a pause that nobody ends, or tell of it again."""
-        if self.pace.resumes_at is not None and now >= self.pace.resumes_at:
+        pause = self.pace.paused
+        if pause is None or now < pause.due:
+            return []
+        if now >= pause.until:
             return self.unpause(now)
-        self._says_at = None
+        pause.says_at = None
         return self._say_paused(now)
 
     def _say_paused(self, now: float) -> list[Action]:
-        number = self.pace.paused
-        if (
-            number is None
-            or self._says_at is not None
-            or any(isinstance(transfer, PushTransfer) for transfer in self._asked)
-        ):
+        pause = self.pace.paused
+        if pause is None or pause.says_at is not None or any(isinstance(push, PushTransfer) for push in self._asked):
             return []
-        self._says_at = now + AGAIN_S
-        return [Send(COORDINATOR, Holding(number))]
+        pause.says_at = now + AGAIN_S
+        self._links.commons.alarm.by(pause.due)
+        return [Send(COORDINATOR, Holding(pause.number))]
 
     def validate(self) -> None:
         """Assert the invariants."""
@@ -209,12 +181,13 @@ class Transfers:
     def begin(self, operation: Exchange | Advance, now: float) -> list[Action]:
         """Begin a transfer, or hold it until the consistency gate is open."""
         pace, actions = self.pace, list[Action]()
-        if pace.mode != "async" or pace.arrive is not None or pace.paused is not None:
-            if (pace.stale_values or pace.stale_range) and self.rollbacks.drops(operation):
+        if pace.mode != "async" or pace.gate is not Gate.OPEN or pace.paused is not None:
+            is_stale = pace.stale_values or pace.range is RangeState.STALE
+            if is_stale and self.rollbacks.drops(operation):
                 return self._host.resolve(operation, None)
-            if pace.waits_again:
+            if pace.gate is Gate.FAILED and pace.paused is None:
                 actions += self._arrive(now)
-            if pace.closed:
+            if pace.gate in SHUT or pace.paused is not None:
                 if (lost := self._host.coordinator_lost(now)) is not None:  # nobody will open it
                     return actions + self._host.resolve(operation, lost)
                 pace.held[operation] = None
@@ -228,34 +201,41 @@ class Transfers:
                 if self.early.is_due():
                     return actions if early.remaining else actions + self._complete(early)
                 actions += self.early.recall(now)
-            if pace.closing is None and pace.brought and (warning := pace.unfinished.warning(self._host.attached)):
-                actions.append(Log("warning", warning))
+            if pace.step.unfinished.lacking is not None and pace.gate is Gate.OPEN and pace.brought:
+                actions += pace.step.unfinished.warning(self._host.attached)
             return actions + self.start(operation, pull, now)
         if pace.mode == "async":
-            actions += pace.unfinished.alone(push, self._host.attached) if push.expected else []
+            actions += pace.step.unfinished.alone(push, self._host.attached) if push.expected else []
             push.target = pull.target if pull is not None and pull.cargoes is push.cargoes else push.target  # one trip
         return actions + self.start(operation, push, now)
 
     def _arrive(self, now: float) -> list[Action]:
         questions = self._host.questions
-        return questions.ask(self.pace.arriving(questions.new_number()), now)
+        return questions.ask(self.pace.arriving(next(questions.numbers)), now)
 
-    def proceed(self, message: Message) -> list[Action]:
-        """Take what the coordinator says to our arrival."""
-        pace = self.pace
+    def proceed(self, message: Proceed, now: float) -> list[Action]:
+        """The coordinator lets this worker go on, if it answers our arrival."""
+        pace, actions = self.pace, list[Action]()
+        if pace.arrive is None or message.request != pace.arrive.request:
+            return actions
+        if not message.counted:
+            self.tally.dropped()
+            said = f"step {pace.clock} was over before our gradients were complete: dropped"
+            actions.append(Log("warning", said))
+        self._host.questions.answered(message.request)
+        pace.proceed(message)
+        self.tally.stepped(now, left_out=message.left_out)
+        if self.moves.replicas:
+            self.moves.proceeded(pace.clock)
+        return actions
+
+    def wait(self, message: Message) -> list[Action]:
+        """Take what else the coordinator says to our arrival: for whom we wait, or what is wrong."""
+        pace, actions = self.pace, list[Action]()
         if isinstance(message, Waiting):
             pace.awaited = printable(message.text)
-            return []
-        actions = list[Action]()
-        if isinstance(message, Proceed):
-            if not message.counted:
-                self._host.tally.dropped()
-                said = f"step {pace.clock} was over before our gradients were complete: dropped"
-                actions.append(Log("warning", said))
-            pace.proceed(message)
-            self._host.tally.stepped(self._host.now, left_out=message.left_out)
-            self.moves.proceeded(pace.clock)
         elif isinstance(message, Error):
+            self._host.questions.answered(message.request)
             pace.failed()
             error = from_wire(message.code, message.text, message.facts)
             held, pace.held = list(pace.held), OrderedDict()
@@ -267,29 +247,27 @@ class Transfers:
         """The others did not wait for this worker for a while."""
         if not self.pace.resume(clock):
             return []
-        self._host.tally.dropped()
+        self.tally.dropped()
         return [Log("warning", "the step of our last gradients was over before it was complete: dropped")]
 
-    def start(
-        self, operation: Operation, transfer: PushTransfer | PullTransfer | LoadTransfer, now: float
-    ) -> list[Action]:
+    def start(self, operation: Operation, transfer: AnyTransfer, now: float) -> list[Action]:
         """Queue the requests of a transfer on behalf of an operation."""
+        if isinstance(transfer, PushTransfer) and (error := self._nonfinite(transfer.source)) is not None:
+            self.tally.refused()
+            return self._host.resolve(operation, error)
         operation.transfer = transfer
         self._asked[transfer] = operation
         if self.recuts.any:
             self.recuts.adapt(transfer)
-        if self.pace.mode != "async" or self._host.member.terms:
-            self.pace.start(transfer, self._host.member.terms)
+        if self.pace.mode != "async" or self._host.member.cluster.terms:
+            self.pace.start(transfer, self._host.member.cluster.terms)
         if self.pace.mode != "async" and self.moves.replicas and isinstance(transfer, PushTransfer):
             transfer.blobs, transfer.source.stays = {}, False
         if isinstance(transfer, PullTransfer) and transfer.target.missing is not None and self.pace.mode == "sync":
             transfer.exact = True  # what was told to be there cannot be read again if a step is committed meanwhile
         for link, cargoes in zip(self._links.by_shard, transfer.cargoes, strict=True):
-            if link.lost is not None and cargoes:
-                return self._host.resolve(operation, link.lost)
-        if isinstance(transfer, PushTransfer) and (error := self._nonfinite(transfer.source)) is not None:
-            self._host.tally.refused()
-            return self._host.resolve(operation, error)
+            if cargoes and (lost := link.server.lost) is not None:
+                return self._host.resolve(operation, lost)
         if transfer.atomic:
             most = max(sum(len(cargo.extents) for cargo in cargoes) for cargoes in transfer.cargoes)
             if most > MAX_FRAMES:
@@ -328,10 +306,12 @@ class Transfers:
         ]
         return NonFiniteGradientError(worker=self._host.title, parameters=listed(names, 5))
 
-    def _complete(self, transfer: PushTransfer | PullTransfer | LoadTransfer) -> list[Action]:
+    def _complete(self, transfer: AnyTransfer) -> list[Action]:
         """All of a transfer is answered: resolve its operation, or go on with the pull behind a push."""
-        if isinstance(transfer, PullTransfer) and self.pace.mode == "sync" and (outdated := transfer.target.outdated()):
-            return self._read_again(transfer, outdated)
+        if isinstance(transfer, PullTransfer) and self.pace.mode == "sync":
+            target = transfer.target
+            if len(set(target.versions.values())) > 1 and (outdated := target.outdated()):
+                return self._read_again(transfer, outdated)
         if transfer is self.early.pull:
             return []  # until its turn has come
         operation = self._asked[transfer]
@@ -339,17 +319,18 @@ class Transfers:
             self.drop(transfer)
             return self._host.resolve(operation, None)
         if isinstance(transfer, PushTransfer) and transfer.attempt:
-            self.moves.keep(transfer, operation)
+            if self.moves.replicas:
+                self.moves.keep(transfer, operation)
             self.pace.pushed(transfer)
         self.drop(transfer)
         if isinstance(transfer, LoadTransfer):
             return []  # the coordinator answers the init
-        self._host.tally.completed(transfer, self._host.now if self.pace.mode == "async" else None)
+        self.tally.completed(transfer, self._host.now if self.pace.mode == "async" else None)
         if isinstance(transfer, PushTransfer):
             attached = self._host.attached
             if attached is not None and attached.treatment is not None:
                 if attached.treatment.drops(transfer.staleness):
-                    self._host.tally.dropped()
+                    self.tally.dropped()
             if isinstance(operation, Exchange) and operation.pull is not None and transfer.target is None:
                 self.pace.held[operation] = None  # now for the values after it
                 return []
@@ -378,11 +359,11 @@ class Transfers:
         queued = sum(len(r.cargoes) for link in self._links.by_shard for r in link.queue if r.transfer is transfer)
         return queued == sum(map(len, transfer.cargoes))
 
-    def drop(self, transfer: PushTransfer | PullTransfer | LoadTransfer) -> None:
+    def drop(self, transfer: AnyTransfer) -> None:
         """Forget a transfer; what is in flight stays in flight: its answer makes room."""
         transfer.done = True
         self._asked.pop(transfer).transfer = None
-        if isinstance(transfer, PushTransfer) and transfer.attempt:  # it belongs to a step
+        if isinstance(transfer, PushTransfer) and transfer in self.pace.step.unacknowledged:
             self.pace.forget(transfer)
         if transfer.remaining:
             for link in self._links.by_shard:
@@ -411,11 +392,13 @@ class Transfers:
 
     def lose_server(self, lost: Lost) -> list[Action]:
         """A server vanished: what needs it fails."""
-        links = [link for link in self._links.by_shard if link.rank == lost.rank]
+        links = [link for link in self._links.by_shard if link.server.rank == lost.rank]
         if not links:
             return []
         advice = "the values of its shard are gone; begin the job again once a server has joined in its place"
-        error = PeerLostError(role="server", name=links[0].title, silent_s=round(lost.silent_s, 3), advice=advice)
+        error = PeerLostError(
+            role="server", name=links[0].server.title, silent_s=round(lost.silent_s, 3), advice=advice
+        )
         return [Log("error", str(error), error=error.number), *self._fail_links(links, error)]
 
     def unreachable(self, peer: Peer, error: PSError) -> list[Action]:
@@ -464,8 +447,9 @@ class Transfers:
 
     def _mistaken(self, links: Sequence[Link], why: str) -> list[Action]:
         """Somebody else answers where a server is to be: nothing that this one was to do can be done."""
-        fresh = [link for link in links if link.handshake.welcome is None] or links  # it has answered one of these
-        wrong = WrongPeerError(server=links[0].title, why=why)
+        # it has answered one of these
+        fresh = [link for link in links if link.server.handshake.welcome is None] or links
+        wrong = WrongPeerError(server=links[0].server.title, why=why)
         return [Log("error", str(wrong), error=wrong.number), *self._fail_links(fresh, wrong)]
 
     def _refused(self, peer: Peer, links: Sequence[Link], message: Error, now: float) -> list[Action]:
@@ -476,20 +460,22 @@ class Transfers:
             if deposed is not None:
                 deposed.wait_for_move(message.request, now)
             return []
-        if self.moves.follows and message.request == 0 and may_move(error):
+        if self.moves.follows and message.request == 0 and _may_move(error):
             return []  # the coordinator says where the shard is, or that it is gone
-        if message.request == 0 and is_stranger(error):
+        if message.request == 0 and _is_stranger(error):
             return self._mistaken(links, f"it says: {error}"[:MAX_FACT_CHARS])
         if message.request == 0:
             return self._fail_links(links, error)
         if isinstance(error, NonFiniteGradientError):
-            self._host.tally.refused()
+            self.tally.refused()
         link = links[0] if len(links) == 1 else self._links.of_answer(peer, message.request)
         if link is None:
             return []
-        is_news = not link.is_short
+        is_news = not link.resends
         if isinstance(error, ServerMemoryError) and link.put_off(message.request, now):
-            text = f"{link.title} lacks the memory for {error.what} ({error.why}); asking again for {SHORT_S:g} s"
+            text = (
+                f"{link.server.title} lacks the memory for {error.what} ({error.why}); asking again for {SHORT_S:g} s"
+            )
             return [Log("warning", text, error=error.number)] if is_news else []
         request = link.answered(message.request, now)
         actions = link.pump(now)
@@ -506,3 +492,17 @@ def _converted(array: Array, dtype: np.dtype[Any]) -> Array:
     """Return a gradient in the dtype it is sent in, which may hold less than its own."""
     with np.errstate(over="ignore"):
         return array.astype(dtype, copy=False)
+
+
+def _is_stranger(error: PSError) -> bool:
+    """Whether an error that answers a `Hello` shows that the ticket was for another server, which this one is not.
+
+    The server that the coordinator means knows ticket, job and epoch, for it is told before its workers are.
+    """
+    return isinstance(error, IdentityError | StaleEpochError) or type(error) in (JobError, ProtocolError)
+
+
+def _may_move(error: PSError) -> bool:
+    """Whether what a server says of no request in particular is what one says that has lost its shard, or its place."""
+    lost = isinstance(error, PeerLostError) and error.role == "coordinator"
+    return lost or isinstance(error, StaleEpochError | JobEndedError) or type(error) is JobError

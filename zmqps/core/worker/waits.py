@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from zmqps.core.node.member import REMINDER_INTERVAL_S, Member
+from zmqps.core.node.member import REMINDER_INTERVAL_S
 from zmqps.core.protocol.events import Action, Log
-from zmqps.core.worker.operations import Advance, Exchange, Finish, Join, Operation
+from zmqps.core.worker.operations import Advance, Exchange, Finish, Join, Operation, SessionHost
 from zmqps.core.worker.transfers import Transfers
 from zmqps.errors import DeadlineError, PSError
 
@@ -14,16 +14,14 @@ from zmqps.errors import DeadlineError, PSError
 SILENT_BEATS = 2.5
 
 
-class WaitsHost(Protocol):
+class WaitsHost(SessionHost, Protocol):
     """What is needed of the session."""
 
-    member: Member
     transfers: Transfers
-    operations: dict[Operation, None]
 
 
 class Waits:
-    """What the operations of one session wait for.
+    """What the operations of one session wait for, and for how long there were any.
 
     Parameters
     ----------
@@ -34,10 +32,13 @@ class Waits:
     ----------
     due
         When the next reminder is; None while nothing waits.
+    busy_s, busy_since
+        For how long there were any before, and since when there are some now.
     """
 
     def __init__(self, host: WaitsHost) -> None:
         self.due: float | None = None
+        self.busy_s = self.busy_since = 0.0
         self._host = host
 
     def remind(self, now: float) -> list[Action]:
@@ -67,6 +68,10 @@ class Waits:
         if isinstance(first, (Exchange, Advance)) and first in pace.held:
             return "waiting for the step to end" if pace.arrive is not None else "waiting"
         return first.title
+
+    def waited_s(self, now: float) -> float:
+        """Return for how many seconds there was an operation under way, in all."""
+        return self.busy_s + (now - self.busy_since if self._host.operations else 0.0)
 
     def oldest_s(self, now: float) -> float:
         """Return for how many seconds the first operation has been under way; 0: there is none."""

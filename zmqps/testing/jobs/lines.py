@@ -66,6 +66,6 @@ class LineTraining(AsyncTraining):
             carried = LINE_BANDWIDTH * (2 * told.round_trip_s + BUSY_S)
             self._most[id(link)] = max(NUM_REQUESTS * SLICE_NBYTES, MOST * carried)
         most = self._most.get(id(link), float("inf"))
-        assert link.in_flight_nbytes <= most or len(link.in_flight) == 1, (
-            f"{link.in_flight_nbytes} bytes are on their way where {most:.0f} keep the wire busy"
+        assert link.in_flight.nbytes <= most or len(link.in_flight) == 1, (
+            f"{link.in_flight.nbytes} bytes are on their way where {most:.0f} keep the wire busy"
         )

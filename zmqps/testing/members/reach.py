@@ -19,16 +19,18 @@ def check_told(node: Node, now: float, since: float) -> None:
     assert not _is_late(machine.member.handshake, since, now), f"{node.name} does not say why the coordinator is silent"
     if isinstance(machine, SessionMachine):
         for link in machine.links.by_shard:
-            assert not _is_late(link.handshake, since, now), f"{node.name} does not say why {link.title} is silent"
+            assert not _is_late(link.server.handshake, since, now), (
+                f"{node.name} does not say why {link.server.title} is silent"
+            )
             if now <= since + TOLD_S:
                 continue
             # what the network knows, whatever the node has made of it
-            missed_since = node.connections[link.peer].missed_since
-            since_s = 0.0 if missed_since is None else now - max(missed_since, link.handshake.began_at)
-            missed = since_s > TOLD_S and not link.handshake.is_over
-            if missed or link.handshake.silence(now) > TOLD_S:
-                assert link.handshake.why, f"{node.name} does not say why {link.title} does not come back"
-                assert link.title in str(machine.links.unreached(now)), f"{node.name} keeps it to itself"
+            missed_since = node.connections[link.server.peer].missed_since
+            since_s = 0.0 if missed_since is None else now - max(missed_since, link.server.handshake.said_at)
+            missed = since_s > TOLD_S and not link.server.handshake.is_over
+            if missed or link.server.handshake.silence(now) > TOLD_S:
+                assert link.server.handshake.why, f"{node.name} does not say why {link.server.title} does not come back"
+                assert link.server.title in str(machine.links.unreached(now)), f"{node.name} keeps it to itself"
 
 
 def _is_late(handshake: Handshake, since: float, now: float) -> bool:

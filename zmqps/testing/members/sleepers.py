@@ -12,7 +12,7 @@ from zmqps.core.coordinator.run import JobRun
 from zmqps.core.node.awake import LOOK_S, SLACK_S
 from zmqps.core.protocol.messages import Hello, Message
 from zmqps.core.server.machine import ServerMachine
-from zmqps.core.worker.connections.resends import SHORT_S
+from zmqps.core.worker.connections.link import SHORT_S
 from zmqps.core.worker.operations import Exchange, Operation
 from zmqps.core.worker.session import SessionMachine
 from zmqps.errors import ServerMemoryError

@@ -15,10 +15,10 @@ from zmqps.core.server.ledger import Ledger
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.tables.table import RowTable
 from zmqps.core.worker.connections.link import Link
-from zmqps.core.worker.connections.outbox import Request
 from zmqps.core.worker.layout.rollbacks import Rollback
 from zmqps.core.worker.session import SessionMachine
 from zmqps.core.worker.transfer import PushTransfer as Pushing
+from zmqps.core.worker.transfer import Request
 from zmqps.testing.engine import Node
 from zmqps.testing.jobs.tables import IDS, shards_of_ids, there
 from zmqps.testing.jobs.training import Life, Training, life_of
@@ -87,7 +87,7 @@ class Fallbacks:
                 link, request = found
                 assert isinstance(request.transfer, Pushing)
                 self._acked[receiver.name, link.shard][request.seq] = request.transfer
-                if self._is_given_up(receiver, link.epoch):
+                if self._is_given_up(receiver, link.server.epoch):
                     self._training.miss(receiver, link.shard, request.transfer)
         elif isinstance(message, (GoBack, Followed, Recalled)):
             self._perhaps(receiver)
@@ -110,7 +110,7 @@ class Fallbacks:
         machine = worker.machine
         assert isinstance(machine, SessionMachine)
         for link in machine.links.by_shard:
-            connection, request = worker.connections.get(link.peer), link.in_flight.get(number)
+            connection, request = worker.connections.get(link.server.peer), link.in_flight.get(number)
             if connection is not None and connection.ends[1] == server and request is not None and request.seq:
                 return link, request
         return None

@@ -150,7 +150,10 @@ class Savers:
         if not isinstance(node.machine, SessionMachine) or node.machine.transfers.pace.paused is None:
             self._paused_at.pop(node.name, None)
             return
-        now, life = self._simulation.time_of(node), node.machine.transfers.pace.paused >> 32  # of the coordinator
+        now, life = (
+            self._simulation.time_of(node),
+            node.machine.transfers.pace.paused.number >> 32,
+        )  # of the coordinator
         if self._paused_at.get(node.name, (now, -1))[1] != life:
             self._paused_at[node.name] = now, life
         paused_at = max(self._paused_at[node.name][0], self._simulation.woke_at(node))

@@ -10,7 +10,7 @@ from zlib import crc32
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.node.inquiry import Inquiry
 from zmqps.core.node.member import Identity
-from zmqps.core.node.tracer import Tracer
+from zmqps.core.node.tracer import TraceKey, Tracer
 from zmqps.core.protocol.limits import MAX_BLOB_NBYTES
 from zmqps.core.protocol.messages.tracing import TraceState
 from zmqps.testing.engine import Node
@@ -111,7 +111,7 @@ class Traced(Simulation):
         start = None if stop else (rng.choice(["", self.training.name]), seconds, steps, RING_NBYTES)
         nonce = rng.randbytes(16)
         self._seconds[int.from_bytes(nonce[:8], "little")] = seconds
-        machine = Tracer("sim://coordinator", END_KEY, nonce, start, stop=stop)
+        machine = Tracer("sim://coordinator", TraceKey(END_KEY, nonce), start, stop=stop)
         identity = Identity(role="tracer", incarnation=rng.randbytes(16), name=name, host="simulated", pid=0)
         smooth = not (self.faults.may_lose or self.faults.duplication)
         self._tracers[name] = self.now + SECONDS[1] + (SOON_S if smooth else EVENTUALLY_S), machine
@@ -175,7 +175,7 @@ class Traced(Simulation):
             return super().ended(node)
         tracer = node.machine
         if tracer.error is None and node.exit is not None:
-            for who, data in tracer.data.items():
+            for who, data in tracer.recordings.data.items():
                 made = self.recorders[bytes.fromhex(who)].made
                 assert bytes(data) in made, f"{node.name} was handed what the node that it is of has not recorded"
                 self.num_fetched += 1

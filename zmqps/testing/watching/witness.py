@@ -150,7 +150,7 @@ class StepWitness:
         """Return what a worker must read."""
         machine, (coordinator, _) = worker.machine, life_of(worker)
         assert isinstance(machine, SessionMachine)
-        return self.of_copy(coordinator, machine.links.by_shard[0].epoch)
+        return self.of_copy(coordinator, machine.links.by_shard[0].server.epoch)
 
     def resume(self, life: Life, saved: SavedJob, rows: RowVersion, back: int = 0) -> None:
         """A life of the job begins from a checkpoint, or has gone back to one so often."""

@@ -16,8 +16,15 @@ from zmqps.core.protocol.events import Action, Look, Send, server_peer
 from zmqps.core.protocol.limits import PUSH_WINDOW
 from zmqps.core.protocol.messages import Ack, Hello, Load, Pull, Push, Values, Welcome, Withdraw
 from zmqps.core.worker import transfer as transfers
-from zmqps.core.worker.connections.link import WINDOW_NBYTES, Link
-from zmqps.core.worker.connections.probe import MAX_OUT, PROBE_S, SLOWEST_PROBE_S
+from zmqps.core.worker.connections.link import (
+    MAX_OUT,
+    PROBE_S,
+    SLOWEST_PROBE_S,
+    WINDOW_NBYTES,
+    Link,
+    LinkCommons,
+    ShardServer,
+)
 from zmqps.core.worker.plan import plan
 from zmqps.core.worker.transfer import Source, Target, Transfer
 from zmqps.errors import PeerLostError, ProtocolError
@@ -33,7 +40,9 @@ class Connection:
         self.spec = spec or job("a", "b", "c")
         self.placement = placement(self.spec, 1, slice_nbytes)
         handshake = Handshake(hello("worker"), server_peer(0), "tcp://s0:1")
-        self.link = Link("server 0", handshake, b"", 1, len(self.placement.slices[0]))
+        self.link = Link(
+            ShardServer(title="server 0", handshake=handshake, proof=b"", epoch=1), len(self.placement.slices[0])
+        )
         self.now = 0.0
         self.first = handshake.start(0.0)
         if welcome:
@@ -393,7 +402,7 @@ def test_a_push_is_never_so_old_that_the_ledger_has_forgotten_it(first: str) -> 
                 connection.link.answered(push.request, 0.0)
         _, actions = connection.transfer("push")
     assert actions == []
-    assert connection.link._next_seq - oldest.seq <= PUSH_WINDOW
+    assert connection.link.sent.next_seq - oldest.seq <= PUSH_WINDOW
 
 
 @pytest.mark.parametrize(
@@ -445,7 +454,7 @@ def test_what_stays_in_place_goes_in_few_messages_beside_the_window() -> None:
     transfer, actions = connection.transfer("pull", in_place=5 << 20)
     pulls = sent(actions, Pull)
     assert [[part[0] for part in pull.parts] for pull in pulls] == [[*range(5)], [*range(5, 10)], [10, 11]]
-    assert connection.link.in_flight_nbytes == 0
+    assert connection.link.in_flight.nbytes == 0
     for pull in pulls:
         values = [np.full(len(pull.parts) << 18, pull.request, np.float32)]
         connection.answer(Values(pull.request, "raw", [1] * len(pull.parts), (), values))
@@ -457,7 +466,7 @@ def test_what_is_encoded_does_not_stay_in_place() -> None:
     connection = Connection(large(megabytes=12), slice_nbytes=1 << 20)
     _, actions = connection.transfer("pull", in_place=5 << 20, reply_codec="bf16")
     assert {len(pull.parts) for pull in sent(actions, Pull)} == {1}
-    assert connection.link.in_flight_nbytes == 12 << 20
+    assert connection.link.in_flight.nbytes == 12 << 20
 
 
 @pytest.mark.parametrize(("codec", "keeps"), [("bf16", False), ("topk:fraction=0.5", True)])
@@ -470,7 +479,11 @@ def test_only_what_a_codec_leaves_out_is_kept(codec: str, keeps: bool) -> None:
 
     spec = large(megabytes=1)
     where = placement(spec, 1, 1 << 20)
-    link = Link("server 0", Handshake(hello("worker"), server_peer(0), ""), b"", 1, 1, coding=Coding(compress=compress))
+    link = Link(
+        ShardServer(title="server 0", handshake=Handshake(hello("worker"), server_peer(0), ""), proof=b"", epoch=1),
+        1,
+        LinkCommons(Coding(compress=compress)),
+    )
     link.on_welcome(WELCOME, 0.0)
     push = transfers.PushTransfer(
         cargoes=plan(where, None), source=Source(arrays=[np.ones(1 << 18, np.float32)], codec=codec)

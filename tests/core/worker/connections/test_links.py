@@ -43,7 +43,7 @@ def connected(*endpoints: str) -> tuple[Links, list[Action]]:
 def test_one_link_a_shard_by_rank_and_by_connection() -> None:
     links, actions = connected("tcp://a:1", "tcp://b:1")
     assert [a for a in actions if isinstance(a, Connect)] == [Connect(S0, "tcp://a:1"), Connect(S1, "tcp://b:1")]
-    assert [link.title for link in links.by_shard] == ["server 0 (s, tcp://a:1)", "server 1 (s, tcp://b:1)"]
+    assert [link.server.title for link in links.by_shard] == ["server 0 (s, tcp://a:1)", "server 1 (s, tcp://b:1)"]
     assert list(links.by_peer) == [S0, S1]
     assert links.title_of(S1) == "server 1 (s, tcp://b:1)"
     assert links.title_of(b"x") == "the coordinator"
@@ -55,7 +55,7 @@ def test_a_connection_that_is_open_is_used_again_for_whoever_is_there_now() -> N
     assert [a for a in actions if isinstance(a, Connect)] == [Connect(S2, "tcp://c:1")]
     assert [a for a in actions if isinstance(a, Disconnect)] == [Disconnect(S0)], "it would try again for ever"
     assert len(sent(actions, Hello)) == 2
-    assert [link.peer for link in links.by_shard] == [S1, S2]
+    assert [link.server.peer for link in links.by_shard] == [S1, S2]
 
 
 def test_a_connection_is_closed_when_the_last_shard_has_moved_away_from_its_server() -> None:
@@ -96,7 +96,7 @@ def test_links_to_shards_of_one_server_share_a_connection_and_are_told_apart() -
     assert [a for a in actions if isinstance(a, Connect)] == [Connect(S0, "tcp://a:1")]
     assert [m.epoch for m in sent(actions, Hello, S0)] == [1, 2], "a ticket for each"
     first, second = links.by_peer[S0]
-    assert links.title_of(S0) == first.title == second.title == "server 3 (s, tcp://a:1)"
+    assert links.title_of(S0) == first.server.title == second.server.title == "server 3 (s, tcp://a:1)"
     assert links.of_proof(S0, b"q" * 16) is second
     assert links.of_proof(S0, b"x" * 16) is None
     assert links.of_proof(S1, b"q" * 16) is None
@@ -116,7 +116,7 @@ def test_goodbye_is_said_to_those_that_know_us() -> None:
     links, _ = connected("tcp://a:1", "tcp://b:1")
     links.by_shard[1].on_welcome(WELCOME, 0.1)
     assert sent(links.part("finished"), Leave, S1) == [Leave("finished")]
-    assert all(link.handshake.is_over for link in links.by_shard)
+    assert all(link.server.handshake.is_over for link in links.by_shard)
     assert links.on_deadline(100.0) == []
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 
@@ -12,7 +11,6 @@ from zmqps.core.node.handshake import Handshake
 from zmqps.core.protocol.events import server_peer
 from zmqps.core.protocol.limits import WINDOW_NBYTES
 from zmqps.core.protocol.messages import Welcome
-from zmqps.core.worker.connections.outbox import Request
 from zmqps.core.worker.connections.wire import NUM_REQUESTS, NUM_SAMPLES, SAMPLE_NBYTES, Wire, WireSpeed
 
 MB = 1 << 20
@@ -35,18 +33,16 @@ class Line:
         """Carry so many requests as fast as the window allows; return the seconds."""
         began = self.now
         there_at = here_at = 0.0  # when each way is free
-        waiting: list[tuple[float, Request]] = []
+        waiting: list[tuple[float, tuple[int, int, int]]] = []
         left = count
         while left or waiting:
             while left and (not waiting or (len(waiting) + 1) * nbytes <= self.wire.window(nbytes)):
                 if not waiting:
                     self.wire.begins(self.now)
                 travels = nbytes // self.shrink
-                request: Any = Request(transfer=None, cargoes=(), nbytes=nbytes)  # type: ignore[arg-type]
-                request.sent_nbytes, request.received_nbytes = travels * out, travels * back
                 there_at = max(there_at, self.now) + travels * out / self.bytes_per_s
                 here_at = max(here_at, there_at + self.round_trip_s / 2) + travels * back / self.bytes_per_s
-                waiting.append((here_at + self.round_trip_s / 2, request))
+                waiting.append((here_at + self.round_trip_s / 2, (travels * out, travels * back, nbytes)))
                 left -= 1
             self.now, answered = waiting.pop(0)
             self.wire.answered(self.now, answered, is_last=not waiting)
@@ -106,20 +102,18 @@ def test_pauses_of_the_worker_do_not_count() -> None:
 def test_where_something_is_always_on_its_way_the_speed_is_known_before_the_end() -> None:
     wire = Wire()
     wire.begins(0.0)
-    request: Any = Request(transfer=None, cargoes=(), nbytes=MB, sent_nbytes=MB)  # type: ignore[arg-type]
     for number in range(1, 5):
-        wire.answered(0.3 * number, request, is_last=False)
+        wire.answered(0.3 * number, (MB, 0, MB), is_last=False)
     assert wire.speed.out_bytes_per_s == pytest.approx(MB / 0.3, rel=0.5)
 
 
 def test_a_burst_of_answers_at_the_end_is_not_taken_for_the_speed() -> None:
     wire = Wire()
     wire.begins(0.0)
-    request: Any = Request(transfer=None, cargoes=(), nbytes=MB, sent_nbytes=MB)  # type: ignore[arg-type]
     for number in range(1, 12):
-        wire.answered(0.1 * number, request, is_last=False)
-    wire.answered(1.101, request, is_last=False)
-    wire.answered(1.102, request, is_last=True)
+        wire.answered(0.1 * number, (MB, 0, MB), is_last=False)
+    wire.answered(1.101, (MB, 0, MB), is_last=False)
+    wire.answered(1.102, (MB, 0, MB), is_last=True)
     assert wire.speed.out_bytes_per_s == pytest.approx(10 * MB, rel=0.05)
 
 

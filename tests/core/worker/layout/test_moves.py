@@ -98,7 +98,7 @@ def test_a_shard_may_move_to_a_server_that_has_another_one_already() -> None:
     actions = session.moved(name="s0")
     assert [a for a in actions if isinstance(a, Connect)] == []
     assert [m.epoch for m in sent(actions, Hello, S0)] == [7]
-    assert [link.peer for link in session.machine.links.by_shard] == [S0, S0]
+    assert [link.server.peer for link in session.machine.links.by_shard] == [S0, S0]
 
 
 # --- synchronous --------------------------------------------------------------------------------

@@ -13,12 +13,11 @@ class Shard:
 
     def __init__(self) -> None:
         self.sent = Sent()
-        self.next = 1
         self.pushes: list[list[int]] = []
 
     def push(self, size: int) -> None:
-        messages = list(range(self.next, self.next + size))
-        self.next += size
+        messages = list(range(self.sent.next_seq, self.sent.next_seq + size))
+        self.sent.next_seq += size
         self.pushes.append(messages)
         self.sent.heads.append(messages[0])
         if len(self.sent.heads) >= MAX_HEADS:
@@ -50,19 +49,19 @@ def test_what_is_lost_is_what_was_answered_and_the_checkpoint_lacks(
     for sizes, floor, applied, unanswered in lives:
         for size in sizes:
             shard.push(size)
-        shard.sent.mark(shard.next, unanswered)
+        shard.sent.mark(unanswered)
         expected = shard.lose(floor, applied, unanswered)
-        assert shard.sent.lose(floor, applied, shard.next) == expected
+        assert shard.sent.lose(floor, applied) == expected
 
 
 def test_what_leaves_for_the_new_server_before_it_says_what_it_knows_is_not_lost() -> None:
     shard = Shard()
     shard.push(2)
-    shard.sent.mark(shard.next, ())
+    shard.sent.mark(())
     shard.push(2)
-    assert shard.sent.lose(0, (), shard.next) == 1
-    shard.sent.mark(shard.next, ())
-    assert shard.sent.lose(0, (), shard.next) == 1, "the one that is lost already is not lost again"
+    assert shard.sent.lose(0, ()) == 1
+    shard.sent.mark(())
+    assert shard.sent.lose(0, ()) == 1, "the one that is lost already is not lost again"
 
 
 def test_a_message_that_was_refused_is_not_lost() -> None:
@@ -70,8 +69,8 @@ def test_a_message_that_was_refused_is_not_lost() -> None:
     for _ in range(3):
         shard.push(1)
     shard.sent.void(2)
-    shard.sent.mark(shard.next, ())
-    assert shard.sent.lose(1, (), shard.next) == 1
+    shard.sent.mark(())
+    assert shard.sent.lose(1, ()) == 1
 
 
 def test_a_long_training_takes_little_memory_and_one_of_many_sizes_no_more_than_a_bound() -> None:
@@ -83,5 +82,5 @@ def test_a_long_training_takes_little_memory_and_one_of_many_sizes_no_more_than_
         shard.push(1 + number % 2)
     shard.sent.fold()
     assert len(shard.sent._runs) == MAX_RUNS
-    shard.sent.mark(shard.next, ())
-    assert shard.sent.lose(0, (), shard.next) == 3 * MAX_HEADS + 3 * MAX_RUNS
+    shard.sent.mark(())
+    assert shard.sent.lose(0, ()) == 3 * MAX_HEADS + 3 * MAX_RUNS

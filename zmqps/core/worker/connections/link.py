@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from itertools import count
+from dataclasses import dataclass, field
+from itertools import chain, count
 from math import inf
 from typing import TYPE_CHECKING
 
 from zmqps.core.node.handshake import Handshake
 from zmqps.core.protocol.encoding import CODING, RAW, Coding, named
-from zmqps.core.protocol.events import Action, Send
+from zmqps.core.protocol.events import Action, Peer, Send
 from zmqps.core.protocol.fields import Part
 from zmqps.core.protocol.limits import PUSH_WINDOW, WINDOW_NBYTES
 from zmqps.core.protocol.loans import STAYS
@@ -19,19 +20,259 @@ from zmqps.core.protocol.messages import Load as LoadMessage
 from zmqps.core.protocol.messages import Pull as PullMessage
 from zmqps.core.protocol.messages import Push as PushMessage
 from zmqps.core.worker.alarm import Alarm
-from zmqps.core.worker.connections.outbox import Outbox, Request
-from zmqps.core.worker.connections.probe import PROBE_S, SilenceProbe
-from zmqps.core.worker.connections.resends import SLOWEST_RETRY_S, Resends
 from zmqps.core.worker.connections.wire import Wire
 from zmqps.core.worker.layout.sent import MAX_HEADS, Sent
 from zmqps.core.worker.packer import Packer
 from zmqps.core.worker.plan import Cargo, batches
 from zmqps.core.worker.rows import RowCargo, row_message
-from zmqps.core.worker.transfer import LoadTransfer, PullTransfer, PushTransfer, Target, Transfer
+from zmqps.core.worker.transfer import (
+    AnyTransfer,
+    Delay,
+    LoadTransfer,
+    PullTransfer,
+    PushTransfer,
+    Request,
+    Target,
+    Transfer,
+)
 from zmqps.errors import ProtocolError, PSError, counted
 
 if TYPE_CHECKING:
     from zmqps.core.protocol.messages import Buffer
+
+#: A request that a server lacked the memory for is sent again after this long, then after twice as long each time,
+RETRY_S = 0.1
+SLOWEST_RETRY_S = 1.0
+#: until it has been refused for so long; then whoever asked is told.
+SHORT_S = 10.0
+#: No answer of any kind for this long, and a server is asked; then after twice as long each time, up to
+PROBE_S = 3.0
+SLOWEST_PROBE_S = 30.0
+#: Questions whose answers may be on their way; older ones are forgotten.
+MAX_OUT = 16
+
+
+class Outbox:
+    """Requests that are not sent yet.
+
+    Pushes leave in the order asked, and so do pulls. A pull overtakes pushes, except those asked for before it
+    that touch one of its slices: it must see what they change.
+    """
+
+    def __init__(self) -> None:
+        self._pushes: deque[Request] = deque()  # and loads
+        self._pulls: deque[Request] = deque()
+        self._last_push: dict[int, int] = {}  # slice -> number
+        self.waiting = 0  # how many there are
+
+    def add(self, request: Request) -> None:
+        """Queue a request, whose number is larger than those before it."""
+        self.waiting += 1
+        if isinstance(request.transfer, PullTransfer):
+            for cargo in request.cargoes:
+                request.behind = max(request.behind, self._last_push.get(cargo.slice.index, 0))
+            self._pulls.append(request)
+        else:
+            for cargo in request.cargoes:
+                self._last_push[cargo.slice.index] = request.number
+            self._pushes.append(request)
+
+    def peek(self) -> Request | None:
+        """Return what leaves next; None: there is nothing."""
+        if self._pulls and not (self._pushes and self._pushes[0].number <= self._pulls[0].behind):
+            return self._pulls[0]
+        return self._pushes[0] if self._pushes else None
+
+    def pop(self, request: Request) -> None:
+        """Take out what leaves next, as `peek` has returned it."""
+        self.waiting -= 1
+        (self._pulls if isinstance(request.transfer, PullTransfer) else self._pushes).popleft()
+
+    def drop(self, transfer: Transfer) -> None:
+        """Forget the requests of a transfer."""
+        if any(request.transfer is transfer for request in self):
+            self._pushes = deque(request for request in self._pushes if request.transfer is not transfer)
+            self._pulls = deque(request for request in self._pulls if request.transfer is not transfer)
+            self.waiting = len(self._pushes) + len(self._pulls)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._pushes.clear()
+        self._pulls.clear()
+        self.waiting = 0
+
+    def __bool__(self) -> bool:
+        return self.waiting > 0
+
+    def __iter__(self) -> Iterator[Request]:
+        return chain(self._pushes, self._pulls)
+
+    def validate(self) -> None:
+        """Assert that what was asked first is first, and that no pull waits for a later push."""
+        assert self.waiting == len(self._pushes) + len(self._pulls)
+        for queue in (self._pushes, self._pulls):
+            last = 0
+            for request in queue:
+                assert last <= request.number
+                last = request.number
+        for pull in self._pulls:
+            assert pull.behind < pull.number
+
+
+class InFlight(dict[int, Request]):
+    """The requests that have left and are not answered, by their numbers, in the order in which they left first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nbytes = 0  # of the window
+
+    def take(self, number: int) -> Request | None:
+        """Take out a request, so that there is room for others; None if it was answered before."""
+        request = self.pop(number, None)
+        if request is not None:
+            self.nbytes -= request.nbytes
+        return request
+
+    def clear(self) -> None:
+        """Forget everything."""
+        super().clear()
+        self.nbytes = 0
+
+
+class Resends:
+    """What is in flight and is to be sent again.
+
+    Attributes
+    ----------
+    all
+        All of it, for the connection has broken: as soon as the server has welcomed us over the next one.
+    at_once
+        What the server turned out not to have, in this order. Whoever sends it clears it.
+    due
+        When the first of those leaves that were put off; None: none was.
+    """
+
+    __slots__ = ("_put_off", "all", "at_once", "due")
+
+    def __init__(self) -> None:
+        self.all = False
+        self.at_once: list[Request] = []
+        self.due: float | None = None
+        self._put_off: list[Request] = []
+
+    @staticmethod
+    def refused(delay: Delay, now: float) -> float | None:
+        """Return when to send a request again that the server lacked the memory for; None: it has for long."""
+        since = delay.refused_at = now if delay.refused_at is None else delay.refused_at
+        return None if now >= since + SHORT_S else now + min(RETRY_S + now - since, SLOWEST_RETRY_S)
+
+    def put_off(self, request: Request, at: float) -> None:
+        """Send a request again, then."""
+        self._put_off.append(request)
+        request.delay = request.delay or Delay()
+        request.delay.retry_at = at
+        self.due = at if self.due is None else min(self.due, at)
+
+    def take(self, now: float) -> list[Request]:
+        """Return what was put off until now: it is not any more."""
+        taken = [request for request in self._put_off if _retry_at(request) <= now]
+        self._put_off = [request for request in self._put_off if _retry_at(request) > now]
+        self._forget(taken)
+        self.due = self._first()
+        return taken
+
+    def clear(self) -> None:
+        """Nothing is sent again for its own sake: all that is in flight is, or nothing."""
+        self.at_once.clear()
+        self._forget(self._put_off)
+        self._put_off = []
+        self.due = None
+
+    def of(self, transfer: Transfer) -> list[Request]:
+        """Return what was put off of a transfer."""
+        return [request for request in self._put_off if request.transfer is transfer]
+
+    def __bool__(self) -> bool:
+        """Whether something was put off."""
+        return bool(self._put_off)
+
+    @staticmethod
+    def _forget(requests: list[Request]) -> None:
+        for request in requests:
+            if request.delay is not None:
+                request.delay.retry_at = None
+
+    def _first(self) -> float | None:
+        return min(map(_retry_at, self._put_off), default=None)
+
+    def validate(self) -> None:
+        """Assert that nothing is put off beyond the time when it is due, or while all is to be sent again."""
+        assert self.due == self._first()
+        assert not (self.all and self._put_off)
+
+
+def _retry_at(request: Request) -> float:
+    return request.delay.retry_at or 0.0 if request.delay is not None else 0.0
+
+
+class SilenceProbe:
+    """When to ask a silent server, and what its answer says.
+
+    What is sent over a connection arrives in its order, however long it takes, or the connection breaks. The
+    question is a pull of nothing, which a server answers at once. So when it is answered the server has had all that
+    was sent before, and has answered it, but for what it keeps waiting or had no memory for. On a slow connection the
+    question waits behind what is on its way: nothing is sent twice only because it takes long.
+    """
+
+    def __init__(self) -> None:
+        self.num_sent = 0  # messages that have left
+        self.heard_at = 0.0
+        self.due: float | None = None  # when to ask; the link sets it anew at every answer
+        self.wait_s = PROBE_S  # the silence before it
+        self._out: dict[int, int] = {}  # question -> how much was sent before it
+
+    def __contains__(self, number: int) -> bool:
+        """Whether this is a question whose answer may be on its way."""
+        return number in self._out
+
+    def ask(self, now: float, number: int) -> None:
+        """Note that a question leaves."""
+        if len(self._out) >= MAX_OUT:
+            del self._out[next(iter(self._out))]
+        self._out[number] = self.num_sent
+        self.wait_s = min(2 * self.wait_s, SLOWEST_PROBE_S)
+        self.due = now + self.wait_s
+
+    def answered(self, number: int) -> int:
+        """Return how much was sent before a question that is answered; 0 if it is none."""
+        return self._out.pop(number, 0)
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class ShardServer:
+    """The server that a shard is on, as the coordinator has named it."""
+
+    title: str  # in errors
+    handshake: Handshake
+    proof: bytes  # what only the server that the coordinator means can answer it with
+    epoch: int  # of its copy of the shard
+    rank: int = 0
+    lost: PSError | None = None  # why nothing is said to it any more
+    promised: str = ""  # how another one comes in its place, where it was lost
+    peer: Peer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.peer = self.handshake.peer
+
+
+@dataclass(slots=True, eq=False)
+class LinkCommons:
+    """What all links of a session share."""
+
+    coding: Coding = CODING
+    #: Of the requests: never one twice on a connection, even if the job on it is another one now.
+    numbers: Iterator[int] = field(default_factory=lambda: count(1))
+    alarm: Alarm = field(default_factory=Alarm)
 
 
 class Link:
@@ -48,105 +289,86 @@ class Link:
 
     Parameters
     ----------
-    title
-        The server's name in errors.
-    handshake
-        Of the connection.
-    proof
-        What only the server that the coordinator means can answer it with.
-    epoch, num_slices
-        Of the server's copy of the shard.
-    numbers
-        Of the requests: never one twice on a connection, even if the job on it is another one now.
-    coding
-        The door to the codecs.
-    rank, shard
-        The server's, and which of its job's.
+    server
+        Where the shard is.
+    num_slices
+        Of the shard.
+    commons
+        What all links share.
+    shard
+        Which of its job's it is.
     """
 
     def __init__(
-        self,
-        title: str,
-        handshake: Handshake,
-        proof: bytes,
-        epoch: int,
-        num_slices: int,
-        numbers: Iterator[int] | None = None,
-        coding: Coding = CODING,
-        rank: int = 0,
-        shard: int = 0,
+        self, server: ShardServer, num_slices: int, commons: LinkCommons | None = None, *, shard: int = 0
     ) -> None:
-        self.peer = handshake.peer
         self.shard = shard
-        self.rank, self.title = rank, title
-        self.handshake = handshake
-        self.proof = proof
-        self.lost: PSError | None = None
-        self.in_flight: dict[int, Request] = {}
-        self.in_flight_nbytes = 0
+        self.server = server
         self.queue = Outbox()
-        self.counts: Counter[str] = Counter()
-        self.heard_at = 0.0
-        self.epoch, self.promised = epoch, ""  # the server was lost: where its shard will be
-        self.sent = Sent()
-        self.packer = Packer(coding)
-        self._coding = coding
-        self.versions = [0] * num_slices  # of each slice, when last read
-        self._numbers = count(1) if numbers is None else numbers
-        self._next_seq = 1
-        self._num_sent = 0
+        self.in_flight = InFlight()
         self.resends = Resends()
         self.probe = SilenceProbe()
-        self.alarm = Alarm()  # shared by all links of a session
         self.wire = Wire()
-        self._broken = False  # the connection, since the last Welcome
+        self.sent = Sent()
+        self.versions = [0] * num_slices  # of each slice, when last read
+        self.counts: Counter[str] = Counter()
+        self._commons = commons or LinkCommons()
+        self.packer = Packer(self._commons.coding)
 
-    def enqueue(self, transfer: PushTransfer | PullTransfer | LoadTransfer, cargoes: tuple[Cargo, ...]) -> None:
+    def enqueue(self, transfer: AnyTransfer, cargoes: tuple[Cargo, ...]) -> None:
         """Queue the requests of one transfer."""
+        if not cargoes:
+            return
         source, target = transfer.source, transfer.target
         codec = RAW if source is None else source.codec
         # encoded they would travel; and whether something small goes raw must not depend on its neighbours
-        ends = [(source, codec)] if target is None else [(source, codec), (target, target.codec)]
-        in_place = min([end.in_place if text == RAW else 0 for end, text in ends if end is not None])
-        groups = list(filter(None, [cargoes] if transfer.atomic or len(cargoes) == 1 else batches(cargoes, in_place)))
-        for number, group in enumerate(groups):
-            nbytes, head = 0 if in_place else sum([cargo.nbytes for cargo in group]), not number
-            request = Request(transfer=transfer, cargoes=group, nbytes=nbytes, head=head, codec=codec)
-            self.queue.add(request)
+        raw = codec == RAW and (target is None or target.codec == RAW)
+        in_place = min([end.in_place for end in (source, target) if end is not None]) if raw else 0
+        if transfer.atomic or len(cargoes) == 1:
+            groups: Sequence[tuple[Cargo, ...]] = (cargoes,)
+        else:
+            groups = list(filter(None, batches(cargoes, in_place)))
+        numbers = self._commons.numbers
+        for group in groups:
+            nbytes, head = 0 if in_place else sum([cargo.nbytes for cargo in group]), group is groups[0]
+            self.queue.add(
+                Request(transfer=transfer, cargoes=group, nbytes=nbytes, head=head, codec=codec, number=next(numbers))
+            )
             transfer.remaining += 1
 
     def pump(self, now: float) -> list[Action]:
         """Send what the window has room for."""
         actions: list[Action] = []
-        if self.handshake.welcome is None or self._broken or self.lost is not None:
+        server, in_flight, queue, wire = self.server, self.in_flight, self.queue, self.wire
+        if server.handshake.welcome is None or self.resends.all or server.lost is not None:
             return actions
         if again := self.resends.at_once:
-            actions += [self._again(request) for request in again if request.number in self.in_flight]
+            actions += [self._again(request) for request in again if request.number in in_flight]
             again.clear()
-        while self.queue.waiting and (request := self.queue.peek()) is not None:
+        while queue.waiting and (request := queue.peek()) is not None:
             if request.transfer.done:
-                self.queue.pop()
+                queue.pop(request)
                 continue
-            if self.in_flight and self.in_flight_nbytes + request.nbytes > self.wire.window(request.nbytes):
+            if in_flight and in_flight.nbytes + request.nbytes > wire.window(request.nbytes):
                 break
             if isinstance(request.transfer, PushTransfer):
-                if self.in_flight:
-                    oldest = next((r.seq for r in self.in_flight.values() if r.seq), self._next_seq)
-                    if self._next_seq - oldest >= PUSH_WINDOW:
+                next_seq = self.sent.next_seq
+                if in_flight:
+                    oldest = next((r.seq for r in in_flight.values() if r.seq), next_seq)
+                    if next_seq - oldest >= PUSH_WINDOW:
                         break  # a resend of the oldest must still be inside the server's ledger
-                request.seq = self._next_seq
-                self._next_seq += 1
+                request.seq = next_seq
+                self.sent.next_seq = next_seq + 1
                 if request.head:
                     self.sent.heads.append(request.seq)
                     if len(self.sent.heads) >= MAX_HEADS:
                         self.sent.fold()
-            self.queue.pop()
-            request.number = next(self._numbers)
-            counts = request.nbytes >= self.wire.sample_nbytes or self.queue.waiting or not self.wire.round_trip_s
-            if counts and self.wire.since is None:  # one that is small and alone tells something once
-                self.wire.begins(now)
-            self.in_flight[request.number] = request
-            self.in_flight_nbytes += request.nbytes
+            queue.pop(request)
+            counts = request.nbytes >= wire.sample_nbytes or queue.waiting or not wire.round_trip_s
+            if counts and wire.since is None:  # one that is small and alone tells something once
+                wire.begins(now)
+            in_flight[request.number] = request
+            in_flight.nbytes += request.nbytes
             if self.probe.due is None:
                 self._rest(now)
             actions.append(self._send(request))
@@ -157,15 +379,17 @@ class Link:
         return self._send(request)
 
     def _send(self, request: Request) -> Action:
-        self._num_sent += 1
-        request.sent_as = self._num_sent
-        message = self._message(request)
-        request.sent_nbytes = sum([buffer.nbytes for buffer in getattr(message, "payload", ())])
-        self.counts["bytes_sent"] += request.sent_nbytes
-        return Send(self.peer, message)
+        self.probe.num_sent += 1
+        request.sent_as = self.probe.num_sent
+        message, nbytes = self._message(request), 0
+        for buffer in getattr(message, "payload", ()):
+            nbytes += buffer.nbytes
+        request.sent_nbytes = nbytes
+        self.counts["bytes_sent"] += nbytes
+        return Send(self.server.peer, message)
 
     def _message(self, request: Request) -> Message:
-        transfer, epoch = request.transfer, self.epoch
+        transfer, epoch = request.transfer, self.server.epoch
         if isinstance(request.cargoes[0], RowCargo):
             return row_message(request, epoch, self.versions, self.packer.pack)
         parts: list[Part] = [(c.slice.index, self.versions[c.slice.index], c.ranges) for c in request.cargoes]
@@ -185,92 +409,89 @@ class Link:
 
     def on_connected(self, now: float) -> list[Action]:
         """The connection is there, perhaps again: say hello, for what was sent before may be lost."""
-        if self.lost is not None:
+        if self.server.lost is not None:
             return []
         self._break()
-        return self.handshake.again(now)
+        return self.server.handshake.again(now)
 
     def on_disconnected(self, now: float) -> None:
         """The connection has ended: nothing leaves until the server has welcomed us over the next one."""
         self._break()
-        self.handshake.ended(now)
+        self.server.handshake.ended(now)
 
     def promise(self, how: str = "its backup takes over") -> None:
         """The server was lost, and another one will have the shard: wait for it."""
-        self.promised = how
-
-    def lose(self, floor: int, applied: Sequence[int]) -> int:
-        """Return how many acknowledged pushes a new server does not know (`Sent.lose`)."""
-        return self.sent.lose(floor, applied, self._next_seq)
+        self.server.promised = how
 
     def withdraw(self, pull: Transfer, now: float) -> list[Action]:
         """Nobody waits for a pull any more: its requests make room, and the server, if it can be told, forgets them."""
         if not (numbers := [number for number, request in self.in_flight.items() if request.transfer is pull]):
             return []
         for number in numbers:
-            self.in_flight_nbytes -= self.in_flight.pop(number).nbytes
+            self.in_flight.take(number)
         if not self.in_flight:
             self.probe.due = None
-        told = numbers if self.handshake.welcome is not None and not self._broken and self.lost is None else ()
-        return [*(Send(self.peer, Withdraw(number)) for number in told), *self.pump(now)]
+        server = self.server
+        told = numbers if server.handshake.welcome is not None and not self.resends.all and server.lost is None else ()
+        return [*(Send(server.peer, Withdraw(number)) for number in told), *self.pump(now)]
 
     def forget(self) -> None:
         """Nothing that was asked for is awaited any more: all has ended, or is asked for anew."""
         self.queue.clear()
         self.in_flight.clear()
-        self.in_flight_nbytes = 0
         self._break()
 
-    def retarget(self, title: str, handshake: Handshake, proof: bytes, epoch: int, rank: int) -> None:
+    def retarget(self, server: ShardServer) -> None:
         """The shard has another server: all that is not answered is sent again there, once it welcomes us."""
-        self.handshake.stop()
+        self.server.handshake.stop()
         self._break()
-        self.peer, self.title, self.handshake, self.proof = handshake.peer, title, handshake, proof
-        self.epoch, self.rank, self.wire = epoch, rank, Wire()
-        self._broken = bool(self.in_flight)
-        self.sent.mark(self._next_seq, (request.seq for request in self.in_flight.values()))
-        self.lost, self.promised = None, ""
+        self.server, self.wire = server, Wire()
+        self.resends.all = bool(self.in_flight)
+        self.sent.mark(request.seq for request in self.in_flight.values())
 
     def requests_of(self, transfer: Transfer) -> list[Request]:
         """Return what is not answered of a transfer."""
         return [request for request in [*self.queue, *self.in_flight.values()] if request.transfer is transfer]
 
     def _break(self) -> None:
-        self._broken = self.handshake.welcome is not None or bool(self.in_flight)
         self.resends.clear()  # with all the others, then
+        self.resends.all = self.server.handshake.welcome is not None or bool(self.in_flight)
         self.probe.due = None
 
     def on_welcome(self, welcome: Welcome, now: float) -> list[Action]:
         """The server knows us: begin to send, or to send again what a broken connection may have lost."""
-        if self.handshake.is_down:  # that came over the one that has ended; the next one is not there
+        handshake = self.server.handshake
+        if handshake.is_down:  # that came over the one that has ended; the next one is not there
             return []
-        self.wire.greeted(self.handshake, now)
-        self.handshake.on_welcome(welcome)
-        self.heard_at = now
-        if self._broken:
-            self._broken = False
-            self._doubt(self._num_sent, everything=True)
+        self.wire.greeted(handshake, now)
+        handshake.on_welcome(welcome)
+        self.probe.heard_at = now
+        if self.resends.all:
+            self.resends.all = False
+            self._doubt(self.probe.num_sent, everything=True)
             self._rest(now)
         return self.pump(now)
 
     def _doubt(self, num_sent: int, *, everything: bool = False) -> None:
         """Note to be sent again what the server has not answered of so many first messages: it has had them all."""
         for number, request in list(self.in_flight.items()):
-            push = request.transfer
+            push, doubted = request.transfer, request.delay is not None and request.delay.doubted
             if request.sent_as > num_sent:
                 continue
             if push.done:  # given up: make room, never send it again
                 if request.seq:
                     self.sent.void(request.seq)
-                del self.in_flight[number]
-                self.in_flight_nbytes -= request.nbytes
-            elif isinstance(push, PushTransfer) and push.target is not None and not request.doubted and not everything:
-                request.doubted = True  # its values may yet be copied, and leave later
-            else:
-                request.doubted = False
+                self.in_flight.take(number)
+                continue
+            # its values may yet be copied, and leave later
+            waits = isinstance(push, PushTransfer) and push.target is not None and not doubted and not everything
+            if waits or doubted:
+                request.delay = request.delay or Delay()
+                request.delay.doubted = waits
+            if not waits:
                 self.resends.at_once.append(request)
 
-    def on_answer(self, message: Ack | Values, now: float) -> PushTransfer | PullTransfer | LoadTransfer | None:
+    def on_answer(self, message: Ack | Values, now: float) -> AnyTransfer | None:
         """Take an answer; return its transfer if that is still of interest, and may be complete."""
         request = self.in_flight.get(message.request)
         if request is None or request.transfer.done:
@@ -278,17 +499,18 @@ class Link:
             return None
         if self._note_overtaken(request, now):
             return None
-        transfer = request.transfer
+        transfer, nbytes = request.transfer, 0
         target = transfer.target
         if isinstance(message, Values):
             if target is None or len(message.versions) != len(request.cargoes):
-                raise ProtocolError(f"{self.title} answered a {transfer.kind} with values of {message.versions}")
-            self._land(request, target, message)
+                raise ProtocolError(f"{self.server.title} answered a {transfer.kind} with values of {message.versions}")
+            nbytes = self._land(request, target, message)
             for cargo, version in zip(request.cargoes, message.versions, strict=True):
                 self.versions[cargo.slice.index] = version
         elif target is not None:
-            raise ProtocolError(f"{self.title} answered a {transfer.kind} without values")
-        self.answered(message.request, now)  # not before: what cannot be used fails with the rest of the link
+            raise ProtocolError(f"{self.server.title} answered a {transfer.kind} without values")
+        # not before: what cannot be used fails with the rest of the link
+        self.answered(message.request, now, nbytes)
         if isinstance(transfer, PushTransfer):
             transfer.staleness = max(transfer.staleness, max(message.staleness, default=0))
         transfer.remaining -= 1
@@ -309,7 +531,7 @@ class Link:
             if push.done or isinstance(push, PullTransfer) or earlier.sent_as > request.sent_as:
                 continue
             missed = pull and not request.slices.isdisjoint(earlier.slices)
-            if earlier.retry_at is not None:  # it was refused, and its turn comes
+            if earlier.delay is not None and earlier.delay.retry_at is not None:  # it was refused, and its turn comes
                 late |= missed
                 continue
             # values leave when they have been copied, acknowledgements at once
@@ -320,24 +542,20 @@ class Link:
             return True
         if unseen:
             self.resends.at_once.append(request)
-            self.heard_at = now
+            self.probe.heard_at = now
         return unseen
-
-    @property
-    def is_short(self) -> bool:
-        """Whether the server lacks the memory for something that was asked of it."""
-        return bool(self.resends)
 
     def put_off(self, number: int, now: float) -> bool:
         """Send a request again a little later, because the server lacks the memory for it; False if it has for long."""
         if (request := self.in_flight.get(number)) is None or request.transfer.done:
             return False
-        if request.retry_at is not None or self._broken:
+        delay = request.delay = request.delay or Delay()
+        if delay.retry_at is not None or self.resends.all:
             return True  # said twice, or to be sent again with all others as soon as there is a connection
-        if (at := self.resends.refused(request, now)) is None:
+        if (at := self.resends.refused(delay, now)) is None:
             return False
         self._send_later(request, at)
-        self.heard_at = now
+        self.probe.heard_at = now
         self._rest(now)
         return True
 
@@ -345,14 +563,14 @@ class Link:
         """The shard is to have another server; if it stays, nobody says so: this is sent again after a while."""
         if (request := self.in_flight.get(number)) is None:
             self.probe.answered(number)
-        elif request.retry_at is None and not self._broken:
+        elif (request.delay is None or request.delay.retry_at is None) and not self.resends.all:
             self._send_later(request, now + SLOWEST_RETRY_S)
-        self.heard_at = now
+        self.probe.heard_at = now
         self._rest(now)
 
     def _send_later(self, request: Request, at: float) -> None:
         self.resends.put_off(request, at)
-        self.alarm.by(at)
+        self._commons.alarm.by(at)
 
     def _send_put_off(self, now: float) -> list[Action]:
         """Send again what was put off until now; what was given up meanwhile makes room."""
@@ -366,14 +584,13 @@ class Link:
                 actions.append(self._again(request))
         return actions
 
-    def answered(self, number: int, now: float) -> Request | None:
-        """Take a request out of flight; None if it was answered before."""
-        self.heard_at = now
-        request = self.in_flight.pop(number, None)
+    def answered(self, number: int, now: float, nbytes: int = 0) -> Request | None:
+        """Take a request out of flight, whose answer brought so many bytes; None if it was answered before."""
+        self.probe.heard_at = now
+        request = self.in_flight.take(number)
         if request is not None:
-            self.in_flight_nbytes -= request.nbytes
             if self.wire.since is not None:
-                self.wire.answered(now, request, is_last=not self.in_flight)
+                self.wire.answered(now, (request.sent_nbytes, nbytes, request.nbytes), is_last=not self.in_flight)
         elif num_sent := self.probe.answered(number):
             self._doubt(num_sent)
             if self.in_flight:
@@ -381,72 +598,78 @@ class Link:
         self._rest(now)
         return request
 
-    def _land(self, request: Request, target: Target, message: Values) -> None:
+    def _land(self, request: Request, target: Target, message: Values) -> int:
+        """Put values where they belong; return how many bytes they had on the wire."""
         payload: Sequence[Buffer] = message.payload
-        request.received_nbytes = nbytes = sum([memoryview(buffer).nbytes for buffer in payload])
+        nbytes = sum([memoryview(buffer).nbytes for buffer in payload])
         self.counts["bytes_received"] += nbytes
         codec = None if message.codec == RAW else named(message.codec)
         if codec is not None:
-            payload = self._coding.decompress(codec, payload, ((target.size_of(c), c.dtype) for c in request.cargoes))
+            sizes = ((target.size_of(c), c.dtype) for c in request.cargoes)
+            payload = self._commons.coding.decompress(codec, payload, sizes)
             self.packer.saved_nbytes += request.raw_nbytes - nbytes
         target.land(request.cargoes, payload, message.versions)
+        return nbytes
 
-    def fail(self, error: PSError) -> list[PushTransfer | PullTransfer | LoadTransfer]:
+    def fail(self, error: PSError) -> list[AnyTransfer]:
         """The server is gone: return the transfers that now fail."""
-        self.lost = error
-        self.handshake.stop()
+        self.server.lost = error
+        self.server.handshake.stop()
         failed = dict.fromkeys(request.transfer for request in [*self.in_flight.values(), *self.queue])
         self.forget()
         return list(failed)
 
     def waiting_for(self, transfer: Transfer, now: float) -> str:
         """Say what a transfer still waits for here, or nothing."""
-        if self.promised:
-            return f"{self.title}, which was lost: {self.promised}"
-        if self.handshake.welcome is None:
-            return f"{self.title} to accept the connection{self.handshake.because}"
-        heard = f"last heard from {now - self.heard_at:.1f} s ago"
-        if self._broken:
-            return f"the connection to {self.title} to come back, {heard}{self.handshake.because}"
-        if not (missing := sum(request.transfer is transfer for request in [*self.queue, *self.in_flight.values()])):
+        title, handshake = self.server.title, self.server.handshake
+        if self.server.promised:
+            return f"{title}, which was lost: {self.server.promised}"
+        if handshake.welcome is None:
+            return f"{title} to accept the connection{handshake.because}"
+        heard = f"last heard from {now - self.probe.heard_at:.1f} s ago"
+        if self.resends.all:
+            return f"the connection to {title} to come back, {heard}{handshake.because}"
+        if not (missing := len(self.requests_of(transfer))):
             return ""
-        put_off = [request.refused_at for request in self.resends.of(transfer)]
-        if any(at is not None for at in put_off):
-            return f"{self.title} to have the memory for it"
+        put_off = [request.delay for request in self.resends.of(transfer)]
+        if any(delay is not None and delay.refused_at is not None for delay in put_off):
+            return f"{title} to have the memory for it"
         if put_off:
-            return f"word where the shard of {self.title} is now"
-        return f"{counted(missing, 'answer')} from {self.title}, {heard}"
+            return f"word where the shard of {title} is now"
+        return f"{counted(missing, 'answer')} from {title}, {heard}"
 
     def _rest(self, now: float) -> None:
         """Something was answered, or is awaited from now on."""
         self.probe.wait_s = PROBE_S
-        self.probe.due = now + PROBE_S if self.in_flight and not self._broken else None
-        self.alarm.due = min(self.alarm.due, self.probe.due or inf)
+        self.probe.due = now + PROBE_S if self.in_flight and not self.resends.all else None
+        alarm = self._commons.alarm
+        alarm.due = min(alarm.due, self.probe.due or inf)
 
     def next_deadline(self) -> float | None:
         """Return when something is due."""
-        dues = (self.probe.due, self.handshake.due, self.resends.due)
+        dues = (self.probe.due, self.server.handshake.due, self.resends.due)
         return min([due for due in dues if due is not None], default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
         """Say hello again, or what was put off; or ask a server that is silent."""
-        if self.handshake.due is not None and now >= self.handshake.due:
-            return self.handshake.on_deadline(now)
+        server = self.server
+        if server.handshake.due is not None and now >= server.handshake.due:
+            return server.handshake.on_deadline(now)
         if self.resends.due is not None and now >= self.resends.due:
             return [*self._send_put_off(now), *self.pump(now)]
         if self.probe.due is None or now < self.probe.due:
             return []
-        number = next(self._numbers)
-        self.probe.ask(now, number, self._num_sent)
-        return [Send(self.peer, PullMessage(number, self.epoch, 0, 0, RAW, ()))]
+        number = next(self._commons.numbers)
+        self.probe.ask(now, number)
+        return [Send(server.peer, PullMessage(number, server.epoch, 0, 0, RAW, ()))]
 
     def validate(self) -> None:
         """Assert that the window holds."""
         self.queue.validate()
-        assert self.in_flight_nbytes == sum([request.nbytes for request in self.in_flight.values()])
-        assert self.in_flight_nbytes <= WINDOW_NBYTES or len(self.in_flight) == 1
+        assert self.in_flight.nbytes == sum([request.nbytes for request in self.in_flight.values()])
+        assert self.in_flight.nbytes <= WINDOW_NBYTES or len(self.in_flight) == 1
         assert [*self.in_flight] == [request.number for request in self.in_flight.values()]
-        assert (self.probe.due is not None) == (bool(self.in_flight) and not self._broken)
+        assert (self.probe.due is not None) == (bool(self.in_flight) and not self.resends.all)
         self.resends.validate()
-        assert not (self.resends and self._broken)
-        assert self.handshake.is_over or self.handshake.due is not None or not self._broken, "nobody looks why"
+        handshake = self.server.handshake
+        assert handshake.is_over or handshake.due is not None or not self.resends.all, "nobody looks why"

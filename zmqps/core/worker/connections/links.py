@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from itertools import count
 from typing import Any
 
 from zmqps.core.job.keyspace import Placement
@@ -16,8 +15,7 @@ from zmqps.core.protocol.events import Action, Log, Looked, Peer, Send
 from zmqps.core.protocol.messages import Leave
 from zmqps.core.protocol.messages.membership import DepartureCause
 from zmqps.core.protocol.security.keys import key_of, same
-from zmqps.core.worker.alarm import Alarm
-from zmqps.core.worker.connections.link import Link
+from zmqps.core.worker.connections.link import Link, LinkCommons, ShardServer
 from zmqps.core.worker.connections.wire import WireSpeed
 from zmqps.errors import ConfigurationError, PeerLostError, ProtocolError, PSError, listed, printable
 
@@ -41,18 +39,16 @@ class Links:
         The links, in the order of the shards.
     by_peer
         The same, by connection.
-    alarm
-        When something is due of any of them.
+    commons
+        What they share.
     """
 
     def __init__(self, member: Member, coding: Coding) -> None:
         self.by_shard: list[Link] = []
         self.by_peer: dict[Peer, list[Link]] = {}
-        self.alarm = Alarm()
+        self.commons = LinkCommons(coding)
         self._member = member
-        self._coding = coding
         self._connections = Connections()
-        self._numbers = count(1)  # of requests to servers
 
     @property
     def counts(self) -> Counter[str]:
@@ -67,16 +63,16 @@ class Links:
     @property
     def in_flight_nbytes(self) -> int:
         """Bytes sent or asked for and not yet answered."""
-        return sum(link.in_flight_nbytes for link in self.by_shard)
+        return sum(link.in_flight.nbytes for link in self.by_shard)
 
     @property
     def wires(self) -> dict[int, WireSpeed]:
         """What has been seen of the wire to each server, by its rank; to one with several shards the fastest."""
         found: dict[int, WireSpeed] = {}
         for link in self.by_shard:
-            speed, known = link.wire.speed, found.get(link.rank)
+            speed, known = link.wire.speed, found.get(link.server.rank)
             if known is None or known.bytes_per_s < speed.bytes_per_s:
-                found[link.rank] = speed
+                found[link.server.rank] = speed
         return found
 
     def _slowest_wire(self) -> Mapping[str, Any]:
@@ -90,18 +86,16 @@ class Links:
     def on_deadline(self, now: float) -> list[Action]:
         """Hellos and resends."""
         actions: list[Action] = []
-        if self.alarm.rings(now):
-            for link in self.by_shard:
-                due = link.next_deadline()
-                if due is not None and now >= due:
-                    actions += link.on_deadline(now)
-            self.alarm.reset(link.next_deadline() for link in self.by_shard)
+        for link in self.by_shard:
+            due = link.next_deadline()
+            if due is not None and now >= due:
+                actions += link.on_deadline(now)
         return actions
 
     def title_of(self, peer: Peer) -> str:
         """Return how a server is called, by its connection; all others are the coordinator's."""
         links = self.by_peer.get(peer)
-        return links[0].title if links else "the coordinator"
+        return links[0].server.title if links else "the coordinator"
 
     def of_answer(self, peer: Peer, request: int) -> Link | None:
         """Return the link over which the request left that is answered; None if that was given up long ago."""
@@ -109,7 +103,7 @@ class Links:
 
     def of_proof(self, peer: Peer, proof: bytes) -> Link | None:
         """Return the link that only this proof welcomes; None if a server shows another one."""
-        return next((link for link in self.by_peer.get(peer, ()) if same(proof, link.proof)), None)
+        return next((link for link in self.by_peer.get(peer, ()) if same(proof, link.server.proof)), None)
 
     def connect(self, placement: Placement, wire: Mapping[str, Any], now: float) -> list[Action]:
         """Open the links to the shards of a job, as they travel with its placement."""
@@ -127,47 +121,42 @@ class Links:
         actions: list[Action] = []
         self.by_shard = []
         for shard, server in enumerate(servers):
-            handshake, first = self._greet(server, now)
-            rank, epoch, proof = server["rank"], server["epoch"], key_of(server["proof"])
-            num_slices = placement.num_slices(shard)
-            link = Link(
-                _title(server), handshake, proof, epoch, num_slices, self._numbers, self._coding, rank=rank, shard=shard
-            )
-            link.alarm = self.alarm
-            self.by_shard.append(link)
+            greeted, first = self._greet(server, now)
+            self.by_shard.append(Link(greeted, placement.num_slices(shard), self.commons, shard=shard))
             actions += first
         return [*actions, *self._sort()]
 
     def move(self, shard: int, server: Mapping[str, Any], now: float) -> list[Action]:
         """A shard has another server."""
         _check(server)
-        proof = key_of(server["proof"])
-        handshake, first = self._greet(server, now)
-        self.by_shard[shard].retarget(_title(server), handshake, proof, server["epoch"], server["rank"])
+        greeted, first = self._greet(server, now)
+        self.by_shard[shard].retarget(greeted)
         return [*first, *self._sort()]
 
-    def _greet(self, server: Mapping[str, Any], now: float) -> tuple[Handshake, list[Action]]:
+    def _greet(self, server: Mapping[str, Any], now: float) -> tuple[ShardServer, list[Action]]:
         """Say hello to a server, over the connection that there is, or a new one."""
         endpoint = server["endpoint"]
         peer, was_open = self._connections.open(endpoint)
         hello = self._member.identity.hello(key_of(server["ticket"]), server["epoch"])
         handshake = Handshake(hello, peer, endpoint)
+        proof, epoch, rank = key_of(server["proof"]), server["epoch"], server["rank"]
+        greeted = ShardServer(title=_title(server), handshake=handshake, proof=proof, epoch=epoch, rank=rank)
         if not was_open:
-            return handshake, handshake.start(now)
-        return handshake, handshake.beside([link.handshake for link in self.by_peer.get(peer, ())], now)
+            return greeted, handshake.start(now)
+        return greeted, handshake.beside([link.server.handshake for link in self.by_peer.get(peer, ())], now)
 
     def _sort(self) -> list[Action]:
         """Sort the links by their connections, and close those that none of them goes over any more."""
         self.by_peer = {}
         for link in self.by_shard:
-            self.by_peer.setdefault(link.peer, []).append(link)
-            self.alarm.by(link.next_deadline())
+            self.by_peer.setdefault(link.server.peer, []).append(link)
+            self.commons.alarm.by(link.next_deadline())
         return self._connections.close_others(self.by_peer)
 
     @property
     def lost_server(self) -> PSError | None:
         """The error of a server that is lost, and with it a part of the job; None: all are there."""
-        errors = (link.lost for link in self.by_shard)
+        errors = (link.server.lost for link in self.by_shard)
         return next((e for e in errors if isinstance(e, PeerLostError) and e.role == "server"), None)
 
     def connected(self, peer: Peer, now: float) -> list[Action]:
@@ -175,35 +164,37 @@ class Links:
         links = self.by_peer.get(peer, ())
         actions = [action for link in links for action in link.on_connected(now)]
         for link in links:
-            self.alarm.by(link.next_deadline())
+            self.commons.alarm.by(link.next_deadline())
         return actions
 
     def disconnected(self, peer: Peer, now: float) -> list[Action]:
         """The connection to a server has ended; it comes back by itself."""
         for link in self.by_peer.get(peer, ()):
             link.on_disconnected(now)
-            self.alarm.by(link.next_deadline())
+            self.commons.alarm.by(link.next_deadline())
         return []
 
     def part(self, reason: DepartureCause) -> list[Action]:
         """Say goodbye to the servers that know us."""
-        known = {link.peer for link in self.by_shard if link.handshake.welcome is not None and link.lost is None}
+        servers = [link.server for link in self.by_shard]
+        known = {server.peer for server in servers if server.handshake.welcome is not None and server.lost is None}
         self.forget_servers()
         return [Send(peer, Leave(reason)) for peer in self.by_peer if peer in known]
 
     def forget_servers(self) -> None:
         """Wait for no server any more: who ends now is not missed."""
         for link in self.by_shard:
-            link.handshake.stop()
+            link.server.handshake.stop()
 
     def looked(self, looked: Looked, now: float) -> list[Action]:
         """Say why a server does not answer, here and to the coordinator."""
-        news = [link for link in self.by_peer.get(looked.peer, ()) if link.handshake.looked(looked.why)]
+        news = [link for link in self.by_peer.get(looked.peer, ()) if link.server.handshake.looked(looked.why)]
         if not news:
             return []
         self._member.report(now)
-        silent_s, why = news[0].handshake.silence(now), news[0].handshake.why
-        return [Log("warning", f"cannot reach {news[0].title} for {silent_s:.0f} s: {why}")]
+        server = news[0].server
+        silent_s, why = server.handshake.silence(now), server.handshake.why
+        return [Log("warning", f"cannot reach {server.title} for {silent_s:.0f} s: {why}")]
 
     def counters(self, now: float) -> Mapping[str, Any]:
         """Return what the status shows: servers that cannot be reached, the slowest wire."""
@@ -211,15 +202,16 @@ class Links:
 
     def unreached(self, now: float) -> Mapping[str, str]:
         """Return the servers that cannot be reached, for how long and why."""
-        silent = [(link, link.handshake.silence(now), link.handshake.because) for link in self.by_shard]
-        texts = [f"{link.title} for {s:.0f} s{because}" for link, s, because in silent if s >= LOOK_S or because]
+        servers = [link.server for link in self.by_shard]
+        silent = [(each.title, each.handshake.silence(now), each.handshake.because) for each in servers]
+        texts = [f"{title} for {s:.0f} s{because}" for title, s, because in silent if s >= LOOK_S or because]
         texts = list(dict.fromkeys(texts))  # a server with several shards is named once
         return {"unreached": listed(texts, MOST_UNREACHED)} if texts else {}
 
     def validate(self) -> None:
         """Assert that there are no connections but those of links, and that nothing of these is forgotten."""
         self._connections.validate(self.by_peer)
-        self.alarm.validate(link.next_deadline() for link in self.by_shard)
+        self.commons.alarm.validate(link.next_deadline() for link in self.by_shard)
         for link in self.by_shard:
             link.validate()
 

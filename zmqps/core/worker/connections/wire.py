@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from zmqps.core.node.handshake import Handshake
 from zmqps.core.protocol.limits import WINDOW_NBYTES
-from zmqps.core.worker.connections.outbox import Request
 
 #: Fewer bytes tell of round trips and of how busy the nodes are, not of the wire.
 SAMPLE_NBYTES = 256 << 10
@@ -101,25 +100,26 @@ class Wire:
     def greeted(self, handshake: Handshake, now: float) -> None:
         """The server welcomes us; before `Handshake.on_welcome`."""
         if handshake.welcome is None:  # it may have come before we heard that the connection is there
-            self.answered_within(now - (handshake.began_at if handshake.open_at is None else handshake.open_at))
+            self.answered_within(now - handshake.said_at)
 
     def answered_within(self, seconds: float) -> None:
         """Something was answered after so long, and no sooner for anything that was sent before it."""
         self.round_trip_s = min(seconds, self.round_trip_s or seconds)
 
-    def answered(self, now: float, request: Request, *, is_last: bool) -> None:
-        """A request was answered since it `begins`; ``is_last``: nothing else is unanswered."""
+    def answered(self, now: float, nbytes: tuple[int, int, int], *, is_last: bool) -> None:
+        """A request was answered since it `begins`; ``is_last``: nothing else is unanswered.
+
+        ``nbytes`` are those of its payload, of its answer's, and of the request before it was encoded.
+        """
         assert self.since is not None
         seconds = now - self.since
         if self._is_first:
             self._is_first = False
-            if self.round_trip_s or request.sent_nbytes + request.received_nbytes <= SMALL_NBYTES:
+            if self.round_trip_s or nbytes[0] + nbytes[1] <= SMALL_NBYTES:
                 self.answered_within(seconds)
             self._latency_s = min(self.round_trip_s, seconds / 2)  # what it carried is not to be subtracted
-        carried = self._carried
-        carried[0] += request.sent_nbytes
-        carried[1] += request.received_nbytes
-        carried[2] += request.nbytes
+        for way in range(3):
+            self._carried[way] += nbytes[way]
         if is_last or seconds >= PERIOD_S:
             if self._was_idle or seconds >= LEAST_PERIOD_S:
                 self._note(seconds - self._latency_s)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 
-from zmqps.core.node.member import Member
 from zmqps.core.protocol.encoding import RAW
 from zmqps.core.protocol.events import COORDINATOR, Action, Log, Send
 from zmqps.core.protocol.messages import Followed, Moved
 from zmqps.core.worker.connections.links import Links
-from zmqps.core.worker.operations import Exchange, Operation
+from zmqps.core.worker.operations import Exchange, Operation, SessionHost
 from zmqps.core.worker.pace import Pace
 from zmqps.core.worker.plan import Cargo
 from zmqps.core.worker.transfer import PushTransfer, Source
@@ -32,14 +30,6 @@ class ReplayGradients(Operation):
     title = "bringing gradients again"
 
 
-class MovesHost(Protocol):
-    """What is needed of the session."""
-
-    epoch: int
-    member: Member
-    operations: dict[Operation, None]
-
-
 class ShardMoves:
     """Where the shards of one session's job have moved to.
 
@@ -56,7 +46,7 @@ class ShardMoves:
         Where the worker is in its sequence of steps.
     """
 
-    def __init__(self, host: MovesHost, links: Links, pace: Pace) -> None:
+    def __init__(self, host: SessionHost, links: Links, pace: Pace) -> None:
         self.replicas = 0  # backups of each shard
         self.follows = False  # whether the coordinator says where a shard is whose server is lost
         self._host = host
@@ -113,13 +103,13 @@ class ShardMoves:
         self._revisions[shard] = message.revision
         if not message.server:
             link.promise()
-            return [Log("warning", f"{link.title} was lost; its backup takes over")], []
-        if message.server.get("epoch") == link.epoch and not link.promised:
+            return [Log("warning", f"{link.server.title} was lost; its backup takes over")], []
+        if message.server.get("epoch") == link.server.epoch and not link.server.promised:
             return self._followed(shard), []  # told again, or the job was told with it
         actions = self._links.move(shard, message.server, now)
         again = self._again(shard, message.revision, begun)
         self._bringing[shard] = {bring for bring, _ in again}
-        text = f"shard {shard} is on {link.title} now"
+        text = f"shard {shard} is on {link.server.title} now"
         return [Log("warning", text), *actions, *self._followed(shard)], again
 
     def _again(

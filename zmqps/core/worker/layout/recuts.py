@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -17,13 +17,11 @@ from zmqps.core.protocol.messages import Followed, Recut
 from zmqps.core.protocol.terms import are_values
 from zmqps.core.worker.connections.link import Link
 from zmqps.core.worker.connections.links import Links
-from zmqps.core.worker.early import Early
-from zmqps.core.worker.layout.moves import ShardMoves
-from zmqps.core.worker.layout.rollbacks import Rollbacks
-from zmqps.core.worker.layout.row_plans import plan_rows_again
-from zmqps.core.worker.operations import Attached, Operation
+from zmqps.core.worker.layout.rollbacks import Rollbacks, RollbackTransfers
+from zmqps.core.worker.operations import Attached, SessionHost
 from zmqps.core.worker.plan import Cargo, in_order, plan
-from zmqps.core.worker.transfer import LoadTransfer, PullTransfer, PushTransfer, Source
+from zmqps.core.worker.rows import NO_IDS, RowCargo, RowParts, RowSource, RowTarget, ScanTarget
+from zmqps.core.worker.transfer import AnyTransfer, PushTransfer, Source
 
 #: Plans that are kept, of transfers that were planned for the shards before.
 MAX_PLANS = 64
@@ -31,23 +29,10 @@ MAX_PLANS = 64
 Plan = tuple[tuple[Cargo, ...], ...]
 
 
-class RecutsHost(Protocol):
-    """What is needed of the session."""
-
-    epoch: int
-    attached: Attached | None
-
-
-class RecutTransfers(Protocol):
+class RecutTransfers(RollbackTransfers, Protocol):
     """What is needed of the session's transfers."""
 
-    early: Early
-    moves: ShardMoves
     rollbacks: Rollbacks
-
-    @property
-    def all(self) -> list[tuple[PushTransfer | PullTransfer | LoadTransfer, Operation]]:
-        """The transfers under way, and on whose behalf."""
 
     def unpause(self, now: float) -> list[Action]:
         """Go on."""
@@ -66,7 +51,7 @@ class SessionRecuts:
         Its links to the servers.
     """
 
-    def __init__(self, host: RecutsHost, transfers: RecutTransfers, links: Links) -> None:
+    def __init__(self, host: SessionHost, transfers: RecutTransfers, links: Links) -> None:
         self._host = host
         self._transfers = transfers
         self._links = links
@@ -87,7 +72,7 @@ class SessionRecuts:
         No push is: workers have none when shards are cut. One that had gone on by itself since was refused everywhere.
         """
         host, attached = self._host, self._host.attached
-        if attached is None or message.epoch != host.epoch or message.revision < self._revision:
+        if attached is None or message.epoch != attached.epoch or message.revision < self._revision:
             return []
         confirmed = Send(COORDINATOR, Followed(message.epoch, message.revision, 0))
         if message.revision == self._revision:
@@ -109,7 +94,7 @@ class SessionRecuts:
         text = f"the job has {placement.num_shards} shards now, instead of {len(before)}"
         return [Log("info", text), Notify(host.attached), confirmed, *recalled, *actions, *self._transfers.unpause(now)]
 
-    def _begin_anew(self, transfer: PushTransfer | PullTransfer | LoadTransfer) -> None:
+    def _begin_anew(self, transfer: AnyTransfer) -> None:
         transfer.remaining = 0
         if transfer.target is not None and transfer.target.missing is not None:
             self._fetch_missing(transfer)
@@ -122,7 +107,7 @@ class SessionRecuts:
             if cargoes:
                 link.enqueue(transfer, cargoes)
 
-    def _fetch_missing(self, transfer: PushTransfer | PullTransfer | LoadTransfer) -> None:
+    def _fetch_missing(self, transfer: AnyTransfer) -> None:
         """Ask again for the parameters that the caller was not told are there, and no others."""
         target, attached = transfer.target, self._host.attached
         assert target is not None
@@ -138,7 +123,7 @@ class SessionRecuts:
 
     # --- what was planned for other shards -----------------------------------------------------
 
-    def adapt(self, transfer: PushTransfer | PullTransfer | LoadTransfer) -> None:
+    def adapt(self, transfer: AnyTransfer) -> None:
         """Plan a transfer again if it was planned for the shards before."""
         attached = self._host.attached
         if attached is None:
@@ -195,7 +180,7 @@ def _inherit(before: Sequence[Link], old: Placement, after: Sequence[Link], new:
                     ]
     for other in before:
         after[0].counts.update(other.counts)
-        other.handshake.stop()
+        other.server.handshake.stop()
 
 
 def _decoded(source: Source, attached: Attached) -> Source:
@@ -214,3 +199,40 @@ def _decoded(source: Source, attached: Attached) -> Source:
             whole[start:stop] = stretch[at : at + stop - start]
             at += stop - start
     return Source(arrays=flat, checked=source.checked)
+
+
+def plan_rows_again(transfer: AnyTransfer, placement: Placement, *, everywhere: bool) -> None:
+    """Plan a transfer of rows for other shards.
+
+    Parameters
+    ----------
+    transfer
+        None of it has been carried out. A scan comes to ask any shard: places are others now, and who goes through
+        all of them begins again.
+    placement
+        Where the job lies now.
+    everywhere
+        As for `RowParts.cargoes`.
+    """
+    cargoes = [cargo for row in transfer.cargoes for cargo in row if isinstance(cargo, RowCargo)]
+    parts = RowParts(placement, cargoes[0].slice.table)
+    target, source = transfer.target, transfer.source
+    if isinstance(target, ScanTarget):
+        transfer.cargoes = parts.whole(parts.slices[0])
+        return
+    pushed = _ids_in_order((cargo.first, cargo.pushed) for cargo in cargoes)
+    wanted = _ids_in_order((cargo.wanted_first, cargo.wanted) for cargo in cargoes)
+    by_bucket = parts.part_of_bucket(pushed.size + wanted.size)
+    going, coming = (parts.group(parts.different(ids), by_bucket) for ids in (pushed, wanted))
+    if isinstance(source, RowSource):
+        rows = np.empty_like(source.rows)
+        rows[going.inverse] = source.rows
+        source.rows = rows
+    if isinstance(target, RowTarget):
+        target.inverse = coming.inverse[target.inverse]
+    transfer.cargoes = parts.cargoes(by_bucket, going, coming, everywhere=everywhere)
+
+
+def _ids_in_order(some: Iterable[tuple[int, Array]]) -> Array:
+    """Return ids by their numbers, from 0; each comes with the number of the first."""
+    return np.concatenate([NO_IDS, *(ids for _, ids in sorted(some, key=lambda pair: pair[0]))])

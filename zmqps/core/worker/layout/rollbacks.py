@@ -15,13 +15,11 @@ from zmqps.core.protocol.events import COORDINATOR, Action, Log, Notify, Send
 from zmqps.core.protocol.messages import Followed, GoBack, Recalled
 from zmqps.core.worker.connections.link import Link
 from zmqps.core.worker.connections.links import Links
-from zmqps.core.worker.early import Early
-from zmqps.core.worker.layout.moves import ShardMoves
-from zmqps.core.worker.operations import Advance, Exchange, Operation, Restored
+from zmqps.core.worker.early import Early, EarlyTransfers
+from zmqps.core.worker.operations import Advance, Exchange, Operation, Restored, SessionHost
 from zmqps.core.worker.pace import Pace
-from zmqps.core.worker.questions import Questions
 from zmqps.core.worker.statistics import Tally
-from zmqps.core.worker.transfer import LoadTransfer, PullTransfer, PushTransfer
+from zmqps.core.worker.transfer import AnyTransfer, PullTransfer, PushTransfer
 from zmqps.errors import ProtocolError, VersionError, counted, printable
 
 
@@ -50,29 +48,15 @@ class Rollback:
     path: str
 
 
-class RollbacksHost(Protocol):
-    """What is needed of the session."""
-
-    epoch: int
-    tally: Tally
-    questions: Questions
-
-    def resolve(self, operation: Operation, value: Any) -> list[Action]:
-        """An operation is done."""
-
-
-class RollbackTransfers(Protocol):
+class RollbackTransfers(EarlyTransfers, Protocol):
     """What is needed of the session's transfers."""
 
     early: Early
-    moves: ShardMoves
+    tally: Tally
 
     @property
-    def all(self) -> list[tuple[PushTransfer | PullTransfer | LoadTransfer, Operation]]:
+    def all(self) -> list[tuple[AnyTransfer, Operation]]:
         """The transfers under way, and on whose behalf."""
-
-    def drop(self, transfer: PushTransfer | PullTransfer | LoadTransfer) -> None:
-        """Forget a transfer."""
 
 
 class Rollbacks:
@@ -90,7 +74,7 @@ class Rollbacks:
         Where the worker is in its sequence of steps.
     """
 
-    def __init__(self, host: RollbacksHost, transfers: RollbackTransfers, links: Links, pace: Pace) -> None:
+    def __init__(self, host: SessionHost, transfers: RollbackTransfers, links: Links, pace: Pace) -> None:
         self._host = host
         self._transfers = transfers
         self._links = links
@@ -130,13 +114,15 @@ class Rollbacks:
             for shard in shards:
                 self._revisions[shard] = message.revision
                 links[shard].promise(f"its shard goes back to the checkpoint {path}")
-            titles = ", ".join(dict.fromkeys(links[shard].title for shard in shards))
+            titles = ", ".join(dict.fromkeys(links[shard].server.title for shard in shards))
             return [Log("warning", f"the job goes back to the checkpoint {path}, for its shards on {titles}")]
         rows, restored = message.servers.get("rows"), Restored.from_wire(message.restored)
         if type(rows) is not list or len(rows) != len(shards) or restored is None:
             raise ProtocolError("shards that have gone back have a server each, and a checkpoint")
         begun = self._is_told or all(message.revision == self._revisions.get(shard) for shard in shards)
-        if begun and all(row.get("epoch") == links[shard].epoch for shard, row in zip(shards, rows, strict=True)):
+        if begun and all(
+            row.get("epoch") == links[shard].server.epoch for shard, row in zip(shards, rows, strict=True)
+        ):
             awaited = any(self._awaited.get(shard) == message for shard in shards)
             return [] if awaited else self._confirm(message, self._lost.get(message.revision, 0))  # told again
         self._revisions |= dict.fromkeys(shards, message.revision)
@@ -171,9 +157,9 @@ class Rollbacks:
         """A server says what it knows of our pushes."""
         actions: list[Action] = []
         for link in links:
-            if link.epoch != message.epoch or (told := self._awaited.pop(link.shard, None)) is None:
+            if link.server.epoch != message.epoch or (told := self._awaited.pop(link.shard, None)) is None:
                 continue
-            lost = self._lost.get(told.revision, 0) + link.lose(message.floor, message.applied)
+            lost = self._lost.get(told.revision, 0) + link.sent.lose(message.floor, message.applied)
             self._lost[told.revision] = lost
             restored = Restored.from_wire(told.restored)
             if restored is not None and told not in self._awaited.values():
@@ -187,7 +173,7 @@ class Rollbacks:
         host, pace, transfers = self._host, self._pace, self._transfers
         recalled = transfers.early.recall(now)
         under_way, ends = transfers.all, list[Operation]()
-        complete = isinstance(pace.closing, Advance)  # whether a whole step's gradients are dropped
+        complete = isinstance(pace.step.closing, Advance)  # whether a whole step's gradients are dropped
         for link in self._links.by_shard:
             link.forget()
         for transfer, operation in under_way:
@@ -210,7 +196,7 @@ class Rollbacks:
                 complete |= operation.push.whole
                 if operation.pull is None:
                     ends.append(operation)
-        ends += [pace.closing] if isinstance(pace.closing, Advance) else []
+        ends += [pace.step.closing] if isinstance(pace.step.closing, Advance) else []
         reads = [operation for _, operation in under_way] + list(pace.held)
         actions: list[Action] = []
         for operation in ends:
@@ -220,7 +206,7 @@ class Rollbacks:
                 error = VersionError(version=version, oldest=message.version, newest=message.version)
                 actions += host.resolve(operation, error)
         if pace.brought or pace.arrive is not None or complete:
-            host.tally.dropped()
+            transfers.tally.dropped()
         if pace.arrive is not None:
             host.questions.answered(pace.arrive.request)
         pace.go_back(message.version, complete=complete)
@@ -275,8 +261,8 @@ class Rollbacks:
         return operation.pull is None
 
     def _dropped(self) -> None:
-        self._pace.stale_values = self._pace.stale_range = False
-        self._host.tally.dropped()
+        self._pace.dropped()
+        self._transfers.tally.dropped()
 
 
 def _pushes(number: int) -> str:

@@ -36,6 +36,7 @@ class Sent:
     """
 
     def __init__(self) -> None:
+        self.next_seq = 1  # the number of the next message
         #: The first messages of the last pushes, as they leave; whoever adds one calls `fold` at `MAX_HEADS`.
         self.heads: list[int] = []
         self._runs: deque[_Run] = deque()
@@ -43,12 +44,12 @@ class Sent:
         self._behind = 0  # the first message that leaves for the server that there is now
         self._unanswered: set[int] = set()  # of those before it
 
-    def fold(self, stop: int | None = None) -> None:
-        """Keep pushes as runs; ``stop``: the number behind the last message, so that the last push is among them."""
-        heads = self.heads if stop is None else [*self.heads, stop]
+    def fold(self, *, whole: bool = False) -> None:
+        """Keep pushes as runs; ``whole``: the last one, too, for all of its messages have left."""
+        heads = [*self.heads, self.next_seq] if whole else self.heads
         for first, following in pairwise(heads):
             _append(self._runs, _Run(first, following, 1))
-        self.heads[: -1 if stop is None else None] = []
+        self.heads[: None if whole else -1] = []
         while len(self._runs) > MAX_RUNS:
             self._merge()
 
@@ -63,11 +64,11 @@ class Sent:
         if len(self._void) > MAX_VOID:
             del self._void[next(iter(self._void))]
 
-    def mark(self, behind: int, unanswered: Iterable[int]) -> None:
-        """Another server is to know all before the message ``behind`` but for what is not answered and sent again."""
-        self._behind, self._unanswered = behind, set(unanswered)
+    def mark(self, unanswered: Iterable[int]) -> None:
+        """Another server is to know all that has left but for what is not answered and sent again."""
+        self._behind, self._unanswered = self.next_seq, set(unanswered)
 
-    def lose(self, floor: int, applied: Collection[int], stop: int) -> int:
+    def lose(self, floor: int, applied: Collection[int]) -> int:
         """Return how many pushes were acknowledged that the new server does not know, in all or in part.
 
         These are forgotten: if a shard is lost once more, they are lost already.
@@ -76,10 +77,8 @@ class Sent:
         ----------
         floor, applied
             What it knows: all messages up to a number, and others.
-        stop
-            The number behind the last message that has left.
         """
-        self.fold(stop)
+        self.fold(whole=True)
         known = {*applied, *self._unanswered, *self._void}
         highest = max([floor, *known])
         kept, lost = deque[_Run](), 0

@@ -7,9 +7,9 @@ import numpy as np
 from hypothesis import strategies as st
 
 from zmqps.core.job.keyspace import Slice
-from zmqps.core.worker.connections.outbox import Outbox, Request
+from zmqps.core.worker.connections.link import Outbox
 from zmqps.core.worker.plan import Cargo
-from zmqps.core.worker.transfer import LoadTransfer, PullTransfer, PushTransfer, Source, Target
+from zmqps.core.worker.transfer import LoadTransfer, PullTransfer, PushTransfer, Request, Source, Target
 
 SLICES = [
     Cargo(
@@ -49,12 +49,15 @@ STEPS = st.lists(
 @hypothesis.given(STEPS)
 def test_the_order_in_which_requests_leave(steps: list[Request | None]) -> None:
     box, waiting = Outbox(), list[Request]()
-    for step in [*steps, *[None] * len(steps)]:
+    for number, step in enumerate([*steps, *[None] * len(steps)], 1):
         if step is not None:
+            step.number = number
             box.add(step)
             waiting.append(step)
         elif waiting:
-            leaves = box.pop()
+            leaves = box.peek()
+            assert leaves is not None
+            box.pop(leaves)
             before = waiting[: waiting.index(leaves)]
             pulls = [r for r in waiting if isinstance(r.transfer, PullTransfer)]
             pushes = [r for r in waiting if not isinstance(r.transfer, PullTransfer)]
@@ -77,7 +80,8 @@ def test_the_order_in_which_requests_leave(steps: list[Request | None]) -> None:
 def test_the_requests_of_a_transfer_can_be_dropped() -> None:
     box = Outbox()
     keep, push, pull = request("push", {0}), request("push", {1}), request("pull", {1})
-    for one in (push, keep, pull):
+    for number, one in enumerate((push, keep, pull), 1):
+        one.number = number
         box.add(one)
     box.drop(push.transfer)
     assert list(box) == [keep, pull]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.core.worker.test_rows import DIM, IDS, OTHER, SHARDS, TABLE, W, flat
 from zmqps.core.job.keyspace import KeySpace, Placement
-from zmqps.core.worker.layout.row_plans import plan_rows_again
+from zmqps.core.worker.layout.recuts import plan_rows_again
 from zmqps.core.worker.rows import RowParts, RowSource, RowTarget, ScanTarget
 from zmqps.core.worker.transfer import PullTransfer, PushTransfer
 from zmqps.rows.hashing import buckets_of

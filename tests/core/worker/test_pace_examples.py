@@ -10,7 +10,7 @@ import pytest
 
 from zmqps.core.job.spec import MAX_COUNT
 from zmqps.core.protocol.terms import SET
-from zmqps.core.worker.examples import StepExamples
+from zmqps.core.worker.pace import StepExamples
 from zmqps.core.worker.rows import RowSource
 from zmqps.core.worker.transfer import PushTransfer, Source
 
