@@ -38,7 +38,7 @@ KEPT = {
     "Handovers": "under_way",
     "Handover": "old new made phase",
     "Drains": "going _ended",
-    "Scales": "_scaling _ended",
+    "Scales": "scaling _ended",
     "Recuts": "_recut",
     "_Drain": "server since nonces moved",
     "MemberViews": "_revision open",
@@ -81,14 +81,14 @@ NOT_KEPT = {
     "Attendance": "_changed",
     "Occupancy": "_name _members _workers _lease is_closing",
     "Startup": (
-        "_changed name num_servers num_workers _options _begin _count _new_copies given_up _rows _wire _optimizer "
+        "_changed name num_servers num_workers options _begin _count _new_copies given_up _rows _wire _optimizer "
         "_cuts copies parked _requests held cutting"
     ),
     "ReplicaSet": "_root _new_epoch revision",
     "Replica": "moved",
     "Fallback": "_changed _startup _steps _replication _timeout _rewind _give_up _members",
     "Rewinds": "_name",
-    "Replication": "views handovers recuts shortages _changed replicas _startup _steps _retries",
+    "Replication": "views handovers recuts shortages _changed replicas _startup _steps retries",
     "Shortages": "_startup _replicas",
     "Handovers": "_replicas _name _startup _steps _unfit _change _give_up _changed stuck",
     "Handover": "not_before held_at asked_at again_at numbers busy",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -234,7 +234,7 @@ class CoordinatorMachine:
         runs, actions = self.touched.note(), list[Action]()
         for run in runs:
             actions += self._settle_job(run, now)
-        if self.drains.going or self.touched.moving or self.scales.wanted is not None:
+        if self.drains.going or self.touched.moving or self.scales.scaling is not None:
             self._moves.touch()
             actions += self._move(now)
             for run in self.touched.note():
@@ -257,9 +257,9 @@ class CoordinatorMachine:
             actions += self.jobs.discard(run, now)
         if self.checkpoints.cadence or self.checkpoints.waiting:
             actions += self.checkpoints.look([run], now)
-        if run.finished:
+        if not run.members and run.finished:
             actions += self.jobs.close(run, run.losses.outcome, now)
-        return self._news.of_job(actions, run.name, now) if actions else actions
+        return self._news.of_job(actions, run.name, now) if is_said(actions) else actions
 
     def _move(self, now: float) -> list[Action]:
         """Go on with what is to move from one server to another, or to be cut; any job may be."""
@@ -276,7 +276,7 @@ class CoordinatorMachine:
 
     def _recorded(self, actions: list[Action], now: float) -> list[Action]:
         """Return actions, and before them what is to be kept of what they follow from."""
-        if actions:
+        if is_said(actions):
             self.watching.note(actions, now)
         if not self.changes.keys:
             return actions
@@ -304,7 +304,7 @@ class CoordinatorMachine:
     def _receive(self, event: Received, member: MemberInfo | None, now: float) -> list[Action]:
         try:
             actions = self._take(event, member, event.message, now)
-            return self._news.of_event(actions, event, member, now) if actions else actions
+            return self._news.of_event(actions, event, member, now) if is_said(actions) else actions
         except PSError as error:
             return self._refuse(event, member, getattr(event.message, "request", 0), error, now)
 
@@ -497,6 +497,14 @@ class CoordinatorMachine:
     def view(self, asked: Watch, now: float) -> dict[str, Any]:
         """Return what there is to see for those who watch."""
         return self.watching.view(asked, self.status(now), self.runs, now)
+
+
+def is_said(actions: Sequence[Action]) -> bool:
+    """Whether anything is to be logged."""
+    for action in actions:  # without a call for each
+        if type(action) is Log:
+            return True
+    return False
 
 
 def _of_run(

@@ -451,8 +451,15 @@ class JobRun:
 
     def next_deadline(self) -> float | None:
         """Return when something is due."""
-        dues = [self.steps.next_deadline(), self.waits.due, self.occupancy.ends_at]
-        dues += [self.replication.next_deadline(), self.fallback.next_deadline(), 0.0 if self.has_failed else None]
+        dues, replication = [self.steps.next_deadline(), self.waits.due], self.replication
+        if self.occupancy.idle_since is not None:
+            dues.append(self.occupancy.ends_at)
+        if replication.retries.due is not None or replication.views.open or replication.handovers.under_way:
+            dues.append(replication.next_deadline())
+        if self.startup.held:
+            dues.append(self.fallback.next_deadline())
+        if self.lost_shard is not None and self.has_failed:
+            dues.append(0.0)
         return min([due for due in dues if due is not None], default=None)
 
     def expired(self, now: float) -> bool:

@@ -42,7 +42,7 @@ def check_message(identity: Identity, event: Received, member: MemberInfo | None
     ProtocolError
         A coordinator takes this from nobody.
     """
-    role, holder = (STRANGER, event.holder) if member is None else (member.role, member.holder)
+    role, holder = (STRANGER, event.holder) if member is None else (member.hello.role, member.origin.holder)
     row = check_sender(event.message, role, holder, keyed=identity.keyed)
     if OPERATOR in row.coordinator:
         check_order(identity.job_secret, b"" if identity.keyed else identity.end_key, event.message)

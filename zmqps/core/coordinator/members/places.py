@@ -67,7 +67,8 @@ class Places:
     @property
     def expected(self) -> int | None:
         """How many workers the job expects; None: whoever comes."""
-        return self._startup.expected
+        job = self._startup.job
+        return self._startup.options.workers if job is None or job.workers is None else job.workers
 
     @property
     def num_workers(self) -> int:

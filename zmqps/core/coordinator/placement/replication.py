@@ -66,7 +66,7 @@ class Replication:
         self._promoting: dict[int, Replica] = {}  # by shard: what is to be its leader, and has not said that it is
         self._unanswered: dict[int, Replica] = {}  # leaders that were told their backups, by epoch
         self.shortages = Shortages(startup, replicas)
-        self._retries = Retries()
+        self.retries = Retries()
         self._unfit: dict[tuple[bytes, int], str] = {}  # why servers, by incarnation, could not keep a copy of a shard
         self.handovers = Handovers(
             startup.name,
@@ -120,7 +120,7 @@ class Replication:
         heir.backup, heir.generation = False, old.generation + 1
         told = self.handovers.lose(heir)
         startup.moved()
-        self._promoting[old.shard], self._retries.due = heir, now + RETRY_S
+        self._promoting[old.shard], self.retries.due = heir, now + RETRY_S
         self._steps.move(old.epoch, heir, startup.told)
         text = f"job {self._startup.name!r}: {heir.server.title} takes over shard {old.shard} of {old.server.title}"
         promote = Send(heir.server.peer, Promote(heir.epoch, heir.generation))
@@ -231,7 +231,7 @@ class Replication:
         leader.generation += 1
         self._changed("copies")
         self._unanswered[leader.epoch] = leader
-        self._retries.due = now + RETRY_S
+        self.retries.due = now + RETRY_S
         return [self._replicas(leader)]
 
     def _give_up(self, copy: Replica, why: str, now: float) -> list[Action]:
@@ -382,18 +382,18 @@ class Replication:
 
     def next_deadline(self) -> float | None:
         """Return when `on_deadline` wants to be called."""
-        dues = (self._retries.due, self.views.next_deadline(), self.handovers.next_deadline())
+        dues = (self.retries.due, self.views.next_deadline(), self.handovers.next_deadline())
         return min([due for due in dues if due is not None], default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
         """Say again what is not answered."""
         startup, actions = self._startup, self.views.on_deadline(now)
-        if self._retries.due is not None and now >= self._retries.due:
+        if self.retries.due is not None and now >= self.retries.due:
             new = [copy for copy in startup.copies if copy.backup and not copy.whole] if startup.ready else []
             waiting = bool(self._promoting or self._unanswered or new)
-            self._retries.due = now + RETRY_S if waiting else None
-            self._retries.number += 1
-            if self._retries.number % FILLING_RETRIES:  # one that is being filled says by itself that it is whole
+            self.retries.due = now + RETRY_S if waiting else None
+            self.retries.number += 1
+            if self.retries.number % FILLING_RETRIES:  # one that is being filled says by itself that it is whole
                 new = [copy for copy in new if not copy.built]
             for copy in self._promoting.values():
                 actions.append(Send(copy.server.peer, Promote(copy.epoch, copy.generation)))
@@ -435,7 +435,7 @@ class Replication:
         self._unfit.update({(who, shard): why for who, shard, why in unfit})
         self.handovers.restore(moving, now)
         if self._startup.ready and (promoting or unanswered or not all(copy.whole for copy in copies.values())):
-            self._retries.due = now + RETRY_S
+            self.retries.due = now + RETRY_S
 
     # --- what others may look at ---------------------------------------------------------------
 
@@ -472,4 +472,4 @@ class Replication:
         assert len(set(places)) == len(places), "two copies on one server"
         leaders = [copy.shard for copy in copies if not copy.backup]
         assert len(set(leaders)) == len(leaders)
-        assert self._retries.due is not None or not (self._promoting or self._unanswered)
+        assert self.retries.due is not None or not (self._promoting or self._unanswered)

@@ -165,6 +165,11 @@ class Scales:
         Who has said nothing for so long may be lost, and nobody is let go meanwhile.
     changed
         Called when something has changed that is kept.
+
+    Attributes
+    ----------
+    scaling
+        What was asked for; None: all is as it is to be.
     """
 
     def __init__(
@@ -188,13 +193,13 @@ class Scales:
         self._hold_s = hold_s
         self._silence_s = silence_s
         self._changed = changed
-        self._scaling: Scaling | None = None  # None: all is as it is to be
+        self.scaling: Scaling | None = None
         self._ended: OrderedDict[bytes, PSError | str] = OrderedDict()  # by nonce: how it has ended
 
     @property
     def wanted(self) -> int | None:
         """On how many servers jobs are to lie; None: all is as it is to be."""
-        return None if self._scaling is None else self._scaling.servers
+        return None if self.scaling is None else self.scaling.servers
 
     # --- who asks ------------------------------------------------------------------------------
 
@@ -215,8 +220,8 @@ class Scales:
         if self.wanted != message.servers:
             actions = self._begin(message.servers, now)
         self._changed()
-        if self._scaling is not None and message.nonce and len(self._scaling.nonces) < MAX_ASKED:
-            self._scaling.nonces.add(message.nonce)
+        if self.scaling is not None and message.nonce and len(self.scaling.nonces) < MAX_ASKED:
+            self.scaling.nonces.add(message.nonce)
         actions += self.look(now)
         if message.nonce in self._ended:
             answer, more = self.ask(message, now)
@@ -245,7 +250,7 @@ class Scales:
         actions = self._end(instead, now)
         shown = counted(servers, "server")
         shrinks = servers < max(self._fleet.wanted, self._used)
-        self._scaling = Scaling(servers=servers, shrinks=shrinks, most_before=self._fleet.most, since=now)
+        self.scaling = Scaling(servers=servers, shrinks=shrinks, most_before=self._fleet.most, since=now)
         self._fleet.wanted = self._fleet.most = servers
         self._drains.note_fleet()
         for run in self._runs.values():
@@ -274,7 +279,7 @@ class Scales:
 
     def look(self, now: float) -> list[Action]:
         """Do what can be done now; called after every event while there is anything to do."""
-        if (scaling := self._scaling) is None:
+        if (scaling := self.scaling) is None:
             return []
         scaling.look_due = now + LOOK_S
         if len(self._fleet.staying) < scaling.servers:
@@ -338,14 +343,14 @@ class Scales:
         return self._end(self._error(self.wanted, why, "ask again once that is mended"), now)
 
     def _end(self, how: ScaleError | str, now: float) -> list[Action]:
-        if (scaling := self._scaling) is None:
+        if (scaling := self.scaling) is None:
             return []
         self._changed()
         if isinstance(how, PSError):  # a new job is not to wait for servers that are not there
             self._fleet.most = scaling.most_before
             self._fleet.wanted = max(1, min(self._fleet.most, len(self._fleet.staying)))
             self._drains.note_fleet()
-        self._scaling = None
+        self.scaling = None
         actions: list[Action] = []
         for run in self._runs.values():
             if run.startup.placement is not None and run.is_whole:
@@ -364,19 +369,19 @@ class Scales:
 
     def tidy(self, run: JobRun, now: float) -> list[Action]:
         """Give up copies too many of a job, which were kept as long as a server was silent; called now and then."""
-        if self.wanted is not None or run.replication.handovers.under_way or not run.is_whole:
+        if self.scaling is not None or run.replication.handovers.under_way or not run.is_whole:
             return []
         return run.replication.spread({}, now, self._silence_s)[0]
 
     def stop(self, now: float) -> list[Action]:
         """The cluster ends: nothing is cut any more."""
-        if self.wanted is None:
+        if self.scaling is None:
             return []
         return self._end(self._error(self.wanted, "the cluster ends", "start another one with so many"), now)
 
     def next_deadline(self) -> float | None:
         """Return when `look` is to be called at the latest."""
-        return None if self._scaling is None else self._scaling.look_due
+        return None if self.scaling is None else self.scaling.look_due
 
     # --- a coordinator that was away -----------------------------------------------------------
 
@@ -386,9 +391,9 @@ class Scales:
             [nonce, how, b""] if isinstance(how, str) else [nonce, "", packed_error(how)]
             for nonce, how in self._ended.items()
         ]
-        if self._scaling is None and not ended:
+        if self.scaling is None and not ended:
             return None
-        one = self._scaling or Scaling(servers=0, shrinks=False, most_before=0, since=0.0)
+        one = self.scaling or Scaling(servers=0, shrinks=False, most_before=0, since=0.0)
         return [one.servers, one.shrinks, one.since, sorted(one.nonces), ended, self._fleet.most, one.most_before]
 
     def restore(self, kept: Plain, now: float) -> None:
@@ -396,7 +401,7 @@ class Scales:
         servers, shrinks, since, nonces, ended, most, most_before = kept
         self._fleet.wanted = self._fleet.most = most
         if servers:
-            self._scaling = Scaling(
+            self.scaling = Scaling(
                 servers=servers, shrinks=shrinks, most_before=most_before, since=min(since, now), nonces=set(nonces)
             )
         for nonce, text, error in ended:
@@ -420,13 +425,13 @@ class Scales:
 
     def texts(self) -> list[str]:
         """Return how far it is, if there is anything to do."""
-        return [] if self.wanted is None else [self._text()]
+        return [] if self.scaling is None else [self._text()]
 
     def status(self) -> Mapping[str, Any]:
         """Return the same as plain data, for the status."""
-        return {} if self.wanted is None else {"servers": self.wanted, "text": self._text()}
+        return {} if self.scaling is None else {"servers": self.wanted, "text": self._text()}
 
     def validate(self) -> None:
         """Assert that shards are cut only while there is something to do."""
         assert len(self._ended) <= MAX_ASKED
-        assert self.wanted is not None or not any(run.replication.recuts.active for run in self._runs.values())
+        assert self.scaling is not None or not any(run.replication.recuts.active for run in self._runs.values())

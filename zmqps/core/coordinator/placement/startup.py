@@ -76,6 +76,8 @@ class Startup:
     ----------
     num_servers
         How many servers make the cluster.
+    options
+        The coordinator's.
     given_up
         The copies that servers still have, and nobody wants.
     held, cutting
@@ -98,7 +100,7 @@ class Startup:
         self.resumption = resumption
         self.num_servers = options.servers
         self.num_workers = num_workers
-        self._options = options
+        self.options = options
         self._begin = begin
         self._count = count
         self._new_copies = new_copies
@@ -133,12 +135,6 @@ class Startup:
             self._changed(what)
 
     @property
-    def expected(self) -> int | None:
-        """How many workers the job expects; None: whoever comes."""
-        said = None if self.job is None else self.job.workers
-        return self._options.workers if said is None else said
-
-    @property
     def rival(self) -> Rival:
         """What a job that a worker describes is compared with."""
         return self.job if self.job is not None else self.resumption
@@ -157,7 +153,7 @@ class Startup:
         resumption = self.resumption
         if message.job:
             job = read(message.job)
-            job.check_startable(self._options.workers if job.workers is None else job.workers)
+            job.check_startable(self.options.workers if job.workers is None else job.workers)
             if (differs := difference(self.rival, message.job, self.owner, self.name)) is not None:
                 raise differs
         else:
@@ -191,13 +187,13 @@ class Startup:
         """Place the job as soon as all servers have joined."""
         if self.job is None or self.placement is not None or len(servers) < self.num_servers:
             return []
-        chosen, options = servers[: self.num_servers], self._options
+        chosen, options = servers[: self.num_servers], self.options
         try:
             placement = place(self.name, self.job, self._wire, chosen, 1 + options.replicas, options.slice_nbytes)
         except PSError as error:
             return self.fail(error)
         self.placement, self._rows, self._cuts = placement, placement.rows(), placement.to_wire()
-        self.epoch = self.copies.place(chosen, self._options.replicas)
+        self.epoch = self.copies.place(chosen, self.options.replicas)
         self._changed("spec")
         self._changed("copies")
         text = f"job {self.name!r} of {self.owner}: {counted(len(self.job.parameters), 'parameter')}, "
@@ -245,8 +241,8 @@ class Startup:
 
     def where(self, member: MemberInfo, *, load: bool = False) -> dict[str, Any]:
         """Return where the job lies, as a member is told it."""
-        falls_back, servers = int(self._options.fallback_timeout > 0), self.copies.rows(member, load=load)
-        more = {"replicas": self._options.replicas, "falls_back": falls_back, "cut": self.cut, "servers": servers}
+        falls_back, servers = int(self.options.fallback_timeout > 0), self.copies.rows(member, load=load)
+        more = {"replicas": self.options.replicas, "falls_back": falls_back, "cut": self.cut, "servers": servers}
         return {**self._cuts, **more}
 
     def assign(
@@ -260,7 +256,7 @@ class Startup:
         assert self.job is not None
         wire, cuts, workers = self._wire, self._cuts, self.num_workers()
         if self.job.counts_steps and self.job.workers is None:
-            wire = {**wire, "workers": self._options.workers}
+            wire = {**wire, "workers": self.options.workers}
         cuts = cuts if placement is None else placement.to_wire()
         if source is None:
             source = self.resumption.source() if self.resumption else {}
