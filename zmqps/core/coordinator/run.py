@@ -159,7 +159,7 @@ class JobRun:
     def finished(self) -> bool:
         """Whether nobody is there any more and all is done: nobody who is lost is to be started again, either."""
         done = not self.members and self.attendance.num_finished > 0 and not self.num_missing
-        return done and self.is_whole and self.steps.settled and not self.losses.to_return
+        return done and self.is_whole and self.steps.commits.settled and not self.losses.to_return
 
     @property
     def vacant(self) -> bool:

@@ -775,19 +775,14 @@ class Steps:
         return self._proceed()
 
     @property
-    def settled(self) -> bool:
-        """Whether every server has said that it has applied every step."""
-        return self.commits.settled
+    def is_held(self) -> bool:
+        """Whether those wait for the next step who had a part in the last one, which is over everywhere."""
+        return bool(self._granted) and self.commits.settled and not self._blocked
 
     @property
     def is_between(self) -> bool:
         """Whether one step is over everywhere, and nobody that had a part in it has begun the next."""
-        return self.settled and not self._blocked and (bool(self._granted) or not self.trainees.waiting)
-
-    @property
-    def is_held(self) -> bool:
-        """Whether those wait for the next step who had a part in the last one, which is over everywhere."""
-        return self.settled and not self._blocked and bool(self._granted)
+        return self.is_held or (not self.trainees.waiting and self.commits.settled and not self._blocked)
 
     # --- time, and what others may look at -----------------------------------------------------
 
@@ -809,7 +804,7 @@ class Steps:
         """Say whom those who have arrived wait for, and why; ``late``: for these."""
         if self.policy is None or not self.trainees.waiting:
             return ""
-        pauses, is_over = self.pauses, bool(self._granted) and self.settled
+        pauses, is_over = self.pauses, bool(self._granted) and self.commits.settled
         if pauses.suspended or pauses.closed or (pauses.holding and is_over):
             return pauses.suspended or "shards to move to other servers"
         if self.commits.measuring:
@@ -848,6 +843,6 @@ class Steps:
         """Assert the invariants."""
         self.trainees.validate(self._members, self._attendance.here)
         assert all(heir.behind <= set(self._members) for heir in self.commits.heirs.values())
-        assert self.settled or self.commits.retry_due is not None
+        assert self.commits.settled or self.commits.retry_due is not None
         if self.policy is not None:
             self.policy.validate()
