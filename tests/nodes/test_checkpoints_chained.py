@@ -26,8 +26,8 @@ from zmqps.core.job.tables import NUM_BUCKETS
 from zmqps.core.protocol.events import Action, Run
 from zmqps.core.protocol.messages import Save, Saved
 from zmqps.core.protocol.messages.saving import SaveStage
-from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.saves import Saves
+from zmqps.core.server.shard import Shard
 from zmqps.core.server.tables.rows import make_rows
 from zmqps.core.server.tenant import Tenant
 from zmqps.errors import CheckpointForeignError, CheckpointMismatchError
@@ -100,7 +100,7 @@ class Cluster:
     @staticmethod
     def _touch(of: Shard, numbers: Iterable[int]) -> None:
         ids = np.array(list(numbers), np.int64)
-        for table in of.rows.tables if of.rows else ():
+        for table in of.rows.tables:
             buckets = buckets_of(ids, TABLE.bucket_seed)
             mine = ids[(buckets >= table.slice.start) & (buckets < table.slice.stop)]
             table.update(mine, np.full((mine.size, TABLE.dim), 0.5, np.float32))
@@ -176,7 +176,7 @@ class Cluster:
     def now(self) -> Any:
         """Return all that servers have, as a checkpoint is to have it."""
         shards = [tenant.ready() for tenant in self.tenants]
-        tables = [table for of in shards for table in (of.rows.tables if of.rows else ())]
+        tables = [table for of in shards for table in of.rows.tables]
         return [
             [
                 (s.version, s.steps.tolist(), s.value.tobytes(), [slot.tobytes() for slot in s.slots])

@@ -29,6 +29,7 @@ from zmqps.core.server.replicas.backup import Backup
 from zmqps.core.server.replicas.follower import Follower
 from zmqps.core.server.replicas.replication import ReplicaStreams
 from zmqps.core.server.replicas.stream import Stream
+from zmqps.core.server.tables.row_records import RowNews
 from zmqps.core.worker.connections.link import Link
 from zmqps.core.worker.layout.rollbacks import Rollbacks
 
@@ -87,9 +88,9 @@ def _waits_for_recut(checkpoints: Checkpoints) -> bool:
 
 
 def _evicts_in_fill(stream: Stream) -> bool:
-    news = stream._row_news
     fills = any(follower._begun and not follower.is_filled for follower in stream.followers.values())
-    return fills and news is not None and any(ids and table.counters["evicted"] for table, ids in news._watched)
+    watched = [one for news in stream._news if isinstance(news, RowNews) for one in news._watched.values()]
+    return fills and any(one.ids and one.table.counters["evicted"] for one in watched)
 
 
 _LOSSES = (
@@ -240,7 +241,7 @@ _STREAMS = (
     ),
     CodeProbe(
         name="a table that evicts changes while a backup is filled from it",
-        of=Stream, method="_tell_rows", before=_evicts_in_fill,
+        of=Stream, method="_tell", before=_evicts_in_fill,
     ),
 )  # fmt: skip
 #: All of them, by subject.

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.core.server.tables.test_row_changes import RowChanges
 from tests.core.server.tables.test_table import DIM, ids, table, touch
-from zmqps.core.server.tables.row_changes import RowChanges
 from zmqps.core.server.tables.row_snapshot import RowSnapshot, RowSnapshots
 from zmqps.core.server.tables.table import RowTable
 from zmqps.rows.kept import joined, rebased
@@ -89,7 +89,7 @@ def test_what_has_changed_since_a_save_makes_the_next_one_of_it(first: Any, seco
                 saved.pop(gone, None)
             later |= by_id(piece.kept)
             snapshots.done(piece.number)
-        saved = later if snapshots.state["items"]["whole"] else saved | later
+        saved = later if snapshots.state["tables"]["items"]["whole"] else saved | later
         assert saved == rows_of(items)
         assert snapshots.nbytes == 0
     changes.drop(7)

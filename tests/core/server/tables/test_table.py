@@ -36,7 +36,6 @@ def table(more: Any = lambda nbytes: True, **options: Any) -> RowTable:
         available_nbytes=1 << 20,
         more=more,
     )
-    assert rows is not None
     return rows.tables[0]
 
 

@@ -17,6 +17,7 @@ from zmqps.core.protocol.fields import Part
 from zmqps.core.protocol.terms import SET_TO_MEAN, are_values
 from zmqps.core.server.dense.memory import Memory
 from zmqps.core.server.dense.rules import Kernels
+from zmqps.core.server.dense.timing import Timing
 from zmqps.core.server.dense.undo import Undo
 from zmqps.errors import InternalError, ProtocolError, PSError, ShardBrokenError, SliceRangeError, VersionError
 
@@ -291,9 +292,7 @@ class Updates:
     """
 
     def __init__(self, kernels: Kernels, rooms: Rooms, memory: Memory, *, undoes: bool) -> None:
-        self.clock: Callable[[], float] = float  # by which updates are timed: 0, unless the shell says otherwise
-        self.apply_s = 0.0
-        self.applies = 0
+        self.timing = Timing()
         self.broken: PSError | None = None  # an update failed half way, or another copy has taken over
         self.kernels = kernels.each  # a recorder may put such in their place as do the same
         self._made_of = kernels
@@ -417,7 +416,8 @@ class Updates:
         of_groups: bool,
     ) -> None:
         """Update elements from ``start`` of a slice, out of its value into ``out``."""
-        source, began = state.value, self.clock()
+        source, timing = state.value, self.timing
+        began = timing.clock()
         first = 2 - width * (self._made_of.first_group if of_groups else 0)
         for lo, hi, kernel_index, step in runs:
             kernel = self.kernels[kernel_index]
@@ -440,8 +440,8 @@ class Updates:
                     raise
             elif source is not out:
                 out[lo:hi] = source[lo:hi]
-        self.apply_s += self.clock() - began
-        self.applies += 1
+        timing.seconds += timing.clock() - began
+        timing.num += 1
 
     def _take_back(
         self, states: Sequence[SliceState], rooms: dict[int, Room], undo: Undo | None, cause: BaseException

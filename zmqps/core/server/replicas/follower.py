@@ -12,7 +12,7 @@ from zmqps.core.protocol.events import Action, Send
 from zmqps.core.protocol.limits import WINDOW_NBYTES
 from zmqps.core.protocol.messages import Replicated, Welcome
 from zmqps.core.server.replicas.filling import Filling
-from zmqps.core.server.replicas.records import ReplicationRecord
+from zmqps.core.server.replicas.record import ReplicationRecord
 from zmqps.errors import PSError
 
 #: A backup that has confirmed nothing for this long is asked what it has.

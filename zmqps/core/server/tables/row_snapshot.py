@@ -8,8 +8,8 @@ turn, and a byte a row that tells which were copied.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -164,9 +164,11 @@ class RowSnapshots:
     ) -> None:
         bases = tuple(since) or (None,) * len(tables)
         #: What is kept of each table beside its rows, and whether what is built upon counts for nothing: plain data.
-        self.state = {
-            table.spec.name: {**table.times._asdict(), "whole": base is None}
-            for table, base in zip(tables, bases, strict=True)
+        self.state: Mapping[str, Any] = {
+            "tables": {
+                table.spec.name: {**table.times._asdict(), "whole": base is None}
+                for table, base in zip(tables, bases, strict=True)
+            }
         }
         self._gone = [_NOTHING if base is None else base[1] for base in bases]
         self._snapshots = [

@@ -13,11 +13,12 @@ from zmqps.core.job.keyspace import Slice
 from zmqps.core.job.tables import NUM_BUCKETS, TableSpec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.messages.rows import COUNTED
+from zmqps.core.server.dense.timing import Timing
 from zmqps.core.server.tables.gone import GoneLog
-from zmqps.errors import NonFiniteGradientError, TableFullError, listed
-from zmqps.rows.kept import Kept
+from zmqps.errors import NonFiniteGradientError, ProtocolError, TableFullError, listed
+from zmqps.rows.kept import Kept, rebased
 from zmqps.rows.sketch import Sketch
-from zmqps.rows.store import RowStore
+from zmqps.rows.store import SCANNED_ROWS, RowStore
 
 #: Of the memory that a table without a capacity takes: it is asked for in pieces of so many bytes.
 GRANT_NBYTES = 16 << 20
@@ -106,9 +107,7 @@ class RowTable:
         self.version = 0  # messages applied; synchronous: steps committed
         self.steps = 0  # updates of the table: those that schedules go by
         self.counters: Counter[str] = Counter()
-        self.clock: Callable[[], float] = float  # by which updates are timed, as in `zmqps.core.server.dense.slices`
-        self.apply_s = 0.0
-        self.applies = 0
+        self.timing = Timing()
         self.sketch = Sketch(sketch_width) if spec.admit > 1 else None
         self.expired_before = 0  # by seconds: rows that were last updated before this one are gone
         #: Are told the ids of rows that make way for others, before anything else is done.
@@ -295,10 +294,10 @@ class RowTable:
         if self.spec.lazy_decay:  # of a row that another message of this update has changed: nothing
             lag = np.maximum(self.store.ages(rows, steps) - 1, 0).astype(np.uint32)
         self._before(rows)
-        began = self.clock()
+        began = self.timing.clock()
         self.store.update(self.kernel, rows, grads, max(1, steps), lag)
-        self.apply_s += self.clock() - began
-        self.applies += 1
+        self.timing.seconds += self.timing.clock() - began
+        self.timing.num += 1
         self.store.stamps[rows] = steps % _STAMPS
         self.steps = steps
         with suppress(MemoryError):  # the update is done, and must not be taken for one that has failed
@@ -437,6 +436,33 @@ class RowTable:
         self.remove(gone)
         self.take(kept)
         self.version, self.steps, self.expired_before = version, steps, expired_before
+
+    def refill(self, over: Sequence[tuple[RowTable, slice, slice]]) -> None:
+        """Have the rows of some buckets of other tables, which change no more; done again, they are the same.
+
+        Raises
+        ------
+        ProtocolError
+            They lack some of the buckets.
+        TableFullError
+            As for `take`.
+        """
+        num_filled = sum(here.stop - here.start for _, here, _ in over)
+        if num_filled != self.slice.size:
+            raise ProtocolError(
+                f"of table {self.spec.name} {self.slice.size} buckets are wanted, {num_filled} are here"
+            )
+        self.steps = max(other.steps for other, _, _ in over)
+        self.version = max(other.version for other, _, _ in over)
+        # rows are as old as they were, and expire no earlier
+        self.expired_before = max(0, min(other.expired_before + self.steps - other.steps for other, _, _ in over))
+        for other, _, there in over:
+            lo, hi = other.slice.start + there.start, other.slice.start + there.stop
+            start = 0
+            while start < other.store.end:
+                rows, start = other.store.in_buckets(lo, hi, self.spec.bucket_seed, start, SCANNED_ROWS)
+                kept = other.kept(rows)
+                self.take(kept._replace(stamps=rebased(kept.stamps, self.steps, other.steps)))
 
     @property
     def times(self) -> Times:
