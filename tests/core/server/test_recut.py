@@ -114,7 +114,7 @@ def test_rows_go_with_their_buckets_and_are_as_old_as_they_were(few: int, many: 
                 buckets = buckets_of(ids, table.spec.bucket_seed)
                 mine = np.unique(ids[(table.slice.start <= buckets) & (buckets < table.slice.stop)])
                 table.update(mine, np.ones((mine.size, 2), np.float32))
-            table.expired_before = 20
+            table.expiry.before = 20
     wanted = {spec.name: rows_of(there, spec.name) for spec in SPECS}
     for following in (pieces_of(before, after), after):
         made = with_tables(following)
@@ -139,7 +139,7 @@ def test_a_full_table_is_cut_although_buckets_have_not_as_many_rows_each() -> No
 
     parent = with_rows(full, one, 0)
     [table] = parent.rows.tables
-    table.update(np.arange(table.limit), np.ones((table.limit, 2), np.float32))
+    table.update(np.arange(table.room.limit), np.ones((table.room.limit, 2), np.float32))
     children = [with_rows(full, four, index) for index in range(4)]
     for child in children:
         child.follow()
@@ -149,7 +149,7 @@ def test_a_full_table_is_cut_although_buckets_have_not_as_many_rows_each() -> No
     assert sum(len(one) for one in found) == len(table)
     assert rows_of(children, "items") == rows_of([parent], "items")
     fullest = max(found, key=len)
-    assert len(fullest) > table.limit // 4, "more than its share"
+    assert len(fullest) > table.room.limit // 4, "more than its share"
     before = len(fullest)
     buckets = buckets_of(ids := np.arange(10_000, 10_200), spec.bucket_seed)
     new = ids[(fullest.slice.start <= buckets) & (buckets < fullest.slice.stop)]

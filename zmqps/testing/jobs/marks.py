@@ -304,7 +304,7 @@ class MarkedRows:
         unsure = self._unsure[life][number]
         if is_new:  # it was loaded, perhaps from a time when they were there
             left[mine] &= ~marks[mine]
-            if is_evicting and len(table) + MOST_IDS > table.limit:  # and may have no room for all
+            if is_evicting and len(table) + MOST_IDS > table.room.limit:  # and may have no room for all
                 absent = self._attempted[life][number][mine] & ~marks[mine] & ~left[mine]
                 unsure[mine] |= absent & ~self._applied[life][number][mine]  # a push under way may have yet to come
                 left[mine] |= absent

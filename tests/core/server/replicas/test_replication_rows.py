@@ -210,8 +210,8 @@ def test_what_cannot_be_told_for_want_of_memory_is_told_before_it_is_answered(mo
 def test_a_backup_without_memory_for_rows_says_so_and_the_coordinator_hears_it() -> None:
     copies = trained()
     behind = table_of(copies, "b", BACKUP)
-    behind._more = lambda nbytes: False
-    behind._granted = 0
+    behind.room.more = lambda nbytes: False
+    behind.room.granted_nbytes = 0
     copies.push("w", push_rows(1, *range(1000)))
     copies.settle()
     [told] = [m for m in copies.told("b", Error) if isinstance(m, Error)]

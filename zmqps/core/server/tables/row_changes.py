@@ -21,7 +21,7 @@ class _Mark:
         self.steps = table.steps
         self.gone: list[Array] | None = []  # None: too many
         self._num_gone = 0
-        table.removed.append(self._told)
+        table.watchers.removed.append(self._told)
 
     def _told(self, ids: Array) -> None:
         if self.gone is not None:
@@ -31,8 +31,8 @@ class _Mark:
                 self.gone = None
 
     def drop(self) -> None:
-        if self._told in self.table.removed:
-            self.table.removed.remove(self._told)
+        if self._told in self.table.watchers.removed:
+            self.table.watchers.removed.remove(self._told)
 
 
 class RowMarks:

@@ -118,14 +118,14 @@ class _Watched:
     def __init__(self, table: RowTable) -> None:
         self.table = table
         self.ids: list[Array] = []
-        table.watchers.append(self.note)
+        table.watchers.changing.append(self.note)
 
     def note(self, changed: Array) -> None:
         self.ids.append(self.table.store.ids[changed])
 
     def stop(self) -> None:
-        if self.note in self.table.watchers:
-            self.table.watchers.remove(self.note)
+        if self.note in self.table.watchers.changing:
+            self.table.watchers.changing.remove(self.note)
         self.ids.clear()
 
 

@@ -62,7 +62,7 @@ class RowSnapshot:
         self._copied[store.free] = 1  # what they will have is no part of it
         self._aside: deque[Kept] = deque()
         self._aside_nbytes = 0
-        table.watchers.append(self._before)
+        table.watchers.changing.append(self._before)
 
     def _before(self, rows: Array) -> None:
         """Copy rows that are about to change; where there is no memory for it, give up: training goes on."""
@@ -128,8 +128,8 @@ class RowSnapshot:
 
     def release(self) -> None:
         """Keep nothing more."""
-        if self._before in self.table.watchers:
-            self.table.watchers.remove(self._before)
+        if self._before in self.table.watchers.changing:
+            self.table.watchers.changing.remove(self._before)
         self._hand = self._end
         self._aside.clear()
         self._aside_nbytes = 0
@@ -141,7 +141,7 @@ class RowSnapshot:
 
     def validate(self) -> None:
         """Assert that it watches the table as long as there is something left."""
-        assert (self._before in self.table.watchers) or (self._hand >= self._end and not self._aside)
+        assert (self._before in self.table.watchers.changing) or (self._hand >= self._end and not self._aside)
         assert self._aside_nbytes == sum([kept.nbytes for kept in self._aside])
 
 

@@ -462,7 +462,7 @@ class Rows:
     @property
     def granted_nbytes(self) -> int:
         """Bytes that may be taken for rows of tables without a capacity."""
-        return sum([table.granted_nbytes for table in self.tables])
+        return sum([table.room.granted_nbytes for table in self.tables])
 
     def held_nbytes(self, *, loaded: bool) -> int:
         """Return the bytes that all rows take."""
@@ -550,7 +550,7 @@ def make_rows(
         )
         table = RowTable(slice_, spec, kernel, store, more=more)
         if capacity is not None:
-            store.have_room(table.limit)
+            store.have_room(table.room.limit)
         tables.append(table)
     first = slices[0].index if slices else len(placement.slices[index])
     return Rows(tables, first, reject_nonfinite=job.nonfinite == "reject", coding=coding, secret=secret)
