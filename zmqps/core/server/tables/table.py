@@ -70,8 +70,8 @@ class Times(NamedTuple):
 class RowWatchers(NamedTuple):
     """Who is told of what happens to rows.
 
-    ``changing``: which rows are about to change, or to go; ``removed``: the ids of rows that make way for others, before
-    anything else is done.
+    ``changing``: which rows are about to change, or to go; ``removed``: the ids of rows that make way for others,
+    before anything else is done.
     """
 
     changing: list[Callable[[Array], None]]
