@@ -18,8 +18,8 @@ from tests.imports import ROOT
 
 #: More than this there may not be: write down here what there is now when it has become less.
 AT_MOST = {
-    "classes with over 12 attributes, in core": 30,
-    "classes with over 12 attributes": 73,
+    "classes with over 12 attributes, in core": 27,
+    "classes with over 12 attributes": 70,
     "functions with over 60 lines": 1,
     "folders with over 20 files": 0,
     "files of the largest folder": 20,

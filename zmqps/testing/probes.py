@@ -26,7 +26,7 @@ from zmqps.core.coordinator.training.steps import Steps
 from zmqps.core.protocol.events import Send
 from zmqps.core.protocol.messages import Promote
 from zmqps.core.server.replicas.backup import Backup
-from zmqps.core.server.replicas.follower import Follower
+from zmqps.core.server.replicas.follower import FollowerFill
 from zmqps.core.server.replicas.replication import ReplicaStreams
 from zmqps.core.server.replicas.stream import Stream
 from zmqps.core.server.tables.row_records import RowNews
@@ -88,7 +88,7 @@ def _waits_for_recut(checkpoints: Checkpoints) -> bool:
 
 
 def _evicts_in_fill(stream: Stream) -> bool:
-    fills = any(follower._begun and not follower.is_filled for follower in stream.followers.values())
+    fills = any(follower.is_being_filled for follower in stream.followers.values())
     watched = [one for news in stream._news if isinstance(news, RowNews) for one in news._watched.values()]
     return fills and any(one.ids and one.table.counters["evicted"] for one in watched)
 
@@ -237,7 +237,8 @@ _STREAMS = (
     ),
     CodeProbe(
         name="a backup is filled later, for want of memory",
-        of=Follower, method="_add_piece", after=lambda follower, _: follower._filling is None,
+        of=FollowerFill, method="next",
+        after=lambda fill, found: found is None and fill._pieces is not None,
     ),
     CodeProbe(
         name="a table that evicts changes while a backup is filled from it",

@@ -134,7 +134,7 @@ def test_a_copy_that_is_promoted_before_it_is_whole(monkeypatch: Patch) -> None:
 
     def promote(original: Any, copies: ReplicaStreams, message: Promote, now: float) -> list[Action]:
         shard = copies._host.tenant_of(message.epoch).built()
-        shard.loaded = True
+        shard.came.loaded = True
         return original(copies, message, now)  # type: ignore[no-any-return]
 
     wrap(monkeypatch, CopiesOfJob, "ready", ready)

@@ -124,7 +124,7 @@ class CopyWitness:
     def _check_bound(self, machine: ServerMachine, tenant: Tenant, stream: Stream) -> None:
         """Assert that what waits for backups is counted, and that there is a bound for it."""
         followers = stream.followers.values()
-        waiting = {id(r): r.nbytes for follower in followers for _, r in follower.unconfirmed if r.position}
+        waiting = {id(r): r.nbytes for follower in followers for _, r in follower.queue.unconfirmed if r.position}
         nbytes, counted = sum(waiting.values()), stream.counters()["unconfirmed_nbytes"]
         assert nbytes <= counted, f"{nbytes} bytes wait for backups, {counted} count"
         unconfirmed = machine.replication.unconfirmed
@@ -140,7 +140,7 @@ class CopyWitness:
         if stream.has_untold:
             return
         for epoch, follower in stream.followers.items():
-            if not follower.is_filled or follower.unconfirmed or tenant.shard is None or _is_coming(tenant):
+            if not follower.is_filled or follower.queue.unconfirmed or tenant.shard is None or _is_coming(tenant):
                 continue
             for other in self._simulation.servers:
                 machine = other.machine

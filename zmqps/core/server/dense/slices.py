@@ -65,7 +65,6 @@ class SliceState:
 
     __slots__ = (
         *(
-            "groups",
             "history",
             "kernels",
             "places",
@@ -92,9 +91,11 @@ class SliceState:
         self.places: list[tuple[Array, list[Reader]]] = [(value, self.readers)]  # where it belongs, and its readers
         self.history: deque[tuple[int, Array, list[Reader], Pin]] = deque()  # versions kept readable
         self.positions = [segment.position for segment in slice_.segments]
-        # which kernel updates each parameter: that of its rule, or where groups of one rule differ, of its group
-        self.kernels = np.array([kernels.of_rule[segment.parameter] for segment in slice_.segments], np.int32)
-        self.groups = np.array([kernels.of_group[segment.parameter] for segment in slice_.segments], np.int32)
+        # which kernel updates each parameter: that of its rule, and where groups of one rule differ, of its group
+        self.kernels = tuple(
+            np.array([of[segment.parameter] for segment in slice_.segments], np.int32)
+            for of in (kernels.of_rule, kernels.of_group)
+        )
         # updates each parameter has had: a push of some parameters is not a step of the others
         self.steps = np.zeros(len(slice_.segments), np.int64)
 
@@ -150,7 +151,7 @@ class SliceState:
 
     def runs(self, start: int, stop: int, *, of_groups: bool = False) -> list[Stretch]:
         """Return the stretches between two elements that one kernel call can take, or one for each group at least."""
-        kernels = self.groups if of_groups else self.kernels
+        kernels = self.kernels[of_groups]
         if len(self.positions) == 1:
             return [(start, stop, int(kernels[0]), int(self.steps[0]))]
         first, last = self.segments(start, stop)

@@ -244,7 +244,7 @@ class ReplicaStreams:
         followers = {} if stream is None else stream.followers
         error = DeposedError(job=tenant.name, generation=tenant.generation)
         actions = self._turn_away(tenant, [], error)
-        numbers = {str(epoch): follower.last for epoch, follower in followers.items() if follower.is_filled}
+        numbers = {str(epoch): follower.queue.last for epoch, follower in followers.items() if follower.is_filled}
         return [*actions, Send(COORDINATOR, Yielded(tenant.assign.epoch, tenant.generation, 0, numbers))]
 
     def _turn_away(self, tenant: Tenant, waiting: Iterable[tuple[bytes, int]], error: DeposedError) -> list[Action]:
