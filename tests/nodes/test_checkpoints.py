@@ -84,15 +84,15 @@ def trained(job: JobSpec, where: Placement) -> list[Shard]:
         states = [(state.slice.index, state.size, state.value.dtype) for state in of.slices]
         if not states:
             continue
-        of.load([(i, 0, ()) for i, _, _ in states], [rng.standard_normal(n).astype(t) for _, n, t in states])
+        of.dense.load([(i, 0, ()) for i, _, _ in states], [rng.standard_normal(n).astype(t) for _, n, t in states])
         for step in range(3):
             some = states if step < 2 else states[:1]
             parts, payload = [(i, 0, ()) for i, _, _ in some], [rng.standard_normal(n).astype(t) for _, n, t in some]
             if job.mode == "sync":
-                of.collect(parts, payload, (b"w" * 16, step + 1), step, 1, "w")
+                of.dense.collect(parts, payload, (b"w" * 16, step + 1), step, 1, "w")
                 of.commit(step, ((b"w" * 16, (step + 1,)),))
             else:
-                of.push(parts, payload, "w")
+                of.dense.push(parts, payload, "w")
     return shards
 
 

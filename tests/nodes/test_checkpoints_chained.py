@@ -89,7 +89,7 @@ class Cluster:
         tenant = Tenant(assign(self.job, self.where, epoch=index + 1, shard=index))
         tenant.shard = of = shard(self.job, self.where, index)
         rng = np.random.default_rng(index)
-        of.load(
+        of.dense.load(
             [(s.slice.index, 0, ()) for s in of.slices],
             [rng.standard_normal(s.size).astype(s.value.dtype) for s in of.slices],
         )
@@ -121,11 +121,11 @@ class Cluster:
                     payload += [np.full(size, 0.5, state.value.dtype) for size in sizes]
             if self.job.mode != "sync":
                 if parts:
-                    of.push(parts, payload, "w")
+                    of.dense.push(parts, payload, "w")
                 continue
             step = of.version
             if parts:
-                of.collect(parts, payload, (WORKER, step + 1), step, 1, "w")
+                of.dense.collect(parts, payload, (WORKER, step + 1), step, 1, "w")
             of.commit(step, ((WORKER, (step + 1,)),))
 
     def save(self, meanwhile: Sequence[set[int]] = (), fails: str = "", whole: bool = False) -> str:

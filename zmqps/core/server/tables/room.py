@@ -1,4 +1,4 @@
-"""How many rows a table may have."""
+"""How many rows a table may have, and which ids are given one."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from zmqps.core.protocol.arrays import Array
+from zmqps.rows.sketch import Sketch
 
 #: Of the memory that a table without a capacity takes: it is asked for in pieces of so many bytes.
 GRANT_NBYTES = 16 << 20
@@ -21,10 +22,13 @@ class RowRoom:
         How many rows there may be.
     more
         Asks for memory where the table has no capacity: ``more(nbytes)``, whether it may be had.
+    sketch
+        Counts touches of ids that are yet to be admitted; None: each is at once.
     """
 
-    def __init__(self, limit: int, more: Callable[[int], bool]) -> None:
+    def __init__(self, limit: int, more: Callable[[int], bool], sketch: Sketch | None = None) -> None:
         self.limit = limit
+        self.sketch = sketch
         self.granted_nbytes = 0
         self.more = more
         self._hand = 0  # the next row to be looked at

@@ -117,7 +117,6 @@ class RowTable:
         self.steps = 0  # updates of the table: those that schedules go by
         self.counters: Counter[str] = Counter()
         self.timing = Timing()
-        self.sketch = Sketch(sketch_width) if spec.admit > 1 else None
         self.watchers = RowWatchers([], [])
         self.gone = GoneLog()
         self.kernel = kernel
@@ -126,7 +125,7 @@ class RowTable:
         if spec.capacity_nbytes is not None:
             share = spec.capacity_nbytes * (slice_.stop - slice_.start) // NUM_BUCKETS
             limit = min(limit, share // store.row_nbytes)
-        self.room = RowRoom(limit, more)
+        self.room = RowRoom(limit, more, Sketch(sketch_width) if spec.admit > 1 else None)
 
     @property
     def expired_before(self) -> int:
@@ -317,10 +316,10 @@ class RowTable:
         """Return the rows of ids, made where they are not there, and which ids these are if some are not admitted."""
         store = self.store
         places = np.empty(0, np.int64)
-        if self.sketch is not None:
+        if self.room.sketch is not None:
             absent = np.flatnonzero(store.find(ids) < 0)
             if absent.size:
-                waits = absent[self.sketch.touch(ids[absent]) < self.spec.admit]
+                waits = absent[self.room.sketch.touch(ids[absent]) < self.spec.admit]
                 self.counters["waiting"] += waits.size
                 if waits.size:
                     admitted = np.ones(ids.size, bool)
