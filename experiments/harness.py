@@ -14,7 +14,7 @@ from zmqps.client.tensors import describe
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.server.admission import Room
-from zmqps.core.server.dense.shard import Shard
+from zmqps.core.server.shard import Shard
 from zmqps.core.treatments import make_treatment
 from zmqps.core.worker.operations import Attached, EnterBarrier, Exchange, Finish, Join, StartJob
 from zmqps.core.worker.plan import plan

@@ -14,7 +14,7 @@ from tests.inprocess import InProcessCluster
 from tests.pace import allow
 from tests.team import PATIENCE
 from zmqps.core.coordinator import machine as coordinator_machine
-from zmqps.core.server.dense.shard import Shard
+from zmqps.core.server.dense.part import DensePart
 from zmqps.core.worker.transfers import Transfers
 from zmqps.errors import InternalError
 
@@ -75,7 +75,7 @@ def test_a_server_tells_whose_request_met_a_defect_and_goes_on(
     worker: zmqps.Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr(Shard, "push", break_down)
+        broken.setattr(DensePart, "push", break_down)
         error = failure(worker.push_async(ONE, timeout=allow(60.0)))
         assert error.node.startswith("server 0 (")
     worker.push(ONE, timeout=PATIENCE)

@@ -16,7 +16,8 @@ from zmqps.core.protocol.events import Action, Exit, Log, Peer, Received, Resolv
 from zmqps.core.protocol.messages import Assign, Error, Heartbeat, Hello, Init, Message, Ready
 from zmqps.core.protocol.security.keys import LOADER, ticket_of
 from zmqps.core.server.admission import Room
-from zmqps.core.server.dense.shard import Shard
+from zmqps.core.server.shard import Shard
+from zmqps.core.server.tables.rows import Rows
 from zmqps.optim import OptimizerSpec, sgd
 from zmqps.testing.jobs.training import ReferenceRules
 
@@ -70,10 +71,12 @@ def placement(spec: JobSpec, shards: int = 1, slice_nbytes: int = 32) -> Placeme
     return Placement.balance(KeySpace.of(spec), shards, slice_nbytes)
 
 
-def make_shard(spec: JobSpec, where: Placement, index: int, room: Room | None = None) -> Shard:
+def make_shard(
+    spec: JobSpec, where: Placement, index: int, room: Room | None = None, rows: Rows | None = None
+) -> Shard:
     rules = ReferenceRules(OptimizerSpec.from_wire(spec.optimizer))
     options = {"synchronous": spec.mode == "sync", "aggregate": spec.aggregate, "retain": spec.retain}
-    return Shard(where, index, rules, reject_nonfinite=spec.nonfinite == "reject", **options)
+    return Shard(where, index, rules, reject_nonfinite=spec.nonfinite == "reject", rows=rows, **options)
 
 
 def sent(actions: list[Action], kind: type[M], to: Peer | None = None) -> list[M]:

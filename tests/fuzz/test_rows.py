@@ -66,7 +66,6 @@ class State:
     @classmethod
     def of(cls, machine: ServerMachine) -> State:
         rows = machine.tenants[EPOCH].built().rows
-        assert rows is not None
         found = []
         for table in rows.tables:
             live = np.flatnonzero(table.store.live[: table.store.end])

@@ -169,10 +169,12 @@ def test_rows_make_way_for_others(new_device: NewDevice) -> None:
     assert isinstance(store, DeviceRows)
     taken = store.chunks.nbytes
     for _ in range(8):
-        pair.update(pair.ids(1000, pair.host.limit // 2))
+        pair.update(pair.ids(1000, pair.host.room.limit // 2))
         pair.check(pair.ids(1000, 100))
     assert pair.there.counters["evicted"] > 0
-    assert store.chunks.nbytes == taken >= pair.there.limit * 4 * (DIM + 1), "a capacity is there from the beginning"
+    assert store.chunks.nbytes == taken >= pair.there.room.limit * 4 * (DIM + 1), (
+        "a capacity is there from the beginning"
+    )
 
 
 @on_every_device_and_as_written

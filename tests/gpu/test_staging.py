@@ -18,7 +18,7 @@ from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.events import COORDINATOR, Action, Received, Returned, Run, Send
 from zmqps.core.protocol.messages import Ack, Error, Load, Pull, Push, Values
 from zmqps.core.server.admission import Room
-from zmqps.core.server.dense.shard import Shard
+from zmqps.core.server.shard import Shard
 from zmqps.errors import DeviceMemoryError, NonFiniteGradientError, ProtocolError, from_wire
 from zmqps.gpu.device import Device
 from zmqps.gpu.staging import INBOUND_SLOTS, DeviceMemory, Streams, device_nbytes
@@ -58,7 +58,7 @@ class Pair:
         for state in self.host.slices:
             value = self.random(state.slice.index)
             for shard in self.shards:
-                shard.load([(state.slice.index, 0, ())], [value])
+                shard.dense.load([(state.slice.index, 0, ())], [value])
 
     @property
     def shards(self) -> tuple[Shard, Shard]:
@@ -73,7 +73,7 @@ class Pair:
     def push(self, *indices: int, read: int = 0, checked: bool = False, puller: bytes = b"") -> None:
         payload = self.random(*indices)
         parts = [(index, read, ()) for index in indices]
-        found = [shard.push(parts, [payload], "worker", checked=checked, puller=puller) for shard in self.shards]
+        found = [shard.dense.push(parts, [payload], "worker", checked=checked, puller=puller) for shard in self.shards]
         assert found[0] == found[1]
 
     def check(self, exact: int | None = None) -> None:
@@ -90,12 +90,12 @@ class Pair:
 
 def fetch(shard: Shard, parts: Any, exact: int | None = None) -> list[Array]:
     """Pull; return the bytes of each part."""
-    pieces, _, readers = shard.pull(parts, exact)
+    pieces, _, readers = shard.dense.pull(parts, exact)
     out = shard.memory.send(None, pieces, 0, readers)
     if out.after is not None:
         out.after.wait()
     octets = np.concatenate([piece.view(np.uint8) for piece in out.payload])
-    ends = np.cumsum([size * dtype.itemsize for size, dtype in shard.sizes(parts)])
+    ends = np.cumsum([size * dtype.itemsize for size, dtype in shard.dense.sizes(parts)])
     return np.split(octets, ends[:-1])
 
 
@@ -111,7 +111,7 @@ def test_pushes_of_whole_slices_and_of_some_parameters_change_the_same(new_devic
     bounds = [*state.positions, state.slice.size]
     payload = pair.rng.standard_normal(bounds[1] - bounds[0]).astype(state.value.dtype)
     for shard in pair.shards:
-        shard.push([(state.slice.index, 0, (bounds[0], bounds[1]))], [payload], "worker")
+        shard.dense.push([(state.slice.index, 0, (bounds[0], bounds[1]))], [payload], "worker")
     pair.check()
 
 
@@ -126,7 +126,7 @@ def test_synchronous_steps_change_the_same_and_old_versions_stay(new_device: New
             for index in indices:
                 payload = pair.random(index)
                 for shard in pair.shards:
-                    shard.collect([(index, 0, ())], [payload], (worker, 1), step, examples, "worker")
+                    shard.dense.collect([(index, 0, ())], [payload], (worker, 1), step, examples, "worker")
         for shard in pair.shards:
             shard.commit(step, [(worker, (1,)) for worker in workers])
         pair.check()
@@ -138,13 +138,13 @@ def test_synchronous_steps_change_the_same_and_old_versions_stay(new_device: New
 def test_treatments_compute_on_the_device(new_device: NewDevice) -> None:
     pair = Pair(new_device(), job(treatment=COMPENSATE))
     for shard in pair.shards:
-        shard.pull([(0, 0, ())], puller=b"worker")
-        shard.note_read([(0, 0, ())], b"worker")
+        shard.dense.pull([(0, 0, ())], puller=b"worker")
+        shard.dense.note_read([(0, 0, ())], b"worker")
     pair.push(0)
     pair.push(0, puller=b"worker")  # one update behind what it was computed from
     pair.check()
-    assert pair.device.copies is not None
-    assert pair.device.copies.nbytes == pair.host.copies.nbytes > 0
+    assert pair.device.dense.copies is not None
+    assert pair.device.dense.copies.nbytes == pair.host.dense.copies.nbytes > 0
 
 
 @on_every_device
@@ -153,7 +153,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(new_device: NewDevice) ->
     payload = np.full(pair.host.slices[0].slice.size, np.nan, np.float32)
     for shard in pair.shards:
         with pytest.raises(NonFiniteGradientError, match=r"'v'.*pushed by worker"):
-            shard.push([(0, 0, ())], [payload], "worker")
+            shard.dense.push([(0, 0, ())], [payload], "worker")
     pair.check()
 
 
@@ -161,7 +161,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(new_device: NewDevice) ->
 def test_a_pull_holds_what_was_there_when_it_was_asked_for(new_device: NewDevice) -> None:
     pair = Pair(new_device(), job())
     before = fetch(pair.device, [(0, 0, ())])[0].copy()
-    pieces, _, readers = pair.device.pull([(0, 0, ())])
+    pieces, _, readers = pair.device.dense.pull([(0, 0, ())])
     out = pair.device.memory.send(None, pieces, 0, readers)
     for _ in range(3):
         pair.push(0)
@@ -276,7 +276,7 @@ def test_a_device_that_is_just_large_enough_trains_without_more() -> None:
         for index in range(len(pair.host.slices)):
             payload = pair.random(index)
             for shard in pair.shards:
-                shard.collect([(index, 0, ())], [payload], (b"a" * 16, 1), step, 1, "worker")
+                shard.dense.collect([(index, 0, ())], [payload], (b"a" * 16, 1), step, 1, "worker")
         for shard in pair.shards:
             shard.commit(step, [(b"a" * 16, (1,))])
     pair.check()
@@ -297,8 +297,8 @@ def test_gradients_in_a_codec_change_the_same(spec: str, checked: bool, new_devi
         blobs = [codec.encode(pair.random(s.slice.index).view(s.value.dtype), seed=7) for s in states]
         parts = [(index, 0, ()) for index in indices]
         for shard in pair.shards:
-            payload = shard.memory.decode(codec, [np.concatenate(blobs)], shard.sizes(parts), checked=checked)
-            shard.push(parts, payload, "worker", checked=checked)
+            payload = shard.memory.decode(codec, [np.concatenate(blobs)], shard.dense.sizes(parts), checked=checked)
+            shard.dense.push(parts, payload, "worker", checked=checked)
     pair.check()
 
 
@@ -308,10 +308,12 @@ def test_a_blob_may_hold_some_parameters_of_a_slice(new_device: NewDevice) -> No
     first = pair.host.slices[0]
     ranges = (*first.positions[:2], first.positions[2], first.slice.size)
     parts = [(0, 0, ranges), (1, 0, ())]
-    sizes = pair.host.sizes(parts)
+    sizes = pair.host.dense.sizes(parts)
     blobs = [codec.encode(pair.rng.standard_normal(size).astype(dtype)) for size, dtype in sizes]
     for shard in pair.shards:
-        shard.push(parts, shard.memory.decode(codec, blobs, shard.sizes(parts), checked=True), "worker", checked=True)
+        shard.dense.push(
+            parts, shard.memory.decode(codec, blobs, shard.dense.sizes(parts), checked=True), "worker", checked=True
+        )
     pair.check()
 
 
@@ -322,7 +324,7 @@ def test_a_bad_blob_is_refused_before_anything_changes(spec: str, blob: bytes, n
     pair = Pair(new_device(), job())
     for shard in pair.shards:
         with pytest.raises(ProtocolError):
-            shard.memory.decode(parse(spec), [blob], shard.sizes([(0, 0, ())]), checked=True)
+            shard.memory.decode(parse(spec), [blob], shard.dense.sizes([(0, 0, ())]), checked=True)
     pair.check()
 
 
@@ -333,7 +335,7 @@ def test_values_in_a_codec_are_the_same_bytes(spec: str, new_device: NewDevice) 
     parts = [(index, 0, ()) for index in range(len(pair.host.slices))]
     found = []
     for shard in pair.shards:
-        pieces, _, readers = shard.pull(parts)
+        pieces, _, readers = shard.dense.pull(parts)
         out = shard.memory.send(codec, pieces, 5, readers)
         if out.after is not None:
             out.after.wait()
@@ -363,13 +365,13 @@ def test_the_smaller_form_crosses_the_bus(spec: str) -> None:
     state, before = pair.host.slices[0], device.inbound_nbytes
     blob = codec.encode(pair.random(0).view(state.value.dtype))
     for shard in pair.shards:
-        payload = shard.memory.decode(codec, [blob], shard.sizes([(0, 0, ())]), checked=True)
-        shard.push([(0, 0, ())], payload, "worker", checked=True)
+        payload = shard.memory.decode(codec, [blob], shard.dense.sizes([(0, 0, ())]), checked=True)
+        shard.dense.push([(0, 0, ())], payload, "worker", checked=True)
     assert device.inbound_nbytes - before == blob.nbytes < state.value.nbytes
     pair.check()
     if not codec.error_feedback:
         before = device.outbound_nbytes
-        pieces, _, readers = pair.device.pull([(0, 0, ())])
+        pieces, _, readers = pair.device.dense.pull([(0, 0, ())])
         out = pair.device.memory.send(codec, pieces, 0, readers)
         assert out.after is not None
         assert device.outbound_nbytes - before == out.payload[0].nbytes == blob.nbytes

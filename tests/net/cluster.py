@@ -15,8 +15,8 @@ from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol.events import Stop
 from zmqps.core.server.dense.memory import HostMemory
-from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.shard import Shard
 from zmqps.net.driver import Driver
 from zmqps.net.identity import new_identity
 from zmqps.net.lane.shm import LaneTransport

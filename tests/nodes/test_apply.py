@@ -99,12 +99,12 @@ def test_a_shard_with_apply_threads_holds_the_same_values() -> None:
     ]
     rng = np.random.default_rng(0)
     for shard in shards:
-        shard.load([(state.slice.index, 0, ()) for state in shard.slices], [np.zeros(12004 + 616, np.uint8)])
+        shard.dense.load([(state.slice.index, 0, ()) for state in shard.slices], [np.zeros(12004 + 616, np.uint8)])
     for _ in range(3):
         for index, state in enumerate(shards[0].slices):
             gradient = rng.standard_normal(state.slice.size).astype(state.value.dtype)
             for shard in shards:
-                shard.push([(index, 0, ())], [gradient], "worker")
+                shard.dense.push([(index, 0, ())], [gradient], "worker")
     values = [[(s.value.tobytes(), *(slot.tobytes() for slot in s.slots)) for s in shard.slices] for shard in shards]
     assert values[0] == values[1]
 

@@ -16,8 +16,8 @@ from tests.core.machines import placement
 from zmqps.checkpoint import open_checkpoint, storage_of
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec, Parameter
-from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.dense.snapshot import Snapshot
+from zmqps.core.server.shard import Shard
 from zmqps.errors import CheckpointError, ConfigurationError
 from zmqps.nodes.checkpoints import (
     CheckpointConfig,
@@ -84,15 +84,15 @@ def trained(job: JobSpec, where: Placement) -> list[Shard]:
         states = [(state.slice.index, state.size, state.value.dtype) for state in of.slices]
         if not states:
             continue
-        of.load([(i, 0, ()) for i, _, _ in states], [rng.standard_normal(n).astype(t) for _, n, t in states])
+        of.dense.load([(i, 0, ()) for i, _, _ in states], [rng.standard_normal(n).astype(t) for _, n, t in states])
         for step in range(3):
             some = states if step < 2 else states[:1]
             parts, payload = [(i, 0, ()) for i, _, _ in some], [rng.standard_normal(n).astype(t) for _, n, t in some]
             if job.mode == "sync":
-                of.collect(parts, payload, (b"w" * 16, step + 1), step, 1, "w")
+                of.dense.collect(parts, payload, (b"w" * 16, step + 1), step, 1, "w")
                 of.commit(step, ((b"w" * 16, (step + 1,)),))
             else:
-                of.push(parts, payload, "w")
+                of.dense.push(parts, payload, "w")
     return shards
 
 
@@ -102,7 +102,7 @@ def save(tmp_path: Path, job: JobSpec, shards: list[Shard], store: CheckpointSto
     path, written = store.begin("default", 3), []
     for of in shards:
         writer = files.open(path, job.to_wire(), of.placement, of.index)
-        snapshot = Snapshot(of.slices, of.memory, of.version)
+        snapshot = Snapshot(of.slices, of.memory)
         while (piece := snapshot.next()) is not None:
             writer.write(piece)
             snapshot.done(piece.number)
@@ -141,7 +141,7 @@ def test_it_rests_between_slices_where_training_goes_on_and_no_processor_is_idle
     job, store = spec(), CheckpointStore(str(tmp_path), 2, owner=OWNER)
     (of,) = trained(job, placement(job, 1, 64))
     writer = ShardFiles().open(store.begin("default", 3), job.to_wire(), of.placement, of.index)
-    snapshot = Snapshot(of.slices, of.memory, of.version)
+    snapshot = Snapshot(of.slices, of.memory)
     while (piece := snapshot.next()) is not None:
         writer.write(piece, gently=gently)
         snapshot.done(piece.number)

@@ -26,8 +26,8 @@ from zmqps.core.job.tables import NUM_BUCKETS
 from zmqps.core.protocol.events import Action, Run
 from zmqps.core.protocol.messages import Save, Saved
 from zmqps.core.protocol.messages.saving import SaveStage
-from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.saves import Saves
+from zmqps.core.server.shard import Shard
 from zmqps.core.server.tables.rows import make_rows
 from zmqps.core.server.tenant import Tenant
 from zmqps.errors import CheckpointForeignError, CheckpointMismatchError
@@ -89,7 +89,7 @@ class Cluster:
         tenant = Tenant(assign(self.job, self.where, epoch=index + 1, shard=index))
         tenant.shard = of = shard(self.job, self.where, index)
         rng = np.random.default_rng(index)
-        of.load(
+        of.dense.load(
             [(s.slice.index, 0, ()) for s in of.slices],
             [rng.standard_normal(s.size).astype(s.value.dtype) for s in of.slices],
         )
@@ -100,7 +100,7 @@ class Cluster:
     @staticmethod
     def _touch(of: Shard, numbers: Iterable[int]) -> None:
         ids = np.array(list(numbers), np.int64)
-        for table in of.rows.tables if of.rows else ():
+        for table in of.rows.tables:
             buckets = buckets_of(ids, TABLE.bucket_seed)
             mine = ids[(buckets >= table.slice.start) & (buckets < table.slice.stop)]
             table.update(mine, np.full((mine.size, TABLE.dim), 0.5, np.float32))
@@ -121,11 +121,11 @@ class Cluster:
                     payload += [np.full(size, 0.5, state.value.dtype) for size in sizes]
             if self.job.mode != "sync":
                 if parts:
-                    of.push(parts, payload, "w")
+                    of.dense.push(parts, payload, "w")
                 continue
             step = of.version
             if parts:
-                of.collect(parts, payload, (WORKER, step + 1), step, 1, "w")
+                of.dense.collect(parts, payload, (WORKER, step + 1), step, 1, "w")
             of.commit(step, ((WORKER, (step + 1,)),))
 
     def save(self, meanwhile: Sequence[set[int]] = (), fails: str = "", whole: bool = False) -> str:
@@ -176,7 +176,7 @@ class Cluster:
     def now(self) -> Any:
         """Return all that servers have, as a checkpoint is to have it."""
         shards = [tenant.ready() for tenant in self.tenants]
-        tables = [table for of in shards for table in (of.rows.tables if of.rows else ())]
+        tables = [table for of in shards for table in of.rows.tables]
         return [
             [
                 (s.version, s.steps.tolist(), s.value.tobytes(), [slot.tobytes() for slot in s.slots])

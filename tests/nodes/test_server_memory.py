@@ -80,7 +80,7 @@ def test_beside_its_values_a_large_shard_has_room_for_what_waits_to_be_sent() ->
     for workers in (1, 2):
         shard = make_shard(config(), spec, where, 0, Room(num_workers=workers))
         assert shard.required_nbytes == nbytes + workers * MAX_BACKLOG_NBYTES
-        assert shard.beside.limit == workers * MAX_BACKLOG_NBYTES
+        assert shard.dense.beside.limit == workers * MAX_BACKLOG_NBYTES
 
 
 @pytest.mark.parametrize(("options", "expected"), [({}, 3 * GRANT_NBYTES), ({"memory_nbytes": 1 << 20}, GRANT_NBYTES)])
@@ -93,5 +93,5 @@ def test_servers_that_share_a_host_ask_for_each_other(options: dict[str, int], e
 
     room = Room(available_nbytes=1 << 20, sharing=3)
     shard = make_shard(config(**options), spec, placement(spec), 0, room, more=more)
-    assert not shard.beside.fits(LEAST_NBYTES, 1)
+    assert not shard.dense.beside.fits(LEAST_NBYTES, 1)
     assert asked == [expected]

@@ -22,7 +22,7 @@ from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.messages import Load, Message, Push, Values
 from zmqps.core.protocol.wire import encode
 from zmqps.core.server.admission import Room
-from zmqps.core.server.dense.shard import Shard
+from zmqps.core.server.shard import Shard
 from zmqps.core.worker.operations import Attached, EnterBarrier, Exchange, Finish, Join, StartJob
 from zmqps.core.worker.plan import plan
 from zmqps.core.worker.transfer import PullTransfer, Source, Target
@@ -56,11 +56,15 @@ class RecordingShard(Shard):
         super().__init__(*args, **kwargs)
         self.arrived: list[tuple[str, list[int]]] = []
         self.commits: list[list[bytes]] = []
+        self.dense.push = self._noted(self.dense.push)  # type: ignore[method-assign]
 
-    def push(self, parts, payload, worker, terms=(), **options):
-        done = super().push(parts, payload, worker, terms, **options)
-        self.arrived.append((worker.split()[0], [index for index, _, _ in parts]))
-        return done
+    def _noted(self, push: Any) -> Any:
+        def noted(parts: Any, payload: Any, worker: str, terms: Any = (), **options: Any) -> Any:
+            done = push(parts, payload, worker, terms, **options)
+            self.arrived.append((worker.split()[0], [index for index, _, _ in parts]))
+            return done
+
+        return noted
 
     def commit(self, step, contributors, *options, **flags):
         super().commit(step, contributors, *options, **flags)

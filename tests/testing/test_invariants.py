@@ -44,7 +44,7 @@ from zmqps.core.protocol.messages import (
 from zmqps.core.protocol.security.roles import TABLE, Row, row_of
 from zmqps.core.server.clients import Clients
 from zmqps.core.server.dense.aggregate import Stage
-from zmqps.core.server.dense.shard import Shard
+from zmqps.core.server.dense.part import DensePart
 from zmqps.core.server.dense.slices import Updates
 from zmqps.core.server.dense.snapshot import Snapshot
 from zmqps.core.server.dense.steps import ShardSteps
@@ -52,6 +52,7 @@ from zmqps.core.server.dense.undo import Undo
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.orders import HANDLERS, Orders
 from zmqps.core.server.saves import Saves
+from zmqps.core.server.shard import Shard
 from zmqps.core.server.tenant import Tenant
 from zmqps.core.worker.asked import Asked
 from zmqps.core.worker.connections.link import Link
@@ -134,15 +135,15 @@ def test_a_worker_that_knows_why_a_server_is_silent_and_does_not_tell(monkeypatc
 
 
 def test_a_server_that_acknowledges_what_it_had_no_memory_for(monkeypatch: Patch) -> None:
-    def push(original: Any, shard: Shard, parts: Any, *rest: Any, **options: Any) -> Any:
+    def push(original: Any, dense: DensePart, parts: Any, *rest: Any, **options: Any) -> Any:
         try:
-            return original(shard, parts, *rest, **options)
+            return original(dense, parts, *rest, **options)
         except MemoryError:
             told = (1,) * len(parts), (0,) * len(parts)
             options["note"](told)
             return told
 
-    wrap(monkeypatch, Shard, "push", push)
+    wrap(monkeypatch, DensePart, "push", push)
     caught("async-memory", "an acknowledged push is missing")
 
 

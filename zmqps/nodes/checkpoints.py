@@ -37,8 +37,8 @@ from zmqps.checkpoint.storage import File, Storage, naming_the_disk, remove_tree
 from zmqps.core.coordinator.saving.files import Served
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import MAX_NAME_CHARS, JobSpec
-from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.dense.snapshot import SnapshotSlice
+from zmqps.core.server.shard import Shard
 from zmqps.core.server.tables.row_snapshot import RowPiece
 from zmqps.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError, ConfigurationError
 from zmqps.nodes.checkpoint_rows import read_tables, slots_of_table
@@ -216,9 +216,8 @@ class ShardFiles:
             steps = found.steps if source["optimizer"] else [0] * len(found.steps)
             # parts of it may have had more updates than others, and none may have had more than the slice
             version = source["version"] if job.mode == "sync" else max(found.version, *steps)
-            shard.restore(slice_.index, found.value, found.slots, steps, version)
-        if shard.rows is not None:
-            read_tables(checkpoint, shard.rows, source, synchronous=job.mode == "sync")
+            shard.dense.restore(slice_.index, found.value, found.slots, steps, version)
+        read_tables(checkpoint, shard.rows, source, synchronous=job.mode == "sync")
         same = checkpoint.manifest.placement.to_wire() == shard.placement.to_wire()
         return checkpoint.shards[shard.index].state if same else {}
 

@@ -28,12 +28,11 @@ from zmqps.core.server.admission import Room, admit, required_nbytes
 from zmqps.core.server.dense.beside import Beside, beside_nbytes
 from zmqps.core.server.dense.memory import HostMemory, Memory
 from zmqps.core.server.dense.rules import UpdateKernel
-from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.measured import measured
 from zmqps.core.server.relay import FileRequest
+from zmqps.core.server.shard import Shard
 from zmqps.core.server.tables.rows import capacity_nbytes, make_rows
-from zmqps.core.server.timing import time_with
 from zmqps.core.treatments import make_treatment
 from zmqps.gpu.device import Device, open_device, parse
 from zmqps.gpu.rows import warm_up as warm_up_device_rows
@@ -266,7 +265,7 @@ def make_shard(
         available_nbytes=total_nbytes() if device is None else device.memory().free_nbytes,
         secret=secrets.randbits(64), store_of=RowStore if memory is None else memory.rows,
     )  # fmt: skip
-    if rows is not None:
+    if rows.tables:
         warm_up_rows()  # here, not where heartbeats are sent
     spare_the_collector()
     shard = Shard(
@@ -283,7 +282,7 @@ def make_shard(
         beside=beside,
         rows=rows,
     )
-    time_with(shard, perf_counter)
+    shard.time_with(perf_counter)
     return shard
 
 

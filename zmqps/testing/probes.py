@@ -25,9 +25,10 @@ from zmqps.core.coordinator.training.steps import Commits, Steps
 from zmqps.core.protocol.events import Send
 from zmqps.core.protocol.messages import Promote
 from zmqps.core.server.replicas.backup import Backup
-from zmqps.core.server.replicas.follower import Follower
+from zmqps.core.server.replicas.follower import FollowerFill
 from zmqps.core.server.replicas.replication import ReplicaStreams
 from zmqps.core.server.replicas.stream import Stream
+from zmqps.core.server.tables.row_records import RowNews
 from zmqps.core.worker.connections.link import Link
 from zmqps.core.worker.layout.rollbacks import Rollbacks
 
@@ -86,9 +87,9 @@ def _waits_for_recut(checkpoints: Checkpoints) -> bool:
 
 
 def _evicts_in_fill(stream: Stream) -> bool:
-    news = stream._row_news
-    fills = any(follower._begun and not follower.is_filled for follower in stream.followers.values())
-    return fills and news is not None and any(ids and table.counters["evicted"] for table, ids in news._watched)
+    fills = any(follower.is_being_filled for follower in stream.followers.values())
+    watched = [one for news in stream._news if isinstance(news, RowNews) for one in news._watched.values()]
+    return fills and any(one.ids and one.table.counters["evicted"] for one in watched)
 
 
 _LOSSES = (
@@ -237,11 +238,12 @@ _STREAMS = (
     ),
     CodeProbe(
         name="a backup is filled later, for want of memory",
-        of=Follower, method="_add_piece", after=lambda follower, _: follower._filling is None,
+        of=FollowerFill, method="next",
+        after=lambda fill, found: found is None and fill._pieces is not None,
     ),
     CodeProbe(
         name="a table that evicts changes while a backup is filled from it",
-        of=Stream, method="_tell_rows", before=_evicts_in_fill,
+        of=Stream, method="_tell", before=_evicts_in_fill,
     ),
 )  # fmt: skip
 #: All of them, by subject.

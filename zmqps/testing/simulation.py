@@ -18,8 +18,8 @@ from zmqps.core.protocol.messages import Discard, Message
 from zmqps.core.protocol.plain import unpack
 from zmqps.core.protocol.security.keys import KEY_NBYTES, process_of
 from zmqps.core.server.admission import Room
-from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.shard import Shard
 from zmqps.core.worker.layout.rollbacks import Rollback
 from zmqps.core.worker.operations import Operation, StartJob
 from zmqps.core.worker.session import SessionMachine

@@ -105,9 +105,9 @@ class Doors:
     def shard(self, shard: Any) -> None:
         """Have the doors of a shard: its kernels, those of its tables, and its check of gradients."""
         kernel = self.function("apply", "server")
-        self.add(shard.updates, "kernels", lambda kernels: [kernel(one) for one in kernels])
-        self.add(shard.finiteness, "all_finite", self.function("check", "server"))
-        for table in shard.rows.tables if shard.rows is not None else ():
+        self.add(shard.dense.updates, "kernels", lambda kernels: [kernel(one) for one in kernels])
+        self.add(shard.dense.finiteness, "all_finite", self.function("check", "server"))
+        for table in shard.rows.tables:
             self.add(table, "kernel", partial(NotedKernel, self))
 
     def start(self, sink: Sink) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import zmqps
 from tests.checkpoint.saved import NOW
+from tests.core.server.tables.test_row_changes import RowChanges
 from zmqps import optim
 from zmqps.checkpoint import Manifest, Save, compact, export, export_table, open_checkpoint, read_table, storage_of
 from zmqps.checkpoint.manifest import CONSISTENT, FileFact
@@ -21,7 +22,6 @@ from zmqps.checkpoint.tables.rows import encoded
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.job.tables import TableSpec
-from zmqps.core.server.tables.row_changes import RowChanges
 from zmqps.core.server.tables.row_snapshot import RowSnapshots
 from zmqps.core.server.tables.rows import Rows, make_rows
 from zmqps.errors import CheckpointCorruptError, CheckpointMismatchError, ConfigurationError, UnknownParameterError
@@ -59,7 +59,6 @@ class Servers:
                 job, self.placement, index, lambda one: kernel_of_table(one.optimizer, one.name, one.dim),
                 available_nbytes=1 << 20,
             )  # fmt: skip
-            assert rows is not None
             self.shards.append(rows)
 
     def push(self, ids: Sequence[int], by: float) -> None:
@@ -87,7 +86,7 @@ class Servers:
             writer = files.open(save.directory, self.job.to_wire(), self.placement, index)
             while (piece := snapshots.next()) is not None:
                 writer.write(piece)
-            facts = writer.close({"ledgers": {}, "tables": snapshots.state})
+            facts = writer.close({"ledgers": {}, **snapshots.state})
             assert facts["lowest"] == min(table.version for table in rows.tables)
             shards.append(tuple(FileFact.from_wire(fact) for fact in facts["files"]))
         manifest = Manifest(

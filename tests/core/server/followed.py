@@ -58,7 +58,6 @@ class Servers:
         """Return a new copy of a shard, which is empty."""
         kernel = lambda spec: kernel_of_table(spec.optimizer, spec.name, spec.dim, "numpy")  # noqa: E731
         rows = make_rows(self.job, self.placement, shard, kernel, available_nbytes=1 << 16, secret=self.secret)
-        assert rows is not None
         rows.tables[0].gone = GoneLog(self.most_gone)
         self.epoch += 1
         return self.epoch, rows

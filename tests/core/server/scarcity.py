@@ -7,9 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from zmqps.core.server.dense.aggregate import Stage
 from zmqps.core.server.dense.memory import HostMemory, Memory
+from zmqps.core.server.dense.part import DensePart
 from zmqps.core.server.dense.rules import UpdateKernel
-from zmqps.core.server.dense.shard import Shard
+from zmqps.core.server.shard import Shard
+from zmqps.core.treatments import ReadCopies
 from zmqps.gpu.staging import DeviceMemory, Streams
 from zmqps.optim import OptimizerSpec, make_kernel
 from zmqps.testing.device import HostDevice
@@ -120,17 +123,18 @@ class ScarceRules(ReferenceRules):
         return run
 
 
-def state_of(shard: Shard) -> dict[str, Any]:
+def state_of(shard: Shard | DensePart) -> dict[str, Any]:
     """Return all that a failure must leave as it was."""
-    stage = shard.steps.stage if shard.steps else None
+    dense = shard.dense if isinstance(shard, Shard) else shard
+    stage = dense.steps.stage if dense.steps else None
     return {
-        "slices": [slice_state(state) for state in shard.slices],
-        "version": shard.version,
-        "counters": {name: count for name, count in shard.counters.items() if count and "spare" not in name},
+        "slices": [slice_state(state) for state in dense.slices],
+        "version": dense.steps.version if dense.steps else 0,
+        "counters": {name: count for name, count in dense.counters.items() if count and "spare" not in name},
         "used": None if stage is None else {n: {w: c for w, c in u.items() if c} for n, u in stage._used.items() if u},
-        "stage": None if stage is None else staged(shard),
-        "copies": None if shard.copies is None else copied(shard),
-        "missing": sorted(shard._missing),
+        "stage": None if stage is None else staged(stage),
+        "copies": None if dense.copies is None else copied(dense.copies),
+        "missing": sorted(dense.came.missing),
     }
 
 
@@ -142,29 +146,27 @@ def slice_state(state: Any) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
-def staged(shard: Shard) -> Any:
-    assert shard.steps is not None
+def staged(stage: Stage) -> Any:
     return {
         (step, push, index): (brought.bounds, brought.buffer.tobytes(), brought.examples)
-        for step, pushes in shard.steps.stage._steps.items()
+        for step, pushes in stage._steps.items()
         for push, slices in pushes.items()
         for index, brought in slices.items()
     }
 
 
-def copied(shard: Shard) -> Any:
-    assert shard.copies is not None
+def copied(copies: ReadCopies) -> Any:
     return {
         (worker, index): (version, value.tobytes())
-        for worker, copies in shard.copies._copies.items()
-        for index, (version, value) in copies.items()
+        for worker, of_worker in copies._copies.items()
+        for index, (version, value) in of_worker.items()
         if version >= 0
     }
 
 
 def held_nbytes(shard: Shard) -> int:
     """Return what the values' buffers beyond the first arena take, counted one by one."""
-    buffers = shard._buffers
+    buffers = shard.dense._buffers
     seconds = sum(arena.nbytes for arena in buffers._seconds.values())
     spares = {id(spare): spare for (spare, _), _ in buffers._spares}
     for state in shard.slices:

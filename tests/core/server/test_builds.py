@@ -16,7 +16,7 @@ from zmqps.core.protocol.events import Action, Run
 from zmqps.core.protocol.messages import Assign
 from zmqps.core.server.admission import Room
 from zmqps.core.server.builds import Builds, build_error
-from zmqps.core.server.dense.shard import Shard
+from zmqps.core.server.shard import Shard
 from zmqps.core.server.tenant import Tenant
 from zmqps.errors import JobError, JobMemoryError, ProtocolError, PSError
 
@@ -78,13 +78,13 @@ def test_what_was_discarded_before_its_turn_is_not_built() -> None:
 def test_a_shard_has_its_share_of_what_is_free_less_what_others_will_touch_yet() -> None:
     host = Host(available=1200)
     message = assign(SPEC, placement(SPEC))
-    assert host.builds.new_tenant(replace(message, sharing=3)).available_nbytes == 400
-    assert host.builds.new_tenant(replace(message, sharing=0)).available_nbytes == 1200
+    assert host.builds.new_tenant(replace(message, sharing=3)).free.nbytes == 400
+    assert host.builds.new_tenant(replace(message, sharing=0)).free.nbytes == 1200
     host.add(1)
     host.build(1)
     untouched = host.tenants[1].untouched_nbytes
     assert 0 < untouched <= 500
-    assert host.builds.new_tenant(replace(message, epoch=2, sharing=2)).available_nbytes == (1200 - untouched) // 2
+    assert host.builds.new_tenant(replace(message, epoch=2, sharing=2)).free.nbytes == (1200 - untouched) // 2
 
 
 def test_what_was_built_since_it_was_assigned_is_taken_off_and_what_was_there_before_is_not() -> None:
@@ -94,7 +94,7 @@ def test_what_was_built_since_it_was_assigned_is_taken_off_and_what_was_there_be
     host.builds.next()
     host.add(2)
     host.add(3, num_workers=5)
-    free = host.tenants[3].available_nbytes
+    free = host.tenants[3].free.nbytes
     host.build(2, required=30)
     (run,) = host.builds.next()
     assert isinstance(run, Run)
@@ -142,7 +142,7 @@ class Saved:
     def read(self, shard: Shard, job: JobSpec, source: Any) -> dict[str, Any]:
         for state in shard.slices:
             twos = np.full(state.size, 2.0, state.value.dtype)
-            shard.restore(state.slice.index, twos, (), [3] * len(state.steps), source["version"])
+            shard.dense.restore(state.slice.index, twos, (), [3] * len(state.steps), source["version"])
         return {"ledgers": {"aa" * 16: [7, []]}}
 
     def open(self, *_: Any) -> Any:

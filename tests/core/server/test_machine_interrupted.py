@@ -22,8 +22,8 @@ from tests.core.server.test_machine_steps import brought, commit, pull
 from zmqps.core.protocol.events import COORDINATOR
 from zmqps.core.protocol.messages import Ack, Committed, Error, Load, Message
 from zmqps.core.server import ledger, machine
-from zmqps.core.server.dense import aggregate, buffers, shard, slices, stale, undo
-from zmqps.core.server.dense.shard import Shard
+from zmqps.core.server.dense import aggregate, buffers, part, slices, stale, undo
+from zmqps.core.server.shard import Shard
 from zmqps.core.treatments import Compensate, Drop
 from zmqps.errors import ServerMemoryError, ShardBrokenError
 from zmqps.optim import OptimizerSpec, momentum
@@ -31,7 +31,7 @@ from zmqps.testing.jobs.training import ReferenceRules
 
 pytestmark = pytest.mark.repeats
 
-FILES = {module.__file__ for module in (aggregate, buffers, ledger, machine, shard, slices, stale, undo)}
+FILES = {module.__file__ for module in (aggregate, buffers, ledger, machine, part, slices, stale, undo)}
 #: All that a push or a commit may be: with values that are still read, kept versions, and gradients that are dropped.
 KINDS = ["async", "read", "treated", "dropped", "sync", "retained"]
 #: Three slices of two parts, one of them in ranges.
@@ -148,9 +148,9 @@ class Run:
 
     def check(self) -> None:
         self.server.machine.validate()
-        if self.shard.updates.broken is None:
+        if self.shard.dense.updates.broken is None:
             assert self.shard.counters["spare_nbytes"] >= held_nbytes(self.shard)
-        owned = [id(spare) for (spare, _), _ in self.shard._buffers._spares]
+        owned = [id(spare) for (spare, _), _ in self.shard.dense._buffers._spares]
         assert len(set(owned)) == len(owned), "a buffer is there for two"
         assert not {id(state.value) for state in self.shard.slices} & set(owned)
 
@@ -174,7 +174,7 @@ def interrupted(
         run, lines = deepcopy(fresh), Lines(number)
         actions = lines.during(partial(do, run))
         run.check()
-        if run.shard.updates.broken is not None:
+        if run.shard.dense.updates.broken is not None:
             assert not rules.allocates
             assert codes(actions) <= {ShardBrokenError.code}
             assert lines.where.startswith(("Updates._compute", "Updates.apply")), lines.where

@@ -31,7 +31,7 @@ from zmqps.core.protocol.messages import (
     Welcome,
 )
 from zmqps.core.server.admission import Room
-from zmqps.core.server.dense.shard import Shard
+from zmqps.core.server.shard import Shard
 from zmqps.errors import (
     EvictedError,
     JobEndedError,
@@ -236,8 +236,8 @@ def test_what_is_free_is_what_was_when_the_shard_was_assigned_less_what_other_jo
     third = server.machine._orders._builds.new_tenant(assign(ASYNC, placement(ASYNC), epoch=3))
     values = shard.placement.nbytes(0)
     for tenant in server.machine.tenants.values():
-        assert tenant.untouched_nbytes == max(0, tenant.built().required_nbytes - (shard.arena_nbytes - values))
-    assert third.available_nbytes == 900 - sum(t.untouched_nbytes for t in server.machine.tenants.values())
+        assert tenant.untouched_nbytes == max(0, tenant.built().required_nbytes - (shard.dense.arena_nbytes - values))
+    assert third.free.nbytes == 900 - sum(t.untouched_nbytes for t in server.machine.tenants.values())
 
 
 def test_a_shard_without_room_is_reported_with_the_facts_and_touches_no_other_job() -> None:

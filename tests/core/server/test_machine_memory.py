@@ -15,7 +15,7 @@ from tests.core.server.test_machine_steps import ONES, brought, commit, pull
 from zmqps.core.protocol.events import COORDINATOR
 from zmqps.core.protocol.messages import Ack, Commit, Committed, Error, Load, Pull, Values
 from zmqps.core.server.dense.memory import HostMemory
-from zmqps.core.server.dense.shard import Shard
+from zmqps.core.server.shard import Shard
 from zmqps.core.treatments import Compensate
 from zmqps.errors import DeviceMemoryError, ServerMemoryError, ShardBrokenError, from_wire
 from zmqps.optim import OptimizerSpec
@@ -209,7 +209,7 @@ def test_what_could_not_be_sent_does_not_count_as_read(with_push: bool, monkeypa
     server.train("w", "v")
     server.get(pull(1), "w")
     server.get(push(1, ONES), "v")
-    copies = server.machine.tenants[1].built().copies
+    copies = server.machine.tenants[1].built().dense.copies
     assert copies is not None
     (who,) = copies._copies
     failing_send(monkeypatch, 1)
@@ -262,7 +262,7 @@ def test_initial_values_may_be_loaded_again(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_shard_that_is_half_updated_answers_with_that_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
     server = Server(make_shard)
     server.train("w")
-    updates = server.machine.tenants[1].built().updates
+    updates = server.machine.tenants[1].built().dense.updates
     updates._undoes = False
     kernel, left = updates.kernels[0], [1]
 

@@ -27,7 +27,7 @@ from zmqps.core.protocol.messages import (
     Values,
     Withdraw,
 )
-from zmqps.core.server.dense.shard import Shard
+from zmqps.core.server.dense.part import DensePart
 from zmqps.core.server.parked import nbytes_of
 from zmqps.errors import (
     EvictedError,
@@ -304,8 +304,8 @@ def test_an_update_looks_only_at_the_pulls_that_wait_for_it(monkeypatch: pytest.
         server.get(pull(request + 1, version=1 << 40), "v")
     server.get(pull(2000, version=1), "v")
     looked = []
-    available = Shard.available
-    monkeypatch.setattr(Shard, "available", lambda *a, **k: looked.append(1) or available(*a, **k))
+    available = DensePart.available
+    monkeypatch.setattr(DensePart, "available", lambda *a, **k: looked.append(1) or available(*a, **k))
     (values,) = sent(server.get(push(1), "w"), Values, peer("v"))
     assert values.request == 2000
     assert len(looked) == 1

@@ -9,7 +9,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from tests.core.machines import job, make_shard, placement, zeros
 from zmqps.core.protocol.messages import Pull
-from zmqps.core.server.parked import COMMITTED, DeferredPulls, awaited_by, nbytes_of
+from zmqps.core.server.parked import DeferredPulls, nbytes_of
+from zmqps.core.server.parts import COMMITTED
 
 CLIENTS = [b"a", b"b", b"c"]
 AWAITED = st.tuples(st.integers(0, 2), st.integers(1, 3))
@@ -91,12 +92,12 @@ def test_a_pull_waits_for_the_first_slice_that_lacks_its_version_or_for_any_chan
 ) -> None:
     spec = job("w", size=16)
     shard = make_shard(spec, placement(spec), 0)
-    shard.load([(0, 0, ()), (1, 0, ())], zeros(spec))
-    shard.push([(0, 0, ())], [zeros(spec)[0][:8]], "w")
-    assert awaited_by(shard, pull(1, ((0, 0, ()), (1, 0, ())), version, exact)) == expected
+    shard.dense.load([(0, 0, ()), (1, 0, ())], zeros(spec))
+    shard.dense.push([(0, 0, ())], [zeros(spec)[0][:8]], "w")
+    assert shard.dense.awaited(pull(1, ((0, 0, ()), (1, 0, ())), version, exact)) == expected
 
 
 def test_a_pull_of_a_synchronous_job_waits_for_the_step() -> None:
     spec = job("w", staleness=0)
     assert spec.mode == "sync"
-    assert awaited_by(make_shard(spec, placement(spec), 0), pull(1, version=4)) == [(COMMITTED, 4)]
+    assert make_shard(spec, placement(spec), 0).dense.awaited(pull(1, version=4)) == [(COMMITTED, 4)]

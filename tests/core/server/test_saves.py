@@ -65,7 +65,7 @@ class Server:
         where = placement(spec)
         tenant = Tenant(assign(spec, where, epoch=epoch))
         tenant.shard = make_shard(spec, where, 0)
-        tenant.shard.load([(i, 0, ()) for i in range(3)], [np.zeros(8, np.float32)] * 3)
+        tenant.shard.dense.load([(i, 0, ()) for i in range(3)], [np.zeros(8, np.float32)] * 3)
         return tenant
 
     def ask(self, number: int = 1, *, epoch: int = 1, exact: int = 0, version: int = 0) -> list[Saved]:
@@ -95,14 +95,14 @@ class Server:
     def push(self, value: float, epoch: int = 1) -> None:
         shard = self.tenants[epoch - 1].shard
         assert shard is not None
-        shard.push([(i, 0, ()) for i in range(3)], [np.full(8, value, np.float32)] * 3, "w")
+        shard.dense.push([(i, 0, ()) for i in range(3)], [np.full(8, value, np.float32)] * 3, "w")
 
     def commit(self) -> list[Saved]:
         shard = self.tenants[0].shard
         assert shard is not None
         step = shard.version
         parts, payload = [(i, 0, ()) for i in range(3)], [np.ones(8, np.float32)] * 3
-        shard.collect(parts, payload, (WORKER, step + 1), step, 1, "w")
+        shard.dense.collect(parts, payload, (WORKER, step + 1), step, 1, "w")
         shard.commit(step, ((WORKER, (step + 1,)),))
         return self.took(self.saves.committed(self.tenants[0], self.now))
 
@@ -143,9 +143,9 @@ def test_a_slice_is_written_gently_where_somebody_has_pushed_since_the_one_befor
 
 def test_the_ledgers_are_those_of_the_moment_of_the_snapshot() -> None:
     server = Server()
-    server.tenants[0].ledger(b"a" * 16)
+    server.tenants[0].ledgers[b"a" * 16]
     server.ask()
-    server.tenants[0].ledger(b"b" * 16)
+    server.tenants[0].ledgers[b"b" * 16]
     assert server.do_all()[0].facts["ledgers"] == [(b"a" * 16).hex()]
 
 

@@ -8,9 +8,10 @@ import pytest
 from tests.core.machines import assign, job, make_shard, placement
 from zmqps.core.protocol.messages import Pull
 from zmqps.core.server.dense.beside import GRANT_NBYTES, LEAST_NBYTES, Beside
-from zmqps.core.server.dense.shard import Shard
+from zmqps.core.server.dense.stale import Treating
+from zmqps.core.server.shard import Shard
 from zmqps.core.server.tenant import Tenant, in_all
-from zmqps.core.treatments import ReadCopies
+from zmqps.core.treatments import Compensate
 from zmqps.errors import JobError
 from zmqps.optim import sgd
 from zmqps.testing.jobs.training import ReferenceRules
@@ -29,7 +30,7 @@ def tenant(*, built: bool = True, loaded: bool = True) -> Tenant:
     if built:
         tenant.shard = make_shard(SPEC, placement(SPEC), 0)
         for slice_ in range(2 if loaded else 1):
-            tenant.shard.load([(slice_, 0, ())], [np.zeros(8, np.float32)])
+            tenant.shard.dense.load([(slice_, 0, ())], [np.zeros(8, np.float32)])
     tenant.validate([])
     return tenant
 
@@ -60,26 +61,27 @@ def test_memory_of_gradients_and_of_copies_is_touched_once_it_is_there() -> None
     shard = one.built()
     shard.required_nbytes = 1_000
     assert one.untouched_nbytes == 1_000 - 64
-    shard.collect([(0, 0, ())], [np.zeros(8, np.float32)], (WORKER, 1), 0, 1, "w")
+    shard.dense.collect([(0, 0, ())], [np.zeros(8, np.float32)], (WORKER, 1), 0, 1, "w")
     assert one.untouched_nbytes == 1_000 - 64 - 32
-    shard.copies = ReadCopies()
-    shard.copies.note(WORKER, 0, 0, np.zeros(8, np.float32))
+    shard.dense.treating = Treating(Compensate(1.0), shard.memory)
+    assert shard.dense.copies is not None
+    shard.dense.copies.note(WORKER, 0, 0, np.zeros(8, np.float32))
     assert one.untouched_nbytes == 1_000 - 64 - 32 - 32
 
 
 def test_kept_versions_are_touched_once_they_are_there_and_what_slow_readers_need_was_not_admitted() -> None:
     one = tenant()
     shard = one.shard = Shard(placement(SPEC), 0, ReferenceRules(sgd(1.0)), synchronous=True, retain=2)
-    shard.load([(0, 0, ()), (1, 0, ())], [np.zeros(16, np.float32)])
+    shard.dense.load([(0, 0, ()), (1, 0, ())], [np.zeros(16, np.float32)])
     shard.required_nbytes = 1_000
     found = []
     for step in range(6):
         held = 64 + shard.steps.stage.nbytes if shard.steps else 0
         assert one.untouched_nbytes == 1_000 - held - min(step, 2) * 64
-        for readers in shard.pull([(0, 0, ()), (1, 0, ())])[2]:
+        for readers in shard.dense.pull([(0, 0, ()), (1, 0, ())])[2]:
             readers.append(reader := Reading())
             found.append(reader)
-        shard.collect([(0, 0, ()), (1, 0, ())], [np.zeros(16, np.float32)], (WORKER, step), step, 1, "w")
+        shard.dense.collect([(0, 0, ()), (1, 0, ())], [np.zeros(16, np.float32)], (WORKER, step), step, 1, "w")
         shard.commit(step, [(WORKER, (step,))])
     assert shard.counters["spare_nbytes"] > 2 * 64
 
@@ -87,31 +89,31 @@ def test_kept_versions_are_touched_once_they_are_there_and_what_slow_readers_nee
 def test_what_was_granted_since_is_reserved_and_untouched_until_it_is_there() -> None:
     one = tenant()
     shard = one.shard = Shard(placement(SPEC), 0, ReferenceRules(sgd(1.0)), beside=Beside(0))
-    shard.load([(0, 0, ()), (1, 0, ())], [np.zeros(16, np.float32)])
+    shard.dense.load([(0, 0, ()), (1, 0, ())], [np.zeros(16, np.float32)])
     shard.required_nbytes = 64
     assert (one.reserved_nbytes, one.untouched_nbytes) == (64, 0)
-    shard.beside.fits(LEAST_NBYTES, 1)
+    shard.dense.beside.fits(LEAST_NBYTES, 1)
     assert (one.reserved_nbytes, one.untouched_nbytes) == (64 + GRANT_NBYTES, GRANT_NBYTES)
-    [readers] = shard.pull([(0, 0, ())])[2]
+    [readers] = shard.dense.pull([(0, 0, ())])[2]
     readers.append(Reading())
-    shard.push([(0, 0, ())], [np.zeros(8, np.float32)], "w")
+    shard.dense.push([(0, 0, ())], [np.zeros(8, np.float32)], "w")
     assert one.untouched_nbytes == GRANT_NBYTES - 32
 
 
 def test_a_worker_has_one_ledger() -> None:
     one = tenant()
-    ledger = one.ledger(WORKER)
+    ledger = one.ledgers[WORKER]
     ledger.record(1, ((1,), (0,)))
-    assert one.ledger(WORKER) is ledger
-    assert one.ledger(OTHER).recall(1) is None
+    assert one.ledgers[WORKER] is ledger
+    assert one.ledgers[OTHER].recall(1) is None
 
 
 def test_of_who_has_gone_nothing_is_kept() -> None:
     one = tenant()
     for who, request in ((WORKER, 1), (WORKER, 2), (OTHER, 1)):
         one.parked.add(who, Pull(request, 1, 9, 0, "raw", ((0, 0, ()),)), [(0, 9)])
-    one.ledger(WORKER)
-    one.ledger(OTHER)
+    one.ledgers[WORKER]
+    one.ledgers[OTHER]
     one.forget(WORKER)
     assert set(one.parked) == {(OTHER, 1)}
     assert set(one.ledgers) == {OTHER}

@@ -7,6 +7,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from zmqps.core.server.tables.room import RowRoom
 from zmqps.core.server.tables.table import RowTable
 from zmqps.testing.jobs.marks import CAPACITY_ROWS, MarkedRows
 from zmqps.testing.jobs.tables import IDS
@@ -20,7 +21,7 @@ class Full:
 
     def __init__(self, rows: MarkedRows) -> None:
         self.spec = rows.specs[0]
-        self.limit = CAPACITY_ROWS
+        self.room = RowRoom(CAPACITY_ROWS, lambda nbytes: True)
 
     def __len__(self) -> int:
         return CAPACITY_ROWS

@@ -15,8 +15,8 @@ from zmqps.core.coordinator.consistency.bsp import Synchronous
 from zmqps.core.coordinator.training import steps
 from zmqps.core.protocol.messages import Arrive
 from zmqps.core.server.dense.aggregate import Stage
-from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.dense.steps import ShardSteps
+from zmqps.core.server.shard import Shard
 from zmqps.core.server.tables.rows import Rows
 from zmqps.core.worker.operations import Advance
 from zmqps.core.worker.pace import StepExamples, StepPushes

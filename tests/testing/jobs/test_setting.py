@@ -11,9 +11,9 @@ from tests.testing.test_invariants import caught, wrap
 from zmqps.core.protocol.terms import SET
 from zmqps.core.server.dense import aggregate
 from zmqps.core.server.dense.aggregate import Stage
-from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.ledger import Ledger, Result
 from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.shard import Shard
 from zmqps.core.worker.layout import moves
 from zmqps.core.worker.transfer import PushTransfer
 

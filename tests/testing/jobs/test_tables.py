@@ -177,7 +177,7 @@ def test_a_full_table_that_applies_what_it_has_room_for(monkeypatch: Patch) -> N
 
 def test_an_eviction_of_a_row_that_is_being_pushed(monkeypatch: Patch) -> None:
     wrap(monkeypatch, RowTable, "_evict", lambda original, table, number, kept: original(table, number, kept[:0]))
-    caught("async-rows-evicts", "num_rows <= max(self.limit, 0)")
+    caught("async-rows-evicts", "num_rows <= max(self.room.limit, 0)")
 
 
 def test_an_eviction_of_the_youngest(monkeypatch: Patch) -> None:

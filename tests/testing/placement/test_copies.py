@@ -14,13 +14,13 @@ from zmqps.core.coordinator.placement.shortages import Shortage, Shortages
 from zmqps.core.coordinator.training.steps import Steps
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.messages import Error, Promote, Replicas, Replicate
-from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.ledger import Ledger
 from zmqps.core.server.replicas import stream
 from zmqps.core.server.replicas.backup import Backup
 from zmqps.core.server.replicas.follower import Follower
 from zmqps.core.server.replicas.replication import ReplicaStreams
 from zmqps.core.server.replicas.stream import Stream, Unconfirmed
+from zmqps.core.server.shard import Shard
 from zmqps.core.worker.connections.link import Link
 from zmqps.core.worker.layout.moves import ShardMoves
 from zmqps.errors import DeposedError
@@ -134,7 +134,7 @@ def test_a_copy_that_is_promoted_before_it_is_whole(monkeypatch: Patch) -> None:
 
     def promote(original: Any, copies: ReplicaStreams, message: Promote, now: float) -> list[Action]:
         shard = copies._host.tenant_of(message.epoch).built()
-        shard.loaded = True
+        shard.came.loaded = True
         return original(copies, message, now)  # type: ignore[no-any-return]
 
     wrap(monkeypatch, CopiesOfJob, "ready", ready)

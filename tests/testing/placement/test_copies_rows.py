@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from tests.testing.test_invariants import caught, wrap
-from zmqps.core.server.dense import recut
-from zmqps.core.server.dense.shard import Shard
-from zmqps.core.server.replicas.filling import Filling
 from zmqps.core.server.replicas.stream import Stream
-from zmqps.core.server.tables import row_records
+from zmqps.core.server.shard import Shard
+from zmqps.core.server.tables import row_records, rows
 from zmqps.core.server.tables.row_records import RowNews
 from zmqps.core.server.tables.rows import Rows
 from zmqps.core.server.tables.table import RowTable
@@ -30,12 +28,12 @@ def test_a_leader_that_tells_its_backups_nothing_of_rows(monkeypatch: Patch) -> 
 
 def test_a_step_that_ends_before_backups_are_told_of_its_rows(monkeypatch: Patch) -> None:
     def late(original: Any, self: Stream, shard: Shard) -> None:
-        self._tell_rows, kept = lambda: None, self._tell_rows  # type: ignore[method-assign]
+        self._tell, kept = lambda: None, self._tell  # type: ignore[method-assign]
         original(self, shard)
-        self._tell_rows = kept  # type: ignore[method-assign]
+        self._tell = kept  # type: ignore[method-assign]
 
     wrap(monkeypatch, Stream, "end_step", late)
-    monkeypatch.setattr(Stream, "has_untold_rows", False)
+    monkeypatch.setattr(Stream, "has_untold", False)
     caught("sync-rows-replicas", "lacks rows")
 
 
@@ -67,13 +65,8 @@ def test_a_backup_that_forgets_whose_push_has_changed_rows(monkeypatch: Patch) -
 
 
 def test_a_backup_that_is_filled_with_half_of_the_rows(monkeypatch: Patch) -> None:
-    def half(original: Any, self: Filling) -> Any:
-        tables, self._tables = self._tables, tuple(map(_Half, self._tables))  # type: ignore[arg-type]
-        record = original(self)
-        self._tables = tables
-        return record
-
-    wrap(monkeypatch, Filling, "next", half)
+    original = rows.filling
+    monkeypatch.setattr(rows, "filling", lambda table, *where: original(_Half(table), *where))  # type: ignore[arg-type]
     caught("async-rows-alone-replicas", "has other rows")
 
 
@@ -97,14 +90,12 @@ def test_a_server_that_gives_up_its_place_with_gradients_of_rows(monkeypatch: Pa
 
 
 def test_a_cut_that_leaves_rows_behind(monkeypatch: Patch) -> None:
-    original = recut._fill_table
-
-    def lazy(table: RowTable, over: Any) -> None:
+    def lazy(original: Any, table: RowTable, over: Any) -> None:
         original(table, over)
         rows = np.flatnonzero(table.store.live[: table.store.end])
         table.remove(table.store.ids[rows[:1]].copy())
 
-    monkeypatch.setattr(recut, "_fill_table", lazy)
+    wrap(monkeypatch, RowTable, "refill", lazy)
     caught("async-rows-scales", "an acknowledged push of rows")
 
 

@@ -14,8 +14,8 @@ from zmqps.core.coordinator.placement.fallback import Fallback
 from zmqps.core.coordinator.placement.views import ChangeKind, MemberViews, ViewChange
 from zmqps.core.coordinator.training.data import DataSets
 from zmqps.core.protocol.events import Action
-from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.ledger import Ledger
+from zmqps.core.server.shard import Shard
 from zmqps.core.server.tenant import Tenant
 from zmqps.core.worker.layout.sent import Sent
 from zmqps.core.worker.pace import Pace
@@ -45,7 +45,7 @@ def test_a_server_that_does_not_take_the_ledger_of_the_checkpoint(monkeypatch: P
 def test_a_server_that_takes_pushes_for_applied_that_came_after_the_checkpoint(monkeypatch: Patch) -> None:
     def ledger(original: Any, tenant: Tenant, who: bytes) -> Ledger:
         found: Ledger = original(tenant, who)
-        if tenant.recalled and not getattr(tenant, "later", None):
+        if tenant.ledgers.recalled and not getattr(tenant, "later", None):
             tenant.later = True  # type: ignore[attr-defined]
             found.results.update({seq: ((1,), (0,)) for seq in range(found.floor + 1, found.floor + 60)})
         return found

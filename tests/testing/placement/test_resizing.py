@@ -14,8 +14,7 @@ from zmqps.core.coordinator.placement.scales import Scales
 from zmqps.core.coordinator.placement.views import ChangeKind, MemberViews, ViewChange
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.messages import Cut, Discard, Followed, Hold, Holding, Message, Recut, Replicas, Yield, Yielded
-from zmqps.core.server import orders
-from zmqps.core.server.dense import recut
+from zmqps.core.server import orders, recut
 from zmqps.core.server.dense.steps import ShardSteps
 from zmqps.core.worker.layout import recuts as worker_recuts
 from zmqps.core.worker.transfers import Transfers

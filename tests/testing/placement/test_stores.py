@@ -12,8 +12,10 @@ from zmqps.core.coordinator.saving.chains import Chains
 from zmqps.core.coordinator.saving.checkpoints import Checkpoints
 from zmqps.core.coordinator.saving.making import Making
 from zmqps.core.protocol.events import Action
+from zmqps.core.server.marks import Marks
+from zmqps.core.server.parts import Unmarked
 from zmqps.core.server.saves import Saves
-from zmqps.core.server.tables.row_changes import RowChanges
+from zmqps.core.server.tables.row_changes import RowMarks
 from zmqps.testing.placement.restores import Restored
 from zmqps.testing.scenarios import SCENARIOS
 
@@ -53,11 +55,11 @@ def test_what_was_begun_and_never_published_and_is_built_upon(monkeypatch: Patch
 
 @pytest.mark.parametrize("mode", WRONG)
 def test_a_server_that_counts_from_the_save_that_it_began_last(monkeypatch: Patch, mode: str) -> None:
-    def since(original: Any, changes: RowChanges, epoch: int, base: int, tables: Any) -> Any:
-        known = changes._marks.get(epoch, {})
-        return original(changes, epoch, max(known, default=base) if base else 0, tables)
+    def base_of(original: Any, marks: Marks, epoch: int, base: int) -> Any:
+        known = marks._of.get(epoch, {})
+        return original(marks, epoch, max(known, default=base) if base else 0)
 
-    wrap(monkeypatch, RowChanges, "since", since)
+    wrap(monkeypatch, Marks, "base", base_of)
     caught(f"{mode}-rows-saves-chained", WRONG[mode])
 
 
@@ -66,24 +68,32 @@ def test_a_server_that_notes_what_it_has_saved_when_it_is_written(monkeypatch: P
         save = saves._under_way.get(tag.epoch)
         actions: list[Action] = original(saves, tag, value, now)
         if save is not None and tag.epoch not in saves._under_way and (shard := save.tenant.shard) is not None:
-            tables = shard.rows.tables if shard.rows else ()
-            saves._row_changes.note(tag.epoch, tag.number, save.message.base, tables)
+            saves._marks.note(tag.epoch, tag.number, save.message.base, [part.mark() for part in shard.parts])
         return actions
 
     wrap(monkeypatch, Saves, "returned", returned)
     caught("sync-rows-saves-chained", WRONG["sync"])
 
 
+class _Unchanged(RowMarks):
+    """What is not known here counts as unchanged."""
+
+    def __init__(self) -> None:
+        super().__init__(())
+
+    def since(self, tables: Any) -> Any:
+        return [(table.steps, np.empty(0, np.int64)) for table in tables]
+
+
 def test_copies_that_were_loaded_elsewhere_and_go_on_with_the_chain(monkeypatch: Patch) -> None:
-    def since(original: Any, changes: RowChanges, epoch: int, base: int, tables: Any) -> Any:
-        if base and base not in changes._marks.get(epoch, {}):  # what is not known here counts as unchanged
-            return [(table.steps, np.empty(0, np.int64)) for table in tables]
-        return original(changes, epoch, base, tables)
+    def base_of(original: Any, marks: Marks, epoch: int, base: int) -> Any:
+        found = original(marks, epoch, base)
+        return [Unmarked(), _Unchanged()] if base and found is None else found
 
     def any_copies(original: Any, chains: Chains, job: str, shards: Any) -> Any:
         link = chains._links.get(job)
         return original(chains, job, link.shards if link is not None else shards)
 
-    wrap(monkeypatch, RowChanges, "since", since)
+    wrap(monkeypatch, Marks, "base", base_of)
     wrap(monkeypatch, Chains, "base", any_copies)
     caught("sync-rows-falls-chained", WRONG["sync"])

@@ -10,8 +10,8 @@ from tests.testing.test_invariants import caught, wrap
 from zmqps.core.coordinator.training.rates import Numbers
 from zmqps.core.coordinator.training.steps import Commits
 from zmqps.core.server.dense.rules import Kernels
-from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.dense.steps import ShardSteps
+from zmqps.core.server.shard import Shard
 
 Patch = pytest.MonkeyPatch
 

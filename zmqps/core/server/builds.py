@@ -13,9 +13,9 @@ from zmqps.core.protocol.events import Action, Run
 from zmqps.core.protocol.messages import Assign
 from zmqps.core.protocol.wire import uncollected
 from zmqps.core.server.admission import Room
-from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.saves import Files
-from zmqps.core.server.tenant import Tenant
+from zmqps.core.server.shard import Shard
+from zmqps.core.server.tenant import FreeMemory, Tenant
 from zmqps.errors import JobError, ProtocolError, PSError
 
 
@@ -57,7 +57,9 @@ class Builds:
     def new_tenant(self, assign: Assign) -> Tenant:
         """Return a job's entry, with its share of what is free now, before any server of this host builds for it."""
         untouched = sum(tenant.untouched_nbytes for tenant in self._tenants.values())
-        return Tenant(assign, (self._available() - untouched) // max(1, assign.sharing), set(self._built_epochs))
+        return Tenant(
+            assign, FreeMemory((self._available() - untouched) // max(1, assign.sharing), set(self._built_epochs))
+        )
 
     @property
     def _built_epochs(self) -> Iterable[int]:
@@ -81,10 +83,10 @@ class Builds:
         assign = self._waiting[0]
         tenant = self._tenants[assign.epoch]
         required = {e: t.reserved_nbytes for e, t in self._tenants.items() if t.shard is not None}
-        since = sum(nbytes for epoch, nbytes in required.items() if epoch not in tenant.beside)
+        since = sum(nbytes for epoch, nbytes in required.items() if epoch not in tenant.free.beside)
         gently = bool(assign.restore.get("cut"))
         room = Room(
-            sum(required.values()), tenant.available_nbytes - since, assign.num_workers, gently, max(1, assign.sharing)
+            sum(required.values()), tenant.free.nbytes - since, assign.num_workers, gently, max(1, assign.sharing)
         )
         return [Run(assign, partial(self._build, assign, room))]
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from typing import Any
 
 from zmqps.core.protocol.limits import PUSH_WINDOW
+from zmqps.core.server.past import Past
 from zmqps.errors import LedgerError
 
 Result = tuple[tuple[int, ...], tuple[int, ...]]  # versions and staleness of the parts
@@ -71,3 +73,45 @@ class Ledger:
         """Assert that the window is bounded and lies above the floor."""
         assert len(self.results) <= PUSH_WINDOW
         assert not self.results or min(self.results) > self.floor
+
+
+class Ledgers(dict[bytes, Ledger]):
+    """The ledgers of a shard, by incarnation; one that is asked for is made. A ledger outlives its connection.
+
+    Parameters
+    ----------
+    past
+        Takes those who had one.
+
+    Attributes
+    ----------
+    inherited
+        Whether there are some of workers that have yet to come here.
+    recalled
+        Whether these are from a checkpoint, which may lack what workers were told.
+    """
+
+    def __init__(self, past: Past) -> None:
+        self.past = past
+        self.inherited = False
+        self.recalled = False
+
+    def __missing__(self, incarnation: bytes) -> Ledger:
+        found = self[incarnation] = Ledger()
+        return found
+
+    def to_plain(self) -> dict[str, Any]:
+        """Return them as plain data: who has pushed what, so that nothing is applied twice."""
+        return {who.hex(): ledger.to_plain() for who, ledger in self.items()}
+
+    def recall(self, plain: Mapping[str, Any] | None) -> None:
+        """Take what a checkpoint knows of workers' pushes, where they go on with it; None: it is none of theirs."""
+        if plain is not None:
+            self.inherited = self.recalled = True
+            for who, ledger in plain.items():
+                self[bytes.fromhex(who)] = Ledger.from_plain(ledger)
+
+    def forget(self, incarnation: bytes) -> None:
+        """A worker has gone, and may not come back."""
+        if self.pop(incarnation, None) is not None:
+            self.past.add(incarnation)

@@ -11,7 +11,7 @@ from zmqps.core.job.spec import JobSpec
 from zmqps.core.node.member import Identity, Member
 from zmqps.core.node.throttle import Throttle
 from zmqps.core.protocol import exits
-from zmqps.core.protocol.encoding import RAW, check_for_values, choose, named
+from zmqps.core.protocol.encoding import RAW, check_for_values
 from zmqps.core.protocol.events import (
     COORDINATOR,
     Action,
@@ -43,9 +43,6 @@ from zmqps.core.protocol.messages import (
     Load,
     Message,
     Promote,
-    Pull,
-    Push,
-    PushRows,
     Replicas,
     Replicate,
     Values,
@@ -60,16 +57,16 @@ from zmqps.core.protocol.security.roles import check_client
 from zmqps.core.server.admission import Room
 from zmqps.core.server.builds import Builds
 from zmqps.core.server.clients import Client, Clients, departed
-from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.discarded import DiscardedJobs
 from zmqps.core.server.leaving import Leaving
 from zmqps.core.server.ledger import Result
 from zmqps.core.server.orders import Orders
-from zmqps.core.server.parked import CONFIRMED, MAX_ALL_PARKED_NBYTES, Awaited, awaited_by, nbytes_of
+from zmqps.core.server.parked import CONFIRMED, MAX_ALL_PARKED_NBYTES, nbytes_of
+from zmqps.core.server.parts import PULLS, PUSHES, AnyPull, AnyPush, Awaited
 from zmqps.core.server.relay import FileRelay, FileRequest
 from zmqps.core.server.replicas.replication import ReplicaStreams
-from zmqps.core.server.requests import PULLS, PUSHES, AnyPull, AnyPush, Found, find_rows, is_available, push_rows
 from zmqps.core.server.saves import Files, Saves, Saving
+from zmqps.core.server.shard import Shard
 from zmqps.core.server.shortage import as_error
 from zmqps.core.server.tenant import Tenant, in_all
 from zmqps.errors import (
@@ -249,7 +246,8 @@ class ServerMachine:
         clients = self.clients.by_incarnation
         for epoch, tenant in self.tenants.items():
             assert epoch not in self.discarded
-            inherited = tenant.inherited or tenant.backup is not None  # of workers that may not have come here yet
+            # workers whose ledgers came from elsewhere may not have come here yet
+            inherited = tenant.ledgers.inherited or tenant.backup is not None
             assert inherited or tenant.ledgers.keys() <= clients.keys()
             tenant.validate(clients)
         assert self._parked_nbytes <= MAX_ALL_PARKED_NBYTES
@@ -320,11 +318,11 @@ class ServerMachine:
         welcome = Welcome(
             PROTOCOL_VERSION, identity.incarnation, identity.name, max(0, member.rank), 0.0, 0.0,
             member.cluster.num_workers, member.cluster.num_servers,
-            proof=self.clients.welcome(event.peer, hello, tenant.assign.key, event.holder, tenant.past),
+            proof=self.clients.welcome(event.peer, hello, tenant.assign.key, event.holder, tenant.ledgers.past),
         )  # fmt: skip
         client = self.clients.find(event.peer)
         assert client is not None
-        known = [Send(event.peer, tenant.known_of(hello.incarnation))] if tenant.recalled else []
+        known = [Send(event.peer, tenant.known_of(hello.incarnation))] if tenant.ledgers.recalled else []
         return [Send(event.peer, welcome), *known, *self.replication.welcomed(client, tenant)]
 
     def _follow(self, client: Client, tenant: Tenant, record: Replicate) -> list[Action]:
@@ -337,7 +335,7 @@ class ServerMachine:
             raise IdentityError("initial values are taken from the worker that the coordinator asks for them")
         shard = tenant.built()
         already = shard.loaded
-        shard.load(message.parts, message.payload)
+        shard.dense.load(message.parts, message.payload)
         ack: list[Action] = [Send(client.peer, Ack(message.request, (), ()))]
         return ack if already or not shard.loaded else [*ack, *self._orders.report_ready(tenant, self._now)]
 
@@ -346,67 +344,43 @@ class ServerMachine:
         try:
             if isinstance(message, PULLS):
                 return self._read(client, tenant, message)
-            return self._push(client, tenant, message, held=True)
+            result = tenant.ledgers[client.hello.incarnation].recall(message.seq)
+            assert result is not None
+            return self._answer(client, tenant, tenant.ready(), message, result)
         except (MemoryError, PSError) as error:
             return self._failed(client.peer, message, error)
 
-    def _push(self, client: Client, tenant: Tenant, message: AnyPush, held: bool = False) -> list[Action]:
-        shard = tenant.ready()
-        if not message.examples:
-            raise ProtocolError("a gradient is made of at least one example")
-        ledger = tenant.ledger(client.hello.incarnation)
+    def _push(self, client: Client, tenant: Tenant, message: AnyPush) -> list[Action]:
+        """Check a push, see whether it is known, apply it, which forwards it to the backups, and answer."""
+        shard = _guarded(tenant, message)
+        ledger = tenant.ledgers[client.hello.incarnation]
         result = ledger.recall(message.seq)
-        if message.reply and shard.steps is not None:
-            raise ProtocolError("a synchronous push is not applied before the commit; pull after it")
-        if message.reply and message.reply_codec != RAW:
-            check_for_values(message.reply_codec)  # before anything is applied
         if result is None:
-            payload = message.payload
-            note: Callable[[Result], None] = partial(ledger.record, message.seq)
-            if tenant.stream is not None and shard.steps is None:
-                payload, note = tenant.stream.entrust(message, client.hello.incarnation, note)
-            if isinstance(message, PushRows):
-                result = push_rows(shard, client, message, note, self._now)
-            else:
-                checked, parts, name = message.checked, message.parts, client.name
-                if (codec := None if message.codec == RAW else named(message.codec)) is not None:
-                    unchecked = not checked and shard.rejects_nonfinite
-                    payload = shard.memory.decode(codec, payload, shard.sizes(parts), checked=not unchecked)
-                if shard.steps is None:
-                    result = shard.push(
-                        parts, payload, name, message.terms, checked=bool(checked), puller=client.puller, note=note
-                    )
-                else:
-                    result = shard.collect(
-                        parts, payload, (client.hello.incarnation, message.attempt), message.step, message.examples,
-                        name, message.terms, checked=checked, note=note,
-                    )  # fmt: skip
+            note = partial(ledger.record, message.seq)
+            result = shard.applies[type(message)](message, client, message.payload, note, self._now)
             tenant.counts["pushes"] += 1
-            tenant.counts["pushed_nbytes"] += sum([memoryview(buffer).nbytes for buffer in message.payload])
-        elif not held:
-            tenant.counts["duplicates"] += 1
-        answer: list[Action] = []
-        if tenant.stream is not None and not held and shard.steps is None and tenant.stream.is_behind:
-            answer += self.replication.forwarded(client, tenant, message, self._now)
+            for buffer in message.payload:
+                tenant.counts["pushed_nbytes"] += memoryview(buffer).nbytes
         else:
-            try:
-                if message.reply:
-                    if isinstance(message, PushRows):
-                        found = find_rows(shard, message, self._now)
-                    else:
-                        found = shard.pull(message.parts, None, client.puller)
-                    codec_text = message.reply_codec
-                    answer.append(self._send_values(client, tenant, shard, message, codec_text, result[1], found))
-                else:
-                    answer.append(Send(client.peer, Ack(message.request, *result)))
-            except MemoryError as error:  # it is applied: the worker asks for the answer again, by the same number
-                short = as_error(self.member.identity.name, message, error)
-                line = self._throttle.admit(f"cannot answer {client.name} yet: {short}", self._now, client.peer)
-                about = Log("warning", line or "", job=tenant.name, peer=client.name, error=short.number)
-                answer += [about] if line else []
+            tenant.counts["duplicates"] += 1
+        if tenant.stream is not None and shard.dense.steps is None and tenant.stream.is_behind:
+            answer = self.replication.forwarded(client, tenant, message, self._now)
+        else:
+            answer = self._answer(client, tenant, shard, message, result)
         if tenant.parked.awaited:
             answer += self.unpark(tenant, zip([index for index, _, _ in message.parts], result[0], strict=False))
         return answer
+
+    def _answer(self, client: Client, tenant: Tenant, shard: Shard, message: AnyPush, result: Result) -> list[Action]:
+        """Answer a push that is applied, with values if it asks for them."""
+        try:
+            if not message.reply:
+                return [Send(client.peer, Ack(message.request, *result))]
+            return [self._values(client, tenant, shard, message, message.reply_codec, result[1])]
+        except MemoryError as error:  # it is applied: the worker asks for the answer again, by the same number
+            short = as_error(self.member.identity.name, message, error)
+            line = self._throttle.admit(f"cannot answer {client.name} yet: {short}", self._now, client.peer)
+            return [Log("warning", line, job=tenant.name, peer=client.name, error=short.number)] if line else []
 
     def _pull(self, client: Client, message: AnyPull) -> list[Action]:
         tenant = self.tenant_of(message.epoch, client)
@@ -422,9 +396,10 @@ class ServerMachine:
 
     def _read(self, client: Client, tenant: Tenant, message: AnyPull) -> list[Action]:
         shard = tenant.ready()
-        if is_available(shard, message):
-            return [self._values(client, tenant, shard, message)]
-        return self._park(client, tenant, message, awaited_by(shard, message))
+        part = shard.part_of[type(message)]
+        if part.is_available(message):
+            return [self._pulled(client, tenant, shard, message)]
+        return self._park(client, tenant, message, part.awaited(message))
 
     def _park(self, client: Client, tenant: Tenant, message: AnyPull, awaits: Sequence[Awaited]) -> list[Action]:
         """Keep a pull until its version has come. Where there is no room, who has most parked pays for it."""
@@ -456,44 +431,42 @@ class ServerMachine:
             for who, message in tenant.parked.due(updated):
                 client = self.clients.by_incarnation[who]
                 try:
-                    if is_available(shard, message):
-                        actions.append(self._values(client, tenant, shard, message))
+                    part = shard.part_of[type(message)]
+                    if part.is_available(message):
+                        actions.append(self._pulled(client, tenant, shard, message))
                     else:
-                        tenant.parked.add(who, message, awaited_by(shard, message), self._now)
+                        tenant.parked.add(who, message, part.awaited(message), self._now)
                 except (MemoryError, PSError) as error:
                     actions += self._failed(client.peer, message, error)
         return actions
 
-    def _values(self, client: Client, tenant: Tenant, shard: Shard, message: AnyPull) -> Action:
-        if isinstance(message, Pull):
-            found = shard.pull(message.parts, message.version if message.exact else None, client.puller)
-        else:
-            found = find_rows(shard, message, self._now)
-        answer = self._send_values(client, tenant, shard, message, message.codec, (), found)
+    def _pulled(self, client: Client, tenant: Tenant, shard: Shard, message: AnyPull) -> Action:
+        answer = self._values(client, tenant, shard, message, message.codec)
         tenant.counts["pulls"] += 1
         return answer
 
-    def _send_values(
+    def _values(
         self,
         client: Client,
         tenant: Tenant,
         shard: Shard,
         message: AnyPush | AnyPull,
         codec_text: str,
-        staleness: Sequence[int],
-        found: Found,
+        staleness: Sequence[int] = (),
     ) -> Send:
         """Answer with values."""
-        parts, versions, readers = found
-        dense, codec = isinstance(message, (Push, Pull)), None
-        if codec_text != RAW and not (dense and shard.names_buffers(message.parts)):
-            codec = choose(codec_text, sum([array.nbytes for pieces in parts for array in pieces]))
+        part = shard.part_of[type(message)]
+        parts, versions, readers = part.find(message, client.puller, self._now)
+        codec = None
+        if codec_text != RAW:
+            codec = part.codec(message, codec_text, sum([array.nbytes for pieces in parts for array in pieces]))
         # the same of a version for everybody, however often and in whatever order they ask
         seed = versions[0] << 32 | message.parts[0][0] if versions else 0
         out = shard.memory.send(codec, parts, seed, readers)
-        if dense and shard.copies is not None:  # not before: what cannot be sent has not been read
-            shard.note_read(message.parts, client.puller)
-        tenant.counts["pulled_nbytes"] += sum([array.nbytes for array in out.payload])
+        if shard.remembers_reads:  # not before: what cannot be sent has not been read
+            part.note_sent(message, client.puller)
+        for array in out.payload:
+            tenant.counts["pulled_nbytes"] += array.nbytes
         text = RAW if codec is None else codec.spec
         return Send(
             client.peer, Values(message.request, text, versions, staleness, out.payload), out.readers, out.after
@@ -519,3 +492,18 @@ class ServerMachine:
         answer = Send(peer, Error.of(request, error))
         said = Log("warning", line or "", peer=client.name if client else "", error=error.number)
         return [said, answer] if line else [answer]
+
+
+def _guarded(tenant: Tenant, message: AnyPush) -> Shard:
+    """Return the shard of a push; raise `PSError` where it is not ready, or is asked for what there is not."""
+    shard = tenant.shard
+    if shard is None or not shard.came.loaded or shard.dense.updates.broken is not None:
+        shard = tenant.ready()
+    if not message.examples:
+        raise ProtocolError("a gradient is made of at least one example")
+    if message.reply:
+        if shard.dense.steps is not None:
+            raise ProtocolError("a synchronous push is not applied before the commit; pull after it")
+        if message.reply_codec != RAW:
+            check_for_values(message.reply_codec)
+    return shard

@@ -38,10 +38,10 @@ from zmqps.core.protocol.security import roles
 from zmqps.core.protocol.security.guard import check_welcome
 from zmqps.core.server.builds import Builds, Built, build_error
 from zmqps.core.server.clients import Clients
-from zmqps.core.server.dense.recut import cut
 from zmqps.core.server.discarded import DiscardedJobs
 from zmqps.core.server.leaving import Leaving
-from zmqps.core.server.parked import COMMITTED, Awaited
+from zmqps.core.server.parts import COMMITTED, Awaited
+from zmqps.core.server.recut import cut
 from zmqps.core.server.relay import FileRelay
 from zmqps.core.server.replicas.replication import ReplicaStreams
 from zmqps.core.server.saves import Saves
@@ -160,7 +160,7 @@ class Orders:
             actions += self._host.refuse(COORDINATOR, assign.epoch, error)
         else:
             shard = tenant.shard = built.shard
-            tenant.recall(built.ledgers)
+            tenant.ledgers.recall(built.ledgers)
             actions += self._host.replication.built(tenant)
             text = f"job {assign.name!r}: shard {shard.index} of {shard.placement.num_shards}, "
             text += f"{shard.placement.nbytes(shard.index) / 1e6:.1f} MB in {counted(len(shard.slices), 'slice')}"
@@ -208,20 +208,20 @@ class Orders:
     def _commit(self, message: Commit, now: float) -> list[Action]:
         tenant = self._host.tenant_of(message.epoch)
         shard = tenant.ready()
-        if shard.steps is None:
+        steps = shard.dense.steps
+        if steps is None:
             raise ProtocolError("this job is not synchronous, there is nothing to commit")
-        of_nothing = not shard.slices and shard.rows is None
-        if message.step > shard.version and of_nothing:  # and it may have been told of no step
-            shard.steps.version = message.step
-        if message.step > shard.version:
-            raise ProtocolError(f"commit of step {message.step}, but this shard is at {shard.version}")
-        if message.step == shard.version:  # else the coordinator has not had our answer
+        if message.step > steps.version and shard.is_empty:  # and it may have been told of no step
+            steps.version = message.step
+        if message.step > steps.version:
+            raise ProtocolError(f"commit of step {message.step}, but this shard is at {steps.version}")
+        if message.step == steps.version:  # else the coordinator has not had our answer
             if message.measure:
-                squares = shard.steps.measure(message.step, message.contributors, message.examples)
+                squares = steps.measure(message.step, message.contributors, message.examples)
                 return [Send(COORDINATOR, Measured(message.epoch, message.step, squares))]
             left_out = bool(message.left_out)
             shard.commit(message.step, message.contributors, message.terms, message.examples, left_out=left_out)
-        due = self._host.unpark(tenant, [(COMMITTED, shard.version)])
+        due = self._host.unpark(tenant, [(COMMITTED, steps.version)]) if tenant.parked.awaited else []
         committed, saved = Committed(message.epoch, message.step), self._saves.committed(tenant, now)
         if tenant.stream is not None:
             return [*due, *self._host.replication.committed(tenant, committed, now), *saved]

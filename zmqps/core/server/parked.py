@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
-from zmqps.core.protocol.messages import Pull
-from zmqps.core.server.dense.shard import Shard
-from zmqps.core.server.requests import AnyPull
+from zmqps.core.server.parts import AnyPull, Awaited
 from zmqps.errors import LimitError
 
 #: Of one client. A pull of all that 200,000 parameters have in one shard, by ranges, is half of it.
@@ -18,15 +16,9 @@ MAX_ALL_PARKED_NBYTES = 128 << 20
 MAX_PARKED = 4096
 
 
-#: What pulls of a synchronous job wait for: not for one slice, as all get their next version at once.
-COMMITTED = -1
 #: What pulls of a worker wait for whose pushes are not answered before its backups have confirmed them: a record of
 #: the shard's stream, for answers to one worker come in the order of its requests.
 CONFIRMED = -2
-
-
-#: A slice, or all of them, and a version that it is to have.
-Awaited: TypeAlias = tuple[int, int]
 
 
 class DeferredPull(NamedTuple):
@@ -150,15 +142,3 @@ def nbytes_of(pull: AnyPull) -> int:
     """Return about how much memory a pull takes while it waits."""
     ids = sum(memoryview(buffer).nbytes for buffer in getattr(pull, "payload", ()))
     return 1024 + ids + sum(512 + 40 * len(ranges) for _, _, ranges in pull.parts)
-
-
-def awaited_by(shard: Shard, pull: AnyPull) -> list[Awaited]:
-    """Return what a pull has to wait for."""
-    if shard.steps is not None:
-        return [(COMMITTED, pull.version)]
-    if not isinstance(pull, Pull):
-        return [(pull.index, pull.version)]
-    versions = {index: shard.slices[index].version for index, _, _ in pull.parts}
-    if pull.exact:  # one slice may pass by its version while another has yet to come to it
-        return [(index, version + 1) for index, version in versions.items()]
-    return [next((index, pull.version) for index, version in versions.items() if version < pull.version)]

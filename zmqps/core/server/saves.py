@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -12,10 +12,9 @@ from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import COORDINATOR, Action, Run, Send
 from zmqps.core.protocol.messages import Save, Saved
 from zmqps.core.protocol.messages.saving import SaveStage
-from zmqps.core.server.dense.shard import Shard
-from zmqps.core.server.dense.snapshot import Snapshot, SnapshotSlice
-from zmqps.core.server.tables.row_changes import RowChanges
-from zmqps.core.server.tables.row_snapshot import RowPiece, RowSnapshots
+from zmqps.core.server.marks import Marks
+from zmqps.core.server.parts import Mark, PartSnapshot, SavedPiece
+from zmqps.core.server.shard import Shard
 from zmqps.core.server.tenant import Tenant
 from zmqps.errors import JobError, ProtocolError, PSError
 
@@ -29,8 +28,8 @@ MAX_WHY_CHARS = 500
 class Writer(Protocol):
     """Writes a shard's part of a checkpoint; called from other threads, one at a time."""
 
-    def write(self, piece: SnapshotSlice | RowPiece, *, gently: bool) -> None:
-        """Write a slice, or rows of a table; ``gently``: training goes on, and is to feel little of it."""
+    def write(self, piece: Any, *, gently: bool) -> None:
+        """Write a piece of a part's snapshot; ``gently``: training goes on, and is to feel little of it."""
 
     def close(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
         """Write what is left, wait until all is on the disk, and return what the manifest says of it."""
@@ -48,7 +47,7 @@ class Files(Protocol):
     def read(self, shard: Shard, job: JobSpec, source: Mapping[str, Any]) -> Mapping[str, Any]:
         """Fill a shard that was just built with what a checkpoint has for it; ``source`` is `Assign.restore`.
 
-        Return what was kept with this shard (`Tenant.saved_state`); nothing where shards were cut in another way.
+        Return what was kept with this shard (`_Save.state`); nothing where shards were cut in another way.
         """
 
 
@@ -64,16 +63,21 @@ class Saving:
 class _Save:
     """A save under way."""
 
-    def __init__(self, message: Save, tenant: Tenant, snapshot: Snapshot, rows: RowSnapshots) -> None:
+    def __init__(self, message: Save, tenant: Tenant, snapshots: Sequence[PartSnapshot], version: int) -> None:
         self.message = message
         self.tenant = tenant
-        self.snapshot = snapshot
-        self.rows = rows
-        self.state = {**tenant.saved_state(), "tables": rows.state}  # as of this moment, as the values
+        self.snapshots = snapshots
+        self.version = version
+        self.state: dict[str, Any] = {
+            "ledgers": tenant.ledgers.to_plain(),
+            "tables": {},
+        }  # as of this moment, as the values
+        for snapshot in snapshots:
+            self.state |= snapshot.state
         self.writer: Writer | None = None
         self.in_hand: set[int] = set()
         self.busy = False  # a thread has the writer
-        self.ready: list[SnapshotSlice | RowPiece] = []  # the next to be written
+        self.ready: list[SavedPiece] = []  # the next to be written
         self.nbytes = 0
         self.num_pushes = tenant.counts["pushes"]  # when the last slice was handed out
         self.reported_at = 0.0
@@ -86,17 +90,17 @@ class _Save:
     @property
     def failed(self) -> MemoryError | None:
         """Why what was to be saved is not kept any more."""
-        return self.snapshot.failed or self.rows.failed
+        return next((snapshot.failed for snapshot in self.snapshots if snapshot.failed is not None), None)
 
-    def next(self) -> SnapshotSlice | RowPiece | None:
-        """Return what is to be written next; raises as `Snapshot.next` does."""
-        return self.snapshot.next() or self.rows.next()
+    def next(self) -> SavedPiece | None:
+        """Return what is to be written next; raises as `PartSnapshot.next` does."""
+        return next((piece for snapshot in self.snapshots if (piece := snapshot.next()) is not None), None)
 
     def done(self, number: int) -> None:
         """A piece is written."""
         self.in_hand.discard(number)
-        self.snapshot.done(number)
-        self.rows.done(number)
+        for snapshot in self.snapshots:
+            snapshot.done(number)
 
 
 class Saves:
@@ -114,7 +118,7 @@ class Saves:
         self._said: dict[int, Saved] = {}  # how the last one of each has ended, in case that the coordinator asks again
         self._awaited: dict[int, Save] = {}  # by epoch: those whose version is yet to be committed
         self._leaving: dict[tuple[int, int], _Save] = {}  # given up while a thread had their files
-        self._row_changes = RowChanges()
+        self._marks = Marks()
 
     def ask(self, message: Save, tenant: Tenant | None, now: float) -> list[Action]:
         """The coordinator wants a shard to be kept and written; asked again, nothing more is done."""
@@ -133,23 +137,33 @@ class Saves:
             if message.exact and message.version > shard.version:
                 self._awaited[message.epoch] = message
                 return []
-            tables = shard.rows.tables if shard.rows else ()
-            versions = {state.version for state in shard.slices} | {table.version for table in tables}
+            versions = {member.version for part in shard.parts for member in part.members}
             if message.exact and versions - {message.version}:  # a part, perhaps
                 raise ProtocolError(f"version {message.version} is over: this shard goes on to {shard.version + 1}")
             earlier = [save for save in self._under_way.values() if save.message.number != message.number]
             actions = [action for save in earlier for action in self._give_up(save, "another checkpoint has begun")]
-            since = self._row_changes.since(message.epoch, message.base, tables)
-            rows = RowSnapshots(tables, since, first=len(shard.slices))
-            snapshot = Snapshot(shard.slices, shard.memory, shard.version)
-            self._row_changes.note(message.epoch, message.number, message.base, tables)
+            snapshots = self._keep(shard, message)
         except (MemoryError, PSError) as error:
             why = (str(error) or type(error).__name__)[:MAX_WHY_CHARS]
             return [self._ended(message, SaveStage.FAILED, {"why": why})]
-        save = self._under_way[message.epoch] = _Save(message, tenant, snapshot, rows)
+        save = self._under_way[message.epoch] = _Save(message, tenant, snapshots, shard.version)
         opening = partial(self._files.open, message.path, tenant.assign.job, shard.placement, shard.index)
         save.busy = True
         return [*actions, self._report(save, SaveStage.KEPT, now), Run(Saving(message.epoch, message.number), opening)]
+
+    def _keep(self, shard: Shard, message: Save) -> list[PartSnapshot]:
+        """Keep a shard as it is, or what has changed since a save; the next one may build upon this, or that."""
+        bases: Sequence[Mark | None] | None = self._marks.base(message.epoch, message.base)
+        snapshots = list[PartSnapshot]()
+        try:
+            for part, base in zip(shard.parts, bases or [None] * len(shard.parts), strict=True):
+                snapshots.append(part.snapshot(len(shard.slices), base))
+            self._marks.note(message.epoch, message.number, message.base, [part.mark() for part in shard.parts])
+        except MemoryError:
+            for snapshot in snapshots:
+                snapshot.release()
+            raise
+        return snapshots
 
     def committed(self, tenant: Tenant, now: float) -> list[Action]:
         """A shard has another version: one that was awaited perhaps."""
@@ -174,7 +188,7 @@ class Saves:
             save.done(tag.index)
         else:
             del self._under_way[tag.epoch]
-            facts = {**value, "nbytes": save.nbytes, "version": save.snapshot.version}
+            facts = {**value, "nbytes": save.nbytes, "version": save.version}
             return [self._ended(save.message, SaveStage.WRITTEN, facts)]
         return self._go_on(save, now)
 
@@ -209,7 +223,7 @@ class Saves:
         self._awaited.pop(epoch, None)
         if number is None:
             self._said.pop(epoch, None)
-            self._row_changes.drop(epoch)
+            self._marks.drop(epoch)
         save = self._under_way.get(epoch)
         if save is None or number not in (None, save.message.number):
             return []
@@ -223,8 +237,8 @@ class Saves:
         return Send(COORDINATOR, said)
 
     def _let_go(self, save: _Save) -> list[Action]:
-        save.snapshot.release()
-        save.rows.release()
+        for snapshot in save.snapshots:
+            snapshot.release()
         del self._under_way[save.message.epoch]
         if save.busy:  # a thread has the files: they are closed once it is done with them
             self._leaving[save.key] = save
@@ -240,14 +254,15 @@ class Saves:
         save = self._under_way.get(epoch)
         if save is None:
             return {}
-        return {"saved_nbytes": save.nbytes, "kept_for_checkpoint_nbytes": save.snapshot.nbytes + save.rows.nbytes}
+        kept = sum([snapshot.nbytes for snapshot in save.snapshots])
+        return {"saved_nbytes": save.nbytes, "kept_for_checkpoint_nbytes": kept}
 
     def validate(self) -> None:
         """Assert that what is handed out is kept."""
-        self._row_changes.validate()
+        self._marks.validate()
         for save in self._under_way.values():
-            save.snapshot.validate()
-            save.rows.validate()
+            for snapshot in save.snapshots:
+                snapshot.validate()
             assert len(save.in_hand) <= IN_HAND
             assert {piece.number for piece in save.ready} <= save.in_hand
             assert save.busy or save.failed is not None

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set
-from typing import Any
+from typing import Any, NamedTuple
 
 from zmqps.core.protocol.figures import GREATEST
 from zmqps.core.protocol.messages import Assign, Recalled
-from zmqps.core.server import timing
-from zmqps.core.server.dense.shard import Shard
-from zmqps.core.server.ledger import Ledger
+from zmqps.core.server.ledger import Ledger, Ledgers
 from zmqps.core.server.parked import DeferredPulls
 from zmqps.core.server.past import Past
 from zmqps.core.server.replicas.backup import Backup
 from zmqps.core.server.replicas.stream import Stream
+from zmqps.core.server.shard import Shard
 from zmqps.errors import JobError
+
+#: What the status shows of a shard that is not built.
+NO_SHARD = dict.fromkeys(
+    ("spare_nbytes", "arena_nbytes", "slots_nbytes", "copies_nbytes", "stage_nbytes", "version"), 0
+)
+
+
+class FreeMemory(NamedTuple):
+    """How much memory was free for a shard, where these epochs had theirs already."""
+
+    nbytes: int = 0
+    beside: Set[int] = frozenset()
 
 
 class Tenant:
@@ -25,26 +36,20 @@ class Tenant:
     ----------
     assign
         What the coordinator has said about it.
-    available_nbytes
-        How much memory was free for it when it was assigned,
-    beside
-        where these epochs had their shards already.
+    free
+        What was free for it when it was assigned.
     """
 
-    def __init__(self, assign: Assign, available_nbytes: int = 0, beside: Set[int] = frozenset()) -> None:
+    def __init__(self, assign: Assign, free: FreeMemory = FreeMemory()) -> None:  # noqa: B008  (a tuple)
         self.assign = assign
-        self.available_nbytes = available_nbytes
-        self.beside = beside
+        self.free = free
         self.shard: Shard | None = None  # while it is not built yet
-        self.ledgers: dict[bytes, Ledger] = {}  # by incarnation: a ledger outlives its connection
-        self.past = Past(assign.key)  # who had a ledger
+        self.ledgers = Ledgers(Past(assign.key))
         self.parked = DeferredPulls()
         self.counts: Counter[str] = Counter()
         self.generation = assign.generation  # how often the shard had changed hands when this copy became what it is
         self.stream: Stream | None = None  # of a leader that has backups
         self.backup: Backup | None = None  # of a copy that follows a leader
-        self.inherited = False  # it has ledgers of workers that have yet to come here
-        self.recalled = False  # … from a checkpoint, which may lack what workers were told
         self.yielding = False  # it is a leader that gives up its place to a backup, or has
 
     @property
@@ -66,11 +71,11 @@ class Tenant:
     def ready(self) -> Shard:
         """Return the shard once it has its values, or raise `JobError`."""
         shard = self.shard
-        if shard is not None and shard.loaded and shard.updates.broken is None:
+        if shard is not None and shard.came.loaded and shard.dense.updates.broken is None:
             return shard
         shard = self.built()
-        if shard.updates.broken is not None:
-            raise shard.updates.broken.again()
+        if shard.dense.updates.broken is not None:
+            raise shard.dense.updates.broken.again()
         if not shard.loaded:
             raise JobError("this shard has no initial values yet; wait for worker.init(...) to return")
         return shard
@@ -83,42 +88,12 @@ class Tenant:
     @property
     def reserved_nbytes(self) -> int:
         """Memory that was admitted for the shard, or granted to it since."""
-        shard = self.shard
-        if shard is None:
-            return 0
-        granted = shard.beside.granted_nbytes + (shard.rows.granted_nbytes if shard.rows else 0)
-        return shard.required_nbytes + granted
+        return 0 if self.shard is None else self.shard.reserved_nbytes
 
     @property
     def untouched_nbytes(self) -> int:
         """Memory that was admitted for the shard and does not show in what the host uses yet."""
-        shard = self.shard
-        if shard is None:
-            return 0
-        held = shard.arena_nbytes if shard.loaded else shard.arena_nbytes - shard.placement.nbytes(shard.index)
-        beside = shard.beside.admitted_nbytes + shard.beside.granted_nbytes
-        held += min(shard.counters["spare_nbytes"], shard.kept_nbytes + beside)
-        held += shard.rows.nbytes if shard.rows else 0
-        held += (shard.steps.stage.nbytes if shard.steps else 0) + (shard.copies.nbytes if shard.copies else 0)
-        return max(0, self.reserved_nbytes - held)
-
-    def saved_state(self) -> Mapping[str, Any]:
-        """Return what a checkpoint keeps beside the arrays: who has pushed what, so that nothing is applied twice."""
-        return {"ledgers": {who.hex(): ledger.to_plain() for who, ledger in self.ledgers.items()}}
-
-    def recall(self, ledgers: Mapping[str, Any] | None) -> None:
-        """Take what a checkpoint knows of workers' pushes, where they go on with it; None: it is none of theirs."""
-        if ledgers is not None:
-            self.inherited = self.recalled = True
-            for who, plain in ledgers.items():
-                self.ledgers[bytes.fromhex(who)] = Ledger.from_plain(plain)
-
-    def ledger(self, incarnation: bytes) -> Ledger:
-        """Return the ledger of a worker."""
-        ledger = self.ledgers.get(incarnation)
-        if ledger is None:
-            ledger = self.ledgers[incarnation] = Ledger()
-        return ledger
+        return 0 if self.shard is None else self.shard.untouched_nbytes
 
     def known_of(self, incarnation: bytes) -> Recalled:
         """Return what is known of a worker's pushes."""
@@ -128,10 +103,9 @@ class Tenant:
 
     def forget(self, incarnation: bytes) -> None:
         """A client has gone."""
-        if self.ledgers.pop(incarnation, None) is not None:
-            self.past.add(incarnation)
-        if self.shard is not None and self.shard.copies is not None:
-            self.shard.copies.forget(incarnation)
+        self.ledgers.forget(incarnation)
+        if self.shard is not None:
+            self.shard.forget(incarnation)
         self.parked.drop(incarnation)
 
     def withdraw(self, incarnation: bytes, request: int) -> None:
@@ -145,20 +119,14 @@ class Tenant:
         shard = self.shard
         return {
             **self.counts,
-            "spare_nbytes": 0,
-            **({**shard.counters, **shard.memory.counters(), **timing.counters(shard)} if shard else {}),
-            **(shard.rows.counters() if shard and shard.rows else {}),
+            **NO_SHARD,
+            **(shard.figures() if shard else {}),
             "parked": len(self.parked),
             "oldest_parked_s": round(self.parked.oldest_s(now), 3),
             **(self.stream.counters(now) if self.stream else {}),
             **({"backup": 1, "filled": int(self.loaded)} if self.backup else {}),
             **({"slices": len(shard.slices), "slices_filled": shard.num_present} if self.backup and shard else {}),
             "loaded": self.loaded or self.backup is not None,
-            "arena_nbytes": shard.arena_nbytes if shard else 0,
-            "slots_nbytes": shard.arena_nbytes - shard.placement.nbytes(shard.index) if shard else 0,
-            "copies_nbytes": shard.copies.nbytes if shard and shard.copies else 0,
-            "stage_nbytes": shard.steps.stage.nbytes if shard and shard.steps else 0,
-            "version": shard.version if shard else 0,
         }
 
     def validate(self, clients: Iterable[bytes]) -> None:

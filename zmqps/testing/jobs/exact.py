@@ -13,8 +13,8 @@ from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.fields import Contributor, Part
 from zmqps.core.protocol.terms import terms_of
-from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.dense.slices import SliceState
+from zmqps.core.server.shard import Shard
 from zmqps.optim import OptimizerSpec
 from zmqps.testing.jobs.reference import Gradient
 from zmqps.testing.jobs.training import ReferenceRules
@@ -39,7 +39,7 @@ class ExactReference:
         for shard in self._shards:
             parts, payload = _of_shard(shard, values)
             if parts:
-                shard.load(parts, payload)
+                shard.dense.load(parts, payload)
         self._states: dict[tuple[int, int], State] = {}  # by parameter and version: a job may be cut otherwise
         self._note()
 
@@ -55,7 +55,7 @@ class ExactReference:
                 parts, payload = _of_shard(shard, gradient.source)
                 if parts:
                     terms = (gradient.sort,) if gradient.sort else ()
-                    shard.collect(parts, payload, push, shard.version, gradient.examples, "somebody", terms)
+                    shard.dense.collect(parts, payload, push, shard.version, gradient.examples, "somebody", terms)
         total = sum(_squares(shard, contributors, examples) for shard in self._shards)
         scale = 1.0 if self._clip_norm is None or not brought else scale_to(self._clip_norm, total)
         for shard in self._shards:

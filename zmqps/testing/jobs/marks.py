@@ -14,8 +14,8 @@ from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.tables import TableSpec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.messages import Message, PushRows
-from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.shard import Shard
 from zmqps.core.server.tables.table import RowTable
 from zmqps.core.worker.operations import Attached, Exchange
 from zmqps.core.worker.session import SessionMachine
@@ -268,7 +268,7 @@ class MarkedRows:
     def check(self, simulation: SimulatedCluster, server: Node, life: Life, epoch: int, shard: Shard) -> None:
         """Assert that a copy of a shard has rows there may be, each push once at most, and all that must be there."""
         live = simulation.is_live(server, epoch)
-        for table in shard.rows.tables if shard.rows else ():
+        for table in shard.rows.tables:
             number = [spec.name for spec in self.specs].index(table.spec.name)
             key, state = (server.name, life, epoch, number), (table.version, self._acknowledged)
             if self._checked.get(key) == state and table.spec.expire_s is None and table.spec.when_full != "evict":
@@ -304,7 +304,7 @@ class MarkedRows:
         unsure = self._unsure[life][number]
         if is_new:  # it was loaded, perhaps from a time when they were there
             left[mine] &= ~marks[mine]
-            if is_evicting and len(table) + MOST_IDS > table.limit:  # and may have no room for all
+            if is_evicting and len(table) + MOST_IDS > table.room.limit:  # and may have no room for all
                 absent = self._attempted[life][number][mine] & ~marks[mine] & ~left[mine]
                 unsure[mine] |= absent & ~self._applied[life][number][mine]  # a push under way may have yet to come
                 left[mine] |= absent

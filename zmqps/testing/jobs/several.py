@@ -11,8 +11,8 @@ from zmqps.core.protocol.events import Received
 from zmqps.core.protocol.messages import Assign, EndJob, Message
 from zmqps.core.protocol.security.guard import end_guard
 from zmqps.core.server.admission import Room
-from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.shard import Shard
 from zmqps.errors import DeadlineError
 from zmqps.testing.engine import Node, Program
 from zmqps.testing.jobs.training import Training

@@ -13,8 +13,8 @@ from zmqps.core.job.tables import TableSpec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.server.admission import Room
 from zmqps.core.server.dense.rules import UpdateKernel
-from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.shard import Shard
 from zmqps.core.server.tables.rows import make_rows
 from zmqps.core.server.tables.table import RowUpdate
 from zmqps.core.server.tenant import Tenant

@@ -11,10 +11,10 @@ import numpy as np
 from zmqps.core.coordinator.placement.copies import Replica
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.protocol.messages import Ack, Committed, Message, Push, PushRows, Values
-from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.machine import ServerMachine
-from zmqps.core.server.replicas.records import RECORD_NBYTES
+from zmqps.core.server.replicas.record import RECORD_NBYTES
 from zmqps.core.server.replicas.stream import Stream
+from zmqps.core.server.shard import Shard
 from zmqps.core.server.tenant import Tenant
 from zmqps.testing.engine import Node
 
@@ -74,7 +74,7 @@ class CopyWitness:
                 continue
             machine = node.machine
             assert isinstance(machine, ServerMachine)
-            if who in tenant.past or machine.clients.bars(who):
+            if who in tenant.ledgers.past or machine.clients.bars(who):
                 continue  # it has gone, and there that is known already
             ledger = tenant.ledgers.get(who)
             known = ledger is not None and (seq <= ledger.floor or ledger.results.get(seq) is not None)
@@ -124,7 +124,7 @@ class CopyWitness:
     def _check_bound(self, machine: ServerMachine, tenant: Tenant, stream: Stream) -> None:
         """Assert that what waits for backups is counted, and that there is a bound for it."""
         followers = stream.followers.values()
-        waiting = {id(r): r.nbytes for follower in followers for _, r in follower.unconfirmed if r.position}
+        waiting = {id(r): r.nbytes for follower in followers for _, r in follower.queue.unconfirmed if r.position}
         nbytes, counted = sum(waiting.values()), stream.counters()["unconfirmed_nbytes"]
         assert nbytes <= counted, f"{nbytes} bytes wait for backups, {counted} count"
         unconfirmed = machine.replication.unconfirmed
@@ -137,10 +137,10 @@ class CopyWitness:
 
     def _check_equal(self, node: Node, tenant: Tenant, stream: Stream) -> None:
         """Assert that a backup that has confirmed all is the same as its leader, bit by bit."""
-        if stream.has_untold_rows:
+        if stream.has_untold:
             return
         for epoch, follower in stream.followers.items():
-            if not follower.is_filled or follower.unconfirmed or tenant.shard is None or _is_coming(tenant):
+            if not follower.is_filled or follower.queue.unconfirmed or tenant.shard is None or _is_coming(tenant):
                 continue
             for other in self._simulation.servers:
                 machine = other.machine
@@ -218,7 +218,7 @@ def _check_same(who: str, ours: Shard, theirs: Shard) -> None:
 def _tables(shard: Shard) -> list[object]:
     """Return all that a shard has of its tables: their numbers, and their rows by ids."""
     found: list[object] = []
-    for table in shard.rows.tables if shard.rows else ():
+    for table in shard.rows.tables:
         store = table.store
         rows = np.flatnonzero(store.live[: store.end])
         kept = table.kept(rows[np.argsort(store.ids[rows])])

@@ -130,8 +130,7 @@ class Fallbacks:
                 expected = saved.values[s.parameter][s.start : s.start + s.size]
                 got = state.value[s.position : s.position + s.size]
                 assert np.array_equal(got, expected), f"{server.name} has {got}, {saved.path} has {expected}"
-        rows = tenant.built().rows
-        for table in rows.tables if rows is not None else ():
+        for table in tenant.built().rows.tables:
             self._check_loaded_rows(server, table, tenant.built().placement, saved)
 
     @staticmethod

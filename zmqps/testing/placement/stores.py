@@ -15,8 +15,8 @@ from zmqps.core.coordinator.saving.files import Served
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.dense.snapshot import SnapshotSlice
+from zmqps.core.server.shard import Shard
 from zmqps.core.server.tables.row_snapshot import RowPiece
 from zmqps.core.server.tables.table import RowTable
 from zmqps.errors import CheckpointStorageError
@@ -202,8 +202,8 @@ class Disk:
                 found.append(np.concatenate(pieces))
             steps = [min(saved.steps[s.parameter]) for s in slice_.segments]
             version = source["version"] if job.mode == "sync" else max(steps)
-            shard.restore(slice_.index, found[0], found[1:], steps, version)
-        for table in shard.rows.tables if shard.rows else ():
+            shard.dense.restore(slice_.index, found[0], found[1:], steps, version)
+        for table in shard.rows.tables:
             saved.fill(table, source["version"] if job.mode == "sync" else None)
         return saved.states[shard.index] if saved.placement.to_wire() == shard.placement.to_wire() else {}
 

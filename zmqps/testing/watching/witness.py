@@ -32,8 +32,8 @@ from zmqps.core.protocol.messages import (
 from zmqps.core.protocol.plain import unpack
 from zmqps.core.protocol.terms import are_values
 from zmqps.core.server.dense.aggregate import PushId
-from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.shard import Shard
 from zmqps.core.worker.session import SessionMachine
 from zmqps.core.worker.transfer import PushTransfer as Pushing
 from zmqps.errors import DeadlineError
@@ -171,9 +171,7 @@ class StepWitness:
         for life, epoch, shard in copies_on(simulation, server, self._name):
             if life == (coordinator.identity.incarnation, ended.epoch) and simulation.is_live(server, epoch):
                 steps = self._commits[life, simulation.num_back[life]]
-                num_steps = (
-                    len(steps) if shard.slices or shard.rows else shard.version
-                )  # of nothing it may have been told of none
+                num_steps = shard.version if shard.is_empty else len(steps)  # of nothing it may have been told of none
                 assert shard.version == num_steps, f"{server.name} has {shard.version} of {num_steps} steps"
 
     # --- what travels --------------------------------------------------------------------------
@@ -325,7 +323,7 @@ class StepWitness:
     def _check_rows_there(self, shard: Shard, step: int, push: PushId, gradient: RowGradient) -> None:
         """Assert the same of rows."""
         mine = shards_of_ids(shard.placement, gradient.table)[gradient.which] == shard.index
-        there = not mine.any() or (shard.rows is not None and shard.rows.has_gradient(step, push))
+        there = not mine.any() or shard.rows.has_gradient(step, push)
         assert there, f"step {step} is decided, and the leader of shard {shard.index} lacks rows of it"
 
     def _check_quorum(self, coordinator: Node, step: int, contributors: tuple[Contributor, ...], back: int) -> None:

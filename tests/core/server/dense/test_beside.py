@@ -12,8 +12,8 @@ from tests.core.server.dense.test_buffers import Lent, Reading, pull, push
 from zmqps.core.protocol.limits import MAX_ALL_BACKLOGS_NBYTES, MAX_BACKLOG_NBYTES
 from zmqps.core.server.dense import beside as beside_module
 from zmqps.core.server.dense.beside import GRANT_NBYTES, Beside, beside_nbytes
-from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.dense.snapshot import Snapshot
+from zmqps.core.server.shard import Shard
 from zmqps.optim import sgd
 from zmqps.testing.jobs.training import ReferenceRules
 
@@ -42,7 +42,7 @@ def _no_least(monkeypatch: pytest.MonkeyPatch) -> None:
 def new_shard(admitted: int, host: Host) -> Shard:
     spec = job("w", size=16)
     shard = Shard(placement(spec), 0, ReferenceRules(sgd(1.0)), beside=Beside(admitted, host.more))
-    shard.load([(0, 0, ()), (1, 0, ())], [np.zeros(16, np.float32)])
+    shard.dense.load([(0, 0, ()), (1, 0, ())], [np.zeros(16, np.float32)])
     return shard
 
 
@@ -134,7 +134,7 @@ def test_where_there_is_memory_more_is_asked_for_and_counts_as_reserved() -> Non
     for number in (0, 1):
         assert is_lent(shard, pull(shard, Lent(), number), number)
     assert host.asked == [GRANT_NBYTES]
-    assert shard.beside.granted_nbytes == GRANT_NBYTES
+    assert shard.dense.beside.granted_nbytes == GRANT_NBYTES
 
 
 def test_without_the_memory_for_a_second_arena_one_slice_goes_elsewhere() -> None:
@@ -150,7 +150,7 @@ def test_without_the_memory_for_a_second_arena_one_slice_goes_elsewhere() -> Non
 
 def test_a_snapshot_that_there_is_no_memory_for_is_given_up_and_training_goes_on() -> None:
     shard = new_shard(SLICE, Host())
-    snapshot = Snapshot(shard.slices, shard.memory, 0)
+    snapshot = Snapshot(shard.slices, shard.memory)
     push(shard, 0)
     assert snapshot.failed is None
     push(shard, 1)
@@ -162,7 +162,7 @@ def test_a_snapshot_that_there_is_no_memory_for_is_given_up_and_training_goes_on
 
 def test_while_there_is_memory_a_snapshot_is_kept() -> None:
     shard = new_shard(SLICE, Host(GRANT_NBYTES))
-    snapshot = Snapshot(shard.slices, shard.memory, 0)
+    snapshot = Snapshot(shard.slices, shard.memory)
     for number in (0, 1):
         push(shard, number)
     assert snapshot.failed is None

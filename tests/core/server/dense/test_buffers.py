@@ -8,7 +8,7 @@ import numpy as np
 
 from tests.core.machines import job, make_shard, placement
 from zmqps.core.protocol.loans import Loan
-from zmqps.core.server.dense.shard import Shard
+from zmqps.core.server.shard import Shard
 
 
 class Reading:
@@ -33,18 +33,18 @@ class Lent(Loan):
 def new_shard() -> Shard:
     spec = job("w", size=16)
     shard = make_shard(spec, placement(spec), 0)
-    shard.load([(0, 0, ()), (1, 0, ())], [np.zeros(16, np.float32)])
+    shard.dense.load([(0, 0, ()), (1, 0, ())], [np.zeros(16, np.float32)])
     return shard
 
 
 def pull(shard: Shard, reader: Any, number: int = 0) -> np.ndarray[Any, Any]:
-    ((values,),), _, readers = shard.pull([(number, 0, ())])
+    ((values,),), _, readers = shard.dense.pull([(number, 0, ())])
     readers[0].append(reader)
     return values
 
 
 def push(shard: Shard, number: int = 0) -> None:
-    shard.push([(number, 0, ())], [-np.ones(8, np.float32)], "w")
+    shard.dense.push([(number, 0, ())], [-np.ones(8, np.float32)], "w")
     shard.validate()
 
 
@@ -111,9 +111,9 @@ def test_what_only_the_transport_reads_takes_no_second_arena() -> None:
 def test_a_push_of_a_part_keeps_the_rest_in_every_place() -> None:
     spec = job("a", "b", size=4)
     shard = make_shard(spec, placement(spec), 0)
-    shard.load([(0, 0, ())], [np.zeros(8, np.float32)])
+    shard.dense.load([(0, 0, ())], [np.zeros(8, np.float32)])
     lent = [Lent() for _ in range(3)]
     for step in range(3):
         pull(shard, lent[step])
-        shard.push([(0, 0, (0, 4))], [-np.ones(4, np.float32)], "w")
+        shard.dense.push([(0, 0, (0, 4))], [-np.ones(4, np.float32)], "w")
     assert shard.slices[0].value.tolist() == [3, 3, 3, 3, 0, 0, 0, 0]

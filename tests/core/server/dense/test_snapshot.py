@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.core.server.dense.test_shard_memory import ALL, SLICES, gradient, new_shard
+from tests.core.server.dense.test_part_memory import ALL, SLICES, gradient, new_shard
 from tests.core.server.scarcity import Scarcity, held_nbytes
 from zmqps.core.server.dense.buffers import ROUNDS
-from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.dense.slices import MAX_DONE_READERS
 from zmqps.core.server.dense.snapshot import Snapshot, SnapshotSlice
+from zmqps.core.server.shard import Shard
 
 WORKER = b"w" * 16
 MODES = ["async", "sync", "retained"]
@@ -38,17 +38,17 @@ class Saved:
     def update(self, indices: list[int], seed: int) -> None:
         parts, payload = [(i, 0, ()) for i in indices], [gradient(i, seed) for i in indices]
         if self.mode == "async":
-            self.shard.push(parts, payload, "w")
+            self.shard.dense.push(parts, payload, "w")
             return
         self.attempt += 1
         step = self.shard.version
-        self.shard.collect(parts, payload, (WORKER, self.attempt), step, 1, "w")
+        self.shard.dense.collect(parts, payload, (WORKER, self.attempt), step, 1, "w")
         self.shard.commit(step, ((WORKER, (self.attempt,)),))
 
     def begin(self) -> Snapshot:
         self.expected = [contents(self.shard, i) for i in ALL]
         self.in_hand, self.checked = {}, set()
-        self.snapshot = Snapshot(self.shard.slices, self.shard.memory, self.shard.version)
+        self.snapshot = Snapshot(self.shard.slices, self.shard.memory)
         return self.snapshot
 
     def take(self) -> bool:
@@ -128,7 +128,7 @@ def test_whatever_happens_meanwhile_its_pieces_are_the_shard_as_it_was(mode: str
 def test_nothing_is_copied_as_long_as_nothing_is_updated(mode: str) -> None:
     saved = Saved(mode, "host")
     saved.scarcity.fail_after(0)  # there is no memory at all
-    snapshot = Snapshot(saved.shard.slices, saved.shard.memory, saved.shard.version)
+    snapshot = Snapshot(saved.shard.slices, saved.shard.memory)
     assert snapshot.nbytes == 0
     snapshot.release()
 
@@ -247,10 +247,9 @@ def test_what_snapshots_have_read_is_forgotten_where_nobody_pushes_or_pulls(mode
 
 
 def test_a_shard_without_slices_is_complete_at_once() -> None:
-    snapshot = Snapshot([], new_shard("async", "host", Scarcity()).memory, 3)
+    snapshot = Snapshot([], new_shard("async", "host", Scarcity()).memory)
     assert snapshot.next() is None
     assert snapshot.complete
-    assert snapshot.version == 3
 
 
 def test_done_is_heard_once() -> None:

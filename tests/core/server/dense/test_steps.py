@@ -15,8 +15,8 @@ from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.limits import OPEN_STEPS
 from zmqps.core.protocol.terms import SET
 from zmqps.core.server.dense import aggregate
-from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.ledger import Result
+from zmqps.core.server.shard import Shard
 from zmqps.errors import LimitError, NonFiniteGradientError, ProtocolError, SliceRangeError, VersionError
 from zmqps.optim import momentum, sgd
 from zmqps.testing.jobs.training import ReferenceRules
@@ -32,7 +32,7 @@ def make(optimizer: Any = None, **options: Any) -> Shard:
     placement = Placement.balance(KeySpace(PARAMETERS), 1, 4 * SIZE)
     rules = ReferenceRules(optimizer or sgd(1.0))
     shard = Shard(placement, 0, rules, synchronous=True, **options)
-    shard.load(BOTH, [np.zeros(2 * SIZE, "f4")])
+    shard.dense.load(BOTH, [np.zeros(2 * SIZE, "f4")])
     return shard
 
 
@@ -40,8 +40,8 @@ def collect(
     shard: Shard, g: float, worker: bytes = A, step: int = 0, attempt: int = 1, examples: int = 1, parts: Any = None
 ) -> Result:
     parts = BOTH if parts is None else parts
-    size = sum(size for size, _ in shard.sizes(parts))
-    result = shard.collect(parts, [np.full(size, g, "f4")], (worker, attempt), step, examples, "w")
+    size = sum(size for size, _ in shard.dense.sizes(parts))
+    result = shard.dense.collect(parts, [np.full(size, g, "f4")], (worker, attempt), step, examples, "w")
     shard.validate()
     return result
 
@@ -52,7 +52,7 @@ def commit(shard: Shard, *contributors: bytes, step: int = 0, attempts: tuple[in
 
 
 def values(shard: Shard, exact: int | None = None) -> list[float]:
-    parts, _, _ = shard.pull(BOTH, exact)
+    parts, _, _ = shard.dense.pull(BOTH, exact)
     return [float(value) for pieces in parts for piece in pieces for value in piece]
 
 
@@ -68,7 +68,7 @@ def test_gradients_are_kept_until_the_commit_and_then_applied_once() -> None:
     assert values(shard) == [-3.0] * 8
     assert shard.version == 1
     assert {state.version for state in shard.slices} == {1}
-    assert shard.pull(BOTH)[1] == (1, 1)
+    assert shard.dense.pull(BOTH)[1] == (1, 1)
 
 
 @pytest.mark.parametrize(("needed", "most"), [(1, 9), (6, 10)])
@@ -118,7 +118,7 @@ def test_a_step_to_which_nobody_pushed_a_slice_is_a_version_of_it_all_the_same()
     shard = make(momentum(1.0))
     collect(shard, 1.0, parts=BOTH[:1])
     commit(shard, A)
-    assert shard.pull(BOTH)[1] == (1, 1)
+    assert shard.dense.pull(BOTH)[1] == (1, 1)
     assert values(shard) == [-1.0] * 4 + [0.0] * 4
     assert shard.slices[0].steps.tolist() == [1]
     assert shard.slices[1].steps.tolist() == [0, 0], "it is no update"
@@ -176,7 +176,7 @@ def test_what_is_not_finite_is_refused_before_it_is_kept() -> None:
 def test_what_does_not_fit_is_not_kept(parts: Any, size: int, error: type[Exception]) -> None:
     shard = make()
     with pytest.raises(error):
-        shard.collect(parts, [np.ones(size, "f4")], (A, 1), 0, 1, "w")
+        shard.dense.collect(parts, [np.ones(size, "f4")], (A, 1), 0, 1, "w")
     assert shard.steps is not None
     assert shard.steps.stage.nbytes == 0
 
@@ -193,7 +193,7 @@ def test_the_bits_do_not_depend_on_who_came_first(gradients: list[list[float]], 
         if shuffled:
             order.shuffle(arrivals)
         for worker, g in arrivals:
-            shard.collect(BOTH, [np.array(g, "f4")], (worker, 1), 0, 1, "w")
+            shard.dense.collect(BOTH, [np.array(g, "f4")], (worker, 1), 0, 1, "w")
         commit(shard, *workers)
         results.append(np.array(values(shard), "f4").tobytes())
     assert results[0] == results[1]
@@ -221,25 +221,25 @@ def advance(shard: Shard, steps: int) -> None:
 
 def test_a_version_to_come_is_not_available_and_one_that_came_is() -> None:
     shard = make()
-    assert not shard.available(BOTH, 1)
-    assert not shard.available(BOTH, 1, exact=True)
+    assert not shard.dense.available(BOTH, 1)
+    assert not shard.dense.available(BOTH, 1, exact=True)
     advance(shard, 1)
-    assert shard.available(BOTH, 1)
-    assert shard.available(BOTH, 1, exact=True)
-    assert shard.available(BOTH, 0), "a later one will do"
+    assert shard.dense.available(BOTH, 1)
+    assert shard.dense.available(BOTH, 1, exact=True)
+    assert shard.dense.available(BOTH, 0), "a later one will do"
     with pytest.raises(SliceRangeError):
-        shard.available([(9, 0, ())], 0)
+        shard.dense.available([(9, 0, ())], 0)
 
 
 def test_versions_are_kept_as_long_as_the_job_says() -> None:
     shard = make(retain=2)
     advance(shard, 5)
     for version in (3, 4, 5):
-        assert shard.available(BOTH, version, exact=True)
+        assert shard.dense.available(BOTH, version, exact=True)
         assert values(shard, exact=version) == [-float(version)] * 8
-        assert shard.pull(BOTH, version)[1] == (version, version)
+        assert shard.dense.pull(BOTH, version)[1] == (version, version)
     with pytest.raises(VersionError) as caught:
-        shard.available(BOTH, 2, exact=True)
+        shard.dense.available(BOTH, 2, exact=True)
     assert (caught.value.version, caught.value.oldest, caught.value.newest) == (2, 3, 5)
 
 
@@ -247,7 +247,7 @@ def test_without_retain_only_the_current_version_is_there() -> None:
     shard = make()
     advance(shard, 2)
     with pytest.raises(VersionError) as caught:
-        shard.available(BOTH, 1, exact=True)
+        shard.dense.available(BOTH, 1, exact=True)
     assert (caught.value.oldest, caught.value.newest) == (2, 2)
 
 
@@ -257,7 +257,7 @@ def test_a_version_that_is_read_stays_even_when_it_is_no_longer_kept() -> None:
 
     shard, reader = make(retain=1), Reader()
     advance(shard, 1)
-    parts, _, watchers = shard.pull(BOTH, 1)
+    parts, _, watchers = shard.dense.pull(BOTH, 1)
     for readers in watchers:
         readers.append(reader)
     before = [piece.tolist() for pieces in parts for piece in pieces]
@@ -300,7 +300,7 @@ def test_every_version_that_can_be_read_is_what_it_was(steps: list[tuple[bool, b
         commit(shard, A, step=step)
         history.append(values(shard))
         for version in range(max(0, shard.version - retain), shard.version + 1):
-            assert shard.available(BOTH, version, exact=True)
+            assert shard.dense.available(BOTH, version, exact=True)
             assert values(shard, exact=version) == history[version]
     mine: list[Array] = [state.value for state in shard.slices]
     assert shard.counters["spare_buffers"] <= (retain + 1) * len(mine)
@@ -324,7 +324,7 @@ def test_a_mean_over_all_contributors_divides_by_their_examples() -> None:
 def test_of_a_step_that_is_left_out_nothing_is_applied_and_its_version_is_there() -> None:
     shard = make(momentum(1.0))
     collect(shard, 2.0)
-    shard.collect([(0, 0, ())], [np.full(SIZE, 7.0, "f4")], (A, 2), 0, 1, "w", (SET,))
+    shard.dense.collect([(0, 0, ())], [np.full(SIZE, 7.0, "f4")], (A, 2), 0, 1, "w", (SET,))
     before = [state.steps.tolist() for state in shard.slices]
     shard.commit(0, [(A, (1, 2))], left_out=True)
     shard.validate()

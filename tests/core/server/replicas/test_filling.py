@@ -14,10 +14,11 @@ from zmqps import optim
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.job.tables import TableSpec
-from zmqps.core.server.dense.shard import Shard
-from zmqps.core.server.replicas import filling
+from zmqps.core.server.parts import Listener
 from zmqps.core.server.replicas.filling import Filling
-from zmqps.core.server.replicas.records import ReplicationRecord
+from zmqps.core.server.replicas.record import ReplicationRecord
+from zmqps.core.server.shard import Shard
+from zmqps.core.server.tables import row_records
 from zmqps.core.server.tables.row_records import RowNews, read_rows
 from zmqps.core.server.tables.rows import Rows, make_rows
 from zmqps.optim.rows import kernel_of_table
@@ -51,7 +52,6 @@ def tables() -> Rows:
     rows = make_rows(
         job, where, 0, lambda one: kernel_of_table(one.optimizer, one.name, one.dim, "numpy"), available_nbytes=1 << 20
     )
-    assert rows is not None
     return rows
 
 
@@ -78,13 +78,14 @@ def state(rows: Rows) -> list[Any]:
 @settings(max_examples=60, deadline=None)
 def test_a_backup_has_in_the_end_what_its_leader_has(before: Any, done: Any) -> None:
     leader, backup = tables(), tables()
-    news, rng = RowNews(leader), np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     stream: list[ReplicationRecord] = []
-    pieces = Filling(cast("Shard", _Shard(leader)), lambda: stream.extend(news.tell()))
+    news = RowNews(leader.tables, Listener(stream.append, lambda nbytes: None))
+    pieces = Filling(cast("Shard", _Shard(leader)), news.tell)
 
     def do(what: Any) -> None:
         if what == "tell":
-            stream.extend(news.tell())
+            news.tell()
             assert news.is_empty
         elif what == "fill":
             if not pieces.is_over:
@@ -113,7 +114,7 @@ def test_a_backup_has_in_the_end_what_its_leader_has(before: Any, done: Any) -> 
 @pytest.fixture(autouse=True)
 def _small_pieces() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(filling, "PIECE_NBYTES", 100)
+        patch.setattr(row_records, "PIECE_NBYTES", 100)
         yield
 
 
@@ -121,4 +122,4 @@ class _Shard:
     """What filling needs of a shard, with no slices."""
 
     def __init__(self, rows: Rows) -> None:
-        self.rows, self.slices, self.version = rows, (), 0
+        self.parts, self.version = (rows,), 0

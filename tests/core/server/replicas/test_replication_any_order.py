@@ -14,7 +14,7 @@ from tests.core.machines import identity, job, make_shard
 from tests.core.server.copies import LEADER, Copies, Node, pull, push
 from tests.core.server.scarcity import ScarceHost, Scarcity
 from zmqps.core.protocol.messages import Ack, Commit, Committed, Error, Promoted, Push, Values
-from zmqps.core.server.dense.shard import Shard
+from zmqps.core.server.shard import Shard
 from zmqps.errors import DeposedError, ServerMemoryError
 from zmqps.optim import OptimizerSpec, adam, sgd
 from zmqps.testing.jobs.training import ReferenceRules

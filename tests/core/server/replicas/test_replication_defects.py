@@ -11,7 +11,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from tests.core.server.replicas.test_replication_any_order import Asynchronous, Synchronous
 from zmqps.core.protocol.messages import Replicate
-from zmqps.core.server.dense import shard
+from zmqps.core.server.dense import part
 from zmqps.core.server.dense.steps import ShardSteps
 from zmqps.core.server.ledger import Ledger
 from zmqps.core.server.replicas import replication, stream
@@ -56,7 +56,7 @@ def sends_no_ledgers(patch: pytest.MonkeyPatch) -> None:
 
 
 def applies_to_slices_that_are_missing(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(shard, "present", lambda missing, states, parts, pieces: (states, parts, pieces))
+    patch.setattr(part, "present", lambda missing, states, parts, pieces: (states, parts, pieces))
 
 
 def sends_slices_as_they_were(patch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def takes_records_after_its_promotion(patch: pytest.MonkeyPatch) -> None:
 
     def follow(self: ReplicaStreams, client: Any, tenant: Any, record: Replicate) -> Any:
         if tenant.backup is None:
-            tenant.backup = Backup(tenant.assign.epoch, tenant.ledger)
+            tenant.backup = Backup(tenant.assign.epoch, tenant.ledgers)
             tenant.backup.number = record.number
         return real(self, client, tenant, record)
 

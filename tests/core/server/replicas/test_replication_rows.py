@@ -30,7 +30,7 @@ from zmqps.core.protocol.messages import (
 )
 from zmqps.core.protocol.messages.replication import ROWS
 from zmqps.core.protocol.terms import SET
-from zmqps.core.server.dense.shard import Shard
+from zmqps.core.server.shard import Shard
 from zmqps.core.server.tables import row_records
 from zmqps.core.server.tables.rows import make_rows
 from zmqps.core.server.tables.table import RowTable
@@ -51,9 +51,8 @@ def table(name: str = "items", **options: Any) -> TableSpec:
 
 
 def make_shard(spec: JobSpec, where: Placement, index: int, room: Any = None) -> Shard:
-    shard = make_dense(spec, where, index)
-    shard.rows = make_rows(spec, where, index, lambda one: row_rule(spec, one), available_nbytes=1 << 20)
-    return shard
+    rows = make_rows(spec, where, index, lambda one: row_rule(spec, one), available_nbytes=1 << 20)
+    return make_dense(spec, where, index, rows=rows)
 
 
 def trained(*tables: TableSpec, params: bool = True, **options: Any) -> Copies:
@@ -80,9 +79,7 @@ def push_rows(seq: int, *ids: int, by: float = 1.0, index: int = 1, wanted: tupl
 
 
 def table_of(copies: Copies, name: str = "p", epoch: int = LEADER, number: int = 0) -> RowTable:
-    rows = copies.nodes[name].shard(epoch).rows
-    assert rows is not None
-    return rows.tables[number]
+    return copies.nodes[name].shard(epoch).rows.tables[number]
 
 
 def same(copies: Copies) -> bool:
@@ -213,8 +210,8 @@ def test_what_cannot_be_told_for_want_of_memory_is_told_before_it_is_answered(mo
 def test_a_backup_without_memory_for_rows_says_so_and_the_coordinator_hears_it() -> None:
     copies = trained()
     behind = table_of(copies, "b", BACKUP)
-    behind._more = lambda nbytes: False
-    behind._granted = 0
+    behind.room.more = lambda nbytes: False
+    behind.room.granted_nbytes = 0
     copies.push("w", push_rows(1, *range(1000)))
     copies.settle()
     [told] = [m for m in copies.told("b", Error) if isinstance(m, Error)]

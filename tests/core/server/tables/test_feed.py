@@ -147,7 +147,7 @@ def test_nothing_is_kept_for_nobody() -> None:
     tables = [rows.tables[0] for _, rows in servers.shards]
     for first in range(0, 120, 20):
         servers.push(np.arange(first, first + 20), 1.0)
-    assert all(items.gone.end and items.gone.since(0) is None and not items.watchers for items in tables)
+    assert all(items.gone.end and items.gone.since(0) is None and not items.watchers.changing for items in tables)
     list(servers.feed())
     servers.push(np.arange(20), 1.0)
     assert all(items.gone._ids is not None for items in tables)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.core.server.tables.test_row_changes import RowChanges
 from tests.core.server.tables.test_table import DIM, ids, table, touch
-from zmqps.core.server.tables.row_changes import RowChanges
 from zmqps.core.server.tables.row_snapshot import RowSnapshot, RowSnapshots
 from zmqps.core.server.tables.table import RowTable
 from zmqps.rows.kept import joined, rebased
@@ -41,7 +41,7 @@ def change(of: RowTable, what: str, numbers: list[int]) -> None:
         of.put(ids(*numbers), np.full((len(numbers), DIM), 100.0 + numbers[0], np.float32))
     elif what == "remove":
         gone = ids(*numbers)
-        for told in of.removed:
+        for told in of.watchers.removed:
             told(gone)
         of.remove(gone)
 
@@ -64,7 +64,7 @@ def test_rows_are_as_they_were_when_it_was_taken(before: Any, after: Any) -> Non
         pieces.append(snapshot.next(FEW))
     found = [piece for piece in pieces if piece is not None]
     assert (by_id(joined(found)) if found else {}) == then
-    assert items.watchers == []
+    assert items.watchers.changing == []
     assert snapshot.nbytes == 0
 
 
@@ -89,11 +89,11 @@ def test_what_has_changed_since_a_save_makes_the_next_one_of_it(first: Any, seco
                 saved.pop(gone, None)
             later |= by_id(piece.kept)
             snapshots.done(piece.number)
-        saved = later if snapshots.state["items"]["whole"] else saved | later
+        saved = later if snapshots.state["tables"]["items"]["whole"] else saved | later
         assert saved == rows_of(items)
         assert snapshots.nbytes == 0
     changes.drop(7)
-    assert items.removed == []
+    assert items.watchers.removed == []
 
 
 def test_only_rows_that_have_changed_are_written_again() -> None:
@@ -145,7 +145,7 @@ def test_without_memory_a_snapshot_is_given_up_and_training_goes_on(monkeypatch:
     touch(items, 2)
     assert str(snapshots.failed) == "no room"
     assert snapshots.next() is None
-    assert items.watchers == []
+    assert items.watchers.changing == []
 
 
 def test_without_memory_for_a_turn_it_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,7 +160,7 @@ def test_without_memory_for_a_turn_it_is_given_up(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(MemoryError, match="no room"):
         snapshots.next()
     assert snapshots.failed is not None
-    assert items.watchers == []
+    assert items.watchers.changing == []
 
 
 def test_stamps_elsewhere_keep_the_age_of_rows() -> None:

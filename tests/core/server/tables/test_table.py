@@ -36,7 +36,6 @@ def table(more: Any = lambda nbytes: True, **options: Any) -> RowTable:
         available_nbytes=1 << 20,
         more=more,
     )
-    assert rows is not None
     return rows.tables[0]
 
 
@@ -174,7 +173,7 @@ def test_rows_that_are_set_have_their_seconds(idle_s: float) -> None:
 
 def test_a_full_table_refuses_new_rows_and_trains_those_that_are_there() -> None:
     items = table(capacity_nbytes=10_000)
-    most = items.limit
+    most = items.room.limit
     touch(items, *range(most))
     with pytest.raises(TableFullError, match=r"'items' has no room for 2 new rows"):
         touch(items, 0, most, most + 1)
@@ -189,8 +188,8 @@ def test_a_full_table_refuses_new_rows_and_trains_those_that_are_there() -> None
 
 def test_rows_that_were_changed_least_recently_make_way() -> None:
     items = table(capacity_nbytes=4_000, when_full="evict")
-    most, gone = items.limit, list[int]()
-    items.removed.append(lambda some: gone.extend(some.tolist()))
+    most, gone = items.room.limit, list[int]()
+    items.watchers.removed.append(lambda some: gone.extend(some.tolist()))
     touch(items, *range(most))
     for number in range(most // 2):
         touch(items, number)
@@ -212,7 +211,7 @@ def test_memory_is_asked_for_in_pieces_where_there_is_no_capacity() -> None:
     items = table(more)
     touch(items, *range(1000))
     assert len(asked) == 1
-    assert items.granted_nbytes == asked[0] >= items.store.nbytes
+    assert items.room.granted_nbytes == asked[0] >= items.store.nbytes
     left[0] = False
     poor = table(more)
     with pytest.raises(TableFullError):
@@ -221,7 +220,7 @@ def test_memory_is_asked_for_in_pieces_where_there_is_no_capacity() -> None:
 
 
 def test_what_was_promised_is_kept_although_the_index_has_grown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmqps.core.server.tables.table.GRANT_NBYTES", 1)
+    monkeypatch.setattr("zmqps.core.server.tables.room.GRANT_NBYTES", 1)
     granting = [True]
     items = table(lambda nbytes: granting[0])
     touch(items, *range(505))

@@ -63,11 +63,10 @@ class Buffers:
         kept_nbytes: int = 0,
     ) -> None:
         self._tables = tables
-        self._dtypes = dtypes
         self._memory = memory
         self._counters = counters
-        self._beside = beside
-        self._kept_nbytes = kept_nbytes
+        self.beside = beside
+        self.kept_nbytes = kept_nbytes
         self._slices: list[SliceState] = []
         self._refused: set[int] = set()  # tables for whose second arena there was no memory, lately
         self._homes = [memory.values(size, dtype) for (_, size), dtype in zip(tables, dtypes, strict=True)]
@@ -75,11 +74,14 @@ class Buffers:
         self._spares: list[tuple[Room, int]] = []  # with the window in which they were last in use
         self._window = 0
         self._num_rooms = 0  # asked for in this window
-        self._num_slices = 0
+
+    @property
+    def home_nbytes(self) -> int:
+        """Bytes of the first arena."""
+        return sum([home.nbytes for home in self._homes])
 
     def home(self, slice_: Slice) -> Array:
         """Return the place of a slice in the arena."""
-        self._num_slices += 1
         return self._place(self._homes[slice_.table], slice_)
 
     def add(self, state: SliceState) -> None:
@@ -96,7 +98,7 @@ class Buffers:
         Called where they might (`Beside.read_nbytes`).
         """
         nbytes = sum([value.nbytes for _, value, _ in found])
-        if self._beside.may_lend(nbytes, self._needed_nbytes):
+        if self.beside.may_lend(nbytes, self._needed_nbytes):
             return found
         self._counters["copied_nbytes"] += nbytes
         return [(version, self._memory.copied(value), []) for version, value, _ in found]
@@ -114,19 +116,19 @@ class Buffers:
         return total
 
     def _fits(self, nbytes: int, *, ask: bool = True) -> bool:
-        return self._beside.fits(self._counters["spare_nbytes"] - self._kept_nbytes, nbytes, ask=ask)
+        return self.beside.fits(self._counters["spare_nbytes"] - self.kept_nbytes, nbytes, ask=ask)
 
     def _second(self, slice_: Slice) -> Array | None:
         if slice_.table not in self._seconds:
             if slice_.table in self._refused:
                 return None
-            _, size = self._tables[slice_.table]
-            if not self._beside.may_double(size * self._dtypes[slice_.table].itemsize):
+            home = self._homes[slice_.table]
+            if not self.beside.may_double(home.nbytes):
                 self._refused.add(slice_.table)
                 return None
-            arena = self._memory.values(self._tables[slice_.table][1], self._dtypes[slice_.table])
+            arena = self._memory.values(home.size, home.dtype)
             self._seconds[slice_.table] = arena
-            self._beside.doubled(arena.nbytes)
+            self.beside.doubled(arena.nbytes)
             self._counters["spare_nbytes"] += arena.nbytes
         return self._place(self._seconds[slice_.table], slice_)
 
@@ -136,7 +138,7 @@ class Buffers:
         What it holds is up to the caller, who then moves the slice there, or puts the buffer back.
         """
         self._num_rooms += 1
-        if self._num_rooms > ROUNDS * self._num_slices:
+        if self._num_rooms > ROUNDS * len(self._slices):
             self._trim()
         value, readers = state.value, state.readers
         free = _is_free(readers)
@@ -216,7 +218,7 @@ class Buffers:
                 kept.append((room, window))
         self._spares = kept
         if given_back >= GIVE_BACK_NBYTES:
-            self._num_rooms -= self._num_slices
+            self._num_rooms -= len(self._slices)
         else:
             self._window += 1
             self._refused.clear()

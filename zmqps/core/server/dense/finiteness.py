@@ -24,11 +24,19 @@ class Finiteness:
         Whether an array holds neither NaN nor infinity.
     counters
         Counts in ``nonfinite`` what was refused.
+    rejects
+        Whether anything is to be refused.
     """
 
     def __init__(
-        self, parameters: Sequence[Parameter], all_finite: Callable[[Array], bool], counters: Counter[str]
+        self,
+        parameters: Sequence[Parameter],
+        all_finite: Callable[[Array], bool],
+        counters: Counter[str],
+        *,
+        rejects: bool = True,
     ) -> None:
+        self.rejects = rejects
         self._parameters = parameters
         self.all_finite = all_finite
         self._counters = counters

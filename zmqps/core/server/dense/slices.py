@@ -17,6 +17,7 @@ from zmqps.core.protocol.fields import Part
 from zmqps.core.protocol.terms import SET_TO_MEAN, are_values
 from zmqps.core.server.dense.memory import Memory
 from zmqps.core.server.dense.rules import Kernels
+from zmqps.core.server.dense.timing import Timing
 from zmqps.core.server.dense.undo import Undo
 from zmqps.errors import InternalError, ProtocolError, PSError, ShardBrokenError, SliceRangeError, VersionError
 
@@ -64,7 +65,6 @@ class SliceState:
 
     __slots__ = (
         *(
-            "groups",
             "history",
             "kernels",
             "places",
@@ -91,9 +91,11 @@ class SliceState:
         self.places: list[tuple[Array, list[Reader]]] = [(value, self.readers)]  # where it belongs, and its readers
         self.history: deque[tuple[int, Array, list[Reader], Pin]] = deque()  # versions kept readable
         self.positions = [segment.position for segment in slice_.segments]
-        # which kernel updates each parameter: that of its rule, or where groups of one rule differ, of its group
-        self.kernels = np.array([kernels.of_rule[segment.parameter] for segment in slice_.segments], np.int32)
-        self.groups = np.array([kernels.of_group[segment.parameter] for segment in slice_.segments], np.int32)
+        # which kernel updates each parameter: that of its rule, and where groups of one rule differ, of its group
+        self.kernels = tuple(
+            np.array([of[segment.parameter] for segment in slice_.segments], np.int32)
+            for of in (kernels.of_rule, kernels.of_group)
+        )
         # updates each parameter has had: a push of some parameters is not a step of the others
         self.steps = np.zeros(len(slice_.segments), np.int64)
 
@@ -149,7 +151,7 @@ class SliceState:
 
     def runs(self, start: int, stop: int, *, of_groups: bool = False) -> list[Stretch]:
         """Return the stretches between two elements that one kernel call can take, or one for each group at least."""
-        kernels = self.groups if of_groups else self.kernels
+        kernels = self.kernels[of_groups]
         if len(self.positions) == 1:
             return [(start, stop, int(kernels[0]), int(self.steps[0]))]
         first, last = self.segments(start, stop)
@@ -291,9 +293,7 @@ class Updates:
     """
 
     def __init__(self, kernels: Kernels, rooms: Rooms, memory: Memory, *, undoes: bool) -> None:
-        self.clock: Callable[[], float] = float  # by which updates are timed: 0, unless the shell says otherwise
-        self.apply_s = 0.0
-        self.applies = 0
+        self.timing = Timing()
         self.broken: PSError | None = None  # an update failed half way, or another copy has taken over
         self.kernels = kernels.each  # a recorder may put such in their place as do the same
         self._made_of = kernels
@@ -417,7 +417,8 @@ class Updates:
         of_groups: bool,
     ) -> None:
         """Update elements from ``start`` of a slice, out of its value into ``out``."""
-        source, began = state.value, self.clock()
+        source, timing = state.value, self.timing
+        began = timing.clock()
         first = 2 - width * (self._made_of.first_group if of_groups else 0)
         for lo, hi, kernel_index, step in runs:
             kernel = self.kernels[kernel_index]
@@ -440,8 +441,8 @@ class Updates:
                     raise
             elif source is not out:
                 out[lo:hi] = source[lo:hi]
-        self.apply_s += self.clock() - began
-        self.applies += 1
+        timing.seconds += timing.clock() - began
+        timing.num += 1
 
     def _take_back(
         self, states: Sequence[SliceState], rooms: dict[int, Room], undo: Undo | None, cause: BaseException

@@ -16,7 +16,7 @@ from zmqps.core.server.dense.memory import Memory
 from zmqps.core.server.dense.slices import Pin, SliceState
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import numpy as np
 
@@ -59,12 +59,12 @@ class Snapshot:
         The shard's slices.
     memory
         Where they are.
-    version
-        Of the shard: steps committed, where it is synchronous.
     """
 
-    def __init__(self, states: Sequence[SliceState], memory: Memory, version: int) -> None:
-        self.version = version
+    #: What is kept beside the arrays: nothing.
+    state: Mapping[str, Any] = {}
+
+    def __init__(self, states: Sequence[SliceState], memory: Memory) -> None:
         self.failed: MemoryError | None = None  # there was no memory for what an update would have changed
         self._memory = memory
         self._rows: dict[int, _Row] = {}  # those that are not done

@@ -130,7 +130,6 @@ class ShardSteps:
         """
         assert step == self.version
         brought = _pushes(contributors)
-        contributed = set(brought)
         for state in self._slices:
             if state.version == step:  # else it was done before a later slice failed
                 means, values = self.stage.outcome(step, state.slice.index, brought, examples, left_out=left_out)
@@ -138,7 +137,10 @@ class ShardSteps:
                 pieces = [(state, start, array) for start, array in (*means, *values)]
                 note = None if self.forward is None else self.forward(state, means, values, terms)
                 self.apply(state, bounds, pieces, [array for _, _, array in pieces], note, terms, len(values))
-        dropped = self.stage.close(step) - contributed
+
+    def end(self, step: int, contributors: Sequence[Contributor]) -> None:
+        """A step is committed in all that the shard has: forget what was brought to it."""
+        dropped = self.stage.close(step) - set(_pushes(contributors))
         self.version += 1
         if dropped:
             self._counters["dropped"] += len(dropped)

@@ -9,11 +9,9 @@ from typing import Any
 from zmqps.core.protocol.encoding import RAW, named
 from zmqps.core.protocol.messages import Replicate, Replicated
 from zmqps.core.protocol.messages.replication import ASKED, AVERAGED, NOBODY, PUSHED, REMEMBERED, ROWS, STATE, STEPPED
-from zmqps.core.server.dense.shard import Shard
-from zmqps.core.server.ledger import Ledger, Result
+from zmqps.core.server.ledger import Ledger, Ledgers, Result
 from zmqps.core.server.replicas.records import remember
-from zmqps.core.server.requests import rows_of
-from zmqps.core.server.tables.row_records import read_rows
+from zmqps.core.server.shard import Shard
 from zmqps.errors import ProtocolError, PSError, ShardBrokenError
 
 
@@ -27,15 +25,15 @@ class Backup:
     ----------
     epoch
         Of this copy.
-    ledger
-        Returns the ledger of a worker: ``ledger(incarnation)``.
+    ledgers
+        Of the workers.
     """
 
-    def __init__(self, epoch: int, ledger: Callable[[bytes], Ledger]) -> None:
+    def __init__(self, epoch: int, ledgers: Ledgers) -> None:
         self.number = 0  # of the last record that was applied
         self.broken: ShardBrokenError | None = None  # it cannot follow any more
         self._epoch = epoch
-        self._ledger = ledger
+        self._ledgers = ledgers
         self._asked: int | None = None  # behind which record those that are missing were asked for
 
     @property
@@ -77,16 +75,16 @@ class Backup:
         payload: Any = record.payload
         codec = None if record.codec == RAW else named(record.codec)
         if codec is not None:
-            payload = shard.memory.decode(codec, payload, shard.sizes(record.parts), checked=True)
+            payload = shard.memory.decode(codec, payload, shard.dense.sizes(record.parts), checked=True)
         if not len(record.versions) == len(record.staleness) == len(record.parts):
             raise ProtocolError("a push has a version and a staleness for each part")
-        ledger = self._ledger(record.origin)
+        ledger = self._ledgers[record.origin]
         if ledger.recall(record.seq) is not None:
             raise ProtocolError(f"push {record.seq} has been applied before")
         theirs: Result = tuple(record.versions), tuple(record.staleness)
         note = partial(self._note, ledger, record, theirs)
-        ours = shard.push(record.parts, payload, "its leader", record.terms, checked=True, note=note)
-        present = [i for i, (index, _, _) in enumerate(record.parts) if not shard.lacks(index)]
+        ours = shard.dense.push(record.parts, payload, "its leader", record.terms, checked=True, note=note)
+        present = [i for i, (index, _, _) in enumerate(record.parts) if index not in shard.came.missing]
         if ours != (tuple(theirs[0][i] for i in present), tuple(theirs[1][i] for i in present)):
             raise ProtocolError(f"push {record.seq} gave {ours}, and {theirs} at the leader")
 
@@ -96,37 +94,29 @@ class Backup:
         self.number = record.number
 
     def _average(self, shard: Shard, record: Replicate) -> None:
-        shard.replay(record.parts, record.payload, record.terms, record.versions)
+        shard.dense.replay(record.parts, record.payload, record.terms, record.versions)
 
     def _step(self, shard: Shard, record: Replicate) -> None:
-        shard.close(record.step)
+        shard.end_step(record.step)
 
     def _remember(self, shard: Shard, record: Replicate) -> None:
-        remember(self._ledger(record.origin), record.payload)
+        remember(self._ledgers[record.origin], record.payload)
 
     def _restore(self, shard: Shard, record: Replicate) -> None:
         if not record.parts and not shard.slices:
-            shard.begin_at(record.step)
-            shard.adopted()
+            shard.adopted(record.step)
             return
-        if len(record.parts) != 1 or not shard.lacks(record.parts[0][0]):
+        if len(record.parts) != 1 or record.parts[0][0] not in shard.came.missing:
             raise ProtocolError("one slice at a time, and each once")
         [(index, version, _)] = record.parts
-        shard.adopt(index, version, record.versions, record.payload)
-        if shard.steps is not None:
-            shard.steps.version = record.step
+        shard.dense.adopt(index, version, record.versions, record.payload)
+        shard.adopted(record.step, index)
 
     def _rows(self, shard: Shard, record: Replicate) -> None:
-        if len(record.parts) != 1:
-            raise ProtocolError("rows of one table at a time")
-        [(index, version, _)] = record.parts
-        table = rows_of(shard).table(index)
-        found = read_rows(table, record.payload)
-        table.follow(found.kept, found.gone, version, found.steps, found.expired_before)
-        if found.is_last:
-            shard.adopt_table(index, record.step)
+        if shard.rows.adopt(record):
+            shard.adopted(record.step, record.parts[0][0])
         if record.origin != NOBODY:
-            self._ledger(record.origin).record(record.seq, (tuple(record.versions), tuple(record.staleness)))
+            self._ledgers[record.origin].record(record.seq, (tuple(record.versions), tuple(record.staleness)))
 
     def _asked_whether_it_follows(self, shard: Shard, record: Replicate) -> None:
         """Nothing is to be done: that it takes the record is the answer."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any
 
 from zmqps.core.node.handshake import Handshake
-from zmqps.core.protocol.events import Action, Send
+from zmqps.core.protocol.events import Action, Peer, Send
 from zmqps.core.protocol.limits import WINDOW_NBYTES
 from zmqps.core.protocol.messages import Replicated, Welcome
 from zmqps.core.server.replicas.filling import Filling
-from zmqps.core.server.replicas.records import ReplicationRecord
+from zmqps.core.server.replicas.record import ReplicationRecord
 from zmqps.errors import PSError
 
 #: A backup that has confirmed nothing for this long is asked what it has.
@@ -27,6 +28,160 @@ LONGEST_REST_S = 2.0
 
 #: Returns the records of the ledgers as they are at this moment.
 Ledgers = Callable[[], Iterable[ReplicationRecord]]
+
+
+class RecordQueue:
+    """The records of one backup's stream, numbered, and kept until it has confirmed them.
+
+    Parameters
+    ----------
+    last
+        Number of the last record that it has.
+
+    Attributes
+    ----------
+    unconfirmed
+        What it has not confirmed, with its number.
+    last
+        Number of the newest record.
+    out_nbytes
+        Bytes of those that were sent and are not confirmed.
+    """
+
+    def __init__(self, last: int) -> None:
+        self.unconfirmed: deque[tuple[int, ReplicationRecord]] = deque()
+        self.last = last
+        self.out_nbytes = 0
+        self._sent = last  # number of the newest that was sent over this connection
+
+    def add(self, record: ReplicationRecord) -> None:
+        """Queue a record; the same again changes nothing."""
+        if not self.unconfirmed or self.unconfirmed[-1][1] is not record:
+            self.unconfirmed.append((self.last + 1, record))
+        self.last = self.unconfirmed[-1][0]
+
+    def take(self) -> list[tuple[int, ReplicationRecord]]:
+        """Return what is to be sent now, as much as the window has room for."""
+        if self._sent >= self.last:
+            return []
+        unsent = list(takewhile(lambda entry: entry[0] > self._sent, reversed(self.unconfirmed)))  # a few, as a rule
+        taken = []
+        for number, record in reversed(unsent):
+            if self.out_nbytes and self.out_nbytes + record.nbytes > WINDOW_NBYTES:
+                break
+            self._sent = number
+            self.out_nbytes += record.nbytes
+            taken.append((number, record))
+        return taken
+
+    def confirm(self, number: int) -> None:
+        """The backup has all up to a record."""
+        while self.unconfirmed and self.unconfirmed[0][0] <= number:
+            at, record = self.unconfirmed.popleft()
+            if at <= self._sent:
+                self.out_nbytes -= record.nbytes
+
+    def send_again(self, number: int) -> None:
+        """What is behind a record has been lost."""
+        self._sent, self.out_nbytes = min(number, self.last), 0
+
+    def validate(self, *, is_open: bool) -> None:
+        """Assert that numbers follow each other, and that what is out is counted."""
+        numbers = [number for number, _ in self.unconfirmed]
+        assert numbers == list(range(self.last - len(numbers) + 1, self.last + 1))
+        out = [record.nbytes for number, record in self.unconfirmed if number <= self._sent]
+        assert not is_open or self.out_nbytes == sum(out)
+
+
+class FollowerFill:
+    """What a backup is to be told first: the ledgers, then the parts of the shard, piece by piece.
+
+    While training goes on it rests after each piece.
+
+    Parameters
+    ----------
+    begun
+        Whether it has been told already.
+
+    Attributes
+    ----------
+    due
+        When it goes on; None: at once, or when the piece under way is confirmed.
+    """
+
+    def __init__(self, *, begun: bool) -> None:
+        self.begun = begun
+        self.due: float | None = None
+        self._source: tuple[Ledgers, Filling] | None = None
+        self._pieces: Filling | None = None  # while there are some that it has yet to be told
+        self._number: int | None = None  # of the record of the one that is under way
+        self._begun_at = 0.0  # that
+        self._disturbed = False  # training goes on: something else was told since the last piece
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has been told all that there is."""
+        return self.begun and self._pieces is None and self._number is None
+
+    def offer(self, ledgers: Ledgers, pieces: Filling) -> None:
+        """This is what there is."""
+        if not self.begun:
+            self._source = ledgers, pieces
+
+    def is_due(self, now: float) -> bool:
+        """Whether the next piece may come."""
+        return self._number is None and now >= (self.due or now)
+
+    def begin(self, now: float) -> list[ReplicationRecord]:
+        """Return the records of the ledgers, if it has yet to begin and there is the memory for them."""
+        if self.begun or self._source is None:
+            return []
+        ledgers, pieces = self._source
+        self.due = None
+        try:
+            found = list(ledgers())
+        except MemoryError:
+            self.due = now + SLOWEST_RETRY_S
+            return []
+        self.begun, self._pieces = True, None if pieces.is_over else pieces
+        return found
+
+    def next(self, now: float) -> ReplicationRecord | None:
+        """Return the next piece, if there is one, and the memory for it."""
+        if self._pieces is None:
+            return None
+        self.due = None
+        try:
+            return self._pieces.next()
+        except MemoryError:
+            self.due = now + SLOWEST_RETRY_S
+            return None
+
+    def note_queued(self, number: int, now: float) -> None:
+        """A piece is under way, in the record of this number."""
+        self._number, self._begun_at, self._disturbed = number, now, False
+
+    def disturb(self) -> None:
+        """Training goes on."""
+        self._disturbed = True
+
+    def reopened(self, now: float) -> None:
+        """The backup is there again: how long it was not is no measure of what a piece takes."""
+        self._begun_at = now
+
+    def confirmed(self, number: int, now: float) -> None:
+        """It has all up to a record."""
+        if self._number is None or number < self._number:
+            return
+        self._number = None
+        if self._pieces is not None and self._pieces.is_over:
+            self._pieces = None
+        elif self._disturbed:
+            self.due = now + min(REST * (now - self._begun_at), LONGEST_REST_S)
+
+    def stop(self) -> None:
+        """Nothing more is told."""
+        self._source = self._pieces = self._number = self.due = None
 
 
 class Follower:
@@ -54,101 +209,64 @@ class Follower:
 
     def __init__(self, title: str, handshake: Handshake, proof: bytes, epoch: int, number: int | None = None) -> None:
         self.title = title
-        self.peer = handshake.peer
         self.handshake = handshake
         self.proof = proof
         self.epoch = epoch
-        self.unconfirmed: deque[tuple[int, ReplicationRecord]] = deque()
+        self.queue = RecordQueue(number or 0)
         self.why = ""  # it could not do what it was told, in words
-        self.last = number or 0  # number of the newest record
-        self._sent = self.last  # of the newest that was sent over this connection
-        self._out_nbytes = 0  # of those that were sent and are not confirmed
+        self._filling = FollowerFill(begun=number is not None)
         self._open = False  # it has said what it has, over this connection
         self._probe_due: float | None = None
         self._retry_due: float | None = None
         self._retry_s = RETRY_S
-        self._source: tuple[Ledgers, Filling] | None = None  # of what it is to be told first
-        self._begun = number is not None  # to be told
-        self._pieces: Filling | None = None  # while it has yet to be told of some
-        self._filling: int | None = None  # number of the record of the one that is under way
-        self._begun_at = 0.0  # that
-        self._fill_due: float | None = None
-        self._disturbed = False  # training goes on: something else was told since the last piece
+
+    @property
+    def peer(self) -> Peer:
+        """The connection to its server."""
+        return self.handshake.peer
 
     @property
     def is_filled(self) -> bool:
         """Whether it has been told all that there is."""
-        return self._begun and self._pieces is None and self._filling is None
+        return self._filling.is_over
+
+    @property
+    def is_being_filled(self) -> bool:
+        """Whether it has been told a part of what there is."""
+        return self._filling.begun and not self._filling.is_over
 
     def confirmed(self, position: int) -> int:
         """Return up to which of the leader's records it has confirmed all, where ``position`` is the last."""
-        return next((record.position - 1 for _, record in self.unconfirmed if record.position), position)
+        return next((record.position - 1 for _, record in self.queue.unconfirmed if record.position), position)
 
     def fill(self, ledgers: Ledgers, pieces: Filling) -> None:
         """Tell it what there is, as soon as it is there: the ledgers, then piece by piece."""
-        if not self._begun:
-            self._source = ledgers, pieces
-
-    def _begin(self, ledgers: Ledgers, pieces: Filling, now: float) -> None:
-        self._fill_due = None
-        try:
-            found = list(ledgers())
-        except MemoryError:
-            self._fill_due = now + SLOWEST_RETRY_S
-            return
-        self._begun, self._pieces = True, None if pieces.is_over else pieces
-        for record in found:
-            self.add(record)
+        self._filling.offer(ledgers, pieces)
 
     def add(self, record: ReplicationRecord) -> None:
         """Queue a record, unless it is to be told all that there is; the same again changes nothing."""
-        if not self._begun:
-            return
-        if not self.unconfirmed or self.unconfirmed[-1][1] is not record:
-            self.unconfirmed.append((self.last + 1, record))
-        self.last = self.unconfirmed[-1][0]
-        self._disturbed |= record.position > 0
+        if self._filling.begun:
+            self.queue.add(record)
+            if record.position:
+                self._filling.disturb()
 
     def pump(self, now: float) -> list[Action]:
         """Send what the window has room for."""
         if not self._open:
             return []
-        actions: list[Action] = []
-        if self._filling is None and now >= (self._fill_due or now):
-            if not self._begun and self._source is not None:
-                self._begin(*self._source, now)
-            if self._pieces is not None:
-                self._add_piece(self._pieces, now)
-        if self._sent < self.last:
-            for number, record in self._unsent():
-                if self._out_nbytes and self._out_nbytes + record.nbytes > WINDOW_NBYTES:
-                    break
-                self._sent = number
-                self._out_nbytes += record.nbytes
-                actions.append(Send(self.peer, replace(record.message, epoch=self.epoch, number=number)))
-        if self._probe_due is None and self._out_nbytes:
+        if self._filling.is_due(now):
+            for record in self._filling.begin(now):
+                self.add(record)
+            if (piece := self._filling.next(now)) is not None:
+                self.add(piece)
+                self._filling.note_queued(self.queue.last, now)
+        actions: list[Action] = [
+            Send(self.peer, replace(record.message, epoch=self.epoch, number=number))
+            for number, record in self.queue.take()
+        ]
+        if self._probe_due is None and self.queue.out_nbytes:
             self._probe_due = now + PROBE_S
         return actions
-
-    def _unsent(self) -> list[tuple[int, ReplicationRecord]]:
-        """Return what was not sent over this connection, which is a few records at the end, as a rule."""
-        found = []
-        for entry in reversed(self.unconfirmed):
-            if entry[0] <= self._sent:
-                break
-            found.append(entry)
-        return found[::-1]
-
-    def _add_piece(self, pieces: Filling, now: float) -> None:
-        """Queue the next piece."""
-        self._fill_due = None
-        try:
-            record = pieces.next()
-        except MemoryError:
-            self._fill_due = now + SLOWEST_RETRY_S
-            return
-        self.add(record)
-        self._filling, self._begun_at, self._disturbed = self.last, now, False
 
     # --- what the backup says ------------------------------------------------------------------
 
@@ -163,20 +281,13 @@ class Follower:
         """It has all up to a record."""
         self.why, self._retry_s, self._retry_due = "", RETRY_S, None
         if not self._open:
-            self._begun_at = now  # how long it was not there is no measure of what a piece takes
-        while self.unconfirmed and self.unconfirmed[0][0] <= message.number:
-            number, record = self.unconfirmed.popleft()
-            if number <= self._sent:
-                self._out_nbytes -= record.nbytes
-        if self._filling is not None and message.number >= self._filling:
-            self._filling = None
-            if self._pieces is not None and self._pieces.is_over:
-                self._pieces = None
-            elif self._disturbed:
-                self._fill_due = now + min(REST * (now - self._begun_at), LONGEST_REST_S)
+            self._filling.reopened(now)
+        self.queue.confirm(message.number)
+        self._filling.confirmed(message.number, now)
         if message.again if self._open else self.handshake.welcome is not None and self.handshake.due is None:
-            self._sent, self._out_nbytes, self._open = min(message.number, self.last), 0, True
-        self._probe_due = now + PROBE_S if self._out_nbytes else None
+            self.queue.send_again(message.number)
+            self._open = True
+        self._probe_due = now + PROBE_S if self.queue.out_nbytes else None
         return self.pump(now)
 
     def on_error(self, error: PSError, now: float) -> bool:
@@ -209,12 +320,12 @@ class Follower:
         """It is no backup any more."""
         self._close()
         self.handshake.stop()
-        self._source = self._pieces = self._filling = self._fill_due = None
-        self.unconfirmed.clear()
+        self._filling.stop()
+        self.queue.unconfirmed.clear()
 
     def next_deadline(self) -> float | None:
         """Return when something is due."""
-        dues = (self.handshake.due, self._probe_due, self._retry_due, self._fill_due if self._open else None)
+        dues = (self.handshake.due, self._probe_due, self._retry_due, self._filling.due if self._open else None)
         return min([due for due in dues if due is not None], default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
@@ -228,11 +339,9 @@ class Follower:
 
     def counters(self) -> dict[str, Any]:
         """Return what the status shows of it."""
-        return {"unconfirmed": len(self.unconfirmed), "filled": self.is_filled}
+        return {"unconfirmed": len(self.queue.unconfirmed), "filled": self.is_filled}
 
     def validate(self) -> None:
-        """Assert that numbers follow each other, and that what is out is counted."""
-        numbers = [number for number, _ in self.unconfirmed]
-        assert numbers == list(range(self.last - len(numbers) + 1, self.last + 1))
-        assert not self._open or self._out_nbytes == sum(r.nbytes for n, r in self.unconfirmed if n <= self._sent)
-        assert not (self._open and self._out_nbytes) or self._probe_due is not None
+        """Assert that its records are counted, and that it is asked for those that are out."""
+        self.queue.validate(is_open=self._open)
+        assert not (self._open and self.queue.out_nbytes) or self._probe_due is not None

@@ -7,6 +7,8 @@ beside those that all backups get.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from itertools import islice
 from operator import itemgetter
 from typing import TYPE_CHECKING
@@ -14,14 +16,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zmqps.core.protocol.encoding import RAW
-from zmqps.core.protocol.fields import Part
 from zmqps.core.protocol.loans import Borrowed
 from zmqps.core.protocol.messages import Push, Replicate
 from zmqps.core.protocol.messages.replication import ASKED, AVERAGED, NOBODY, PUSHED, REMEMBERED, STATE, STEPPED
 from zmqps.core.server.dense.aggregate import Stretches
 from zmqps.core.server.dense.memory import Memory
-from zmqps.core.server.dense.slices import SliceState
+from zmqps.core.server.dense.slices import Note, SliceState
+from zmqps.core.server.dense.steps import ShardSteps
 from zmqps.core.server.ledger import Ledger, Result
+from zmqps.core.server.parts import Listener, Noted
+from zmqps.core.server.replicas.record import ReplicationRecord, nbytes_beside
 from zmqps.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -29,34 +33,6 @@ if TYPE_CHECKING:
 
 #: Pushes of a ledger in one record.
 LEDGER_PUSHES = 256
-#: What a record takes beside its payload and its parts.
-RECORD_NBYTES = 1024
-
-
-class ReplicationRecord:
-    """One thing that a leader has done, or is about to do.
-
-    Attributes
-    ----------
-    message
-        What backups are told.
-    nbytes
-        About how much memory it takes.
-    position
-        Which one of the leader's it is, from 1; 0: it is not done yet, or concerns one backup only.
-    """
-
-    __slots__ = ("message", "nbytes", "position")
-
-    def __init__(self, message: Replicate) -> None:
-        self.message = message
-        self.nbytes = nbytes_beside(message.parts) + sum([memoryview(buffer).nbytes for buffer in message.payload])
-        self.position = 0
-
-
-def nbytes_beside(parts: Sequence[Part]) -> int:
-    """Return about how much memory a record takes beside its payload."""
-    return RECORD_NBYTES + sum([40 + 8 * len(ranges) for _, _, ranges in parts])
 
 
 def owned(payload: Sequence[Buffer]) -> list[Buffer]:
@@ -154,3 +130,63 @@ def remember(ledger: Ledger, payload: Sequence[Buffer]) -> None:
         result: Result = tuple(versions), tuple(staleness)
         ledger.record(seq, result)
         at += 2 + 2 * count
+
+
+class SliceNews:
+    """Forwards what changes the slices of a shard.
+
+    Parameters
+    ----------
+    steps
+        Of the shard, in the synchronous mode.
+    memory
+        Where the slices are.
+    listener
+        Takes the records.
+    """
+
+    #: Each change is queued at once.
+    is_empty = True
+
+    def __init__(self, steps: ShardSteps | None, memory: Memory, listener: Listener) -> None:
+        self._steps = steps
+        self._memory = memory
+        self._listener = listener
+        if steps is not None:
+            steps.forward = partial(self._average, steps)
+
+    def entrust(self, message: Push, origin: bytes, note: Noted) -> tuple[Sequence[Buffer], Noted]:
+        """Prepare to forward a push: the backups apply the same bytes."""
+        nbytes = sum([memoryview(buffer).nbytes for buffer in message.payload])
+        self._listener.check(nbytes + 2 * nbytes_beside(message.parts))  # its record, and the answer that waits
+        payload = owned(message.payload)
+        record = pushed(message, origin, payload)
+
+        def noted(result: Result) -> None:
+            note(result)
+            if not record.position:
+                record.message = replace(record.message, versions=result[0], staleness=result[1])
+            self._listener.queue(record)
+
+        return payload, noted
+
+    def _average(
+        self, steps: ShardSteps, state: SliceState, means: Stretches, values: Stretches, terms: Sequence[float]
+    ) -> Note:
+        """Prepare to forward what a slice is about to be updated with."""
+        if not means and not values:
+            return _nothing  # the end of the step says so
+        record = averaged(state, steps.version, means, values, terms, self._memory)
+        return partial(self._listener.queue, record)
+
+    def tell(self) -> None:
+        """There is nothing left to tell."""
+
+    def stop(self) -> None:
+        """Nobody is told any more."""
+        if self._steps is not None:
+            self._steps.forward = None
+
+
+def _nothing() -> None:
+    """There is nothing to tell."""

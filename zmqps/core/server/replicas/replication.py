@@ -37,11 +37,11 @@ from zmqps.core.protocol.messages import (
 from zmqps.core.protocol.security.keys import key_of, same
 from zmqps.core.protocol.security.roles import BACKUP, check_client
 from zmqps.core.server.clients import Client, Clients
-from zmqps.core.server.parked import CONFIRMED, Awaited
+from zmqps.core.server.parked import CONFIRMED
+from zmqps.core.server.parts import PUSHES, AnyPull, AnyPush, Awaited
 from zmqps.core.server.replicas.backup import Backup
 from zmqps.core.server.replicas.follower import Follower
 from zmqps.core.server.replicas.stream import HeldAnswer, Stream, Unconfirmed
-from zmqps.core.server.requests import PUSHES, AnyPull, AnyPush
 from zmqps.core.server.tenant import Tenant
 from zmqps.core.treatments import make_treatment
 from zmqps.errors import (
@@ -114,7 +114,7 @@ class ReplicaStreams:
         assign = tenant.assign
         if assign.backup:
             _check_job(assign)
-            tenant.backup = Backup(assign.epoch, tenant.ledger)
+            tenant.backup = Backup(assign.epoch, tenant.ledgers)
             return []
         return self._retarget(tenant, assign.backups, now) if assign.backups else []
 
@@ -207,7 +207,8 @@ class ReplicaStreams:
                 raise tenant.backup.broken.again()
             if not shard.loaded:
                 raise JobError(f"this backup of shard {shard.index} is not whole: it cannot be promoted")
-            number, tenant.backup, shard.filling, tenant.inherited = tenant.backup.number, None, False, True
+            number, tenant.backup = tenant.backup.number, None
+            shard.came.filling, tenant.ledgers.inherited = False, True
             if message.backups:  # before anything is done that they do not have
                 actions += self._retarget(tenant, message.backups, now)
             text = f"job {tenant.name!r}: this server is the leader of shard {shard.index} now, with all up to record "
@@ -230,7 +231,7 @@ class ReplicaStreams:
         tenant.generation = message.generation
         shard, stream = tenant.built(), tenant.stream
         if not tenant.yielding:
-            if shard.has_open_step or shard.updates.broken is not None:
+            if shard.has_open_step or shard.dense.updates.broken is not None:
                 return [Send(COORDINATOR, Yielded(message.epoch, message.generation, 1))]
             tenant.yielding = True
         pumped = [] if stream is None else self._pumped(stream, now)
@@ -243,7 +244,7 @@ class ReplicaStreams:
         followers = {} if stream is None else stream.followers
         error = DeposedError(job=tenant.name, generation=tenant.generation)
         actions = self._turn_away(tenant, [], error)
-        numbers = {str(epoch): follower.last for epoch, follower in followers.items() if follower.is_filled}
+        numbers = {str(epoch): follower.queue.last for epoch, follower in followers.items() if follower.is_filled}
         return [*actions, Send(COORDINATOR, Yielded(tenant.assign.epoch, tenant.generation, 0, numbers))]
 
     def _turn_away(self, tenant: Tenant, waiting: Iterable[tuple[bytes, int]], error: DeposedError) -> list[Action]:
@@ -338,7 +339,7 @@ class ReplicaStreams:
         stream, shard = tenant.stream, tenant.built()
         assert stream is not None
         error = DeposedError(job=tenant.name, generation=generation)
-        shard.updates.broken = error
+        shard.dense.updates.broken = error
         waiting = [
             (held.who, held.message.request) for held in stream.drain() if not isinstance(held.message, Committed)
         ]
@@ -390,12 +391,12 @@ class ReplicaStreams:
         self.check_role(tenant, client.hello.role)
         assert tenant.backup is not None
         shard = tenant.built()
-        before = shard.loaded
+        before = shard.came.loaded
         answer = tenant.backup.take(shard, record)
         who = record.origin
-        if who in tenant.ledgers and (who in tenant.past or self._host.clients.bars(who)):
+        if who in tenant.ledgers and (who in tenant.ledgers.past or self._host.clients.bars(who)):
             tenant.forget(who)  # it has gone while this was on its way
-        return [] if answer is None else [Send(client.peer, answer)], shard.loaded and not before
+        return [] if answer is None else [Send(client.peer, answer)], shard.came.loaded and not before
 
     # --- connections and time ------------------------------------------------------------------
 

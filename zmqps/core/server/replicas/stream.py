@@ -3,34 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from zmqps.core.protocol.encoding import RAW
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.limits import WINDOW_NBYTES
-from zmqps.core.protocol.messages import Committed, PushRows
-from zmqps.core.server.dense.aggregate import Stretches
-from zmqps.core.server.dense.shard import Shard
-from zmqps.core.server.dense.slices import Note, SliceState
+from zmqps.core.protocol.messages import Committed
+from zmqps.core.server.clients import Client
 from zmqps.core.server.ledger import Ledger, Result
+from zmqps.core.server.parts import PULLS, PUSHES, AnyPull, AnyPush, Apply, Listener, Noted, PartNews
 from zmqps.core.server.replicas.filling import Filling
 from zmqps.core.server.replicas.follower import Follower
-from zmqps.core.server.replicas.records import (
-    ReplicationRecord,
-    asked,
-    averaged,
-    ledgers_of,
-    nbytes_beside,
-    nothing_of,
-    owned,
-    pushed,
-    stepped,
-)
-from zmqps.core.server.requests import PULLS, PUSHES, AnyPull, AnyPush, rows_of
-from zmqps.core.server.tables.row_records import RowNews, RowsPush
+from zmqps.core.server.replicas.record import ReplicationRecord, nbytes_beside
+from zmqps.core.server.replicas.records import asked, ledgers_of, nothing_of, stepped
+from zmqps.core.server.shard import Shard
 
 if TYPE_CHECKING:
     from zmqps.core.protocol.messages import Buffer
@@ -83,7 +70,7 @@ class Stream:
         self._ledgers = ledgers
         self._unconfirmed = unconfirmed
         self._shard: Shard | None = None  # until it has its values
-        self._row_news: RowNews | None = None  # if it has tables
+        self._news: list[PartNews] = []  # of its parts
         self._step = 0  # ended in the stream
         self._held: deque[HeldAnswer] = deque()
         self._asked: set[tuple[bytes, int]] = set()  # whose requests are held
@@ -98,10 +85,12 @@ class Stream:
         if self._shard is not None:
             return
         self._shard, self._step = shard, shard.version
-        if shard.rows is not None:
-            self._row_news = RowNews(shard.rows)
-        if shard.steps is not None:
-            shard.steps.forward = partial(self._average, shard)
+        listener = Listener(self._queue, self._unconfirmed.check)
+        for part in shard.parts:
+            news = part.news(listener)
+            self._news.append(news)
+            if shard.steps is None:  # else what a commit applies is forwarded
+                shard.applies.update({kind: partial(_forwarded, news, do) for kind, do in part.applies.items()})
         for follower in self.followers.values():
             self._fill(follower, shard)
 
@@ -118,7 +107,7 @@ class Stream:
             if shard.steps is None:  # else gradients that wait for their step are brought to a promoted copy again
                 yield from ledgers_of(self._ledgers)
 
-        follower.fill(first, Filling(shard, self._tell_rows))
+        follower.fill(first, Filling(shard, self._tell))
 
     def lose(self, epoch: int) -> None:
         """A copy is no backup any more: nothing waits for it."""
@@ -130,81 +119,23 @@ class Stream:
         """Forget all backups."""
         for epoch in list(self.followers):
             self.lose(epoch)
-        if self._shard is not None and self._shard.steps is not None:
-            self._shard.steps.forward = None
-        if self._row_news is not None:
-            self._row_news.stop()
+        for news in self._news:
+            news.stop()
+        if self._shard is not None:
+            for part in self._shard.parts:
+                self._shard.applies.update(part.applies)
 
     # --- what the shard does -------------------------------------------------------------------
 
-    def entrust(
-        self, message: AnyPush, origin: bytes, note: Callable[[Result], None]
-    ) -> tuple[Sequence[Buffer], Callable[[Result], None]]:
-        """Prepare to forward a push that is about to be applied.
-
-        Returns
-        -------
-        payload
-            To be applied: nobody else writes to it, so the backups apply the same.
-        note
-            To be called instead of ``note`` as soon as it is applied.
-
-        Raises
-        ------
-        MemoryError
-            Too much waits for the backups already, or there is no memory for a copy. Nothing has changed.
-        """
-        nbytes = sum([memoryview(buffer).nbytes for buffer in message.payload])
-        if isinstance(message, PushRows):
-            return message.payload, self._entrust_rows(message, nbytes, origin, note)
-        self._unconfirmed.check(nbytes + 2 * nbytes_beside(message.parts))  # its record, and the answer that waits
-        payload = owned(message.payload)
-        record = pushed(message, origin, payload)
-
-        def noted(result: Result) -> None:
-            note(result)
-            if not record.position:
-                record.message = replace(record.message, versions=result[0], staleness=result[1])
-            self._queue(record)
-
-        return payload, noted
-
-    def _entrust_rows(
-        self, message: PushRows, nbytes: int, origin: bytes, note: Callable[[Result], None]
-    ) -> Callable[[Result], None]:
-        """Prepare to tell of the rows that a push is about to change; as `entrust`."""
-        self._tell_rows()
-        assert self._row_news is not None
-        assert self._shard is not None
-        rows_nbytes = message.count * rows_of(self._shard).table(message.index).store.row_nbytes
-        self._unconfirmed.check(max(nbytes, rows_nbytes) + 2 * nbytes_beside(message.parts))
-        news = self._row_news
-
-        def noted(result: Result) -> None:
-            note(result)
-            news.note(message.index, RowsPush(origin, message.seq, result))
-            self._tell_rows()
-
-        return noted
-
-    def _tell_rows(self) -> None:
-        """Tell of rows that have changed. Where there is no memory for it, that is done before any answer."""
-        if self._row_news is not None:
-            for record in self._row_news.tell():
-                self._queue(record)
-
-    def _average(
-        self, shard: Shard, state: SliceState, means: Stretches, values: Stretches, terms: Sequence[float]
-    ) -> Note:
-        """Prepare to forward what a slice is about to be updated with."""
-        if not means and not values:
-            return _nothing  # the end of the step says so
-        return partial(self._queue, averaged(state, shard.version, means, values, terms, shard.memory))
+    def _tell(self) -> None:
+        """Tell what has changed. Where there is no memory for it, that is done before any answer."""
+        for news in self._news:
+            news.tell()
 
     def end_step(self, shard: Shard) -> None:
         """The shard has committed a step, perhaps one that the stream has ended already."""
         if self._step != shard.version:
-            self._tell_rows()
+            self._tell()
             self._queue(stepped(shard.version - 1))
             self._step = shard.version
 
@@ -229,12 +160,12 @@ class Stream:
     @property
     def is_behind(self) -> bool:
         """Whether the backups lack something."""
-        return self.has_untold_rows or bool(self._held) or self.confirmed < self.position
+        return self.has_untold or bool(self._held) or self.confirmed < self.position
 
     @property
-    def has_untold_rows(self) -> bool:
-        """Whether rows have changed of which there was no memory to tell."""
-        return self._row_news is not None and not self._row_news.is_empty
+    def has_untold(self) -> bool:
+        """Whether something has changed of which there was no memory to tell."""
+        return any([not news.is_empty for news in self._news])
 
     @property
     def confirmed(self) -> int:
@@ -249,7 +180,7 @@ class Stream:
         MemoryError
             Too much waits already.
         """
-        self._tell_rows()
+        self._tell()
         if (who, request) not in self._asked:
             record = asked()
             self._unconfirmed.check(record.nbytes)
@@ -266,26 +197,20 @@ class Stream:
         """
         if (who, request) in self._asked:
             return
-        self._tell_rows()
+        self._tell()
         nbytes = 0
         if isinstance(message, PUSHES):
             nbytes = nbytes_beside(message.parts)
             if not self._fresh_nbytes:  # else it was checked when it was applied
                 self._unconfirmed.check(nbytes)
-            message = self._unanswered(message)
+            assert self._shard is not None
+            message = self._shard.part_of[type(message)].unanswered(message)
             nbytes += sum([memoryview(buffer).nbytes for buffer in message.payload])
         self._held.append(HeldAnswer(self.position, nbytes + self._fresh_nbytes, who, message, now))
         self._asked.add((who, request))
         self._of[who] += 1
         self._fresh_nbytes = 0
         self._count(nbytes)
-
-    def _unanswered(self, message: AnyPush) -> AnyPush:
-        """Return what is kept of a push that is applied: what its answer needs."""
-        if not isinstance(message, PushRows) or not message.reply:
-            return replace(message, payload=())
-        assert self._shard is not None
-        return replace(message, count=0, codec=RAW, payload=[rows_of(self._shard).wanted(message)])
 
     def withdraw(self, who: bytes, request: int) -> None:
         """Nobody waits for the answer to a pull any more, if it is held."""
@@ -356,5 +281,9 @@ class Stream:
             follower.validate()
 
 
-def _nothing() -> None:
-    """There is nothing to tell."""
+def _forwarded(
+    news: PartNews, apply: Apply, message: AnyPush, client: Client, payload: Sequence[Buffer], note: Noted, now: float
+) -> Result:
+    """Apply a push, and forward it; raises as both do, and then nothing has changed."""
+    payload, note = news.entrust(message, client.hello.incarnation, note)
+    return apply(message, client, payload, note, now)

@@ -21,7 +21,7 @@ class _Mark:
         self.steps = table.steps
         self.gone: list[Array] | None = []  # None: too many
         self._num_gone = 0
-        table.removed.append(self._told)
+        table.watchers.removed.append(self._told)
 
     def _told(self, ids: Array) -> None:
         if self.gone is not None:
@@ -31,51 +31,41 @@ class _Mark:
                 self.gone = None
 
     def drop(self) -> None:
-        if self._told in self.table.removed:
-            self.table.removed.remove(self._told)
+        if self._told in self.table.watchers.removed:
+            self.table.watchers.removed.remove(self._told)
 
 
-class RowChanges:
-    """When the tables of a server's shards were saved, and what has gone since.
+class RowMarks:
+    """The tables of a shard when they were saved, and what has gone since.
 
-    Of each shard two saves are remembered: the one that is built upon, and the one that may be built upon next.
+    Parameters
+    ----------
+    tables
+        The tables.
     """
 
-    def __init__(self) -> None:
-        self._marks: dict[int, dict[int, list[_Mark]]] = {}  # by epoch, by number of the save
+    def __init__(self, tables: Sequence[RowTable]) -> None:
+        self._marks = [_Mark(table) for table in tables]
 
-    def since(self, epoch: int, base: int, tables: Sequence[RowTable]) -> list[tuple[int, Array] | None]:
-        """Return for each table how many updates it had at the save ``base``, and which ids have gone since.
+    def since(self, tables: Sequence[RowTable]) -> list[tuple[int, Array] | None]:
+        """Return for each table how many updates it had then, and which ids have gone since.
 
-        None: nothing is known of it, or too many have gone; it is to be written as a whole.
+        None: it is another one, or too many have gone; it is to be written as a whole.
         """
-        marks = self._marks.get(epoch, {}).get(base, [])
-        if [mark.table for mark in marks] != list(tables):
+        if [mark.table for mark in self._marks] != list(tables):
             return [None] * len(tables)
         nothing = np.empty(0, np.int64)
         return [
             None if mark.gone is None else (mark.steps, np.unique(np.concatenate([nothing, *mark.gone])))
-            for mark in marks
+            for mark in self._marks
         ]
 
-    def note(self, epoch: int, number: int, base: int, tables: Sequence[RowTable]) -> None:
-        """A save of a shard has begun: it may be built upon once the coordinator says so, until then ``base``."""
-        kept = self._marks.pop(epoch, {})
-        for old in [old for old in kept if old != base]:
-            _drop(kept.pop(old))
-        self._marks[epoch] = {**kept, number: [_Mark(table) for table in tables]}
-
-    def drop(self, epoch: int) -> None:
-        """A shard is not here any more."""
-        for marks in self._marks.pop(epoch, {}).values():
-            _drop(marks)
+    def drop(self) -> None:
+        """Watch the tables no more."""
+        for mark in self._marks:
+            mark.drop()
 
     def validate(self) -> None:
         """Assert that no more is kept than may be built upon."""
-        for saves in self._marks.values():
-            assert len(saves) <= 2
-
-
-def _drop(marks: Sequence[_Mark]) -> None:
-    for mark in marks:
-        mark.drop()
+        for mark in self._marks:
+            assert mark.gone is None or sum(ids.size for ids in mark.gone) <= MAX_GONE

@@ -13,11 +13,12 @@ import numpy as np
 
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import RAW
-from zmqps.core.protocol.messages import Replicate
+from zmqps.core.protocol.messages import PushRows, Replicate
 from zmqps.core.protocol.messages.replication import NOBODY, ROWS
 from zmqps.core.server.ledger import Result
-from zmqps.core.server.replicas.records import ReplicationRecord
-from zmqps.core.server.tables.rows import Rows, read_arrays
+from zmqps.core.server.parts import Listener, Noted
+from zmqps.core.server.replicas.record import ReplicationRecord, nbytes_beside
+from zmqps.core.server.tables.arrays import ID_DTYPE, read_arrays
 from zmqps.core.server.tables.table import RowTable
 from zmqps.errors import ProtocolError
 from zmqps.rows.kept import Kept
@@ -30,7 +31,9 @@ if TYPE_CHECKING:
 HEAD = ("rows", "gone", "steps", "expired_before", "is_last")
 #: Bytes of a frame: some may carry no more than 64 MiB.
 FRAME_NBYTES = 32 << 20
-_HEAD_DTYPE, _ID_DTYPE = np.dtype("<u8"), np.dtype("<i8")
+#: Bytes of rows in a piece that fills a backup, about: as much as a slice of dense parameters.
+PIECE_NBYTES = 4 << 20
+_HEAD_DTYPE = np.dtype("<u8")
 _NOTHING = np.empty(0, np.int64)
 
 
@@ -86,60 +89,105 @@ def read_rows(table: RowTable, payload: Sequence[Buffer]) -> RowsNow:
     data[0] = data[0][8 * len(HEAD) :]
     number, num_gone, steps, expired_before, is_last = head
     layout = table.store.layout
-    gone, *arrays = read_arrays(data, [(num_gone, _ID_DTYPE), *layout.runs(number)])
+    gone, *arrays = read_arrays(data, [(num_gone, ID_DTYPE), *layout.runs(number)])
     return RowsNow(layout.kept(arrays), gone, steps, expired_before, bool(is_last))
 
 
+def adopt(table: RowTable, version: int, payload: Sequence[Buffer]) -> bool:
+    """Have rows as a record says; return whether the table is whole with them; raises as `RowTable.follow` does."""
+    found = read_rows(table, payload)
+    table.follow(found.kept, found.gone, version, found.steps, found.expired_before)
+    return found.is_last
+
+
+def filling(table: RowTable, start: int, step: int) -> tuple[ReplicationRecord, int]:
+    """Return the record of rows from a place on, after so many synchronous steps, and the next place; 0: all are told.
+
+    Rows that come later are told as they come.
+    """
+    store = table.store
+    stop = min(store.end, start + max(1, PIECE_NBYTES // store.row_nbytes))
+    rows = np.arange(start, stop)
+    is_last = stop == store.end
+    return rows_now(table, rows[store.live[rows] != 0], step=step, is_last=is_last), 0 if is_last else stop
+
+
+class _Watched:
+    """A table, and the ids of its rows that have changed."""
+
+    def __init__(self, table: RowTable) -> None:
+        self.table = table
+        self.ids: list[Array] = []
+        table.watchers.changing.append(self.note)
+
+    def note(self, changed: Array) -> None:
+        self.ids.append(self.table.store.ids[changed])
+
+    def stop(self) -> None:
+        if self.note in self.table.watchers.changing:
+            self.table.watchers.changing.remove(self.note)
+        self.ids.clear()
+
+
 class RowNews:
-    """What has changed in the tables of a shard, and its backups have not been told.
+    """Tells what has changed in the tables of a shard.
 
     Parameters
     ----------
-    rows
-        The tables; they are watched until `stop`.
+    tables
+        They are watched until `stop`.
+    listener
+        Takes the records.
     """
 
-    def __init__(self, rows: Rows) -> None:
-        self._watched = [(table, list[Array]()) for table in rows.tables]
-        self._watchers = []
-        for table, ids in self._watched:
-
-            def watch(changed: Array, table: RowTable = table, ids: list[Array] = ids) -> None:
-                ids.append(table.store.ids[changed])
-
-            table.watchers.append(watch)
-            self._watchers.append(watch)
+    def __init__(self, tables: Sequence[RowTable], listener: Listener) -> None:
+        self._watched = {table.slice.index: _Watched(table) for table in tables}
+        self._listener = listener
         self._pushed: RowsPush | None = None
         self._index = 0  # of the table that it was about
 
     @property
     def is_empty(self) -> bool:
-        """Whether they have been told all."""
-        return self._pushed is None and not any(ids for _, ids in self._watched)
+        """Whether the backups have been told all."""
+        return self._pushed is None and not any(watched.ids for watched in self._watched.values())
+
+    def entrust(self, message: PushRows, origin: bytes, note: Noted) -> tuple[Sequence[Buffer], Noted]:
+        """Prepare to tell of the rows that a push is about to change; those before are told first."""
+        self.tell()
+        nbytes = sum([memoryview(buffer).nbytes for buffer in message.payload])
+        if (watched := self._watched.get(message.index)) is not None:  # else the push is refused
+            nbytes = max(nbytes, message.count * watched.table.store.row_nbytes)
+        self._listener.check(nbytes + 2 * nbytes_beside(message.parts))
+
+        def noted(result: Result) -> None:
+            note(result)
+            self.note(message.index, RowsPush(origin, message.seq, result))
+            self.tell()
+
+        return message.payload, noted
 
     def note(self, index: int, pushed: RowsPush) -> None:
         """A push was applied, to the table of this number; those before have been told."""
         assert self._pushed is None
         self._index, self._pushed = index, pushed
 
-    def tell(self) -> Iterator[ReplicationRecord]:
-        """Yield a record of each table of which there is something to tell; what was not taken comes again."""
-        for table, ids in self._watched:
-            pushed = self._pushed if table.slice.index == self._index else None
+    def tell(self) -> None:
+        """Queue a record of each table of which there is something to tell; what was not taken comes again."""
+        for index, watched in self._watched.items():
+            pushed = self._pushed if index == self._index else None
+            table, ids = watched.table, watched.ids
             if not ids and pushed is None:
                 continue
             changed = ids[0] if len(ids) == 1 else np.unique(np.concatenate([_NOTHING, *ids]))
             rows = table.store.find(changed)
             there = rows >= 0
-            yield rows_now(table, rows[there], changed[~there], pushed)
+            self._listener.queue(rows_now(table, rows[there], changed[~there], pushed))
             ids.clear()
             if pushed is not None:
                 self._pushed = None
 
     def stop(self) -> None:
         """Watch no more."""
-        for (table, ids), watcher in zip(self._watched, self._watchers, strict=True):
-            if watcher in table.watchers:
-                table.watchers.remove(watcher)
-            ids.clear()
+        for watched in self._watched.values():
+            watched.stop()
         self._pushed = None

@@ -8,8 +8,8 @@ turn, and a byte a row that tells which were copied.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -62,7 +62,7 @@ class RowSnapshot:
         self._copied[store.free] = 1  # what they will have is no part of it
         self._aside: deque[Kept] = deque()
         self._aside_nbytes = 0
-        table.watchers.append(self._before)
+        table.watchers.changing.append(self._before)
 
     def _before(self, rows: Array) -> None:
         """Copy rows that are about to change; where there is no memory for it, give up: training goes on."""
@@ -128,8 +128,8 @@ class RowSnapshot:
 
     def release(self) -> None:
         """Keep nothing more."""
-        if self._before in self.table.watchers:
-            self.table.watchers.remove(self._before)
+        if self._before in self.table.watchers.changing:
+            self.table.watchers.changing.remove(self._before)
         self._hand = self._end
         self._aside.clear()
         self._aside_nbytes = 0
@@ -141,7 +141,7 @@ class RowSnapshot:
 
     def validate(self) -> None:
         """Assert that it watches the table as long as there is something left."""
-        assert (self._before in self.table.watchers) or (self._hand >= self._end and not self._aside)
+        assert (self._before in self.table.watchers.changing) or (self._hand >= self._end and not self._aside)
         assert self._aside_nbytes == sum([kept.nbytes for kept in self._aside])
 
 
@@ -164,9 +164,11 @@ class RowSnapshots:
     ) -> None:
         bases = tuple(since) or (None,) * len(tables)
         #: What is kept of each table beside its rows, and whether what is built upon counts for nothing: plain data.
-        self.state = {
-            table.spec.name: {**table.times._asdict(), "whole": base is None}
-            for table, base in zip(tables, bases, strict=True)
+        self.state: Mapping[str, Any] = {
+            "tables": {
+                table.spec.name: {**table.times._asdict(), "whole": base is None}
+                for table, base in zip(tables, bases, strict=True)
+            }
         }
         self._gone = [_NOTHING if base is None else base[1] for base in bases]
         self._snapshots = [

@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from zmqps.codecs import Codec
 from zmqps.core.job.keyspace import ROW_DTYPE, Placement
+from zmqps.core.job.recut import Lookup
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.job.tables import NUM_BUCKETS, TableSpec
-from zmqps.core.protocol.arrays import Array, scatter
-from zmqps.core.protocol.encoding import CODING, RAW, Coding, named
-from zmqps.core.protocol.events import Reader
+from zmqps.core.protocol.arrays import Array
+from zmqps.core.protocol.encoding import CODING, RAW, Coding, choose, named
 from zmqps.core.protocol.fields import Contributor
-from zmqps.core.protocol.messages import PullRows, PushRows, ScanRows
+from zmqps.core.protocol.messages import Message, PullRows, PushRows, Replicate, ScanRows
 from zmqps.core.protocol.messages.rows import CURSOR, SCANNED
 from zmqps.core.protocol.terms import SET, are_values
+from zmqps.core.server.clients import Client
 from zmqps.core.server.dense.aggregate import PushId
 from zmqps.core.server.dense.slices import Note
+from zmqps.core.server.dense.steps import ShardSteps
+from zmqps.core.server.dense.timing import Timing
 from zmqps.core.server.ledger import Result
+from zmqps.core.server.parts import COMMITTED, AnyPull, Apply, Awaited, Found, Listener, Noted
+from zmqps.core.server.replicas.record import ReplicationRecord
+from zmqps.core.server.tables.arrays import ID_DTYPE, owned, read_arrays
 from zmqps.core.server.tables.feed import Told, changes
+from zmqps.core.server.tables.row_changes import RowMarks
+from zmqps.core.server.tables.row_records import RowNews, adopt, filling
+from zmqps.core.server.tables.row_snapshot import RowSnapshots
 from zmqps.core.server.tables.table import RowTable, RowUpdate
 from zmqps.errors import LimitError, ProtocolError, SliceRangeError
 from zmqps.rows.hashing import seed_of
@@ -33,7 +44,6 @@ from zmqps.rows.unique import merged
 if TYPE_CHECKING:
     from zmqps.core.protocol.messages import Buffer
 
-ID_DTYPE: np.dtype[Any] = np.dtype("<i8")
 #: Bytes of rows that one answer has at most: an id of 8 bytes may ask for 16 KiB.
 MAX_ANSWER_NBYTES = 64 << 20
 #: Bytes of gradients that a worker may bring to one step of the synchronous mode.
@@ -48,9 +58,6 @@ STAGED_NBYTES = 512
 SPARE_SHARE, SPARE_PLACES = 4, 1024
 #: Rows have at most so many places: address space, of which a table uses what it needs.
 MAX_RESERVED_NBYTES = 1 << 36
-
-#: What a pull finds: for each part its pieces, its version, and who still reads it.
-Found = tuple[list[list[Array]], tuple[int, ...], list[list[Reader]]]
 
 
 class Staged(NamedTuple):
@@ -101,32 +108,23 @@ class Rows:
         self._secret = secret
         self._staged: dict[int, dict[PushId, dict[int, list[Staged]]]] = {}  # by step, push and table
         self._used: dict[int, Counter[bytes]] = {}  # bytes, by step and worker
+        self._steps: ShardSteps | None = None  # of the shard, in the synchronous mode
         self._updated: set[int] = set()  # tables whose gradients of the step that is committed are applied
         self._reserved: dict[int, Counter[int]] = {}  # rows that may be made, by step and table
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes that all rows take."""
-        return sum(table.store.nbytes for table in self.tables)
+    def follow_steps(self, steps: ShardSteps | None) -> None:
+        """Gradients wait for the commits of the shard that has these tables; None: they are applied on arrival."""
+        self._steps = steps
 
     @property
-    def granted_nbytes(self) -> int:
-        """Bytes that may be taken for rows of tables without a capacity."""
-        return sum(table.granted_nbytes for table in self.tables)
-
-    @property
-    def stage_nbytes(self) -> int:
-        """Bytes of the gradients that wait for a commit."""
-        return sum(sum(used.values()) for used in self._used.values())
+    def members(self) -> Sequence[RowTable]:
+        """The tables."""
+        return self.tables
 
     @property
     def numbers(self) -> range:
         """Those that messages have for the tables."""
         return range(self._first, self._first + len(self.tables))
-
-    def has(self, index: int) -> bool:
-        """Whether a part of this number is one of these."""
-        return index in self.numbers
 
     def table(self, index: int) -> RowTable:
         """Return a table by the number that messages have.
@@ -136,7 +134,7 @@ class Rows:
         SliceRangeError
             There is none.
         """
-        if not self.has(index):
+        if index not in self.numbers:
             raise SliceRangeError(f"this shard has {len(self.tables)} tables, none of them is number {index}")
         return self.tables[index - self._first]
 
@@ -146,6 +144,59 @@ class Rows:
             table.gone.tick(now)
             if table.spec.expire_s is not None:
                 table.tick(now)
+
+    # --- messages ------------------------------------------------------------------------------
+
+    @property
+    def applies(self) -> Mapping[type[Message], Apply]:
+        """What is done with a push: it is applied, or kept for its step."""
+        return {PushRows: self.apply if self._steps is None else self.gather}
+
+    pulls = (PullRows, ScanRows)
+
+    def apply(
+        self, message: PushRows, client: Client, payload: Sequence[Buffer], note: Noted | None, now: float
+    ) -> Result:
+        """Apply a push on arrival; raises as `push` does."""
+        self.tick(now)
+        return self.push(message, client.name, note)
+
+    def gather(
+        self, message: PushRows, client: Client, payload: Sequence[Buffer], note: Noted | None, now: float
+    ) -> Result:
+        """Keep a push for its step; raises as `collect` does."""
+        assert self._steps is not None
+        self.tick(now)
+        staleness = self._steps.staleness(message.step)
+        return self.collect(message, client.hello.incarnation, staleness, client.name, note)
+
+    def find(self, message: PushRows | PullRows | ScanRows, puller: bytes, now: float) -> Found:
+        """Return the rows that a message asks for."""
+        self.tick(now)
+        if isinstance(message, ScanRows):
+            return self.scan(message, now)
+        return self.pull(message.index, self.wanted(message))
+
+    def is_available(self, message: PullRows | ScanRows) -> bool:
+        """Whether a pull can be answered now."""
+        return self.table(message.index).version >= message.version
+
+    def awaited(self, message: PullRows | ScanRows) -> list[Awaited]:
+        """Return what a pull has to wait for."""
+        return [(message.index if self._steps is None else COMMITTED, message.version)]
+
+    def codec(self, message: PushRows | AnyPull, spec: str, nbytes: int) -> Codec | None:
+        """Return what an answer travels in."""
+        return choose(spec, nbytes)
+
+    def note_sent(self, message: PushRows | AnyPull, puller: bytes) -> None:
+        """Nobody remembers which rows a worker has read."""
+
+    def unanswered(self, message: PushRows) -> PushRows:
+        """Return a push without its gradients, but with the ids whose rows it asks for."""
+        if not message.reply:
+            return replace(message, payload=())
+        return replace(message, count=0, codec=RAW, payload=[self.wanted(message)])
 
     # --- reading -------------------------------------------------------------------------------
 
@@ -212,7 +263,7 @@ class Rows:
 
     # --- writing -------------------------------------------------------------------------------
 
-    def push(self, message: PushRows, worker: str, note: Callable[[Result], None] | None = None) -> Result:
+    def push(self, message: PushRows, worker: str, note: Noted | None = None) -> Result:
         """Apply gradients on arrival, or set rows; what fails changes nothing.
 
         Raises
@@ -238,9 +289,7 @@ class Rows:
             note(result)
         return result
 
-    def collect(
-        self, message: PushRows, who: bytes, staleness: int, worker: str, note: Callable[[Result], None] | None = None
-    ) -> Result:
+    def collect(self, message: PushRows, who: bytes, staleness: int, worker: str, note: Noted | None = None) -> Result:
         """Keep gradients for their step; those of a step that is over are dropped.
 
         Raises
@@ -264,7 +313,7 @@ class Rows:
             raise LimitError(what="bytes of one worker's rows of a step", got=got, limit=MAX_STAGED_NBYTES)
         others = sum(reserved[number] for reserved in self._reserved.values())
         new = table.reserve(ids, others)
-        staged = Staged(_owned(ids), _owned(grads), message.examples, bool(message.begins), is_set)
+        staged = Staged(owned(ids), owned(grads), message.examples, bool(message.begins), is_set)
         noted()
         self._staged.setdefault(step, {}).setdefault(push, {}).setdefault(number, []).append(staged)
         self._reserved.setdefault(step, Counter())[number] += new
@@ -311,8 +360,24 @@ class Rows:
 
     # --- steps ---------------------------------------------------------------------------------
 
+    @property
+    def stage_nbytes(self) -> int:
+        """Bytes of the gradients that wait for a commit."""
+        return sum(sum(used.values()) for used in self._used.values())
+
+    @property
+    def has_open_step(self) -> bool:
+        """Whether gradients wait for a commit."""
+        return bool(self.stage_nbytes)
+
     def commit(
-        self, step: int, contributors: Sequence[Contributor], examples: int = 0, *, left_out: bool = False
+        self,
+        step: int,
+        contributors: Sequence[Contributor],
+        terms: Sequence[float] = (),
+        examples: int = 0,
+        *,
+        left_out: bool = False,
     ) -> None:
         """Apply what the contributors brought to a step; asked again, it goes on where it has failed.
 
@@ -348,16 +413,70 @@ class Rows:
             if table.version == step:
                 table.version = step + 1
 
-    def close(self, step: int) -> None:
+    def close(self, step: int, contributors: Sequence[Contributor] = ()) -> None:
         """Forget what was brought to a step, and to those before."""
         self._updated.clear()
         for old in [number for number in self._used if number <= step]:
             for kept in (self._staged, self._used, self._reserved):
                 kept.pop(old, None)
 
+    # --- copies --------------------------------------------------------------------------------
+
+    def snapshot(self, first: int, base: RowMarks | None) -> RowSnapshots:
+        """Keep the rows as they are, or those of them that have changed since a base."""
+        return RowSnapshots(self.tables, () if base is None else base.since(self.tables), first)
+
+    def mark(self) -> RowMarks:
+        """Take note of how far the tables are, and from now on of what makes way."""
+        return RowMarks(self.tables)
+
+    def record(self, member: int, start: int, step: int) -> tuple[ReplicationRecord, int]:
+        """Return what fills a backup with some rows of a table, and where it goes on."""
+        return filling(self.tables[member], start, step)
+
+    def adopt(self, record: Replicate) -> bool:
+        """Take rows as the leader of this copy has them; return whether its table is whole with them.
+
+        Raises
+        ------
+        SliceRangeError, ProtocolError, TableFullError
+            There is no such table, or it is not what was sent; or there is no room for them.
+        """
+        if len(record.parts) != 1:
+            raise ProtocolError("rows of one table at a time")
+        [(index, version, _)] = record.parts
+        return adopt(self.table(index), version, record.payload)
+
+    def news(self, listener: Listener) -> RowNews:
+        """Tell of rows that have changed, once they have."""
+        return RowNews(self.tables, listener)
+
+    def refill(self, parents: Sequence[Rows]) -> None:
+        """Have the rows that tables of other shards have in the buckets of these."""
+        there = Lookup([(table.slice, table) for parent in parents for table in parent.tables])
+        for table in self.tables:
+            table.refill(list(there.over(table.slice)))
+
     # --- figures -------------------------------------------------------------------------------
 
-    def counters(self) -> dict[str, int]:
+    @property
+    def granted_nbytes(self) -> int:
+        """Bytes that may be taken for rows of tables without a capacity."""
+        return sum([table.room.granted_nbytes for table in self.tables])
+
+    def held_nbytes(self, *, loaded: bool) -> int:
+        """Return the bytes that all rows take."""
+        return sum([table.store.nbytes for table in self.tables])
+
+    @property
+    def timings(self) -> Iterator[Timing]:
+        """By what the tables' updates are timed."""
+        return (table.timing for table in self.tables)
+
+    def forget(self, incarnation: bytes) -> None:
+        """Nothing is kept of a worker that has gone but what it brought to a step."""
+
+    def figures(self) -> dict[str, int]:
         """Return what the status shows: ``rows.items`` and others, of all tables and of each of the first ones."""
         found: Counter[str] = Counter()
         for number, table in enumerate(self.tables):
@@ -388,8 +507,8 @@ def make_rows(
     more: Callable[[int], bool] = lambda nbytes: True,
     secret: int = 0,
     store_of: Callable[..., RowStore] = RowStore,
-) -> Rows | None:
-    """Return a shard's tables, empty; None: it has none.
+) -> Rows:
+    """Return a shard's tables, empty.
 
     Parameters
     ----------
@@ -409,8 +528,6 @@ def make_rows(
         Makes a store in the memory that the shard's arrays are in (`Memory.rows`).
     """
     slices = placement.row_slices[index]
-    if not slices:
-        return None
     tables = []
     for slice_ in slices:
         spec = placement.keyspace.tables[slice_.table].rows
@@ -433,9 +550,10 @@ def make_rows(
         )
         table = RowTable(slice_, spec, kernel, store, more=more)
         if capacity is not None:
-            store.have_room(table.limit)
+            store.have_room(table.room.limit)
         tables.append(table)
-    return Rows(tables, slices[0].index, reject_nonfinite=job.nonfinite == "reject", coding=coding, secret=secret)
+    first = slices[0].index if slices else len(placement.slices[index])
+    return Rows(tables, first, reject_nonfinite=job.nonfinite == "reject", coding=coding, secret=secret)
 
 
 def capacity_nbytes(placement: Placement, index: int) -> int:
@@ -453,26 +571,6 @@ def share_nbytes(spec: TableSpec, buckets: int) -> int | None:
 def _ids_of(message: PushRows) -> list[tuple[int, np.dtype[Any]]]:
     """Return how many ids of which kind a payload begins with."""
     return [(message.count, ID_DTYPE), (message.wanted, ID_DTYPE)]
-
-
-def read_arrays(payload: Sequence[Any], runs: Sequence[tuple[int, np.dtype[Any]]]) -> list[Array]:
-    """Return the arrays that a payload holds, each in one piece; ids are such that compiled code takes them."""
-    nbytes = sum(memoryview(buffer).nbytes for buffer in payload)
-    if nbytes != sum(size * dtype.itemsize for size, dtype in runs):  # before anything of that size is made
-        raise ProtocolError("the payload has other bytes than the ids and rows that it is said to have")
-    pieces: list[list[Array]] = [[] for _ in runs]
-    for run, _, piece in scatter(payload, runs):
-        pieces[run].append(piece)
-    found = [
-        np.concatenate(some) if len(some) > 1 else some[0] if some else np.empty(0, dtype)
-        for some, (_, dtype) in zip(pieces, runs, strict=True)
-    ]
-    return [array if array.dtype != ID_DTYPE else _owned(array) for array in found]
-
-
-def _owned(array: Array) -> Array:
-    """Return an array that may be kept: a copy, unless it is one already."""
-    return array if array.base is None and array.flags.owndata else array.copy()
 
 
 def _unnoted() -> None:

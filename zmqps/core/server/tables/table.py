@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple, Protocol
@@ -13,20 +13,19 @@ from zmqps.core.job.keyspace import Slice
 from zmqps.core.job.tables import NUM_BUCKETS, TableSpec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.messages.rows import COUNTED
+from zmqps.core.server.dense.timing import Timing
+from zmqps.core.server.tables.expiry import Expiry
 from zmqps.core.server.tables.gone import GoneLog
-from zmqps.errors import NonFiniteGradientError, TableFullError, listed
-from zmqps.rows.kept import Kept
+from zmqps.core.server.tables.room import RowRoom
+from zmqps.errors import NonFiniteGradientError, ProtocolError, TableFullError, listed
+from zmqps.rows.kept import Kept, rebased
 from zmqps.rows.sketch import Sketch
-from zmqps.rows.store import RowStore
+from zmqps.rows.store import SCANNED_ROWS, RowStore
 
-#: Of the memory that a table without a capacity takes: it is asked for in pieces of so many bytes.
-GRANT_NBYTES = 16 << 20
 #: Rows that are looked at to find those that were changed least recently: so many, or so many times what is to go.
 WINDOW_ROWS, WINDOW_SHARE = 4096, 8
 #: Rows that are looked at with each update, to free those that have expired.
 SWEEP_ROWS = 1024
-#: Into so many parts is the time divided after which rows expire: it is kept to this part of it.
-EXPIRY_PARTS = 64
 _STAMPS = 1 << 32
 
 
@@ -68,6 +67,17 @@ class Times(NamedTuple):
     expired_before: int
 
 
+class RowWatchers(NamedTuple):
+    """Who is told of what happens to rows.
+
+    ``changing``: which rows are about to change, or to go; ``removed``: the ids of rows that make way for others,
+    before anything else is done.
+    """
+
+    changing: list[Callable[[Array], None]]
+    removed: list[Callable[[Array], None]]
+
+
 class RowTable:
     """A shard's part of a table.
 
@@ -106,32 +116,21 @@ class RowTable:
         self.version = 0  # messages applied; synchronous: steps committed
         self.steps = 0  # updates of the table: those that schedules go by
         self.counters: Counter[str] = Counter()
-        self.clock: Callable[[], float] = float  # by which updates are timed, as in `zmqps.core.server.dense.slices`
-        self.apply_s = 0.0
-        self.applies = 0
-        self.sketch = Sketch(sketch_width) if spec.admit > 1 else None
-        self.expired_before = 0  # by seconds: rows that were last updated before this one are gone
-        #: Are told the ids of rows that make way for others, before anything else is done.
-        self.removed: list[Callable[[Array], None]] = []
-        #: Are told which rows are about to change, or to go.
-        self.watchers: list[Callable[[Array], None]] = []
+        self.timing = Timing()
+        self.watchers = RowWatchers([], [])
         self.gone = GoneLog()
         self.kernel = kernel
-        self._more = more
-        self._granted = 0
-        self._hand = 0  # the next row to be looked at
-        self._ticked: float | None = None  # when it was told the time last
-        self._marks: deque[tuple[float, int]] = deque()  # at which time the table had had how many updates
+        self.expiry = Expiry(spec.expire_s)
         limit = len(store.ids)
         if spec.capacity_nbytes is not None:
             share = spec.capacity_nbytes * (slice_.stop - slice_.start) // NUM_BUCKETS
             limit = min(limit, share // store.row_nbytes)
-        self.limit = limit
+        self.room = RowRoom(limit, more, Sketch(sketch_width) if spec.admit > 1 else None)
 
     @property
-    def granted_nbytes(self) -> int:
-        """Bytes that may be taken for rows, where the table has no capacity."""
-        return self._granted
+    def expired_before(self) -> int:
+        """By seconds: rows that were last updated before this update are gone."""
+        return self.expiry.before
 
     def __len__(self) -> int:
         return self.store.num_rows
@@ -185,14 +184,14 @@ class RowTable:
             There is none, and nothing makes way for them.
         """
         store = self.store
-        room = store.num_rows + ids.size + reserved <= self.limit
+        room = store.num_rows + ids.size + reserved <= self.room.limit
         if room and (promised or self._has_memory(ids.size + reserved)):
             return int(ids.size)
         new = store.count_absent(ids)
-        lacking = store.num_rows + new + reserved - self.limit
+        lacking = store.num_rows + new + reserved - self.room.limit
         if self.spec.when_full == "evict" and lacking > 0:
             self._evict(lacking, ids)
-            lacking = store.num_rows + new + reserved - self.limit
+            lacking = store.num_rows + new + reserved - self.room.limit
         if new and (lacking > 0 or not (promised or self._has_memory(new + reserved))):
             self.counters["refused"] += new
             raise TableFullError(table=self.spec.name, num_rows=store.num_rows, new=new, nbytes=store.nbytes)
@@ -208,7 +207,7 @@ class RowTable:
         """
         if self.spec.when_full != "evict":
             return self.make_room(ids, reserved)
-        if ids.size + reserved > self.limit:
+        if ids.size + reserved > self.room.limit:
             raise TableFullError(
                 table=self.spec.name, num_rows=self.store.num_rows, new=ids.size, nbytes=self.store.nbytes
             )
@@ -228,14 +227,7 @@ class RowTable:
         """Whether so many more rows fit into what was granted, or more is."""
         if self.spec.capacity_nbytes is not None:  # which was admitted
             return True
-        needed = self.store.nbytes + new * self.store.row_nbytes - self._granted
-        if needed <= 0:
-            return True
-        asked = max(needed, GRANT_NBYTES)
-        if not self._more(asked):
-            return False
-        self._granted += asked
-        return True
+        return self.room.has(self.store.nbytes + new * self.store.row_nbytes)
 
     def _evict(self, number: int, kept: Array) -> None:
         """Let rows that were changed least recently make way, of those in a window, but none of some ids."""
@@ -244,8 +236,7 @@ class RowTable:
         looked = 0
         while number > 0 and looked < store.end:
             size = min(max(WINDOW_ROWS, WINDOW_SHARE * number), store.end - looked)
-            window = (self._hand + np.arange(size)) % store.end
-            self._hand, looked = int((self._hand + size) % store.end), looked + size
+            window, looked = self.room.window(size, store.end), looked + size
             rows = window[store.live[window] != 0]
             rows = rows[~np.isin(rows, safe)]
             ages = store.ages(rows, self.steps)
@@ -254,12 +245,12 @@ class RowTable:
             number -= gone.size
             self.counters["evicted"] += gone.size
             if gone.size:
-                for told in self.removed:
+                for told in self.watchers.removed:
                     told(gone)
                 self.remove(gone)
 
     def _before(self, rows: Array) -> None:
-        for watcher in self.watchers:
+        for watcher in self.watchers.changing:
             watcher(rows)
 
     def remove(self, ids: Array) -> None:
@@ -295,10 +286,10 @@ class RowTable:
         if self.spec.lazy_decay:  # of a row that another message of this update has changed: nothing
             lag = np.maximum(self.store.ages(rows, steps) - 1, 0).astype(np.uint32)
         self._before(rows)
-        began = self.clock()
+        began = self.timing.clock()
         self.store.update(self.kernel, rows, grads, max(1, steps), lag)
-        self.apply_s += self.clock() - began
-        self.applies += 1
+        self.timing.seconds += self.timing.clock() - began
+        self.timing.num += 1
         self.store.stamps[rows] = steps % _STAMPS
         self.steps = steps
         with suppress(MemoryError):  # the update is done, and must not be taken for one that has failed
@@ -318,22 +309,17 @@ class RowTable:
         self.steps = steps
 
     def _number(self, *, begins: bool) -> int:
-        """Return the number of what changes rows now; by it they expire, so it is of no time before."""
-        if self.spec.expire_s is None:
-            return self.steps + begins
-        steps = self.steps + (begins or self.expired_before > self.steps)
-        while self._marks and self._marks[-1][1] >= steps:  # there is an update of this number after that time
-            self._marks.pop()
-        return steps
+        """Return the number of what changes rows now."""
+        return self.expiry.number(self.steps, begins=begins)
 
     def _rows(self, ids: Array, now: int) -> tuple[Array, Array]:
         """Return the rows of ids, made where they are not there, and which ids these are if some are not admitted."""
         store = self.store
         places = np.empty(0, np.int64)
-        if self.sketch is not None:
+        if self.room.sketch is not None:
             absent = np.flatnonzero(store.find(ids) < 0)
             if absent.size:
-                waits = absent[self.sketch.touch(ids[absent]) < self.spec.admit]
+                waits = absent[self.room.sketch.touch(ids[absent]) < self.spec.admit]
                 self.counters["waiting"] += waits.size
                 if waits.size:
                     admitted = np.ones(ids.size, bool)
@@ -364,8 +350,7 @@ class RowTable:
         if oldest is None or not store.end:
             return
         size = min(SWEEP_ROWS + 2 * touched, store.end)
-        window = (self._hand + np.arange(size)) % store.end
-        self._hand = int((self._hand + size) % store.end)
+        window = self.room.window(size, store.end)
         gone = window[(store.live[window] != 0) & (store.ages(window, self.steps) > oldest)]
         if gone.size:
             self._free(gone)
@@ -375,20 +360,7 @@ class RowTable:
 
     def tick(self, now: float) -> bool:
         """Take note of the time; return whether more rows have expired by it."""
-        expire_s = self.spec.expire_s
-        if expire_s is None:
-            return False
-        # whoever updates rows ticks first: what there is by now has come by the tick before, also if that is long ago
-        then = now if self._ticked is None else self._ticked
-        self._ticked = now
-        part = expire_s / EXPIRY_PARTS
-        if not self._marks or max(then - self._marks[-1][0], now - then) >= part:
-            self._marks.append((then, self.steps))
-        before = self.expired_before
-        while self._marks and self._marks[0][0] <= now - expire_s:
-            # what was updated up to then has not been since for as long; updates are numbered from 1
-            self.expired_before = max(self.expired_before, self._marks.popleft()[1] + 1)
-        return self.expired_before != before
+        return self.expiry.tick(now, self.steps)
 
     # --- as it is ------------------------------------------------------------------------------
 
@@ -424,7 +396,7 @@ class RowTable:
             if not self._has_places(new):
                 raise TableFullError(table=self.spec.name, num_rows=store.num_rows, new=new, nbytes=store.nbytes)
         store.upsert(*kept)
-        self.limit = max(self.limit, store.num_rows)
+        self.room.limit = max(self.room.limit, store.num_rows)
 
     def follow(self, kept: Kept, gone: Array, version: int, steps: int, expired_before: int) -> None:
         """Have rows as the leader of this copy has them, and none of some ids.
@@ -436,7 +408,34 @@ class RowTable:
         """
         self.remove(gone)
         self.take(kept)
-        self.version, self.steps, self.expired_before = version, steps, expired_before
+        self.version, self.steps, self.expiry.before = version, steps, expired_before
+
+    def refill(self, over: Sequence[tuple[RowTable, slice, slice]]) -> None:
+        """Have the rows of some buckets of other tables, which change no more; done again, they are the same.
+
+        Raises
+        ------
+        ProtocolError
+            They lack some of the buckets.
+        TableFullError
+            As for `take`.
+        """
+        num_filled = sum(here.stop - here.start for _, here, _ in over)
+        if num_filled != self.slice.size:
+            raise ProtocolError(
+                f"of table {self.spec.name} {self.slice.size} buckets are wanted, {num_filled} are here"
+            )
+        self.steps = max(other.steps for other, _, _ in over)
+        self.version = max(other.version for other, _, _ in over)
+        # rows are as old as they were, and expire no earlier
+        self.expiry.before = max(0, min(other.expired_before + self.steps - other.steps for other, _, _ in over))
+        for other, _, there in over:
+            lo, hi = other.slice.start + there.start, other.slice.start + there.stop
+            start = 0
+            while start < other.store.end:
+                rows, start = other.store.in_buckets(lo, hi, self.spec.bucket_seed, start, SCANNED_ROWS)
+                kept = other.kept(rows)
+                self.take(kept._replace(stamps=rebased(kept.stamps, self.steps, other.steps)))
 
     @property
     def times(self) -> Times:
@@ -451,5 +450,5 @@ class RowTable:
     def validate(self) -> None:
         """Assert the invariants."""
         self.store.validate()
-        assert self.store.num_rows <= max(self.limit, 0)
+        assert self.store.num_rows <= max(self.room.limit, 0)
         assert self.expired_before <= self.steps + 1

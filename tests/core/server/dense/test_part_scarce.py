@@ -10,16 +10,17 @@ from typing import Any
 import pytest
 
 from tests.core.server import test_machine, test_machine_jobs, test_machine_steps, test_parked, test_tenant
-from tests.core.server.dense import test_aggregate, test_buffers, test_shard, test_shard_treated, test_steps
+from tests.core.server.dense import test_aggregate, test_buffers, test_part, test_part_treated, test_steps
 from tests.core.server.scarcity import Scarcity, state_of
 from zmqps.core.server.dense.memory import HostMemory
-from zmqps.core.server.dense.shard import Shard
+from zmqps.core.server.dense.part import DensePart
 from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.shard import Shard
 
 #: What fails in the middle of these leaves what is done, for those who ask again.
 IN_PART = ("commit", "load")
 #: What a server answers with values.
-ANSWERS = ("_values", "_send_values")
+ANSWERS = ("_pulled", "_values")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -31,8 +32,9 @@ def failures(request: pytest.FixtureRequest) -> Iterator[list[str]]:
         for name in ("empty", "values", "decode", "send"):
             patch.setattr(HostMemory, name, scarce(getattr(HostMemory, name), scarcity))
         patch.setattr(HostMemory, "decode", tried_again("decode", HostMemory.decode, scarcity, failed))
-        for name in ("push", "collect", "pull", *IN_PART):
-            patch.setattr(Shard, name, tried_again(name, getattr(Shard, name), scarcity, failed))
+        for name in ("push", "collect", "pull", "load", "commit"):
+            of = Shard if name == "commit" else DensePart
+            patch.setattr(of, name, tried_again(name, getattr(of, name), scarcity, failed))
         for name in ANSWERS:
             patch.setattr(ServerMachine, name, tried_again(name, getattr(ServerMachine, name), scarcity, failed))
         yield failed
@@ -54,7 +56,7 @@ def tried_again(name: str, method: Any, scarcity: Scarcity, failed: list[str]) -
         if scarcity.left is not None:  # what it is a part of is tried again
             return method(owner, *arguments, **options)
         memory = isinstance(owner, HostMemory)  # which keeps nothing
-        shard = owner if isinstance(owner, Shard) else None if memory else arguments[2]
+        shard = owner if isinstance(owner, Shard | DensePart) else None if memory else arguments[2]
         counts = {} if memory or shard is owner else arguments[1].counts
         before, counted = state_of(shard) if shard is not None else {}, dict(counts)
         for requests in count():
@@ -78,7 +80,7 @@ def named(module: ModuleType) -> dict[str, Any]:
 
 
 for module in (
-    test_shard, test_steps, test_shard_treated, test_machine, test_machine_steps, test_machine_jobs,
+    test_part, test_steps, test_part_treated, test_machine, test_machine_steps, test_machine_jobs,
     test_aggregate, test_buffers, test_parked, test_tenant,
 ):  # fmt: skip
     globals().update(named(module))

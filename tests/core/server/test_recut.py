@@ -16,8 +16,8 @@ from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.recut import parents, pieces_of
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.job.tables import TableSpec
-from zmqps.core.server.dense.recut import cut, fill
-from zmqps.core.server.dense.shard import Shard
+from zmqps.core.server.recut import cut, fill
+from zmqps.core.server.shard import Shard
 from zmqps.core.server.tables.rows import make_rows
 from zmqps.errors import ProtocolError
 from zmqps.optim import adam
@@ -77,18 +77,18 @@ TABLES = JobSpec(parameters=(), optimizer=adam(0.1).to_wire(), tables=SPECS)
 
 
 def with_tables(placement: Placement) -> list[Shard]:
-    made = shards(placement)
-    for shard in made:
-        shard.rows = make_rows(
-            TABLES, placement, shard.index, lambda spec: row_rule(TABLES, spec), available_nbytes=1 << 22
-        )
-    return made
+    return [with_rows(TABLES, placement, index) for index in range(placement.num_shards)]
+
+
+def with_rows(job: JobSpec, placement: Placement, index: int) -> Shard:
+    rows = make_rows(job, placement, index, lambda spec: row_rule(job, spec), available_nbytes=1 << 22)
+    return Shard(placement, index, ReferenceRules(adam(0.1)), rows=rows)
 
 
 def rows_of(made: Sequence[Shard], name: str) -> dict[int, list[Any]]:
     """Return all rows of a table by their ids: what is kept of them, and how old they are."""
     found: dict[int, list[Any]] = {}
-    for table in (t for shard in made for t in (shard.rows.tables if shard.rows else ()) if t.spec.name == name):
+    for table in (t for shard in made for t in shard.rows.tables if t.spec.name == name):
         rows = np.flatnonzero(table.store.live[: table.store.end])
         kept = table.kept(rows)
         ages = table.store.ages(rows, table.steps)
@@ -107,7 +107,6 @@ def test_rows_go_with_their_buckets_and_are_as_old_as_they_were(few: int, many: 
     before, after = (Placement.balance(KeySpace.of(TABLES), number, 1 << 14) for number in (few, many))
     there, placement, rng = with_tables(before), before, np.random.default_rng(few)
     for shard in there:
-        assert shard.rows is not None
         for table in shard.rows.tables:
             table.version = 70 + shard.index
             for _ in range(60 + 3 * shard.index):  # not all shards have had as many
@@ -115,7 +114,7 @@ def test_rows_go_with_their_buckets_and_are_as_old_as_they_were(few: int, many: 
                 buckets = buckets_of(ids, table.spec.bucket_seed)
                 mine = np.unique(ids[(table.slice.start <= buckets) & (buckets < table.slice.stop)])
                 table.update(mine, np.ones((mine.size, 2), np.float32))
-            table.expired_before = 20
+            table.expiry.before = 20
     wanted = {spec.name: rows_of(there, spec.name) for spec in SPECS}
     for following in (pieces_of(before, after), after):
         made = with_tables(following)
@@ -138,25 +137,19 @@ def test_a_full_table_is_cut_although_buckets_have_not_as_many_rows_each() -> No
     full = replace(TABLES, tables=(spec,))
     one, four = (Placement.balance(KeySpace.of(full), number, 1 << 14) for number in (1, 4))
 
-    def made(where: Placement, index: int) -> Shard:
-        shard = Shard(where, index, ReferenceRules(adam(0.1)))
-        shard.rows = make_rows(full, where, index, lambda one: row_rule(full, one), available_nbytes=1 << 22)
-        return shard
-
-    parent = made(one, 0)
-    assert parent.rows is not None
+    parent = with_rows(full, one, 0)
     [table] = parent.rows.tables
-    table.update(np.arange(table.limit), np.ones((table.limit, 2), np.float32))
-    children = [made(four, index) for index in range(4)]
+    table.update(np.arange(table.room.limit), np.ones((table.room.limit, 2), np.float32))
+    children = [with_rows(full, four, index) for index in range(4)]
     for child in children:
         child.follow()
         fill(child, [parent])
         child.validate()
-    found = [child.rows.tables[0] for child in children if child.rows]
+    found = [child.rows.tables[0] for child in children]
     assert sum(len(one) for one in found) == len(table)
     assert rows_of(children, "items") == rows_of([parent], "items")
     fullest = max(found, key=len)
-    assert len(fullest) > table.limit // 4, "more than its share"
+    assert len(fullest) > table.room.limit // 4, "more than its share"
     before = len(fullest)
     buckets = buckets_of(ids := np.arange(10_000, 10_200), spec.bucket_seed)
     new = ids[(fullest.slice.start <= buckets) & (buckets < fullest.slice.stop)]

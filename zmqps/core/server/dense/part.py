@@ -1,4 +1,4 @@
-"""The values of one shard and how a gradient changes them; no messages, no peers.
+"""The dense slices of one shard and how a gradient changes them; no peers.
 
 A slice is updated in one go, so its update is atomic. A buffer that the transport still reads
 (a pull being sent without a copy) is never written: the update then goes to a spare buffer, which
@@ -12,23 +12,28 @@ asked for again, and what is done is done once.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from zmqps.codecs import Codec
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.protocol.events import Reader
+from zmqps.core.protocol.encoding import RAW, choose, named
 from zmqps.core.protocol.fields import Contributor, Part
 from zmqps.core.protocol.loans import STAYS
+from zmqps.core.protocol.messages import Message, Pull, Push
 from zmqps.core.protocol.terms import are_values
+from zmqps.core.server.clients import Client
 from zmqps.core.server.dense.aggregate import GRADIENT, PushId, Stage
 from zmqps.core.server.dense.beside import Beside
 from zmqps.core.server.dense.buffers import Buffers
 from zmqps.core.server.dense.finiteness import Finiteness
-from zmqps.core.server.dense.memory import HostMemory, Memory
+from zmqps.core.server.dense.memory import Memory
+from zmqps.core.server.dense.recut import fill_slices
 from zmqps.core.server.dense.rules import Kernels, Rules
 from zmqps.core.server.dense.slices import (
     MAX_DONE_READERS,
@@ -42,10 +47,14 @@ from zmqps.core.server.dense.slices import (
     walk,
 )
 from zmqps.core.server.dense.slots import Slots
-from zmqps.core.server.dense.stale import treat
+from zmqps.core.server.dense.snapshot import Snapshot
+from zmqps.core.server.dense.stale import Treating
 from zmqps.core.server.dense.steps import ShardSteps
+from zmqps.core.server.dense.timing import Timing
 from zmqps.core.server.ledger import Result
-from zmqps.core.server.tables.rows import Rows
+from zmqps.core.server.parts import COMMITTED, Apply, Arrivals, Awaited, Found, Listener, Noted, Unmarked
+from zmqps.core.server.replicas.record import ReplicationRecord
+from zmqps.core.server.replicas.records import SliceNews, state_of
 from zmqps.core.treatments import ReadCopies, Treatment
 from zmqps.errors import ProtocolError, SliceRangeError
 
@@ -53,33 +62,17 @@ if TYPE_CHECKING:
     from zmqps.core.protocol.messages import Buffer
 
 
-class Shard:
-    """One server's part of the model.
+class DensePart:
+    """The slices of a shard.
 
     Parameters
     ----------
-    placement, index
-        The placement, and which shard of it this is.
-    rules
-        The optimizer.
-    reject_nonfinite
-        Whether gradients with NaN or infinity are refused.
-    synchronous
-        Gradients are kept apart by push until `commit` (`ShardSteps`); otherwise they are applied on arrival.
+    placement, index, rules, reject_nonfinite, retain, treatment, memory, beside
+        As of `zmqps.core.server.shard.Shard`.
+    came
+        Which slices have their values; the shard's.
     aggregate
-        Synchronous: how many gradients make a step; None: one of every worker.
-    retain
-        Synchronous: how many versions before the current one stay readable.
-    treatment
-        Not synchronous: what is done to stale gradients before they are applied.
-    memory
-        Where values, slots and gradients are kept.
-    required_nbytes
-        What was admitted for all of them.
-    beside
-        What may be there beside the values, for those that are read while they are updated; None: whatever is needed.
-    rows
-        Its sparse tables.
+        Synchronous: how many gradients make a step; None: gradients are applied on arrival.
     """
 
     def __init__(
@@ -87,58 +80,141 @@ class Shard:
         placement: Placement,
         index: int,
         rules: Rules,
+        came: Arrivals,
+        memory: Memory,
         *,
         reject_nonfinite: bool = True,
-        synchronous: bool = False,
         aggregate: int | None = None,
         retain: int = 0,
         treatment: Treatment | None = None,
-        memory: Memory | None = None,
-        required_nbytes: int = 0,
         beside: Beside | None = None,
-        rows: Rows | None = None,
     ) -> None:
-        self.placement = placement
-        self.required_nbytes = required_nbytes
-        self.rows = rows
-        self.index = index
+        self.index = index  # of the shard
         self.counters: Counter[str] = Counter()
-        self.memory = memory = memory or HostMemory()
-        self.finiteness = Finiteness(placement.keyspace.parameters, rules.all_finite, self.counters)
-        self.rejects_nonfinite = reject_nonfinite
-        self.kept_nbytes = retain * placement.nbytes(index)  # what kept versions take at most
-        self._treatment = treatment
-        self.copies = ReadCopies(memory.empty) if treatment is not None and treatment.needs_read else None
+        self.memory = memory
+        self.came = came
+        self.finiteness = Finiteness(
+            placement.keyspace.parameters, rules.all_finite, self.counters, rejects=reject_nonfinite
+        )
+        self.treating = None if treatment is None else Treating(treatment, memory)
         kernels = Kernels(rules, placement.keyspace.parameters)
         self.slices: list[SliceState] = []
         self._has_buffers = any(table.buffers for table in placement.keyspace.dense)
         dtypes = [table.dtype for table in placement.keyspace.dense]
         bounds = [(cuts[index], cuts[index + 1] - cuts[index]) for cuts in placement.cuts[: len(dtypes)]]
-        self.beside = beside or Beside()
-        self._buffers = Buffers(bounds, dtypes, memory, self.counters, self.beside, self.kept_nbytes)
+        kept_nbytes = retain * placement.nbytes(index)  # what kept versions take at most
+        self._buffers = Buffers(bounds, dtypes, memory, self.counters, beside or Beside(), kept_nbytes)
         self.updates = Updates(kernels, self._buffers, memory, undoes=rules.allocates)
         slots = Slots(bounds, dtypes, memory, rules.slot_fill)
         self.arena_nbytes = slots.nbytes + placement.nbytes(index)
         for slice_ in placement.slices[index]:
             self.slices.append(SliceState(slice_, self._buffers.home(slice_), slots.of(slice_), kernels))
             self._buffers.add(self.slices[-1])
-        self._missing = {slice_.index for slice_ in placement.slices[index]}
-        self.loaded = not self._missing  # whether every slice has its initial values
-        self.filling = False  # a copy that gets its slices one by one; an update of others is none here
         self.steps: ShardSteps | None = None
-        if synchronous:
-            stage = Stage(placement.nbytes(index), aggregate or 1, memory)
+        if aggregate is not None:
+            stage = Stage(placement.nbytes(index), aggregate, memory)
             self.steps = ShardSteps(self.slices, self.updates, stage, self.counters, retain)
 
     @property
-    def version(self) -> int:
-        """Synchronous: how many steps have been committed."""
-        return 0 if self.steps is None else self.steps.version
+    def members(self) -> Sequence[SliceState]:
+        """The slices."""
+        return self.slices
 
     @property
-    def has_open_step(self) -> bool:
-        """Whether gradients, of parameters or of rows, wait for a commit."""
-        return bool(self.rows and self.rows.stage_nbytes) or bool(self.steps and self.steps.is_open)
+    def numbers(self) -> range:
+        """Those that messages have for them."""
+        return range(len(self.slices))
+
+    @property
+    def beside(self) -> Beside:
+        """What may be there beside the values."""
+        return self._buffers.beside
+
+    @property
+    def copies(self) -> ReadCopies | None:
+        """What each worker has read, where a treatment needs to know."""
+        return None if self.treating is None else self.treating.copies
+
+    @property
+    def _version(self) -> int:
+        return 0 if self.steps is None else self.steps.version
+
+    # --- messages ------------------------------------------------------------------------------
+
+    @property
+    def applies(self) -> Mapping[type[Message], Apply]:
+        """What is done with a push: it is applied, or kept for its step."""
+        return {Push: self.apply if self.steps is None else self.gather}
+
+    pulls = (Pull,)
+
+    def apply(
+        self, message: Push, client: Client, payload: Sequence[Buffer], note: Noted | None, now: float = 0.0
+    ) -> Result:
+        """Apply a push on arrival; raises as `push` does."""
+        if message.codec != RAW:
+            payload = self._decoded(message, payload)
+        return self.push(
+            message.parts, payload, client.name, message.terms,
+            checked=bool(message.checked), puller=client.puller, note=note,
+        )  # fmt: skip
+
+    def gather(
+        self, message: Push, client: Client, payload: Sequence[Buffer], note: Noted | None, now: float = 0.0
+    ) -> Result:
+        """Keep a push for its step; raises as `collect` does."""
+        if message.codec != RAW:
+            payload = self._decoded(message, payload)
+        return self.collect(
+            message.parts, payload, (client.hello.incarnation, message.attempt), message.step, message.examples,
+            client.name, message.terms, checked=message.checked, note=note,
+        )  # fmt: skip
+
+    def _decoded(self, message: Push, payload: Sequence[Buffer]) -> Sequence[Any]:
+        codec = named(message.codec)
+        if codec is None:
+            return payload
+        unchecked = self.finiteness.rejects and not message.checked
+        return self.memory.decode(codec, payload, self.sizes(message.parts), checked=not unchecked)
+
+    def find(self, message: Push | Pull, puller: bytes, now: float = 0.0) -> Found:
+        """Return the values that a message asks for, as `pull`."""
+        exact = message.version if isinstance(message, Pull) and message.exact else None
+        return self.pull(message.parts, exact, puller)
+
+    def is_available(self, message: Pull) -> bool:
+        """Whether a pull can be answered now; raises as `available` does."""
+        return self.available(message.parts, message.version, exact=bool(message.exact))
+
+    def awaited(self, message: Pull) -> list[Awaited]:
+        """Return what a pull has to wait for."""
+        if self.steps is not None:
+            return [(COMMITTED, message.version)]
+        versions = {index: self.slices[index].version for index, _, _ in message.parts}
+        if message.exact:  # one slice may pass by its version while another has yet to come to it
+            return [(index, version + 1) for index, version in versions.items()]
+        return [next((index, message.version) for index, version in versions.items() if version < message.version)]
+
+    def codec(self, message: Push | Pull, spec: str, nbytes: int) -> Codec | None:
+        """Return what an answer travels in: buffers are sent as they are."""
+        if self._has_buffers and any(self.slices[index].slice.buffers for index, _, _ in message.parts):
+            return None
+        return choose(spec, nbytes)
+
+    def note_sent(self, message: Push | Pull, puller: bytes) -> None:
+        """The answer to a push or pull is made."""
+        self.note_read(message.parts, puller)
+
+    def note_read(self, parts: Sequence[Part], puller: bytes) -> None:
+        """A worker has the current values of some slices: from now on its gradients are of these."""
+        if self.treating is not None and puller:
+            self.treating.note_read(puller, [self.slices[index] for index, _, _ in parts])
+
+    def unanswered(self, message: Push) -> Push:
+        """Return a push without its gradients."""
+        return replace(message, payload=())
+
+    # --- values --------------------------------------------------------------------------------
 
     def load(self, parts: Sequence[Part], payload: Sequence[Buffer]) -> None:
         """Take initial values of whole slices; ignored once the shard is loaded."""
@@ -146,12 +222,11 @@ class Shard:
         if any(ranges for _, _, ranges in parts):
             raise SliceRangeError("initial values come in whole slices")
         pieces = self._walk(states, parts, payload)
-        if self.loaded:
+        if self.came.loaded:
             return
         for state, start, piece in pieces:
             state.value[start : start + piece.size] = self.memory.take(piece)
-        self._missing.difference_update(index for index, _, _ in parts)
-        self.loaded = not self._missing
+        self.came.add(*[index for index, _, _ in parts])
 
     def restore(self, index: int, value: Array, slots: Sequence[Array], steps: Sequence[int], version: int) -> None:
         """Take a slice as it was saved; no slots: they stay as they begin.
@@ -168,13 +243,7 @@ class Shard:
             Of the slice; in the synchronous mode that which `begin_at` is told.
         """
         self.slices[index].restore(value, slots, steps, version, self.memory)
-        self._missing.discard(index)
-        self.loaded = not self._missing
-
-    def begin_at(self, version: int) -> None:
-        """Go on with a step: the shard was restored, if only without a slice of its own."""
-        if self.steps is not None:
-            self.steps.version = version
+        self.came.add(index)
 
     def push(
         self,
@@ -185,7 +254,7 @@ class Shard:
         *,
         checked: bool = False,
         puller: bytes = b"",
-        note: Callable[[Result], None] | None = None,
+        note: Noted | None = None,
     ) -> Result:
         """Apply the gradients of all parts, or set all values, or none of them.
 
@@ -223,14 +292,14 @@ class Shard:
         """
         states = self._resolve(parts)
         pieces = self._walk(states, parts, payload)
-        if self.filling:
-            states, parts, pieces = present(self._missing, states, parts, pieces)
+        if self.came.filling:
+            states, parts, pieces = present(self.came.missing, states, parts, pieces)
         if (values := bool(terms) and are_values(terms)) or self._has_buffers:
             check_sort(states, worker, terms)
-        if self.rejects_nonfinite and not checked and not values:
+        if self.finiteness.rejects and not checked and not values:
             self.finiteness.check(pieces, worker)
-        if self._treatment is not None and not values:
-            return self._push_treated(self._treatment, states, parts, pieces, puller, note, terms)
+        if self.treating is not None and not values:
+            return self._push_treated(self.treating, states, parts, pieces, puller, note, terms)
         result = (
             tuple([state.version + 1 for state in states]),
             tuple([max(0, state.version - read) for state, (_, read, _) in zip(states, parts, strict=True)]),
@@ -239,13 +308,12 @@ class Shard:
         return result
 
     def _push_treated(
-        self, treatment: Treatment, states: Sequence[SliceState], parts: Sequence[Part],
-        pieces: Sequence[tuple[SliceState, int, Any]], puller: bytes, note: Callable[[Result], None] | None,
+        self, treating: Treating, states: Sequence[SliceState], parts: Sequence[Part],
+        pieces: Sequence[tuple[SliceState, int, Any]], puller: bytes, note: Noted | None,
         terms: Sequence[float],
     ) -> Result:  # fmt: skip
         """Apply what a treatment makes of the gradients, each slice's by its own staleness."""
-        find = None if self.copies is None else partial(self.copies.find, puller)
-        treated = treat(treatment, self.memory, find, states, parts, pieces)
+        treated = treating.treat(puller, states, parts, pieces)
         kept = {index for index, _, _ in treated.parts}
         result = (
             tuple([version + (index in kept) for index, (version, _) in treated.results.items()]),
@@ -285,7 +353,7 @@ class Shard:
         terms: Sequence[float] = (),
         *,
         checked: int = 0,
-        note: Callable[[Result], None] | None = None,
+        note: Noted | None = None,
     ) -> Result:
         """Keep gradients, or values, for a step of the synchronous mode; as `push`, but nothing is applied yet.
 
@@ -304,37 +372,15 @@ class Shard:
         assert self.steps is not None
         states = self._resolve(parts)
         pieces = self._walk(states, parts, payload)
-        result = (self.version,) * len(parts), (self.steps.staleness(step),) * len(parts)
+        result = (self.steps.version,) * len(parts), (self.steps.staleness(step),) * len(parts)
         if (values := bool(terms) and are_values(terms)) or self._has_buffers:
             check_sort(states, worker, terms)
-        if self.rejects_nonfinite and not checked and not values:
+        if self.finiteness.rejects and not checked and not values:
             self.finiteness.check(pieces, worker)
         brought = [(state, bounds_of(state, ranges)) for state, (_, _, ranges) in zip(states, parts, strict=True)]
         noted, sort = partial(note, result) if note else None, terms[0] if values else GRADIENT
         self.steps.collect(brought, pieces, push, step, examples, noted, sort, stays=checked == STAYS)
         return result
-
-    def commit(
-        self, step: int, contributors: Sequence[Contributor], terms: Sequence[float] = (), examples: int = 0, *,
-        left_out: bool = False,
-    ) -> None:  # fmt: skip
-        """Apply the mean of a step's gradients, as `ShardSteps.commit`."""
-        assert self.steps is not None
-        if self.rows is not None:
-            self.rows.commit(step, contributors, examples, left_out=left_out)
-        self.steps.commit(step, contributors, terms, examples, left_out=left_out)
-        if self.rows is not None:
-            self.rows.close(step)
-
-    def follow(self) -> None:
-        """Become a copy that gets all it has from others, if that is only a step."""
-        self._missing.update(self.rows.numbers if self.rows is not None else ())
-        self.filling, self.loaded = True, False
-
-    def adopted(self) -> None:
-        """Another copy has told something: be whole if that was all."""
-        self.loaded = not self._missing
-        self.filling = not self.loaded
 
     def adopt(self, index: int, version: int, steps: Sequence[int], payload: Sequence[Buffer]) -> None:
         """Take a slice as another copy of this shard has it: its value and slots, one after the other.
@@ -346,28 +392,6 @@ class Shard:
         """
         [state] = resolve(self.slices, self.index, ((index, version, ()),))
         state.adopt(version, steps, payload, self.memory)
-        self._missing.discard(index)
-        self.adopted()
-
-    def adopt_table(self, index: int, step: int) -> None:
-        """All rows of a table have come, of which another copy has told after so many steps."""
-        self.begin_at(step)
-        self._missing.discard(index)
-        self.adopted()
-
-    def filled(self) -> None:
-        """All slices have come, and all rows."""
-        self._missing.clear()
-        self.adopted()
-
-    def lacks(self, index: int) -> bool:
-        """Whether a slice has yet to come."""
-        return index in self._missing
-
-    @property
-    def num_present(self) -> int:
-        """How many slices need not come any more."""
-        return sum(not self.lacks(state.slice.index) for state in self.slices)
 
     def replay(
         self, parts: Sequence[Part], payload: Sequence[Buffer], terms: Sequence[float] = (), values: Sequence[int] = ()
@@ -380,22 +404,10 @@ class Shard:
         states = self._resolve(parts)
         found = self._walk(states, parts, payload)
         for state, (index, version, ranges) in zip(states, parts, strict=True):
-            if index not in self._missing:
-                if version != state.version or version != self.version:
+            if index not in self.came.missing:
+                if version != state.version or version != self.steps.version:
                     raise ProtocolError(f"slice {index} is at {state.version}, the mean is for {version}")
                 self.steps.replay(state, bounds_of(state, ranges), found, terms, values)
-
-    def close(self, step: int) -> None:
-        """End a step that another copy has committed: slices that nobody pushed get its version, too."""
-        assert self.steps is not None
-        present = [state for state in self.slices if not self.lacks(state.slice.index)]
-        if not present:  # of what came before it this copy knows nothing yet
-            self.steps.version = step
-        if step != self.version:
-            raise ProtocolError(f"this copy is at step {self.version}, the one that ends is {step}")
-        self.steps.close(present)
-        if self.rows is not None:
-            self.rows.end_step(step)
 
     def sizes(self, parts: Sequence[Part]) -> list[tuple[int, np.dtype[Any]]]:
         """Return elements and dtype of each part; raise `SliceRangeError` if a slice does not exist."""
@@ -420,9 +432,7 @@ class Shard:
                 state.check_kept(version)
         return all(state.version >= version for state in states)
 
-    def pull(
-        self, parts: Sequence[Part], exact: int | None = None, puller: bytes = b""
-    ) -> tuple[list[list[Array]], tuple[int, ...], list[list[Reader]]]:
+    def pull(self, parts: Sequence[Part], exact: int | None = None, puller: bytes = b"") -> Found:
         """Return the values of the parts, without a copy.
 
         Parameters
@@ -451,13 +461,13 @@ class Shard:
             found = [(state.version, state.value, state.readers) for state in states]
         else:
             found = [state.at(exact) for state in states]
-        beside = self.beside
+        beside = self._buffers.beside
         for _, value, _ in found:
             beside.read_nbytes += value.nbytes
         if beside.read_nbytes > beside.lendable_nbytes:
             found = self._buffers.lend(found)
-        if self.copies is not None and puller:
-            self.copies.prepare(puller, [(state.slice.index, state.value) for state in states])
+        if self.treating is not None and puller:
+            self.treating.prepare(puller, states)
         if len(parts) == 1 and not parts[0][2]:  # as in most messages
             [(version, value, readers)] = found
             return [[value]], (version,), [readers]
@@ -466,17 +476,6 @@ class Shard:
             for state, (_, value, _), (_, _, ranges) in zip(states, found, parts, strict=True)
         ]
         return pieces, tuple([version for version, _, _ in found]), [readers for _, _, readers in found]
-
-    def names_buffers(self, parts: Sequence[Part]) -> bool:
-        """Whether a message is about buffers, which are sent as they are."""
-        return self._has_buffers and any(self.slices[index].slice.buffers for index, _, _ in parts)
-
-    def note_read(self, parts: Sequence[Part], puller: bytes) -> None:
-        """The answer to a pull of the current version is made: from now on a worker's gradients are of these values."""
-        if self.copies is not None and puller:
-            for index, _, _ in parts:
-                state = self.slices[index]
-                self.copies.note(puller, index, state.version, state.value)
 
     def _resolve(self, parts: Sequence[Part]) -> list[SliceState]:
         """Return the slice of each part."""
@@ -494,13 +493,95 @@ class Shard:
             return [(state, offset, piece) for _, offset, piece in pieces]
         return walk(self.memory, states, parts, payload)
 
-    def validate(self) -> None:
-        """Assert that slices cover the shard and that steps add up."""
-        for state, slice_ in zip(self.slices, self.placement.slices[self.index], strict=True):
-            assert state.slice is slice_ or state.slice == slice_
+    # --- steps ---------------------------------------------------------------------------------
+
+    @property
+    def has_open_step(self) -> bool:
+        """Whether gradients wait for a commit."""
+        return self.steps is not None and self.steps.is_open
+
+    def commit(
+        self, step: int, contributors: Sequence[Contributor], terms: Sequence[float], examples: int, *, left_out: bool
+    ) -> None:
+        """Apply the mean of a step's gradients, as `ShardSteps.commit`."""
+        assert self.steps is not None
+        self.steps.commit(step, contributors, terms, examples, left_out=left_out)
+
+    def close(self, step: int, contributors: Sequence[Contributor]) -> None:
+        """The step is over, as `ShardSteps.end`."""
+        assert self.steps is not None
+        self.steps.end(step, contributors)
+
+    def end_step(self, step: int) -> None:
+        """End a step that another copy has committed: slices that nobody pushed get its version, too."""
+        assert self.steps is not None
+        present = [state for state in self.slices if state.slice.index not in self.came.missing]
+        if not present:  # of what came before it this copy knows nothing yet
+            self.steps.version = step
+        if step != self.steps.version:
+            raise ProtocolError(f"this copy is at step {self.steps.version}, the one that ends is {step}")
+        self.steps.close(present)
+
+    # --- copies --------------------------------------------------------------------------------
+
+    def snapshot(self, first: int, base: Unmarked | None) -> Snapshot:
+        """Keep the slices as they are; pieces have their numbers, and all are written, whatever was saved before."""
+        return Snapshot(self.slices, self.memory)
+
+    def mark(self) -> Unmarked:
+        """Take note of nothing: a save has all slices."""
+        return Unmarked()
+
+    def record(self, member: int, start: int, step: int) -> tuple[ReplicationRecord, int]:
+        """Return what fills a backup with a slice as it is; nothing is left of it then."""
+        return state_of(self.slices[member], step, self.memory), 0
+
+    def news(self, listener: Listener) -> SliceNews:
+        """Tell of pushes before they are applied, or of the means of steps."""
+        return SliceNews(self.steps, self.memory, listener)
+
+    def refill(self, parents: Sequence[DensePart]) -> None:
+        """Have the values, slots, counts and versions that parts of other shards have of these slices."""
+        fill_slices(self.slices, [state for parent in parents for state in parent.slices], self.memory)
+
+    # --- figures -------------------------------------------------------------------------------
+
+    @property
+    def granted_nbytes(self) -> int:
+        """Memory that was granted beside the values since they were admitted."""
+        return self.beside.granted_nbytes
+
+    def held_nbytes(self, *, loaded: bool) -> int:
+        """Return what shows of it in the memory that the host uses."""
+        held = self.arena_nbytes if loaded else self.arena_nbytes - self._buffers.home_nbytes
+        beside = self.beside.admitted_nbytes + self.beside.granted_nbytes
+        held += min(self.counters["spare_nbytes"], self._buffers.kept_nbytes + beside)
+        return held + (self.steps.stage.nbytes if self.steps else 0) + (self.copies.nbytes if self.copies else 0)
+
+    @property
+    def timings(self) -> Iterator[Timing]:
+        """By what its updates are timed."""
+        yield self.updates.timing
+
+    def figures(self) -> Mapping[str, Any]:
+        """Return what the status shows."""
+        return {
+            **self.counters,
+            "arena_nbytes": self.arena_nbytes,
+            "slots_nbytes": self.arena_nbytes - self._buffers.home_nbytes,
+            "copies_nbytes": self.copies.nbytes if self.copies else 0,
+            "stage_nbytes": self.steps.stage.nbytes if self.steps else 0,
+        }
+
+    def forget(self, incarnation: bytes) -> None:
+        """A worker has gone: keep nothing of what it has read."""
+        if self.copies is not None:
+            self.copies.forget(incarnation)
+
+    def validate(self, version: int | None, missing: set[int]) -> None:
+        """Assert that arrays fit, and steps add up; ``missing`` slices have yet to come."""
+        for state in self.slices:
             state.validate()
             assert self.steps is not None or not state.history
         if self.steps is not None:
-            self.steps.validate(self._missing)
-        if self.rows is not None:
-            self.rows.validate(None if self.steps is None else self.version, self._missing)
+            self.steps.validate(missing)

@@ -26,7 +26,7 @@ from zmqps.core.job.spec import Parameter
 from zmqps.core.server.dense.aggregate import SPARE_STEPS
 from zmqps.core.server.dense.buffers import ROUNDS
 from zmqps.core.server.dense.memory import HostMemory
-from zmqps.core.server.dense.shard import Shard
+from zmqps.core.server.shard import Shard
 from zmqps.core.treatments import Compensate, Divide, Treatment
 from zmqps.errors import InternalError, ShardBrokenError
 from zmqps.optim import group, momentum
@@ -53,7 +53,7 @@ def new_shard(mode: str, where: str, scarcity: Scarcity, treatment: Treatment | 
         synchronous=mode in ("sync", "retained"), retain=2 if mode == "retained" else 0,
         treatment=(treatment or Compensate(0.1)) if mode == "treated" else None,
     )  # fmt: skip
-    shard.load([(index, 0, ()) for index in ALL], [gradient(index, 1) for index in ALL])
+    shard.dense.load([(index, 0, ()) for index in ALL], [gradient(index, 1) for index in ALL])
     return shard
 
 
@@ -122,13 +122,13 @@ class Pair:
         attempt = self.attempts
 
         def do(shard: Shard) -> Any:
-            taken: Any = (
-                payload if found is None else shard.memory.decode(found, payload, shard.sizes(parts), checked=True)
-            )
+            taken: Any = payload
+            if found is not None:
+                taken = shard.memory.decode(found, payload, shard.dense.sizes(parts), checked=True)
             if shard.steps is None:
-                return shard.push(parts, taken, "w", checked=True, puller=A)
+                return shard.dense.push(parts, taken, "w", checked=True, puller=A)
             worker = (A, B, C)[seed % 3]
-            return shard.collect(parts, taken, (worker, attempt), shard.version, 1 + seed % 2, "w", checked=True)
+            return shard.dense.collect(parts, taken, (worker, attempt), shard.version, 1 + seed % 2, "w", checked=True)
 
         if indices:
             self.both(do)
@@ -146,13 +146,13 @@ class Pair:
         found = None if codec == "raw" else codecs.parse(codec)
 
         def do(shard: Shard) -> Any:
-            pieces, versions, readers = shard.pull(parts, None, A)
+            pieces, versions, readers = shard.dense.pull(parts, None, A)
             if found is not None:
                 shard.memory.send(found, pieces, 1, readers)
             else:
                 for watchers in readers:
                     watchers.append(reader)
-            shard.note_read(parts, A)
+            shard.dense.note_read(parts, A)
             return versions
 
         self.readers.append(reader)
@@ -238,13 +238,13 @@ class Breaking(ScarceRules):
 def broken_after(calls: int, cause: Exception, **options: Any) -> tuple[Shard, Breaking]:
     rules = Breaking(cause)
     shard = Shard(PLACEMENT, 0, rules, **options)
-    shard.load([(index, 0, ()) for index in ALL], [gradient(index, 1) for index in ALL])
+    shard.dense.load([(index, 0, ()) for index in ALL], [gradient(index, 1) for index in ALL])
     rules.left = calls
     return shard, rules
 
 
 def push_all(shard: Shard) -> Any:
-    return shard.push([(index, 0, ()) for index in ALL], [gradient(index, 2) for index in ALL], "w")
+    return shard.dense.push([(index, 0, ()) for index in ALL], [gradient(index, 2) for index in ALL], "w")
 
 
 def test_a_kernel_that_fails_before_it_writes_changes_nothing() -> None:
@@ -253,7 +253,7 @@ def test_a_kernel_that_fails_before_it_writes_changes_nothing() -> None:
     with pytest.raises(ZeroDivisionError):
         push_all(shard)
     assert state_of(shard) == before
-    assert shard.updates.broken is None
+    assert shard.dense.updates.broken is None
     rules.left = 1 << 30
     push_all(shard)
 
@@ -266,8 +266,8 @@ def test_a_shard_that_is_half_updated_says_so(calls: int, cause: Exception) -> N
     with pytest.raises(ShardBrokenError, match=type(cause).__name__) as caught:
         push_all(shard)
     assert caught.value.__cause__ is cause
-    assert str(shard.updates.broken) == str(caught.value)
-    assert shard.updates.broken.__traceback__ is None, "it would keep the gradient"
+    assert str(shard.dense.updates.broken) == str(caught.value)
+    assert shard.dense.updates.broken.__traceback__ is None, "it would keep the gradient"
 
 
 def test_a_commit_goes_on_where_it_failed() -> None:
@@ -276,7 +276,7 @@ def test_a_commit_goes_on_where_it_failed() -> None:
     for one in (shard, twin):
         for seed, worker in enumerate((A, B)):
             payload = [gradient(index, seed) for index in ALL]
-            one.collect([(index, 0, ()) for index in ALL], payload, (worker, 1), 0, 1 + seed, "w")
+            one.dense.collect([(index, 0, ()) for index in ALL], payload, (worker, 1), 0, 1 + seed, "w")
     contributors = [(A, (1,)), (B, (1,))]
     twin.commit(0, contributors)
     rules.left = 1
@@ -296,7 +296,7 @@ def test_a_commit_goes_on_where_it_failed() -> None:
 def read_all(shard: Shard) -> Reading:
     """Return who reads the values of all slices as they are."""
     reader = Reading()
-    for readers in shard.pull([(index, 0, ()) for index in ALL])[2]:
+    for readers in shard.dense.pull([(index, 0, ()) for index in ALL])[2]:
         readers.append(reader)
     return reader
 
@@ -353,7 +353,9 @@ def test_gradients_of_workers_that_have_gone_are_given_back_some_at_a_time(monke
     for step in range(4 * SPARE_STEPS):
         there = workers if step == 0 else workers[:1]
         for worker in there:
-            shard.collect([(i, 0, ()) for i in ALL], [gradient(i, step) for i in ALL], (worker, step), step, 1, "w")
+            shard.dense.collect(
+                [(i, 0, ()) for i in ALL], [gradient(i, step) for i in ALL], (worker, step), step, 1, "w"
+            )
         shard.commit(step, [(worker, (step,)) for worker in there])
         shard.validate()
     assert shard.steps is not None
@@ -377,6 +379,6 @@ def test_spares_that_each_step_needs_are_not_given_back() -> None:
 def test_kept_versions_take_as_much_as_was_admitted_for_them() -> None:
     shard = new_shard("retained", "host", Scarcity())
     for step in range(20):
-        shard.collect([(i, 0, ()) for i in ALL], [gradient(i, step) for i in ALL], (A, step), step, 1, "w")
+        shard.dense.collect([(i, 0, ()) for i in ALL], [gradient(i, step) for i in ALL], (A, step), step, 1, "w")
         shard.commit(step, [(A, (step,))])
         assert shard.counters["spare_nbytes"] == held_nbytes(shard) <= 2 * PLACEMENT.nbytes(0)

@@ -14,8 +14,8 @@ from zmqps.core.protocol.events import COORDINATOR, Received, Returned, Run, Sen
 from zmqps.core.protocol.messages import PROTOCOL_VERSION, Ack, Departed, Hello, Leave, Load, Pull, Push, Values
 from zmqps.core.protocol.security.keys import LOADER, ticket_of
 from zmqps.core.server.admission import Room
-from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.shard import Shard
 from zmqps.core.treatments import Compensate, Divide, Drop, Treatment, make_treatment
 from zmqps.optim import sgd
 from zmqps.testing.jobs.training import ReferenceRules
@@ -31,14 +31,14 @@ def make(treatment: Treatment | None, start: float = 0.0) -> Shard:
     placement = Placement.balance(KeySpace(PARAMETERS), 1, 4 * SIZE)
     shard = Shard(placement, 0, ReferenceRules(sgd(1.0)), treatment=treatment)
     for index in (0, 1):
-        shard.load([(index, 0, ())], [np.full(SIZE, start, "f4")])
+        shard.dense.load([(index, 0, ())], [np.full(SIZE, start, "f4")])
     return shard
 
 
 def push(shard: Shard, g: float, *read: int, puller: bytes = A) -> list[tuple[int, int]]:
     """Push a gradient to as many slices as versions are given."""
     parts = [(i, v, ()) for i, v in enumerate(read)]
-    versions, staleness = shard.push(parts, [g * ONES for _ in read], "a", puller=puller)
+    versions, staleness = shard.dense.push(parts, [g * ONES for _ in read], "a", puller=puller)
     shard.validate()
     return list(zip(versions, staleness, strict=True))
 
@@ -50,8 +50,8 @@ def values(shard: Shard) -> list[float]:
 
 def read(shard: Shard, puller: bytes) -> None:
     parts = [(0, 0, ()), (1, 0, ())]
-    shard.pull(parts, None, puller)
-    shard.note_read(parts, puller)
+    shard.dense.pull(parts, None, puller)
+    shard.dense.note_read(parts, puller)
 
 
 def test_each_slice_is_divided_by_its_own_staleness() -> None:
@@ -93,11 +93,11 @@ def test_a_delay_is_compensated_from_what_this_worker_read() -> None:
 def test_ranges_of_a_slice_are_compensated_from_the_same_ranges() -> None:
     placement = Placement.balance(KeySpace(PARAMETERS), 1)  # both in one slice
     shard = Shard(placement, 0, ReferenceRules(sgd(1.0)), treatment=Compensate(1.0))
-    shard.load([(0, 0, ())], [np.arange(8, dtype="f4")])
-    shard.pull([(0, 0, ())], None, A)
-    shard.note_read([(0, 0, ())], A)
-    shard.push([(0, 0, ())], [np.arange(8, dtype="f4")], "b", puller=B)  # now all 0
-    shard.push([(0, 0, (4, 8))], [ONES], "a", puller=A)
+    shard.dense.load([(0, 0, ())], [np.arange(8, dtype="f4")])
+    shard.dense.pull([(0, 0, ())], None, A)
+    shard.dense.note_read([(0, 0, ())], A)
+    shard.dense.push([(0, 0, ())], [np.arange(8, dtype="f4")], "b", puller=B)  # now all 0
+    shard.dense.push([(0, 0, (4, 8))], [ONES], "a", puller=A)
     expected = -(1.0 + (0.0 - np.arange(4, 8)))
     np.testing.assert_array_equal(shard.slices[0].value, [*[0.0] * 4, *expected])
 
@@ -115,8 +115,8 @@ def test_without_a_copy_of_that_version_the_gradient_is_applied_as_it_is_and_cou
 def test_a_shard_without_treatment_keeps_no_copies() -> None:
     shard = make(None)
     read(shard, A)
-    assert shard.copies is None
-    assert make(Drop(1)).copies is None
+    assert shard.dense.copies is None
+    assert make(Drop(1)).dense.copies is None
 
 
 # --- the server ----------------------------------------------------------------------------------

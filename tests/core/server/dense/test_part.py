@@ -14,8 +14,8 @@ from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import Parameter
 from zmqps.core.protocol.arrays import Array, gather, scatter
 from zmqps.core.server.dense.rules import UpdateKernel
-from zmqps.core.server.dense.shard import Shard
 from zmqps.core.server.dense.slices import MAX_DONE_READERS
+from zmqps.core.server.shard import Shard
 from zmqps.errors import NonFiniteGradientError, ProtocolError, SliceRangeError
 
 
@@ -101,7 +101,7 @@ def loaded_shard(placement: Placement, rules: Rules | None = None, **options: bo
     values = initial(placement)
     for slice_ in placement.slices[0]:
         spans = [(placement.keyspace.parameters[s.parameter].name, s.start, s.start + s.size) for s in slice_.segments]
-        shard.load([(slice_.index, 0, ())], gather(values[name][start:stop] for name, start, stop in spans))
+        shard.dense.load([(slice_.index, 0, ())], gather(values[name][start:stop] for name, start, stop in spans))
     assert shard.loaded
     shard.validate()
     return shard
@@ -124,7 +124,7 @@ def values_of(shard: Shard) -> dict[str, np.ndarray]:
         for state in shard.slices
         for s in state.slice.segments
     ]
-    pieces, _, _ = shard.pull(parts)
+    pieces, _, _ = shard.dense.pull(parts)
     payload = [piece for part in pieces for piece in part]
     for run, offset, array in scatter(payload, [(target.size, target.dtype) for target in targets]):
         targets[run][offset : offset + array.size] = array
@@ -145,7 +145,7 @@ def push_parameters(shard: Shard, gradients: dict[str, np.ndarray], cut: int | N
             parts.append((state.slice.index, state.version, tuple(ranges)))
     if cut:
         pieces = [piece[i : i + cut] for piece in pieces for i in range(0, piece.size, cut)]
-    return shard.push(parts, pieces, "worker 0")
+    return shard.dense.push(parts, pieces, "worker 0")
 
 
 # --- against the reference ----------------------------------------------------------------------
@@ -170,7 +170,7 @@ def test_pushes_do_what_plain_numpy_does(pushes, slice_nbytes) -> None:  # type:
         }
         gradients = {name: g.astype(reference.values[name].dtype) for name, g in gradients.items()}
         if read:
-            pieces, _, watchers = shard.pull([(state.slice.index, 0, ()) for state in shard.slices])
+            pieces, _, watchers = shard.dense.pull([(state.slice.index, 0, ()) for state in shard.slices])
             payload = [piece for part in pieces for piece in part]
             reader = Reader()
             for readers in watchers:
@@ -204,9 +204,9 @@ def test_every_shard_of_a_placement_holds_its_part(num_shards, seed) -> None:  #
     for index, slices in enumerate(placement.slices):
         shard = Shard(placement, index, Rules())
         for slice_ in slices:
-            shard.load([(slice_.index, 0, ())], [table[slice_.start : slice_.stop]])
+            shard.dense.load([(slice_.index, 0, ())], [table[slice_.start : slice_.stop]])
         assert shard.loaded
-        shard.push([(p.index, 0, ()) for p in slices], [gradient[p.start : p.stop] for p in slices], "w")
+        shard.dense.push([(p.index, 0, ()) for p in slices], [gradient[p.start : p.stop] for p in slices], "w")
         shard.validate()
         for slice_, state in zip(slices, shard.slices, strict=True):
             np.testing.assert_array_equal(state.value, (table - gradient)[slice_.start : slice_.stop])
@@ -219,7 +219,7 @@ def one_slice(rates: dict[str, float | None] | None = None, **options: bool) -> 
     """Return a shard with one slice: ``a`` of three and ``b`` of two elements, all zero."""
     keyspace = KeySpace([Parameter("a", (3,), "float32"), Parameter("b", (2,), "float32")])
     shard = Shard(Placement.balance(keyspace, 1), 0, Rules(rates), **options)
-    shard.load([(0, 0, ())], [np.zeros(5, "<f4")])
+    shard.dense.load([(0, 0, ())], [np.zeros(5, "<f4")])
     return shard
 
 
@@ -229,17 +229,17 @@ def ones(n: int) -> np.ndarray:
 
 def test_staleness_counts_the_updates_since_the_worker_read() -> None:
     shard = one_slice()
-    assert shard.push([(0, 0, ())], [ones(5)], "w") == ((1,), (0,))
-    assert shard.push([(0, 0, ())], [ones(5)], "w") == ((2,), (1,))
-    assert shard.push([(0, 2, (0, 3))], [ones(3)], "w") == ((3,), (0,))
-    assert shard.push([(0, 99, ())], [ones(5)], "w") == ((4,), (0,)), "a version of the future is no staleness"
-    assert shard.pull([(0, 0, ())])[1] == (4,)
+    assert shard.dense.push([(0, 0, ())], [ones(5)], "w") == ((1,), (0,))
+    assert shard.dense.push([(0, 0, ())], [ones(5)], "w") == ((2,), (1,))
+    assert shard.dense.push([(0, 2, (0, 3))], [ones(3)], "w") == ((3,), (0,))
+    assert shard.dense.push([(0, 99, ())], [ones(5)], "w") == ((4,), (0,)), "a version of the future is no staleness"
+    assert shard.dense.pull([(0, 0, ())])[1] == (4,)
 
 
 def test_a_push_of_some_parameters_is_no_step_of_the_others() -> None:
     shard = one_slice()
-    shard.push([(0, 0, (0, 3))], [ones(3)], "w")  # a: step 1
-    shard.push([(0, 0, ())], [ones(5)], "w")  # a: step 2, b: step 1
+    shard.dense.push([(0, 0, (0, 3))], [ones(3)], "w")  # a: step 1
+    shard.dense.push([(0, 0, ())], [ones(5)], "w")  # a: step 2, b: step 1
     assert values_of(shard)["a"].tolist() == [-3.0] * 3
     assert values_of(shard)["b"].tolist() == [-1.0] * 2
 
@@ -247,8 +247,8 @@ def test_a_push_of_some_parameters_is_no_step_of_the_others() -> None:
 def test_a_frozen_parameter_stays_and_the_others_move() -> None:
     shard = one_slice({"a": None})
     reader = Reader()
-    shard.pull([(0, 0, ())])[2][0].append(reader)
-    shard.push([(0, 0, ())], [ones(5)], "w")
+    shard.dense.pull([(0, 0, ())])[2][0].append(reader)
+    shard.dense.push([(0, 0, ())], [ones(5)], "w")
     assert values_of(shard)["a"].tolist() == [0.0] * 3
     assert values_of(shard)["b"].tolist() == [-1.0] * 2
 
@@ -260,17 +260,17 @@ def test_a_buffer_that_is_read_is_left_alone_and_taken_back_afterwards() -> None
     shard = one_slice()
     first = shard.slices[0].value
     reader = Reader()
-    shard.pull([(0, 0, ())])[2][0].append(reader)
-    shard.push([(0, 0, (0, 3))], [ones(3)], "w")
+    shard.dense.pull([(0, 0, ())])[2][0].append(reader)
+    shard.dense.push([(0, 0, (0, 3))], [ones(3)], "w")
     second = shard.slices[0].value
     assert not np.shares_memory(first, second)
     assert first.tolist() == [0.0] * 5
     assert second.tolist() == [-1.0, -1.0, -1.0, 0.0, 0.0], "what the push left out was copied"
-    shard.push([(0, 0, ())], [ones(5)], "w")
+    shard.dense.push([(0, 0, ())], [ones(5)], "w")
     assert shard.slices[0].value is second, "nobody reads it: updated in place"
     reader.done = True
-    shard.pull([(0, 0, ())])[2][0].append(Reader())
-    shard.push([(0, 0, ())], [ones(5)], "w")
+    shard.dense.pull([(0, 0, ())])[2][0].append(Reader())
+    shard.dense.push([(0, 0, ())], [ones(5)], "w")
     assert shard.slices[0].value is first, "a spare that nobody reads is used before memory is asked for"
     assert shard.counters["spare_buffers"] == 1
 
@@ -279,14 +279,14 @@ def test_spare_buffers_are_as_many_as_versions_that_are_read_at_once() -> None:
     shard = one_slice()
     readers = [Reader() for _ in range(5)]
     for reader in readers:
-        shard.pull([(0, 0, ())])[2][0].append(reader)
-        shard.push([(0, 0, ())], [ones(5)], "w")
+        shard.dense.pull([(0, 0, ())])[2][0].append(reader)
+        shard.dense.push([(0, 0, ())], [ones(5)], "w")
     for reader in readers:
         reader.done = True
     for _ in range(20):
         reader = Reader()
-        shard.pull([(0, 0, ())])[2][0].append(reader)
-        shard.push([(0, 0, ())], [ones(5)], "w")
+        shard.dense.pull([(0, 0, ())])[2][0].append(reader)
+        shard.dense.push([(0, 0, ())], [ones(5)], "w")
         reader.done = True
     assert shard.counters["spare_buffers"] == 5
 
@@ -294,9 +294,9 @@ def test_spare_buffers_are_as_many_as_versions_that_are_read_at_once() -> None:
 def test_many_pulls_without_a_push_leave_no_heap_of_readers() -> None:
     shard = one_slice()
     waiting = Reader()
-    shard.pull([(0, 0, ())])[2][0].append(waiting)
+    shard.dense.pull([(0, 0, ())])[2][0].append(waiting)
     for _ in range(10 * MAX_DONE_READERS):
-        shard.pull([(0, 0, ())])[2][0].append(Reader(done=True))
+        shard.dense.pull([(0, 0, ())])[2][0].append(Reader(done=True))
     assert len(shard.slices[0].readers) <= MAX_DONE_READERS + 1
     assert waiting in shard.slices[0].readers
 
@@ -323,7 +323,7 @@ def test_of_a_push_of_some_parameters_only_the_bad_one_is_named() -> None:
     gradient = ones(16)
     gradient[2] = np.nan
     with pytest.raises(NonFiniteGradientError) as caught:
-        shard.push([(0, 0, (8, 24))], [gradient], "w")
+        shard.dense.push([(0, 0, (8, 24))], [gradient], "w")
     assert caught.value.parameters == "'c'"
 
 
@@ -331,12 +331,12 @@ def test_of_many_bad_parameters_the_first_five_are_named() -> None:
     keyspace = KeySpace([Parameter(f"p{i}", (1,), "float32") for i in range(8)])
     shard = Shard(Placement.balance(keyspace, 1), 0, Rules())
     with pytest.raises(NonFiniteGradientError, match="'p4' and 3 more"):
-        shard.push([(0, 0, ())], [np.full(8, np.nan, "<f4")], "w")
+        shard.dense.push([(0, 0, ())], [np.full(8, np.nan, "<f4")], "w")
 
 
 def test_gradients_that_are_not_finite_can_be_allowed() -> None:
     shard = one_slice(reject_nonfinite=False)
-    shard.push([(0, 0, ())], [np.full(5, np.inf, "<f4")], "w")
+    shard.dense.push([(0, 0, ())], [np.full(5, np.inf, "<f4")], "w")
     assert values_of(shard)["a"].tolist() == [-np.inf] * 3
 
 
@@ -356,14 +356,14 @@ BAD_PARTS = {
 @pytest.mark.parametrize(("parts", "size", "error"), BAD_PARTS.values(), ids=BAD_PARTS)
 def test_a_request_that_does_not_fit_is_refused(parts, size, error) -> None:  # type: ignore[no-untyped-def]
     shard = one_slice()
-    shard.push([(0, 0, ())], [ones(5)], "w")
+    shard.dense.push([(0, 0, ())], [ones(5)], "w")
     before = state_of(shard)
     with pytest.raises(ProtocolError) as caught:
-        shard.push(parts, [ones(size)], "w")
+        shard.dense.push(parts, [ones(size)], "w")
     assert type(caught.value) is error
     if error is SliceRangeError:
         with pytest.raises(SliceRangeError):
-            shard.pull(parts)
+            shard.dense.pull(parts)
     assert state_of(shard) == before
     shard.validate()
 
@@ -373,7 +373,7 @@ def test_a_frame_that_ends_inside_an_element_is_refused() -> None:
     before = state_of(shard)
     data = memoryview(ones(5).tobytes())
     with pytest.raises(ProtocolError, match="inside an element"):
-        shard.push([(0, 0, ())], [data[:6], data[6:]], "w")
+        shard.dense.push([(0, 0, ())], [data[:6], data[6:]], "w")
     assert state_of(shard) == before
 
 
@@ -384,7 +384,7 @@ def test_one_bad_part_refuses_the_good_ones_too() -> None:
     gradients = [np.ones(size, state.value.dtype) for size, state in zip(sizes, shard.slices, strict=True)]
     gradients[-1][-1] = np.nan
     with pytest.raises(NonFiniteGradientError):
-        shard.push([(i, 0, ()) for i in range(len(sizes))], gradients, "w")
+        shard.dense.push([(i, 0, ()) for i in range(len(sizes))], gradients, "w")
     assert state_of(shard) == before
 
 
@@ -395,19 +395,19 @@ def test_a_shard_is_loaded_once_all_its_slices_are() -> None:
     keyspace = KeySpace([Parameter("a", (8,), "float32")])
     shard = Shard(Placement.balance(keyspace, 1, 16), 0, Rules())
     assert not shard.loaded
-    shard.load([(1, 0, ())], [ones(4)])
-    shard.load([(1, 0, ())], [2 * ones(4)])
+    shard.dense.load([(1, 0, ())], [ones(4)])
+    shard.dense.load([(1, 0, ())], [2 * ones(4)])
     assert not shard.loaded
-    shard.load([(0, 0, ())], [ones(4)])
+    shard.dense.load([(0, 0, ())], [ones(4)])
     assert shard.loaded
     assert np.concatenate([state.value for state in shard.slices]).tolist() == [1.0] * 4 + [2.0] * 4
 
 
 def test_values_that_come_after_loading_are_ignored() -> None:
     shard = one_slice()
-    shard.push([(0, 0, ())], [ones(5)], "w")
+    shard.dense.push([(0, 0, ())], [ones(5)], "w")
     before = state_of(shard)
-    shard.load([(0, 0, ())], [9 * ones(5)])
+    shard.dense.load([(0, 0, ())], [9 * ones(5)])
     assert state_of(shard) == before
 
 
@@ -419,7 +419,7 @@ def test_initial_values_that_do_not_fit_are_refused(parts, size, error) -> None:
     keyspace = KeySpace([Parameter("a", (3,), "float32"), Parameter("b", (2,), "float32")])
     shard = Shard(Placement.balance(keyspace, 1), 0, Rules())
     with pytest.raises(error):
-        shard.load(parts, [ones(size)])
+        shard.dense.load(parts, [ones(size)])
     assert not shard.loaded
 
 
@@ -427,4 +427,4 @@ def test_a_shard_of_nothing_is_loaded() -> None:
     placement = Placement.balance(KeySpace([Parameter("a", (1,), "float32")]), 2)
     shards = [Shard(placement, index, Rules()) for index in range(2)]
     assert sorted(shard.loaded for shard in shards) == [False, True]
-    assert sum(shard.arena_nbytes for shard in shards) == 8, "one value and one slot"
+    assert sum(shard.dense.arena_nbytes for shard in shards) == 8, "one value and one slot"

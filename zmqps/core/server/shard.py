@@ -1,0 +1,223 @@
+"""One server's part of a job: its dense slices and its tables, in step with each other; no messages, no peers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from zmqps.core.job.keyspace import Placement
+from zmqps.core.protocol.fields import Contributor
+from zmqps.core.protocol.messages import Message
+from zmqps.core.server.dense.beside import Beside
+from zmqps.core.server.dense.memory import HostMemory, Memory
+from zmqps.core.server.dense.part import DensePart
+from zmqps.core.server.dense.rules import Rules
+from zmqps.core.server.dense.slices import SliceState
+from zmqps.core.server.dense.steps import ShardSteps
+from zmqps.core.server.parts import Apply, Arrivals, ShardPart
+from zmqps.core.server.tables.rows import Rows
+from zmqps.core.treatments import Treatment
+
+
+class Shard:
+    """What one server has of a job.
+
+    Parameters
+    ----------
+    placement, index
+        The placement, and which shard of it this is.
+    rules
+        The optimizer.
+    reject_nonfinite
+        Whether gradients with NaN or infinity are refused.
+    synchronous
+        Gradients are kept apart by push until `commit` (`ShardSteps`); otherwise they are applied on arrival.
+    aggregate
+        Synchronous: how many gradients make a step; None: one of every worker.
+    retain
+        Synchronous: how many versions before the current one stay readable.
+    treatment
+        Not synchronous: what is done to stale gradients before they are applied.
+    memory
+        Where values, slots and gradients are kept.
+    required_nbytes
+        What was admitted for all of them.
+    beside
+        What may be there beside the values, for those that are read while they are updated; None: whatever is needed.
+    rows
+        Its sparse tables; None: it has none.
+
+    Attributes
+    ----------
+    parts
+        The slices and, if there are some, the tables, as what is done with both takes them.
+    came
+        Which of them have what they begin with.
+    remembers_reads
+        Whether it must hear of answers that workers compute from.
+    applies
+        What is done with each kind of push.
+    part_of
+        The part that each kind of push or pull is about.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        index: int,
+        rules: Rules,
+        *,
+        reject_nonfinite: bool = True,
+        synchronous: bool = False,
+        aggregate: int | None = None,
+        retain: int = 0,
+        treatment: Treatment | None = None,
+        memory: Memory | None = None,
+        required_nbytes: int = 0,
+        beside: Beside | None = None,
+        rows: Rows | None = None,
+    ) -> None:
+        self.placement = placement
+        self.index = index
+        self.required_nbytes = required_nbytes
+        self.memory = memory or HostMemory()
+        self.remembers_reads = treatment is not None and treatment.needs_read
+        self.came = Arrivals(slice_.index for slice_ in placement.slices[index])
+        self.dense = DensePart(
+            placement,
+            index,
+            rules,
+            self.came,
+            self.memory,
+            reject_nonfinite=reject_nonfinite,
+            aggregate=(aggregate or 1) if synchronous else None,
+            retain=retain,
+            treatment=treatment,
+            beside=beside,
+        )
+        self.rows = rows or Rows((), len(self.dense.slices))
+        self.rows.follow_steps(self.dense.steps)
+        self.parts: tuple[ShardPart, ...] = (self.dense, self.rows) if self.rows.tables else (self.dense,)
+        self.applies: dict[type[Message], Apply] = {}
+        self.part_of: dict[type[Message], ShardPart] = {}
+        all_parts: tuple[ShardPart, ...] = (self.dense, self.rows)  # one that has no table says so
+        for part in all_parts:
+            self.applies.update(part.applies)
+            self.part_of.update(dict.fromkeys((*part.applies, *part.pulls), part))
+
+    @property
+    def slices(self) -> Sequence[SliceState]:
+        """Its dense slices."""
+        return self.dense.slices
+
+    @property
+    def steps(self) -> ShardSteps | None:
+        """What it does in the synchronous mode; None: it is not synchronous."""
+        return self.dense.steps
+
+    @property
+    def counters(self) -> Counter[str]:
+        """What its slices count."""
+        return self.dense.counters
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing in it."""
+        return not any(part.numbers for part in self.parts)
+
+    @property
+    def loaded(self) -> bool:
+        """Whether every slice has its initial values, and every table what it begins with."""
+        return self.came.loaded
+
+    @property
+    def version(self) -> int:
+        """Synchronous: how many steps have been committed."""
+        return 0 if self.dense.steps is None else self.dense.steps.version
+
+    @property
+    def has_open_step(self) -> bool:
+        """Whether gradients, of parameters or of rows, wait for a commit."""
+        return any(part.has_open_step for part in self.parts)
+
+    def begin_at(self, version: int) -> None:
+        """Go on with a step: the shard was restored, if only without a slice of its own."""
+        if self.dense.steps is not None:
+            self.dense.steps.version = version
+
+    def commit(
+        self, step: int, contributors: Sequence[Contributor], terms: Sequence[float] = (), examples: int = 0, *,
+        left_out: bool = False,
+    ) -> None:  # fmt: skip
+        """Apply the mean of a step's gradients; what fails may be asked for again, and goes on where it failed."""
+        for part in reversed(self.parts):  # new rows are what is refused most easily
+            part.commit(step, contributors, terms, examples, left_out=left_out)
+        for part in reversed(self.parts):
+            part.close(step, contributors)
+
+    def end_step(self, step: int) -> None:
+        """End a step that another copy has committed: what nobody pushed gets its version, too."""
+        for part in self.parts:
+            part.end_step(step)
+
+    # --- a copy that gets its values from others ---------------------------------------------------
+
+    def follow(self) -> None:
+        """Become a copy that gets all it has from others, if that is only a step."""
+        self.came.follow(number for part in self.parts for number in part.numbers)
+
+    def adopted(self, step: int, *numbers: int) -> None:
+        """Another copy has sent some slices or tables, after so many steps: be whole if these were all."""
+        self.begin_at(step)
+        self.came.adopt(*numbers)
+
+    def filled(self) -> None:
+        """All has come."""
+        self.came.adopt(*self.came.missing)
+
+    @property
+    def num_present(self) -> int:
+        """How many slices need not come any more."""
+        return sum(state.slice.index not in self.came.missing for state in self.slices)
+
+    # --- figures -----------------------------------------------------------------------------------
+
+    def time_with(self, clock: Callable[[], float]) -> None:
+        """Count how long updates take from now on, by a clock in seconds."""
+        for part in self.parts:
+            for timing in part.timings:
+                timing.clock = clock
+
+    @property
+    def reserved_nbytes(self) -> int:
+        """Memory that was admitted for it, or granted to it since."""
+        return self.required_nbytes + sum([part.granted_nbytes for part in self.parts])
+
+    @property
+    def untouched_nbytes(self) -> int:
+        """Memory that was admitted for it and does not show in what the host uses yet."""
+        held = sum([part.held_nbytes(loaded=self.came.loaded) for part in self.parts])
+        return max(0, self.reserved_nbytes - held)
+
+    def figures(self) -> Mapping[str, Any]:
+        """Return what the status shows."""
+        timings = [timing for part in self.parts for timing in part.timings]
+        found: dict[str, Any] = {**self.memory.counters(), "version": self.version}
+        for part in self.parts:
+            found |= part.figures()
+        found["apply_seconds"] = round(sum([timing.seconds for timing in timings]), 6)
+        found["applies"] = sum([timing.num for timing in timings])
+        return found
+
+    def forget(self, incarnation: bytes) -> None:
+        """A worker has gone."""
+        for part in self.parts:
+            part.forget(incarnation)
+
+    def validate(self) -> None:
+        """Assert that slices cover the shard and that steps add up."""
+        for state, slice_ in zip(self.slices, self.placement.slices[self.index], strict=True):
+            assert state.slice is slice_ or state.slice == slice_
+        for part in self.parts:
+            part.validate(None if self.dense.steps is None else self.version, self.came.missing)
