@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator
 
 import pytest
 
+from tests.counts import MAX_ATTRIBUTES, attributes, classes, parsed
 from tests.imports import (
     ROOT,
     Graph,
@@ -749,3 +750,20 @@ def test_subjects_of_commits_are_short() -> None:
     if subjects is None:
         pytest.skip("no history back to the first commit that is checked")
     assert [subject for subject in subjects.splitlines() if len(subject) > MAX_SUBJECT] == []
+
+
+#: Classes of the core with more than `MAX_ATTRIBUTES` attributes, and why.
+MANY_ATTRIBUTES = {
+    "CoordinatorMachine": "it puts the coordinator's parts together: one attribute a part",
+    "JobRun": "it puts the parts of one job together",
+    "CoordinatorOptions": "what can be said on the command line",
+    "JobSpec": "what can be said of a job; it travels as it is",
+    "Hello": "what a node says of itself; it travels as it is",
+    "Statistics": "what a worker's user may read, by its names in metrics and documents",
+}
+
+
+def test_classes_of_the_core_have_few_attributes() -> None:
+    many = {node.name for _, node in classes(parsed(ROOT), "zmqps/core/") if len(attributes(node)) > MAX_ATTRIBUTES}
+    assert many == set(MANY_ATTRIBUTES), "group what belongs together, or say here why it cannot be"
+    assert len(MANY_ATTRIBUTES) <= 6

@@ -20,7 +20,8 @@ KEPT = {
     "Claims": "_last",
     "Erasures": "_awaited _moved",
     "ClusterEnd": "ending unsaved",
-    "Jobs": "runs begun",
+    "Jobs": "runs",
+    "Resumptions": "used",
     "Epochs": "next",
     "EndedJobs": "by_name",
     "JobRun": "name lost_shard",
@@ -65,13 +66,14 @@ NOT_KEPT = {
     "Processes": "_living _ended",
     "MemberInfo": "peer roster seen_at reported",
     "Epochs": "_changed",
+    "Resumptions": "_by_name _changed",
     "Roster": "_expected _numbered _lowest _next _names _doubts num_finished",
     "Fleet": "_expected _numbered _lowest _next _names _doubts num_finished",
     "Claims": "_living _ranks",
     "Erasures": "_changed _not_before _timer",
     "ClusterEnd": "_changed _idle_timeout _members _anybody _due asked save is_saving close _timer",
     "NoteReceiver": "history num_taken num_lost _changed",
-    "Jobs": ("ended _changes _options _membership _erasures _cluster_end _new_run _resumptions closing saver touched"),
+    "Jobs": ("ended _changes _options _membership _erasures _cluster_end _new_run resumptions closing saver touched"),
     "EndedJobs": "_changed _answers",
     "JobRun": (
         "_changed members workers observers _options _servers occupancy places attendance spares losses steps startup "
@@ -137,6 +139,7 @@ def parts() -> Iterator[Any]:
         machine.erasures,
         run.workers,
         machine.epochs,
+        machine.jobs.resumptions,
     )
     yield from (machine.drains, *machine.drains.going.values(), machine.scales, run.replication.recuts)
     yield from (*machine.membership.members.values(), machine.membership.processes)

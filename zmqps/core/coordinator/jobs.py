@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
 from typing import Any, Protocol
 
 from zmqps.core.coordinator.described import difference, read
@@ -16,7 +15,7 @@ from zmqps.core.coordinator.members.erasures import Erasures
 from zmqps.core.coordinator.members.losses import ASKED, DOWN, end_of_cluster
 from zmqps.core.coordinator.members.membership import MemberInfo, Membership
 from zmqps.core.coordinator.options import CoordinatorOptions
-from zmqps.core.coordinator.placement.resumption import Resumption
+from zmqps.core.coordinator.placement.resumption import Resumption, Resumptions
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.node.timers import Timer, Wheel
 from zmqps.core.protocol import exits
@@ -209,7 +208,7 @@ class Jobs:
     wheel
         The coordinator's timers.
     resumptions
-        The checkpoints that jobs of these names begin from, the first time.
+        The checkpoints that jobs of some names begin from, the first time.
 
     Attributes
     ----------
@@ -221,8 +220,8 @@ class Jobs:
         Those that have ended.
     closing
         Those that end as soon as they are saved once more.
-    begun
-        Those that have begun from a checkpoint, and ended.
+    resumptions
+        The checkpoints that they begin from.
     saver
         Saves them once more before they end.
     """
@@ -236,7 +235,7 @@ class Jobs:
         new_run: Callable[[str, str, Resumption | None], JobRun],
         changes: DirtyKeys,
         wheel: Wheel,
-        resumptions: Mapping[str, Resumption] = MappingProxyType({}),
+        resumptions: Resumptions,
     ) -> None:
         self.runs: dict[str, JobRun] = {}
         self.touched = TouchedJobs(self.runs, wheel)
@@ -247,8 +246,7 @@ class Jobs:
         self._erasures = erasures
         self._cluster_end = cluster_end
         self._new_run = new_run
-        self._resumptions = resumptions
-        self.begun: dict[str, None] = {}
+        self.resumptions = resumptions
         self.closing: dict[str, Closing] = {}
         self.saver: LastSaver = NoSaver()
 
@@ -265,8 +263,7 @@ class Jobs:
         if len(self.runs) >= MAX_JOBS:
             raise LimitError(what="number of jobs", got=len(self.runs) + 1, limit=MAX_JOBS)
         before = self.ended.how(name)
-        resumption = None if name in self.begun else self._resumptions.get(name)
-        return self._new_run(name, before, resumption)
+        return self._new_run(name, before, self.resumptions.of(name))
 
     def of_epoch(self, epoch: int, server: MemberInfo) -> JobRun | None:
         """Return the job of which a server has the copy of this number, and what it says touches it."""
@@ -323,9 +320,8 @@ class Jobs:
         for data in run.data.names:
             self._changes.add("data", set_key(run.name, data))
         trained = run.startup.placement is not None
-        if run.startup.ready and run.name in self._resumptions:
-            self.begun[run.name] = None  # what was saved has been trained on
-            self._changes.add("cluster")
+        if run.startup.ready:
+            self.resumptions.use_up(run.name)  # what was saved has been trained on
         if trained:
             self.ended.add(run.name, how, run.startup.epoch, now)
             well = run.lost_shard is None and not run.losses

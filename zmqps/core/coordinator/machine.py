@@ -25,7 +25,7 @@ from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.placement.drains import Drains
 from zmqps.core.coordinator.placement.fleet import Fleet
 from zmqps.core.coordinator.placement.holders import OF_HOLDERS, Holders
-from zmqps.core.coordinator.placement.resumption import Resumption
+from zmqps.core.coordinator.placement.resumption import Resumption, Resumptions
 from zmqps.core.coordinator.placement.scales import Scales
 from zmqps.core.coordinator.remembered import dump, restore
 from zmqps.core.coordinator.run import JobRun
@@ -156,7 +156,14 @@ class CoordinatorMachine:
             return JobRun(name, options, self.servers, take, before, root, resumption, self.changes)
 
         self.jobs = Jobs(
-            options, self.membership, self.erasures, self.cluster_end, new_run, self.changes, self.wheel, resumptions
+            options,
+            self.membership,
+            self.erasures,
+            self.cluster_end,
+            new_run,
+            self.changes,
+            self.wheel,
+            Resumptions(resumptions, self.changes.of("cluster")),
         )
         self.runs, self.touched = self.jobs.runs, self.jobs.touched
         self.touched.ring, self.touched.due_of = self._job_due, self._due_of

@@ -122,13 +122,13 @@ def restore(machine: JournalHost, kept: Mapping[str, Plain], now: float) -> None
 
 
 def _dump_cluster(machine: JournalHost) -> Plain:
-    return [machine.epochs.next, machine.cluster_end.dump(), list(machine.jobs.begun), machine.lives]
+    return [machine.epochs.next, machine.cluster_end.dump(), list(machine.jobs.resumptions.used), machine.lives]
 
 
 def _restore_cluster(machine: JournalHost, kept: Plain, now: float) -> None:
     if kept is not None:
         machine.epochs.next, ending, begun, machine.lives = kept
-        machine.jobs.begun = dict.fromkeys(begun)
+        machine.jobs.resumptions.used.update(dict.fromkeys(begun))
         machine.cluster_end.restore(ending, now)
     machine.lives += 1
     machine.checkpoints.numbers = count(machine.lives << 32)  # servers may have some of a life before in hand

@@ -45,7 +45,18 @@ AWAY_BEATS = 2.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Identity:
+class Launched:
+    """What a process has got of those who have started it; by default nothing: it was started by hand."""
+
+    token: bytes = field(default=b"", repr=False)  # of the task that a supervisor starts again; empty: it does not
+    life: int = 0  # how often that has been started again
+    process: bytes = b""  # the one that a supervisor has started and with which this one ends; empty: there is none
+    spare: bool = False  # a server beyond those that the cluster waits for
+    index: int | None = None  # the number that its launcher has given it; None: it was started by hand
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity(Launched):
     """Who this process is, for `Hello`."""
 
     role: str
@@ -60,11 +71,6 @@ class Identity:
     end_key: bytes = field(default=b"", repr=False)  # who knows it may end jobs where there is no job secret
     server_key: bytes = field(default=b"", repr=False)  # who knows it may be a server; empty: anybody who may join
     keyed: bool = False  # whether nobody connects to this process without a key
-    token: bytes = field(default=b"", repr=False)  # of the task that a supervisor starts again; empty: it does not
-    life: int = 0  # how often that has been started again
-    process: bytes = b""  # the one that a supervisor has started and with which this one ends; empty: there is none
-    spare: bool = False  # a server beyond those that the cluster waits for
-    index: int | None = None  # the number that its launcher has given it; None: it was started by hand
 
     def hello(self, ticket: bytes = b"", epoch: int = 0) -> Hello:
         """Return the first message of a connection: to a server with a ticket, else to the coordinator."""

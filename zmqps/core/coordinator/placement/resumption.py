@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from zmqps.core.coordinator.journal import Changed, nothing
 from zmqps.core.job.spec import JobSpec, shown
 from zmqps.core.protocol.terms import Rates
 from zmqps.errors import JobMismatchError
@@ -111,3 +112,35 @@ class Resumption:
     def told(self) -> dict[str, Any]:
         """Return what members are told (`Job.restored`)."""
         return {"path": self.path, "version": self.version, "state": dict(self.state)}
+
+
+class Resumptions:
+    """The checkpoints that jobs of some names begin from, the first time.
+
+    Parameters
+    ----------
+    by_name
+        Those checkpoints.
+    changed
+        Called when one is used up.
+
+    Attributes
+    ----------
+    used
+        The jobs that have begun so, and ended.
+    """
+
+    def __init__(self, by_name: Mapping[str, Resumption], changed: Changed = nothing) -> None:
+        self.used: dict[str, None] = {}
+        self._by_name = by_name
+        self._changed = changed
+
+    def of(self, name: str) -> Resumption | None:
+        """Return what a job of this name begins from now; None: from its initial values."""
+        return None if name in self.used else self._by_name.get(name)
+
+    def use_up(self, name: str) -> None:
+        """A job of this name has ended."""
+        if name in self._by_name:
+            self.used[name] = None
+            self._changed()
