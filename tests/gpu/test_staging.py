@@ -445,10 +445,10 @@ def test_a_worker_trains_on_a_server_with_a_device(new_device: NewDevice) -> Non
     values = np.linspace(-1, 1, 1024, dtype=np.float32)
     server.take("w", Load(1, 1, [(0, 0, ())], [values]))
     host = make_shard(CONFIG, spec, where, 0)
-    host.load([(0, 0, ())], [values])
+    host.dense.load([(0, 0, ())], [values])
     for number in range(3):
         gradient = np.full(1024, number + 0.5, np.float32)
-        host.push([(0, 0, ())], [gradient], "w")
+        host.dense.push([(0, 0, ())], [gradient], "w")
         answer = server.take("w", push(number, [gradient], reply=number == 2))
         assert errors(answer) == []
     assert sent(answer, Ack) == []

@@ -886,10 +886,10 @@ def test_a_server_that_takes_a_slice_for_written_that_was_not(monkeypatch: Patch
 
 
 def test_a_restored_shard_without_its_slots(monkeypatch: Patch) -> None:
-    def restore(original: Any, shard: Shard, index: int, value: Any, slots: Any, *rest: Any) -> None:
+    def restore(original: Any, shard: DensePart, index: int, value: Any, slots: Any, *rest: Any) -> None:
         original(shard, index, value, [], *rest)
 
-    wrap(monkeypatch, Shard, "restore", restore)
+    wrap(monkeypatch, DensePart, "restore", restore)
     caught("sync-saves", "is not the sequential reference")
 
 

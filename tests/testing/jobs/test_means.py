@@ -39,7 +39,9 @@ def test_a_server_that_measures_the_mean_of_those_who_have_pushed_and_applies_th
 
 
 def test_a_server_that_divides_rows_by_those_alone_who_have_pushed(monkeypatch: Patch) -> None:
-    def commit(original: Any, rows: Rows, step: int, contributors: Any, examples: int, **flags: Any) -> None:
+    def commit(
+        original: Any, rows: Rows, step: int, contributors: Any, terms: Any, examples: int, **flags: Any
+    ) -> None:
         original(rows, step, contributors, **flags)
 
     wrap(monkeypatch, Rows, "commit", commit)

@@ -11,9 +11,9 @@ from tests.testing.test_invariants import caught, wrap
 from zmqps.core.protocol.terms import SET
 from zmqps.core.server.dense import aggregate
 from zmqps.core.server.dense.aggregate import Stage
+from zmqps.core.server.dense.part import DensePart
 from zmqps.core.server.ledger import Ledger, Result
 from zmqps.core.server.machine import ServerMachine
-from zmqps.core.server.shard import Shard
 from zmqps.core.worker.layout import moves
 from zmqps.core.worker.transfer import PushTransfer
 
@@ -47,10 +47,10 @@ def test_a_mean_of_values_that_has_gradients_in_it(monkeypatch: Patch) -> None:
 
 
 def test_a_backup_that_takes_values_for_gradients(monkeypatch: Patch) -> None:
-    def replay(original: Any, shard: Shard, parts: Any, payload: Any, terms: Any, values: Any) -> None:
+    def replay(original: Any, shard: DensePart, parts: Any, payload: Any, terms: Any, values: Any) -> None:
         original(shard, parts, payload, terms, ())
 
-    wrap(monkeypatch, Shard, "replay", replay)
+    wrap(monkeypatch, DensePart, "replay", replay)
     caught("sync-values-replicas", "differs from uninterrupted training")
 
 
@@ -72,9 +72,9 @@ def test_a_server_that_sets_again_what_was_set_before(monkeypatch: Patch) -> Non
 
     setting: list[bool] = []
 
-    def push(original: Any, machine: ServerMachine, client: Any, tenant: Any, message: Any, held: bool = False) -> Any:
+    def push(original: Any, machine: ServerMachine, client: Any, tenant: Any, message: Any) -> Any:
         setting[:] = [True] if message.terms and message.terms[0] == SET else []
-        return original(machine, client, tenant, message, held)
+        return original(machine, client, tenant, message)
 
     wrap(monkeypatch, Ledger, "recall", recall)
     monkeypatch.setattr(Ledger, "record", lambda self, seq, result: self.results.update({seq: result}))
@@ -83,11 +83,11 @@ def test_a_server_that_sets_again_what_was_set_before(monkeypatch: Patch) -> Non
 
 
 def test_a_server_that_counts_one_thing_that_is_set_for_another(monkeypatch: Patch) -> None:
-    def push(original: Any, machine: ServerMachine, client: Any, tenant: Any, message: Any, held: bool = False) -> Any:
+    def push(original: Any, machine: ServerMachine, client: Any, tenant: Any, message: Any) -> Any:
         index, version, ranges = message.parts[0]
         if message.terms and not ranges:  # a whole slice, of a buffer
             message = replace(message, parts=[(index ^ 1, version, ()), *message.parts[1:]])
-        return original(machine, client, tenant, message, held)
+        return original(machine, client, tenant, message)
 
     wrap(monkeypatch, ServerMachine, "_push", push)
     caught("async-values", "nobody has set")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.testing.test_invariants import Patch, caught, wrap
+from zmqps.core.server.dense.part import DensePart
 from zmqps.core.server.tables import rows as server_rows
 from zmqps.core.server.tables.row_changes import _Mark
 from zmqps.core.server.tables.row_snapshot import RowSnapshot
@@ -137,7 +138,8 @@ def test_a_server_that_loses_rows_of_a_step(monkeypatch: Patch) -> None:
 
 
 def test_a_server_that_reads_rows_before_their_step_is_over(monkeypatch: Patch) -> None:
-    monkeypatch.setattr("zmqps.core.server.machine.is_available", lambda shard, message: True)
+    for part in (Rows, DensePart):
+        monkeypatch.setattr(part, "is_available", lambda part, message: True)
     caught("sync-rows-twisted", "and has read version")
 
 

@@ -22,6 +22,7 @@ from zmqps.core.node.awake import AwakeClock
 from zmqps.core.node.timers import Wheel
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.messages import Assign, Message
+from zmqps.core.server.dense.part import DensePart
 from zmqps.core.server.tenant import Tenant
 from zmqps.core.worker.connections.link import SHORT_S, Resends
 from zmqps.core.worker.operations import Attached, EnterBarrier, Join, StartJob
@@ -258,7 +259,7 @@ def test_a_leader_that_answers_pulls_without_asking_its_backups(monkeypatch: Pat
 
 @pytest.mark.parametrize("seed", range(3))
 def test_a_server_that_answers_a_pull_with_an_older_version_than_it_asks_for(monkeypatch: Patch, seed: int) -> None:
-    monkeypatch.setattr("zmqps.core.server.machine.is_available", lambda shard, message: True)
+    monkeypatch.setattr(DensePart, "is_available", lambda dense, message: True)
     assert "and has read version" in violated(SCENARIOS["sync-freezes"].simulation(seed))
 
 

@@ -17,6 +17,7 @@ from zmqps.core.server.tables.table import RowTable
 from zmqps.rows.store import RowStore
 
 Patch = pytest.MonkeyPatch
+NOTHING = np.empty(0, np.int64)
 
 
 def test_a_leader_that_tells_its_backups_nothing_of_rows(monkeypatch: Patch) -> None:
@@ -59,7 +60,9 @@ def test_a_record_without_the_number_of_the_tables_updates(monkeypatch: Patch) -
 def test_a_backup_that_forgets_whose_push_has_changed_rows(monkeypatch: Patch) -> None:
     original = row_records.rows_now
     monkeypatch.setattr(
-        row_records, "rows_now", lambda table, rows, gone=(), pushed=None, **more: original(table, rows, gone, **more)
+        row_records,
+        "rows_now",
+        lambda table, rows, gone=NOTHING, pushed=None, **more: original(table, rows, gone, **more),
     )
     caught("async-rows-replicas", "may not know soon")
 

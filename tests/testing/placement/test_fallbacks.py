@@ -14,9 +14,8 @@ from zmqps.core.coordinator.placement.fallback import Fallback
 from zmqps.core.coordinator.placement.views import ChangeKind, MemberViews, ViewChange
 from zmqps.core.coordinator.training.data import DataSets
 from zmqps.core.protocol.events import Action
-from zmqps.core.server.ledger import Ledger
-from zmqps.core.server.shard import Shard
-from zmqps.core.server.tenant import Tenant
+from zmqps.core.server.dense.part import DensePart
+from zmqps.core.server.ledger import Ledgers
 from zmqps.core.worker.layout.sent import Sent
 from zmqps.core.worker.pace import Pace
 
@@ -38,19 +37,17 @@ def test_one_shard_that_is_loaded_from_another_checkpoint_than_the_others(monkey
 
 
 def test_a_server_that_does_not_take_the_ledger_of_the_checkpoint(monkeypatch: Patch) -> None:
-    wrap(monkeypatch, Tenant, "recall", lambda original, self, ledgers: original(self, ledgers and {}))
+    wrap(monkeypatch, Ledgers, "recall", lambda original, self, ledgers: original(self, ledgers and {}))
     caught("async-falls", "pushes are lost", begin=4)
 
 
 def test_a_server_that_takes_pushes_for_applied_that_came_after_the_checkpoint(monkeypatch: Patch) -> None:
-    def ledger(original: Any, tenant: Tenant, who: bytes) -> Ledger:
-        found: Ledger = original(tenant, who)
-        if tenant.ledgers.recalled and not getattr(tenant, "later", None):
-            tenant.later = True  # type: ignore[attr-defined]
+    def recall(original: Any, ledgers: Ledgers, plain: Any) -> None:
+        original(ledgers, plain)
+        for found in list(ledgers.values())[:1] if plain else []:
             found.results.update({seq: ((1,), (0,)) for seq in range(found.floor + 1, found.floor + 60)})
-        return found
 
-    wrap(monkeypatch, Tenant, "ledger", ledger)
+    wrap(monkeypatch, Ledgers, "recall", recall)
     caught("async-falls", "an acknowledged push is missing")
 
 
@@ -69,10 +66,10 @@ def test_a_worker_that_is_not_told(monkeypatch: Patch) -> None:
 
 
 def test_a_shard_that_is_not_quite_what_was_saved(monkeypatch: Patch) -> None:
-    def restore(original: Any, shard: Shard, index: int, value: Any, *rest: Any) -> None:
+    def restore(original: Any, shard: DensePart, index: int, value: Any, *rest: Any) -> None:
         original(shard, index, value + (index == 0 and value.any()), *rest)
 
-    wrap(monkeypatch, Shard, "restore", restore)
+    wrap(monkeypatch, DensePart, "restore", restore)
     caught("async-falls", ", /default/", begin=12)
 
 

@@ -9,9 +9,9 @@ import pytest
 from tests.testing.test_invariants import caught, wrap
 from zmqps.core.coordinator.training.rates import Numbers
 from zmqps.core.coordinator.training.steps import Commits
+from zmqps.core.server.dense.part import DensePart
 from zmqps.core.server.dense.rules import Kernels
 from zmqps.core.server.dense.steps import ShardSteps
-from zmqps.core.server.shard import Shard
 
 Patch = pytest.MonkeyPatch
 
@@ -30,7 +30,7 @@ def test_a_server_that_measures_another_mean_than_it_applies(monkeypatch: Patch)
 
 
 def test_a_backup_that_replays_a_mean_without_its_terms(monkeypatch: Patch) -> None:
-    wrap(monkeypatch, Shard, "replay", lambda original, self, parts, payload, *_: original(self, parts, payload))
+    wrap(monkeypatch, DensePart, "replay", lambda original, self, parts, payload, *_: original(self, parts, payload))
     caught("sync-terms-replicas", "differs from uninterrupted training")
 
 
