@@ -247,7 +247,7 @@ def test_one_who_gives_nothing_back_costs_a_server_three_times_its_values_and_no
         (shard,) = cluster.shards()
         (lane,) = cluster.servers[0]._lanes.values()
         assert lane.segment.lender.num_loans > 40
-        assert 0 < shard.counters["spare_nbytes"] <= 2 * shard.arena_nbytes
+        assert 0 < shard.counters["spare_nbytes"] <= 2 * shard.dense.arena_nbytes
         assert all((params["b"] == -float(step)).all() for step, params in enumerate(held))
 
 
