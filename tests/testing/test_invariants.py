@@ -21,7 +21,7 @@ from zmqps.core.coordinator.members.roster import Roster
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.saving.checkpoints import Checkpoints
 from zmqps.core.coordinator.training.data import DataSet
-from zmqps.core.coordinator.training.steps import Steps
+from zmqps.core.coordinator.training.steps import Commits, Steps
 from zmqps.core.node.handshake import Handshake
 from zmqps.core.node.member import Member
 from zmqps.core.node.timers import Timer
@@ -554,8 +554,8 @@ def test_a_coordinator_that_forgets_when_a_part_of_it_is_due(monkeypatch: Patch,
 
 
 def test_a_coordinator_that_ends_a_job_before_its_last_step_is_applied(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Steps, "settled", True)
-    caught("jobs-ended", "steps", begin=171)
+    monkeypatch.setattr(Commits, "settled", True)
+    caught("jobs-ended", "steps", begin=107)
 
 
 # --- connections that break ---------------------------------------------------------------------
@@ -579,11 +579,11 @@ def test_a_coordinator_that_tells_servers_only_once_that_a_member_has_gone(mode:
 
 
 def test_a_coordinator_that_tells_servers_after_the_step_that_is_complete_without_a_member(monkeypatch: Patch) -> None:
-    def depart(original: Any, partings: Partings, *arguments: Any) -> Any:
-        actions = original(partings, *arguments)
-        return sorted(actions, key=lambda action: isinstance(getattr(action, "message", None), Departed))
+    def recorded(original: Any, machine: CoordinatorMachine, actions: list[Action], now: float) -> Any:
+        late = sorted(actions, key=lambda action: isinstance(getattr(action, "message", None), Departed))
+        return original(machine, late, now)
 
-    wrap(monkeypatch, Partings, "depart", depart)
+    wrap(monkeypatch, CoordinatorMachine, "_recorded", recorded)
     caught("sync-departures", "before a step")
 
 

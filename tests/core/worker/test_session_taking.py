@@ -8,7 +8,7 @@ from tests.core.machines import job, logged, resolved, sent
 from tests.core.worker.test_session import S0, S1, Session
 from zmqps.core.job.data import DataSpec
 from zmqps.core.protocol.events import Action
-from zmqps.core.protocol.messages import Arrive, Proceed, Pull, Push, Range, Waiting, Withdraw
+from zmqps.core.protocol.messages import Arrive, Fetch, Proceed, Pull, Push, Range, Waiting, Withdraw
 from zmqps.core.protocol.messages import Take as TakeMessage
 from zmqps.core.worker.operations import Advance, TakeRange
 from zmqps.core.worker.questions import RETRY_S
@@ -80,6 +80,16 @@ def test_an_answer_to_an_older_step_does_not_turn_the_clock_back() -> None:
     session.get(Range(take.request, 0, 4, 40, 50, 6))
     session.get(Proceed(arrive.request, 1, 1))
     assert {m.step for m in sent(push(session, whole=True), Push)} == {6}
+
+
+def test_what_is_fetched_by_the_number_of_the_arrival_is_none_of_the_step() -> None:
+    session = synchronous()
+    (arrive,) = sent(push(session, whole=True), Arrive)
+    fetch = Fetch(arrive.request, 1, session.machine.member.identity.incarnation, 0)
+    assert resolved(session.get(fetch)) == []
+    assert session.machine.transfers.pace.arrive == arrive, "it waits on"
+    session.get(Proceed(arrive.request, 1, 1))
+    assert {m.step for m in sent(push(session, whole=True), Push)} == {1}
 
 
 def test_gradients_of_a_step_that_went_by_meanwhile_are_dropped_and_counted() -> None:

@@ -57,7 +57,7 @@ def test_a_worker_that_forgets_what_was_left_out_when_shards_are_cut_anew(monkey
 
 
 def test_a_step_without_those_that_were_given_up_is_the_mean_of_the_others() -> None:
-    report = SCENARIOS["sync-coded-twisted-freezes"].simulation(39).run()
+    report = SCENARIOS["sync-coded-twisted-freezes"].simulation(73).run()
     assert report.outcomes["EvictedError"] == 2
 
 

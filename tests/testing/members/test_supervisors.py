@@ -10,6 +10,7 @@ import pytest
 from tests.testing.test_invariants import Patch, caught, wrap
 from zmqps.core.coordinator import operators
 from zmqps.core.coordinator.members.processes import Processes
+from zmqps.core.protocol.messages import Exited
 from zmqps.testing.members.supervisors import Reported
 from zmqps.testing.scenarios import SCENARIOS
 
@@ -28,7 +29,7 @@ def test_nodes_are_lost_by_what_their_supervisors_tell(name: str) -> None:
 
 
 def test_a_coordinator_that_takes_no_notice_of_reports(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(operators, "note_exit", lambda host, peer, message, now: [])
+    monkeypatch.setitem(operators.ORDERS, Exited, lambda host, peer, message, now: [])
     caught("async-reported", "has ended, and is not known to be lost")
 
 

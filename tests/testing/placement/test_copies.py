@@ -200,4 +200,4 @@ def test_a_coordinator_that_remembers_which_shards_lack_backups(monkeypatch: Pat
 
 def test_a_coordinator_that_keeps_copies_that_nobody_wants_any_more(monkeypatch: Patch) -> None:
     monkeypatch.setattr(CopiesOfJob, "_surplus", lambda self, wanted, heard_since: [])
-    caught("async-scales-drains-replicas", "are wanted", begin=53)
+    caught("async-scales-drains-replicas", "are wanted", begin=38)

@@ -90,7 +90,7 @@ def test_gradients_that_were_brought_before_and_count_after(monkeypatch: Patch) 
 
 def test_what_a_worker_says_of_steps_that_are_gone_and_counts(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Fallback, "makes_moot", lambda self, member: False)
-    caught("sync-falls-returned", "counts pushes", begin=178)
+    caught("sync-falls-returned", "counts pushes", begin=13)
 
 
 def test_data_sets_that_stay_where_they_are(monkeypatch: Patch) -> None:

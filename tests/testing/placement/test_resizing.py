@@ -147,5 +147,5 @@ def test_members_that_hear_of_moves_before_they_know_the_shards(monkeypatch: Pat
 
 
 def test_jobs_that_nobody_cuts(monkeypatch: Patch) -> None:
-    wrap(monkeypatch, Scales, "_move", lambda original, self, run, servers, now: ([], True))
+    wrap(monkeypatch, Scales, "_move", lambda original, self, scaling, run, servers, now: ([], True))
     caught("async-scales", "a job is not cut for them")

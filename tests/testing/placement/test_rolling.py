@@ -133,7 +133,7 @@ def test_workers_that_are_not_told_where_a_shard_is_now(monkeypatch: Patch) -> N
         change, told = original(views, kind, *arguments, **more)
         if kind is not ChangeKind.MOVED:
             return change, told
-        views._open.pop(change.revision, None)
+        views.open.pop(change.revision, None)
         return change, []
 
     wrap(monkeypatch, MemberViews, "begin", begin)

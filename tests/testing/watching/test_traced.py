@@ -95,14 +95,6 @@ def test_a_coordinator_that_passes_nothing_on(monkeypatch: Patch) -> None:
     caught("async-traces", "still waits for its trace")
 
 
-def test_a_worker_that_takes_what_it_is_to_hand_out_for_the_end_of_its_step(monkeypatch: Patch) -> None:
-    def any_number(message: object, request: int) -> bool:
-        return getattr(message, "request", 0) == request
-
-    monkeypatch.setattr("zmqps.core.worker.session._answers", any_number)
-    caught("sync-traces-everything", "waits although all is well")
-
-
 def test_without_these_all_is_well() -> None:
     for seed in range(2):
         assert violated(SCENARIOS["async-traces"].simulation(seed)) == ""
