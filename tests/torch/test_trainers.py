@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -210,7 +211,9 @@ def test_training_is_not_resumed_without_its_moments_or_behind_the_job(
             fit(tmp_path / "ours", bert, worker, resume=True, **SAVED)
 
 
-def test_two_workers_with_half_batches_train_and_resume_as_one_does_with_whole_ones(tmp_path: Path) -> None:
+def test_two_workers_with_half_batches_train_and_resume_as_one_does_with_whole_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     saved = {**SAVED, "gradient_accumulation_steps": 1}  # Accelerate keeps where that is for all threads of a process
     expected = fit(tmp_path / "plain", bert, max_grad_norm=0.3, **saved)
     options = {**saved, "per_device_train_batch_size": BATCH // 2, "max_grad_norm": 0.0, "clip_norm": 0.3}
@@ -222,8 +225,11 @@ def test_two_workers_with_half_batches_train_and_resume_as_one_does_with_whole_o
             worker.barrier("end", timeout=PATIENCE)
             return trainer.model
 
-    # Transformers allows what its files need while one thread reads, and then takes that from the other one as well
-    with transformers.trainer_pt_utils.safe_globals(), ThreadPoolExecutor(2) as threads:
+    # Transformers allows what its files need while one thread reads, and then takes that from the whole process: here
+    # it is allowed for as long as either reads
+    allowed = transformers.trainer_pt_utils.safe_globals()
+    monkeypatch.setattr(transformers.trainer, "safe_globals", nullcontext)
+    with allowed, ThreadPoolExecutor(2) as threads:
         for end in (5, None):
             with cluster(tmp_path / "ps", workers=2, restore=None if end else tmp_path / "ps") as served:
                 trainers = [prepare(tmp_path / name, bert, end=end, **options) for name in "ab"]
