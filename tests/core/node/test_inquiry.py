@@ -8,6 +8,7 @@ from zmqps.core.node.inquiry import AGAIN_S, Inquiry
 from zmqps.core.protocol.events import (
     COORDINATOR,
     Connect,
+    Connected,
     Disconnected,
     Exit,
     Look,
@@ -17,7 +18,7 @@ from zmqps.core.protocol.events import (
     Stop,
     Undecodable,
 )
-from zmqps.core.protocol.messages import EndJob, Error, JobEnded, Left, Status, StatusRequest
+from zmqps.core.protocol.messages import EndJob, Error, Exited, ExitNoted, JobEnded, Left, Status, StatusRequest
 from zmqps.errors import LimitError, ProtocolError
 
 ASK = Send(COORDINATOR, StatusRequest(1))
@@ -71,8 +72,18 @@ def test_texts_of_a_status_and_of_an_answer_can_be_shown() -> None:
     machine.handle(Received(COORDINATOR, Status(1, said)), 0.0)
     assert machine.status == {"a\\nb": [{"name": "\\x1b[2J", "pid": 7}], "state": "größer [red]"}
     machine = Inquiry("tcp://127.0.0.1:1", question=EndJob(1, "x"))
+    machine.start(0.0)
     machine.handle(Received(COORDINATOR, JobEnded(1, "a\rb")), 0.0)
     assert machine.text == "a\\rb"
+
+
+def test_only_the_first_answer_counts_of_a_question_that_was_sent_twice() -> None:
+    machine = Inquiry("tcp://127.0.0.1:1", question=Exited(1, b"token", "killed"))
+    machine.start(0.0)
+    assert len(machine.handle(Connected(COORDINATOR), 0.1)) == 1  # it asks again
+    assert len(machine.handle(Received(COORDINATOR, ExitNoted(1, ("server 1",))), 0.2)) == 1
+    assert machine.handle(Received(COORDINATOR, ExitNoted(1, ())), 0.2) == []  # it was no member any more
+    assert machine.lost == ["server 1"]
 
 
 def test_who_is_told_that_too_many_ask_asks_again() -> None:

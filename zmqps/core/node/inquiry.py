@@ -110,9 +110,9 @@ class Inquiry(RepeatedQuestion):
         if isinstance(event, Unreachable):
             self.error, self._due = event.error, None
             return [Exit(exits.FAILED, str(event.error))]
-        message = event.message if isinstance(event, Received) else None
-        if message is not None:
-            self._look_due = None
+        if not isinstance(event, Received) or self._due is None:
+            return []  # it was answered: what it has asked once more may be answered otherwise by now
+        message, self._look_due = event.message, None
         if isinstance(message, Status | Watched):
             self.error = None
             self.status = presented(message.status if isinstance(message, Status) else message.view)
