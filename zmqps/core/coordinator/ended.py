@@ -24,16 +24,10 @@ class Ended(NamedTuple):
 
 
 class EndedJobs:
-    """The last job of each name that has ended; the oldest are forgotten.
-
-    Parameters
-    ----------
-    changed
-        Called with the name of one that is new, or forgotten.
-    """
+    """The last job of each name that has ended; the oldest are forgotten."""
 
     def __init__(self, changed: Callable[[str], None] = lambda name: None) -> None:
-        self._changed = changed
+        self._changed = changed  # called with the name of one that is new, or forgotten
         self.by_name: OrderedDict[str, Ended] = OrderedDict()
         self._answers: OrderedDict[tuple[bytes, int, str], JobEnded] = OrderedDict()  # by nonce, to who ended one
 

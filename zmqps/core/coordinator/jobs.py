@@ -42,32 +42,12 @@ class TouchedJobs:
     """Which jobs an event has touched: nothing of others is looked for afterwards, neither when they are due.
 
     Whatever changes anything of a job touches it; `validate` notices where that is forgotten.
-
-    Parameters
-    ----------
-    runs
-        The jobs by name; shared with `Jobs`.
-    wheel
-        Has a timer for each of them.
-
-    Attributes
-    ----------
-    names
-        Those that the event has touched, and whether more than their timer has: whom somebody waits for may be another.
-    moving
-        Those of which copies move from one server to another.
-    spare
-        Those that have more copies than they are to have.
-    due_of
-        Returns when something of the job of a name is due.
-    ring
-        Does what is due of the job of a name.
     """
 
     def __init__(self, runs: Mapping[str, JobRun], wheel: Wheel) -> None:
-        self.names: dict[str, bool] = {}
-        self.moving: set[str] = set()
-        self.spare: set[str] = set()
+        self.names: dict[str, bool] = {}  # whether more than its timer: whom somebody waits for may be another
+        self.moving: set[str] = set()  # those of which copies move from one server to another
+        self.spare: set[str] = set()  # those that have more copies than they are to have
         self.due_of: Callable[[str], float | None] = lambda name: runs[name].next_deadline()
         self.ring: Callable[[str, float], list[Action]] = lambda name, now: []
         self._runs = runs
@@ -137,13 +117,7 @@ class TouchedJobs:
 
 
 class Epochs:
-    """The numbers of copies of shards: no copy has had that of another one.
-
-    Attributes
-    ----------
-    next
-        The next one.
-    """
+    """The numbers of copies of shards: no copy has had that of another one."""
 
     def __init__(self, changed: Changed = nothing) -> None:
         self.next = 1
@@ -189,53 +163,18 @@ class NoSaver:
 
 
 class Jobs:
-    """The jobs under way, and those that have ended.
-
-    Parameters
-    ----------
-    options
-        The coordinator's.
-    membership
-        The cluster's members: those of a job go with it.
-    erasures
-        Lets servers free what they keep of a job.
-    cluster_end
-        Where a cluster that is there for one job ends with it.
-    new_run
-        Returns a job that begins: ``new_run(name, before, resumption)``, where the one before it has ended so.
-    changes
-        Takes note of what has changed that is kept.
-    wheel
-        The coordinator's timers.
-    resumptions
-        The checkpoints that jobs of some names begin from, the first time.
-
-    Attributes
-    ----------
-    runs
-        Those under way, by name.
-    touched
-        Those that an event has touched.
-    ended
-        Those that have ended.
-    closing
-        Those that end as soon as they are saved once more.
-    resumptions
-        The checkpoints that they begin from.
-    saver
-        Saves them once more before they end.
-    """
+    """The jobs under way, and those that have ended."""
 
     def __init__(
         self,
         options: CoordinatorOptions,
         membership: Membership,
-        erasures: Erasures,
-        cluster_end: ClusterEnd,
-        new_run: Callable[[str, str, Resumption | None], JobRun],
+        erasures: Erasures,  # lets servers free what they keep of a job
+        cluster_end: ClusterEnd,  # where a cluster that is there for one job ends with it
+        new_run: Callable[[str, str, Resumption | None], JobRun],  # name, how the one before has ended, checkpoint
         changes: DirtyKeys,
         wheel: Wheel,
-        resumptions: Resumptions,
+        resumptions: Resumptions,  # the checkpoints that jobs of some names begin from, the first time
     ) -> None:
         self.runs: dict[str, JobRun] = {}
         self.touched = TouchedJobs(self.runs, wheel)
@@ -247,16 +186,13 @@ class Jobs:
         self._cluster_end = cluster_end
         self._new_run = new_run
         self.resumptions = resumptions
-        self.closing: dict[str, Closing] = {}
+        self.closing: dict[str, Closing] = {}  # those that end as soon as they are saved once more
         self.saver: LastSaver = NoSaver()
 
     def named(self, name: str) -> JobRun:
         """Return the job of this name, or one that begins with its first member.
 
-        Raises
-        ------
-        LimitError
-            There are too many already.
+        Raises `LimitError`: there are too many already.
         """
         if name in self.runs:
             return self.runs[name]
@@ -386,10 +322,7 @@ class Jobs:
     def end_asked(self, peer: Peer, message: EndJob, now: float) -> list[Action]:
         """Somebody asks for the end of a job, or of all; asked again, because the answer was lost, it ends no other.
 
-        Raises
-        ------
-        JobError
-            There is no such job.
+        Raises `JobError`: there is no such job.
         """
         if (known := self.ended.answered(peer, message)) is not None:
             return [Send(peer, known)]
@@ -424,10 +357,7 @@ def is_replaceable(run: JobRun, message: Init, workers: int | None) -> bool:
     Nobody may be there who looks at what was trained, or has begun to train it again. ``workers``: how many the cluster
     expects.
 
-    Raises
-    ------
-    PSError
-        The job that it wants could not begin.
+    Raises `PSError`: the job that it wants could not begin.
     """
     ours = run.startup.job
     unwanted = run.occupancy.is_abandoned and not run.anybody_waits()

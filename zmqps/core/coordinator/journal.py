@@ -31,20 +31,10 @@ class DirtyKeys:
     """The keys whose records are to be written.
 
     A key is what it is about, as ``job`` or ``member``, and whose; see `zmqps.core.coordinator.remembered`.
-
-    Parameters
-    ----------
-    kept
-        Whether there is a journal.
-
-    Attributes
-    ----------
-    keys
-        Those keys.
     """
 
     def __init__(self, *, kept: bool = False) -> None:
-        self.kept = kept
+        self.kept = kept  # whether there is a journal
         self.keys: dict[tuple[str, str], None] = {}
 
     def add(self, what: str, whose: str = "") -> None:

@@ -105,25 +105,15 @@ WATCHED_AS_MEMBERS = 200
 class CoordinatorMachine:
     """A coordinator process without its sockets.
 
-    Parameters
-    ----------
-    identity
-        Who it is; where it goes on from a journal, whoever has written that.
-    options
-        What the cluster consists of, and its timeouts.
-    store
-        Where checkpoints are; None: nowhere.
-    resumptions
-        The checkpoints that jobs of these names begin from.
-    kept
-        What was kept in its journal, by key; None: it keeps none.
+    ``resumptions`` are the checkpoints that jobs of these names begin from; ``kept`` is what was kept in its journal,
+    by key (None: it keeps none), and then ``identity`` is that of the process that has written it.
     """
 
     def __init__(
         self,
         identity: Identity,
         options: CoordinatorOptions,
-        store: Store | None = None,
+        store: Store | None = None,  # where checkpoints are; None: nowhere
         resumptions: Mapping[str, Resumption] = MappingProxyType({}),
         kept: Mapping[str, Plain] | None = None,
     ) -> None:

@@ -41,17 +41,7 @@ class Opening:
 
 
 class Openings:
-    """The messages that wait to be opened, or are being opened.
-
-    Parameters
-    ----------
-    runs
-        The jobs by name; shared with the machine.
-    membership
-        Who is here.
-    wheel
-        The coordinator's timers.
-    """
+    """The messages that wait to be opened, or are being opened."""
 
     def __init__(self, runs: Mapping[str, JobRun], membership: Membership, wheel: Wheel) -> None:
         self._timer = wheel.timer("reading large messages", self.next_deadline, self.on_deadline)
@@ -66,10 +56,7 @@ class Openings:
 
         One of a kind of each sender is opened at a time; who asks while there are too many asks again.
 
-        Raises
-        ------
-        ProtocolError
-            Nobody of that role says anything as large.
+        Raises `ProtocolError`: nobody of that role says anything as large.
         """
         role = "" if member is None else member.role
         if large.cls in AT_ONCE.get(role, ()):

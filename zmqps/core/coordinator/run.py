@@ -52,36 +52,16 @@ class JobState(StrEnum):
 
 
 class JobRun:
-    """What the coordinator knows of one job.
-
-    Parameters
-    ----------
-    name
-        The job's.
-    options
-        The coordinator's.
-    servers
-        The cluster's.
-    new_epoch
-        Returns a number that no copy of a shard has had.
-    before
-        How the job that had this name before has ended; empty where there was none.
-    root
-        The coordinator's secret.
-    resumption
-        The checkpoint that the job begins from.
-    changes
-        Takes note of what has changed that is kept.
-    """
+    """What the coordinator knows of one job."""
 
     def __init__(
         self,
         name: str,
         options: CoordinatorOptions,
         servers: Fleet,
-        new_epoch: Callable[[], int],
-        before: str,
-        root: bytes,
+        new_epoch: Callable[[], int],  # returns a number that no copy of a shard has had
+        before: str,  # how the job that had this name before has ended; empty: there was none
+        root: bytes,  # the coordinator's secret
         resumption: Resumption | None = None,
         changes: DirtyKeys | None = None,
     ) -> None:

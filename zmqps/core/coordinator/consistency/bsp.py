@@ -58,13 +58,9 @@ class Synchronous(Policy):
     One that arrives with ``leaves_out`` makes nobody's gradient of the step count, once that is complete; a step that
     is committed by then is not undone.
 
-    Parameters
-    ----------
-    aggregate
-        How many gradients make a step; None: one of every live worker.
-    on_straggler
-        What happens when the step's deadline (`ArrivalClock`) passes: ``wait`` on, ``continue``
-        without those who are late, or ``fail`` those who wait.
+    ``aggregate`` is how many gradients make a step; None: one of every live worker. ``on_straggler`` says what happens
+    when the step's deadline (`ArrivalClock`) passes: ``wait`` on, ``continue`` without those who are late, or ``fail``
+    those who wait.
     """
 
     mode = "sync"

@@ -14,12 +14,8 @@ from zmqps.core.protocol.security.roles import OPERATOR, STRANGER, KeyHolder, ch
 def check_admission(identity: Identity, hello: Hello, holder: KeyHolder | None) -> None:
     """Raise unless somebody may join this coordinator's cluster, by its key and by what it knows.
 
-    Raises
-    ------
-    IdentityError
-        Its key does not allow its role, or it does not know the job secret, or as a server the servers' key.
-    ProtocolError
-        Its `Hello` is not one of ours.
+    Raises `IdentityError`: its key does not allow its role, or it does not know the job secret, or as a server the
+    servers' key; `ProtocolError`: its `Hello` is not one of ours.
     """
     check_hello(hello, ("worker", "server", "observer"))
     check_role(holder, hello.role, keyed=identity.keyed)
@@ -35,12 +31,8 @@ def check_message(identity: Identity, event: Received, member: MemberInfo | None
     With keys the sender of an order has a node's, else it knows the job secret or, on the coordinator's host, the
     end key.
 
-    Raises
-    ------
-    IdentityError
-        Its role, or its key, does not allow it; or it does not prove that it is an operator.
-    ProtocolError
-        A coordinator takes this from nobody.
+    Raises `IdentityError`: its role, or its key, does not allow it; or it does not prove that it is an operator;
+    `ProtocolError`: a coordinator takes this from nobody.
     """
     role, holder = (STRANGER, event.holder) if member is None else (member.hello.role, member.origin.holder)
     row = check_sender(event.message, role, holder, keyed=identity.keyed)

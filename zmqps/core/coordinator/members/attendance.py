@@ -18,11 +18,6 @@ class Attendance:
     which take the places of those who go, in the order in which they came. Taking the job as it is gives no claim:
     anybody can do that. Where no number is expected, a worker counts when it takes the job, completes a step, enters a
     barrier or takes a range of data.
-
-    Parameters
-    ----------
-    changed
-        Called when somebody counts, or is a spare, who did not.
     """
 
     def __init__(self, changed: Changed = nothing) -> None:

@@ -60,10 +60,7 @@ class Claims(Generic[M]):
 
         Members of the same life are no predecessors: a process may join more than once.
 
-        Raises
-        ------
-        EvictedError
-            A later life is here already: this `Hello` is an echo of one that has ended.
+        Raises `EvictedError`: a later life is here already: this `Hello` is an echo of one that has ended.
         """
         if not hello.claim:
             return None

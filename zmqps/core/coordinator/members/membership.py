@@ -61,21 +61,13 @@ class Ranks(Protocol):
 
 
 class Answers:
-    """What a member was answered, in case that or its request is sent again.
-
-    Attributes
-    ----------
-    by_request
-        The answers, the oldest first.
-    note
-        Called when one is remembered that is kept.
-    """
+    """What a member was answered, in case that or its request is sent again."""
 
     __slots__ = ("by_request", "note")
 
     def __init__(self) -> None:
-        self.by_request: OrderedDict[int, Message] = OrderedDict()
-        self.note: Changed = nothing
+        self.by_request: OrderedDict[int, Message] = OrderedDict()  # the oldest first
+        self.note: Changed = nothing  # called when one is remembered that is kept
 
     def remember(self, request: int, message: Message) -> None:
         """Remember an answer."""
@@ -141,21 +133,11 @@ class Reported:
 
 @dataclass(slots=True)
 class JobTelling:
-    """How a member has come to its job.
+    """How a member has come to its job."""
 
-    Attributes
-    ----------
-    named
-        Whether it has described the job itself that it trains, and that was accepted.
-    told
-        Whether it has been told it, so that this is repeated when it asks again.
-    again_at
-        When it may ask again for what it waits for, or soon before.
-    """
-
-    named: bool = False
-    told: bool = False
-    again_at: float = 0.0
+    named: bool = False  # it has described the job itself that it trains, and that was accepted
+    told: bool = False  # it has been told it, so that this is repeated when it asks again
+    again_at: float = 0.0  # when it may ask again for what it waits for, or soon before
 
 
 @dataclass(slots=True)
@@ -257,19 +239,11 @@ class Departure:
 
 
 class Membership:
-    """The members of the cluster.
-
-    Parameters
-    ----------
-    timeout
-        Seconds of silence after which a member is lost.
-    changed
-        Called with what is kept of a member (``member``, ``answers``, ``barred``) and its incarnation.
-    """
+    """The members of the cluster."""
 
     def __init__(self, timeout: float, changed: Callable[[str, bytes], None] = lambda what, who: None) -> None:
-        self.timeout = timeout
-        self._changed = changed
+        self.timeout = timeout  # seconds of silence after which a member is lost
+        self._changed = changed  # called with what is kept of a member, and its incarnation
         self.members: dict[bytes, MemberInfo] = {}
         self._nobody_before = 0.0  # nobody is lost before, although members are overdue
         self.gone: deque[Departure] = deque(maxlen=MAX_GONE)
@@ -293,10 +267,7 @@ class Membership:
 
         One that has a predecessor, ``before``, takes that one's rank, and it is to be removed next.
 
-        Raises
-        ------
-        IdentityError
-            Somebody else says that it is a member: it does not know its secret, or has another key.
+        Raises `IdentityError`: somebody else says that it is a member: it does not know its secret, or has another key.
         """
         if self._peers.get(peer, hello.incarnation) != hello.incarnation:
             raise ProtocolError("a connection belongs to one incarnation; open another one")
@@ -328,10 +299,7 @@ class Membership:
     def find_farewell(self, who: bytes, secret: bytes, peer: Peer, holder: KeyHolder | None) -> MemberInfo | None:
         """Return the member that says goodbye over a new connection, which is its own from now on.
 
-        Raises
-        ------
-        IdentityError
-            Somebody else says that it is this member.
+        Raises `IdentityError`: somebody else says that it is this member.
         """
         member = self.members.get(who)
         if member is not None:

@@ -10,42 +10,19 @@ from zmqps.core.coordinator.members.roster import Roster
 
 
 class Occupancy:
-    """Of one job, what its members have begun.
-
-    Parameters
-    ----------
-    name
-        The job's.
-    before
-        How the job that had this name before has ended; empty where there was none.
-    members
-        The live members of the job by incarnation; shared with its `JobRun`.
-    workers
-        Those of them that are workers; shared as well.
-    lease
-        Seconds that a job is kept without anybody there; 0: for ever.
-
-    Attributes
-    ----------
-    training
-        Workers that have begun.
-    idle_since
-        Since when nobody is there.
-    is_closing
-        Whether it ends as soon as it is saved once more: nobody has to come back in time.
-    """
+    """Of one job, what its members have begun."""
 
     def __init__(
         self, name: str, before: str, members: Mapping[bytes, MemberInfo], workers: Roster, lease: float
     ) -> None:
-        self.training: set[bytes] = set()
-        self.idle_since: float | None = None
-        self.is_closing = False
+        self.training: set[bytes] = set()  # workers that have begun
+        self.idle_since: float | None = None  # since when nobody is there
+        self.is_closing = False  # it ends once it is saved once more: nobody has to come back in time
         self._name = name
-        self._before = before
+        self._before = before  # how the job that had this name before has ended; empty: there was none
         self._members = members
         self._workers = workers
-        self._lease = lease
+        self._lease = lease  # seconds that a job is kept without anybody there; 0: for ever
         self._left_alone = False  # its workers have gone, and no other one has begun since
         self._returned: set[bytes] = set()  # workers that came to it then and have not begun yet
 

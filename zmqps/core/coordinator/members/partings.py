@@ -16,25 +16,7 @@ from zmqps.errors import PeerLostError, PSError
 
 
 class Partings:
-    """What is done when a member leaves or is lost.
-
-    Parameters
-    ----------
-    membership
-        The cluster's members.
-    jobs
-        What they are there for.
-    erasures
-        Lets servers forget who has gone.
-    cluster_end
-        Hears of everybody who has gone.
-    checkpoints
-        Hears of them, too: a checkpoint may need them.
-    drains
-        Hears of servers that are lost before they could go in order.
-    once
-        Whether the cluster is there for one job, and ends with it.
-    """
+    """What is done when a member leaves or is lost."""
 
     def __init__(
         self,

@@ -21,28 +21,7 @@ if TYPE_CHECKING:
 
 
 class Places:
-    """Who takes part in a job, and who is missed if it is lost.
-
-    Parameters
-    ----------
-    startup
-        Knows what is trained, once that is named, and how many workers it expects.
-    members
-        The live members by incarnation; shared with the job's `JobRun`.
-    workers
-        Those of them that are workers; shared likewise.
-    dismiss
-        Called with a worker that counts no more: lets what it waits for fail, and returns what is to be done.
-    changed
-        Called when something has changed that is kept.
-
-    Attributes
-    ----------
-    attendance, spares, losses
-        The workers that count, what those have asked for that wait to, and those that count no more.
-    chief
-        The worker that was told that it is the chief.
-    """
+    """Who takes part in a job, and who is missed if it is lost."""
 
     def __init__(
         self,
@@ -58,9 +37,9 @@ class Places:
         self._startup = startup
         self._members = members
         self._workers = workers
-        self._dismiss = dismiss
+        self._dismiss = dismiss  # lets what a worker waits for fail that counts no more
         self._changed = changed
-        self.chief: MemberInfo | None = None
+        self.chief: MemberInfo | None = None  # the worker that was told that it is the chief
         self._all_joined = 0  # the largest number of workers that was expected and came
         self._missed: set[bytes] = set()  # workers that count and have begun: if lost, the job has lost a worker
 
@@ -179,10 +158,7 @@ class Places:
     def keep(self, member: MemberInfo, message: Kept) -> list[Action] | None:
         """Return None for a worker that takes part; keep what a spare asks for, and refuse others.
 
-        Raises
-        ------
-        JobError
-            So many workers are expected, and this one has not named the job.
+        Raises `JobError`: so many workers are expected, and this one has not named the job.
         """
         expected = self.expected
         if expected is None or (self._startup.job is None and len(self.attendance) < expected):

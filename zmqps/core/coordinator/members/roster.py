@@ -24,16 +24,11 @@ class Roster:
 
     A launcher gives each process that it starts a number, its index, and the process wishes to have it: that is its
     rank, unless another member has that. Others get ranks that no launcher has given to anybody.
-
-    Parameters
-    ----------
-    expected
-        How many are awaited: where launchers give numbers, those below are theirs.
     """
 
     def __init__(self, expected: Callable[[], int | None] = int) -> None:
         self._by_rank: dict[int, MemberInfo] = {}
-        self._expected = expected
+        self._expected = expected  # how many are awaited: launchers' numbers below are theirs
         self._numbered = False  # whether anybody has come, or may come back, that a launcher has given a number
         self._lowest = 0  # all ranks below are taken
         self._next = 0  # no rank from here on is

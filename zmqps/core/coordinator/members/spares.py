@@ -20,13 +20,7 @@ Kept = Arrive | Enter | Take
 
 
 class Spares:
-    """Requests of workers for which a job has no place yet.
-
-    Parameters
-    ----------
-    members
-        The live members by incarnation; shared with the job's `JobRun`.
-    """
+    """Requests of workers for which a job has no place yet."""
 
     def __init__(self, members: Mapping[bytes, MemberInfo]) -> None:
         self._members = members
@@ -38,12 +32,8 @@ class Spares:
     def keep(self, member: MemberInfo, message: Kept) -> None:
         """Keep a request; of steps that are completed the last one counts.
 
-        Raises
-        ------
-        LimitError
-            These are too many.
-        ProtocolError, ConfigurationError
-            It would be refused of a worker that counts, too.
+        Raises `LimitError`: these are too many; `ProtocolError` or `ConfigurationError`: it would be refused of a
+        worker that counts, too.
         """
         if isinstance(message, Enter):
             check_name("a barrier's name", message.barrier)

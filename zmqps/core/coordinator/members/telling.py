@@ -32,16 +32,10 @@ REPEAT_BURST_S = 1.0
 
 
 class Line:
-    """Members that are to be told, in turns; each of them has a few requests.
-
-    Parameters
-    ----------
-    share
-        How much longer than telling somebody takes is the time until the next one is told.
-    """
+    """Members that are to be told, in turns; each of them has a few requests."""
 
     def __init__(self, share: float) -> None:
-        self._share = share
+        self._share = share  # how much longer than telling somebody takes is the time until the next is told
         self._members: OrderedDict[bytes, tuple[MemberInfo, deque[int]]] = OrderedDict()
         self._due = -math.inf  # when the next one may be told
 
@@ -75,15 +69,7 @@ class Line:
 
 
 class Telling:
-    """The answers to `Init` on their way to the members of all jobs.
-
-    Parameters
-    ----------
-    find
-        Returns the member behind a connection.
-    wheel
-        The coordinator's timers.
-    """
+    """The answers to `Init` on their way to the members of all jobs."""
 
     def __init__(self, find: Callable[[Peer], MemberInfo | None], wheel: Wheel) -> None:
         self._timer = wheel.timer("telling jobs", self.next_deadline, self.on_deadline)

@@ -13,41 +13,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainLink:
-    """A checkpoint that is published, and may be built upon.
+    """A checkpoint that is published, and may be built upon."""
 
-    Parameters
-    ----------
-    number
-        By which servers know it (`Save.number`).
-    path
-        Where it is.
-    shards
-        Of all copies that wrote it, by epoch.
-    length
-        How many checkpoints it consists of, itself included.
-    whole_nbytes, changed_nbytes
-        Bytes of the first of these, and of the others, parameters included.
-    """
-
-    number: int
+    number: int  # by which servers know it (`Save.number`)
     path: str
-    shards: Mapping[int, int]
-    length: int
-    whole_nbytes: int
-    changed_nbytes: int
+    shards: Mapping[int, int]  # of all copies that wrote it, by epoch
+    length: int  # how many checkpoints it consists of, itself included
+    whole_nbytes: int  # of the first of these, parameters included
+    changed_nbytes: int  # of the others
 
 
 class Chains:
-    """The latest checkpoint of each job with tables, with all that it builds upon.
-
-    Parameters
-    ----------
-    full_every
-        Every so many-th checkpoint of a job is whole; 1: all are.
-    """
+    """The latest checkpoint of each job with tables, with all that it builds upon."""
 
     def __init__(self, full_every: int = 1) -> None:
-        self._full_every = full_every
+        self._full_every = full_every  # every so many-th checkpoint of a job is whole
         self._links: dict[str, ChainLink] = {}  # by job
 
     def base(self, job: str, shards: Mapping[int, int]) -> ChainLink | None:

@@ -38,13 +38,8 @@ class Serving:
 class FileService:
     """What servers ask of this host's disk.
 
-    Parameters
-    ----------
-    members
-        The members by incarnation; shared with the membership.
-    serve
-        Carries a request out, in another thread: ``serve(what, path, offset, nbytes, payload)``. None: servers have the
-        directory themselves.
+    ``serve(what, path, offset, nbytes, payload)`` carries a request out, in another thread; None: servers have the
+    directory themselves.
     """
 
     def __init__(
@@ -59,12 +54,8 @@ class FileService:
     def ask(self, server: MemberInfo, message: FileAsk) -> list[Action]:
         """A server asks for something.
 
-        Raises
-        ------
-        ConfigurationError
-            Servers are to have the directory themselves.
-        LimitError
-            It asks for too much at a time.
+        Raises `ConfigurationError`: servers are to have the directory themselves; `LimitError`: it asks for too much at
+        a time.
         """
         if self._serve is None:
             raise ConfigurationError("this coordinator keeps no files for servers: --checkpoint-via coordinator")

@@ -25,40 +25,21 @@ CLOSED = "the cluster is ending"
 
 
 class Wishes(deque[Wish]):
-    """Those that wait, the next one first; the workers of a job count together, for a key may join many workers.
-
-    Parameters
-    ----------
-    members
-        The members by incarnation.
-
-    Attributes
-    ----------
-    over
-        Jobs whose last checkpoint has begun: nothing else is begun of them.
-    closed
-        Whether the cluster is ending: nothing is begun of any job.
-    """
+    """Those that wait, the next one first; the workers of a job count together, for a key may join many workers."""
 
     def __init__(self, members: Mapping[bytes, MemberInfo]) -> None:
         super().__init__()
         self.members = members
-        self.over: set[str] = set()
-        self.closed = False
+        self.over: set[str] = set()  # jobs whose last one has begun: nothing else is begun of them
+        self.closed = False  # the cluster is ending: nothing is begun of any job
         self._paid_at: dict[str, float] = {}  # by job: when all that its workers have asked for has had its time
         self._answers: OrderedDict[tuple[bytes, int], Message] = OrderedDict()  # to those who have not joined
 
     def ask(self, wish: Wish, now: float) -> None:
         """Let one wait: an operator's before those of workers, and whatever these have asked for.
 
-        Raises
-        ------
-        CheckpointTooSoonError
-            The workers of the job have asked for too many; says when they may ask for the next one.
-        LimitError
-            Too many wait.
-        JobError
-            The job ends, and nothing but its last one is made any more.
+        Raises `CheckpointTooSoonError`: the workers of the job have asked for too many; says when they may ask for the
+        next one; `LimitError`: too many wait; `JobError`: the job ends, and nothing but its last one is made any more.
         """
         if why := self.why_not(wish):
             raise unbegun(wish.job, why)

@@ -157,19 +157,8 @@ class DataSet:
 class DataSets:
     """The data sets of a job.
 
-    Parameters
-    ----------
-    members
-        The live members by incarnation; shared with the coordinator's membership.
-    counts
-        Returns whether a member counts: whether a data set that it asks for lasts.
-    pause
-        Called with a worker and a reason when it begins to wait for a range: it must not be waited for meanwhile, or it
-        and those whose ranges it waits for would wait for each other.
-    resume
-        Called when one gets its range; returns the clock it goes on with if it was paused, else 0.
-    changed
-        Called with the name of a data set that has changed.
+    A worker that begins to wait for a range is *paused*: it must not be waited for meanwhile, or it and those whose
+    ranges it waits for would wait for each other.
     """
 
     def __init__(
@@ -181,23 +170,19 @@ class DataSets:
         changed: Callable[[str], None] = lambda name: nothing(),
     ) -> None:
         self.by_name: dict[str, DataSet] = {}
-        self._changed = changed
+        self._changed = changed  # called with the name of a data set
         self._saved: dict[str, list[Any]] = {}  # where those stand that nobody has named since the job was restored
         self._of: dict[bytes, dict[str, DataSet]] = {}  # those that each worker has asked for a range of
         self._members = members
-        self._counts = counts
+        self._counts = counts  # whether a member counts: whether a data set that it asks for lasts
         self._pause = pause
-        self._resume = resume
+        self._resume = resume  # returns the clock that it goes on with if it was paused, else 0
 
     def take(self, member: MemberInfo, message: Take) -> list[Action]:
         """A worker asks for a range.
 
-        Raises
-        ------
-        JobMismatchError
-            Another worker has described this data set otherwise, and counts or this one does not.
-        ConfigurationError, LimitError
-            It cannot be handed out.
+        Raises `JobMismatchError`: another worker has described this data set otherwise, and counts or this one does
+        not; `ConfigurationError` or `LimitError`: it cannot be handed out.
         """
         spec, counts = DataSpec.of(message), self._counts(member)
         data, actions = self.by_name.get(spec.name), list[Action]()

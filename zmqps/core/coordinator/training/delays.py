@@ -15,22 +15,12 @@ IN_A_ROW, SHARE = 3, 0.2
 
 
 class Delays:
-    """When workers arrived at the steps of one job; an arrival costs the same however many there are.
-
-    Attributes
-    ----------
-    since
-        When the first of those who wait now arrived; None: nobody waits.
-    last
-        Who has arrived last at the open step, and when.
-    counted
-        When steps were counted last for those who watch, and how many there were.
-    """
+    """When workers arrived at the steps of one job; an arrival costs the same however many there are."""
 
     def __init__(self) -> None:
-        self.since: float | None = None
-        self.last: tuple[MemberInfo, float] | None = None
-        self.counted = float("-inf"), 0
+        self.since: float | None = None  # when the first of those who wait now arrived
+        self.last: tuple[MemberInfo, float] | None = None  # who has arrived last at the open step, and when
+        self.counted = float("-inf"), 0  # when steps were counted last for those who watch, and how many there were
         self._arrived: set[bytes] = set()  # at the open step
         self._delay_s = 0.0  # by how much it came after the one before it
         self._closed: tuple[int, float] | None = None  # the step that was closed last, and when

@@ -11,25 +11,12 @@ from zmqps.core.protocol.terms import Rates, terms_of
 
 
 class Numbers:
-    """What replaces the optimizer's own: from some step on where steps are common, else at once.
-
-    Parameters
-    ----------
-    changed
-        Called when something has changed that is kept, before anybody is told.
-
-    Attributes
-    ----------
-    latest
-        As they were set last; none: the optimizer's own hold.
-    before
-        The first step without some, and these, which were in force before.
-    """
+    """What replaces the optimizer's own: from some step on where steps are common, else at once."""
 
     def __init__(self, changed: Changed = nothing) -> None:
         self._changed = changed
-        self.latest: Rates = ()
-        self.before: deque[tuple[int, Rates]] = deque()
+        self.latest: Rates = ()  # as they were set last; none: the optimizer's own hold
+        self.before: deque[tuple[int, Rates]] = deque()  # the first step without some, and these
 
     def set(self, first: int, clock: int, rates: Rates) -> None:
         """They hold from a step on: one that is open, or the next; ``clock`` is the first that is not committed."""

@@ -56,20 +56,12 @@ class Trainee:
 
 
 class Trainees(dict[bytes, Trainee]):
-    """The workers of a job by incarnation.
-
-    Attributes
-    ----------
-    waiting
-        Those that wait for an answer, in the order in which they arrived.
-    num_training
-        How many compute or wait.
-    """
+    """The workers of a job by incarnation."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.waiting: dict[bytes, Trainee] = {}
-        self.num_training = 0
+        self.waiting: dict[bytes, Trainee] = {}  # in the order in which they arrived
+        self.num_training = 0  # how many compute or wait
 
     def begin(self, who: bytes, rank: int) -> Trainee:
         """Return a worker that counts from now on, if it did not."""
@@ -162,34 +154,16 @@ class Heir:
 
 
 class Commits:
-    """The steps that were committed, and which leaders have yet to say that they have them.
-
-    Parameters
-    ----------
-    replicated
-        Whether leaders have backups, which are to have a step before anybody begins the next.
-
-    Attributes
-    ----------
-    leaders
-        Those that are told of commits, by epoch.
-    heirs
-        By shard: those that may lack gradients of the open step.
-    torn
-        A shard that can never have the gradients of a step that others have; None: there is none.
-    measuring
-        Whether servers are yet to say how large the mean of the last step is; no other one is committed before.
-    retry_due
-        When what is unconfirmed is sent again; None: nothing is.
-    """
+    """The steps that were committed, and which leaders have yet to say that they have them."""
 
     def __init__(self, *, replicated: bool = False) -> None:
-        self.leaders: dict[int, LeaderProgress] = {}
-        self.heirs: dict[int, Heir] = {}
-        self.torn: int | None = None
+        self.leaders: dict[int, LeaderProgress] = {}  # those that are told of commits, by epoch
+        self.heirs: dict[int, Heir] = {}  # by shard: those that may lack gradients of the open step
+        self.torn: int | None = None  # a shard that can never have the gradients of a step that others have
+        #: Servers are yet to say how large the mean of the last step is; no other one is committed before.
         self.measuring = False
-        self.retry_due: float | None = None
-        self._replicated = replicated
+        self.retry_due: float | None = None  # when what is unconfirmed is sent again
+        self._replicated = replicated  # backups are to have a step before anybody begins the next
 
     def start(self, copies: Iterable[Replica]) -> None:
         """These are the copies, of which the leaders take commits; nothing is committed yet."""
@@ -405,30 +379,7 @@ class KeptSteps:
 
 
 class Steps:
-    """The steps of a job: who trains, what is committed, and who may go on.
-
-    Parameters
-    ----------
-    members
-        The live members of the job by incarnation; shared with its `JobRun`.
-    attendance
-        Which of them count.
-    changed
-        Called when something has changed that is kept, before anybody is told.
-    rates
-        The learning rates that were set.
-    replicated
-        Whether shards have backups: a worker proceeds when these have its step, and until then it can bring it again.
-
-    Attributes
-    ----------
-    policy
-        Decides who may go on; None: nothing is trained.
-    trainees
-        The workers that train or were informed of a clock.
-    commits
-        What was committed, and which leaders have it.
-    """
+    """The steps of a job: who trains, what is committed, and who may go on."""
 
     def __init__(
         self,
@@ -439,7 +390,7 @@ class Steps:
         *,
         replicated: bool = False,
     ) -> None:
-        self.policy: Policy | None = None
+        self.policy: Policy | None = None  # None: nothing is trained
         self.trainees = Trainees()
         self.commits = Commits(replicated=replicated)
         self.pauses = Pauses()
@@ -453,17 +404,7 @@ class Steps:
         self._granted: list[Grant] = []  # who may go on as soon as leaders can take its gradients
 
     def start(self, job: JobSpec, copies: Iterable[Replica], *, waits_for_all: bool = False, clock: int = 0) -> None:
-        """A job was placed.
-
-        Parameters
-        ----------
-        job, copies
-            Which, and where.
-        waits_for_all
-            The first step is not complete before all have begun to train.
-        clock
-            The one to begin with, where it goes on from a checkpoint.
-        """
+        """A job was placed, and goes on at a clock; ``waits_for_all``: all begin before the first step is complete."""
         self._rule, self.policy = MeanRule(job.clip_norm, job.mean == "workers"), make_policy(job)
         self.policy.begin_at(clock)
         self._waits_for_all = waits_for_all

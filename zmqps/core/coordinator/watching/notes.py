@@ -28,44 +28,21 @@ class NoteStore(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logged:
-    """A node's script has logged something: for those who write it elsewhere.
+    """A node's script has logged something: for those who write it elsewhere."""
 
-    Attributes
-    ----------
-    job, node
-        Whose it is, say ``default`` and ``worker 2``.
-    entries
-        When, on the machine's clock; for which step, if it has named one; values by name.
-    dropped
-        How many calls before these are lost.
-    """
-
-    job: str
-    node: str
-    entries: tuple[Entry, ...]
-    dropped: int = 0
+    job: str  # say ``default``
+    node: str  # say ``worker 2``
+    entries: tuple[Entry, ...]  # when, on the machine's clock; for which step, if any; values by name
+    dropped: int = 0  # how many calls before these are lost
 
 
 class NoteReceiver:
-    """Takes what members log.
-
-    Parameters
-    ----------
-    changed
-        Called with an incarnation whose `MemberInfo.notes` has changed.
-
-    Attributes
-    ----------
-    history
-        Who keeps it; None: nobody.
-    num_taken, num_lost
-        Calls of all members that were taken, and that were lost before they came.
-    """
+    """Takes what members log."""
 
     def __init__(self, changed: Callable[[bytes], None]) -> None:
         self.history: NoteStore | None = None
-        self.num_taken = 0
-        self.num_lost = 0
+        self.num_taken = 0  # calls of all members
+        self.num_lost = 0  # before they came
         self._changed = changed
 
     def take(self, member: MemberInfo, message: Note, now: float) -> list[Action]:

@@ -44,15 +44,7 @@ class _Examination:
 
 
 class Probes:
-    """The examinations that are under way.
-
-    Parameters
-    ----------
-    members
-        Who is there, by incarnation; shared with the membership.
-    wheel
-        The coordinator's timers.
-    """
+    """The examinations that are under way."""
 
     def __init__(self, members: Mapping[bytes, MemberInfo], wheel: Wheel) -> None:
         self._timer = wheel.timer("examinations", self.next_deadline, self.on_deadline)
@@ -64,14 +56,8 @@ class Probes:
     def examine(self, peer: Peer, message: Examine, now: float) -> list[Action]:
         """Let nodes be probed; asked again meanwhile, nothing more is done.
 
-        Raises
-        ------
-        JobError
-            There is no node of that name.
-        AmbiguousNodeError
-            There are several.
-        LimitError
-            Too many have asked for too much.
+        Raises `JobError`: there is no node of that name; `AmbiguousNodeError`: there are several; `LimitError`: too
+        many have asked for too much.
         """
         asker = peer, message.request
         if any(one.asker == asker for one in self._open.values()):

@@ -62,30 +62,13 @@ class Fetching(NamedTuple):
 
 
 class Traces:
-    """One trace at a time.
-
-    Parameters
-    ----------
-    identity
-        The coordinator's.
-    members
-        Those that are here, by incarnation; shared with the membership.
-    runs
-        The jobs that are trained, by name.
-    wheel
-        The coordinator's timers.
-
-    Attributes
-    ----------
-    recorder
-        Records the coordinator itself; its shell puts one here.
-    """
+    """One trace at a time."""
 
     def __init__(
         self, identity: Identity, members: Mapping[bytes, MemberInfo], runs: Mapping[str, JobRun], wheel: Wheel
     ) -> None:
         self._timer = wheel.timer("tracing", self.next_deadline, self.on_deadline)
-        self.recorder: Recorder = Nothing()
+        self.recorder: Recorder = Nothing()  # of the coordinator itself; its shell puts one here
         self.state = TraceState.NONE
         self.ends_at = 0.0
         self.nodes: dict[bytes, NodeTrace] = {}
@@ -107,12 +90,8 @@ class Traces:
     def ask(self, peer: Peer, message: Trace | Fetch, now: float) -> list[Action]:
         """Begin a trace, end it, say how far it is, or get a piece of it.
 
-        Raises
-        ------
-        JobError
-            There is no such job, no such node, or no such trace any more.
-        LimitError
-            There is another trace, or it is to be too long or too large.
+        Raises `JobError`: there is no such job, no such node, or no such trace any more; `LimitError`: there is another
+        trace, or it is to be too long or too large.
         """
         if isinstance(message, Fetch):
             return self._fetch(peer, message)
