@@ -15,9 +15,9 @@ from zmqps.core.coordinator.jobs import Jobs, TouchedJobs
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.members.erasures import Erasures
 from zmqps.core.coordinator.members.losses import Losses
+from zmqps.core.coordinator.members.membership import Roster
 from zmqps.core.coordinator.members.partings import Partings
 from zmqps.core.coordinator.members.places import Places
-from zmqps.core.coordinator.members.roster import Roster
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.saving.checkpoints import Checkpoints
 from zmqps.core.coordinator.training.data import DataSet
@@ -718,7 +718,7 @@ def test_a_coordinator_that_lets_anybody_end_a_job(monkeypatch: Patch) -> None:
     ("broken", "scenario", "text"),
     [
         ("zmqps.core.coordinator.members.membership.check_same", "async-keyed", "coordinator takes a stranger for"),
-        ("zmqps.core.coordinator.members.admission.check_role", "async-keyed", "coordinator takes a stranger for"),
+        ("zmqps.core.coordinator.machine.check_role", "async-keyed", "coordinator takes a stranger for"),
     ],
 )
 def test_a_coordinator_that_does_not_look_at_keys(monkeypatch: Patch, broken: str, scenario: str, text: str) -> None:
@@ -737,7 +737,7 @@ def test_a_coordinator_that_listens_to_every_role(monkeypatch: Patch, scenario: 
     def listen(message: Message, *sender: Any, **options: Any) -> Row:
         return row_of(message) or TABLE[0]
 
-    monkeypatch.setattr("zmqps.core.coordinator.members.admission.check_sender", listen)
+    monkeypatch.setattr("zmqps.core.coordinator.machine.check_sender", listen)
     caught(scenario, text)
 
 

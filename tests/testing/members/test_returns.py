@@ -9,9 +9,8 @@ import pytest
 from tests.testing.test_invariants import caught, wrap
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.members.attendance import Attendance
-from zmqps.core.coordinator.members.claims import Claims
+from zmqps.core.coordinator.members.membership import Claims, Roster
 from zmqps.core.coordinator.members.partings import Partings
-from zmqps.core.coordinator.members.roster import Roster
 from zmqps.core.protocol.messages import Hello
 from zmqps.testing.scenarios import SCENARIOS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from zmqps.core.coordinator.described import difference, read
 from zmqps.core.coordinator.ended import EndedJobs, unknown_job
@@ -17,6 +17,7 @@ from zmqps.core.coordinator.members.membership import MemberInfo, Membership
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.placement.resumption import Resumption, Resumptions
 from zmqps.core.coordinator.run import JobRun
+from zmqps.core.coordinator.saving.checkpoints import Checkpoints
 from zmqps.core.node.timers import Timer, Wheel
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import Action, Exit, Log, Peer, Send
@@ -130,38 +131,6 @@ class Epochs:
         return self.next - 1
 
 
-class LastSaver(Protocol):
-    """What saves jobs once more before they end: `zmqps.core.coordinator.saving.checkpoints.Checkpoints`."""
-
-    def last(self, run: JobRun, now: float) -> list[Action]:
-        """Save a job once more, unless nothing was trained since."""
-
-    def saves_last(self, name: str) -> bool:
-        """Whether that is under way, or waits for its turn."""
-
-    def ended(self, run: JobRun, now: float) -> list[Action]:
-        """A job ends, and nothing of it is freed yet."""
-
-
-class NoSaver:
-    """Saves nothing at the end; ``ended`` is called when a job has ended."""
-
-    def __init__(self, ended: Callable[[JobRun, float], list[Action]] = lambda run, now: []) -> None:
-        self._ended = ended
-
-    def last(self, run: JobRun, now: float) -> list[Action]:
-        """Save nothing."""
-        return []
-
-    def saves_last(self, name: str) -> bool:
-        """Nothing is being saved."""
-        return False
-
-    def ended(self, run: JobRun, now: float) -> list[Action]:
-        """A job ends."""
-        return self._ended(run, now)
-
-
 class Jobs:
     """The jobs under way, and those that have ended."""
 
@@ -187,7 +156,7 @@ class Jobs:
         self._new_run = new_run
         self.resumptions = resumptions
         self.closing: dict[str, Closing] = {}  # those that end as soon as they are saved once more
-        self.saver: LastSaver = NoSaver()
+        self.saver: Checkpoints  # saves them once more before they end
 
     def named(self, name: str) -> JobRun:
         """Return the job of this name, or one that begins with its first member.
@@ -215,11 +184,14 @@ class Jobs:
             return []
         self.closing[run.name], run.occupancy.is_closing = Closing(how, moved or not run.members), True
         self.touched.add(run.name)
-        return [*self.saver.last(run, now), *self.look(now)]
+        return [*self._save_last(run, now), *self.look(now)]
 
     def save_all(self, now: float) -> list[Action]:
         """Save all jobs once more, for the cluster ends."""
-        return [action for run in self.runs.values() for action in self.saver.last(run, now)]
+        return [action for run in self.runs.values() for action in self._save_last(run, now)]
+
+    def _save_last(self, run: JobRun, now: float) -> list[Action]:
+        return self.saver.last(run, now) if self._options.checkpoint_at_end else []
 
     @property
     def is_saving(self) -> bool:

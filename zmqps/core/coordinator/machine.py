@@ -8,19 +8,16 @@ from types import MappingProxyType
 from typing import Any
 
 from zmqps.core.coordinator.ended import EndedJobs
-from zmqps.core.coordinator.jobs import Epochs, Jobs, NoSaver
+from zmqps.core.coordinator.jobs import Epochs, Jobs, is_replaceable
 from zmqps.core.coordinator.journal import DirtyKeys, Plain
-from zmqps.core.coordinator.members.admission import check_message
 from zmqps.core.coordinator.members.cluster_end import ClusterEnd
 from zmqps.core.coordinator.members.erasures import Erasures
-from zmqps.core.coordinator.members.heartbeats import heartbeat, set_rates
-from zmqps.core.coordinator.members.joining import join
-from zmqps.core.coordinator.members.membership import SILENT_BEATS, MemberInfo, Membership
+from zmqps.core.coordinator.members.membership import SILENT_BEATS, MemberInfo, Membership, Origin, index_of
 from zmqps.core.coordinator.members.news import News
 from zmqps.core.coordinator.members.partings import Partings
-from zmqps.core.coordinator.members.telling import Telling, init
+from zmqps.core.coordinator.members.reach import check_advertised, check_in_reach, unreached
+from zmqps.core.coordinator.members.telling import Telling
 from zmqps.core.coordinator.openings import Opening, Openings
-from zmqps.core.coordinator.operators import ORDERS, save_own
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.placement.drains import Drains
 from zmqps.core.coordinator.placement.fleet import Fleet
@@ -31,14 +28,17 @@ from zmqps.core.coordinator.remembered import dump, restore
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.saving.checkpoints import HOLD_S, Checkpoints
 from zmqps.core.coordinator.saving.files import FileService, Serving
-from zmqps.core.coordinator.saving.making import Cadence
+from zmqps.core.coordinator.saving.making import Cadence, Wish
 from zmqps.core.coordinator.saving.store import Store
 from zmqps.core.coordinator.watching.notes import NoteReceiver
 from zmqps.core.coordinator.watching.probes import Probes
 from zmqps.core.coordinator.watching.status import (
+    MAX_COUNTER_NAME_CHARS,
     Inquiries,
+    by_epoch,
     cluster_status,
     job_of,
+    packed,
     waiting,
 )
 from zmqps.core.coordinator.watching.traces import Traces
@@ -51,6 +51,7 @@ from zmqps.core.protocol.events import (
     Exit,
     Log,
     NetworkEvent,
+    Peer,
     Received,
     Returned,
     Send,
@@ -59,16 +60,23 @@ from zmqps.core.protocol.events import (
     Unreachable,
 )
 from zmqps.core.protocol.messages import (
+    PROTOCOL_VERSION,
     Arrive,
     Back,
     Checkpoint,
     Drain,
+    EndJob,
     Enter,
     Error,
+    Examine,
+    Exited,
+    ExitNoted,
     Farewell,
+    Fetch,
     FileAsk,
     Followed,
     Heartbeat,
+    HeartbeatAck,
     Hello,
     Holding,
     Init,
@@ -78,21 +86,29 @@ from zmqps.core.protocol.messages import (
     Note,
     Piece,
     Probed,
+    RatesSet,
     Resumed,
     Saved,
+    Scale,
     SetRates,
+    Shutdown,
     SpansRecorded,
     Status,
     StatusRequest,
     Take,
+    Trace,
     Watch,
     Watched,
+    Welcome,
     Withdraw,
 )
+from zmqps.core.protocol.messages.hello import check_hello, check_job, check_name
 from zmqps.core.protocol.messages.large import Large
 from zmqps.core.protocol.messages.membership import DepartureCause
-from zmqps.core.protocol.security.keys import alias
-from zmqps.errors import NotJoinedError, PSError, counted
+from zmqps.core.protocol.security.guard import check_join, check_order, check_server, welcome_guard
+from zmqps.core.protocol.security.keys import alias, process_of
+from zmqps.core.protocol.security.roles import OPERATOR, STRANGER, WORKER, KeyHolder, check_role, check_sender
+from zmqps.errors import NotJoinedError, ProtocolError, PSError, counted
 
 #: Of many members that are overdue so many are lost at a time, and the next ones so much later: messages of the living
 #: are taken in between, and save those whose signs of life have come meanwhile.
@@ -100,6 +116,8 @@ MOST_LOST = 32
 PIECE_S = 0.005
 #: What a view costs, beside the status in it, as if there were so many more members.
 WATCHED_AS_MEMBERS = 200
+#: Of the members that are lost with one process so many are named.
+MOST_NAMED = 8
 
 
 class CoordinatorMachine:
@@ -164,19 +182,21 @@ class CoordinatorMachine:
         self.ended: EndedJobs = self.jobs.ended
         self.notes = NoteReceiver(lambda who: self.changes.add("noted", who.hex()))
         self.files = FileService(self.membership.members, store.serve if store is not None and store.serves else None)
-        self.jobs.saver = self.checkpoints if options.checkpoint_at_end else NoSaver(self.checkpoints.ended)
+        self.jobs.saver = self.checkpoints
         self.checkpoints.on_unsaved = self.cluster_end.note_unsaved
         self.cluster_end.save, self.cluster_end.is_saving = self.jobs.save_all, lambda: self.jobs.is_saving
         self.cluster_end.close = self.checkpoints.close
-        self.drains = Drains(self.servers, self.runs, self.erasures, self.checkpoints, self.changes.of("drains"))
-        self.scales = Scales(
+        self.drains: Drains = Drains(
+            self.servers, self.runs, self.erasures, self.checkpoints, self.changes.of("drains")
+        )
+        self.scales: Scales = Scales(
             self.servers, self.runs, self.checkpoints, self.drains, identity.endpoint, options.replicas,
             min(HOLD_S, options.heartbeat_timeout), SILENT_BEATS * options.heartbeat_interval, self.changes.of("scale"),
         )  # fmt: skip
         self._moves = self.wheel.timer("what moves", self._move_due)  # after every event it goes on
         self.partings = Partings(
-            self.membership, self.jobs, self.erasures, self.cluster_end, self.checkpoints, self.drains,
-            once=options.once,
+            membership=self.membership, jobs=self.jobs, erasures=self.erasures, cluster_end=self.cluster_end,
+            checkpoints=self.checkpoints, drains=self.drains, once=options.once,
         )  # fmt: skip
         self.openings = Openings(self.runs, self.membership, self.wheel)
         self.probes = Probes(self.membership.members, self.wheel)
@@ -502,6 +522,233 @@ def is_said(actions: Sequence[Action]) -> bool:
         if type(action) is Log:
             return True
     return False
+
+
+# --- who may join, and whose messages are heard ---------------------------------------------------
+
+
+def check_admission(identity: Identity, hello: Hello, holder: KeyHolder | None) -> None:
+    """Raise unless somebody may join this coordinator's cluster, by its key and by what it knows.
+
+    Raises `IdentityError`: its key does not allow its role, or it does not know the job secret, or as a server the
+    servers' key; `ProtocolError`: its `Hello` is not one of ours.
+    """
+    check_hello(hello, ("worker", "server", "observer"))
+    check_role(holder, hello.role, keyed=identity.keyed)
+    check_join(identity.job_secret, hello)
+    check_server(identity.server_key, hello)
+    if hello.role != "server":
+        check_job(hello)
+
+
+def check_message(identity: Identity, event: Received, member: MemberInfo | None) -> None:
+    """Raise unless a coordinator listens to a message of a member, or of a stranger, before anything is done about it.
+
+    With keys the sender of an order has a node's, else it knows the job secret or, on the coordinator's host, the
+    end key.
+
+    Raises `IdentityError`: its role, or its key, does not allow it; or it does not prove that it is an operator;
+    `ProtocolError`: a coordinator takes this from nobody.
+    """
+    role, holder = (STRANGER, event.holder) if member is None else (member.hello.role, member.origin.holder)
+    row = check_sender(event.message, role, holder, keyed=identity.keyed)
+    if OPERATOR in row.coordinator:
+        check_order(identity.job_secret, b"" if identity.keyed else identity.end_key, event.message)
+
+
+# --- how somebody becomes a member ----------------------------------------------------------------
+
+
+def join(machine: CoordinatorMachine, event: Received, hello: Hello, now: float) -> list[Action]:
+    """Take somebody in, or once more; return its welcome, and what follows."""
+    check_admission(machine.identity, hello, event.holder)
+    machine.membership.check_welcome(hello)
+    known = hello.incarnation in machine.membership.members
+    if (end := machine.cluster_end.asked) is not None and (machine.cluster_end.ending is not None or not known):
+        return [Send(event.peer, Shutdown(end.reason))]
+    check_advertised(hello, event.origin)
+    if (run := None if hello.role == "server" else machine.jobs.named(hello.job)) is not None:
+        check_in_reach(hello.role, event.origin, machine.servers)
+        roster, num_workers = run.workers if hello.role == "worker" else run.observers, 0
+    else:
+        roster, num_workers = machine.servers, max((run.num_workers for run in machine.runs.values()), default=0)
+    was_absent = known and machine.membership.members[hello.incarnation].absent
+    before = None if known or run is None else roster.predecessor(hello, event.holder)
+    rival = None if known or before is not None else roster.rival(hello)
+    if rival is not None:
+        is_new = not roster.is_doubted(rival, hello)
+        if roster.awaits(hello, now, machine.options.heartbeat_interval):  # the newcomer says Hello again
+            return [Log("info", f"{hello.name} is here again; {rival.title} is looked for first")] if is_new else []
+    member = machine.membership.join(hello, event.peer, roster, now, event.holder, before)
+    actions: list[Action] = []
+    if was_absent:
+        actions += _welcome_back(machine, member, now)
+    if not known:
+        member.origin = Origin(event.origin, event.holder)
+        as_spare = " as a spare" if len(machine.servers) > machine.servers.most else ""
+        where = f" job {hello.job!r}" if run else as_spare
+        actions.append(Log("info", f"{member.title} joined{where}", "joined", job=member.job, peer=hello.name))
+        if rival is not None:
+            text = f"{member.title} is number {index_of(hello)} of its launcher, but that is {rival.title}"
+            advice = "commands that take a name ask which is meant"
+            actions.append(Log("warning", f"{text}: {advice}", "joined", job=member.job, peer=hello.name))
+        if before is not None:
+            actions += machine.partings.succeed(before, member, now)
+        elif run is not None:
+            machine.runs[run.name] = run
+            machine.cluster_end.note_worker()
+            actions += run.join(member, now)
+        else:
+            machine.servers.joined()
+            machine.changes.add("drains")
+            for other in machine.runs.values():
+                actions += other.move_on(now)
+    if run is not None:
+        machine.jobs.touched.add(run.name)
+    elif was_absent or not known:
+        machine.jobs.touched.add_all()
+    welcome = Welcome(
+        PROTOCOL_VERSION, machine.identity.incarnation, machine.identity.name, member.rank,
+        machine.options.heartbeat_interval, machine.options.heartbeat_timeout,
+        run.num_workers if run else num_workers, machine.servers.wanted,
+        proof=welcome_guard(machine.identity.job_secret, hello), patience=machine.options.patience,
+    )  # fmt: skip
+    return [Send(event.peer, welcome), *actions]
+
+
+def _welcome_back(machine: CoordinatorMachine, member: MemberInfo, now: float) -> list[Action]:
+    """Go on with a member that was here before this coordinator was away."""
+    actions: list[Action] = [Log("info", f"{member.title} is back", "joined", job=member.job, peer=member.hello.name)]
+    if member.role == "server":
+        actions += machine.erasures.again(member, now)
+        for run in machine.runs.values():
+            actions += run.again(member)
+    return actions
+
+
+# --- signs of life --------------------------------------------------------------------------------
+
+
+def heartbeat(machine: CoordinatorMachine, member: MemberInfo, message: Heartbeat, now: float) -> list[Action]:
+    """A member gives a sign of life, and tells what it has counted."""
+    machine.counts["heartbeats"] += 1
+    reported = member.reported
+    reported.counters, reported.nbytes = packed(message.counters)
+    reported.unreached = unreached(message.counters) if member.role != "server" else ""
+    reported.by_epoch = by_epoch(message.counters) if member.role == "server" else {}
+    pushes = message.counters.get("pushes")
+    if type(pushes) is int:  # it is not said over a connection that is new
+        reported.num_pushes = pushes
+    reported.memory_nbytes = memory if type(memory := message.counters.get("memory_nbytes")) is int else 0
+    doing = message.counters.get("doing", reported.doing)
+    reported.doing = doing[:MAX_COUNTER_NAME_CHARS] if type(doing) is str else ""
+    run = machine.runs.get(member.job)
+    machine.watching.heartbeat(member, message.counters, run, now)
+    ack = run.acknowledge(member) if run else HeartbeatAck(0)
+    # what it has done since may make a checkpoint due; who was silent may be why copies too many are there
+    return [
+        Send(member.peer, ack),
+        *machine.checkpoints.look([run] if run else [], now, first=True),
+        *_tidied(machine, now),
+    ]
+
+
+def _tidied(machine: CoordinatorMachine, now: float) -> list[Action]:
+    """Give up copies too many, where there are any."""
+    actions: list[Action] = []
+    for name in sorted(machine.jobs.touched.spare - machine.jobs.touched.moving):
+        machine.jobs.touched.add(name)
+        actions += machine.scales.tidy(machine.runs[name], now)
+    return actions
+
+
+def set_rates(run: JobRun, member: MemberInfo, message: SetRates, now: float) -> list[Action]:
+    """Take numbers of the optimizer from the chief of a job, and from nobody else."""
+    told = list[MemberInfo]()
+    if run.places.find_chief() is member and message.terms[1:] != run.rates.latest:
+        run.rates.set(message.step, run.steps.clock, message.terms[1:])
+        told = [other for other in run.members.values() if other is not member]
+    answer = member.answer(message.request, RatesSet(message.request, run.rates.terms))
+    return [answer, *(Send(other.peer, run.acknowledge(other)) for other in told)]
+
+
+def init(machine: CoordinatorMachine, member: MemberInfo, message: Init, now: float) -> list[Action]:
+    """A member names a job, or asks for the one that there is; it is told when that can be trained."""
+    run, actions = machine.jobs.runs[member.job], list[Action]()
+    if (member.incarnation, message.request) in run.startup.parked and machine.telling.too_soon(member, now):
+        return []
+    if is_replaceable(run, message, machine.options.workers):
+        actions = machine.jobs.replace(run, member, now)
+        run = machine.jobs.runs[member.job]
+    if (waits := machine.jobs.park(member, message)) is not None:
+        return [*actions, waits]
+    return machine.telling.space([*actions, *run.init(member, message, now)], now)
+
+
+# --- what somebody may ask for without joining ----------------------------------------------------
+
+
+def drain(machine: CoordinatorMachine, peer: Peer, message: Drain, now: float) -> list[Action] | None:
+    """An operator lets a server go; None: a server says it of itself."""
+    machine.jobs.touched.add_all()  # what moves may be of any job
+    if not message.server:
+        return None
+    answer, actions = machine.drains.ask(None, message, now)
+    return [*actions, Send(peer, answer)]
+
+
+def scale(machine: CoordinatorMachine, peer: Peer, message: Scale, now: float) -> list[Action]:
+    """An operator lets jobs lie on another number of servers."""
+    machine.jobs.touched.add_all()
+    answer, actions = machine.scales.ask(message, now)
+    return [*actions, Send(peer, answer)]
+
+
+def note_exit(machine: CoordinatorMachine, peer: Peer, message: Exited, now: float) -> list[Action]:
+    """A supervisor saw a process end, as its token shows; where nobody lives in that, nothing changes."""
+    how = check_name("how a process ended", message.how)
+    if not message.token:
+        raise ProtocolError("whoever says that a process has ended shows the token that it was started with")
+    actions, lost = list[Action](), list[str]()
+    for member in machine.membership.processes.end(process_of(message.token)):
+        if member.incarnation in machine.membership.members:  # not gone with the job that the one before it has ended
+            if len(lost) < MOST_NAMED:
+                lost.append(member.title)
+            said = f"{member.title} has ended ({how}), says its supervisor"
+            actions.append(Log("info", said, "exited", job=member.job, peer=member.hello.name))
+            actions += machine.lose(member, now)
+    # 0: it is this coordinator's own process that has seen it
+    answers = [Send(peer, ExitNoted(message.request, tuple(lost)))] if message.request else []
+    return [*actions, *answers]
+
+
+def save(machine: CoordinatorMachine, peer: Peer, message: Checkpoint, now: float) -> list[Action] | None:
+    """An operator asks for a checkpoint of a job; None: a worker asks for one of its own."""
+    if not message.job:
+        return None
+    wish = Wish(job=message.job, consistent=bool(message.consistent), state=message.state, by=OPERATOR)
+    wish.askers[message.nonce or peer, message.request] = peer
+    return machine.checkpoints.ask(wish, now)
+
+
+def save_own(machine: CoordinatorMachine, member: MemberInfo, message: Checkpoint, now: float) -> list[Action]:
+    """A worker asks for a checkpoint of its job."""
+    wish = Wish(job=member.job, consistent=bool(message.consistent), state=message.state, by=WORKER)
+    wish.askers[member.incarnation, message.request] = member.peer
+    return machine.checkpoints.ask(wish, now)
+
+
+#: What may be asked for without joining, and what is done then; None: a member says it of itself.
+ORDERS: dict[type[Message], Callable[[Any, Peer, Any, float], list[Action] | None]] = {
+    Trace: lambda machine, peer, message, now: machine.traces.ask(peer, message, now),
+    Fetch: lambda machine, peer, message, now: machine.traces.ask(peer, message, now),
+    Exited: note_exit,
+    EndJob: lambda machine, peer, message, now: machine.jobs.end_asked(peer, message, now),
+    Checkpoint: save,
+    Examine: lambda machine, peer, message, now: machine.probes.examine(peer, message, now),
+    Drain: drain,
+    Scale: scale,
+}
 
 
 def _of_run(

@@ -7,11 +7,10 @@ from enum import StrEnum
 from typing import Any
 
 from zmqps.core.coordinator.journal import DirtyKeys, set_key
-from zmqps.core.coordinator.members.membership import SILENT_BEATS, MemberInfo
+from zmqps.core.coordinator.members.membership import SILENT_BEATS, MemberInfo, Roster
 from zmqps.core.coordinator.members.occupancy import Occupancy
 from zmqps.core.coordinator.members.places import Places
 from zmqps.core.coordinator.members.reach import check_in_reach
-from zmqps.core.coordinator.members.roster import Roster
 from zmqps.core.coordinator.members.spares import Kept
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.placement.copies import Replica, ReplicaSet

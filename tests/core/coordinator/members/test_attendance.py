@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from tests.core.machines import hello, peer
 from zmqps.core.coordinator.members.attendance import Attendance
-from zmqps.core.coordinator.members.membership import MemberInfo
-from zmqps.core.coordinator.members.roster import Roster
+from zmqps.core.coordinator.members.membership import MemberInfo, Roster
 
 
 def member(role: str, name: str) -> MemberInfo:

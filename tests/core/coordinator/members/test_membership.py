@@ -17,8 +17,8 @@ from zmqps.core.coordinator.members.membership import (
     MemberInfo,
     Membership,
     Reported,
+    Roster,
 )
-from zmqps.core.coordinator.members.roster import Roster
 from zmqps.core.protocol.messages import Assign, Heartbeat
 from zmqps.core.protocol.messages.membership import DepartureCause
 from zmqps.errors import EvictedError, LimitError, PSError

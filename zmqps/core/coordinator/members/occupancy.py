@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from zmqps.core.coordinator.journal import Plain
-from zmqps.core.coordinator.members.membership import MemberInfo
-from zmqps.core.coordinator.members.roster import Roster
+from zmqps.core.coordinator.members.membership import MemberInfo, Roster
 
 
 class Occupancy:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from zmqps.core.coordinator.journal import Changed, Plain, nothing
 from zmqps.core.coordinator.members.attendance import Attendance, unnamed
 from zmqps.core.coordinator.members.losses import Losses
-from zmqps.core.coordinator.members.membership import MemberInfo
-from zmqps.core.coordinator.members.roster import Roster
+from zmqps.core.coordinator.members.membership import MemberInfo, Roster
 from zmqps.core.coordinator.members.spares import Kept, Spares, waiting_for
 from zmqps.core.protocol.events import Action, Log, Send
 from zmqps.core.protocol.messages import HeartbeatAck, Waiting

@@ -10,14 +10,11 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import Protocol
 
-from zmqps.core.coordinator.jobs import Jobs, is_replaceable
 from zmqps.core.coordinator.members.membership import MAX_ANSWERED, MemberInfo
-from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.node.timers import Wheel
 from zmqps.core.protocol.events import Action, Peer, Send
-from zmqps.core.protocol.messages import Init, Job
+from zmqps.core.protocol.messages import Job
 
 #: What it takes to send a job, and for each of its parameters.
 TELL_S = 50e-6
@@ -122,24 +119,3 @@ class Telling:
 def cost(job: Job) -> float:
     """Return about how many seconds it takes to send a job."""
     return TELL_S + PARAMETER_S * len(job.job["parameters"])
-
-
-class InformingHost(Protocol):
-    """What is needed of the machine."""
-
-    jobs: Jobs
-    options: CoordinatorOptions
-    telling: Telling
-
-
-def init(host: InformingHost, member: MemberInfo, message: Init, now: float) -> list[Action]:
-    """A member names a job, or asks for the one that there is; it is told when that can be trained."""
-    run, actions = host.jobs.runs[member.job], list[Action]()
-    if (member.incarnation, message.request) in run.startup.parked and host.telling.too_soon(member, now):
-        return []
-    if is_replaceable(run, message, host.options.workers):
-        actions = host.jobs.replace(run, member, now)
-        run = host.jobs.runs[member.job]
-    if (waits := host.jobs.park(member, message)) is not None:
-        return [*actions, waits]
-    return host.telling.space([*actions, *run.init(member, message, now)], now)

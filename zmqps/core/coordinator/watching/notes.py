@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from zmqps.core.coordinator.members.membership import MemberInfo
+from zmqps.core.coordinator.watching.history import History
 from zmqps.core.protocol.events import Action, Notify, Send
 from zmqps.core.protocol.fields import Entry
 from zmqps.core.protocol.messages import Note, Noted
@@ -17,13 +17,6 @@ from zmqps.errors import ProtocolError
 INTERVAL_S = 0.05
 #: … and so many at once, as one sends that leaves. Others are not answered, so they come again.
 BURST = 32
-
-
-class NoteStore(Protocol):
-    """Who keeps what was logged, to show it."""
-
-    def note(self, job: str, node: str, name: str, at: float, step: int | None, value: float) -> None:
-        """Take one value of a node (``worker 2``) at a time of the machine's clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +33,7 @@ class NoteReceiver:
     """Takes what members log."""
 
     def __init__(self, changed: Callable[[bytes], None]) -> None:
-        self.history: NoteStore | None = None
+        self.history: History | None = None
         self.num_taken = 0  # calls of all members
         self.num_lost = 0  # before they came
         self._changed = changed

@@ -8,7 +8,7 @@ import pytest
 
 from tests.core.coordinator.kept import Kept
 from tests.core.machines import Coordinator, errors, hello, logged, peer, receivers, sent
-from zmqps.core.coordinator.members.processes import MAX_ENDED, Processes
+from zmqps.core.coordinator.members.membership import MAX_ENDED, Processes
 from zmqps.core.protocol.events import Received
 from zmqps.core.protocol.messages import Departed, Enter, Exited, ExitNoted, Heartbeat, Leave, Released, Welcome
 from zmqps.core.protocol.messages.hello import MAX_NAME_CHARS
@@ -140,7 +140,7 @@ def test_a_coordinator_that_is_back_knows_in_which_process_each_member_lives() -
 
 
 def test_of_processes_that_have_ended_a_bounded_number_is_remembered() -> None:
-    processes: Processes = Processes()  # type: ignore[type-arg]
+    processes: Processes = Processes()
     for number in range(MAX_ENDED + 1):
         assert processes.end(number.to_bytes(16, "little")) == []
     processes.validate({})

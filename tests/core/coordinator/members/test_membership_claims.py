@@ -18,7 +18,7 @@ from tests.core.machines import (
     receivers,
     sent,
 )
-from zmqps.core.coordinator.members.roster import Roster
+from zmqps.core.coordinator.members.membership import Roster
 from zmqps.core.protocol.events import Action, Received
 from zmqps.core.protocol.messages import (
     Arrive,

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.core.machines import INTERVAL, TIMEOUT, Coordinator, hello, identity, job, logged, peer, sent
-from zmqps.core.coordinator.members.membership import MAX_MEMBERS
-from zmqps.core.coordinator.members.roster import MAX_DOUBTS, Roster
+from zmqps.core.coordinator.members.membership import MAX_DOUBTS, MAX_MEMBERS, Roster
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.messages import Heartbeat, Hello, Job, Leave, Welcome
 from zmqps.core.protocol.messages.hello import SPARE
