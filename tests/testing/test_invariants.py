@@ -14,10 +14,9 @@ from zmqps.core.coordinator.consistency import Bounded, Decision, Synchronous
 from zmqps.core.coordinator.jobs import Jobs, TouchedJobs
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.members.erasures import Erasures
-from zmqps.core.coordinator.members.losses import Losses
 from zmqps.core.coordinator.members.membership import Roster
 from zmqps.core.coordinator.members.partings import Partings
-from zmqps.core.coordinator.members.places import Places
+from zmqps.core.coordinator.members.places import Losses, Places
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.saving.checkpoints import Checkpoints
 from zmqps.core.coordinator.training.data import DataSet

@@ -111,7 +111,7 @@ NOT_KEPT = {
     "DataSets": "_changed _of _members _counts _pause _resume",
     "DataSet": "waiting",
     "Barriers": "by_name _members _awaited _of _pause _resume",
-    "Spares": "_members _kept",
+    "Spares": "_members",
     "Checkpoints": ("_runs _store cadence _hold_s _chains waiting _making numbers _saves on_unsaved _on_touch _timer"),
 }
 

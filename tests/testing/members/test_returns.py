@@ -8,9 +8,9 @@ import pytest
 
 from tests.testing.test_invariants import caught, wrap
 from zmqps.core.coordinator.machine import CoordinatorMachine
-from zmqps.core.coordinator.members.attendance import Attendance
 from zmqps.core.coordinator.members.membership import Claims, Roster
 from zmqps.core.coordinator.members.partings import Partings
+from zmqps.core.coordinator.members.places import Attendance
 from zmqps.core.protocol.messages import Hello
 from zmqps.testing.scenarios import SCENARIOS
 

@@ -12,8 +12,8 @@ from zmqps.core.coordinator.ended import EndedJobs, unknown_job
 from zmqps.core.coordinator.journal import OF_A_JOB, Changed, DirtyKeys, nothing, set_key
 from zmqps.core.coordinator.members.cluster_end import ClusterEnd
 from zmqps.core.coordinator.members.erasures import Erasures
-from zmqps.core.coordinator.members.losses import ASKED, DOWN, end_of_cluster
 from zmqps.core.coordinator.members.membership import MemberInfo, Membership
+from zmqps.core.coordinator.members.places import ASKED, DOWN, end_of_cluster
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.placement.resumption import Resumption, Resumptions
 from zmqps.core.coordinator.run import JobRun

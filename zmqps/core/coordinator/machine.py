@@ -27,9 +27,8 @@ from zmqps.core.coordinator.placement.scales import Scales
 from zmqps.core.coordinator.remembered import dump, restore
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.saving.checkpoints import HOLD_S, Checkpoints
-from zmqps.core.coordinator.saving.files import FileService, Serving
+from zmqps.core.coordinator.saving.files import FileService, Serving, Store
 from zmqps.core.coordinator.saving.making import Cadence, Wish
-from zmqps.core.coordinator.saving.store import Store
 from zmqps.core.coordinator.watching.notes import NoteReceiver
 from zmqps.core.coordinator.watching.probes import Probes
 from zmqps.core.coordinator.watching.status import (
@@ -394,8 +393,8 @@ class CoordinatorMachine:
     def _due_of(self, name: str) -> float | None:
         """Return when something of a job is due."""
         run = self.runs[name]
-        dues = (run.next_deadline(), self.checkpoints.due_at(run) if self.checkpoints.cadence else None)
-        return min([due for due in dues if due is not None], default=None)
+        due, save = run.next_deadline(), self.checkpoints.due_at(run) if self.checkpoints.cadence else None
+        return due if save is None else save if due is None else min(due, save)
 
     def _job_due(self, name: str, now: float) -> list[Action]:
         """Do what is due of a job."""
@@ -439,10 +438,14 @@ class CoordinatorMachine:
     def _from_member(self, member: MemberInfo, message: Message, now: float) -> list[Action]:
         if isinstance(message, REPEATABLE) and message.request in (answered := member.answers.by_request):
             return self.telling.space([Send(member.peer, answered[message.request])], now)  # it was lost
-        take = HANDLERS[type(message)]
-        if take is not heartbeat:
-            self.touched.add(member.job)
-        return take(self, member, message, now)
+        kind, job = type(message), member.job
+        if kind is not Heartbeat:
+            self.touched.add(job)
+        if (of_run := OF_RUN.get(kind)) is not None:
+            return of_run(self.runs[job], member, message, now)
+        if (of_holder := OF_HOLDERS.get(kind)) is not None:
+            return of_holder(self.holders, member, message, now)
+        return HANDLERS[kind](self, member, message, now)
 
     def _leave(self, member: MemberInfo, message: Leave, now: float) -> list[Action]:
         return (self._server_leaves if member.role == "server" else self._depart)(member, message, now)
@@ -751,26 +754,11 @@ ORDERS: dict[type[Message], Callable[[Any, Peer, Any, float], list[Action] | Non
 }
 
 
-def _of_run(
-    take: Callable[[JobRun, MemberInfo, Any, float], list[Action]],
-) -> Callable[[CoordinatorMachine, MemberInfo, Any, float], list[Action]]:
-    """Return a handler that leaves a message to the job of the member that sent it."""
-    return lambda machine, member, message, now: take(machine.runs[member.job], member, message, now)
-
-
-def _of_holder(
-    take: Callable[[Holders, MemberInfo, Any, float], list[Action]],
-) -> Callable[[CoordinatorMachine, MemberInfo, Any, float], list[Action]]:
-    """Return a handler for what a server says of its copies."""
-    return lambda machine, member, message, now: take(machine.holders, member, message, now)
-
-
 #: Requests whose answer is remembered, so that one that was lost can be said again.
 REPEATABLE = (Init, Enter, Arrive, Take, Checkpoint, SetRates)
 
-#: What is done at what a member says; which role may say it is in `zmqps.core.protocol.security.roles`.
+#: What is done at what a member says; which role may say it is in `zmqps.core.protocol.security.roles`. …
 HANDLERS: dict[type[Message], Callable[[CoordinatorMachine, MemberInfo, Any, float], list[Action]]] = {
-    **{kind: _of_holder(take) for kind, take in OF_HOLDERS.items()},
     Heartbeat: heartbeat,
     Leave: CoordinatorMachine._leave,
     Drain: CoordinatorMachine._drain_own,
@@ -781,13 +769,16 @@ HANDLERS: dict[type[Message], Callable[[CoordinatorMachine, MemberInfo, Any, flo
     Probed: lambda machine, member, message, now: machine.probes.probed(member, message, now),
     SpansRecorded: lambda machine, member, message, now: machine.traces.told(member, message, now),
     Piece: lambda machine, member, message, now: machine.traces.told(member, message, now),
-    Resumed: _of_run(JobRun.resumed),
     Init: init,
-    Withdraw: _of_run(JobRun.withdraw),
-    Followed: _of_run(JobRun.followed),
     Note: lambda machine, who, said, now: machine.notes.take(who, said, now),
-    Arrive: _of_run(JobRun.arrive),
-    SetRates: _of_run(set_rates),
-    Take: _of_run(JobRun.take),
-    Enter: _of_run(JobRun.enter),
+}
+#: … by the job of the member. What servers say of their copies is in `OF_HOLDERS`.
+OF_RUN: dict[type[Message], Callable[[JobRun, MemberInfo, Any, float], list[Action]]] = {
+    Resumed: JobRun.resumed,
+    Withdraw: JobRun.withdraw,
+    Followed: JobRun.followed,
+    Arrive: JobRun.arrive,
+    SetRates: set_rates,
+    Take: JobRun.take,
+    Enter: JobRun.enter,
 }

@@ -9,9 +9,8 @@ from typing import Any
 from zmqps.core.coordinator.journal import DirtyKeys, set_key
 from zmqps.core.coordinator.members.membership import SILENT_BEATS, MemberInfo, Roster
 from zmqps.core.coordinator.members.occupancy import Occupancy
-from zmqps.core.coordinator.members.places import Places
+from zmqps.core.coordinator.members.places import Kept, Places
 from zmqps.core.coordinator.members.reach import check_in_reach
-from zmqps.core.coordinator.members.spares import Kept
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.placement.copies import Replica, ReplicaSet
 from zmqps.core.coordinator.placement.fallback import Fallback
@@ -430,16 +429,18 @@ class JobRun:
 
     def next_deadline(self) -> float | None:
         """Return when something is due."""
-        dues, replication = [self.steps.next_deadline(), self.waits.due], self.replication
+        replication, dues = self.replication, [0.0] if self.lost_shard is not None and self.has_failed else []
+        soon = [self.steps.next_deadline(), self.waits.due]
         if self.occupancy.idle_since is not None:
-            dues.append(self.occupancy.ends_at)
+            soon.append(self.occupancy.ends_at)
         if replication.retries.due is not None or replication.views.open or replication.handovers.under_way:
-            dues.append(replication.next_deadline())
+            soon.append(replication.next_deadline())
         if self.startup.held:
-            dues.append(self.fallback.next_deadline())
-        if self.lost_shard is not None and self.has_failed:
-            dues.append(0.0)
-        return min([due for due in dues if due is not None], default=None)
+            soon.append(self.fallback.next_deadline())
+        for due in soon:  # without a call, as this is asked after every event
+            if due is not None:
+                dues.append(due)
+        return min(dues, default=None)
 
     def expired(self, now: float) -> bool:
         """Whether nobody has been there for so long that the job is not kept any more."""

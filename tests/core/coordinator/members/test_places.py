@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.coordinator.members.test_losses import lose
+from tests.core.coordinator.members.test_places_losses import lose
 from tests.core.machines import Coordinator, job, logged, peer, sent
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.messages import Heartbeat, HeartbeatAck, Job, Leave

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.core.machines import TIMEOUT, Coordinator, errors, hello, job, logged, peer, receivers, sent
-from zmqps.core.coordinator.consistency.deadline import FLOOR_S, WARM_UP
+from zmqps.core.coordinator.consistency.bsp import FLOOR_S, WARM_UP
 from zmqps.core.coordinator.training.steps import COMMIT_RETRY_S
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.messages import (

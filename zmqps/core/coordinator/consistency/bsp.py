@@ -9,9 +9,13 @@ from itertools import islice
 from typing import Any
 
 from zmqps.core.coordinator.consistency.base import Arrival, Commitment, Decision, Grant, Policy
-from zmqps.core.coordinator.consistency.deadline import ArrivalClock
 from zmqps.core.job.spec import MAX_COUNT
 from zmqps.errors import counted
+
+#: Below this a step is never called late: scheduling noise alone takes so long.
+FLOOR_S = 1.0
+#: Steps seen before the rule is trusted; until then nobody is late.
+WARM_UP = 5
 
 
 class Presence(StrEnum):
@@ -40,6 +44,42 @@ class OpenStep:
     ready: dict[bytes, None] = field(default_factory=dict)  # who trains and waits, the one that does longest first
     first_at: float | None = None  # when the first one arrived
     patient_from: float = 0.0  # when those who wait began to, as far as the deadline is concerned
+
+
+class ArrivalClock:
+    """Smooths how long after the first arrival of a step the last one comes.
+
+    The rule is TCP's retransmission timer (Jacobson, Congestion Avoidance and Control, 1988): with
+    smoothed mean m and mean deviation d of that spread, a straggler is late after m + 4 d, doubled
+    by each step that ended by the deadline, and never sooner than `FLOOR_S`.
+    """
+
+    def __init__(self) -> None:
+        self.mean = 0.0
+        self.deviation = 0.0
+        self.seen = 0
+        self._backoff = 1
+
+    def observe(self, spread: float, *, late: bool) -> None:
+        """A step took ``spread`` seconds from its first to its last arrival, or was cut short."""
+        if late:
+            self._backoff = min(2 * self._backoff, 64)
+            return
+        self._backoff = 1
+        self.seen += 1
+        if self.seen == 1:
+            self.mean, self.deviation = spread, spread / 2
+        else:
+            error = spread - self.mean
+            self.mean += error / 8
+            self.deviation += (abs(error) - self.deviation) / 4
+
+    @property
+    def patience(self) -> float | None:
+        """Seconds after the first arrival when the rest is late; None while too little was seen."""
+        if self.seen < WARM_UP:
+            return None
+        return max(FLOOR_S, (self.mean + 4 * self.deviation) * self._backoff)
 
 
 class Synchronous(Policy):

@@ -17,10 +17,10 @@ from typing import Any
 
 from zmqps.core.coordinator.members.membership import MemberInfo
 from zmqps.core.coordinator.run import JobRun
-from zmqps.core.coordinator.saving.chains import Chains
-from zmqps.core.coordinator.saving.last import TORN, last_wish, try_again, unsaved
+from zmqps.core.coordinator.saving.files import Store
 from zmqps.core.coordinator.saving.making import (
     Cadence,
+    Chains,
     Making,
     MakingStage,
     PushCut,
@@ -29,8 +29,16 @@ from zmqps.core.coordinator.saving.making import (
     Storing,
     Wish,
 )
-from zmqps.core.coordinator.saving.store import Store
-from zmqps.core.coordinator.saving.wishes import CLOSED, MAX_WAITING, Wishes, unbegun
+from zmqps.core.coordinator.saving.wishes import (
+    CLOSED,
+    MAX_WAITING,
+    TORN,
+    Wishes,
+    last_wish,
+    try_again,
+    unbegun,
+    unsaved,
+)
 from zmqps.core.node.timers import Wheel
 from zmqps.core.protocol.events import Action, Log, Run, Send
 from zmqps.core.protocol.messages import Checkpointed, Error, GoOn, Hold, Holding, Save, Saved, Unsave

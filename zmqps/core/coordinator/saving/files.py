@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from zmqps.core.coordinator.members.membership import MemberInfo
 from zmqps.core.protocol.events import Action, Run, Send
@@ -79,3 +79,25 @@ class FileService:
             why = str(value) if isinstance(value, PSError | OSError) else repr(value)
             value = Served({"errno": number or 0, "why": why[:300]})
         return [Send(server.peer, FileAnswer(tag.request, value.value, value.payload))]
+
+
+class Store(Protocol):
+    """Where checkpoints are; called from other threads."""
+
+    #: Whether servers reach the files by way of the coordinator.
+    serves: bool
+
+    def serve(self, what: str, path: str, offset: int, nbytes: int, payload: Sequence[Buffer]) -> Served:
+        """Do something with a file for a server."""
+
+    def read_at(self, path: str) -> str:
+        """Return where servers read a checkpoint."""
+
+    def begin(self, job: str, version: int) -> str:
+        """Make room for a checkpoint and return where servers are to write their parts."""
+
+    def publish(self, path: str, manifest: Mapping[str, Any]) -> tuple[str, int, int]:
+        """Let what was written be the newest checkpoint of its job; return where it is, its bytes, and its version."""
+
+    def abandon(self, path: str) -> None:
+        """Remove what was written of one that failed."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
-from zmqps.core.coordinator.members.attendance import Attendance
 from zmqps.core.coordinator.members.membership import MemberInfo, Roster
+from zmqps.core.coordinator.members.places import Attendance
 from zmqps.core.coordinator.training.waits import Waiter, not_joined
 from zmqps.core.protocol.events import Action, Send
 from zmqps.core.protocol.messages import Enter, Released, Waiting

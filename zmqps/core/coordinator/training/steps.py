@@ -10,8 +10,8 @@ from typing import Any
 
 from zmqps.core.coordinator.consistency import Commitment, Grant, Policy, make_policy
 from zmqps.core.coordinator.journal import Changed, Plain, nothing
-from zmqps.core.coordinator.members.attendance import Attendance
 from zmqps.core.coordinator.members.membership import MemberInfo
+from zmqps.core.coordinator.members.places import Attendance
 from zmqps.core.coordinator.placement.copies import Replica
 from zmqps.core.coordinator.training.delays import Delays
 from zmqps.core.coordinator.training.rates import Numbers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.core.machines import Coordinator
-from zmqps.core.coordinator.watching.report import MOST_WAITS, job_status, job_waits
+from zmqps.core.coordinator.watching.status import MOST_WAITS, job_status, job_waits
 from zmqps.core.protocol.messages import Enter
 
 

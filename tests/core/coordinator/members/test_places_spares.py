@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.core.machines import Coordinator, errors, exits_of, hello, job, logged, peer, receivers, sent
-from zmqps.core.coordinator.members.spares import MAX_KEPT
+from zmqps.core.coordinator.members.places import MAX_KEPT
 from zmqps.core.coordinator.training.waits import not_joined
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import Action

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.core.machines import Coordinator, exits_of, hello, job, logged, sent
-from zmqps.core.coordinator.members import losses as module
+from zmqps.core.coordinator.members import places as module
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import Exit
 from zmqps.core.protocol.messages import EndJob, Heartbeat, HeartbeatAck, Leave
