@@ -32,7 +32,6 @@ class EndedJobs:
         self._answers: OrderedDict[tuple[bytes, int, str], JobEnded] = OrderedDict()  # by nonce, to who ended one
 
     def add(self, name: str, how: str, epoch: int, now: float) -> None:
-        """A job has ended."""
         self.by_name[name] = Ended(how, now, epoch)
         self.by_name.move_to_end(name)
         self._changed(name)
@@ -40,7 +39,6 @@ class EndedJobs:
             self._changed(self.by_name.popitem(last=False)[0])
 
     def dump(self, name: str) -> Plain:
-        """Return what is kept of one."""
         return list(self.by_name[name]) if name in self.by_name else None
 
     def restore(self, kept: dict[str, Plain], now: float) -> None:

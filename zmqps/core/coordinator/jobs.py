@@ -91,7 +91,6 @@ class TouchedJobs:
         self.names.clear()
 
     def forget(self, name: str) -> None:
-        """A job has ended."""
         self.names.pop(name, None)
         self.moving.discard(name)
         self.spare.discard(name)
@@ -125,7 +124,6 @@ class Epochs:
         self._changed = changed
 
     def take(self) -> int:
-        """Return a new one."""
         self._changed()
         self.next += 1
         return self.next - 1

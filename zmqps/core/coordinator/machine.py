@@ -35,8 +35,10 @@ from zmqps.core.coordinator.watching.status import (
     MAX_COUNTER_NAME_CHARS,
     Inquiries,
     by_epoch,
-    cluster_status,
+    fit_jobs,
     job_of,
+    job_status,
+    members_status,
     packed,
     waiting,
 )
@@ -212,12 +214,10 @@ class CoordinatorMachine:
 
     @property
     def title(self) -> str:
-        """Who this coordinator is, for errors."""
         return f"the coordinator ({self.identity.name}, {self.identity.host}, pid {self.identity.pid})"
 
     @property
     def ending(self) -> Exit | None:
-        """How the cluster ends, once it is ending."""
         return self.cluster_end.ending
 
     def start(self, now: float) -> list[Action]:
@@ -365,7 +365,6 @@ class CoordinatorMachine:
         return self._from_member(member, message, now)
 
     def next_deadline(self) -> float | None:
-        """Return when something is due."""
         due, silent = self.wheel.next_deadline(), self.membership.next_deadline()
         assert due is not None  # the reminder
         return due if silent is None else min(due, max(silent, self._lose_due))
@@ -391,13 +390,11 @@ class CoordinatorMachine:
         return [*said, *self._news.summaries(now)]
 
     def _due_of(self, name: str) -> float | None:
-        """Return when something of a job is due."""
         run = self.runs[name]
         due, save = run.next_deadline(), self.checkpoints.due_at(run) if self.checkpoints.cadence else None
         return due if save is None else save if due is None else min(due, save)
 
     def _job_due(self, name: str, now: float) -> list[Action]:
-        """Do what is due of a job."""
         run = self.runs[name]
         actions = self._news.of_job(run.on_deadline(now), name, now)
         return [*actions, *self.jobs.end_if_over(run, now)]
@@ -408,7 +405,6 @@ class CoordinatorMachine:
         return [*self._news.of_member(self.partings.lose(member, now), member, now), told]
 
     def validate(self) -> None:
-        """Assert the invariants."""
         self.membership.validate()
         self.wheel.validate()
         self.erasures.validate()
@@ -497,22 +493,32 @@ class CoordinatorMachine:
 
     def status(self, now: float) -> dict[str, Any]:
         """Return the coordinator's view of the cluster: what ``zmqps status --json`` prints."""
-        return cluster_status(
-            servers=self.servers,
-            draining=self.drains.status(),
-            scaling=self.scales.status(),
-            options=self.options,
-            ending=self.cluster_end.asked,
-            identity=self.identity,
-            uptime_s=round(now - self.started_at, 3),
-            waiting=self._waiting(),
-            runs=self.runs,
-            ended=self.ended.status(now),
-            gone=self.membership.gone,
-            counters=self.counts,
-            checkpoint_of=self.checkpoints.status,
-            now=now,
-        )
+        servers, ending, left_out = self.servers, self.cluster_end.asked, list[str]()
+        members = [member for run in self.runs.values() for roster in (run.workers, run.observers) for member in roster]
+        jobs = {
+            name: {**job_status(run, list(servers), now), "checkpoint": dict(self.checkpoints.status(run, now))}
+            for name, run in self.runs.items()
+        }
+        there, parted = members_status([*servers, *members], self.membership.gone, now, left_out)
+        ready = "ready" if len(servers.staying) >= servers.wanted else "waiting for servers"
+        return {
+            "state": f"ending: {ending.reason}" if ending else ready,
+            "endpoint": self.identity.endpoint,
+            "host": self.identity.host,
+            "pid": self.identity.pid,
+            "uptime_s": round(now - self.started_at, 3),
+            "servers": servers.wanted,
+            "draining": list(self.drains.status()),
+            "scaling": dict(self.scales.status()),
+            "workers": self.options.workers or 0,
+            "waiting": self._waiting(),
+            "jobs": fit_jobs(jobs, left_out),
+            "ended": self.ended.status(now),
+            "members": there,
+            "gone": parted,
+            "left_out": left_out,
+            "counters": dict(self.counts),
+        }
 
     def view(self, asked: Watch, now: float) -> dict[str, Any]:
         """Return what there is to see for those who watch."""
@@ -520,7 +526,6 @@ class CoordinatorMachine:
 
 
 def is_said(actions: Sequence[Action]) -> bool:
-    """Whether anything is to be logged."""
     for action in actions:  # without a call for each
         if type(action) is Log:
             return True
@@ -735,7 +740,6 @@ def save(machine: CoordinatorMachine, peer: Peer, message: Checkpoint, now: floa
 
 
 def save_own(machine: CoordinatorMachine, member: MemberInfo, message: Checkpoint, now: float) -> list[Action]:
-    """A worker asks for a checkpoint of its job."""
     wish = Wish(job=member.job, consistent=bool(message.consistent), state=message.state, by=WORKER)
     wish.askers[member.incarnation, message.request] = member.peer
     return machine.checkpoints.ask(wish, now)

@@ -85,7 +85,6 @@ class Openings:
         self._not_before, self._began_at = now + max(LEAST_S, SHARE * (now - self._began_at)), None
 
     def next_deadline(self) -> float | None:
-        """Return when the next one may be begun with."""
         return self._not_before if self._waiting and self._began_at is None else None
 
     def on_deadline(self, now: float) -> list[Action]:
@@ -112,7 +111,6 @@ class Openings:
         return (None, "", "") if run is None else (run.startup.rival, run.startup.owner, run.name)
 
     def validate(self) -> None:
-        """Assert the bound."""
         assert len(self._waiting) <= MAX_WAITING
         assert self._began_at is None or self._waiting
 

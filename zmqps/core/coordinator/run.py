@@ -115,7 +115,6 @@ class JobRun:
 
     @property
     def has_tables(self) -> bool:
-        """Whether it has sparse tables."""
         return self.startup.job is not None and bool(self.startup.job.tables)
 
     @property
@@ -130,7 +129,6 @@ class JobRun:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all shards are there."""
         return self.startup.ready and self.lost_shard is None and not self.fallback.active
 
     @property
@@ -293,7 +291,6 @@ class JobRun:
         return []
 
     def take(self, member: MemberInfo, message: Take, now: float) -> list[Action]:
-        """A worker asks for a range of a data set."""
         if self.startup.job is not None and self.startup.job.deterministic:
             raise ConfigurationError("who takes which range depends on who asks first: use zmqps.data.split")
         if (kept := self.places.keep(member, message)) is not None:
@@ -301,7 +298,6 @@ class JobRun:
         return self.data.take(member, message)
 
     def enter(self, member: MemberInfo, message: Enter, now: float) -> list[Action]:
-        """A worker enters a barrier."""
         if (kept := self.places.keep(member, message)) is not None:
             return kept
         return self.barriers.enter(member, message, self.num_missing)
@@ -428,7 +424,6 @@ class JobRun:
     # --- time ----------------------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
-        """Return when something is due."""
         replication, dues = self.replication, [0.0] if self.lost_shard is not None and self.has_failed else []
         soon = [self.steps.next_deadline(), self.waits.due]
         if self.occupancy.idle_since is not None:
@@ -447,7 +442,6 @@ class JobRun:
         return self.occupancy.ends_at is not None and now >= self.occupancy.ends_at
 
     def on_deadline(self, now: float) -> list[Action]:
-        """Do what is due."""
         steps, replication = self.steps.next_deadline(), self.replication.next_deadline()
         actions = self.steps.on_deadline(now) if steps is not None and now >= steps else []
         actions += self.replication.on_deadline(now) if replication is not None and now >= replication else []
@@ -480,13 +474,11 @@ class JobRun:
         yield from self.spares.waiters(self.places.expected or 0)
 
     def anybody_waits(self) -> bool:
-        """Whether a member waits for anything."""
         waits = self.startup.parked or self.barriers.by_name or self.steps.trainees.waiting or self.spares
         return bool(waits or (self.data.by_name and self.data.anybody_waits))
 
     @property
     def state(self) -> JobState:
-        """How far it is."""
         if self.lost_shard is not None:
             return JobState.FAILED
         if not self.startup.ready:
@@ -496,7 +488,6 @@ class JobRun:
         return JobState.TRAINING if self.members else JobState.IDLE
 
     def validate(self) -> None:
-        """Assert the invariants."""
         self.places.validate(self.occupancy.training)
         self.occupancy.validate()
         self.barriers.validate()

@@ -35,8 +35,7 @@ class Cluster(Coordinator):
 
 
 def test_whoever_lives_in_a_process_that_has_ended_is_lost_at_once_by_the_way_of_missed_heartbeats() -> None:
-    cluster = Cluster()
-    cluster.join("s0", "w0")
+    cluster = Cluster.joined("s0", "w0")
     cluster.come("w1", TOKEN)
     cluster.come("w2", TOKEN)
     cluster.take("w0", Enter(5, "end"))
@@ -60,8 +59,7 @@ def test_a_server_whose_process_has_ended_is_lost_too() -> None:
 
 
 def test_a_report_changes_nothing_for_the_next_life_of_whoever_has_ended() -> None:
-    cluster = Cluster()
-    cluster.join("s0")
+    cluster = Cluster.joined("s0")
     cluster.come("w0", TOKEN)
     cluster.exited(TOKEN)
     again = replace(hello("worker", "w0"), incarnation=b"the next life...", process=process_of(OTHER))
@@ -86,8 +84,7 @@ def test_who_has_said_goodbye_is_not_lost_by_the_end_of_its_process() -> None:
 
 
 def test_a_barrier_that_the_lost_one_had_entered_is_released() -> None:
-    cluster = Cluster(workers=2)
-    cluster.join("s0", "w0")
+    cluster = Cluster.joined("s0", "w0", workers=2)
     cluster.come("w1", TOKEN)
     cluster.take("w1", Enter(5, "end"))
     cluster.exited(TOKEN)
@@ -109,8 +106,7 @@ def test_nobody_ends_a_process_without_its_token_whatever_key_they_have(holder: 
 
 
 def test_a_member_of_no_known_process_is_ended_by_no_report() -> None:
-    cluster = Cluster()
-    cluster.join("s0", "w0")
+    cluster = Cluster.joined("s0", "w0")
     assert errors(cluster.exited(b"")) == [ProtocolError.code]
     assert cluster.names == {"s0", "w0"}
     assert sent(cluster.take("w1", hello("worker", "w1")), Welcome)

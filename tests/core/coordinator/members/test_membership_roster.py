@@ -153,8 +153,7 @@ def test_ranks_are_small_however_many_workers_a_job_expects(workers: int) -> Non
 
 
 def test_workers_of_another_job_have_ranks_below_its_number_of_workers() -> None:
-    coordinator = Coordinator(workers=4)
-    coordinator.join("s0")
+    coordinator = Coordinator.joined("s0", workers=4)
     for index in (3, 2):
         coordinator.take(f"w{index}", numbered("worker", f"w{index}", index))
     for index in (3, 2):

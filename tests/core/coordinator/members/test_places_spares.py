@@ -39,8 +39,7 @@ DATA = Take(30, "data", 8, 4, 1, (), ())
 
 def trained(*workers: str, spec: Any = SYNC, expected: int | None = 2, **options: Any) -> Coordinator:
     """Return a coordinator that expects two workers, with a job that these train."""
-    coordinator = Coordinator(workers=expected, **options)
-    coordinator.join("s0", *workers)
+    coordinator = Coordinator.joined("s0", *workers, workers=expected, **options)
     for name in workers:
         coordinator.init(name, spec)
     coordinator.ready("s0", loaded=False)
@@ -94,8 +93,7 @@ def test_who_has_not_named_the_job_takes_no_part_in_it(asked: Message, attached:
 
 
 def test_workers_that_meet_before_they_begin_a_job_count_until_it_is_named() -> None:
-    coordinator = Coordinator(workers=2)
-    coordinator.join("s0", "w0", "w1", "w7")
+    coordinator = Coordinator.joined("s0", "w0", "w1", "w7", workers=2)
     assert sent(coordinator.take("w0", Enter(9, "start")), Waiting)[0].text == not_joined(1, 1)
     assert len(sent(coordinator.take("w1", Enter(9, "start")), Released)) == 2
     assert errors(coordinator.take("w7", Enter(9, "mine"))) == [JobError.code], "there are two already"
@@ -107,8 +105,7 @@ def test_workers_that_meet_before_they_begin_a_job_count_until_it_is_named() -> 
 
 @pytest.mark.parametrize("asked", [Arrive(9, 0, ()), Enter(9, "mine"), replace(DATA, num_examples=99)])
 def test_a_stranger_that_asks_before_there_is_a_job_has_no_place_in_it(asked: Message) -> None:
-    coordinator = Coordinator(workers=2)
-    coordinator.join("s0", "w7", "w0", "w1")
+    coordinator = Coordinator.joined("s0", "w7", "w0", "w1", workers=2)
     coordinator.take("w7", asked)
     for name in ("w0", "w1"):
         coordinator.init(name, SYNC)
@@ -156,8 +153,7 @@ def test_what_a_spare_asks_for_waits_and_nobody_waits_for_it(asked: Any) -> None
 
 
 def test_a_place_of_a_job_that_could_not_be_started_is_none_of_the_next_one() -> None:
-    coordinator = Coordinator(workers=2)
-    coordinator.join("s0", "w7")
+    coordinator = Coordinator.joined("s0", "w7", workers=2)
     coordinator.init("w7", job("another", staleness=0))
     coordinator.take("w7", Take(20, "data", 99, 1, 1, (), ()))
     coordinator.take("w7", Enter(21, "end"))
@@ -173,8 +169,7 @@ def test_a_place_of_a_job_that_could_not_be_started_is_none_of_the_next_one() ->
 
 
 def test_who_entered_a_barrier_before_the_job_said_how_many_it_expects_does_not_count() -> None:
-    coordinator = Coordinator()
-    coordinator.join("s0", "w7", "w0", "w1")
+    coordinator = Coordinator.joined("s0", "w7", "w0", "w1")
     coordinator.take("w7", Enter(9, "mine"))
     spec = replace(SYNC, workers=2)
     assert errors(coordinator.init("w0", spec), peer("w7")) == [JobError.code]

@@ -228,8 +228,7 @@ def test_one_is_made_at_a_time_and_each_has_its_turn() -> None:
 
 
 def test_without_a_place_or_a_job_there_is_none() -> None:
-    nowhere = Coordinator()
-    nowhere.train("s0", "w0")
+    nowhere = Coordinator.trains("s0", "w0")
     assert errors(nowhere.take("w0", Checkpoint(9, "", 0, {}))) == [ConfigurationError.code]
     cluster = Cluster()
     assert errors(cluster.take("x", Checkpoint(1, "none", 0, {}, b"n" * 16))) == [JobError.code]

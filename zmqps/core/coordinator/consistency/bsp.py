@@ -119,7 +119,6 @@ class Synchronous(Policy):
         self._late: list[Grant] = []
 
     def begin_at(self, clock: int) -> None:
-        """The first step is this one."""
         self.now = clock
 
     def go_back(self, clock: int) -> None:
@@ -272,11 +271,9 @@ class Synchronous(Policy):
         return [Grant(worker, self.now, True) for worker in granted]
 
     def _arrivals(self) -> list[tuple[bytes, Arrival]]:
-        """Return what workers have brought."""
         return [(worker, one.arrival) for worker, one in self._workers.items() if one.arrival is not None]
 
     def arrived(self) -> set[bytes]:
-        """Return who has brought something to the step."""
         return {worker for worker, _ in self._arrivals()}
 
     def retract(self, worker: bytes) -> None:
@@ -301,7 +298,6 @@ class Synchronous(Policy):
         return [who for who, one in self._workers.items() if one.presence is Presence.TRAINS and not one.waits]
 
     def why(self, missing: int) -> str:
-        """Say what is needed."""
         opened = self._open
         if self.aggregate is not None:
             needed = counted(self.aggregate, "gradient")
@@ -321,7 +317,6 @@ class Synchronous(Policy):
         return None if patience is None else self._open.patient_from + patience
 
     def status(self) -> dict[str, object]:
-        """Return the step's state."""
         return {
             "step": self.now,
             "arrived": self._open.num_arrived,

@@ -106,7 +106,6 @@ class ClusterEnd:
             self.close(now)
 
     def next_deadline(self) -> float | None:
-        """Return when `on_deadline` wants to be called."""
         return self._due
 
     def on_deadline(self, now: float) -> list[Action]:

@@ -119,7 +119,6 @@ class Erasures:
             del self._awaited[awaited.server.incarnation]
 
     def next_deadline(self) -> float | None:
-        """Return when `on_deadline` wants to be called."""
         due = min([awaited.due for awaited in self._awaited.values()], default=None)
         return None if due is None else max(due, self._not_before)
 

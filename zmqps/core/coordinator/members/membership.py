@@ -63,7 +63,6 @@ class Answers:
         self.note: Changed = nothing  # called when one is remembered that is kept
 
     def remember(self, request: int, message: Message) -> None:
-        """Remember an answer."""
         self.by_request[request] = message
         forgotten: Message = message
         if len(self.by_request) > MAX_ANSWERED:
@@ -91,7 +90,6 @@ class Answers:
         return kept or None
 
     def restore(self, kept: Plain) -> None:
-        """Remember those that were kept."""
         for request, message in kept:
             self.by_request[request] = unpacked(message)
 
@@ -162,7 +160,6 @@ class MemberInfo:
     notes: NoteFlow = field(default_factory=NoteFlow)
 
     def __post_init__(self) -> None:
-        """Note who it is."""
         self.incarnation = self.hello.incarnation
 
     def answer(self, request: int, message: Message) -> Send:
@@ -171,17 +168,14 @@ class MemberInfo:
         return Send(self.peer, message)
 
     def fail(self, request: int, error: PSError) -> Send:
-        """Return the answer to a request that failed."""
         return self.answer(request, Error.of(request, error))
 
     @property
     def holder(self) -> KeyHolder | None:
-        """Whose key it has joined with."""
         return self.origin.holder
 
     @property
     def role(self) -> str:
-        """Its role."""
         return self.hello.role
 
     @property
@@ -464,7 +458,6 @@ class Roster:
             other.rank, held[before] = before, other
 
     def leave(self, member: MemberInfo, how: DepartureCause) -> None:
-        """A member has gone."""
         self._doubts.pop(member.incarnation, None)
         frees = self._by_rank[member.rank] is member  # else somebody has come in its place
         self._claims.left(member, frees=frees)
@@ -502,7 +495,6 @@ class Processes:
             self._living.setdefault(process, {})[member.incarnation] = member
 
     def left(self, member: MemberInfo) -> None:
-        """A member has gone."""
         if process := member.hello.process:
             del self._living[process][member.incarnation]
             if not self._living[process]:
@@ -610,7 +602,6 @@ class Membership:
         self._by_silence.move_to_end(member.incarnation)
 
     def find(self, peer: Peer) -> MemberInfo | None:
-        """Return the member behind a connection."""
         incarnation = self._peers.get(peer)
         return None if incarnation is None else self.members[incarnation]
 

@@ -26,7 +26,6 @@ class Occupancy:
         self._returned: set[bytes] = set()  # workers that came to it then and have not begun yet
 
     def come(self, member: MemberInfo) -> None:
-        """Somebody has come."""
         if self._left_alone and member.role == "worker":
             self._returned.add(member.incarnation)
         self.idle_since = None
@@ -73,7 +72,6 @@ class Occupancy:
         return ""
 
     def dump(self) -> Plain:
-        """Return what is kept of it."""
         idle = self.idle_since is not None
         return [sorted(self.training), sorted(self._returned), self._left_alone, self._before, idle]
 
@@ -84,5 +82,4 @@ class Occupancy:
         self.idle_since = now if idle else None
 
     def validate(self) -> None:
-        """Assert that those who are known are here."""
         assert self._returned | self.training <= set(self._members)

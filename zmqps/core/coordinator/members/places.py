@@ -108,7 +108,6 @@ class Attendance:
             self.count(member)
 
     def leave(self, member: MemberInfo, how: DepartureCause) -> None:
-        """A member has gone."""
         self.spares.pop(member.incarnation, None)
         if self.here.pop(member.incarnation, None) is not None:
             self.num_finished += how == DepartureCause.FINISHED
@@ -121,11 +120,9 @@ class Attendance:
         self.num_finished = 0
 
     def dump(self) -> Plain:
-        """Return what is kept of it."""
         return [[*self.here], [*self.spares], sorted(self._names), self.num_finished]
 
     def restore(self, kept: Plain, members: Mapping[bytes, MemberInfo]) -> None:
-        """Be what was kept."""
         here, spares, names, self.num_finished = kept
         self.here = {who: members[who] for who in here}
         self.spares = {who: members[who] for who in spares}
@@ -180,12 +177,10 @@ class Losses:
                 names.popitem(last=False)
 
     def dump(self) -> Plain:
-        """Return what is kept of them."""
         lost = [[name, *facts] for name, facts in self._lost.items()]
         return [lost, dict(self._here), list(self._finished)]
 
     def restore(self, kept: Plain) -> None:
-        """Be what was kept."""
         lost, here, finished = kept
         self._lost = OrderedDict((name, (rank, title, has_claim)) for name, rank, title, has_claim in lost)
         self._here = Counter(here)
@@ -426,7 +421,6 @@ class Places:
             self._changed()
 
     def leave(self, member: MemberInfo, how: DepartureCause) -> None:
-        """A member has gone."""
         if member.incarnation in self._missed:
             self.losses.left(member, how)
             self._missed.remove(member.incarnation)
@@ -462,7 +456,6 @@ class Places:
         return [self.attendance.dump(), self.losses.dump(), self._all_joined, sorted(self._missed), named]
 
     def restore(self, kept: Plain) -> None:
-        """Be what was kept."""
         attendance, losses, self._all_joined, missed, named = kept
         self.attendance.restore(attendance, self._members)
         self.losses.restore(losses)

@@ -102,7 +102,6 @@ class Telling:
         return False
 
     def next_deadline(self) -> float | None:
-        """Return when somebody is to be told."""
         dues = (self._first.next_deadline(), self._again.next_deadline())
         return min([due for due in dues if due is not None], default=None)
 
@@ -111,7 +110,6 @@ class Telling:
         return [*self._first.due(now), *self._again.due(now)]
 
     def validate(self) -> None:
-        """Assert the invariants."""
         self._first.validate()
         self._again.validate()
 

@@ -195,7 +195,6 @@ class Making:
         return not self.run.is_whole or any(epoch not in there for epoch, _ in self.unwritten)
 
     def status(self, now: float) -> dict[str, Any]:
-        """Return what the status shows of it."""
         waiting, nbytes = len(self.cut.awaited), sum(part.nbytes or 0 for part in self.parts.values())
         stage = f"waiting for {counted(waiting, 'worker')} to pause" if waiting else self.stage
         return {"stage": stage, "since_s": round(now - self.begun_at, 3), "nbytes": nbytes}

@@ -57,7 +57,6 @@ class DataSet:
 
     @property
     def over(self) -> bool:
-        """Whether all passes are done."""
         return self.data_pass == self.spec.passes
 
     @property
@@ -117,7 +116,6 @@ class DataSet:
 
     @classmethod
     def restored(cls, kept: Plain) -> DataSet:
-        """Return the one that was kept."""
         take, owner, named_by, lasts, here, data_pass, taken, num_done, num_returned, following, returned = kept
         data = cls(DataSpec.of(unpacked(take)), owner, named_by)
         data.lasts, data.here, data.data_pass = lasts, set(here), data_pass
@@ -266,7 +264,6 @@ class DataSets:
                 self._resume(member, _reason(data))
 
     def leave(self, member: MemberInfo, *, finished: bool) -> list[Action]:
-        """A worker has gone."""
         actions: list[Action] = []
         for data in self._of.pop(member.incarnation, {}).values():
             self._changed(data.spec.name)
@@ -322,7 +319,6 @@ class DataSets:
 
     @property
     def anybody_waits(self) -> bool:
-        """Whether a worker waits for a range."""
         return any(data.waiting for data in self.by_name.values())
 
     def waiters(self) -> Iterator[Waiter]:
@@ -333,7 +329,6 @@ class DataSets:
                 yield self._members[worker], request, say
 
     def status(self) -> list[dict[str, Any]]:
-        """Return the progress for the status."""
         return [
             {
                 "name": data.spec.name,
@@ -371,7 +366,6 @@ class DataSets:
             self._of.setdefault(who, {})[data.spec.name] = data
 
     def validate(self) -> None:
-        """Assert the invariants."""
         for data in self.by_name.values():
             data.validate()
             assert {*data.taken, *data.waiting} <= data.here

@@ -71,5 +71,4 @@ class Delays:
 
 
 def mean(values: Sequence[float]) -> float:
-    """Return the mean."""
     return sum(values) / len(values)

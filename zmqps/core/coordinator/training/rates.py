@@ -31,11 +31,9 @@ class Numbers:
 
     @property
     def terms(self) -> Rates:
-        """As they travel."""
         return terms_of(1.0, self.latest)
 
     def at(self, step: int) -> Rates:
-        """Return those of a step."""
         return next((rates for first, rates in self.before if step < first), self.latest)
 
     def begin_at(self, rates: Sequence[float]) -> None:
@@ -45,11 +43,9 @@ class Numbers:
         self._changed()
 
     def dump(self) -> Plain:
-        """Return what is kept of it."""
         return [list(self.latest), [[step, list(rates)] for step, rates in self.before]]
 
     def restore(self, kept: Plain) -> None:
-        """Be what was kept."""
         latest, before = kept
         self.latest = tuple(latest)
         self.before = deque((step, tuple(rates)) for step, rates in before)

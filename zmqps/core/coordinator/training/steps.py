@@ -102,7 +102,6 @@ class Trainees(dict[bytes, Trainee]):
             del self[who]
 
     def dump(self) -> dict[str, Plain]:
-        """Return what is kept of them."""
         trained = {who: one for who, one in self.items() if one.phase is not TraineePhase.INFORMED}
         return {
             "counted": [[who, one.counted[0], list(one.counted[1])] for who, one in self.items() if one.counted[1]],
@@ -310,7 +309,6 @@ class Commits:
     # --- the journal ---------------------------------------------------------------------------
 
     def dump(self) -> dict[str, Plain]:
-        """Return what is kept of them."""
         commits = {commit.step: commit for leader in self.leaders.values() for commit in leader.unconfirmed}
         kept: list[Plain] = [
             [
@@ -356,7 +354,6 @@ class Pauses:
     closed: set[int] = field(default_factory=set)
 
     def clear(self) -> None:
-        """Wait for nothing."""
         self.suspended, self.holding = "", False
         self.closed.clear()
 
@@ -514,7 +511,6 @@ class Steps:
         return clock
 
     def leave(self, member: MemberInfo) -> None:
-        """A worker or observer has gone."""
         who = member.incarnation
         if self.commits.leave(who) and self.policy is not None:
             self.policy.retract(who)
@@ -627,7 +623,6 @@ class Steps:
         return self.commits.add(Commit(0, commitment.step, contributors, terms, int(measure), examples, left_out), now)
 
     def _terms(self, step: int, scale: float = 1.0) -> tuple[float, ...]:
-        """Return the terms of a step."""
         rates = self._rates.at(step) if self._rates.latest or self._rates.before else ()
         return terms_of(scale, rates) if rates or scale != 1.0 else ()
 
@@ -728,7 +723,6 @@ class Steps:
     # --- time, and what others may look at -----------------------------------------------------
 
     def next_deadline(self) -> float | None:
-        """Return when `on_deadline` wants to be called."""
         retry, policy = self.commits.retry_due, self.policy
         if policy is None or not policy.pending or self._blocked or (due := policy.next_deadline()) is None:
             return retry
@@ -773,7 +767,6 @@ class Steps:
         return self.delays.slowest(self._members)
 
     def status(self, missing: int, now: float) -> dict[str, Any]:
-        """Return the state for the status."""
         if self.policy is None:
             return {}
         since = now if self.delays.since is None else self.delays.since
@@ -781,7 +774,6 @@ class Steps:
         return {"mode": self.policy.mode, **self.policy.status(), **told}
 
     def validate(self) -> None:
-        """Assert the invariants."""
         self.trainees.validate(self._members, self._attendance.here)
         assert all(heir.behind <= set(self._members) for heir in self.commits.heirs.values())
         assert self.commits.settled or self.commits.retry_due is not None

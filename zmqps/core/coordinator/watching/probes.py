@@ -92,7 +92,6 @@ class Probes:
         return self._ended_if_all(one, now)
 
     def next_deadline(self) -> float | None:
-        """Return when the first examination is over."""
         return min((one.began_at + PROBE_S for one in self._open.values()), default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
@@ -101,7 +100,6 @@ class Probes:
         return [action for one in over for action in self._end(one, now)]
 
     def validate(self) -> None:
-        """Assert the invariants."""
         assert len(self._open) <= MOST_EXAMINATIONS
         for number, one in self._open.items():
             assert number == one.number <= self._number

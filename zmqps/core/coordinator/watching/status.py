@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from zmqps.core.coordinator.members.membership import Departure, MemberInfo
 from zmqps.core.coordinator.members.reach import complaints
-from zmqps.core.coordinator.options import CoordinatorOptions
-from zmqps.core.coordinator.placement.fleet import Fleet
-from zmqps.core.node.member import Identity
-from zmqps.core.protocol.events import Exit
 from zmqps.core.protocol.figures import GREATEST, is_histogram
 from zmqps.errors import LimitError, counted, listed
 
@@ -116,52 +112,6 @@ def fit_jobs(statuses: Mapping[str, dict[str, Any]], left_out: list[str]) -> dic
                 status[key] = nothing
                 left_out.append(f"{key} of the job {name!r}")
     return dict(statuses)
-
-
-def cluster_status(
-    *,
-    servers: Fleet,
-    draining: Sequence[Mapping[str, Any]],
-    scaling: Mapping[str, Any],
-    options: CoordinatorOptions,
-    ending: Exit | None,
-    identity: Identity,
-    uptime_s: float,
-    waiting: Sequence[str],
-    runs: Mapping[str, JobRun],
-    ended: Sequence[Mapping[str, Any]],
-    gone: Sequence[Departure],
-    counters: Mapping[str, int],
-    checkpoint_of: Callable[[JobRun, float], Mapping[str, Any]],
-    now: float,
-) -> dict[str, Any]:
-    """Return the coordinator's view of the cluster: what ``zmqps status --json`` prints."""
-    of_jobs = [member for run in runs.values() for roster in (run.workers, run.observers) for member in roster]
-    left_out = list[str]()
-    jobs = {
-        name: {**job_status(run, list(servers), now), "checkpoint": dict(checkpoint_of(run, now))}
-        for name, run in runs.items()
-    }
-    there, parted = members_status([*servers, *of_jobs], gone, now, left_out)
-    ready = "ready" if len(servers.staying) >= servers.wanted else "waiting for servers"
-    return {
-        "state": f"ending: {ending.reason}" if ending else ready,
-        "endpoint": identity.endpoint,
-        "host": identity.host,
-        "pid": identity.pid,
-        "uptime_s": uptime_s,
-        "servers": servers.wanted,
-        "draining": list(draining),
-        "scaling": dict(scaling),
-        "workers": options.workers or 0,
-        "waiting": list(waiting),
-        "jobs": fit_jobs(jobs, left_out),
-        "ended": list(ended),
-        "members": there,
-        "gone": parted,
-        "left_out": left_out,
-        "counters": dict(counters),
-    }
 
 
 def members_status(
@@ -277,7 +227,6 @@ def job_waits(run: JobRun, servers: Sequence[MemberInfo]) -> list[str]:
 
 
 def job_status(run: JobRun, servers: Sequence[MemberInfo], now: float) -> dict[str, Any]:
-    """Return the state of a job for the status."""
     job = run.startup.status()
     return {
         "state": run.state if run.lost_shard is None else f"{run.state}: {run.lost_shard}",

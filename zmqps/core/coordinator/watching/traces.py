@@ -48,7 +48,6 @@ class NodeTrace:
     clock: dict[str, float] = field(default_factory=dict)
 
     def described(self) -> dict[str, Any]:
-        """Return it as plain data."""
         said = {"state": self.state, "nbytes": self.nbytes, "lost": self.lost, "steps": self.steps}
         return {**self.facts, **said, **self.clock}
 
@@ -186,7 +185,6 @@ class Traces:
         return [clock]
 
     def next_deadline(self) -> float | None:
-        """Return when something is due."""
         return self._look_due
 
     def on_deadline(self, now: float) -> list[Action]:
@@ -238,7 +236,6 @@ class Traces:
         return [Send(fetching.peer, passed)]
 
     def validate(self) -> None:
-        """Assert the invariants."""
         assert (self._look_due is None) == (self.state == TraceState.NONE)
         assert len(self.nodes) <= MAX_TRACED
         assert len(self._fetches) <= MAX_FETCHES
