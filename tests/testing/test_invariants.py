@@ -15,7 +15,6 @@ from zmqps.core.coordinator.jobs import Jobs, TouchedJobs
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.members.erasures import Erasures
 from zmqps.core.coordinator.members.membership import Roster
-from zmqps.core.coordinator.members.partings import Partings
 from zmqps.core.coordinator.members.places import Losses, Places
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.saving.checkpoints import Checkpoints
@@ -649,12 +648,12 @@ def test_servers_that_stay_although_their_coordinator_is_another_one(monkeypatch
 
 
 def test_a_coordinator_that_tells_everybody_of_everybody_who_is_lost(monkeypatch: Patch) -> None:
-    def lose(original: Any, partings: Partings, member: Any, *arguments: Any) -> Any:
-        others = [other for other in partings._jobs.runs[member.job].members.values() if other is not member]
+    def lose(original: Any, machine: CoordinatorMachine, member: Any, *arguments: Any) -> Any:
+        others = [other for other in machine.runs[member.job].members.values() if other is not member]
         lost = Lost(member.role, member.rank, member.hello.name, member.incarnation, 10.0)
-        return [*original(partings, member, *arguments), *(Send(other.peer, lost) for other in others)]
+        return [*original(machine, member, *arguments), *(Send(other.peer, lost) for other in others)]
 
-    wrap(monkeypatch, Partings, "lose", lose)
+    wrap(monkeypatch, CoordinatorMachine, "give_up", lose)
     monkeypatch.setattr("zmqps.core.coordinator.machine.MOST_LOST", 1000)
     caught("sync-crowd", "for the coordinator")
 

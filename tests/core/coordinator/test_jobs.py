@@ -159,7 +159,7 @@ def test_so_many_jobs_run_at_the_same_time_and_no_more(monkeypatch: pytest.Monke
 
 
 def test_of_jobs_that_have_ended_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmqps.core.coordinator.ended.MAX_ENDED", 2)
+    monkeypatch.setattr("zmqps.core.coordinator.jobs.MAX_ENDED", 2)
     coordinator = Coordinator.trains("s0", "w0", "w1.b", "w2.c")
     for name in ("b", "c", "default"):
         end_job(coordinator, name)

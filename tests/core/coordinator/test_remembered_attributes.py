@@ -59,7 +59,7 @@ KEPT = {
 NOT_KEPT = {
     "CoordinatorMachine": (
         "identity options changes is_back _kept membership servers counts started_at erasures cluster_end jobs runs "
-        "checkpoints ended files drains scales probes traces holders notes partings _reminder_due _lose_due _inquiries "
+        "checkpoints ended files drains scales probes traces holders notes _reminder_due _lose_due _inquiries "
         "_news telling openings watching wheel touched _reminder _moves epochs"
     ),
     "Membership": "timeout _changed _nobody_before gone _by_silence _peers _barred_peers processes",

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from zmqps.core.coordinator.described import difference, read
-from zmqps.core.coordinator.ended import EndedJobs, unknown_job
-from zmqps.core.coordinator.journal import OF_A_JOB, Changed, DirtyKeys, nothing, set_key
+from zmqps.core.coordinator.journal import OF_A_JOB, Changed, DirtyKeys, Plain, nothing, set_key
 from zmqps.core.coordinator.members.cluster_end import ClusterEnd
 from zmqps.core.coordinator.members.erasures import Erasures
 from zmqps.core.coordinator.members.membership import MemberInfo, Membership
@@ -21,12 +21,77 @@ from zmqps.core.coordinator.saving.checkpoints import Checkpoints
 from zmqps.core.node.timers import Timer, Wheel
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import Action, Exit, Log, Peer, Send
-from zmqps.core.protocol.messages import EndJob, Error, Init, Waiting
+from zmqps.core.protocol.messages import EndJob, Error, Init, JobEnded, Waiting
 from zmqps.core.protocol.messages.membership import DepartureCause
-from zmqps.errors import JobEndedError, LimitError, PSError
+from zmqps.errors import JobEndedError, JobError, LimitError, PSError, listed
 
 #: Jobs at the same time; each has a shard on every server.
 MAX_JOBS = 256
+#: Of jobs that have ended, the status shows so many; older ones are forgotten.
+MAX_ENDED = 256
+
+
+class Ended(NamedTuple):
+    """A job that is over."""
+
+    how: str
+    at: float
+    epoch: int
+
+
+class EndedJobs:
+    """The last job of each name that has ended; the oldest are forgotten."""
+
+    def __init__(self, changed: Callable[[str], None] = lambda name: None) -> None:
+        self._changed = changed  # called with the name of one that is new, or forgotten
+        self.by_name: OrderedDict[str, Ended] = OrderedDict()
+        self._answers: OrderedDict[tuple[bytes, int, str], JobEnded] = OrderedDict()  # by nonce, to who ended one
+
+    def add(self, name: str, how: str, epoch: int, now: float) -> None:
+        self.by_name[name] = Ended(how, now, epoch)
+        self.by_name.move_to_end(name)
+        self._changed(name)
+        while len(self.by_name) > MAX_ENDED:
+            self._changed(self.by_name.popitem(last=False)[0])
+
+    def dump(self, name: str) -> Plain:
+        return list(self.by_name[name]) if name in self.by_name else None
+
+    def restore(self, kept: dict[str, Plain], now: float) -> None:
+        """Have those that were kept, by name; a clock that has begun anew since is behind what they say."""
+        for name, (how, at, epoch) in sorted(kept.items(), key=lambda item: item[1][1]):
+            self.by_name[name] = Ended(how, min(at, now), epoch)
+
+    def how(self, name: str) -> str:
+        """Return how the job of this name has ended; empty where there was none."""
+        ended = self.by_name.get(name)
+        return "" if ended is None else ended.how
+
+    def describe(self, name: str, now: float) -> str:
+        """Say that, how and when a job had ended; empty where there was none."""
+        ended = self.by_name.get(name)
+        return "" if ended is None else f"job {name!r} had ended {now - ended.at:.0f} s ago: {ended.how}"
+
+    def answered(self, peer: Peer, message: EndJob) -> JobEnded | None:
+        """Return what this request to end a job was answered before."""
+        return self._answers.get((message.nonce or peer, message.request, message.job))
+
+    def answer(self, peer: Peer, message: EndJob, text: str) -> JobEnded:
+        """Return the answer to a request to end a job, remembered in case it is lost: asked again, it ends no other."""
+        answer = self._answers[message.nonce or peer, message.request, message.job] = JobEnded(message.request, text)
+        while len(self._answers) > MAX_ENDED:
+            self._answers.popitem(last=False)
+        return answer
+
+    def status(self, now: float) -> list[dict[str, Any]]:
+        """Return them for the status, the one that ended last at the end."""
+        return [{"job": n, "how": how, "ago_s": round(now - at, 3)} for n, (how, at, _) in self.by_name.items()]
+
+
+def unknown_job(name: str, running: Iterable[str]) -> JobError:
+    """Return the error for a job that there is not; it says which there are."""
+    names = listed(sorted(map(repr, running)), 8)
+    return JobError(f"there is no job {name[:100]!r}; {f'running: {names}' if names else 'none is running'}")
 
 
 @dataclass(slots=True)

@@ -7,14 +7,12 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from zmqps.core.coordinator.ended import EndedJobs
-from zmqps.core.coordinator.jobs import Epochs, Jobs, is_replaceable
+from zmqps.core.coordinator.jobs import EndedJobs, Epochs, Jobs, is_replaceable
 from zmqps.core.coordinator.journal import DirtyKeys, Plain
 from zmqps.core.coordinator.members.cluster_end import ClusterEnd
 from zmqps.core.coordinator.members.erasures import Erasures
 from zmqps.core.coordinator.members.membership import SILENT_BEATS, MemberInfo, Membership, Origin, index_of
 from zmqps.core.coordinator.members.news import News
-from zmqps.core.coordinator.members.partings import Partings
 from zmqps.core.coordinator.members.reach import check_advertised, check_in_reach, unreached
 from zmqps.core.coordinator.members.telling import Telling
 from zmqps.core.coordinator.openings import Opening, Openings
@@ -22,6 +20,7 @@ from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.placement.drains import Drains
 from zmqps.core.coordinator.placement.fleet import Fleet
 from zmqps.core.coordinator.placement.holders import OF_HOLDERS, Holders
+from zmqps.core.coordinator.placement.missing import ADVICE
 from zmqps.core.coordinator.placement.resumption import Resumption, Resumptions
 from zmqps.core.coordinator.placement.scales import Scales
 from zmqps.core.coordinator.remembered import dump, restore
@@ -83,6 +82,7 @@ from zmqps.core.protocol.messages import (
     Init,
     Leave,
     Left,
+    Lost,
     Message,
     Note,
     Piece,
@@ -109,7 +109,7 @@ from zmqps.core.protocol.messages.membership import DepartureCause
 from zmqps.core.protocol.security.guard import check_join, check_order, check_server, welcome_guard
 from zmqps.core.protocol.security.keys import alias, process_of
 from zmqps.core.protocol.security.roles import OPERATOR, STRANGER, WORKER, KeyHolder, check_role, check_sender
-from zmqps.errors import NotJoinedError, ProtocolError, PSError, counted
+from zmqps.errors import NotJoinedError, PeerLostError, ProtocolError, PSError, counted
 
 #: Of many members that are overdue so many are lost at a time, and the next ones so much later: messages of the living
 #: are taken in between, and save those whose signs of life have come meanwhile.
@@ -195,10 +195,6 @@ class CoordinatorMachine:
             min(HOLD_S, options.heartbeat_timeout), SILENT_BEATS * options.heartbeat_interval, self.changes.of("scale"),
         )  # fmt: skip
         self._moves = self.wheel.timer("what moves", self._move_due)  # after every event it goes on
-        self.partings = Partings(
-            membership=self.membership, jobs=self.jobs, erasures=self.erasures, cluster_end=self.cluster_end,
-            checkpoints=self.checkpoints, drains=self.drains, once=options.once,
-        )  # fmt: skip
         self.openings = Openings(self.runs, self.membership, self.wheel)
         self.probes = Probes(self.membership.members, self.wheel)
         self.traces = Traces(identity, self.membership.members, self.runs, self.wheel)
@@ -312,7 +308,7 @@ class CoordinatorMachine:
             return self._refuse(event, member, 0, event.error, now)
         if isinstance(event, Unreachable):  # its key was revoked
             told = Send(event.peer, Error.of(0, event.error))
-            return [] if member is None else [told, *self.partings.lose(member, now, DepartureCause.REVOKED)]
+            return [] if member is None else [told, *self.give_up(member, now, DepartureCause.REVOKED)]
         if not isinstance(event, Received):
             return []  # who is disconnected may come back; whether a member is lost is for its heartbeats to say
         return self._receive(event, member, now)
@@ -402,7 +398,75 @@ class CoordinatorMachine:
     def lose(self, member: MemberInfo, now: float) -> list[Action]:
         """A member is lost: it was silent for too long, or its process has ended."""
         told = Send(member.peer, Error.of(0, member.lost(now)))
-        return [*self._news.of_member(self.partings.lose(member, now), member, now), told]
+        return [*self._news.of_member(self.give_up(member, now), member, now), told]
+
+    def give_up(self, member: MemberInfo, now: float, how: DepartureCause = DepartureCause.LOST) -> list[Action]:
+        """A member is gone that others count on: tell everybody that waits for it.
+
+        Of one that only trained or looked on, servers hear as of one that has left, and those who wait for it; others
+        would have no use for it, and where thousands are lost that would be millions of messages.
+        """
+        silent = now - member.seen_at
+        advice = ADVICE if member.role == "server" else "the others go on without it"
+        error = PeerLostError(role=member.role, name=member.title, silent_s=round(silent, 3), advice=advice)
+        lost = Lost(member.role, member.rank, member.hello.name, member.incarnation, silent)
+        there = [run for run in self.jobs.runs.values() if run.is_on(member)] if member.role == "server" else []
+        for run in there:
+            self.jobs.touched.add(run.name)
+        actions = self.checkpoints.gone(member, now)  # while it is known what it had
+        actions += [action for run in there for action in run.lose_server(member, error, now)]
+        runs = [run for run in there if run.lost_shard is not None or run.startup.job is None]
+        if there and not runs:
+            if any(run.fallback.active for run in there):
+                advice = "what nobody else has goes back to a checkpoint"
+            else:
+                begun = any(run.startup.ready for run in there)
+                advice = "its backups take over" if begun else "what began on it begins again on others"
+            error = PeerLostError(role=member.role, name=member.title, silent_s=round(silent, 3), advice=advice)
+        said = Log("warning", str(error), "lost", job=member.job, peer=member.hello.name, error=error.number)
+        actions.insert(0, said)
+        told = [other for run in runs for other in run.members.values()]
+        if member.role == "server" and self.cluster_end.ending is None and (runs or not there):
+            stays = "the cluster stays: start another server, and begin again what was trained on this one"
+            actions.append(Log("warning", "the cluster ends with its job" if self.options.once and runs else stays))
+        actions += self.part(member, how, now, error)
+        for run in runs:
+            if run.vacant:  # nobody is there who would have to notice before
+                actions += self.jobs.end(run, str(error), now)
+        return [*actions, *(Send(other.peer, lost) for other in told)]
+
+    def succeed(self, before: MemberInfo, member: MemberInfo, now: float) -> list[Action]:
+        """A member comes in the place of an earlier life of its own, which was not known to be lost.
+
+        Nobody is told of a loss, and who waits for the one at a barrier waits for the other.
+        """
+        text = f"{before.title} had died and was started again (restart {member.hello.life}): {member.title} goes on"
+        self.jobs.touched.add(member.job)
+        self.jobs.runs[member.job].succeed(before, member)
+        said = Log("warning", text, "lost", job=member.job, peer=member.hello.name)
+        actions = [said, *self.part(before, DepartureCause.RESTARTED, now)]
+        told = before.eviction(now, DepartureCause.RESTARTED)
+        return [*actions, *([Send(before.peer, Error.of(0, told))] if told is not None else [])]
+
+    def part(self, member: MemberInfo, how: DepartureCause, now: float, error: PSError | None = None) -> list[Action]:
+        """A member has gone; ``error`` is what those get who wait for it."""
+        self.jobs.touched.add(member.job)
+        actions = self.checkpoints.gone(member, now)
+        self.membership.remove(member, how, now, member.eviction(now, how))
+        run = self.jobs.runs.get(member.job)
+        if run is None:
+            self.erasures.leave(member)
+            self.drains.lost(member)
+        else:
+            if member.incarnation in run.startup.told:  # of others servers know nothing
+                # before a step that is complete without it: servers take nothing more of it from then on
+                servers, members = run.startup.copies.epochs_by_server(), self.membership.members
+                there = [servers[who] for who in servers if who in members]
+                actions += self.erasures.depart(member.incarnation, there, now, how)
+            actions += run.depart(member, how, now, error)
+            if run.vacant:
+                actions += self.jobs.end(run, str(run.lost_shard or ""), now)
+        return [*actions, *self.cluster_end.left(now)]
 
     def validate(self) -> None:
         self.membership.validate()
@@ -450,7 +514,7 @@ class CoordinatorMachine:
         farewell = Send(member.peer, Left())
         how = DepartureCause.said(message.reason)
         said = Log("info", f"{member.title} {how}", "left", job=member.job, peer=member.hello.name)
-        return [farewell, said, *self.partings.depart(member, how, now)]
+        return [farewell, said, *self.part(member, how, now)]
 
     def _server_leaves(self, member: MemberInfo, message: Leave, now: float) -> list[Action]:
         if self.ending is not None:
@@ -459,7 +523,7 @@ class CoordinatorMachine:
             drained, actions = self.drains.left(member, now)
             if drained:
                 return [*actions, *self._depart(member, message, now)]
-        lost = self.partings.lose(member, now, DepartureCause.CLOSED)  # it takes its shards with it
+        lost = self.give_up(member, now, DepartureCause.CLOSED)  # it takes its shards with it
         return [Send(member.peer, Left()), *lost]
 
     def _drain_own(self, member: MemberInfo, message: Drain, now: float) -> list[Action]:
@@ -601,7 +665,7 @@ def join(machine: CoordinatorMachine, event: Received, hello: Hello, now: float)
             advice = "commands that take a name ask which is meant"
             actions.append(Log("warning", f"{text}: {advice}", "joined", job=member.job, peer=hello.name))
         if before is not None:
-            actions += machine.partings.succeed(before, member, now)
+            actions += machine.succeed(before, member, now)
         elif run is not None:
             machine.runs[run.name] = run
             machine.cluster_end.note_worker()

@@ -34,8 +34,7 @@ from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any, Protocol
 
-from zmqps.core.coordinator.ended import EndedJobs
-from zmqps.core.coordinator.jobs import Epochs, Jobs
+from zmqps.core.coordinator.jobs import EndedJobs, Epochs, Jobs
 from zmqps.core.coordinator.journal import (
     OF_A_JOB,
     DirtyKeys,

@@ -8,8 +8,7 @@ from typing import Any
 
 from zmqps.core.coordinator.journal import DirtyKeys, set_key
 from zmqps.core.coordinator.members.membership import SILENT_BEATS, MemberInfo, Roster
-from zmqps.core.coordinator.members.occupancy import Occupancy
-from zmqps.core.coordinator.members.places import Kept, Places
+from zmqps.core.coordinator.members.places import Kept, Occupancy, Places
 from zmqps.core.coordinator.members.reach import check_in_reach
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.placement.copies import Replica, ReplicaSet
@@ -22,8 +21,7 @@ from zmqps.core.coordinator.placement.startup import Beginning, Startup
 from zmqps.core.coordinator.placement.views import ChangeKind
 from zmqps.core.coordinator.training.barrier import Barriers
 from zmqps.core.coordinator.training.data import DataSets
-from zmqps.core.coordinator.training.rates import Numbers
-from zmqps.core.coordinator.training.steps import Steps
+from zmqps.core.coordinator.training.steps import Numbers, Steps
 from zmqps.core.coordinator.training.waits import Waiter, Waiters
 from zmqps.core.protocol.events import Action, Log, Send
 from zmqps.core.protocol.messages import (

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zmqps.core.coordinator.ended import unknown_job
+from zmqps.core.coordinator.jobs import unknown_job
 from zmqps.core.coordinator.members.membership import MemberInfo
 from zmqps.core.node.member import Identity
 from zmqps.core.node.timers import Wheel
