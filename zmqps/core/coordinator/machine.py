@@ -498,13 +498,14 @@ class CoordinatorMachine:
     def _from_member(self, member: MemberInfo, message: Message, now: float) -> list[Action]:
         if isinstance(message, REPEATABLE) and message.request in (answered := member.answers.by_request):
             return self.telling.space([Send(member.peer, answered[message.request])], now)  # it was lost
-        kind, job = type(message), member.job
+        kind = type(message)
+        if (of_holder := OF_HOLDERS.get(kind)) is not None:  # a server's, which is there for no one job
+            return of_holder(self.holders, member, message, now)
+        job = member.job
         if kind is not Heartbeat:
             self.touched.add(job)
         if (of_run := OF_RUN.get(kind)) is not None:
             return of_run(self.runs[job], member, message, now)
-        if (of_holder := OF_HOLDERS.get(kind)) is not None:
-            return of_holder(self.holders, member, message, now)
         return HANDLERS[kind](self, member, message, now)
 
     def _leave(self, member: MemberInfo, message: Leave, now: float) -> list[Action]:

@@ -191,10 +191,10 @@ class JobRun:
 
         ``tell``: whom somebody waits for may be another one now.
         """
-        missing = self.num_missing
-        actions = self.steps.advance(missing, now)  # first: behind a barrier the others would wait for who enters it
+        # first: behind a barrier the others would wait for who enters it
+        actions = self.steps.advance(self.places, now)
         if self.barriers.by_name:
-            actions += self.barriers.release(missing)
+            actions += self.barriers.release(self.num_missing)
         if tell and self.anybody_waits():
             self.waits.tell_soon(now)
         return actions

@@ -228,11 +228,13 @@ class Synchronous(Policy):
 
     def _commit(self, late: tuple[Grant, ...], now: float, *, overdue: bool) -> Decision:
         """Complete the step; ``late``: who is told besides that it may go on."""
-        brought = {who: arrival for who, arrival in self._arrivals() if arrival.attempts}
-        contributors = tuple((worker, arrival.attempts) for worker, arrival in brought.items())
-        left_out = any(arrival.leaves_out for arrival in brought.values())
-        examples = min(sum(arrival.examples for arrival in brought.values()), MAX_COUNT)
-        commitment = Commitment(self.now, contributors, examples, left_out)
+        contributors, left_out, examples = list[tuple[bytes, tuple[int, ...]]](), False, 0
+        for worker, one in self._workers.items():  # without a call for each, as this is done at every step
+            if one.arrival is not None and one.arrival.attempts:
+                contributors.append((worker, one.arrival.attempts))
+                left_out |= one.arrival.leaves_out
+                examples = min(examples + one.arrival.examples, MAX_COUNT)
+        commitment = Commitment(self.now, tuple(contributors), examples, left_out)
         self._left_out = self.now if left_out else self._left_out
         if self.on_straggler != "wait" and self._open.first_at is not None:
             self.clock.observe(now - self._open.first_at, late=overdue)

@@ -12,7 +12,7 @@ from typing import Any
 from zmqps.core.coordinator.consistency import Commitment, Grant, Policy, make_policy
 from zmqps.core.coordinator.journal import Changed, Plain, nothing
 from zmqps.core.coordinator.members.membership import MemberInfo
-from zmqps.core.coordinator.members.places import Attendance
+from zmqps.core.coordinator.members.places import Attendance, Places
 from zmqps.core.coordinator.placement.copies import Replica
 from zmqps.core.coordinator.training.waits import Waiter, not_joined
 from zmqps.core.job.norms import scale_to
@@ -674,16 +674,19 @@ class Steps:
         if self.trainees.num_training > 1 and self.policy.mode == "sync":
             self.delays.arrived(member, now)
 
-    def advance(self, missing: int, now: float) -> list[Action]:
+    def advance(self, places: Places, now: float) -> list[Action]:
         """Do what the policy decides; called after every event."""
         policy = self.policy
         if policy is None or self._blocked or not (policy.pending or self._granted or self._waits_for_all):
             return []
+        missing = places.num_missing
         decision = policy.decide(self._to_begin(missing), now)
         late = self.waiting_for(missing, decision.awaited) if decision.failed else ""
         actions = [] if decision.commitment is None else self._commit(decision.commitment, now)
         self._granted += decision.granted
-        actions += [*self._proceed(), *self._fail(decision.failed, late, now)]
+        actions += self._proceed()
+        if decision.failed:
+            actions += self._fail(decision.failed, late, now)
         if policy.mode == "sync":
             changed = bool(decision.commitment or decision.granted or decision.failed)
         else:  # who comes new begins at the slowest clock: it must not be an earlier one when this coordinator is back
@@ -745,8 +748,6 @@ class Steps:
 
     def _fail(self, failed: Collection[bytes], awaited: str, now: float) -> list[Action]:
         """Let waits end with an error; ``awaited``: whom they waited for."""
-        if not failed:
-            return []
         waited = now - (self.delays.since if self.delays.since is not None else now)
         error = DeadlineError(operation="step", seconds=round(waited, 3), waiting_for=awaited)
         actions: list[Action] = [Log("warning", str(error), "timeout", error=error.number)]
