@@ -74,6 +74,14 @@ def train_alone(name: str = "w0", spec: Any = ASYNC, **options: Any) -> Coordina
     return coordinator
 
 
+def left_alone(*newcomers: str) -> Coordinator:
+    """Return a coordinator whose only worker has left its job, to which these have come."""
+    coordinator = train_alone()
+    coordinator.take("w0", Leave("closed"))
+    coordinator.join(*newcomers)
+    return coordinator
+
+
 # --- side by side -------------------------------------------------------------------------------
 
 
@@ -339,9 +347,7 @@ def test_a_worker_that_comes_alone_to_an_idle_job_with_another_model_replaces_it
 
 
 def test_all_workers_that_came_to_an_idle_job_move_to_the_one_that_replaces_it() -> None:
-    coordinator = train_alone()
-    coordinator.take("w0", Leave("closed"))
-    coordinator.join("w1", "w2")
+    coordinator = left_alone("w1", "w2")
     assert [m.epoch for m in sent(coordinator.init("w2", SYNC), Discard)] == [1]
     assert errors(coordinator.init("w1", SYNC)) == []
     answers = sent(begin(coordinator, "default", spec=SYNC), Job)
@@ -366,9 +372,7 @@ def test_a_job_that_has_lost_a_shard_is_not_called_finished() -> None:
 
 
 def test_workers_that_move_keep_the_ranks_they_were_told() -> None:
-    coordinator = train_alone()
-    coordinator.take("w0", Leave("closed"))
-    coordinator.join("w1", "w2")
+    coordinator = left_alone("w1", "w2")
     coordinator.take("w1", Leave("closed"))
     coordinator.init("w2", SYNC)
     assert [(member.hello.name, member.rank) for member in coordinator.run().workers] == [("w2", 1)]
@@ -377,18 +381,14 @@ def test_workers_that_move_keep_the_ranks_they_were_told() -> None:
 
 @pytest.mark.parametrize("there", ["w2", "o0"])
 def test_an_idle_job_is_not_replaced_once_somebody_uses_it(there: str) -> None:
-    coordinator = train_alone()
-    coordinator.take("w0", Leave("closed"))
-    coordinator.join("w1", there)
+    coordinator = left_alone("w1", there)
     coordinator.init(there, ASYNC if there == "w2" else None)
     assert errors(coordinator.init("w1", SYNC)) == [JobMismatchError.code]
     assert coordinator.run().startup.epoch == 1
 
 
 def test_an_idle_job_is_not_replaced_while_a_worker_is_in_a_barrier() -> None:
-    coordinator = train_alone()
-    coordinator.take("w0", Leave("closed"))
-    coordinator.join("w1", "w2")
+    coordinator = left_alone("w1", "w2")
     coordinator.take("w2", Enter(5, "together"))
     assert errors(coordinator.init("w1", SYNC)) == [JobMismatchError.code]
 
@@ -413,9 +413,7 @@ def test_a_worker_that_trains_does_not_replace_its_job() -> None:
     ],
 )
 def test_an_init_that_cannot_be_never_ends_an_idle_job(wrong: dict[str, Any], code: int) -> None:
-    coordinator = train_alone()
-    coordinator.take("w0", Leave("closed"))
-    coordinator.join("w1")
+    coordinator = left_alone("w1")
     actions = coordinator.take("w1", Init(1, {**ASYNC.to_wire(), **wrong}))
     assert errors(actions) == [code]
     assert sent(actions, Discard) == []
@@ -423,9 +421,7 @@ def test_an_init_that_cannot_be_never_ends_an_idle_job(wrong: dict[str, Any], co
 
 
 def test_who_only_asks_for_the_job_does_not_replace_it() -> None:
-    coordinator = train_alone()
-    coordinator.take("w0", Leave("closed"))
-    coordinator.join("o0")
+    coordinator = left_alone("o0")
     (answer,) = sent(coordinator.init("o0", None), Job)
     assert (answer.epoch, answer.note) == (1, "")
     coordinator.join("w1")
