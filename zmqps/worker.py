@@ -108,7 +108,7 @@ class Worker(Pusher):
             workers bring several batches to a step. By default one of every live worker.
         on_straggler : {"wait", "continue", "fail"}
             Synchronous: what happens when a step takes longer than earlier steps suggest
-            (`zmqps.core.coordinator.consistency.deadline`): wait on, go on without those who are late, or let
+            (`zmqps.core.coordinator.consistency.bsp`): wait on, go on without those who are late, or let
             those who wait fail with `DeadlineError`.
         mean : {"pushed", "workers"}
             Synchronous: what each element's sum of gradients is divided by. ``pushed``: the examples of the workers

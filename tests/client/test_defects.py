@@ -86,6 +86,6 @@ def test_the_coordinator_tells_whose_request_met_a_defect_and_goes_on(
     worker: zmqps.Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as broken:
-        broken.setattr(coordinator_machine, "cluster_status", break_down)
+        broken.setattr(coordinator_machine, "members_status", break_down)
         assert failure(worker.status_async(timeout=allow(60.0))).node.startswith("the coordinator (")
     assert worker.status(timeout=PATIENCE)["jobs"]["default"]["steps"] is not None

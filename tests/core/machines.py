@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -117,6 +117,20 @@ class Coordinator:
         self.machine = machine
         self.now = 0.0
         self.machine.start(0.0)
+
+    @classmethod
+    def joined(cls, *names: str, **options: Any) -> Self:
+        """Return one that nodes have joined."""
+        coordinator = cls(**options)
+        coordinator.join(*names)
+        return coordinator
+
+    @classmethod
+    def trains(cls, *names: str, **options: Any) -> Self:
+        """Return one with servers and workers, and a job that is trained."""
+        coordinator = cls(**options)
+        coordinator.train(*names)
+        return coordinator
 
     def take(self, name: str, message: Message) -> list[Action]:
         return self.handle(Received(peer(name), message))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from zmqps.core.coordinator.ended import MAX_ENDED
+from zmqps.core.coordinator.jobs import MAX_ENDED
 from zmqps.core.coordinator.members.membership import MAX_GONE, MAX_MEMBERS
 from zmqps.core.coordinator.watching.history import MAX_SERIES
 from zmqps.core.coordinator.watching.watching import MAX_EVENTS

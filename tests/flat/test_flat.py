@@ -27,6 +27,6 @@ def test_a_cluster_holds_no_more_after_many_jobs_connections_and_checkpoints(
 
 
 def test_what_has_a_bound_is_known_by_its_class_and_attribute() -> None:
-    assert bound_of("zmqps.core.coordinator.ended.EndedJobs.by_name") == BOUNDED["ended.EndedJobs.by_name"]
-    assert bound_of("zmqps.core.coordinator.ended.EndedJobs.by") == 0
+    assert bound_of("zmqps.core.coordinator.jobs.EndedJobs.by_name") == BOUNDED["ended.EndedJobs.by_name"]
+    assert bound_of("zmqps.core.coordinator.jobs.EndedJobs.by") == 0
     assert bound_of("zmqps.net.extended.Ended") == 0

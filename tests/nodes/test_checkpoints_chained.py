@@ -18,8 +18,8 @@ from tests.core.machines import assign
 from tests.nodes.test_checkpoints import spec
 from zmqps.checkpoint import open_checkpoint
 from zmqps.checkpoint.storage import Storage
-from zmqps.core.coordinator.saving.chains import Chains
 from zmqps.core.coordinator.saving.files import Served
+from zmqps.core.coordinator.saving.making import Chains
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.job.tables import NUM_BUCKETS

@@ -14,10 +14,8 @@ from zmqps.core.coordinator.consistency import Bounded, Decision, Synchronous
 from zmqps.core.coordinator.jobs import Jobs, TouchedJobs
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.members.erasures import Erasures
-from zmqps.core.coordinator.members.losses import Losses
-from zmqps.core.coordinator.members.partings import Partings
-from zmqps.core.coordinator.members.places import Places
-from zmqps.core.coordinator.members.roster import Roster
+from zmqps.core.coordinator.members.membership import Roster
+from zmqps.core.coordinator.members.places import Losses, Places
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.saving.checkpoints import Checkpoints
 from zmqps.core.coordinator.training.data import DataSet
@@ -650,12 +648,12 @@ def test_servers_that_stay_although_their_coordinator_is_another_one(monkeypatch
 
 
 def test_a_coordinator_that_tells_everybody_of_everybody_who_is_lost(monkeypatch: Patch) -> None:
-    def lose(original: Any, partings: Partings, member: Any, *arguments: Any) -> Any:
-        others = [other for other in partings._jobs.runs[member.job].members.values() if other is not member]
+    def lose(original: Any, machine: CoordinatorMachine, member: Any, *arguments: Any) -> Any:
+        others = [other for other in machine.runs[member.job].members.values() if other is not member]
         lost = Lost(member.role, member.rank, member.hello.name, member.incarnation, 10.0)
-        return [*original(partings, member, *arguments), *(Send(other.peer, lost) for other in others)]
+        return [*original(machine, member, *arguments), *(Send(other.peer, lost) for other in others)]
 
-    wrap(monkeypatch, Partings, "lose", lose)
+    wrap(monkeypatch, CoordinatorMachine, "give_up", lose)
     monkeypatch.setattr("zmqps.core.coordinator.machine.MOST_LOST", 1000)
     caught("sync-crowd", "for the coordinator")
 
@@ -718,7 +716,7 @@ def test_a_coordinator_that_lets_anybody_end_a_job(monkeypatch: Patch) -> None:
     ("broken", "scenario", "text"),
     [
         ("zmqps.core.coordinator.members.membership.check_same", "async-keyed", "coordinator takes a stranger for"),
-        ("zmqps.core.coordinator.members.admission.check_role", "async-keyed", "coordinator takes a stranger for"),
+        ("zmqps.core.coordinator.machine.check_role", "async-keyed", "coordinator takes a stranger for"),
     ],
 )
 def test_a_coordinator_that_does_not_look_at_keys(monkeypatch: Patch, broken: str, scenario: str, text: str) -> None:
@@ -737,7 +735,7 @@ def test_a_coordinator_that_listens_to_every_role(monkeypatch: Patch, scenario: 
     def listen(message: Message, *sender: Any, **options: Any) -> Row:
         return row_of(message) or TABLE[0]
 
-    monkeypatch.setattr("zmqps.core.coordinator.members.admission.check_sender", listen)
+    monkeypatch.setattr("zmqps.core.coordinator.machine.check_sender", listen)
     caught(scenario, text)
 
 

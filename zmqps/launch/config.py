@@ -7,7 +7,7 @@ from pathlib import Path
 
 from zmqps.core.coordinator.members.cluster_end import GOODBYE_S
 from zmqps.core.coordinator.options import CoordinatorOptions
-from zmqps.core.coordinator.saving.last import WAITS_S
+from zmqps.core.coordinator.saving.wishes import WAITS_S
 from zmqps.core.protocol.endpoints import host_of, is_loopback, is_wildcard, join
 from zmqps.launch.restarts import RESTARTS
 from zmqps.nodes.checkpoints import CheckpointConfig

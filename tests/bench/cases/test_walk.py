@@ -16,7 +16,7 @@ ARCHITECTURE = Path(__file__).resolve().parents[3] / "docs" / "architecture.md"
 #: taken one by one that come together at other times, a replicated push is a turn longer, a synchronous step a little.
 MOST: dict[str, tuple[dict[str, Any], int, int]] = {
     "async": ({"mode": "async"}, 22, 68),
-    "sync": ({"mode": "sync"}, 50, 270),
+    "sync": ({"mode": "sync"}, 48, 256),
     "replicated": ({"mode": "async", "replicas": 1}, 33, 150),
     "rows": ({"mode": "async", "rows": True}, 46, 148),
 }

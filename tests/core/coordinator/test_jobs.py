@@ -37,8 +37,7 @@ def end_job(coordinator: Coordinator, name: str, request: int = 3) -> tuple[str,
 
 
 def test_who_is_there_for_a_job_that_is_ended_is_told_and_is_there_no_more() -> None:
-    coordinator = Coordinator()
-    coordinator.train("s0", "w0", "o0", "w1.b")
+    coordinator = Coordinator.trains("s0", "w0", "o0", "w1.b")
     text, actions = end_job(coordinator, "default")
     assert text == "job 'default' has ended"
     assert receivers(actions, Error) == [peer("w0"), peer("o0")]
@@ -60,8 +59,7 @@ def test_who_is_there_for_a_job_that_is_ended_is_told_and_is_there_no_more() -> 
 
 
 def test_the_end_of_one_job_does_not_make_a_cluster_idle_that_trains_another() -> None:
-    coordinator = Coordinator(idle_timeout=60.0)
-    coordinator.train("s0", "w0", "w1.b")
+    coordinator = Coordinator.trains("s0", "w0", "w1.b", idle_timeout=60.0)
     end_job(coordinator, "default")
     assert exits_of(coordinator.wait(100.0, "s0", "w1.b")) == []
     end_job(coordinator, "b")
@@ -70,8 +68,7 @@ def test_the_end_of_one_job_does_not_make_a_cluster_idle_that_trains_another() -
 
 
 def test_a_server_is_asked_to_discard_until_it_has() -> None:
-    coordinator = Coordinator(servers=2)
-    coordinator.train("s0", "s1", "w0")
+    coordinator = Coordinator.trains("s0", "s1", "w0", servers=2)
     end_job(coordinator, "default")
     coordinator.take("s0", Discarded(1))
     coordinator.take("s1", Discarded(7))
@@ -82,8 +79,7 @@ def test_a_server_is_asked_to_discard_until_it_has() -> None:
 
 
 def test_a_job_that_starts_can_be_ended_and_what_was_built_of_it_is_discarded() -> None:
-    coordinator = Coordinator()
-    coordinator.join("s0", "w0")
+    coordinator = Coordinator.joined("s0", "w0")
     coordinator.init("w0", job())
     _, actions = end_job(coordinator, "default")
     assert errors(actions, peer("w0")) == [JobEndedError.code]
@@ -92,8 +88,7 @@ def test_a_job_that_starts_can_be_ended_and_what_was_built_of_it_is_discarded() 
 
 
 def test_an_end_that_is_asked_for_again_is_answered_again_and_an_unknown_name_is_an_error() -> None:
-    coordinator = Coordinator()
-    coordinator.train("s0", "w0", "w1.b")
+    coordinator = Coordinator.trains("s0", "w0", "w1.b")
     end_job(coordinator, "default")
     coordinator.now += 3.0
     text, actions = end_job(coordinator, "default", request=4)
@@ -124,8 +119,7 @@ def test_the_whole_cluster_can_be_ended_from_outside_by_who_may_end_its_jobs() -
 
 
 def test_an_end_that_is_asked_for_again_ends_no_job_that_has_begun_since() -> None:
-    coordinator = Coordinator()
-    coordinator.train("s0", "w0")
+    coordinator = Coordinator.trains("s0", "w0")
     first, _ = end_job(coordinator, "default")
     coordinator.join("w1")
     coordinator.init("w1", job())
@@ -138,15 +132,13 @@ def test_an_end_that_is_asked_for_again_ends_no_job_that_has_begun_since() -> No
 
 @pytest.mark.parametrize("reason", ["finished", "closed"])
 def test_a_cluster_for_one_job_does_not_end_with_a_worker_that_never_began_one(reason: str) -> None:
-    coordinator = Coordinator(once=True)
-    coordinator.join("s0", "w0")
+    coordinator = Coordinator.joined("s0", "w0", once=True)
     assert exits_of(coordinator.take("w0", Leave(reason))) == []
     assert coordinator.machine.ending is None
 
 
 def test_the_end_of_the_last_job_lets_the_cluster_be_idle() -> None:
-    coordinator = Coordinator(idle_timeout=60.0)
-    coordinator.train("s0", "w0")
+    coordinator = Coordinator.trains("s0", "w0", idle_timeout=60.0)
     coordinator.wait(100.0, "s0", "w0")
     end_job(coordinator, "default")
     assert exits_of(coordinator.wait(159.0, "s0")) == []
@@ -155,8 +147,7 @@ def test_the_end_of_the_last_job_lets_the_cluster_be_idle() -> None:
 
 def test_so_many_jobs_run_at_the_same_time_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zmqps.core.coordinator.jobs.MAX_JOBS", 3)
-    coordinator = Coordinator()
-    coordinator.train("s0", "w0", "w1.b", "w2.c")
+    coordinator = Coordinator.trains("s0", "w0", "w1.b", "w2.c")
     assert errors(coordinator.join("w3.d")) == [LimitError.code]
     assert coordinator.machine.membership.find(peer("w3.d")) is None
     assert errors(coordinator.join("w4.b")) == [], "a job that runs takes more workers"
@@ -168,9 +159,8 @@ def test_so_many_jobs_run_at_the_same_time_and_no_more(monkeypatch: pytest.Monke
 
 
 def test_of_jobs_that_have_ended_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zmqps.core.coordinator.ended.MAX_ENDED", 2)
-    coordinator = Coordinator()
-    coordinator.train("s0", "w0", "w1.b", "w2.c")
+    monkeypatch.setattr("zmqps.core.coordinator.jobs.MAX_ENDED", 2)
+    coordinator = Coordinator.trains("s0", "w0", "w1.b", "w2.c")
     for name in ("b", "c", "default"):
         end_job(coordinator, name)
     assert [row["job"] for row in coordinator.machine.status(0.0)["ended"]] == ["c", "default"]

@@ -85,14 +85,12 @@ def test_unless_told_otherwise_a_sign_of_life_is_due_each_second_and_ten_seconds
 
 
 def test_a_server_is_told_the_number_of_workers_of_the_largest_job() -> None:
-    coordinator = Coordinator(servers=2)
-    coordinator.join("s0", "w0", "w1.b", "w2.b", "w3.c")
+    coordinator = Coordinator.joined("s0", "w0", "w1.b", "w2.b", "w3.c", servers=2)
     assert [welcome.num_workers for welcome in sent(coordinator.join("s1"), Welcome)] == [2]
 
 
 def test_a_repeated_hello_keeps_its_rank_and_joins_once() -> None:
-    coordinator = Coordinator()
-    coordinator.join("w0")
+    coordinator = Coordinator.joined("w0")
     again = coordinator.join("w0")
     assert [w.rank for w in sent(again, Welcome)] == [0]
     assert logged(again) == ""
@@ -105,8 +103,7 @@ def test_a_request_before_hello_is_refused(message) -> None:  # type: ignore[no-
 
 
 def test_a_goodbye_is_answered_however_often_it_is_said() -> None:
-    coordinator = Coordinator()
-    coordinator.join("w0")
+    coordinator = Coordinator.joined("w0")
     for _ in range(2):
         assert sent(coordinator.take("w0", Leave("closed")), Left, peer("w0")) == [Left()]
     assert coordinator.machine.membership.members == {}
@@ -114,14 +111,12 @@ def test_a_goodbye_is_answered_however_often_it_is_said() -> None:
 
 @pytest.mark.parametrize("message", [Pull(3, 1, 0, 0, "raw", ()), Left()])
 def test_what_is_not_for_a_coordinator_is_refused(message) -> None:  # type: ignore[no-untyped-def]
-    coordinator = Coordinator()
-    coordinator.join("w0")
+    coordinator = Coordinator.joined("w0")
     assert errors(coordinator.take("w0", message)) == [ProtocolError.code]
 
 
 def test_an_observer_cannot_enter_a_barrier_and_is_not_counted() -> None:
-    coordinator = Coordinator()
-    coordinator.join("o0", "w0")
+    coordinator = Coordinator.joined("o0", "w0")
     assert coordinator.run().num_workers == 1
     assert errors(enter(coordinator, "o0")) == [IdentityError.code]
     assert receivers(enter(coordinator, "w0"), Released) == [peer("w0")]
@@ -139,8 +134,7 @@ def test_rubbish_is_answered_with_its_error_and_counted() -> None:
 
 
 def test_a_barrier_releases_all_when_the_last_has_entered() -> None:
-    coordinator = Coordinator()
-    coordinator.join("w0", "w1", "w2")
+    coordinator = Coordinator.joined("w0", "w1", "w2")
     assert sent(enter(coordinator, "w0"), Released) == []
     assert sent(enter(coordinator, "w2"), Released) == []
     assert receivers(enter(coordinator, "w1"), Released) == [peer("w0"), peer("w2"), peer("w1")]
@@ -148,16 +142,14 @@ def test_a_barrier_releases_all_when_the_last_has_entered() -> None:
 
 
 def test_a_barrier_waits_for_the_expected_workers_to_join() -> None:
-    coordinator = Coordinator(workers=2)
-    coordinator.join("w0")
+    coordinator = Coordinator.joined("w0", workers=2)
     assert "1 of 2 workers that has not joined the job" in sent(enter(coordinator, "w0"), Waiting)[0].text
     coordinator.join("w1")
     assert len(receivers(enter(coordinator, "w1"), Released)) == 2
 
 
 def test_who_waits_is_told_for_whom_and_again_when_that_changes() -> None:
-    coordinator = Coordinator()
-    coordinator.join("w0", "w1", "w2")
+    coordinator = Coordinator.joined("w0", "w1", "w2")
     text = sent(enter(coordinator, "w0"), Waiting, peer("w0"))[0].text
     assert "worker 1 (w1" in text
     assert "worker 2 (w2" in text
@@ -168,8 +160,7 @@ def test_who_waits_is_told_for_whom_and_again_when_that_changes() -> None:
 
 
 def test_who_withdraws_is_awaited_again() -> None:
-    coordinator = Coordinator()
-    coordinator.join("w0", "w1", "w2")
+    coordinator = Coordinator.joined("w0", "w1", "w2")
     enter(coordinator, "w0")
     enter(coordinator, "w1", request=9)
     coordinator.take("w1", Withdraw(9))
@@ -190,8 +181,7 @@ def test_a_hundred_awaited_workers_are_named_briefly_and_told_in_few_messages() 
 
 
 def test_a_lost_worker_is_named_to_those_who_wait_for_it() -> None:
-    coordinator = Coordinator()
-    coordinator.join("w0", "w1")
+    coordinator = Coordinator.joined("w0", "w1")
     enter(coordinator, "w0")
     (message,) = [m for m in sent(coordinator.wait(11.0, "w0"), Error, peer("w0")) if m.request == 5]
     error = from_wire(message.code, message.text, message.facts)
@@ -202,8 +192,7 @@ def test_a_lost_worker_is_named_to_those_who_wait_for_it() -> None:
 
 
 def test_a_lost_worker_that_had_entered_does_not_fail_the_barrier() -> None:
-    coordinator = Coordinator()
-    coordinator.join("w0", "w1", "w2")
+    coordinator = Coordinator.joined("w0", "w1", "w2")
     enter(coordinator, "w1")
     enter(coordinator, "w0")
     assert errors(coordinator.wait(11.0, "w0", "w2"), peer("w0")) == []
@@ -211,8 +200,7 @@ def test_a_lost_worker_that_had_entered_does_not_fail_the_barrier() -> None:
 
 
 def test_a_finished_worker_is_not_awaited() -> None:
-    coordinator = Coordinator()
-    coordinator.join("w0", "w1")
+    coordinator = Coordinator.joined("w0", "w1")
     enter(coordinator, "w0")
     assert receivers(coordinator.take("w1", Leave("finished")), Released) == [peer("w0")]
 
@@ -221,16 +209,14 @@ def test_a_finished_worker_is_not_awaited() -> None:
 
 
 def test_heartbeats_are_answered_and_keep_a_member_alive() -> None:
-    coordinator = Coordinator()
-    coordinator.join("w0")
+    coordinator = Coordinator.joined("w0")
     actions = coordinator.wait(50.0, "w0")
     assert len(sent(actions, HeartbeatAck)) >= 50
     assert sent(actions, Lost) == []
 
 
 def test_a_lost_worker_is_announced_to_the_servers_and_a_lost_server_to_the_workers() -> None:
-    coordinator = Coordinator()
-    coordinator.train("s0", "w0", "w1")
+    coordinator = Coordinator.trains("s0", "w0", "w1")
     actions = coordinator.wait(11.0, "s0", "w0")
     assert set(receivers(actions, Departed)) == {peer("s0")}, "workers have no use for it"
     assert sent(actions, Departed)[0] == Departed(hello("worker", "w1").incarnation, 1)
@@ -243,8 +229,7 @@ def test_a_lost_worker_is_announced_to_the_servers_and_a_lost_server_to_the_work
 
 @pytest.mark.parametrize("how", ["lost", "finished"])
 def test_a_server_is_told_that_a_worker_has_gone_until_it_has_forgotten_it(how: str) -> None:
-    coordinator = Coordinator(servers=2)
-    coordinator.train("s0", "s1", "w0", "w1")
+    coordinator = Coordinator.trains("s0", "s1", "w0", "w1", servers=2)
     if how == "lost":
         coordinator.wait(10.0, "s0", "s1", "w0")
     else:
@@ -259,8 +244,7 @@ def test_a_server_is_told_that_a_worker_has_gone_until_it_has_forgotten_it(how: 
 
 
 def test_a_lost_worker_of_a_job_that_no_server_has_is_announced_to_nobody() -> None:
-    coordinator = Coordinator(servers=2)
-    coordinator.join("s0", "w0", "w1", "o0")
+    coordinator = Coordinator.joined("s0", "w0", "w1", "o0", servers=2)
     coordinator.init("w0", job())
     actions = coordinator.wait(11.0, "s0", "w0")
     assert sent(actions, Lost) == sent(actions, Departed) == []
@@ -280,16 +264,14 @@ def test_a_lost_member_that_speaks_again_is_told_that_it_was_evicted() -> None:
 
 
 def test_a_lost_observer_does_not_fail_the_start() -> None:
-    coordinator = Coordinator()
-    coordinator.join("s0", "w0", "o0")
+    coordinator = Coordinator.joined("s0", "w0", "o0")
     coordinator.init("w0", job())
     assert errors(coordinator.wait(11.0, "s0", "w0"), peer("w0")) == []
 
 
 @pytest.mark.parametrize("loaded", [False, True])
 def test_a_lost_server_fails_the_inits_that_wait_and_a_new_one_can_take_its_place(loaded: bool) -> None:
-    coordinator = Coordinator(servers=2)
-    coordinator.join("s0", "s1", "w0")
+    coordinator = Coordinator.joined("s0", "s1", "w0", servers=2)
     coordinator.init("w0", job())
     coordinator.ready("s0", loaded=loaded)
     assert errors(coordinator.wait(11.0, "s0", "w0"), peer("w0")) == [PeerLostError.code]
@@ -299,8 +281,7 @@ def test_a_lost_server_fails_the_inits_that_wait_and_a_new_one_can_take_its_plac
 
 @pytest.mark.parametrize("leaves", [False, True])
 def test_a_server_of_a_running_job_that_goes_is_announced_and_later_inits_are_told(leaves: bool) -> None:
-    coordinator = Coordinator()
-    coordinator.train("s0", "w0")
+    coordinator = Coordinator.trains("s0", "w0")
     actions = coordinator.take("s0", Leave("closed")) if leaves else coordinator.wait(11.0, "w0")
     assert [lost.role for lost in sent(actions, Lost, peer("w0"))] == ["server"]
     assert "lost server 0 (s0" in logged(actions)
@@ -310,8 +291,7 @@ def test_a_server_of_a_running_job_that_goes_is_announced_and_later_inits_are_to
 
 
 def test_a_coordinator_at_which_nobody_waits_does_not_wake_up_to_tell_for_whom() -> None:
-    coordinator = Coordinator()
-    coordinator.train("s0", "w0")
+    coordinator = Coordinator.trains("s0", "w0")
     coordinator.wait(1.0, "s0", "w0")
     assert len(sent(enter(coordinator, "w0"), Released)) == 1, "there is no other worker"
     assert coordinator.machine.next_deadline() > coordinator.now + 1.0
@@ -321,23 +301,20 @@ def test_a_coordinator_at_which_nobody_waits_does_not_wake_up_to_tell_for_whom()
 
 
 def test_the_cluster_ends_when_the_expected_workers_have_finished() -> None:
-    coordinator = Coordinator(workers=2, once=True)
-    coordinator.train("s0", "w0", "w1")
+    coordinator = Coordinator.trains("s0", "w0", "w1", workers=2, once=True)
     assert sent(coordinator.take("w0", Leave("finished")), Shutdown) == []
     assert receivers(coordinator.take("w1", Leave("finished")), Shutdown) == [peer("s0")]
     assert exits_of(coordinator.take("s0", Leave("finished"))) == [exits.OK]
 
 
 def test_the_cluster_does_not_end_before_the_expected_workers_have_come() -> None:
-    coordinator = Coordinator(workers=2, once=True)
-    coordinator.train("s0", "w0")
+    coordinator = Coordinator.trains("s0", "w0", workers=2, once=True)
     assert sent(coordinator.take("w0", Leave("finished")), Shutdown) == []
     assert "default" in coordinator.machine.runs
 
 
 def test_the_cluster_outlives_its_jobs_unless_it_is_for_one_only() -> None:
-    coordinator = Coordinator(workers=1)
-    coordinator.train("s0", "w0")
+    coordinator = Coordinator.trains("s0", "w0", workers=1)
     actions = coordinator.take("w0", Leave("finished"))
     assert sent(actions, Shutdown) == []
     assert exits_of(actions) == []
@@ -348,22 +325,19 @@ def test_the_cluster_outlives_its_jobs_unless_it_is_for_one_only() -> None:
 
 
 def test_a_lost_worker_does_not_keep_the_cluster_from_ending() -> None:
-    coordinator = Coordinator(workers=2, once=True)
-    coordinator.train("s0", "w0", "w1")
+    coordinator = Coordinator.trains("s0", "w0", "w1", workers=2, once=True)
     coordinator.take("w0", Leave("finished"))
     assert receivers(coordinator.wait(11.0, "s0"), Shutdown) == [peer("s0")]
 
 
 def test_a_server_that_does_not_say_goodbye_delays_the_end_by_seconds_only() -> None:
-    coordinator = Coordinator(workers=1, once=True)
-    coordinator.train("s0", "w0")
+    coordinator = Coordinator.trains("s0", "w0", workers=1, once=True)
     coordinator.take("w0", Leave("finished"))
     assert exits_of(coordinator.wait(4.0, "s0"))[:1] == [exits.OK]
 
 
 def test_stop_shuts_everybody_down_and_newcomers_are_told() -> None:
-    coordinator = Coordinator()
-    coordinator.train("s0", "w0")
+    coordinator = Coordinator.trains("s0", "w0")
     assert receivers(coordinator.handle(Stop("SIGTERM")), Shutdown) == [peer("s0"), peer("w0")]
     assert receivers(coordinator.join("w1"), Shutdown) == [peer("w1")]
     coordinator.take("s0", Leave("finished"))
@@ -371,8 +345,7 @@ def test_stop_shuts_everybody_down_and_newcomers_are_told() -> None:
 
 
 def test_after_a_stop_the_coordinator_stays_until_the_servers_have_left_too() -> None:
-    coordinator = Coordinator()
-    coordinator.train("s0", "w0")
+    coordinator = Coordinator.trains("s0", "w0")
     coordinator.handle(Stop("SIGTERM"))
     assert exits_of(coordinator.take("w0", Leave("closed"))) == []
     assert exits_of(coordinator.take("s0", Leave("finished"))) == [exits.OK]
@@ -383,15 +356,13 @@ def test_stop_without_members_ends_at_once() -> None:
 
 
 def test_an_idle_cluster_ends_after_its_lease() -> None:
-    coordinator = Coordinator(idle_timeout=60.0)
-    coordinator.join("s0")
+    coordinator = Coordinator.joined("s0", idle_timeout=60.0)
     assert exits_of(coordinator.wait(59.0, "s0")) == []
     assert exits_of(coordinator.wait(64.0, "s0"))[:1] == [exits.IDLE]
 
 
 def test_a_worker_keeps_the_lease_and_its_leaving_renews_it() -> None:
-    coordinator = Coordinator(idle_timeout=60.0)
-    coordinator.join("w0")
+    coordinator = Coordinator.joined("w0", idle_timeout=60.0)
     assert exits_of(coordinator.wait(100.0, "w0")) == []
     coordinator.take("w0", Leave("closed"))
     assert exits_of(coordinator.wait(159.0)) == []
@@ -403,8 +374,7 @@ def test_no_lease_means_waiting_for_ever_and_is_the_default() -> None:
 
 
 def test_a_cluster_for_one_job_ends_with_the_first_that_is_finished() -> None:
-    coordinator = Coordinator(once=True)
-    coordinator.train("s0", "w0", "w1.b")
+    coordinator = Coordinator.trains("s0", "w0", "w1.b", once=True)
     actions = coordinator.take("w1.b", Leave("finished"))
     assert receivers(actions, Shutdown) == [peer("s0"), peer("w0")]
     assert receivers(actions, Discard) == [peer("s0")], (
@@ -417,8 +387,7 @@ def test_a_cluster_for_one_job_ends_with_the_first_that_is_finished() -> None:
 
 
 def test_the_status_says_who_is_here_who_has_gone_and_what_is_trained() -> None:
-    coordinator = Coordinator(servers=2)
-    coordinator.train("s0", "s1", "w0", "w1", "w2")
+    coordinator = Coordinator.trains("s0", "s1", "w0", "w1", "w2", servers=2)
     coordinator.take("w0", Heartbeat({"pushes": 3}))
     coordinator.take("w1", Leave("finished"))
     coordinator.wait(11.0, "s0", "s1", "w0")
@@ -445,8 +414,7 @@ def test_the_status_says_who_is_here_who_has_gone_and_what_is_trained() -> None:
     ],
 )
 def test_the_status_and_the_log_say_whom_the_start_waits_for(joined: tuple[str, ...], expected: list[str]) -> None:
-    coordinator = Coordinator(servers=2)
-    coordinator.join(*joined)
+    coordinator = Coordinator.joined(*joined, servers=2)
     if "w0" in joined:
         coordinator.init("w0", job())
     assert coordinator.machine.status(0.0)["waiting"] == expected
@@ -454,8 +422,7 @@ def test_the_status_and_the_log_say_whom_the_start_waits_for(joined: tuple[str, 
 
 
 def test_log_lines_say_beside_their_text_which_job_peer_and_error_they_are_about() -> None:
-    coordinator = Coordinator(servers=2)
-    coordinator.join("s0", "w0")
+    coordinator = Coordinator.joined("s0", "w0", servers=2)
     coordinator.init("w0", job())
     said = [action for action in coordinator.wait(5.0, "s0", "w0") if isinstance(action, Log)]
     assert [(log.text.partition(":")[0], log.job) for log in said] == [
@@ -468,8 +435,7 @@ def test_log_lines_say_beside_their_text_which_job_peer_and_error_they_are_about
 
 
 def test_too_many_barriers_are_refused() -> None:
-    coordinator = Coordinator()
-    coordinator.join("w0", "w1")
+    coordinator = Coordinator.joined("w0", "w1")
     codes = [errors(enter(coordinator, "w0", barrier=f"b{i}", request=i + 1)) for i in range(MAX_BARRIERS + 1)]
     assert codes[-2:] == [[], [LimitError.code]]
 
@@ -494,8 +460,7 @@ def test_a_hello_that_is_not_ours_is_refused(role: str, changes: dict[str, Any],
 
 
 def test_a_server_is_there_for_all_jobs_whatever_it_says() -> None:
-    coordinator = Coordinator()
-    coordinator.join("w0")
+    coordinator = Coordinator.joined("w0")
     coordinator.take("s0", replace(hello("server", "s0"), job="default"))
     coordinator.init("w0", job())
     coordinator.ready("s0")
@@ -504,7 +469,6 @@ def test_a_server_is_there_for_all_jobs_whatever_it_says() -> None:
 
 
 def test_a_member_stays_in_its_job_whatever_it_says_later() -> None:
-    coordinator = Coordinator()
-    coordinator.join("w0")
+    coordinator = Coordinator.joined("w0")
     coordinator.take("w0", hello("worker", "w0", "b"))
     assert set(coordinator.machine.runs) == {"default"}

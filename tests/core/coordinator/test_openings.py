@@ -67,8 +67,7 @@ def large(**options: Any) -> JobSpec:
 
 
 def test_a_large_job_is_read_aside_and_begins_then() -> None:
-    coordinator = Opened()
-    coordinator.join("s0", "w0")
+    coordinator = Opened.joined("s0", "w0")
     assert coordinator.say("w0", Init(1, large().to_wire())) == coordinator.aside
     assert coordinator.run().startup.job is None
     actions = coordinator.finish()
@@ -86,16 +85,14 @@ def test_a_large_job_of_tables_alone_begins() -> None:
     initial = Initial("normal", 0.0, 0.1).to_wire()
     one = TableSpec(name="t", dim=4, optimizer=sgd(0.1).to_wire(), initial=initial)
     spec = replace(job(), parameters=(), tables=tuple(replace(one, name=f"{number:0128d}") for number in range(64)))
-    coordinator = Opened()
-    coordinator.join("s0", "w0")
+    coordinator = Opened.joined("s0", "w0")
     coordinator.say("w0", Init(1, spec.to_wire()))
     assert len(sent(coordinator.finish(), Assign)) == 1
     assert coordinator.run().startup.job == spec
 
 
 def test_the_same_job_of_another_worker_is_not_read_again() -> None:
-    coordinator = Opened()
-    coordinator.join("s0", "w0", "w1")
+    coordinator = Opened.joined("s0", "w0", "w1")
     coordinator.say("w0", Init(1, large().to_wire()))
     coordinator.finish()
     assert [m.request for m in sent(coordinator.say("w1", Init(7, large().to_wire())), Waiting)] == [7]
@@ -103,8 +100,7 @@ def test_the_same_job_of_another_worker_is_not_read_again() -> None:
 
 
 def test_another_job_than_the_one_that_there_is_is_refused_with_what_differs() -> None:
-    coordinator = Opened()
-    coordinator.join("s0", "w0", "w1")
+    coordinator = Opened.joined("s0", "w0", "w1")
     coordinator.say("w0", Init(1, large().to_wire()))
     coordinator.finish()
     coordinator.say("w1", Init(2, large(learning_rate=0.5).to_wire()))
@@ -113,8 +109,7 @@ def test_another_job_than_the_one_that_there_is_is_refused_with_what_differs() -
 
 
 def test_a_job_that_began_while_another_one_was_read_is_what_that_is_compared_with() -> None:
-    coordinator = Opened()
-    coordinator.join("s0", "w0", "w1")
+    coordinator = Opened.joined("s0", "w0", "w1")
     coordinator.say("w0", Init(1, large().to_wire()))
     coordinator.init("w1", job())
     assert coordinator.run().startup.job == job()
@@ -125,8 +120,7 @@ def test_a_job_that_began_while_another_one_was_read_is_what_that_is_compared_wi
 
 
 def test_steps_go_on_while_a_message_is_opened() -> None:
-    coordinator = Opened()
-    coordinator.train("s0", "w0")
+    coordinator = Opened.trains("s0", "w0")
     coordinator.join("w1.other")
     coordinator.say("w1.other", Init(1, large().to_wire()))
     assert coordinator.aside
@@ -154,8 +148,7 @@ def test_opening_takes_a_share_of_the_time_and_few_wait_for_it() -> None:
 
 
 def test_what_cannot_be_read_is_refused_with_its_reason_and_holds_nothing() -> None:
-    coordinator = Opened()
-    coordinator.join("s0", "w0")
+    coordinator = Opened.joined("s0", "w0")
     twice = {**large().to_wire(), "parameters": [["w", [1], "float32"]] * 2000}
     header = [Init.kind, 3, twice]
     coordinator.handle(Received(peer("w0"), decode_small([pack(header)])))
@@ -165,8 +158,7 @@ def test_what_cannot_be_read_is_refused_with_its_reason_and_holds_nothing() -> N
 
 
 def test_a_worker_that_has_gone_meanwhile_begins_nothing() -> None:
-    coordinator = Opened()
-    coordinator.join("s0", "w0")
+    coordinator = Opened.joined("s0", "w0")
     coordinator.say("w0", Init(1, large().to_wire()))
     coordinator.wait(11.0, "s0")
     assert len(errors(coordinator.finish())) == 1
@@ -174,8 +166,7 @@ def test_a_worker_that_has_gone_meanwhile_begins_nothing() -> None:
 
 
 def test_what_waits_of_a_worker_that_has_gone_is_not_read() -> None:
-    coordinator = Opened()
-    coordinator.join("s0", "w0.a", "w1.b", "w2.c")
+    coordinator = Opened.joined("s0", "w0.a", "w1.b", "w2.c")
     for name in ("w0.a", "w1.b", "w2.c"):
         coordinator.say(name, Init(1, large().to_wire()))
     coordinator.take("w1.b", Leave("closed"))
@@ -189,8 +180,7 @@ def test_what_waits_of_a_worker_that_has_gone_is_not_read() -> None:
 
 @pytest.mark.parametrize("who", ["w0", "o0", "s0", "nobody"])
 def test_what_nobody_of_a_role_says_is_refused_unread(who: str) -> None:
-    coordinator = Opened()
-    coordinator.join("s0", "w0", "o0")
+    coordinator = Opened.joined("s0", "w0", "o0")
     long = Job(1, 1, {"x": "y" * MAX_SHORT_HEADER_NBYTES}, {}, 0, 0, 0, "", 0)
     (refusal,) = sent(coordinator.say(who, long), Error, peer(who))
     assert (refusal.request, refusal.code) == (1, ProtocolError.code)
@@ -201,8 +191,7 @@ def test_what_nobody_of_a_role_says_is_refused_unread(who: str) -> None:
 @pytest.mark.parametrize("message", [Init(1, large().to_wire()), Checkpoint(1, "", 0, {"x": "y" * (64 << 10)})])
 @pytest.mark.parametrize("who", ["o", "nobody"])
 def test_those_who_begin_and_save_nothing_keep_no_worker_from_beginning(who: str, message: Message) -> None:
-    coordinator = Opened()
-    coordinator.join("s0", "w0", *[f"o{i}" for i in range(MAX_WAITING + 2)])
+    coordinator = Opened.joined("s0", "w0", *[f"o{i}" for i in range(MAX_WAITING + 2)])
     for i in range(MAX_WAITING + 2):
         coordinator.say(f"{who}{i}", message)
     coordinator.say("w0", Init(1, large().to_wire()))
@@ -211,8 +200,7 @@ def test_those_who_begin_and_save_nothing_keep_no_worker_from_beginning(who: str
 
 
 def test_counters_of_servers_may_be_many_and_those_of_workers_may_not() -> None:
-    coordinator = Opened()
-    coordinator.join("s0", "w0")
+    coordinator = Opened.joined("s0", "w0")
     counters = {"memory_nbytes": 7, "x": "y" * MAX_SHORT_HEADER_NBYTES}
     assert errors(coordinator.say("s0", Heartbeat(counters))) == []
     assert [server.reported.memory_nbytes for server in coordinator.machine.servers] == [7]

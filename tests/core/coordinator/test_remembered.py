@@ -42,8 +42,7 @@ DATA = ("examples", 40, 10, 1, ())
 
 def training(**options: Any) -> Kept:
     """Return a coordinator whose two workers train on two servers."""
-    kept = Kept(servers=2, workers=2)
-    kept.join("s0", "s1", "w0", "w1")
+    kept = Kept.joined("s0", "s1", "w0", "w1", servers=2, workers=2)
     for name in ("w0", "w1"):
         kept.init(name, job(**options))
     kept.ready("s0", "s1")
@@ -142,8 +141,7 @@ def test_a_range_is_the_same_workers_and_no_other_ones() -> None:
 
 
 def test_a_start_goes_on_where_it_was() -> None:
-    kept = Kept(servers=2, workers=2)
-    kept.join("s0", "s1", "w0", "w1")
+    kept = Kept.joined("s0", "s1", "w0", "w1", servers=2, workers=2)
     kept.init("w0", job())
     kept.init("w1", job())
     kept.ready("s0", "s1", loaded=False)
@@ -162,8 +160,7 @@ def test_a_start_goes_on_where_it_was() -> None:
 
 
 def test_an_init_that_is_not_asked_again_is_waited_for_no_more() -> None:
-    kept = Kept(servers=2)
-    kept.join("s0", "s1", "w0")
+    kept = Kept.joined("s0", "s1", "w0", servers=2)
     kept.init("w0", job())
     kept.back()
     kept.come_back("s0", "s1", "w0")
@@ -267,8 +264,7 @@ def test_it_may_go_away_at_any_event(mode: dict[str, Any]) -> None:
 
 def begins_after_all_others_are_lost() -> int:
     """Let a coordinator be away while its only worker, at clock 3, dies; return the clock that the next one gets."""
-    kept = Kept(servers=1)
-    kept.join("s0", "w0")
+    kept = Kept.joined("s0", "w0", servers=1)
     kept.init("w0", job(staleness=2))
     kept.ready("s0")
     for clock in range(3):

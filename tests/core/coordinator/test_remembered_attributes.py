@@ -59,7 +59,7 @@ KEPT = {
 NOT_KEPT = {
     "CoordinatorMachine": (
         "identity options changes is_back _kept membership servers counts started_at erasures cluster_end jobs runs "
-        "checkpoints ended files drains scales probes traces holders notes partings _reminder_due _lose_due _inquiries "
+        "checkpoints ended files drains scales probes traces holders notes _reminder_due _lose_due _inquiries "
         "_news telling openings watching wheel touched _reminder _moves epochs"
     ),
     "Membership": "timeout _changed _nobody_before gone _by_silence _peers _barred_peers processes",
@@ -111,7 +111,7 @@ NOT_KEPT = {
     "DataSets": "_changed _of _members _counts _pause _resume",
     "DataSet": "waiting",
     "Barriers": "by_name _members _awaited _of _pause _resume",
-    "Spares": "_members _kept",
+    "Spares": "_members",
     "Checkpoints": ("_runs _store cadence _hold_s _chains waiting _making numbers _saves on_unsaved _on_touch _timer"),
 }
 

@@ -61,8 +61,7 @@ def begin(coordinator: Coordinator, name: str, *workers: str, spec: Any) -> list
 
 def two_jobs(**options: Any) -> Coordinator:
     """Return a coordinator with an asynchronous job, ``default``, and a synchronous one, ``b``."""
-    coordinator = Coordinator(servers=2, **options)
-    coordinator.join("s0", "s1", "w0", "w1", "w2.b", "w3.b")
+    coordinator = Coordinator.joined("s0", "s1", "w0", "w1", "w2.b", "w3.b", servers=2, **options)
     begin(coordinator, "default", "w0", "w1", spec=ASYNC)
     begin(coordinator, "b", "w2.b", "w3.b", spec=SYNC)
     return coordinator
@@ -70,9 +69,16 @@ def two_jobs(**options: Any) -> Coordinator:
 
 def train_alone(name: str = "w0", spec: Any = ASYNC, **options: Any) -> Coordinator:
     """Return a coordinator with one worker that trains."""
-    coordinator = Coordinator(**options)
-    coordinator.join("s0", name)
+    coordinator = Coordinator.joined("s0", name, **options)
     begin(coordinator, name.partition(".")[2] or "default", name, spec=spec)
+    return coordinator
+
+
+def left_alone(*newcomers: str) -> Coordinator:
+    """Return a coordinator whose only worker has left its job, to which these have come."""
+    coordinator = train_alone()
+    coordinator.take("w0", Leave("closed"))
+    coordinator.join(*newcomers)
     return coordinator
 
 
@@ -101,8 +107,7 @@ def test_two_jobs_are_placed_and_answered_apart() -> None:
 
 
 def test_each_job_expects_the_workers_it_names_or_those_of_the_cluster() -> None:
-    coordinator = Coordinator(workers=2)
-    coordinator.join("s0", "w0", "w1.b")
+    coordinator = Coordinator.joined("s0", "w0", "w1.b", workers=2)
     begin(coordinator, "default", "w0", spec=ASYNC)
     begin(coordinator, "b", "w1.b", spec=replace(SYNC, workers=3))
     acks = [sent(coordinator.take(name, Heartbeat({})), HeartbeatAck)[0] for name in ("w0", "w1.b", "s0")]
@@ -143,8 +148,7 @@ def ranks(coordinator: Coordinator, *names: str) -> list[int]:
 def test_workers_that_name_the_job_have_the_ranks_below_as_many_as_are_expected(
     come: tuple[str, ...], init: tuple[str, ...], expected: list[int]
 ) -> None:
-    coordinator = Coordinator(workers=2)
-    coordinator.join("s0")
+    coordinator = Coordinator.joined("s0", workers=2)
     for name in come:
         coordinator.take(name, hello("worker", name))
     assert ranks(coordinator, *init) == expected
@@ -153,8 +157,7 @@ def test_workers_that_name_the_job_have_the_ranks_below_as_many_as_are_expected(
 
 
 def test_a_rank_that_a_stranger_has_left_is_taken_and_each_is_somebodys_alone() -> None:
-    coordinator = Coordinator(workers=2)
-    coordinator.join("s0")
+    coordinator = Coordinator.joined("s0", workers=2)
     for name in ("x", "y", "w0", "w1"):
         coordinator.take(name, hello("worker", name))
     coordinator.take("x", Leave("closed"))
@@ -165,8 +168,7 @@ def test_a_rank_that_a_stranger_has_left_is_taken_and_each_is_somebodys_alone() 
 
 
 def test_who_only_takes_the_job_as_it_is_has_no_claim_to_a_rank() -> None:
-    coordinator = Coordinator(workers=1)
-    coordinator.join("s0")
+    coordinator = Coordinator.joined("s0", workers=1)
     for name in ("reader", "w0"):
         coordinator.take(name, hello("worker", name))
     assert ranks(coordinator, "w0") == [0]
@@ -185,8 +187,7 @@ def test_where_there_is_a_job_secret_a_stranger_has_no_rank_at_all() -> None:
 
 
 def test_a_job_that_could_not_be_started_does_not_decide_how_many_the_next_one_waits_for() -> None:
-    coordinator = Coordinator()
-    coordinator.join("s0", "w0")
+    coordinator = Coordinator.joined("s0", "w0")
     coordinator.init("w0", replace(SYNC, workers=1))
     coordinator.take("s0", Error(1, JobError.code, "no", {"reason": "no"}))
     coordinator.init("w0", replace(SYNC, workers=2), request=2)
@@ -238,8 +239,7 @@ def test_the_loss_of_a_worker_is_told_to_its_own_job_only() -> None:
 
 
 def test_a_slow_step_of_one_job_fails_its_waits_only() -> None:
-    coordinator = Coordinator()
-    coordinator.join("s0", "w0", "w1", "w2.b", "w3.b")
+    coordinator = Coordinator.joined("s0", "w0", "w1", "w2.b", "w3.b")
     names = {"default": ("w0", "w1"), "b": ("w2.b", "w3.b")}
     for name, workers in names.items():
         begin(coordinator, name, *workers, spec=replace(SYNC, on_straggler="fail"))
@@ -254,8 +254,7 @@ def test_a_slow_step_of_one_job_fails_its_waits_only() -> None:
 
 
 def test_a_server_without_the_memory_for_one_job_fails_its_inits_with_the_facts_and_no_others() -> None:
-    coordinator = Coordinator(servers=2)
-    coordinator.join("s0", "s1", "w0", "w1.b", "w2.c")
+    coordinator = Coordinator.joined("s0", "s1", "w0", "w1.b", "w2.c", servers=2)
     begin(coordinator, "default", "w0", spec=ASYNC)
     coordinator.init("w1.b", SYNC)
     coordinator.init("w2.c", SYNC)
@@ -348,9 +347,7 @@ def test_a_worker_that_comes_alone_to_an_idle_job_with_another_model_replaces_it
 
 
 def test_all_workers_that_came_to_an_idle_job_move_to_the_one_that_replaces_it() -> None:
-    coordinator = train_alone()
-    coordinator.take("w0", Leave("closed"))
-    coordinator.join("w1", "w2")
+    coordinator = left_alone("w1", "w2")
     assert [m.epoch for m in sent(coordinator.init("w2", SYNC), Discard)] == [1]
     assert errors(coordinator.init("w1", SYNC)) == []
     answers = sent(begin(coordinator, "default", spec=SYNC), Job)
@@ -375,9 +372,7 @@ def test_a_job_that_has_lost_a_shard_is_not_called_finished() -> None:
 
 
 def test_workers_that_move_keep_the_ranks_they_were_told() -> None:
-    coordinator = train_alone()
-    coordinator.take("w0", Leave("closed"))
-    coordinator.join("w1", "w2")
+    coordinator = left_alone("w1", "w2")
     coordinator.take("w1", Leave("closed"))
     coordinator.init("w2", SYNC)
     assert [(member.hello.name, member.rank) for member in coordinator.run().workers] == [("w2", 1)]
@@ -386,18 +381,14 @@ def test_workers_that_move_keep_the_ranks_they_were_told() -> None:
 
 @pytest.mark.parametrize("there", ["w2", "o0"])
 def test_an_idle_job_is_not_replaced_once_somebody_uses_it(there: str) -> None:
-    coordinator = train_alone()
-    coordinator.take("w0", Leave("closed"))
-    coordinator.join("w1", there)
+    coordinator = left_alone("w1", there)
     coordinator.init(there, ASYNC if there == "w2" else None)
     assert errors(coordinator.init("w1", SYNC)) == [JobMismatchError.code]
     assert coordinator.run().startup.epoch == 1
 
 
 def test_an_idle_job_is_not_replaced_while_a_worker_is_in_a_barrier() -> None:
-    coordinator = train_alone()
-    coordinator.take("w0", Leave("closed"))
-    coordinator.join("w1", "w2")
+    coordinator = left_alone("w1", "w2")
     coordinator.take("w2", Enter(5, "together"))
     assert errors(coordinator.init("w1", SYNC)) == [JobMismatchError.code]
 
@@ -422,9 +413,7 @@ def test_a_worker_that_trains_does_not_replace_its_job() -> None:
     ],
 )
 def test_an_init_that_cannot_be_never_ends_an_idle_job(wrong: dict[str, Any], code: int) -> None:
-    coordinator = train_alone()
-    coordinator.take("w0", Leave("closed"))
-    coordinator.join("w1")
+    coordinator = left_alone("w1")
     actions = coordinator.take("w1", Init(1, {**ASYNC.to_wire(), **wrong}))
     assert errors(actions) == [code]
     assert sent(actions, Discard) == []
@@ -432,9 +421,7 @@ def test_an_init_that_cannot_be_never_ends_an_idle_job(wrong: dict[str, Any], co
 
 
 def test_who_only_asks_for_the_job_does_not_replace_it() -> None:
-    coordinator = train_alone()
-    coordinator.take("w0", Leave("closed"))
-    coordinator.join("o0")
+    coordinator = left_alone("o0")
     (answer,) = sent(coordinator.init("o0", None), Job)
     assert (answer.epoch, answer.note) == (1, "")
     coordinator.join("w1")
@@ -500,8 +487,7 @@ def test_without_a_lease_an_idle_job_is_kept() -> None:
 
 
 def test_a_job_that_was_never_placed_is_gone_with_its_last_member() -> None:
-    coordinator = Coordinator()
-    coordinator.join("w0.x", "o0.x")
+    coordinator = Coordinator.joined("w0.x", "o0.x")
     coordinator.init("w0.x", ASYNC)
     coordinator.take("w0.x", Leave("closed"))
     assert coordinator.run("x").state == "starting"
@@ -511,8 +497,7 @@ def test_a_job_that_was_never_placed_is_gone_with_its_last_member() -> None:
 
 
 def test_what_everybody_withdrew_from_is_freed_on_the_servers() -> None:
-    coordinator = Coordinator()
-    coordinator.join("s0", "w0")
+    coordinator = Coordinator.joined("s0", "w0")
     coordinator.init("w0", ASYNC)
     assert sent(coordinator.take("w0", Withdraw(1)), Discard) == [Discard(1)]
     assert [a.epoch for a in sent(coordinator.init("w0", SYNC, request=2), Assign)] == [2]
@@ -565,8 +550,7 @@ def test_the_status_shows_every_job_and_those_that_have_ended() -> None:
 
 
 def test_a_job_that_is_only_looked_at_waits_for_nobody() -> None:
-    coordinator = Coordinator(servers=1)
-    coordinator.join("s0", "o1.x")
+    coordinator = Coordinator.joined("s0", "o1.x", servers=1)
     assert coordinator.machine.status(0.0)["waiting"] == ["waiting for a worker's init"], "once, and of no job"
     coordinator.join("w0.b")
     begin(coordinator, "b", "w0.b", spec=ASYNC)

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.testing.test_invariants import caught
-from zmqps.core.coordinator.members import roster
-from zmqps.core.coordinator.members.roster import Roster
+from zmqps.core.coordinator.members import membership
+from zmqps.core.coordinator.members.membership import Roster
 from zmqps.testing.members.numbers import NumberedSimulation
 from zmqps.testing.scenarios import SCENARIOS
 
@@ -31,7 +31,7 @@ def test_nodes_come_in_any_order_and_again_before_they_are_missed() -> None:
 
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_ranks_in_the_order_in_which_nodes_come(monkeypatch: Patch, mode: str) -> None:
-    monkeypatch.setattr(roster, "index_of", lambda hello: None)
+    monkeypatch.setattr(membership, "index_of", lambda hello: None)
     caught(f"{mode}-numbered", "has another rank than its number")
 
 

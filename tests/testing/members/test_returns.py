@@ -8,10 +8,8 @@ import pytest
 
 from tests.testing.test_invariants import caught, wrap
 from zmqps.core.coordinator.machine import CoordinatorMachine
-from zmqps.core.coordinator.members.attendance import Attendance
-from zmqps.core.coordinator.members.claims import Claims
-from zmqps.core.coordinator.members.partings import Partings
-from zmqps.core.coordinator.members.roster import Roster
+from zmqps.core.coordinator.members.membership import Claims, Roster
+from zmqps.core.coordinator.members.places import Attendance
 from zmqps.core.protocol.messages import Hello
 from zmqps.testing.scenarios import SCENARIOS
 
@@ -50,11 +48,11 @@ def test_a_worker_that_is_there_twice(monkeypatch: Patch) -> None:
 
 
 def test_a_coordinator_that_keeps_the_old_life(monkeypatch: Patch) -> None:
-    def succeed(original: Any, partings: Partings, before: Any, member: Any, now: float) -> list[Any]:
-        partings._jobs.runs[member.job].succeed(before, member)
+    def succeed(original: Any, machine: CoordinatorMachine, before: Any, member: Any, now: float) -> list[Any]:
+        machine.runs[member.job].succeed(before, member)
         return []
 
-    wrap(monkeypatch, Partings, "succeed", succeed)
+    wrap(monkeypatch, CoordinatorMachine, "succeed", succeed)
     monkeypatch.setattr(CoordinatorMachine, "validate", lambda self: None)
     caught("async-returns", "have one rank")
 

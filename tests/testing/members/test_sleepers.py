@@ -14,7 +14,7 @@ import pytest
 from tests.testing.test_invariants import violated, wrap
 from zmqps.core.coordinator.consistency.bsp import Synchronous
 from zmqps.core.coordinator.members.membership import Membership
-from zmqps.core.coordinator.members.occupancy import Occupancy
+from zmqps.core.coordinator.members.places import Occupancy
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.saving.checkpoints import HOLD_S
 from zmqps.core.coordinator.saving.making import PushCut

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.testing.test_invariants import Patch, caught, wrap
-from zmqps.core.coordinator import operators
-from zmqps.core.coordinator.members.processes import Processes
+from zmqps.core.coordinator import machine
+from zmqps.core.coordinator.members.membership import Processes
 from zmqps.core.protocol.messages import Exited
 from zmqps.testing.members.supervisors import Reported
 from zmqps.testing.scenarios import SCENARIOS
@@ -29,12 +29,12 @@ def test_nodes_are_lost_by_what_their_supervisors_tell(name: str) -> None:
 
 
 def test_a_coordinator_that_takes_no_notice_of_reports(monkeypatch: Patch) -> None:
-    monkeypatch.setitem(operators.ORDERS, Exited, lambda host, peer, message, now: [])
+    monkeypatch.setitem(machine.ORDERS, Exited, lambda host, peer, message, now: [])
     caught("async-reported", "has ended, and is not known to be lost")
 
 
 def test_a_coordinator_that_answers_a_report_and_leaves_the_rest_to_the_heartbeats(monkeypatch: Patch) -> None:
-    def later(original: Callable[..., Any], self: Processes[Any], process: bytes) -> list[Any]:
+    def later(original: Callable[..., Any], self: Processes, process: bytes) -> list[Any]:
         original(self, process)
         return []
 
@@ -46,11 +46,11 @@ def test_a_coordinator_that_answers_a_report_and_leaves_the_rest_to_the_heartbea
 def test_a_coordinator_that_ends_the_next_life_by_the_report_of_the_one_before(monkeypatch: Patch) -> None:
     names: dict[bytes, str] = {}
 
-    def took(original: Callable[..., Any], self: Processes[Any], member: Any) -> None:
+    def took(original: Callable[..., Any], self: Processes, member: Any) -> None:
         names[member.hello.process] = member.hello.name
         original(self, member)
 
-    def end(original: Callable[..., Any], self: Processes[Any], process: bytes) -> list[Any]:
+    def end(original: Callable[..., Any], self: Processes, process: bytes) -> list[Any]:
         original(self, process)
         everybody = [member for living in self._living.values() for member in living.values()]
         return [member for member in everybody if member.hello.name == names.get(process)]
@@ -61,5 +61,5 @@ def test_a_coordinator_that_ends_the_next_life_by_the_report_of_the_one_before(m
 
 
 def test_a_coordinator_that_takes_what_everybody_may_learn_for_the_token(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(operators, "process_of", lambda token: token)
+    monkeypatch.setattr(machine, "process_of", lambda token: token)
     caught("async-attacked", "strangers ended")

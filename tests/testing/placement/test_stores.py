@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from tests.testing.test_invariants import Patch, caught, wrap
-from zmqps.core.coordinator.saving.chains import Chains
 from zmqps.core.coordinator.saving.checkpoints import Checkpoints
-from zmqps.core.coordinator.saving.making import Making
+from zmqps.core.coordinator.saving.making import Chains, Making
 from zmqps.core.protocol.events import Action
 from zmqps.core.server.marks import Marks
 from zmqps.core.server.parts import Unmarked

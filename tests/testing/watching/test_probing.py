@@ -11,7 +11,7 @@ import pytest
 from tests.testing.test_invariants import Patch, caught, wrap
 from zmqps.core.coordinator import machine
 from zmqps.core.coordinator.consistency.bsp import Synchronous
-from zmqps.core.coordinator.training.delays import Delays
+from zmqps.core.coordinator.training.steps import Delays
 from zmqps.core.coordinator.watching.probes import Probes
 from zmqps.core.coordinator.watching.watching import Watching
 from zmqps.core.node.member import Member

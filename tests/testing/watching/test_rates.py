@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from tests.testing.test_invariants import caught, wrap
-from zmqps.core.coordinator.training.rates import Numbers
-from zmqps.core.coordinator.training.steps import Commits
+from zmqps.core.coordinator.training.steps import Commits, Numbers
 from zmqps.core.server.dense.part import DensePart
 from zmqps.core.server.dense.rules import Kernels
 from zmqps.core.server.dense.steps import ShardSteps

@@ -15,7 +15,7 @@ from pathlib import Path
 from zmqps.cli.running.follow import is_log
 from zmqps.cli.running.output import LogFile, Pump, Terminal
 from zmqps.cli.running.state import Claim, State
-from zmqps.core.coordinator.members.losses import FINISHED
+from zmqps.core.coordinator.members.places import FINISHED
 from zmqps.core.protocol import exits
 from zmqps.errors import PSError, counted, listed
 from zmqps.gpu.pinning import pin

@@ -35,24 +35,14 @@ Rival = JobSpec | Resumption | None
 
 
 class Described(dict[str, Any]):
-    """The map of a job that was read aside.
-
-    Attributes
-    ----------
-    job, keyspace
-        What it says.
-    rival, problem
-        What it was compared with, and how it differs; None: it does not.
-    packed, raw
-        The same, packed: it is packed once, however many are told.
-    """
+    """The map of a job that was read aside."""
 
     __slots__ = ("job", "keyspace", "packed", "problem", "raw", "rival")
     job: JobSpec
     keyspace: KeySpace
-    rival: Rival
-    problem: PSError | None
-    raw: Packed
+    rival: Rival  # what it was compared with
+    problem: PSError | None  # how it differs from that; None: it does not
+    raw: Packed  # the same, packed once, however many are told
     packed: bytes
 
     @classmethod
@@ -115,13 +105,9 @@ def place(
 ) -> Placement:
     """Return where a job lies on servers, so many copies of each shard.
 
-    Raises
-    ------
-    JobMemoryError
-        Its values alone are more than all servers have, free or not, as far as that is known. What is free, and what
-        the optimizer needs beside the values, each server knows best, and is asked.
-    LimitError
-        It has too many slices, or what members are told of it does not fit into a message.
+    Raises `JobMemoryError`: its values alone are more than all servers have, free or not, as far as that is known. What
+    is free, and what the optimizer needs beside the values, each server knows best, and is asked; `LimitError`: it has
+    too many slices, or what members are told of it does not fit into a message.
     """
     keyspace = wire.keyspace if isinstance(wire, Described) else KeySpace.of(job)
     copies = min(copies, len(servers))

@@ -2,30 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from zmqps.core.coordinator.described import difference, read
-from zmqps.core.coordinator.ended import EndedJobs, unknown_job
-from zmqps.core.coordinator.journal import OF_A_JOB, Changed, DirtyKeys, nothing, set_key
+from zmqps.core.coordinator.journal import OF_A_JOB, Changed, DirtyKeys, Plain, nothing, set_key
 from zmqps.core.coordinator.members.cluster_end import ClusterEnd
 from zmqps.core.coordinator.members.erasures import Erasures
-from zmqps.core.coordinator.members.losses import ASKED, DOWN, end_of_cluster
 from zmqps.core.coordinator.members.membership import MemberInfo, Membership
+from zmqps.core.coordinator.members.places import ASKED, DOWN, end_of_cluster
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.placement.resumption import Resumption, Resumptions
 from zmqps.core.coordinator.run import JobRun
+from zmqps.core.coordinator.saving.checkpoints import Checkpoints
 from zmqps.core.node.timers import Timer, Wheel
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import Action, Exit, Log, Peer, Send
-from zmqps.core.protocol.messages import EndJob, Error, Init, Waiting
+from zmqps.core.protocol.messages import EndJob, Error, Init, JobEnded, Waiting
 from zmqps.core.protocol.messages.membership import DepartureCause
-from zmqps.errors import JobEndedError, LimitError, PSError
+from zmqps.errors import JobEndedError, JobError, LimitError, PSError, listed
 
 #: Jobs at the same time; each has a shard on every server.
 MAX_JOBS = 256
+#: Of jobs that have ended, the status shows so many; older ones are forgotten.
+MAX_ENDED = 256
+
+
+class Ended(NamedTuple):
+    """A job that is over."""
+
+    how: str
+    at: float
+    epoch: int
+
+
+class EndedJobs:
+    """The last job of each name that has ended; the oldest are forgotten."""
+
+    def __init__(self, changed: Callable[[str], None] = lambda name: None) -> None:
+        self._changed = changed  # called with the name of one that is new, or forgotten
+        self.by_name: OrderedDict[str, Ended] = OrderedDict()
+        self._answers: OrderedDict[tuple[bytes, int, str], JobEnded] = OrderedDict()  # by nonce, to who ended one
+
+    def add(self, name: str, how: str, epoch: int, now: float) -> None:
+        self.by_name[name] = Ended(how, now, epoch)
+        self.by_name.move_to_end(name)
+        self._changed(name)
+        while len(self.by_name) > MAX_ENDED:
+            self._changed(self.by_name.popitem(last=False)[0])
+
+    def dump(self, name: str) -> Plain:
+        return list(self.by_name[name]) if name in self.by_name else None
+
+    def restore(self, kept: dict[str, Plain], now: float) -> None:
+        """Have those that were kept, by name; a clock that has begun anew since is behind what they say."""
+        for name, (how, at, epoch) in sorted(kept.items(), key=lambda item: item[1][1]):
+            self.by_name[name] = Ended(how, min(at, now), epoch)
+
+    def how(self, name: str) -> str:
+        """Return how the job of this name has ended; empty where there was none."""
+        ended = self.by_name.get(name)
+        return "" if ended is None else ended.how
+
+    def describe(self, name: str, now: float) -> str:
+        """Say that, how and when a job had ended; empty where there was none."""
+        ended = self.by_name.get(name)
+        return "" if ended is None else f"job {name!r} had ended {now - ended.at:.0f} s ago: {ended.how}"
+
+    def answered(self, peer: Peer, message: EndJob) -> JobEnded | None:
+        """Return what this request to end a job was answered before."""
+        return self._answers.get((message.nonce or peer, message.request, message.job))
+
+    def answer(self, peer: Peer, message: EndJob, text: str) -> JobEnded:
+        """Return the answer to a request to end a job, remembered in case it is lost: asked again, it ends no other."""
+        answer = self._answers[message.nonce or peer, message.request, message.job] = JobEnded(message.request, text)
+        while len(self._answers) > MAX_ENDED:
+            self._answers.popitem(last=False)
+        return answer
+
+    def status(self, now: float) -> list[dict[str, Any]]:
+        """Return them for the status, the one that ended last at the end."""
+        return [{"job": n, "how": how, "ago_s": round(now - at, 3)} for n, (how, at, _) in self.by_name.items()]
+
+
+def unknown_job(name: str, running: Iterable[str]) -> JobError:
+    """Return the error for a job that there is not; it says which there are."""
+    names = listed(sorted(map(repr, running)), 8)
+    return JobError(f"there is no job {name[:100]!r}; {f'running: {names}' if names else 'none is running'}")
 
 
 @dataclass(slots=True)
@@ -42,32 +108,12 @@ class TouchedJobs:
     """Which jobs an event has touched: nothing of others is looked for afterwards, neither when they are due.
 
     Whatever changes anything of a job touches it; `validate` notices where that is forgotten.
-
-    Parameters
-    ----------
-    runs
-        The jobs by name; shared with `Jobs`.
-    wheel
-        Has a timer for each of them.
-
-    Attributes
-    ----------
-    names
-        Those that the event has touched, and whether more than their timer has: whom somebody waits for may be another.
-    moving
-        Those of which copies move from one server to another.
-    spare
-        Those that have more copies than they are to have.
-    due_of
-        Returns when something of the job of a name is due.
-    ring
-        Does what is due of the job of a name.
     """
 
     def __init__(self, runs: Mapping[str, JobRun], wheel: Wheel) -> None:
-        self.names: dict[str, bool] = {}
-        self.moving: set[str] = set()
-        self.spare: set[str] = set()
+        self.names: dict[str, bool] = {}  # whether more than its timer: whom somebody waits for may be another
+        self.moving: set[str] = set()  # those of which copies move from one server to another
+        self.spare: set[str] = set()  # those that have more copies than they are to have
         self.due_of: Callable[[str], float | None] = lambda name: runs[name].next_deadline()
         self.ring: Callable[[str, float], list[Action]] = lambda name, now: []
         self._runs = runs
@@ -110,7 +156,6 @@ class TouchedJobs:
         self.names.clear()
 
     def forget(self, name: str) -> None:
-        """A job has ended."""
         self.names.pop(name, None)
         self.moving.discard(name)
         self.spare.discard(name)
@@ -137,105 +182,31 @@ class TouchedJobs:
 
 
 class Epochs:
-    """The numbers of copies of shards: no copy has had that of another one.
-
-    Attributes
-    ----------
-    next
-        The next one.
-    """
+    """The numbers of copies of shards: no copy has had that of another one."""
 
     def __init__(self, changed: Changed = nothing) -> None:
         self.next = 1
         self._changed = changed
 
     def take(self) -> int:
-        """Return a new one."""
         self._changed()
         self.next += 1
         return self.next - 1
 
 
-class LastSaver(Protocol):
-    """What saves jobs once more before they end: `zmqps.core.coordinator.saving.checkpoints.Checkpoints`."""
-
-    def last(self, run: JobRun, now: float) -> list[Action]:
-        """Save a job once more, unless nothing was trained since."""
-
-    def saves_last(self, name: str) -> bool:
-        """Whether that is under way, or waits for its turn."""
-
-    def ended(self, run: JobRun, now: float) -> list[Action]:
-        """A job ends, and nothing of it is freed yet."""
-
-
-class NoSaver:
-    """Saves nothing at the end; ``ended`` is called when a job has ended."""
-
-    def __init__(self, ended: Callable[[JobRun, float], list[Action]] = lambda run, now: []) -> None:
-        self._ended = ended
-
-    def last(self, run: JobRun, now: float) -> list[Action]:
-        """Save nothing."""
-        return []
-
-    def saves_last(self, name: str) -> bool:
-        """Nothing is being saved."""
-        return False
-
-    def ended(self, run: JobRun, now: float) -> list[Action]:
-        """A job ends."""
-        return self._ended(run, now)
-
-
 class Jobs:
-    """The jobs under way, and those that have ended.
-
-    Parameters
-    ----------
-    options
-        The coordinator's.
-    membership
-        The cluster's members: those of a job go with it.
-    erasures
-        Lets servers free what they keep of a job.
-    cluster_end
-        Where a cluster that is there for one job ends with it.
-    new_run
-        Returns a job that begins: ``new_run(name, before, resumption)``, where the one before it has ended so.
-    changes
-        Takes note of what has changed that is kept.
-    wheel
-        The coordinator's timers.
-    resumptions
-        The checkpoints that jobs of some names begin from, the first time.
-
-    Attributes
-    ----------
-    runs
-        Those under way, by name.
-    touched
-        Those that an event has touched.
-    ended
-        Those that have ended.
-    closing
-        Those that end as soon as they are saved once more.
-    resumptions
-        The checkpoints that they begin from.
-    saver
-        Saves them once more before they end.
-    """
+    """The jobs under way, and those that have ended."""
 
     def __init__(
         self,
         options: CoordinatorOptions,
         membership: Membership,
-        erasures: Erasures,
-        cluster_end: ClusterEnd,
-        new_run: Callable[[str, str, Resumption | None], JobRun],
+        erasures: Erasures,  # lets servers free what they keep of a job
+        cluster_end: ClusterEnd,  # where a cluster that is there for one job ends with it
+        new_run: Callable[[str, str, Resumption | None], JobRun],  # name, how the one before has ended, checkpoint
         changes: DirtyKeys,
         wheel: Wheel,
-        resumptions: Resumptions,
+        resumptions: Resumptions,  # the checkpoints that jobs of some names begin from, the first time
     ) -> None:
         self.runs: dict[str, JobRun] = {}
         self.touched = TouchedJobs(self.runs, wheel)
@@ -247,16 +218,13 @@ class Jobs:
         self._cluster_end = cluster_end
         self._new_run = new_run
         self.resumptions = resumptions
-        self.closing: dict[str, Closing] = {}
-        self.saver: LastSaver = NoSaver()
+        self.closing: dict[str, Closing] = {}  # those that end as soon as they are saved once more
+        self.saver: Checkpoints  # saves them once more before they end
 
     def named(self, name: str) -> JobRun:
         """Return the job of this name, or one that begins with its first member.
 
-        Raises
-        ------
-        LimitError
-            There are too many already.
+        Raises `LimitError`: there are too many already.
         """
         if name in self.runs:
             return self.runs[name]
@@ -279,11 +247,14 @@ class Jobs:
             return []
         self.closing[run.name], run.occupancy.is_closing = Closing(how, moved or not run.members), True
         self.touched.add(run.name)
-        return [*self.saver.last(run, now), *self.look(now)]
+        return [*self._save_last(run, now), *self.look(now)]
 
     def save_all(self, now: float) -> list[Action]:
         """Save all jobs once more, for the cluster ends."""
-        return [action for run in self.runs.values() for action in self.saver.last(run, now)]
+        return [action for run in self.runs.values() for action in self._save_last(run, now)]
+
+    def _save_last(self, run: JobRun, now: float) -> list[Action]:
+        return self.saver.last(run, now) if self._options.checkpoint_at_end else []
 
     @property
     def is_saving(self) -> bool:
@@ -386,10 +357,7 @@ class Jobs:
     def end_asked(self, peer: Peer, message: EndJob, now: float) -> list[Action]:
         """Somebody asks for the end of a job, or of all; asked again, because the answer was lost, it ends no other.
 
-        Raises
-        ------
-        JobError
-            There is no such job.
+        Raises `JobError`: there is no such job.
         """
         if (known := self.ended.answered(peer, message)) is not None:
             return [Send(peer, known)]
@@ -424,10 +392,7 @@ def is_replaceable(run: JobRun, message: Init, workers: int | None) -> bool:
     Nobody may be there who looks at what was trained, or has begun to train it again. ``workers``: how many the cluster
     expects.
 
-    Raises
-    ------
-    PSError
-        The job that it wants could not begin.
+    Raises `PSError`: the job that it wants could not begin.
     """
     ours = run.startup.job
     unwanted = run.occupancy.is_abandoned and not run.anybody_waits()

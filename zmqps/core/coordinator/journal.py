@@ -31,29 +31,17 @@ class DirtyKeys:
     """The keys whose records are to be written.
 
     A key is what it is about, as ``job`` or ``member``, and whose; see `zmqps.core.coordinator.remembered`.
-
-    Parameters
-    ----------
-    kept
-        Whether there is a journal.
-
-    Attributes
-    ----------
-    keys
-        Those keys.
     """
 
     def __init__(self, *, kept: bool = False) -> None:
-        self.kept = kept
+        self.kept = kept  # whether there is a journal
         self.keys: dict[tuple[str, str], None] = {}
 
     def add(self, what: str, whose: str = "") -> None:
-        """Something has changed."""
         if self.kept:
             self.keys[what, whose] = None
 
     def of(self, what: str, whose: str = "") -> Changed:
-        """Return what a part calls when it has changed."""
         return (lambda: self.add(what, whose)) if self.kept else nothing
 
     def records(self, dump: Callable[[str, str], Plain]) -> list[Action]:
@@ -63,23 +51,19 @@ class DirtyKeys:
 
 
 def key_of(what: str, whose: str = "") -> str:
-    """Return the key of a record."""
     return f"{what}/{whose}" if whose else what
 
 
 def split_key(key: str) -> tuple[str, str]:
-    """Return what a record is about, and whose it is."""
     what, _, whose = key.partition("/")
     return what, whose
 
 
 def set_key(job: str, name: str) -> str:
-    """Return whose a record of a data set is."""
     return f"{len(job)}/{job}/{name}"
 
 
 def split_set(whose: str) -> tuple[str, str]:
-    """Return the job and the name of a data set."""
     length, _, rest = whose.partition("/")
     return rest[: int(length)], rest[int(length) + 1 :]
 
@@ -91,16 +75,13 @@ def packed(message: Message) -> bytes:
 
 
 def unpacked(data: bytes) -> Any:
-    """Return a message that was kept."""
     return decode([data])
 
 
 def packed_error(error: PSError) -> bytes:
-    """Return an error as it travels, to be kept."""
     return packed(Error.of(0, error))
 
 
 def unpacked_error(data: bytes) -> PSError:
-    """Return an error that was kept."""
     message = unpacked(data)
     return from_wire(message.code, message.text, message.facts)

@@ -41,17 +41,7 @@ class Opening:
 
 
 class Openings:
-    """The messages that wait to be opened, or are being opened.
-
-    Parameters
-    ----------
-    runs
-        The jobs by name; shared with the machine.
-    membership
-        Who is here.
-    wheel
-        The coordinator's timers.
-    """
+    """The messages that wait to be opened, or are being opened."""
 
     def __init__(self, runs: Mapping[str, JobRun], membership: Membership, wheel: Wheel) -> None:
         self._timer = wheel.timer("reading large messages", self.next_deadline, self.on_deadline)
@@ -66,10 +56,7 @@ class Openings:
 
         One of a kind of each sender is opened at a time; who asks while there are too many asks again.
 
-        Raises
-        ------
-        ProtocolError
-            Nobody of that role says anything as large.
+        Raises `ProtocolError`: nobody of that role says anything as large.
         """
         role = "" if member is None else member.role
         if large.cls in AT_ONCE.get(role, ()):
@@ -98,7 +85,6 @@ class Openings:
         self._not_before, self._began_at = now + max(LEAST_S, SHARE * (now - self._began_at)), None
 
     def next_deadline(self) -> float | None:
-        """Return when the next one may be begun with."""
         return self._not_before if self._waiting and self._began_at is None else None
 
     def on_deadline(self, now: float) -> list[Action]:
@@ -125,7 +111,6 @@ class Openings:
         return (None, "", "") if run is None else (run.startup.rival, run.startup.owner, run.name)
 
     def validate(self) -> None:
-        """Assert the bound."""
         assert len(self._waiting) <= MAX_WAITING
         assert self._began_at is None or self._waiting
 

@@ -12,7 +12,7 @@ key                 what is kept
 ``spec/NAME``       what is trained, and where it lies
 ``start/NAME``      how far its start is, and who was told where servers are
 ``copies/NAME``     which server has which copy of which shard, promotions under way, and what is missing since when
-``moves/NAME``      shards that another server has now, and who does not follow yet
+``views/NAME``      what has changed about where shards are, and who does not follow it yet
 ``fallback/NAME``   checkpoints to go back to, shards that do, and who does not know yet that they have
 ``step/NAME``       the step, commits that are not confirmed, clocks; what counted of whom
 ``data/NAME/SET``   which ranges of a data set are done, and who has which
@@ -34,8 +34,7 @@ from collections.abc import Callable, Mapping
 from itertools import count
 from typing import Any, Protocol
 
-from zmqps.core.coordinator.ended import EndedJobs
-from zmqps.core.coordinator.jobs import Epochs, Jobs
+from zmqps.core.coordinator.jobs import EndedJobs, Epochs, Jobs
 from zmqps.core.coordinator.journal import (
     OF_A_JOB,
     DirtyKeys,

@@ -7,12 +7,9 @@ from enum import StrEnum
 from typing import Any
 
 from zmqps.core.coordinator.journal import DirtyKeys, set_key
-from zmqps.core.coordinator.members.membership import SILENT_BEATS, MemberInfo
-from zmqps.core.coordinator.members.occupancy import Occupancy
-from zmqps.core.coordinator.members.places import Places
+from zmqps.core.coordinator.members.membership import SILENT_BEATS, MemberInfo, Roster
+from zmqps.core.coordinator.members.places import Kept, Occupancy, Places
 from zmqps.core.coordinator.members.reach import check_in_reach
-from zmqps.core.coordinator.members.roster import Roster
-from zmqps.core.coordinator.members.spares import Kept
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.placement.copies import Replica, ReplicaSet
 from zmqps.core.coordinator.placement.fallback import Fallback
@@ -24,8 +21,7 @@ from zmqps.core.coordinator.placement.startup import Beginning, Startup
 from zmqps.core.coordinator.placement.views import ChangeKind
 from zmqps.core.coordinator.training.barrier import Barriers
 from zmqps.core.coordinator.training.data import DataSets
-from zmqps.core.coordinator.training.rates import Numbers
-from zmqps.core.coordinator.training.steps import Steps
+from zmqps.core.coordinator.training.steps import Numbers, Steps
 from zmqps.core.coordinator.training.waits import Waiter, Waiters
 from zmqps.core.protocol.events import Action, Log, Send
 from zmqps.core.protocol.messages import (
@@ -52,36 +48,16 @@ class JobState(StrEnum):
 
 
 class JobRun:
-    """What the coordinator knows of one job.
-
-    Parameters
-    ----------
-    name
-        The job's.
-    options
-        The coordinator's.
-    servers
-        The cluster's.
-    new_epoch
-        Returns a number that no copy of a shard has had.
-    before
-        How the job that had this name before has ended; empty where there was none.
-    root
-        The coordinator's secret.
-    resumption
-        The checkpoint that the job begins from.
-    changes
-        Takes note of what has changed that is kept.
-    """
+    """What the coordinator knows of one job."""
 
     def __init__(
         self,
         name: str,
         options: CoordinatorOptions,
         servers: Fleet,
-        new_epoch: Callable[[], int],
-        before: str,
-        root: bytes,
+        new_epoch: Callable[[], int],  # returns a number that no copy of a shard has had
+        before: str,  # how the job that had this name before has ended; empty: there was none
+        root: bytes,  # the coordinator's secret
         resumption: Resumption | None = None,
         changes: DirtyKeys | None = None,
     ) -> None:
@@ -137,7 +113,6 @@ class JobRun:
 
     @property
     def has_tables(self) -> bool:
-        """Whether it has sparse tables."""
         return self.startup.job is not None and bool(self.startup.job.tables)
 
     @property
@@ -152,7 +127,6 @@ class JobRun:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all shards are there."""
         return self.startup.ready and self.lost_shard is None and not self.fallback.active
 
     @property
@@ -217,10 +191,10 @@ class JobRun:
 
         ``tell``: whom somebody waits for may be another one now.
         """
-        missing = self.num_missing
-        actions = self.steps.advance(missing, now)  # first: behind a barrier the others would wait for who enters it
+        # first: behind a barrier the others would wait for who enters it
+        actions = self.steps.advance(self.places, now)
         if self.barriers.by_name:
-            actions += self.barriers.release(missing)
+            actions += self.barriers.release(self.num_missing)
         if tell and self.anybody_waits():
             self.waits.tell_soon(now)
         return actions
@@ -315,7 +289,6 @@ class JobRun:
         return []
 
     def take(self, member: MemberInfo, message: Take, now: float) -> list[Action]:
-        """A worker asks for a range of a data set."""
         if self.startup.job is not None and self.startup.job.deterministic:
             raise ConfigurationError("who takes which range depends on who asks first: use zmqps.data.split")
         if (kept := self.places.keep(member, message)) is not None:
@@ -323,7 +296,6 @@ class JobRun:
         return self.data.take(member, message)
 
     def enter(self, member: MemberInfo, message: Enter, now: float) -> list[Action]:
-        """A worker enters a barrier."""
         if (kept := self.places.keep(member, message)) is not None:
             return kept
         return self.barriers.enter(member, message, self.num_missing)
@@ -450,24 +422,24 @@ class JobRun:
     # --- time ----------------------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
-        """Return when something is due."""
-        dues, replication = [self.steps.next_deadline(), self.waits.due], self.replication
+        replication, dues = self.replication, [0.0] if self.lost_shard is not None and self.has_failed else []
+        soon = [self.steps.next_deadline(), self.waits.due]
         if self.occupancy.idle_since is not None:
-            dues.append(self.occupancy.ends_at)
+            soon.append(self.occupancy.ends_at)
         if replication.retries.due is not None or replication.views.open or replication.handovers.under_way:
-            dues.append(replication.next_deadline())
+            soon.append(replication.next_deadline())
         if self.startup.held:
-            dues.append(self.fallback.next_deadline())
-        if self.lost_shard is not None and self.has_failed:
-            dues.append(0.0)
-        return min([due for due in dues if due is not None], default=None)
+            soon.append(self.fallback.next_deadline())
+        for due in soon:  # without a call, as this is asked after every event
+            if due is not None:
+                dues.append(due)
+        return min(dues, default=None)
 
     def expired(self, now: float) -> bool:
         """Whether nobody has been there for so long that the job is not kept any more."""
         return self.occupancy.ends_at is not None and now >= self.occupancy.ends_at
 
     def on_deadline(self, now: float) -> list[Action]:
-        """Do what is due."""
         steps, replication = self.steps.next_deadline(), self.replication.next_deadline()
         actions = self.steps.on_deadline(now) if steps is not None and now >= steps else []
         actions += self.replication.on_deadline(now) if replication is not None and now >= replication else []
@@ -500,13 +472,11 @@ class JobRun:
         yield from self.spares.waiters(self.places.expected or 0)
 
     def anybody_waits(self) -> bool:
-        """Whether a member waits for anything."""
         waits = self.startup.parked or self.barriers.by_name or self.steps.trainees.waiting or self.spares
         return bool(waits or (self.data.by_name and self.data.anybody_waits))
 
     @property
     def state(self) -> JobState:
-        """How far it is."""
         if self.lost_shard is not None:
             return JobState.FAILED
         if not self.startup.ready:
@@ -516,7 +486,6 @@ class JobRun:
         return JobState.TRAINING if self.members else JobState.IDLE
 
     def validate(self) -> None:
-        """Assert the invariants."""
         self.places.validate(self.occupancy.training)
         self.occupancy.validate()
         self.barriers.validate()

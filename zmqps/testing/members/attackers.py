@@ -16,7 +16,7 @@ from random import Random
 from typing import TYPE_CHECKING, TypeVar
 
 from zmqps.core.coordinator.machine import CoordinatorMachine
-from zmqps.core.coordinator.members.losses import ASKED
+from zmqps.core.coordinator.members.places import ASKED
 from zmqps.core.protocol.events import Disconnected, Peer, Received
 from zmqps.core.protocol.messages import (
     Arrive,

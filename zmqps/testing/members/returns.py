@@ -10,7 +10,7 @@ from zmqps.core.protocol.messages import Hello, Message
 from zmqps.testing.engine import Node
 
 if TYPE_CHECKING:
-    from zmqps.core.coordinator.members.membership import MemberInfo, Ranks
+    from zmqps.core.coordinator.members.membership import MemberInfo, Roster
     from zmqps.testing.cluster import SimulatedCluster
 
 
@@ -39,7 +39,7 @@ class Returns:
         self._before: tuple[bytes, Place | None, int | None] | None = (
             None  # who joins, in whose place, or to which rank
         )
-        self._last: dict[int, tuple[Ranks, dict[int, bytes]]] = {}  # who had each rank of a roster last, by claim
+        self._last: dict[int, tuple[Roster, dict[int, bytes]]] = {}  # who had each rank of a roster last, by claim
         simulation.on_receive.append(self._received)
 
     def _received(self, receiver: Node, sender: str, message: Message) -> None:

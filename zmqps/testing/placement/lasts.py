@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from zmqps.core.coordinator.machine import CoordinatorMachine
-from zmqps.core.coordinator.members.losses import ASKED, FINISHED
+from zmqps.core.coordinator.members.places import ASKED, FINISHED
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.protocol.events import Log, Stop
 from zmqps.core.protocol.messages import Ack, EndJob, Message, Save

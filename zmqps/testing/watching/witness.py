@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from zmqps.core.coordinator.machine import CoordinatorMachine
-from zmqps.core.coordinator.members.losses import FINISHED
+from zmqps.core.coordinator.members.places import FINISHED
 from zmqps.core.coordinator.training.steps import commit_of
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.arrays import Array

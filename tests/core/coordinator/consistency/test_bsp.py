@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zmqps.core.coordinator.consistency import Decision, Grant, Synchronous
-from zmqps.core.coordinator.consistency.deadline import FLOOR_S, WARM_UP, ArrivalClock
+from zmqps.core.coordinator.consistency import Commitment, Decision, Grant, Synchronous
+from zmqps.core.coordinator.consistency.bsp import FLOOR_S, WARM_UP, ArrivalClock
 from zmqps.core.job.spec import MAX_COUNT
 
 A, B, C = b"a", b"b", b"c"
@@ -31,9 +31,13 @@ def decide(policy: Synchronous, *, missing: int = 0, now: float = 0.0) -> Decisi
     return decision
 
 
-def contributors(decision: Decision) -> set[bytes]:
+def committed(decision: Decision) -> Commitment:
     assert decision.commitment is not None
-    return {worker for worker, _ in decision.commitment.contributors}
+    return decision.commitment
+
+
+def contributors(decision: Decision) -> set[bytes]:
+    return {worker for worker, _ in committed(decision).contributors}
 
 
 def test_a_step_is_committed_when_every_live_worker_has_arrived() -> None:
@@ -87,8 +91,7 @@ def test_with_more_gradients_than_workers_some_bring_several() -> None:
     assert [(r.worker, r.version) for r in first.granted] == [(A, 0)]  # one more is needed than B can bring
     assert arrive(policy, A, 0, attempt=2) == Decision()
     decision = arrive(policy, B, 0)
-    assert decision.commitment is not None
-    assert {(w, attempts) for w, attempts in decision.commitment.contributors} == {(A, (1, 2)), (B, (1,))}
+    assert {(w, attempts) for w, attempts in committed(decision).contributors} == {(A, (1, 2)), (B, (1,))}
 
 
 def test_backup_workers_that_die_do_not_stop_the_rest() -> None:
@@ -104,8 +107,7 @@ def test_what_a_worker_brings_to_a_step_adds_up() -> None:
     policy.arrive(A, 0, (1,), 0.0)
     decide(policy)
     policy.arrive(A, 0, (2,), 0.0)
-    commitment = decide(policy).commitment
-    assert commitment is not None
+    commitment = committed(decide(policy))
     assert commitment.contributors == ((A, (1, 2)),)
 
 
@@ -146,8 +148,7 @@ def test_a_late_worker_fails_those_who_wait_when_the_policy_says_so() -> None:
     assert policy.next_deadline() is None
     policy.arrive(A, WARM_UP, (), due + 1.0)  # it waits once more, for what it brought before
     decision = arrive(policy, B, WARM_UP, now=due + 1.0)
-    assert decision.commitment is not None
-    assert {w: attempts for w, attempts in decision.commitment.contributors} == {A: (1,), B: (1,)}
+    assert {w: attempts for w, attempts in committed(decision).contributors} == {A: (1,), B: (1,)}
 
 
 def test_who_may_bring_another_gradient_to_the_step_is_told_once_and_then_awaited() -> None:
@@ -157,8 +158,7 @@ def test_who_may_bring_another_gradient_to_the_step_is_told_once_and_then_awaite
         assert decide(policy) == Decision(), "it has been told"
     assert list(policy.awaited()) == []
     decision = arrive(policy, A, 0, attempt=3)
-    assert decision.commitment is not None
-    assert decision.commitment.contributors == ((A, (1, 2, 3)),)
+    assert committed(decision).contributors == ((A, (1, 2, 3)),)
 
 
 # --- steps that somebody skips ------------------------------------------------------------------
@@ -310,8 +310,7 @@ def test_a_step_counts_the_examples_of_its_contributors_each_batch_once() -> Non
     assert {grant.worker for grant in decide(policy).granted} <= {A, B, C}
     policy.arrive(A, 0, (2,), 0.0, 4)
     policy.arrive(C, 0, (3,), 0.0, (1 << 63) - 20)
-    commitment = decide(policy).commitment
-    assert commitment is not None
+    commitment = committed(decide(policy))
     assert commitment.examples == (1 << 63) - 20 + 14
     assert not commitment.left_out
 
@@ -320,8 +319,7 @@ def test_more_examples_than_a_message_can_say_are_the_most_it_can() -> None:
     policy = make(A, B)
     for worker in (A, B):
         policy.arrive(worker, 0, (1,), 0.0, MAX_COUNT)
-    commitment = decide(policy).commitment
-    assert commitment is not None
+    commitment = committed(decide(policy))
     assert commitment.examples == MAX_COUNT
 
 
@@ -333,28 +331,25 @@ def test_a_step_that_one_leaves_out_for_all_is_left_out_and_everybody_is_told() 
     policy.join(C)
     arrive(policy, B, 0)
     decision = arrive(policy, C, 0)
-    assert decision.commitment is not None
-    assert decision.commitment.left_out
+    assert committed(decision).left_out
     assert {(grant.worker, grant.left_out) for grant in decision.granted} == {(B, True), (C, True)}
     policy.arrive(B, 0, (), 0.0)  # its answer was lost
     assert [grant.left_out for grant in decide(policy).granted] == [True]
     arrive(policy, B, 1)
     decision = arrive(policy, C, 1)
-    assert decision.commitment is not None
-    assert not decision.commitment.left_out
+    assert not committed(decision).left_out
     assert not any(grant.left_out for grant in decision.granted)
 
 
 def test_a_step_that_was_committed_before_is_not_left_out() -> None:
     policy = make(A, B, C, aggregate=2)
     arrive(policy, A, 0)
-    assert arrive(policy, B, 0).commitment is not None
+    committed(arrive(policy, B, 0))
     policy.arrive(C, 0, (1,), 0.0, leaves_out=True)
     assert decide(policy) == Decision((Grant(C, 1, False),))
     arrive(policy, A, 1)
     decision = arrive(policy, B, 1)
-    assert decision.commitment is not None
-    assert not decision.commitment.left_out
+    assert not committed(decision).left_out
 
 
 def test_a_coordinator_that_is_back_knows_who_left_out_what_and_as_how_many_each_counts() -> None:
@@ -369,8 +364,7 @@ def test_a_coordinator_that_is_back_knows_who_left_out_what_and_as_how_many_each
     assert [grant.left_out for grant in decide(again).granted] == [True]
     again.arrive(B, 1, (2,), 0.0, 6, leaves_out=True)
     again.arrive(A, 1, (2,), 0.0, 3)
-    commitment = decide(again).commitment
-    assert commitment is not None
+    commitment = committed(decide(again))
     assert (commitment.examples, commitment.left_out) == (9, True)
 
 

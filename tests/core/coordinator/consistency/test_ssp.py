@@ -10,6 +10,13 @@ from zmqps.core.coordinator.consistency import Bounded
 A, B, C = b"a", b"b", b"c"
 
 
+def joined(staleness: int) -> Bounded:
+    policy = Bounded(staleness)
+    for worker in (A, B):
+        policy.join(worker)
+    return policy
+
+
 def granted(policy: Bounded, missing: int = 0) -> set[bytes]:
     decision = policy.decide(missing, 0.0)
     policy.validate()
@@ -18,9 +25,7 @@ def granted(policy: Bounded, missing: int = 0) -> set[bytes]:
 
 
 def test_a_worker_waits_when_it_would_be_too_far_ahead() -> None:
-    policy = Bounded(2)
-    for worker in (A, B):
-        policy.join(worker)
+    policy = joined(2)
     for step in range(2):
         policy.arrive(A, step, (1,), 0.0)
         assert granted(policy) == {A}
@@ -33,9 +38,7 @@ def test_a_worker_waits_when_it_would_be_too_far_ahead() -> None:
 
 
 def test_who_goes_on_is_told_the_slowest_clock() -> None:
-    policy = Bounded(2)
-    for worker in (A, B):
-        policy.join(worker)
+    policy = joined(2)
     for clock in range(3):
         policy.arrive(A, clock, (1,), 0.0)
         told = policy.decide(0, 0.0).granted
@@ -45,9 +48,7 @@ def test_who_goes_on_is_told_the_slowest_clock() -> None:
 
 
 def test_the_clock_of_one_that_skips_its_step_goes_on() -> None:
-    policy = Bounded(1)
-    for worker in (A, B):
-        policy.join(worker)
+    policy = joined(1)
     policy.arrive(A, 0, (1,), 0.0)
     policy.decide(0, 0.0)
     policy.arrive(A, 1, (2,), 0.0)
@@ -57,9 +58,7 @@ def test_the_clock_of_one_that_skips_its_step_goes_on() -> None:
 
 
 def test_a_worker_that_leaves_is_not_waited_for() -> None:
-    policy = Bounded(1)
-    for worker in (A, B):
-        policy.join(worker)
+    policy = joined(1)
     for step in range(2):
         policy.arrive(A, step, (1,), 0.0)
         policy.decide(0, 0.0)

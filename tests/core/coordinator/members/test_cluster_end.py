@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from tests.core.machines import hello, peer, receivers
 from zmqps.core.coordinator.members.cluster_end import GOODBYE_S, ClusterEnd
-from zmqps.core.coordinator.members.membership import MemberInfo
-from zmqps.core.coordinator.members.roster import Roster
+from zmqps.core.coordinator.members.membership import MemberInfo, Roster
 from zmqps.core.node.timers import Wheel
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import Exit

@@ -8,8 +8,7 @@ import pytest
 
 from tests.core.machines import hello, peer, receivers
 from zmqps.core.coordinator.members.erasures import MAX_DEPARTURES, MOST_AGAIN, PIECE_S, RETRY_S, Erasures
-from zmqps.core.coordinator.members.membership import MemberInfo
-from zmqps.core.coordinator.members.roster import Roster
+from zmqps.core.coordinator.members.membership import MemberInfo, Roster
 from zmqps.core.node.timers import Wheel
 from zmqps.core.protocol.events import Action, Peer, Send
 from zmqps.core.protocol.messages import Departed, Discard

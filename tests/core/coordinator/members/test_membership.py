@@ -17,8 +17,8 @@ from zmqps.core.coordinator.members.membership import (
     MemberInfo,
     Membership,
     Reported,
+    Roster,
 )
-from zmqps.core.coordinator.members.roster import Roster
 from zmqps.core.protocol.messages import Assign, Heartbeat
 from zmqps.core.protocol.messages.membership import DepartureCause
 from zmqps.errors import EvictedError, LimitError, PSError
@@ -231,14 +231,12 @@ TestAnyOrder = AnyOrder.TestCase
 
 
 def test_a_server_beyond_those_of_the_cluster_is_a_spare() -> None:
-    coordinator = Coordinator(servers=2)
-    coordinator.join("s0", "s1")
+    coordinator = Coordinator.joined("s0", "s1", servers=2)
     assert "server 2 (s2, host, pid 7) joined as a spare" in logged(coordinator.join("s2"))
 
 
 def test_a_job_is_placed_on_servers_that_are_heard_and_last_on_spares() -> None:
-    coordinator = Coordinator(servers=2)
-    coordinator.join("s0", "s1")
+    coordinator = Coordinator.joined("s0", "s1", servers=2)
     coordinator.wait(4.0, "s0")  # s1 has ended perhaps, and s2 is its restart
     coordinator.join("s2")
     coordinator.join("w0")
@@ -247,14 +245,12 @@ def test_a_job_is_placed_on_servers_that_are_heard_and_last_on_spares() -> None:
 
 @pytest.mark.parametrize(("once", "says"), [(True, "ends with its job"), (False, "the cluster stays: start another")])
 def test_when_a_server_is_lost_the_log_says_what_becomes_of_the_cluster(once: bool, says: str) -> None:
-    coordinator = Coordinator(once=once)
-    coordinator.train("s0", "w0")
+    coordinator = Coordinator.trains("s0", "w0", once=once)
     assert says in logged(coordinator.wait(12.0, "w0"))
 
 
 def test_who_has_gone_is_still_called_by_its_name_where_it_is_refused() -> None:
-    coordinator = Coordinator()
-    coordinator.train("s0", "w0", "w1")
+    coordinator = Coordinator.trains("s0", "w0", "w1")
     coordinator.wait(12.0, "s0", "w0")
     said = logged(coordinator.take("w1", Heartbeat({})))
     assert said.startswith("refused a request of worker 1 (w1, host, pid 7), lost: ")

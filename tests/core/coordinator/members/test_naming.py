@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tests.core.machines import hello, peer
-from zmqps.core.coordinator.members.membership import MemberInfo
+from zmqps.core.coordinator.members.membership import MemberInfo, Roster
 from zmqps.core.coordinator.members.naming import find_named
-from zmqps.core.coordinator.members.roster import Roster
 from zmqps.errors import AmbiguousNodeError, JobError
 
 

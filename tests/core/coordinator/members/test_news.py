@@ -81,8 +81,7 @@ def test_requests_that_are_refused_are_counted_for_the_address_whatever_host_mem
 
 
 def test_strangers_take_no_lines_from_members_and_none_from_strangers_elsewhere() -> None:
-    coordinator = Coordinator()
-    coordinator.join("w0")
+    coordinator = Coordinator.joined("w0")
     lines = [logged(coordinator.take(f"stranger-{i}", Heartbeat({}))) for i in range(100)]
     assert sum(map(bool, lines)) == MOST_LINES
     assert not logged(coordinator.handle(Undecodable(peer("x"), ProtocolError("what is this?"))))

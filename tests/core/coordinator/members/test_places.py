@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.coordinator.members.test_losses import lose
+from tests.core.coordinator.members.test_places_losses import lose
 from tests.core.machines import Coordinator, job, logged, peer, sent
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.messages import Heartbeat, HeartbeatAck, Job, Leave
@@ -22,8 +22,7 @@ def chiefs(coordinator: Coordinator, *names: str) -> list[str]:
 
 @pytest.mark.parametrize("workers", [3, None])
 def test_the_chief_is_the_worker_with_the_lowest_rank_that_is_here(workers: int | None) -> None:
-    coordinator = Coordinator(workers=workers)
-    coordinator.train("s0", "w0", "w1", "w2")
+    coordinator = Coordinator.trains("s0", "w0", "w1", "w2", workers=workers)
     assert chiefs(coordinator, "w0", "w1", "w2") == ["w0"]
     assert coordinator.machine.status(0.0)["jobs"]["default"]["chief"] == "worker 0 (w0, host, pid 7)"
     actions = coordinator.take("w0", Leave("closed"))
@@ -35,8 +34,7 @@ def test_the_chief_is_the_worker_with_the_lowest_rank_that_is_here(workers: int 
 
 
 def test_one_that_comes_back_with_rank_0_is_the_chief_again() -> None:
-    coordinator = Coordinator(workers=2)
-    coordinator.train("s0", "w0", "w1")
+    coordinator = Coordinator.trains("s0", "w0", "w1", workers=2)
     coordinator.take("w0", Leave("closed"))
     assert chiefs(coordinator, "w1") == ["w1"]
     coordinator.join("w2")
@@ -48,8 +46,7 @@ def test_one_that_comes_back_with_rank_0_is_the_chief_again() -> None:
 
 
 def test_while_the_first_has_yet_to_come_nobody_is_the_chief() -> None:
-    coordinator = Coordinator(workers=2)
-    coordinator.join("s0")
+    coordinator = Coordinator.joined("s0", workers=2)
     coordinator.join("w0")
     coordinator.join("w1")
     assert told(coordinator.init("w1", job())) == {}
@@ -59,8 +56,7 @@ def test_while_the_first_has_yet_to_come_nobody_is_the_chief() -> None:
 
 
 def test_without_workers_there_is_none() -> None:
-    coordinator = Coordinator(workers=None)
-    coordinator.train("s0", "w0")
+    coordinator = Coordinator.trains("s0", "w0", workers=None)
     assert chiefs(coordinator, "w0") == ["w0"]
     assert told(coordinator.take("w0", Leave("closed"))) == {}
     assert coordinator.machine.status(0.0)["jobs"]["default"]["chief"] == ""

@@ -25,8 +25,7 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def trained(*names: str) -> Coordinator:
     """Return a coordinator with a job of many parameters that these train and look at."""
-    coordinator = Coordinator()
-    coordinator.join("s0", "w0")
+    coordinator = Coordinator.joined("s0", "w0")
     coordinator.init("w0", LARGE)
     coordinator.ready("s0")
     coordinator.join(*names)
@@ -128,8 +127,7 @@ def test_who_has_gone_while_it_waited_its_turn_is_told_nothing() -> None:
 
 
 def test_who_repeats_what_it_waits_for_makes_others_hear_of_it_now_and_then_only() -> None:
-    coordinator = Coordinator(servers=2)
-    coordinator.join("s0", "s1", "w0")
+    coordinator = Coordinator.joined("s0", "s1", "w0", servers=2)
     assert sent(coordinator.init("w0", LARGE), Assign)
     repeated = [len(sent(coordinator.init("w0", LARGE), Assign)) for _ in range(20)]
     assert repeated == [2, 2, 2, *[0] * 17]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from itertools import count
 
 from tests.core.machines import hello, peer
-from zmqps.core.coordinator.members.membership import MemberInfo
-from zmqps.core.coordinator.members.roster import Roster
+from zmqps.core.coordinator.members.membership import MemberInfo, Roster
 from zmqps.core.coordinator.placement.copies import ReplicaSet
 from zmqps.core.protocol.security.keys import LOADER, proof_of, ticket_of
 

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from tests.core.machines import hello, peer, receivers, sent
-from zmqps.core.coordinator.members.membership import MemberInfo
-from zmqps.core.coordinator.members.roster import Roster
+from zmqps.core.coordinator.members.membership import MemberInfo, Roster
 from zmqps.core.coordinator.placement.copies import ReplicaSet
 from zmqps.core.coordinator.placement.startup import Startup
 from zmqps.core.coordinator.placement.views import RETRY_S, ChangeKind, MemberViews

@@ -150,6 +150,14 @@ class Cluster(Coordinator):
         return self.machine.checkpoints.status(self.run(), self.now)
 
 
+def saving(mode: str = "async", **options: Any) -> Cluster:
+    """Return one of which a worker has asked for a checkpoint, whose place is made."""
+    cluster = Cluster(mode, **options)
+    cluster.ask()
+    cluster.do()
+    return cluster
+
+
 def whys(actions: list[Action], to: str = "w0") -> str:
     return "; ".join(message.text for message in sent(actions, Error, peer(to)))
 
@@ -228,8 +236,7 @@ def test_one_is_made_at_a_time_and_each_has_its_turn() -> None:
 
 
 def test_without_a_place_or_a_job_there_is_none() -> None:
-    nowhere = Coordinator()
-    nowhere.train("s0", "w0")
+    nowhere = Coordinator.trains("s0", "w0")
     assert errors(nowhere.take("w0", Checkpoint(9, "", 0, {}))) == [ConfigurationError.code]
     cluster = Cluster()
     assert errors(cluster.take("x", Checkpoint(1, "none", 0, {}, b"n" * 16))) == [JobError.code]
@@ -333,9 +340,7 @@ def test_what_is_not_held_any_more_goes_on() -> None:
 
 
 def test_a_hold_or_a_save_that_was_lost_is_said_again() -> None:
-    cluster = Cluster("ssp")
-    cluster.ask()
-    cluster.do()
+    cluster = saving("ssp")
     cluster.hold(1, "w0")
     again = cluster.wait(AGAIN_S + 0.1)
     assert set(receivers(again, Hold)) == {peer("w1")}
@@ -346,9 +351,7 @@ def test_a_hold_or_a_save_that_was_lost_is_said_again() -> None:
 
 
 def test_a_worker_that_does_not_hold_in_time_fails_it_and_the_others_go_on() -> None:
-    cluster = Cluster("ssp")
-    cluster.ask()
-    cluster.do()
+    cluster = saving("ssp")
     cluster.hold(1, "w0")
     actions = cluster.wait(HOLD_S + 0.1)
     assert set(receivers(actions, GoOn)) == {peer("w0"), peer("w1")}
@@ -360,9 +363,7 @@ def test_a_worker_that_does_not_hold_in_time_fails_it_and_the_others_go_on() -> 
 
 
 def test_a_server_that_does_not_keep_in_time_fails_it_for_workers_would_go_on() -> None:
-    cluster = Cluster("ssp")
-    cluster.ask()
-    cluster.do()
+    cluster = saving("ssp")
     cluster.hold()
     cluster.say("s0", SaveStage.KEPT)
     actions = cluster.wait(HOLD_S + 0.1)
@@ -372,16 +373,12 @@ def test_a_server_that_does_not_keep_in_time_fails_it_for_workers_would_go_on() 
 
 
 def test_workers_are_held_no_longer_than_they_wait_for_the_coordinator() -> None:
-    cluster = Cluster("ssp", heartbeat_timeout=3.0)
-    cluster.ask()
-    cluster.do()
+    cluster = saving("ssp", heartbeat_timeout=3.0)
     assert "did not pause for it in 3 s" in whys(cluster.wait(3.1))
 
 
 def test_a_worker_that_comes_before_all_hold_is_held_as_well() -> None:
-    cluster = Cluster("ssp")
-    cluster.ask()
-    cluster.do()
+    cluster = saving("ssp")
     cluster.join("w2")
     cluster.init("w2", job(staleness=1))
     actions = cluster.hold()
@@ -391,9 +388,7 @@ def test_a_worker_that_comes_before_all_hold_is_held_as_well() -> None:
 
 
 def test_one_that_comes_before_all_servers_keep_makes_it_begin_anew() -> None:
-    cluster = Cluster("ssp")
-    cluster.ask()
-    cluster.do()
+    cluster = saving("ssp")
     cluster.hold()
     cluster.join("w2")
     cluster.init("w2", job(staleness=1))
@@ -411,9 +406,7 @@ def test_one_that_comes_before_all_servers_keep_makes_it_begin_anew() -> None:
 
 
 def test_so_does_one_that_has_come_and_gone() -> None:
-    cluster = Cluster("ssp")
-    cluster.ask()
-    cluster.do()
+    cluster = saving("ssp")
     cluster.hold()
     cluster.join("w2")
     cluster.init("w2", job(staleness=1))
@@ -421,9 +414,7 @@ def test_so_does_one_that_has_come_and_gone() -> None:
 
 
 def test_a_worker_that_goes_while_it_is_awaited_is_not_waited_for() -> None:
-    cluster = Cluster("ssp")
-    cluster.ask()
-    cluster.do()
+    cluster = saving("ssp")
     cluster.hold(1, "w0")
     actions = cluster.take("w1", Leave("closed"))
     assert len(sent(actions, Save)) == 2
@@ -467,9 +458,7 @@ def test_a_store_that_fails_fails_it_and_the_status_says_why(what: str) -> None:
 
 @pytest.mark.parametrize("before", [[], [SaveStage.KEPT], [SaveStage.KEPT, SaveStage.WRITING]])
 def test_a_server_that_fails_fails_it_and_the_others_keep_nothing(before: list[int]) -> None:
-    cluster = Cluster()
-    cluster.ask()
-    cluster.do()
+    cluster = saving()
     for stage in before:
         cluster.say("s0", stage)
     cluster.say("s1", SaveStage.WRITTEN)
@@ -498,9 +487,7 @@ def test_a_server_that_is_lost_fails_it_at_every_stage(stage: str) -> None:
 
 
 def test_a_server_that_goes_when_its_part_is_written_is_not_missed() -> None:
-    cluster = Cluster()
-    cluster.ask()
-    cluster.do()
+    cluster = saving()
     cluster.say("s1", SaveStage.KEPT)
     cluster.say("s1", SaveStage.WRITTEN)
     cluster.take("s1", Leave("closed"))
@@ -510,9 +497,7 @@ def test_a_server_that_goes_when_its_part_is_written_is_not_missed() -> None:
 
 
 def test_a_server_that_gets_no_further_is_not_waited_for_forever_though_it_answers() -> None:
-    cluster = Cluster()
-    cluster.ask()
-    cluster.do()
+    cluster = saving()
     cluster.say("s0", SaveStage.KEPT)
     cluster.say("s0", SaveStage.WRITTEN)
     actions: list[Action] = []
@@ -555,9 +540,7 @@ def test_a_job_that_ends_meanwhile_takes_its_checkpoints_along(steps: int) -> No
 
 
 def test_what_is_written_is_published_though_the_job_has_ended() -> None:
-    cluster = Cluster()
-    cluster.ask()
-    cluster.do()
+    cluster = saving()
     cluster.write()
     cluster.take("x", EndJob(1, "default", b"n" * 16))
     cluster.do()

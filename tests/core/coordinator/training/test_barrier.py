@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.core.machines import hello, peer, sent
-from zmqps.core.coordinator.members.membership import MemberInfo
-from zmqps.core.coordinator.members.roster import Roster
+from zmqps.core.coordinator.members.membership import MemberInfo, Roster
 from zmqps.core.coordinator.training.barrier import MAX_BARRIERS, MOST_LOOKED_AT, Barriers
 from zmqps.core.coordinator.training.waits import not_joined
 from zmqps.core.protocol.messages import Enter, Error, Released, Waiting

@@ -31,6 +31,7 @@ from zmqps.core.protocol.messages import (
 from zmqps.errors import ConfigurationError, IdentityError, JobMismatchError, LimitError
 
 SPEC = DataSpec(name="data", num_examples=10, range_size=4)
+ONE_RANGE = replace(SPEC, num_examples=4)
 #: As many data sets as there may be of all, and of a worker, where these limits are reached.
 MAX_DATA_SETS, MAX_NAMED = 32, 8
 
@@ -50,6 +51,14 @@ def training(*workers: str, staleness: int | None = None) -> Coordinator:
         coordinator.init(worker, spec)
     coordinator.take("s0", Ready(1, 0))
     coordinator.take("s0", Ready(1, 1))
+    return coordinator
+
+
+def waiting(*workers: str, staleness: int | None = None) -> Coordinator:
+    """Return a coordinator whose first worker has the only range of a data set, for which the second one waits."""
+    coordinator = training(*workers, staleness=staleness)
+    for worker in workers[:2]:
+        take(coordinator, worker, 5, spec=ONE_RANGE)
     return coordinator
 
 
@@ -150,10 +159,7 @@ def test_what_a_worker_had_of_several_data_sets_goes_to_all_who_wait_for_it() ->
 
 
 def test_a_worker_that_finishes_has_used_its_range() -> None:
-    coordinator = training("w0", "w1")
-    spec = replace(SPEC, num_examples=4)
-    take(coordinator, "w0", 5, spec=spec)
-    take(coordinator, "w1", 5, spec=spec)
+    coordinator = waiting("w0", "w1")
     assert got(coordinator.take("w0", Leave("finished")), "w1").stop == 0
 
 
@@ -314,10 +320,7 @@ def test_a_description_is_checked_before_it_travels(options: dict[str, object]) 
 
 
 def test_who_gives_up_gets_no_range_and_the_next_request_does() -> None:
-    coordinator = training("w0", "w1")
-    spec = replace(SPEC, num_examples=4)
-    take(coordinator, "w0", 5, spec=spec)
-    take(coordinator, "w1", 5, spec=spec)
+    coordinator, spec = waiting("w0", "w1"), ONE_RANGE
     coordinator.take("w1", Withdraw(5))
     assert sent(coordinator.take("w0", Leave("closed")), Range) == []
     assert position(got(take(coordinator, "w1", 6, spec=spec), "w1")) == (0, 0, 4)
@@ -362,10 +365,7 @@ def test_a_synchronous_step_does_not_wait_for_who_waits_for_data() -> None:
 
 
 def test_a_synchronous_step_waits_again_for_who_has_given_up_to_wait_for_data() -> None:
-    coordinator = training("w0", "w1", staleness=0)
-    spec = replace(SPEC, num_examples=4)
-    take(coordinator, "w0", 5, spec=spec)
-    take(coordinator, "w1", 5, spec=spec)
+    coordinator = waiting("w0", "w1", staleness=0)
     coordinator.take("w1", Withdraw(5))
     assert sent(coordinator.take("w0", Arrive(6, 0, (1,))), Proceed) == [], "w1 may push for this step now"
     actions = coordinator.take("w1", Arrive(6, 0, (1,)))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.core.machines import TIMEOUT, Coordinator, errors, hello, job, logged, peer, receivers, sent
-from zmqps.core.coordinator.consistency.deadline import FLOOR_S, WARM_UP
+from zmqps.core.coordinator.consistency.bsp import FLOOR_S, WARM_UP
 from zmqps.core.coordinator.training.steps import COMMIT_RETRY_S
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.messages import (
@@ -249,8 +249,7 @@ def test_a_late_worker_begins_at_the_step_the_others_are_at() -> None:
 
 
 def test_who_idles_in_a_job_of_so_many_workers_is_not_waited_for_and_does_not_end_it() -> None:
-    coordinator = Coordinator(servers=1, workers=2)
-    coordinator.join("s0", "w7", "w8")
+    coordinator = Coordinator.joined("s0", "w7", "w8", servers=1, workers=2)
     coordinator.join("w0")
     spec = job(staleness=0)
     coordinator.init("w0", spec)
@@ -275,8 +274,7 @@ def test_who_idles_in_a_job_of_so_many_workers_is_not_waited_for_and_does_not_en
 
 
 def test_a_barrier_does_not_wait_for_who_idles_and_does_not_fail_when_it_is_lost() -> None:
-    coordinator = Coordinator(servers=1, workers=2)
-    coordinator.join("s0", "w7")
+    coordinator = Coordinator.joined("s0", "w7", servers=1, workers=2)
     for name in ("w0", "w1"):
         coordinator.join(name)
         coordinator.init(name, job(staleness=0))
@@ -296,8 +294,7 @@ def test_a_barrier_does_not_wait_for_who_idles_and_does_not_fail_when_it_is_lost
 
 
 def test_strangers_that_finish_before_the_workers_have_come_do_not_end_the_job() -> None:
-    coordinator = Coordinator(servers=1, workers=1)
-    coordinator.train("s0", "w0")
+    coordinator = Coordinator.trains("s0", "w0", servers=1, workers=1)
     for name in ("w7", "w8"):
         coordinator.join(name)
         coordinator.init(name, None)
@@ -308,8 +305,7 @@ def test_strangers_that_finish_before_the_workers_have_come_do_not_end_the_job()
 
 
 def test_an_arrival_before_there_is_a_job_is_left_without_an_answer() -> None:
-    coordinator = Coordinator(servers=1)
-    coordinator.join("w0")
+    coordinator = Coordinator.joined("w0", servers=1)
     assert coordinator.take("w0", Arrive(5, 0, (1,))) == []
 
 

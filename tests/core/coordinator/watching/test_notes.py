@@ -42,8 +42,7 @@ class History:
 
 
 def test_what_a_worker_logs_is_told_with_its_time_and_confirmed() -> None:
-    coordinator = Coordinator()
-    coordinator.join("s0", "w0", "w1")
+    coordinator = Coordinator.joined("s0", "w0", "w1")
     coordinator.now = 50.0
     coordinator.join("w1")
     actions = coordinator.take("w1", Note(0, ((2.0, 7, {"loss": 0.5}), (1.5, None, {"loss": 0.25, "lr": 0.1}))))
@@ -67,32 +66,28 @@ def test_the_history_gets_each_value() -> None:
 
 
 def test_what_is_logged_is_in_the_history_that_others_are_shown() -> None:
-    coordinator = Coordinator()
-    coordinator.join("w0")
+    coordinator = Coordinator.joined("w0")
     coordinator.take("w0", note(0, 1, 2))
     [key] = coordinator.machine.watching.history.series
     assert (key.job, key.node, key.name, key.kind) == ("default", "worker 0", "x", "value")
 
 
 def test_what_comes_again_is_confirmed_again_and_not_taken() -> None:
-    coordinator = Coordinator()
-    coordinator.join("w0")
+    coordinator = Coordinator.joined("w0")
     assert taken(coordinator.take("w0", note(0, 0, 1))) == [0.0, 1.0]
     actions = coordinator.take("w0", note(0, 0, 1))
     assert (told(actions), upto(actions)) == ([], [2])
 
 
 def test_of_a_message_that_is_known_in_part_the_rest_is_taken() -> None:
-    coordinator = Coordinator()
-    coordinator.join("w0")
+    coordinator = Coordinator.joined("w0")
     coordinator.take("w0", note(0, 0, 1))
     actions = coordinator.take("w0", note(1, 1, 2, 3))
     assert (taken(actions), upto(actions)) == ([2.0, 3.0], [4])
 
 
 def test_what_is_missing_is_counted() -> None:
-    coordinator = Coordinator()
-    coordinator.join("w0")
+    coordinator = Coordinator.joined("w0")
     coordinator.take("w0", note(0, 0))
     actions = coordinator.take("w0", note(5, 5))
     assert [event.dropped for event in told(actions)] == [4]
@@ -100,8 +95,7 @@ def test_what_is_missing_is_counted() -> None:
 
 
 def test_members_are_counted_apart_and_a_new_life_begins_anew() -> None:
-    coordinator = Coordinator()
-    coordinator.join("w0", "w1", "o0")
+    coordinator = Coordinator.joined("w0", "w1", "o0")
     for name in ("w0", "w1", "o0"):
         assert taken(coordinator.take(name, note(0, 0))) == [0.0]
     coordinator.take("w0", Leave("closed"))
@@ -111,15 +105,13 @@ def test_members_are_counted_apart_and_a_new_life_begins_anew() -> None:
 
 
 def test_servers_and_strangers_log_nothing() -> None:
-    coordinator = Coordinator()
-    coordinator.join("s0")
+    coordinator = Coordinator.joined("s0")
     assert errors(coordinator.take("s0", note(0, 0))) == [IdentityError.code]
     assert errors(coordinator.take("w9", note(0, 0))) == [NotJoinedError.code]
 
 
 def test_who_sends_too_often_is_not_answered_for_a_while_and_loses_nothing() -> None:
-    coordinator = Coordinator()
-    coordinator.join("w0", "w1")
+    coordinator = Coordinator.joined("w0", "w1")
     answers = [upto(coordinator.take("w0", note(number, number))) for number in range(3 * BURST)]
     assert answers == [[number + 1] for number in range(BURST)] + [[]] * (2 * BURST)
     assert upto(coordinator.take("w1", note(0, 0))) == [1], "others are not meant"
@@ -129,8 +121,7 @@ def test_who_sends_too_often_is_not_answered_for_a_while_and_loses_nothing() -> 
 
 
 def test_a_coordinator_that_comes_back_from_its_journal_takes_nothing_twice() -> None:
-    kept = Kept()
-    kept.join("s0", "w0")
+    kept = Kept.joined("s0", "w0")
     kept.take("w0", note(0, 0, 1, 2))
     kept.back()
     assert told(kept.come_back("w0")) == []
@@ -141,8 +132,7 @@ def test_a_coordinator_that_comes_back_from_its_journal_takes_nothing_twice() ->
 
 
 def test_a_connection_that_has_not_said_who_it_is_again_is_asked_first() -> None:
-    kept = Kept()
-    kept.join("s0", "w0")
+    kept = Kept.joined("s0", "w0")
     kept.back()
     assert told(kept.take("w0", note(0, 0))) == []
     assert sent(kept.take("w0", note(0, 0)), Hello) == []
@@ -152,7 +142,6 @@ def test_a_connection_that_has_not_said_who_it_is_again_is_asked_first() -> None
 
 @pytest.mark.parametrize("first", [1 << 62, MAX_STEP - 1, MAX_STEP, (1 << 64) - 1])
 def test_numbers_of_any_size_do_no_harm(first: int) -> None:
-    kept = Kept()
-    kept.join("w0")
+    kept = Kept.joined("w0")
     actions = kept.take("w0", note(first, 1))
     assert upto(actions) == [first + 1] if first < MAX_STEP else errors(actions) == [ProtocolError.code]

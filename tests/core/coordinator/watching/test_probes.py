@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from zmqps.core.coordinator.members.membership import MemberInfo, Membership
-from zmqps.core.coordinator.members.roster import Roster
+from zmqps.core.coordinator.members.membership import MemberInfo, Membership, Roster
 from zmqps.core.coordinator.watching.probes import MOST_EXAMINATIONS, PROBE_S, Probes
 from zmqps.core.node.timers import Wheel
 from zmqps.core.protocol.events import Action, Send

@@ -89,8 +89,7 @@ def test_thousands_with_long_names_and_counters_make_a_status_that_fits_and_says
 
 
 def test_a_status_of_few_leaves_nothing_out() -> None:
-    coordinator = Coordinator()
-    coordinator.train("s0", "w0")
+    coordinator = Coordinator.trains("s0", "w0")
     coordinator.take("w0", Heartbeat({"bytes_sent": "x", "pushes": 2}))
     status = coordinator.machine.status(0.0)
     assert status["left_out"] == []

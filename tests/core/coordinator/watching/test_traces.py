@@ -80,6 +80,13 @@ class Cluster:
         )
 
 
+def traced() -> Cluster:
+    """Return one whose nodes record."""
+    cluster = Cluster()
+    cluster.ask()
+    return cluster
+
+
 def told(actions: list[Action]) -> dict[str, float]:
     """Return who is told to record, and for how long."""
     return {name: watch.seconds for name in "sabd" for watch in sent(actions, RecordSpans, peer(name))}
@@ -119,8 +126,7 @@ def test_of_one_job_its_workers_record_and_all_servers() -> None:
 
 
 def test_asked_again_it_begins_no_other_one() -> None:
-    cluster = Cluster()
-    cluster.ask()
+    cluster = traced()
     assert told(cluster.ask(now=1.5)) == {}
     refused(cluster.ask(now=1.6, nonce=NONCE[::-1]), LimitError)
     cluster.wait(3.0)
@@ -141,8 +147,7 @@ def test_what_is_too_much_is_refused_and_nobody_records(wrong: dict[str, Any], e
 
 
 def test_it_ends_at_its_time_and_who_does_not_hear_is_told_again() -> None:
-    cluster = Cluster()
-    cluster.ask()
+    cluster = traced()
     for name in "sab":
         cluster.say(name, TraceState.ON, 1.1)
     ended = cluster.wait(3.3)
@@ -174,8 +179,7 @@ def test_it_can_be_ended_early_and_ends_when_all_workers_have_done_their_steps()
 
 
 def test_each_sign_of_a_node_is_answered_with_the_time() -> None:
-    cluster = Cluster()
-    cluster.ask()
+    cluster = traced()
     cluster.machine.traces.recorder.time = lambda: 7.5  # type: ignore[method-assign]
     assert sent(cluster.say("a", TraceState.ON, 1.5), Clock) == [Clock(NUMBER, TraceState.ON, 1.5, 7.5)]
 
@@ -187,8 +191,7 @@ def test_a_node_that_records_what_nobody_knows_of_is_ended() -> None:
 
 
 def test_what_a_node_says_of_its_trace_is_a_sign_of_life() -> None:
-    cluster = Cluster()
-    cluster.ask()
+    cluster = traced()
     cluster.say("a", TraceState.ON, 1.5)
     assert {m.hello.name: m.seen_at for m in cluster.machine.membership.members.values()} == {
         "s": 0.0,
@@ -198,8 +201,7 @@ def test_what_a_node_says_of_its_trace_is_a_sign_of_life() -> None:
 
 
 def test_pieces_are_passed_on_to_who_wants_them() -> None:
-    cluster = Cluster()
-    cluster.ask()
+    cluster = traced()
     cluster.wait(3.3)
     [asked] = sent(cluster.fetch("a", 7), Fetch, peer("a"))
     assert (asked.offset, asked.nonce, asked.guard) == (7, b"", b"")
@@ -209,8 +211,7 @@ def test_pieces_are_passed_on_to_who_wants_them() -> None:
 
 
 def test_a_node_hands_out_what_is_its_own() -> None:
-    cluster = Cluster()
-    cluster.ask()
+    cluster = traced()
     cluster.wait(3.3)
     [asked] = sent(cluster.fetch("a"), Fetch, peer("a"))
     [error] = sent(cluster.take(Piece(asked.request, NUMBER, asked.who, 0, 3, b"abc"), 4.0, peer("b")), Error)
@@ -219,16 +220,14 @@ def test_a_node_hands_out_what_is_its_own() -> None:
 
 
 def test_what_is_not_there_is_said_not_to_be() -> None:
-    cluster = Cluster()
-    cluster.ask()
+    cluster = traced()
     refused(cluster.fetch("a", now=1.5), JobError)  # it goes on
     cluster.wait(3.3)
     refused(cluster.fetch("nobody"), JobError)
 
 
 def test_questions_that_are_never_answered_take_no_room() -> None:
-    cluster = Cluster()
-    cluster.ask()
+    cluster = traced()
     cluster.wait(3.3)
     for _ in range(3 * MAX_FETCHES):
         cluster.fetch("a")
@@ -255,7 +254,6 @@ def test_where_there_are_keys_it_takes_a_nodes(role: str, may: bool) -> None:
 
 
 def test_who_has_not_joined_says_nothing_for_a_node() -> None:
-    cluster = Cluster()
-    cluster.ask()
+    cluster = traced()
     refused(cluster.take(SpansRecorded(NUMBER, TraceState.OFF, 1.0, 0, 0, 0, {})), NotJoinedError)
     cluster.take(Heartbeat({}), 1.0, peer("a"))

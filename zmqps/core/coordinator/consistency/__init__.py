@@ -18,7 +18,6 @@ __all__ = ["Asynchronous", "Bounded", "Commitment", "Decision", "Grant", "Policy
 
 
 def make_policy(job: JobSpec) -> Policy:
-    """Return the policy of a job."""
     if job.staleness is None:
         return Asynchronous()
     if job.staleness > 0:

@@ -24,12 +24,10 @@ class Asynchronous(Policy):
         """There is no clock."""
 
     def join(self, worker: bytes) -> int:
-        """A worker begins to train."""
         return 0
 
     @property
     def now(self) -> int:
-        """There is no clock."""
         return 0
 
     def pause(self, worker: bytes) -> None:
@@ -42,17 +40,14 @@ class Asynchronous(Policy):
         self, worker: bytes, step: int, attempts: tuple[int, ...], now: float, examples: int = 1, *,
         leaves_out: bool = False,
     ) -> None:  # fmt: skip
-        """A worker has completed its step."""
         self._arrived.append(worker)
 
     def decide(self, missing: int, now: float) -> Decision:
-        """Let everybody go on."""
         granted = tuple(Grant(worker, 0, True) for worker in self._arrived)
         self._arrived.clear()
         return Decision(granted)
 
     def dump(self) -> list[Any]:
-        """There is nothing to keep."""
         return []
 
     def restore(self, kept: Sequence[Any], now: float) -> None:

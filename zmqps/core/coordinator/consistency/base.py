@@ -129,7 +129,6 @@ class Policy(ABC):
         return None
 
     def status(self) -> dict[str, object]:
-        """Return the state for the status."""
         return {}
 
     @abstractmethod

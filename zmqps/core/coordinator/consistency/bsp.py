@@ -9,9 +9,13 @@ from itertools import islice
 from typing import Any
 
 from zmqps.core.coordinator.consistency.base import Arrival, Commitment, Decision, Grant, Policy
-from zmqps.core.coordinator.consistency.deadline import ArrivalClock
 from zmqps.core.job.spec import MAX_COUNT
 from zmqps.errors import counted
+
+#: Below this a step is never called late: scheduling noise alone takes so long.
+FLOOR_S = 1.0
+#: Steps seen before the rule is trusted; until then nobody is late.
+WARM_UP = 5
 
 
 class Presence(StrEnum):
@@ -42,6 +46,42 @@ class OpenStep:
     patient_from: float = 0.0  # when those who wait began to, as far as the deadline is concerned
 
 
+class ArrivalClock:
+    """Smooths how long after the first arrival of a step the last one comes.
+
+    The rule is TCP's retransmission timer (Jacobson, Congestion Avoidance and Control, 1988): with
+    smoothed mean m and mean deviation d of that spread, a straggler is late after m + 4 d, doubled
+    by each step that ended by the deadline, and never sooner than `FLOOR_S`.
+    """
+
+    def __init__(self) -> None:
+        self.mean = 0.0
+        self.deviation = 0.0
+        self.seen = 0
+        self._backoff = 1
+
+    def observe(self, spread: float, *, late: bool) -> None:
+        """A step took ``spread`` seconds from its first to its last arrival, or was cut short."""
+        if late:
+            self._backoff = min(2 * self._backoff, 64)
+            return
+        self._backoff = 1
+        self.seen += 1
+        if self.seen == 1:
+            self.mean, self.deviation = spread, spread / 2
+        else:
+            error = spread - self.mean
+            self.mean += error / 8
+            self.deviation += (abs(error) - self.deviation) / 4
+
+    @property
+    def patience(self) -> float | None:
+        """Seconds after the first arrival when the rest is late; None while too little was seen."""
+        if self.seen < WARM_UP:
+            return None
+        return max(FLOOR_S, (self.mean + 4 * self.deviation) * self._backoff)
+
+
 class Synchronous(Policy):
     """A barrier a step; ``staleness=0``.
 
@@ -58,13 +98,9 @@ class Synchronous(Policy):
     One that arrives with ``leaves_out`` makes nobody's gradient of the step count, once that is complete; a step that
     is committed by then is not undone.
 
-    Parameters
-    ----------
-    aggregate
-        How many gradients make a step; None: one of every live worker.
-    on_straggler
-        What happens when the step's deadline (`ArrivalClock`) passes: ``wait`` on, ``continue``
-        without those who are late, or ``fail`` those who wait.
+    ``aggregate`` is how many gradients make a step; None: one of every live worker. ``on_straggler`` says what happens
+    when the step's deadline (`ArrivalClock`) passes: ``wait`` on, ``continue`` without those who are late, or ``fail``
+    those who wait.
     """
 
     mode = "sync"
@@ -83,7 +119,6 @@ class Synchronous(Policy):
         self._late: list[Grant] = []
 
     def begin_at(self, clock: int) -> None:
-        """The first step is this one."""
         self.now = clock
 
     def go_back(self, clock: int) -> None:
@@ -193,11 +228,13 @@ class Synchronous(Policy):
 
     def _commit(self, late: tuple[Grant, ...], now: float, *, overdue: bool) -> Decision:
         """Complete the step; ``late``: who is told besides that it may go on."""
-        brought = {who: arrival for who, arrival in self._arrivals() if arrival.attempts}
-        contributors = tuple((worker, arrival.attempts) for worker, arrival in brought.items())
-        left_out = any(arrival.leaves_out for arrival in brought.values())
-        examples = min(sum(arrival.examples for arrival in brought.values()), MAX_COUNT)
-        commitment = Commitment(self.now, contributors, examples, left_out)
+        contributors, left_out, examples = list[tuple[bytes, tuple[int, ...]]](), False, 0
+        for worker, one in self._workers.items():  # without a call for each, as this is done at every step
+            if one.arrival is not None and one.arrival.attempts:
+                contributors.append((worker, one.arrival.attempts))
+                left_out |= one.arrival.leaves_out
+                examples = min(examples + one.arrival.examples, MAX_COUNT)
+        commitment = Commitment(self.now, tuple(contributors), examples, left_out)
         self._left_out = self.now if left_out else self._left_out
         if self.on_straggler != "wait" and self._open.first_at is not None:
             self.clock.observe(now - self._open.first_at, late=overdue)
@@ -236,11 +273,9 @@ class Synchronous(Policy):
         return [Grant(worker, self.now, True) for worker in granted]
 
     def _arrivals(self) -> list[tuple[bytes, Arrival]]:
-        """Return what workers have brought."""
         return [(worker, one.arrival) for worker, one in self._workers.items() if one.arrival is not None]
 
     def arrived(self) -> set[bytes]:
-        """Return who has brought something to the step."""
         return {worker for worker, _ in self._arrivals()}
 
     def retract(self, worker: bytes) -> None:
@@ -265,7 +300,6 @@ class Synchronous(Policy):
         return [who for who, one in self._workers.items() if one.presence is Presence.TRAINS and not one.waits]
 
     def why(self, missing: int) -> str:
-        """Say what is needed."""
         opened = self._open
         if self.aggregate is not None:
             needed = counted(self.aggregate, "gradient")
@@ -285,7 +319,6 @@ class Synchronous(Policy):
         return None if patience is None else self._open.patient_from + patience
 
     def status(self) -> dict[str, object]:
-        """Return the step's state."""
         return {
             "step": self.now,
             "arrived": self._open.num_arrived,

@@ -38,7 +38,6 @@ class Bounded(Policy):
         return min(self._live) if self._live else max(self.clocks.values(), default=self._first)
 
     def begin_at(self, clock: int) -> None:
-        """The first workers begin at this clock."""
         self._first = clock
 
     def join(self, worker: bytes) -> int:
@@ -54,7 +53,6 @@ class Bounded(Policy):
 
     @property
     def now(self) -> int:
-        """The slowest clock."""
         return self.slowest
 
     def pause(self, worker: bytes) -> None:
@@ -78,7 +76,6 @@ class Bounded(Policy):
         self, worker: bytes, step: int, attempts: tuple[int, ...], now: float, examples: int = 1, *,
         leaves_out: bool = False,
     ) -> None:  # fmt: skip
-        """A worker has completed its step."""
         if worker in self.clocks:
             self._move(worker, max(self.clocks[worker], step + 1))
             self._waiting.setdefault(self.clocks[worker], {})[worker] = None
@@ -140,13 +137,11 @@ class Bounded(Policy):
         return [w for w, clock in self.clocks.items() if clock == self.slowest and w not in self._paused]
 
     def why(self, missing: int) -> str:
-        """Say what is needed."""
         if missing:
             return f"clock {self.slowest} waits for all"
         return f"the slowest worker is at clock {self.slowest}, at most {self.staleness} behind is allowed"
 
     def status(self) -> dict[str, object]:
-        """Return the clocks."""
         return {"slowest": self.slowest, "fastest": max(self.clocks.values(), default=0), "bound": self.staleness}
 
     def validate(self) -> None:

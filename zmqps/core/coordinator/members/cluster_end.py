@@ -15,40 +15,11 @@ GOODBYE_S = 3.0  # how long the end of the cluster waits for the servers to say 
 
 
 class ClusterEnd:
-    """Whether the cluster is ending and how, and since when nobody is there for a job.
-
-    Parameters
-    ----------
-    idle_timeout
-        After so many seconds without anybody the cluster ends; 0: never.
-    members
-        All members by incarnation; shared with the `Membership`.
-    anybody
-        Returns whether somebody is there for a job.
-    wheel
-        The coordinator's timers.
-    changed
-        Called when the cluster begins to end.
-
-    Attributes
-    ----------
-    asked
-        How the cluster is to end, once its jobs are saved.
-    ending
-        How it ends, once everybody is told.
-    unsaved
-        The last job that has ended without its last checkpoint; empty: none has.
-    save
-        Called when it is to end: saves jobs once more.
-    is_saving
-        Returns whether that is still under way.
-    close
-        Called when it ends: from then on nothing else is saved.
-    """
+    """Whether the cluster is ending and how, and since when nobody is there for a job."""
 
     def __init__(
         self,
-        idle_timeout: float,
+        idle_timeout: float,  # after so many seconds without anybody the cluster ends; 0: never
         members: Mapping[bytes, MemberInfo],
         anybody: Callable[[], bool],
         wheel: Wheel,
@@ -56,12 +27,12 @@ class ClusterEnd:
     ) -> None:
         self._timer = wheel.timer("the end of the cluster", self.next_deadline)  # `on_deadline` comes after all others
         self._changed = changed
-        self.asked: Exit | None = None
-        self.ending: Exit | None = None
-        self.unsaved = ""
-        self.save: Callable[[float], list[Action]] = lambda now: []
-        self.is_saving: Callable[[], bool] = lambda: False
-        self.close: Callable[[float], list[Action]] = lambda now: []
+        self.asked: Exit | None = None  # how it is to end, once its jobs are saved
+        self.ending: Exit | None = None  # how it ends, once everybody is told
+        self.unsaved = ""  # the last job that has ended without its last checkpoint
+        self.save: Callable[[float], list[Action]] = lambda now: []  # saves jobs once more before
+        self.is_saving: Callable[[], bool] = lambda: False  # whether that is still under way
+        self.close: Callable[[float], list[Action]] = lambda now: []  # from then on nothing else is saved
         self._idle_timeout = idle_timeout
         self._members = members
         self._anybody = anybody
@@ -135,7 +106,6 @@ class ClusterEnd:
             self.close(now)
 
     def next_deadline(self) -> float | None:
-        """Return when `on_deadline` wants to be called."""
         return self._due
 
     def on_deadline(self, now: float) -> list[Action]:

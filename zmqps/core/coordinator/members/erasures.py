@@ -46,19 +46,11 @@ class _Awaited:
 
 
 class Erasures:
-    """Asks servers to erase what they keep of a job or a member, and again until they have.
-
-    Parameters
-    ----------
-    wheel
-        The coordinator's timers.
-    changed
-        Called with the incarnation of a server of which more, or less, is awaited.
-    """
+    """Asks servers to erase what they keep of a job or a member, and again until they have."""
 
     def __init__(self, wheel: Wheel, changed: Callable[[bytes], None] = lambda server: None) -> None:
         self._timer = wheel.timer("erasing", self.next_deadline, self.on_deadline)
-        self._changed = changed
+        self._changed = changed  # called with a server's incarnation
         self._awaited: dict[bytes, _Awaited] = {}  # by server; none of them is empty
         self._moved: set[int] = set()  # epochs of copies that others have taken the place of
         self._not_before = 0.0
@@ -127,7 +119,6 @@ class Erasures:
             del self._awaited[awaited.server.incarnation]
 
     def next_deadline(self) -> float | None:
-        """Return when `on_deadline` wants to be called."""
         due = min([awaited.due for awaited in self._awaited.values()], default=None)
         return None if due is None else max(due, self._not_before)
 

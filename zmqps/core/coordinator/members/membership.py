@@ -1,17 +1,25 @@
-"""Who is there: members, their last sign of life, and who has gone."""
+"""Who is there: members, their ranks and processes, their last sign of life, and who has gone.
+
+A supervisor gives the processes that it starts one after the other for the same task a secret of that task, and numbers
+their lives. A *claim* is made of that secret: one that shows the claim of a member, and a later life, was started by
+the supervisor that saw the member die. A name alone shows nothing: it says only which free rank a newcomer gets.
+
+A supervisor also gives each process a token of its own. The members in it say what is made of that, so only the
+supervisor, which has the token itself, can say that the process has ended. A token is of one life: what is said of it
+never concerns the next one.
+"""
 
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from itertools import takewhile
 from math import inf
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from zmqps.core.coordinator.journal import Changed, Plain, nothing, packed, packed_error, unpacked, unpacked_error
-from zmqps.core.coordinator.members.processes import Processes
 from zmqps.core.protocol.events import Peer, Send
 from zmqps.core.protocol.messages import Error, Hello, Job, Message, Proceed, Range, Released
 from zmqps.core.protocol.messages.hello import SPARE
@@ -36,49 +44,25 @@ MAX_GONE_COUNTERS_NBYTES = 64 << 10
 RETURN_S = 5.0
 #: What begins the name of the connection of a member that has not come back yet to a coordinator that was away.
 ABSENT = b"?"
-
-
-class Ranks(Protocol):
-    """Where members have their ranks: `zmqps.core.coordinator.members.roster.Roster`."""
-
-    def enter(
-        self, hello: Hello, peer: Peer, now: float, holder: KeyHolder | None = None, before: MemberInfo | None = None
-    ) -> MemberInfo:
-        """Return a new member, which has its rank."""
-
-    def take(self, member: MemberInfo, rank: int | None = None) -> None:
-        """Enter a member under a rank."""
-
-    def leave(self, member: MemberInfo, how: DepartureCause) -> None:
-        """A member has gone."""
-
-    def validate(self) -> None:
-        """Assert the invariants."""
-
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[MemberInfo]: ...
+#: A newcomer whose number an earlier life of it still seems to have waits until that one is lost, or has been heard
+#: again after so many heartbeats: what it sent before it died has arrived by then, and one that lives has said more.
+DOUBT_BEATS = 0.5
+#: So many newcomers at a time wait for the number of one member; others do not.
+MAX_DOUBTS = 8
+#: So many are remembered that have ended: a `Hello` of one may still be on its way when its supervisor has said so.
+MAX_ENDED = 1024
 
 
 class Answers:
-    """What a member was answered, in case that or its request is sent again.
-
-    Attributes
-    ----------
-    by_request
-        The answers, the oldest first.
-    note
-        Called when one is remembered that is kept.
-    """
+    """What a member was answered, in case that or its request is sent again."""
 
     __slots__ = ("by_request", "note")
 
     def __init__(self) -> None:
-        self.by_request: OrderedDict[int, Message] = OrderedDict()
-        self.note: Changed = nothing
+        self.by_request: OrderedDict[int, Message] = OrderedDict()  # the oldest first
+        self.note: Changed = nothing  # called when one is remembered that is kept
 
     def remember(self, request: int, message: Message) -> None:
-        """Remember an answer."""
         self.by_request[request] = message
         forgotten: Message = message
         if len(self.by_request) > MAX_ANSWERED:
@@ -106,7 +90,6 @@ class Answers:
         return kept or None
 
     def restore(self, kept: Plain) -> None:
-        """Remember those that were kept."""
         for request, message in kept:
             self.by_request[request] = unpacked(message)
 
@@ -141,21 +124,11 @@ class Reported:
 
 @dataclass(slots=True)
 class JobTelling:
-    """How a member has come to its job.
+    """How a member has come to its job."""
 
-    Attributes
-    ----------
-    named
-        Whether it has described the job itself that it trains, and that was accepted.
-    told
-        Whether it has been told it, so that this is repeated when it asks again.
-    again_at
-        When it may ask again for what it waits for, or soon before.
-    """
-
-    named: bool = False
-    told: bool = False
-    again_at: float = 0.0
+    named: bool = False  # it has described the job itself that it trains, and that was accepted
+    told: bool = False  # it has been told it, so that this is repeated when it asks again
+    again_at: float = 0.0  # when it may ask again for what it waits for, or soon before
 
 
 @dataclass(slots=True)
@@ -176,7 +149,7 @@ class MemberInfo:
     hello: Hello
     incarnation: bytes = field(init=False)
     peer: Peer
-    roster: Ranks = field(repr=False)  # none any more when it has gone
+    roster: Roster = field(repr=False)  # none any more when it has gone
     rank: int
     seen_at: float
     origin: Origin = field(default_factory=Origin)
@@ -187,7 +160,6 @@ class MemberInfo:
     notes: NoteFlow = field(default_factory=NoteFlow)
 
     def __post_init__(self) -> None:
-        """Note who it is."""
         self.incarnation = self.hello.incarnation
 
     def answer(self, request: int, message: Message) -> Send:
@@ -196,17 +168,14 @@ class MemberInfo:
         return Send(self.peer, message)
 
     def fail(self, request: int, error: PSError) -> Send:
-        """Return the answer to a request that failed."""
         return self.answer(request, Error.of(request, error))
 
     @property
     def holder(self) -> KeyHolder | None:
-        """Whose key it has joined with."""
         return self.origin.holder
 
     @property
     def role(self) -> str:
-        """Its role."""
         return self.hello.role
 
     @property
@@ -256,20 +225,310 @@ class Departure:
     at: float
 
 
-class Membership:
-    """The members of the cluster.
+class Last(NamedTuple):
+    """Whoever had a rank last that is free."""
 
-    Parameters
-    ----------
-    timeout
-        Seconds of silence after which a member is lost.
-    changed
-        Called with what is kept of a member (``member``, ``answers``, ``barred``) and its incarnation.
+    name: str
+    claim: bytes
+    numbered: bool  # whether it was the number that its launcher had given it
+
+
+class Claims:
+    """Of one roster: the live members that have a claim, and who had each free rank last.
+
+    The latter are as many as there were members at once, and as launchers have given numbers, which are below
+    `MAX_MEMBERS`: a rank that somebody else takes is remembered no more.
     """
 
+    def __init__(self) -> None:
+        self._living: dict[bytes, dict[bytes, MemberInfo]] = {}  # by claim and incarnation, in the order they came
+        self._last: dict[int, Last] = {}  # by free rank: whoever had it last
+        self._ranks: dict[str, set[int]] = {}  # the same by name
+
+    def predecessor(self, hello: Hello, holder: KeyHolder | None) -> MemberInfo | None:
+        """Return the member that was an earlier life of whoever says this `Hello`; None if there is none.
+
+        Members of the same life are no predecessors: a process may join more than once.
+
+        Raises `EvictedError`: a later life is here already: this `Hello` is an echo of one that has ended.
+        """
+        if not hello.claim:
+            return None
+        living = [m for m in self._living.get(hello.claim, {}).values() if m.holder == holder]
+        later = next((member for member in living if member.hello.life > hello.life), None)
+        if later is not None:
+            raise EvictedError(f"{hello.name} was started again since: {later.title} has its place")
+        return next((member for member in living if member.hello.life < hello.life), None)
+
+    def rank(self, hello: Hello) -> int | None:
+        """Return the lowest free rank that was this one's last, by its name and, if that had one, its claim."""
+        ranks = self._ranks.get(hello.name, ())
+        last = self._last
+        return min((r for r in ranks if not last[r].claim or same(last[r].claim, hello.claim)), default=None)
+
+    def is_numbered(self, rank: int) -> bool:
+        """Whether a free rank is the number of a process that its launcher may start again."""
+        return rank in self._last and self._last[rank].numbered
+
+    @property
+    def any_numbered(self) -> bool:
+        """Whether any free rank is."""
+        return any(last.numbered for last in self._last.values())
+
+    def took(self, member: MemberInfo) -> None:
+        """A member has its rank."""
+        if (last := self._last.pop(member.rank, None)) is not None:
+            self._ranks[last.name].remove(member.rank)
+            if not self._ranks[last.name]:
+                del self._ranks[last.name]
+        if claim := member.hello.claim:
+            self._living.setdefault(claim, {})[member.incarnation] = member
+
+    def left(self, member: MemberInfo, *, frees: bool) -> None:
+        """A member has gone; ``frees``: its rank is nobody's now."""
+        claim = member.hello.claim
+        if claim:
+            del self._living[claim][member.incarnation]
+            if not self._living[claim]:
+                del self._living[claim]
+        if frees:
+            self._last[member.rank] = Last(member.hello.name, claim, member.hello.wish == member.rank + 1)
+            self._ranks.setdefault(member.hello.name, set()).add(member.rank)
+
+    def dump(self) -> list[list[Any]]:
+        """Return who had the free ranks last, as plain data; those who live say the rest of themselves."""
+        return [[rank, *last] for rank, last in sorted(self._last.items())]
+
+    def restore(self, kept: Sequence[Sequence[Any]]) -> None:
+        """Remember who had the free ranks last."""
+        for rank, name, claim, numbered in kept:
+            self._last[rank] = Last(name, claim, bool(numbered))
+            self._ranks.setdefault(name, set()).add(rank)
+
+    def validate(self, by_rank: Mapping[int, MemberInfo]) -> None:
+        """Assert that both are of those who are here, and of ranks that are free."""
+        claimed = {member.incarnation for member in by_rank.values() if member.hello.claim}
+        assert {who for living in self._living.values() for who in living} == claimed
+        assert self._last.keys().isdisjoint(by_rank)
+        ranks: dict[str, set[int]] = {}
+        for rank, last in self._last.items():
+            ranks.setdefault(last.name, set()).add(rank)
+        assert ranks == self._ranks
+
+
+class Roster:
+    """The members of one role: of the cluster its servers, of a job its workers, and its observers.
+
+    A launcher gives each process that it starts a number, its index, and the process wishes to have it: that is its
+    rank, unless another member has that. Others get ranks that no launcher has given to anybody.
+    """
+
+    def __init__(self, expected: Callable[[], int | None] = int) -> None:
+        self._by_rank: dict[int, MemberInfo] = {}
+        self._expected = expected  # how many are awaited: launchers' numbers below are theirs
+        self._numbered = False  # whether anybody has come, or may come back, that a launcher has given a number
+        self._lowest = 0  # all ranks below are taken
+        self._next = 0  # no rank from here on is
+        self._names: set[str] = set()  # of all who ever joined
+        self._claims = Claims()
+        # by member: since when newcomers wait for its number
+        self._doubts: dict[bytes, dict[bytes, float]] = {}
+        self.num_finished = 0
+
+    def __len__(self) -> int:
+        return len(self._by_rank)
+
+    def __iter__(self) -> Iterator[MemberInfo]:
+        """Yield the members by rank; a few of them cost no more than that."""
+        by_rank = self._by_rank
+        return (by_rank[rank] for rank in range(self._next) if rank in by_rank)
+
+    @property
+    def num_joined(self) -> int:
+        """How many have joined so far: one that is restarted under its name is not counted twice.
+
+        Those that all have the same name are counted while they are here, and when they have finished.
+        """
+        return max(len(self._names), len(self) + self.num_finished)
+
+    def predecessor(self, hello: Hello, holder: KeyHolder | None) -> MemberInfo | None:
+        """Return the member whose next life says this `Hello`, as `Claims.predecessor` knows it."""
+        return self._claims.predecessor(hello, holder)
+
+    def rival(self, hello: Hello) -> MemberInfo | None:
+        """Return the member that has the number that a newcomer wishes; None if that is free, or it wishes none."""
+        return None if (wish := index_of(hello)) is None else self._by_rank.get(wish)
+
+    def awaits(self, hello: Hello, now: float, heartbeat_interval: float) -> MemberInfo | None:
+        """Return the member that has to be heard again, or lost, before it is known whose its number is.
+
+        Such a member has the same name and number as the newcomer and is another process: mostly the life before, that
+        has died and is not missed yet. None: nobody.
+        """
+        rival = self.rival(hello)
+        if rival is None or (rival.hello.name, rival.hello.wish) != (hello.name, hello.wish):
+            return None
+        if (rival.hello.host, rival.hello.pid) == (hello.host, hello.pid):
+            return None  # a process may join more than once
+        heard_by = rival.seen_at - DOUBT_BEATS * heartbeat_interval
+        doubts = self._doubts.setdefault(rival.incarnation, {})
+        if len(doubts) >= MAX_DOUBTS:  # who has not said Hello again since may never do
+            for who in [who for who, since in doubts.items() if since < heard_by and who != hello.incarnation]:
+                del doubts[who]
+        if hello.incarnation not in doubts and len(doubts) >= MAX_DOUBTS:
+            return None
+        if doubts.setdefault(hello.incarnation, now) >= heard_by:
+            return rival
+        del doubts[hello.incarnation]
+        return None
+
+    def is_doubted(self, rival: MemberInfo, hello: Hello) -> bool:
+        """Whether a newcomer waits already for the number of a member."""
+        return hello.incarnation in self._doubts.get(rival.incarnation, {})
+
+    def enter(
+        self, hello: Hello, peer: Peer, now: float, holder: KeyHolder | None = None, before: MemberInfo | None = None
+    ) -> MemberInfo:
+        """Return a new member: under the rank of its predecessor, which is to leave, or the one that it wishes.
+
+        If it wishes none, or another has that, it is the one that it had last, or the lowest that is free.
+        """
+        member = MemberInfo(hello=hello, peer=peer, roster=self, rank=0, seen_at=now, origin=Origin(holder=holder))
+        wish = index_of(hello)
+        if before is not None:
+            rank: int | None = before.rank
+        elif wish is not None and wish not in self._by_rank:
+            rank = wish
+        else:
+            rank = self._claims.rank(hello)
+        self.take(member, rank)
+        return member
+
+    def take(self, member: MemberInfo, rank: int | None = None) -> None:
+        """Enter a member under a rank that is free here, or of one that is to leave; by default the lowest."""
+        self._numbered |= index_of(member.hello) is not None
+        member.roster, member.rank = self, self._free(member) if rank is None else rank
+        self._by_rank[member.rank] = member
+        self._claims.took(member)
+        self._next = max(self._next, member.rank + 1)
+        while self._lowest in self._by_rank:
+            self._lowest += 1
+        if len(self._names) < MAX_MEMBERS:
+            self._names.add(member.hello.name)
+
+    def _free(self, member: MemberInfo) -> int:
+        """Return the lowest rank that is free, and that no process is to come to by the number of its launcher."""
+        is_beyond = self._numbered or member.is_spare
+        # a job may expect any number of workers, but no launcher's number is larger than that of members
+        rank = max(self._lowest, min(self._expected() or 0, MAX_MEMBERS) if is_beyond else 0)
+        while rank in self._by_rank or self._claims.is_numbered(rank):
+            rank += 1
+        return rank
+
+    def dump(self) -> Plain:
+        """Return what is kept of it: who has which rank, and who had those that are free."""
+        return [[[member.incarnation, member.rank] for member in self], self._claims.dump()]
+
+    def restore(self, kept: Plain, members: Mapping[bytes, MemberInfo]) -> None:
+        """Have the members that were kept at their ranks."""
+        ranks, claims = kept
+        for who, rank in ranks:
+            self.take(members[who], rank)
+        self._claims.restore(claims)
+        self._numbered |= self._claims.any_numbered
+
+    def promote(self, member: MemberInfo, below: int, settled: Container[bytes]) -> None:
+        """Give a member whose rank is not below this one another that is: the lowest that is nobody's by its number.
+
+        Whoever has that and is not settled (by incarnation) takes the member's in exchange.
+        """
+        if member.rank < below:
+            return
+        held, before = self._by_rank, member.rank
+        ranks = [r for r in range(below) if r not in held or held[r].incarnation not in settled]
+        if not ranks:
+            return
+        rank = min(ranks, key=lambda r: (r in held and index_of(held[r].hello) == r, r))
+        other = held.pop(rank, None)
+        member.rank, held[rank] = rank, held.pop(before)
+        self._claims.took(member)
+        if other is None:
+            self._lowest = min(self._lowest, before)
+        else:
+            other.rank, held[before] = before, other
+
+    def leave(self, member: MemberInfo, how: DepartureCause) -> None:
+        self._doubts.pop(member.incarnation, None)
+        frees = self._by_rank[member.rank] is member  # else somebody has come in its place
+        self._claims.left(member, frees=frees)
+        if frees:
+            del self._by_rank[member.rank]
+            self._lowest = min(self._lowest, member.rank)
+        if not self._by_rank:
+            self._next = 0
+        self.num_finished += how == DepartureCause.FINISHED
+
+    def validate(self) -> None:
+        """Assert that ranks are where they are looked for, and that a number is nobody's but the one's that has it."""
+        by_rank = self._by_rank
+        assert all([rank == member.rank < self._next for rank, member in by_rank.items()])
+        assert by_rank.keys() >= set(range(self._lowest))
+        assert self._numbered or not any([index_of(member.hello) is not None for member in by_rank.values()])
+        self._claims.validate(self._by_rank)
+
+
+def index_of(hello: Hello) -> int | None:
+    """Return the number that a process has of its launcher; None: it has none, or a greater one than ranks may be."""
+    return hello.wish - 1 if 0 < hello.wish <= MAX_MEMBERS else None
+
+
+class Processes:
+    """The members by process, of those that say in which one they live."""
+
+    def __init__(self) -> None:
+        self._living: dict[bytes, dict[bytes, MemberInfo]] = {}  # by process and incarnation
+        self._ended: OrderedDict[bytes, None] = OrderedDict()
+
+    def took(self, member: MemberInfo) -> None:
+        """A member has come."""
+        if process := member.hello.process:
+            self._living.setdefault(process, {})[member.incarnation] = member
+
+    def left(self, member: MemberInfo) -> None:
+        if process := member.hello.process:
+            del self._living[process][member.incarnation]
+            if not self._living[process]:
+                del self._living[process]
+
+    def end(self, process: bytes) -> list[MemberInfo]:
+        """A process has ended: return the members that lived in it, which are to leave; servers first."""
+        assert process
+        self._ended[process] = None
+        self._ended.move_to_end(process)
+        if len(self._ended) > MAX_ENDED:
+            self._ended.popitem(last=False)
+        return sorted(self._living.get(process, {}).values(), key=lambda member: member.role != "server")
+
+    def check(self, hello: Hello) -> None:
+        """Raise `EvictedError` for the `Hello` of a process that has ended, as its supervisor has said meanwhile."""
+        if hello.process in self._ended:
+            raise EvictedError(f"the process of {hello.name} has ended, says its supervisor: connect from another one")
+
+    def validate(self, members: Mapping[bytes, MemberInfo]) -> None:
+        """Assert that those who live in a process are members, and none is in one that has ended."""
+        said = {who: member for who, member in members.items() if member.hello.process}
+        assert {who: m for living in self._living.values() for who, m in living.items()} == said
+        assert all(self._living.values())
+        assert self._ended.keys().isdisjoint(self._living)
+        assert len(self._ended) <= MAX_ENDED
+
+
+class Membership:
+    """The members of the cluster."""
+
     def __init__(self, timeout: float, changed: Callable[[str, bytes], None] = lambda what, who: None) -> None:
-        self.timeout = timeout
-        self._changed = changed
+        self.timeout = timeout  # seconds of silence after which a member is lost
+        self._changed = changed  # called with what is kept of a member, and its incarnation
         self.members: dict[bytes, MemberInfo] = {}
         self._nobody_before = 0.0  # nobody is lost before, although members are overdue
         self.gone: deque[Departure] = deque(maxlen=MAX_GONE)
@@ -278,13 +537,13 @@ class Membership:
         # incarnations that may not speak any more, and why; and the connections that they had
         self._barred: dict[bytes, tuple[Peer, PSError]] = {}
         self._barred_peers: dict[Peer, PSError] = {}
-        self.processes: Processes[MemberInfo] = Processes()
+        self.processes: Processes = Processes()
 
     def join(
         self,
         hello: Hello,
         peer: Peer,
-        roster: Ranks,
+        roster: Roster,
         now: float,
         holder: KeyHolder | None = None,
         before: MemberInfo | None = None,
@@ -293,10 +552,7 @@ class Membership:
 
         One that has a predecessor, ``before``, takes that one's rank, and it is to be removed next.
 
-        Raises
-        ------
-        IdentityError
-            Somebody else says that it is a member: it does not know its secret, or has another key.
+        Raises `IdentityError`: somebody else says that it is a member: it does not know its secret, or has another key.
         """
         if self._peers.get(peer, hello.incarnation) != hello.incarnation:
             raise ProtocolError("a connection belongs to one incarnation; open another one")
@@ -328,10 +584,7 @@ class Membership:
     def find_farewell(self, who: bytes, secret: bytes, peer: Peer, holder: KeyHolder | None) -> MemberInfo | None:
         """Return the member that says goodbye over a new connection, which is its own from now on.
 
-        Raises
-        ------
-        IdentityError
-            Somebody else says that it is this member.
+        Raises `IdentityError`: somebody else says that it is this member.
         """
         member = self.members.get(who)
         if member is not None:
@@ -349,7 +602,6 @@ class Membership:
         self._by_silence.move_to_end(member.incarnation)
 
     def find(self, peer: Peer) -> MemberInfo | None:
-        """Return the member behind a connection."""
         incarnation = self._peers.get(peer)
         return None if incarnation is None else self.members[incarnation]
 
@@ -442,7 +694,7 @@ class Membership:
         """Return what is kept of one that may not speak any more."""
         return packed_error(self._barred[who][1]) if who in self._barred else None
 
-    def restore(self, kept: Plain, servers: Ranks, now: float) -> None:
+    def restore(self, kept: Plain, servers: Roster, now: float) -> None:
         """Have a member that was kept; where it is reached it says itself, and its job where it belongs."""
         hello, rank, address, holder = kept
         hello = unpacked(hello)

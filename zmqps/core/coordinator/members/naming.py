@@ -18,12 +18,8 @@ def find_named(name: str, members: Collection[MemberInfo], kind: str = "node") -
     node the number alone mean a node; each may have the name of its job and a slash before it. The status names nodes
     by role and number, so ``server 0`` means that one even if another calls itself so.
 
-    Raises
-    ------
-    AmbiguousNodeError
-        It means several; says how each is named alone.
-    JobError
-        It means none; says which there are.
+    Raises `AmbiguousNodeError`: it means several; says how each is named alone; `JobError`: it means none; says which
+    there are.
     """
     found = [member for member in members if name in _spellings(member, kind)]
     if len(found) > 1:

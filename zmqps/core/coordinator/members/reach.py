@@ -20,12 +20,7 @@ MOST_NAMED = 8
 def check_advertised(hello: Hello, origin: str) -> None:
     """Raise `UnreachableAddressError` for a server that others cannot reach.
 
-    Parameters
-    ----------
-    hello
-        Of the server.
-    origin
-        The address of the other host that it comes from; empty if that is the coordinator's.
+    ``origin`` is the address of the other host that it comes from; empty: the coordinator's.
     """
     if hello.role != "server":
         return

@@ -10,14 +10,11 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from typing import Protocol
 
-from zmqps.core.coordinator.jobs import Jobs, is_replaceable
 from zmqps.core.coordinator.members.membership import MAX_ANSWERED, MemberInfo
-from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.node.timers import Wheel
 from zmqps.core.protocol.events import Action, Peer, Send
-from zmqps.core.protocol.messages import Init, Job
+from zmqps.core.protocol.messages import Job
 
 #: What it takes to send a job, and for each of its parameters.
 TELL_S = 50e-6
@@ -32,16 +29,10 @@ REPEAT_BURST_S = 1.0
 
 
 class Line:
-    """Members that are to be told, in turns; each of them has a few requests.
-
-    Parameters
-    ----------
-    share
-        How much longer than telling somebody takes is the time until the next one is told.
-    """
+    """Members that are to be told, in turns; each of them has a few requests."""
 
     def __init__(self, share: float) -> None:
-        self._share = share
+        self._share = share  # how much longer than telling somebody takes is the time until the next is told
         self._members: OrderedDict[bytes, tuple[MemberInfo, deque[int]]] = OrderedDict()
         self._due = -math.inf  # when the next one may be told
 
@@ -75,15 +66,7 @@ class Line:
 
 
 class Telling:
-    """The answers to `Init` on their way to the members of all jobs.
-
-    Parameters
-    ----------
-    find
-        Returns the member behind a connection.
-    wheel
-        The coordinator's timers.
-    """
+    """The answers to `Init` on their way to the members of all jobs."""
 
     def __init__(self, find: Callable[[Peer], MemberInfo | None], wheel: Wheel) -> None:
         self._timer = wheel.timer("telling jobs", self.next_deadline, self.on_deadline)
@@ -119,7 +102,6 @@ class Telling:
         return False
 
     def next_deadline(self) -> float | None:
-        """Return when somebody is to be told."""
         dues = (self._first.next_deadline(), self._again.next_deadline())
         return min([due for due in dues if due is not None], default=None)
 
@@ -128,7 +110,6 @@ class Telling:
         return [*self._first.due(now), *self._again.due(now)]
 
     def validate(self) -> None:
-        """Assert the invariants."""
         self._first.validate()
         self._again.validate()
 
@@ -136,24 +117,3 @@ class Telling:
 def cost(job: Job) -> float:
     """Return about how many seconds it takes to send a job."""
     return TELL_S + PARAMETER_S * len(job.job["parameters"])
-
-
-class InformingHost(Protocol):
-    """What is needed of the machine."""
-
-    jobs: Jobs
-    options: CoordinatorOptions
-    telling: Telling
-
-
-def init(host: InformingHost, member: MemberInfo, message: Init, now: float) -> list[Action]:
-    """A member names a job, or asks for the one that there is; it is told when that can be trained."""
-    run, actions = host.jobs.runs[member.job], list[Action]()
-    if (member.incarnation, message.request) in run.startup.parked and host.telling.too_soon(member, now):
-        return []
-    if is_replaceable(run, message, host.options.workers):
-        actions = host.jobs.replace(run, member, now)
-        run = host.jobs.runs[member.job]
-    if (waits := host.jobs.park(member, message)) is not None:
-        return [*actions, waits]
-    return host.telling.space([*actions, *run.init(member, message, now)], now)

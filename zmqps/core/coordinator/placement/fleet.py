@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from zmqps.core.coordinator.members.membership import MemberInfo
-from zmqps.core.coordinator.members.roster import Roster
+from zmqps.core.coordinator.members.membership import MemberInfo, Roster
 
 
 class Fleet(Roster):

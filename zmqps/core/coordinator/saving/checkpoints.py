@@ -17,10 +17,10 @@ from typing import Any
 
 from zmqps.core.coordinator.members.membership import MemberInfo
 from zmqps.core.coordinator.run import JobRun
-from zmqps.core.coordinator.saving.chains import Chains
-from zmqps.core.coordinator.saving.last import TORN, last_wish, try_again, unsaved
+from zmqps.core.coordinator.saving.files import Store
 from zmqps.core.coordinator.saving.making import (
     Cadence,
+    Chains,
     Making,
     MakingStage,
     PushCut,
@@ -29,8 +29,16 @@ from zmqps.core.coordinator.saving.making import (
     Storing,
     Wish,
 )
-from zmqps.core.coordinator.saving.store import Store
-from zmqps.core.coordinator.saving.wishes import CLOSED, MAX_WAITING, Wishes, unbegun
+from zmqps.core.coordinator.saving.wishes import (
+    CLOSED,
+    MAX_WAITING,
+    TORN,
+    Wishes,
+    last_wish,
+    try_again,
+    unbegun,
+    unsaved,
+)
 from zmqps.core.node.timers import Wheel
 from zmqps.core.protocol.events import Action, Log, Run, Send
 from zmqps.core.protocol.messages import Checkpointed, Error, GoOn, Hold, Holding, Save, Saved, Unsave
@@ -67,42 +75,17 @@ class JobSaves:
 
 
 class Checkpoints:
-    """The checkpoints of a cluster's jobs.
-
-    Parameters
-    ----------
-    runs
-        The jobs by name; shared with the machine.
-    members
-        The members by incarnation; shared with the membership.
-    store
-        Where checkpoints are; None: nowhere.
-    cadence
-        When jobs are saved without being asked.
-    wheel
-        The coordinator's timers.
-    heartbeat_timeout
-        Workers are held no longer.
-    touch
-        Called with a job of which something is to be saved, or nothing any more.
-
-    Attributes
-    ----------
-    cadence
-        When jobs are saved without being asked; None: never, so that `look` has nothing to do unless some wait.
-    waiting
-        Those that wait for their turn.
-    """
+    """The checkpoints of a cluster's jobs."""
 
     def __init__(
         self,
         runs: Mapping[str, JobRun],
         members: Mapping[bytes, MemberInfo],
-        store: Store | None,
+        store: Store | None,  # where checkpoints are; None: nowhere
         cadence: Cadence,
         wheel: Wheel,
-        heartbeat_timeout: float = HOLD_S,
-        touch: Callable[[str], None] = lambda job: None,
+        heartbeat_timeout: float = HOLD_S,  # workers are held no longer
+        touch: Callable[[str], None] = lambda job: None,  # called with a job of which what is to be saved changes
     ) -> None:
         self._timer = wheel.timer("checkpoints", self.next_deadline, self.on_deadline)
         self._runs = runs
@@ -111,6 +94,7 @@ class Checkpoints:
         self._hold_s = min(HOLD_S, heartbeat_timeout)
         self._chains = Chains(cadence.full_every)
         self.on_unsaved: Callable[[str], None] = lambda job: None  # called when a job ends without its last one
+        # None: no job is saved without being asked, so that `look` has nothing to do unless some wait
         self.cadence = cadence if store is not None and (cadence.seconds, cadence.steps) != (None, None) else None
         self.waiting = Wishes(members)
         self._making: Making | None = None
@@ -126,10 +110,7 @@ class Checkpoints:
     def ask(self, wish: Wish, now: float) -> list[Action]:
         """Somebody asks for a checkpoint; the answer comes when it is published, or has failed.
 
-        Raises
-        ------
-        PSError
-            There can be none.
+        Raises `PSError`: there can be none.
         """
         if told := self.waiting.answered(wish):
             return told  # it was lost

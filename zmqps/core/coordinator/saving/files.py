@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from zmqps.core.coordinator.members.membership import MemberInfo
 from zmqps.core.protocol.events import Action, Run, Send
@@ -38,13 +38,8 @@ class Serving:
 class FileService:
     """What servers ask of this host's disk.
 
-    Parameters
-    ----------
-    members
-        The members by incarnation; shared with the membership.
-    serve
-        Carries a request out, in another thread: ``serve(what, path, offset, nbytes, payload)``. None: servers have the
-        directory themselves.
+    ``serve(what, path, offset, nbytes, payload)`` carries a request out, in another thread; None: servers have the
+    directory themselves.
     """
 
     def __init__(
@@ -59,12 +54,8 @@ class FileService:
     def ask(self, server: MemberInfo, message: FileAsk) -> list[Action]:
         """A server asks for something.
 
-        Raises
-        ------
-        ConfigurationError
-            Servers are to have the directory themselves.
-        LimitError
-            It asks for too much at a time.
+        Raises `ConfigurationError`: servers are to have the directory themselves; `LimitError`: it asks for too much at
+        a time.
         """
         if self._serve is None:
             raise ConfigurationError("this coordinator keeps no files for servers: --checkpoint-via coordinator")
@@ -88,3 +79,25 @@ class FileService:
             why = str(value) if isinstance(value, PSError | OSError) else repr(value)
             value = Served({"errno": number or 0, "why": why[:300]})
         return [Send(server.peer, FileAnswer(tag.request, value.value, value.payload))]
+
+
+class Store(Protocol):
+    """Where checkpoints are; called from other threads."""
+
+    #: Whether servers reach the files by way of the coordinator.
+    serves: bool
+
+    def serve(self, what: str, path: str, offset: int, nbytes: int, payload: Sequence[Buffer]) -> Served:
+        """Do something with a file for a server."""
+
+    def read_at(self, path: str) -> str:
+        """Return where servers read a checkpoint."""
+
+    def begin(self, job: str, version: int) -> str:
+        """Make room for a checkpoint and return where servers are to write their parts."""
+
+    def publish(self, path: str, manifest: Mapping[str, Any]) -> tuple[str, int, int]:
+        """Let what was written be the newest checkpoint of its job; return where it is, its bytes, and its version."""
+
+    def abandon(self, path: str) -> None:
+        """Remove what was written of one that failed."""

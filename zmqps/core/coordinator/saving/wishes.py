@@ -6,8 +6,9 @@ from collections import OrderedDict, deque
 from collections.abc import Mapping
 
 from zmqps.core.coordinator.members.membership import MemberInfo
-from zmqps.core.coordinator.saving.making import Wish
-from zmqps.core.protocol.events import Action, Peer, Send
+from zmqps.core.coordinator.run import JobRun
+from zmqps.core.coordinator.saving.making import Making, Wish
+from zmqps.core.protocol.events import Action, Log, Peer, Send
 from zmqps.core.protocol.messages import Message
 from zmqps.core.protocol.security.roles import OPERATOR
 from zmqps.errors import CheckpointTooSoonError, JobError, LimitError, PSError
@@ -22,43 +23,29 @@ BURST = 8
 #: Why nothing is begun any more.
 LAST = "the job is ending, and its last one has begun"
 CLOSED = "the cluster is ending"
+#: So often it is tried: a server may have died meanwhile, or a worker did not pause.
+TRIES = 3
+#: It waits no longer for its turn, as while the shards are being cut anew.
+WAITS_S = 600.0
+TORN = "not all of its values are there any more"
 
 
 class Wishes(deque[Wish]):
-    """Those that wait, the next one first; the workers of a job count together, for a key may join many workers.
-
-    Parameters
-    ----------
-    members
-        The members by incarnation.
-
-    Attributes
-    ----------
-    over
-        Jobs whose last checkpoint has begun: nothing else is begun of them.
-    closed
-        Whether the cluster is ending: nothing is begun of any job.
-    """
+    """Those that wait, the next one first; the workers of a job count together, for a key may join many workers."""
 
     def __init__(self, members: Mapping[bytes, MemberInfo]) -> None:
         super().__init__()
         self.members = members
-        self.over: set[str] = set()
-        self.closed = False
+        self.over: set[str] = set()  # jobs whose last one has begun: nothing else is begun of them
+        self.closed = False  # the cluster is ending: nothing is begun of any job
         self._paid_at: dict[str, float] = {}  # by job: when all that its workers have asked for has had its time
         self._answers: OrderedDict[tuple[bytes, int], Message] = OrderedDict()  # to those who have not joined
 
     def ask(self, wish: Wish, now: float) -> None:
         """Let one wait: an operator's before those of workers, and whatever these have asked for.
 
-        Raises
-        ------
-        CheckpointTooSoonError
-            The workers of the job have asked for too many; says when they may ask for the next one.
-        LimitError
-            Too many wait.
-        JobError
-            The job ends, and nothing but its last one is made any more.
+        Raises `CheckpointTooSoonError`: the workers of the job have asked for too many; says when they may ask for the
+        next one; `LimitError`: too many wait; `JobError`: the job ends, and nothing but its last one is made any more.
         """
         if why := self.why_not(wish):
             raise unbegun(wish.job, why)
@@ -113,3 +100,29 @@ class Wishes(deque[Wish]):
 def unbegun(job: str, why: str) -> PSError:
     """Return what those are told who have asked for a checkpoint that is not begun any more."""
     return JobError(f"no checkpoint of the job {job!r} was begun: {why}")
+
+
+def last_wish(run: JobRun, now: float) -> Wish | None:
+    """Return the wish for the last checkpoint of a job; None where no step was made since the one before.
+
+    How many pushes there were is known of synchronous jobs alone: others are always saved.
+    """
+    saved = run.fallback.good[-1].version if run.fallback.good else 0
+    if run.is_whole and run.mode == "sync" and run.steps.clock == saved:
+        return None
+    consistent = run.mode != "async" or not len(run.workers)
+    return Wish(job=run.name, consistent=consistent, tries=TRIES, begin_by=now + WAITS_S)
+
+
+def unsaved(job: str, why: str) -> Log:
+    """Say that a job ends without one."""
+    return Log("error", f"job {job!r} ends without a last checkpoint: {why}", "checkpoint failed", job=job)
+
+
+def try_again(making: Making) -> bool:
+    """Take note that one has failed; return whether it is tried again, without a pause if that was not kept."""
+    wish = making.wish
+    if wish.tries < 2 or not making.run.is_whole:
+        return False
+    wish.tries, wish.pauses = wish.tries - 1, wish.pauses and making.cut.by is None
+    return True

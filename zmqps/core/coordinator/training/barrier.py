@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 
-from zmqps.core.coordinator.members.attendance import Attendance
-from zmqps.core.coordinator.members.membership import MemberInfo
-from zmqps.core.coordinator.members.roster import Roster
+from zmqps.core.coordinator.members.membership import MemberInfo, Roster
+from zmqps.core.coordinator.members.places import Attendance
 from zmqps.core.coordinator.training.waits import Waiter, not_joined
 from zmqps.core.protocol.events import Action, Send
 from zmqps.core.protocol.messages import Enter, Released, Waiting
@@ -38,17 +37,8 @@ class Barrier:
 class Barriers:
     """All barriers that somebody waits at.
 
-    Parameters
-    ----------
-    members
-        The live members by incarnation; shared with the job's `JobRun`.
-    awaited
-        Returns those of them that are awaited: all who enter are among them, and those who only idle need not be.
-    pause
-        Called with a worker and a reason when it begins to wait at a barrier: no step may wait for
-        it meanwhile, or it and those it waits for would wait for each other.
-    resume
-        Called when one waits no more; returns the clock it goes on with if it was paused, else 0.
+    A worker that begins to wait is *paused*: no step may wait for it meanwhile, or it and those it waits for would wait
+    for each other. All who enter are among those that are awaited, and those who only idle need not be.
     """
 
     def __init__(
@@ -68,12 +58,8 @@ class Barriers:
     def enter(self, member: MemberInfo, message: Enter, missing: int) -> list[Action]:
         """A worker enters; ``missing`` are expected and have not joined yet. `release` is to follow.
 
-        Raises
-        ------
-        LimitError
-            It waits at too many barriers, or the name is too long.
-        ProtocolError
-            The name has characters that cannot be shown.
+        Raises `LimitError`: it waits at too many barriers, or the name is too long; `ProtocolError`: the name has
+        characters that cannot be shown.
         """
         name = check_name("a barrier's name", message.barrier)
         entered = self._of.get(member.incarnation, {})

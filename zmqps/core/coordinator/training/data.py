@@ -57,7 +57,6 @@ class DataSet:
 
     @property
     def over(self) -> bool:
-        """Whether all passes are done."""
         return self.data_pass == self.spec.passes
 
     @property
@@ -117,7 +116,6 @@ class DataSet:
 
     @classmethod
     def restored(cls, kept: Plain) -> DataSet:
-        """Return the one that was kept."""
         take, owner, named_by, lasts, here, data_pass, taken, num_done, num_returned, following, returned = kept
         data = cls(DataSpec.of(unpacked(take)), owner, named_by)
         data.lasts, data.here, data.data_pass = lasts, set(here), data_pass
@@ -157,19 +155,8 @@ class DataSet:
 class DataSets:
     """The data sets of a job.
 
-    Parameters
-    ----------
-    members
-        The live members by incarnation; shared with the coordinator's membership.
-    counts
-        Returns whether a member counts: whether a data set that it asks for lasts.
-    pause
-        Called with a worker and a reason when it begins to wait for a range: it must not be waited for meanwhile, or it
-        and those whose ranges it waits for would wait for each other.
-    resume
-        Called when one gets its range; returns the clock it goes on with if it was paused, else 0.
-    changed
-        Called with the name of a data set that has changed.
+    A worker that begins to wait for a range is *paused*: it must not be waited for meanwhile, or it and those whose
+    ranges it waits for would wait for each other.
     """
 
     def __init__(
@@ -181,23 +168,19 @@ class DataSets:
         changed: Callable[[str], None] = lambda name: nothing(),
     ) -> None:
         self.by_name: dict[str, DataSet] = {}
-        self._changed = changed
+        self._changed = changed  # called with the name of a data set
         self._saved: dict[str, list[Any]] = {}  # where those stand that nobody has named since the job was restored
         self._of: dict[bytes, dict[str, DataSet]] = {}  # those that each worker has asked for a range of
         self._members = members
-        self._counts = counts
+        self._counts = counts  # whether a member counts: whether a data set that it asks for lasts
         self._pause = pause
-        self._resume = resume
+        self._resume = resume  # returns the clock that it goes on with if it was paused, else 0
 
     def take(self, member: MemberInfo, message: Take) -> list[Action]:
         """A worker asks for a range.
 
-        Raises
-        ------
-        JobMismatchError
-            Another worker has described this data set otherwise, and counts or this one does not.
-        ConfigurationError, LimitError
-            It cannot be handed out.
+        Raises `JobMismatchError`: another worker has described this data set otherwise, and counts or this one does
+        not; `ConfigurationError` or `LimitError`: it cannot be handed out.
         """
         spec, counts = DataSpec.of(message), self._counts(member)
         data, actions = self.by_name.get(spec.name), list[Action]()
@@ -281,7 +264,6 @@ class DataSets:
                 self._resume(member, _reason(data))
 
     def leave(self, member: MemberInfo, *, finished: bool) -> list[Action]:
-        """A worker has gone."""
         actions: list[Action] = []
         for data in self._of.pop(member.incarnation, {}).values():
             self._changed(data.spec.name)
@@ -337,7 +319,6 @@ class DataSets:
 
     @property
     def anybody_waits(self) -> bool:
-        """Whether a worker waits for a range."""
         return any(data.waiting for data in self.by_name.values())
 
     def waiters(self) -> Iterator[Waiter]:
@@ -348,7 +329,6 @@ class DataSets:
                 yield self._members[worker], request, say
 
     def status(self) -> list[dict[str, Any]]:
-        """Return the progress for the status."""
         return [
             {
                 "name": data.spec.name,
@@ -386,7 +366,6 @@ class DataSets:
             self._of.setdefault(who, {})[data.spec.name] = data
 
     def validate(self) -> None:
-        """Assert the invariants."""
         for data in self.by_name.values():
             data.validate()
             assert {*data.taken, *data.waiting} <= data.here

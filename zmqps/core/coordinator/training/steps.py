@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -10,11 +11,9 @@ from typing import Any
 
 from zmqps.core.coordinator.consistency import Commitment, Grant, Policy, make_policy
 from zmqps.core.coordinator.journal import Changed, Plain, nothing
-from zmqps.core.coordinator.members.attendance import Attendance
 from zmqps.core.coordinator.members.membership import MemberInfo
+from zmqps.core.coordinator.members.places import Attendance, Places
 from zmqps.core.coordinator.placement.copies import Replica
-from zmqps.core.coordinator.training.delays import Delays
-from zmqps.core.coordinator.training.rates import Numbers
 from zmqps.core.coordinator.training.waits import Waiter, not_joined
 from zmqps.core.job.norms import scale_to
 from zmqps.core.job.spec import JobSpec
@@ -29,6 +28,111 @@ from zmqps.errors import DeadlineError, counted, listed
 COMMIT_RETRY_S = 1.0
 #: How many of the workers that a step waits for an error names.
 MOST_NAMED = 8
+#: The steps that are looked back at.
+STEPS = 8
+#: Somebody is slow who came last to so many steps in a row, and so much of a step later than the one before it.
+IN_A_ROW, SHARE = 3, 0.2
+
+
+class Numbers:
+    """What replaces the optimizer's own: from some step on where steps are common, else at once."""
+
+    def __init__(self, changed: Changed = nothing) -> None:
+        self._changed = changed
+        self.latest: Rates = ()  # as they were set last; none: the optimizer's own hold
+        self.before: deque[tuple[int, Rates]] = deque()  # the first step without some, and these
+
+    def set(self, first: int, clock: int, rates: Rates) -> None:
+        """They hold from a step on: one that is open, or the next; ``clock`` is the first that is not committed."""
+        step = min(max(first, clock), clock + OPEN_STEPS)
+        while self.before and self.before[-1][0] > step:
+            _, self.latest = self.before.pop()  # set again before the step that they were for
+        self.before.append((step, self.latest))
+        if len(self.before) > 2 * OPEN_STEPS:  # a worker is at most as many steps ahead
+            self.before.popleft()
+        self.latest = tuple(rates)
+        self._changed()
+
+    @property
+    def terms(self) -> Rates:
+        return terms_of(1.0, self.latest)
+
+    def at(self, step: int) -> Rates:
+        return next((rates for first, rates in self.before if step < first), self.latest)
+
+    def begin_at(self, rates: Sequence[float]) -> None:
+        """The job begins from a checkpoint, or goes back to one, where these were in force."""
+        self.latest = tuple(rates)
+        self.before.clear()
+        self._changed()
+
+    def dump(self) -> Plain:
+        return [list(self.latest), [[step, list(rates)] for step, rates in self.before]]
+
+    def restore(self, kept: Plain) -> None:
+        latest, before = kept
+        self.latest = tuple(latest)
+        self.before = deque((step, tuple(rates)) for step, rates in before)
+
+
+class Delays:
+    """When workers arrived at the steps of one job; an arrival costs the same however many there are."""
+
+    def __init__(self) -> None:
+        self.since: float | None = None  # when the first of those who wait now arrived
+        self.last: tuple[MemberInfo, float] | None = None  # who has arrived last at the open step, and when
+        self.counted = float("-inf"), 0  # when steps were counted last for those who watch, and how many there were
+        self._arrived: set[bytes] = set()  # at the open step
+        self._delay_s = 0.0  # by how much it came after the one before it
+        self._closed: tuple[int, float] | None = None  # the step that was closed last, and when
+        # who, its delay, the step's length, which nobody knows of the first
+        self._recent: deque[tuple[MemberInfo, float, float | None]] = deque(maxlen=STEPS)
+
+    def arrived(self, member: MemberInfo, now: float) -> None:
+        """A worker has arrived, perhaps once more."""
+        if member.incarnation in self._arrived:
+            return
+        self._arrived.add(member.incarnation)
+        if self.last is not None:
+            self._delay_s = now - self.last[1]
+            member.reported.awaited_s += self._delay_s
+        self.last = member, now
+
+    def closed(self, step: int, now: float) -> None:
+        """A step is over, at which several have arrived."""
+        if self.last is not None:
+            length = now - self._closed[1] if self._closed is not None and self._closed[0] == step - 1 else None
+            self._recent.append((self.last[0], self._delay_s, length))
+        self._arrived.clear()
+        self.last, self._delay_s, self._closed = None, 0.0, (step, now)
+
+    def slowest(self, members: Mapping[bytes, MemberInfo]) -> Mapping[str, Any]:
+        """Return who of the live members has come last to the last steps, and by how much; empty: nobody stands out."""
+        last = list(self._recent)[-IN_A_ROW:]
+        if len(last) < IN_A_ROW or any(member is not last[0][0] for member, _, _ in last):
+            return {}
+        member, in_a_row = last[0][0], 0
+        if members.get(member.incarnation) is not member:
+            return {}  # it has gone since
+        delay_s, length = mean([delay for _, delay, _ in last]), mean([s for *_, s in last if s is not None])
+        if not length or delay_s < SHARE * length:
+            return {}
+        for other, *_ in reversed(self._recent):
+            if other is not member:
+                break
+            in_a_row += 1
+        return {
+            "node": f"{member.role} {member.rank}",
+            "host": member.hello.host,
+            "delay_s": round(delay_s, 3),
+            "step_s": round(length, 3),
+            "text": f"{member.title} came last to the last {in_a_row} steps, {delay_s:.2g} s after the others; "
+            f"a step takes {length:.2g} s",
+        }
+
+
+def mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
 
 
 class TraineePhase(StrEnum):
@@ -56,20 +160,12 @@ class Trainee:
 
 
 class Trainees(dict[bytes, Trainee]):
-    """The workers of a job by incarnation.
-
-    Attributes
-    ----------
-    waiting
-        Those that wait for an answer, in the order in which they arrived.
-    num_training
-        How many compute or wait.
-    """
+    """The workers of a job by incarnation."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.waiting: dict[bytes, Trainee] = {}
-        self.num_training = 0
+        self.waiting: dict[bytes, Trainee] = {}  # in the order in which they arrived
+        self.num_training = 0  # how many compute or wait
 
     def begin(self, who: bytes, rank: int) -> Trainee:
         """Return a worker that counts from now on, if it did not."""
@@ -110,7 +206,6 @@ class Trainees(dict[bytes, Trainee]):
             del self[who]
 
     def dump(self) -> dict[str, Plain]:
-        """Return what is kept of them."""
         trained = {who: one for who, one in self.items() if one.phase is not TraineePhase.INFORMED}
         return {
             "counted": [[who, one.counted[0], list(one.counted[1])] for who, one in self.items() if one.counted[1]],
@@ -162,34 +257,16 @@ class Heir:
 
 
 class Commits:
-    """The steps that were committed, and which leaders have yet to say that they have them.
-
-    Parameters
-    ----------
-    replicated
-        Whether leaders have backups, which are to have a step before anybody begins the next.
-
-    Attributes
-    ----------
-    leaders
-        Those that are told of commits, by epoch.
-    heirs
-        By shard: those that may lack gradients of the open step.
-    torn
-        A shard that can never have the gradients of a step that others have; None: there is none.
-    measuring
-        Whether servers are yet to say how large the mean of the last step is; no other one is committed before.
-    retry_due
-        When what is unconfirmed is sent again; None: nothing is.
-    """
+    """The steps that were committed, and which leaders have yet to say that they have them."""
 
     def __init__(self, *, replicated: bool = False) -> None:
-        self.leaders: dict[int, LeaderProgress] = {}
-        self.heirs: dict[int, Heir] = {}
-        self.torn: int | None = None
+        self.leaders: dict[int, LeaderProgress] = {}  # those that are told of commits, by epoch
+        self.heirs: dict[int, Heir] = {}  # by shard: those that may lack gradients of the open step
+        self.torn: int | None = None  # a shard that can never have the gradients of a step that others have
+        #: Servers are yet to say how large the mean of the last step is; no other one is committed before.
         self.measuring = False
-        self.retry_due: float | None = None
-        self._replicated = replicated
+        self.retry_due: float | None = None  # when what is unconfirmed is sent again
+        self._replicated = replicated  # backups are to have a step before anybody begins the next
 
     def start(self, copies: Iterable[Replica]) -> None:
         """These are the copies, of which the leaders take commits; nothing is committed yet."""
@@ -336,7 +413,6 @@ class Commits:
     # --- the journal ---------------------------------------------------------------------------
 
     def dump(self) -> dict[str, Plain]:
-        """Return what is kept of them."""
         commits = {commit.step: commit for leader in self.leaders.values() for commit in leader.unconfirmed}
         kept: list[Plain] = [
             [
@@ -382,7 +458,6 @@ class Pauses:
     closed: set[int] = field(default_factory=set)
 
     def clear(self) -> None:
-        """Wait for nothing."""
         self.suspended, self.holding = "", False
         self.closed.clear()
 
@@ -405,30 +480,7 @@ class KeptSteps:
 
 
 class Steps:
-    """The steps of a job: who trains, what is committed, and who may go on.
-
-    Parameters
-    ----------
-    members
-        The live members of the job by incarnation; shared with its `JobRun`.
-    attendance
-        Which of them count.
-    changed
-        Called when something has changed that is kept, before anybody is told.
-    rates
-        The learning rates that were set.
-    replicated
-        Whether shards have backups: a worker proceeds when these have its step, and until then it can bring it again.
-
-    Attributes
-    ----------
-    policy
-        Decides who may go on; None: nothing is trained.
-    trainees
-        The workers that train or were informed of a clock.
-    commits
-        What was committed, and which leaders have it.
-    """
+    """The steps of a job: who trains, what is committed, and who may go on."""
 
     def __init__(
         self,
@@ -439,7 +491,7 @@ class Steps:
         *,
         replicated: bool = False,
     ) -> None:
-        self.policy: Policy | None = None
+        self.policy: Policy | None = None  # None: nothing is trained
         self.trainees = Trainees()
         self.commits = Commits(replicated=replicated)
         self.pauses = Pauses()
@@ -453,17 +505,7 @@ class Steps:
         self._granted: list[Grant] = []  # who may go on as soon as leaders can take its gradients
 
     def start(self, job: JobSpec, copies: Iterable[Replica], *, waits_for_all: bool = False, clock: int = 0) -> None:
-        """A job was placed.
-
-        Parameters
-        ----------
-        job, copies
-            Which, and where.
-        waits_for_all
-            The first step is not complete before all have begun to train.
-        clock
-            The one to begin with, where it goes on from a checkpoint.
-        """
+        """A job was placed, and goes on at a clock; ``waits_for_all``: all begin before the first step is complete."""
         self._rule, self.policy = MeanRule(job.clip_norm, job.mean == "workers"), make_policy(job)
         self.policy.begin_at(clock)
         self._waits_for_all = waits_for_all
@@ -573,7 +615,6 @@ class Steps:
         return clock
 
     def leave(self, member: MemberInfo) -> None:
-        """A worker or observer has gone."""
         who = member.incarnation
         if self.commits.leave(who) and self.policy is not None:
             self.policy.retract(who)
@@ -633,16 +674,19 @@ class Steps:
         if self.trainees.num_training > 1 and self.policy.mode == "sync":
             self.delays.arrived(member, now)
 
-    def advance(self, missing: int, now: float) -> list[Action]:
+    def advance(self, places: Places, now: float) -> list[Action]:
         """Do what the policy decides; called after every event."""
         policy = self.policy
         if policy is None or self._blocked or not (policy.pending or self._granted or self._waits_for_all):
             return []
+        missing = places.num_missing
         decision = policy.decide(self._to_begin(missing), now)
         late = self.waiting_for(missing, decision.awaited) if decision.failed else ""
         actions = [] if decision.commitment is None else self._commit(decision.commitment, now)
         self._granted += decision.granted
-        actions += [*self._proceed(), *self._fail(decision.failed, late, now)]
+        actions += self._proceed()
+        if decision.failed:
+            actions += self._fail(decision.failed, late, now)
         if policy.mode == "sync":
             changed = bool(decision.commitment or decision.granted or decision.failed)
         else:  # who comes new begins at the slowest clock: it must not be an earlier one when this coordinator is back
@@ -686,7 +730,6 @@ class Steps:
         return self.commits.add(Commit(0, commitment.step, contributors, terms, int(measure), examples, left_out), now)
 
     def _terms(self, step: int, scale: float = 1.0) -> tuple[float, ...]:
-        """Return the terms of a step."""
         rates = self._rates.at(step) if self._rates.latest or self._rates.before else ()
         return terms_of(scale, rates) if rates or scale != 1.0 else ()
 
@@ -705,8 +748,6 @@ class Steps:
 
     def _fail(self, failed: Collection[bytes], awaited: str, now: float) -> list[Action]:
         """Let waits end with an error; ``awaited``: whom they waited for."""
-        if not failed:
-            return []
         waited = now - (self.delays.since if self.delays.since is not None else now)
         error = DeadlineError(operation="step", seconds=round(waited, 3), waiting_for=awaited)
         actions: list[Action] = [Log("warning", str(error), "timeout", error=error.number)]
@@ -787,7 +828,6 @@ class Steps:
     # --- time, and what others may look at -----------------------------------------------------
 
     def next_deadline(self) -> float | None:
-        """Return when `on_deadline` wants to be called."""
         retry, policy = self.commits.retry_due, self.policy
         if policy is None or not policy.pending or self._blocked or (due := policy.next_deadline()) is None:
             return retry
@@ -832,7 +872,6 @@ class Steps:
         return self.delays.slowest(self._members)
 
     def status(self, missing: int, now: float) -> dict[str, Any]:
-        """Return the state for the status."""
         if self.policy is None:
             return {}
         since = now if self.delays.since is None else self.delays.since
@@ -840,7 +879,6 @@ class Steps:
         return {"mode": self.policy.mode, **self.policy.status(), **told}
 
     def validate(self) -> None:
-        """Assert the invariants."""
         self.trainees.validate(self._members, self._attendance.here)
         assert all(heir.behind <= set(self._members) for heir in self.commits.heirs.values())
         assert self.commits.settled or self.commits.retry_due is not None

@@ -27,21 +27,10 @@ def not_joined(missing: int, there: int) -> str:
 
 
 class Waiters:
-    """Those of a job who wait: for its start, at named barriers, for a step, for a range of data.
-
-    Parameters
-    ----------
-    waiters
-        Yields who waits now.
-
-    Attributes
-    ----------
-    due
-        When those who wait want to be told; None: whom they wait for has not changed since they were.
-    """
+    """Those of a job who wait: for its start, at named barriers, for a step, for a range of data."""
 
     def __init__(self, waiters: Callable[[], Iterator[Waiter]]) -> None:
-        self.due: float | None = None
+        self.due: float | None = None  # when they want to be told; None: nothing has changed since they were
         self._waiters = waiters
         self._to_tell: deque[Waiter] = deque()
         self._changed = False  # since the first of them was told

@@ -85,12 +85,10 @@ class _Tier:
 
     @property
     def oldest_at(self) -> float | None:
-        """The time of the oldest point."""
         return self._points[self._first] if self._points else None
 
     @property
     def nbytes(self) -> int:
-        """What it takes."""
         return len(self._points) * 8
 
 
@@ -107,7 +105,6 @@ class Series:
         self.num_nonfinite = 0  # NaN and infinity are counted; they would spoil what is summed
 
     def add(self, at: float, value: float, step: int | None = None) -> None:
-        """Take a value."""
         self.last, self.last_at = value, at
         self.step = step if step is not None else self.step
         if not isfinite(value):
@@ -133,7 +130,6 @@ class Series:
 
     @property
     def nbytes(self) -> int:
-        """What its points take."""
         return sum(tier.nbytes for tier in self.tiers)
 
 
@@ -167,7 +163,6 @@ class History:
 
     @property
     def nbytes(self) -> int:
-        """What all points take."""
         return sum(series.nbytes for series in self.series.values())
 
     def select(self, job: str = "", node: str = "") -> Iterator[tuple[Key, Series]]:
@@ -179,17 +174,7 @@ class History:
     def view(
         self, since: float, points: int, *, every: float = 0.0, job: str = "", node: str = "", most: int = 1 << 30
     ) -> list[dict[str, Any]]:
-        """Return series as plain data.
-
-        Parameters
-        ----------
-        since, points, every
-            As for `Series.points`.
-        job, node
-            Which.
-        most
-            Points in all.
-        """
+        """Return series as plain data, of `Series.points`; ``most``: points of all of them."""
         chosen = list(self.select(job, node))
         share = max(1, min(points, most // max(1, len(chosen))))
         shown = []
@@ -205,7 +190,6 @@ class History:
         return shown
 
     def validate(self) -> None:
-        """Assert that the bounds hold."""
         assert len(self.series) <= MAX_SERIES
         for series in self.series.values():
             assert series.nbytes <= SERIES_NBYTES

@@ -9,8 +9,7 @@ from typing import Any
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.members.membership import MemberInfo
 from zmqps.core.coordinator.run import JobRun
-from zmqps.core.coordinator.watching.report import counted, job_waits
-from zmqps.core.coordinator.watching.status import MAX_LISTED
+from zmqps.core.coordinator.watching.status import MAX_LISTED, counters_of, job_waits
 from zmqps.core.coordinator.watching.watching import steps_of
 from zmqps.core.node.measured import Counted, Known, Measurements
 from zmqps.core.protocol.figures import Scope
@@ -19,7 +18,7 @@ from zmqps.core.protocol.figures import Scope
 def measured(machine: CoordinatorMachine, own: Mapping[str, Any], now: float) -> Measurements:
     """Return all figures of a cluster; of members, and of jobs on servers, no more than the status tells one by one.
 
-    ``own``: what the coordinator's process has counted.
+    ``own``: what the coordinator's process has counters_of.
     """
     servers, runs = list(machine.servers), machine.runs
     members = [*servers, *(member for run in runs.values() for member in (*run.workers, *run.observers))]
@@ -32,7 +31,7 @@ def measured(machine: CoordinatorMachine, own: Mapping[str, Any], now: float) ->
         )
     for name, run in runs.items():
         for server in servers[: MAX_LISTED - len(told) + len(servers)]:
-            if of_job := counted(run, server):
+            if of_job := counters_of(run, server):
                 nodes.append(Counted(scope="job", role="server", rank=server.rank, job=name, counters=of_job))
     return Measurements(nodes, [*_of_cluster(machine, members, told, now), *_of_jobs(machine, runs, now)])
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 from zmqps.core.coordinator.members.membership import MemberInfo
+from zmqps.core.coordinator.watching.history import History
 from zmqps.core.protocol.events import Action, Notify, Send
 from zmqps.core.protocol.fields import Entry
 from zmqps.core.protocol.messages import Note, Noted
@@ -19,53 +19,23 @@ INTERVAL_S = 0.05
 BURST = 32
 
 
-class NoteStore(Protocol):
-    """Who keeps what was logged, to show it."""
-
-    def note(self, job: str, node: str, name: str, at: float, step: int | None, value: float) -> None:
-        """Take one value of a node (``worker 2``) at a time of the machine's clock."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Logged:
-    """A node's script has logged something: for those who write it elsewhere.
+    """A node's script has logged something: for those who write it elsewhere."""
 
-    Attributes
-    ----------
-    job, node
-        Whose it is, say ``default`` and ``worker 2``.
-    entries
-        When, on the machine's clock; for which step, if it has named one; values by name.
-    dropped
-        How many calls before these are lost.
-    """
-
-    job: str
-    node: str
-    entries: tuple[Entry, ...]
-    dropped: int = 0
+    job: str  # say ``default``
+    node: str  # say ``worker 2``
+    entries: tuple[Entry, ...]  # when, on the machine's clock; for which step, if any; values by name
+    dropped: int = 0  # how many calls before these are lost
 
 
 class NoteReceiver:
-    """Takes what members log.
-
-    Parameters
-    ----------
-    changed
-        Called with an incarnation whose `MemberInfo.notes` has changed.
-
-    Attributes
-    ----------
-    history
-        Who keeps it; None: nobody.
-    num_taken, num_lost
-        Calls of all members that were taken, and that were lost before they came.
-    """
+    """Takes what members log."""
 
     def __init__(self, changed: Callable[[bytes], None]) -> None:
-        self.history: NoteStore | None = None
-        self.num_taken = 0
-        self.num_lost = 0
+        self.history: History | None = None
+        self.num_taken = 0  # calls of all members
+        self.num_lost = 0  # before they came
         self._changed = changed
 
     def take(self, member: MemberInfo, message: Note, now: float) -> list[Action]:

@@ -44,15 +44,7 @@ class _Examination:
 
 
 class Probes:
-    """The examinations that are under way.
-
-    Parameters
-    ----------
-    members
-        Who is there, by incarnation; shared with the membership.
-    wheel
-        The coordinator's timers.
-    """
+    """The examinations that are under way."""
 
     def __init__(self, members: Mapping[bytes, MemberInfo], wheel: Wheel) -> None:
         self._timer = wheel.timer("examinations", self.next_deadline, self.on_deadline)
@@ -64,14 +56,8 @@ class Probes:
     def examine(self, peer: Peer, message: Examine, now: float) -> list[Action]:
         """Let nodes be probed; asked again meanwhile, nothing more is done.
 
-        Raises
-        ------
-        JobError
-            There is no node of that name.
-        AmbiguousNodeError
-            There are several.
-        LimitError
-            Too many have asked for too much.
+        Raises `JobError`: there is no node of that name; `AmbiguousNodeError`: there are several; `LimitError`: too
+        many have asked for too much.
         """
         asker = peer, message.request
         if any(one.asker == asker for one in self._open.values()):
@@ -106,7 +92,6 @@ class Probes:
         return self._ended_if_all(one, now)
 
     def next_deadline(self) -> float | None:
-        """Return when the first examination is over."""
         return min((one.began_at + PROBE_S for one in self._open.values()), default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
@@ -115,7 +100,6 @@ class Probes:
         return [action for one in over for action in self._end(one, now)]
 
     def validate(self) -> None:
-        """Assert the invariants."""
         assert len(self._open) <= MOST_EXAMINATIONS
         for number, one in self._open.items():
             assert number == one.number <= self._number

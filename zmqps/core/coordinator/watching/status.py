@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from zmqps.core.coordinator.members.membership import Departure, MemberInfo
-from zmqps.core.coordinator.options import CoordinatorOptions
-from zmqps.core.coordinator.placement.fleet import Fleet
-from zmqps.core.coordinator.watching.report import job_status, job_waits, only_observed
-from zmqps.core.node.member import Identity
-from zmqps.core.protocol.events import Exit
-from zmqps.core.protocol.figures import is_histogram
-from zmqps.errors import LimitError, counted
+from zmqps.core.coordinator.members.reach import complaints
+from zmqps.core.protocol.figures import GREATEST, is_histogram
+from zmqps.errors import LimitError, counted, listed
 
 if TYPE_CHECKING:
     from zmqps.core.coordinator.run import JobRun
@@ -55,6 +51,10 @@ _DISPENSABLE: tuple[tuple[str, Any], ...] = (
     ("waiting", []),
     ("steps", {}),
 )
+#: How many waits at barriers, and for data, the status and the log show.
+MOST_WAITS = 8
+#: Of those who do not count so many are named.
+MOST_IDLE = 8
 
 
 def waiting(servers: Sequence[MemberInfo], wanted: int, jobs: Mapping[str, JobRun]) -> list[str]:
@@ -112,52 +112,6 @@ def fit_jobs(statuses: Mapping[str, dict[str, Any]], left_out: list[str]) -> dic
                 status[key] = nothing
                 left_out.append(f"{key} of the job {name!r}")
     return dict(statuses)
-
-
-def cluster_status(
-    *,
-    servers: Fleet,
-    draining: Sequence[Mapping[str, Any]],
-    scaling: Mapping[str, Any],
-    options: CoordinatorOptions,
-    ending: Exit | None,
-    identity: Identity,
-    uptime_s: float,
-    waiting: Sequence[str],
-    runs: Mapping[str, JobRun],
-    ended: Sequence[Mapping[str, Any]],
-    gone: Sequence[Departure],
-    counters: Mapping[str, int],
-    checkpoint_of: Callable[[JobRun, float], Mapping[str, Any]],
-    now: float,
-) -> dict[str, Any]:
-    """Return the coordinator's view of the cluster: what ``zmqps status --json`` prints."""
-    of_jobs = [member for run in runs.values() for roster in (run.workers, run.observers) for member in roster]
-    left_out = list[str]()
-    jobs = {
-        name: {**job_status(run, list(servers), now), "checkpoint": dict(checkpoint_of(run, now))}
-        for name, run in runs.items()
-    }
-    there, parted = members_status([*servers, *of_jobs], gone, now, left_out)
-    ready = "ready" if len(servers.staying) >= servers.wanted else "waiting for servers"
-    return {
-        "state": f"ending: {ending.reason}" if ending else ready,
-        "endpoint": identity.endpoint,
-        "host": identity.host,
-        "pid": identity.pid,
-        "uptime_s": uptime_s,
-        "servers": servers.wanted,
-        "draining": list(draining),
-        "scaling": dict(scaling),
-        "workers": options.workers or 0,
-        "waiting": list(waiting),
-        "jobs": fit_jobs(jobs, left_out),
-        "ended": list(ended),
-        "members": there,
-        "gone": parted,
-        "left_out": left_out,
-        "counters": dict(counters),
-    }
 
 
 def members_status(
@@ -249,3 +203,74 @@ def by_epoch(counters: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     jobs = counters.get("jobs")
     items = islice(jobs.items(), MAX_COUNTED_JOBS) if isinstance(jobs, dict) else ()
     return {epoch[:MAX_COUNTER_NAME_CHARS]: presentable(of)[0] for epoch, of in items if isinstance(of, dict)}
+
+
+def job_waits(run: JobRun, servers: Sequence[MemberInfo]) -> list[str]:
+    """Return in words what a job waits for: a few of many waits."""
+    missing, startup = run.num_missing, run.startup
+    unreached = list(complaints([*run.workers, *run.observers]))
+    unreached += run.fallback.texts()
+    if startup.ready:
+        barriers, waits_for = run.barriers.by_name, run.barriers.waiting_for
+        texts = [f"barrier {b.name!r} waits for {waits_for(b, missing)}" for b in islice(barriers.values(), MOST_WAITS)]
+        if len(barriers) > MOST_WAITS:
+            texts.append(f"{len(barriers) - MOST_WAITS} more barriers are waited at")
+        step = run.steps.waiting_for(missing)
+        texts += [f"step waits for {step}"] if step else []
+        texts += [f"{who.title} waits for {say()}" for who, _, say in islice(run.data.waiters(), MOST_WAITS)]
+        return unreached + texts
+    if startup.parked:
+        return [*unreached, f"init waits for {startup.waiting_for(servers)}"]
+    if startup.job is None:
+        return [] if only_observed(run) else ["waiting for a worker's init"]
+    return unreached
+
+
+def job_status(run: JobRun, servers: Sequence[MemberInfo], now: float) -> dict[str, Any]:
+    job = run.startup.status()
+    return {
+        "state": run.state if run.lost_shard is None else f"{run.state}: {run.lost_shard}",
+        "mode": job.get("mode", ""),
+        "epoch": run.startup.epoch,
+        "workers": run.num_workers,
+        "chief": "" if run.places.chief is None else run.places.chief.title,
+        "observers": len(run.observers),
+        "lost": run.losses.text,
+        "idle": listed([_idle(run, w) for w in run.workers if w.incarnation not in run.attendance], MOST_IDLE),
+        "idle_s": 0.0 if (idle := run.occupancy.idle_since) is None else round(now - idle, 3),
+        "waiting": job_waits(run, servers),
+        "job": dict(job),
+        "steps": run.steps.status(run.num_missing, now),
+        "replicas": run.replication.status(now),
+        "fallback": run.fallback.status(now),
+        "data": run.data.status(),
+        "copies": [
+            {"shard": copy.shard, "server": f"server {copy.server.rank}", "backup": copy.backup}
+            for copy in sorted(run.startup.copies, key=lambda copy: (copy.shard, copy.backup))
+        ],
+        "servers": {server.hello.name: counters_of(run, server) for server in servers},
+    }
+
+
+def only_observed(run: JobRun) -> bool:
+    """Whether nobody has begun a job, or is there to: as where the tasks of ``zmqps run`` meet."""
+    return run.startup.job is None and not run.workers
+
+
+def _idle(run: JobRun, worker: MemberInfo) -> str:
+    return f"{'spare ' * (worker.incarnation in run.attendance.spares)}{worker.title}"
+
+
+def counters_of(run: JobRun, server: MemberInfo) -> dict[str, Any]:
+    """Return what a server counts of a job: sums over its copies; the newest version, the longest wait."""
+    total: dict[str, Any] = {}
+    for copy in run.startup.copies.of(server):
+        for name, value in server.reported.by_epoch.get(str(copy.epoch), {}).items():
+            before = total.get(name, value)
+            if name not in total or type(value) is not type(before) or type(value) is str:
+                total[name] = value
+            elif type(value) is bool:
+                total[name] = before and value
+            else:
+                total[name] = max(before, value) if name in GREATEST else before + value
+    return total

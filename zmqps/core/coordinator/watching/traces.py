@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from zmqps.core.coordinator.ended import unknown_job
+from zmqps.core.coordinator.jobs import unknown_job
 from zmqps.core.coordinator.members.membership import MemberInfo
 from zmqps.core.node.member import Identity
 from zmqps.core.node.timers import Wheel
@@ -48,7 +48,6 @@ class NodeTrace:
     clock: dict[str, float] = field(default_factory=dict)
 
     def described(self) -> dict[str, Any]:
-        """Return it as plain data."""
         said = {"state": self.state, "nbytes": self.nbytes, "lost": self.lost, "steps": self.steps}
         return {**self.facts, **said, **self.clock}
 
@@ -62,30 +61,13 @@ class Fetching(NamedTuple):
 
 
 class Traces:
-    """One trace at a time.
-
-    Parameters
-    ----------
-    identity
-        The coordinator's.
-    members
-        Those that are here, by incarnation; shared with the membership.
-    runs
-        The jobs that are trained, by name.
-    wheel
-        The coordinator's timers.
-
-    Attributes
-    ----------
-    recorder
-        Records the coordinator itself; its shell puts one here.
-    """
+    """One trace at a time."""
 
     def __init__(
         self, identity: Identity, members: Mapping[bytes, MemberInfo], runs: Mapping[str, JobRun], wheel: Wheel
     ) -> None:
         self._timer = wheel.timer("tracing", self.next_deadline, self.on_deadline)
-        self.recorder: Recorder = Nothing()
+        self.recorder: Recorder = Nothing()  # of the coordinator itself; its shell puts one here
         self.state = TraceState.NONE
         self.ends_at = 0.0
         self.nodes: dict[bytes, NodeTrace] = {}
@@ -107,12 +89,8 @@ class Traces:
     def ask(self, peer: Peer, message: Trace | Fetch, now: float) -> list[Action]:
         """Begin a trace, end it, say how far it is, or get a piece of it.
 
-        Raises
-        ------
-        JobError
-            There is no such job, no such node, or no such trace any more.
-        LimitError
-            There is another trace, or it is to be too long or too large.
+        Raises `JobError`: there is no such job, no such node, or no such trace any more; `LimitError`: there is another
+        trace, or it is to be too long or too large.
         """
         if isinstance(message, Fetch):
             return self._fetch(peer, message)
@@ -207,7 +185,6 @@ class Traces:
         return [clock]
 
     def next_deadline(self) -> float | None:
-        """Return when something is due."""
         return self._look_due
 
     def on_deadline(self, now: float) -> list[Action]:
@@ -259,7 +236,6 @@ class Traces:
         return [Send(fetching.peer, passed)]
 
     def validate(self) -> None:
-        """Assert the invariants."""
         assert (self._look_due is None) == (self.state == TraceState.NONE)
         assert len(self.nodes) <= MAX_TRACED
         assert len(self._fetches) <= MAX_FETCHES

@@ -151,7 +151,6 @@ class Watching:
         }
 
     def validate(self) -> None:
-        """Assert the bounds."""
         self.history.validate()
         assert len(self.events) <= MAX_EVENTS
 

@@ -9,8 +9,8 @@ import pytest
 from tests.checkpoint.tables.test_rows import spec_of
 from tests.core.coordinator.saving.test_checkpoints import SERVERS, Cluster
 from tests.core.machines import logged, peer, sent
-from zmqps.core.coordinator.saving.chains import ChainLink, Chains
 from zmqps.core.coordinator.saving.checkpoints import STUCK_S
+from zmqps.core.coordinator.saving.making import ChainLink, Chains
 from zmqps.core.job.tables import TableSpec
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.messages import Checkpointed, Error, Holding, Save

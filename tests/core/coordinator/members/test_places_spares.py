@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.core.machines import Coordinator, errors, exits_of, hello, job, logged, peer, receivers, sent
-from zmqps.core.coordinator.members.spares import MAX_KEPT
+from zmqps.core.coordinator.members.places import MAX_KEPT
 from zmqps.core.coordinator.training.waits import not_joined
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import Action
@@ -37,14 +37,16 @@ SYNC = job(staleness=0)
 DATA = Take(30, "data", 8, 4, 1, (), ())
 
 
-def trained(*workers: str, spec: Any = SYNC, expected: int | None = 2, **options: Any) -> Coordinator:
-    """Return a coordinator that expects two workers, with a job that these train."""
-    coordinator = Coordinator(workers=expected, **options)
-    coordinator.join("s0", *workers)
+def trained(*workers: str, spec: Any = SYNC, expected: int | None = 2, spare: str = "", **options: Any) -> Coordinator:
+    """Return a coordinator that expects two workers, whose job these train, and perhaps a spare names."""
+    coordinator = Coordinator.joined("s0", *workers, workers=expected, **options)
     for name in workers:
         coordinator.init(name, spec)
     coordinator.ready("s0", loaded=False)
     coordinator.ready("s0")
+    if spare:
+        coordinator.join(spare)
+        coordinator.init(spare, spec)
     return coordinator
 
 
@@ -94,8 +96,7 @@ def test_who_has_not_named_the_job_takes_no_part_in_it(asked: Message, attached:
 
 
 def test_workers_that_meet_before_they_begin_a_job_count_until_it_is_named() -> None:
-    coordinator = Coordinator(workers=2)
-    coordinator.join("s0", "w0", "w1", "w7")
+    coordinator = Coordinator.joined("s0", "w0", "w1", "w7", workers=2)
     assert sent(coordinator.take("w0", Enter(9, "start")), Waiting)[0].text == not_joined(1, 1)
     assert len(sent(coordinator.take("w1", Enter(9, "start")), Released)) == 2
     assert errors(coordinator.take("w7", Enter(9, "mine"))) == [JobError.code], "there are two already"
@@ -107,8 +108,7 @@ def test_workers_that_meet_before_they_begin_a_job_count_until_it_is_named() -> 
 
 @pytest.mark.parametrize("asked", [Arrive(9, 0, ()), Enter(9, "mine"), replace(DATA, num_examples=99)])
 def test_a_stranger_that_asks_before_there_is_a_job_has_no_place_in_it(asked: Message) -> None:
-    coordinator = Coordinator(workers=2)
-    coordinator.join("s0", "w7", "w0", "w1")
+    coordinator = Coordinator.joined("s0", "w7", "w0", "w1", workers=2)
     coordinator.take("w7", asked)
     for name in ("w0", "w1"):
         coordinator.init(name, SYNC)
@@ -137,9 +137,7 @@ def test_who_names_the_job_when_all_places_are_taken_is_a_spare_and_is_told() ->
 
 @pytest.mark.parametrize("asked", [Arrive(9, 0, (1,)), Enter(9, "end"), DATA])
 def test_what_a_spare_asks_for_waits_and_nobody_waits_for_it(asked: Any) -> None:
-    coordinator = trained("w0", "w1")
-    coordinator.join("w7")
-    coordinator.init("w7", SYNC)
+    coordinator = trained("w0", "w1", spare="w7")
     for _ in range(2):
         (waiting,) = sent(coordinator.take("w7", asked), Waiting)
         assert waiting.request == asked.request
@@ -156,8 +154,7 @@ def test_what_a_spare_asks_for_waits_and_nobody_waits_for_it(asked: Any) -> None
 
 
 def test_a_place_of_a_job_that_could_not_be_started_is_none_of_the_next_one() -> None:
-    coordinator = Coordinator(workers=2)
-    coordinator.join("s0", "w7")
+    coordinator = Coordinator.joined("s0", "w7", workers=2)
     coordinator.init("w7", job("another", staleness=0))
     coordinator.take("w7", Take(20, "data", 99, 1, 1, (), ()))
     coordinator.take("w7", Enter(21, "end"))
@@ -173,8 +170,7 @@ def test_a_place_of_a_job_that_could_not_be_started_is_none_of_the_next_one() ->
 
 
 def test_who_entered_a_barrier_before_the_job_said_how_many_it_expects_does_not_count() -> None:
-    coordinator = Coordinator()
-    coordinator.join("s0", "w7", "w0", "w1")
+    coordinator = Coordinator.joined("s0", "w7", "w0", "w1")
     coordinator.take("w7", Enter(9, "mine"))
     spec = replace(SYNC, workers=2)
     assert errors(coordinator.init("w0", spec), peer("w7")) == [JobError.code]
@@ -235,9 +231,7 @@ def test_spares_take_the_places_of_those_who_go_in_the_order_in_which_they_came(
 
 
 def test_what_a_spare_has_asked_for_is_done_when_it_counts() -> None:
-    coordinator = trained("w0", "w1")
-    coordinator.join("w2")
-    coordinator.init("w2", SYNC)
+    coordinator = trained("w0", "w1", spare="w2")
     for message in (Arrive(100, 0, (7,)), DATA, Enter(40, "end"), Enter(41, "other")):
         coordinator.take("w2", message)
     coordinator.take("w2", Withdraw(41))
@@ -311,9 +305,7 @@ def test_whoever_comes_back_while_a_restart_of_another_has_its_place_makes_the_e
 
 
 def test_a_spare_is_late_with_a_step_that_was_committed_meanwhile_and_goes_on_with_the_others() -> None:
-    coordinator = trained("w0", "w1")
-    coordinator.join("w2")
-    coordinator.init("w2", SYNC)
+    coordinator = trained("w0", "w1", spare="w2")
     step(coordinator, 0, "w2", "w0", "w1")
     actions = coordinator.take("w1", Leave("finished"))
     assert sent(actions, Proceed, peer("w2")) == [Proceed(100, 1, 0)]
@@ -344,9 +336,7 @@ def test_nobody_waits_for_a_bounded_spare_to_catch_up_when_it_counts() -> None:
 
 
 def test_what_cannot_be_is_refused_of_a_spare_and_so_is_too_much() -> None:
-    coordinator = trained("w0", "w1")
-    coordinator.join("w7")
-    coordinator.init("w7", SYNC)
+    coordinator = trained("w0", "w1", spare="w7")
     assert errors(coordinator.take("w7", Enter(20, "a\nb"))) == [ProtocolError.code]
     assert len(errors(coordinator.take("w7", replace(DATA, name="x" * 201)))) == 1
     for number in range(MAX_KEPT):
@@ -361,18 +351,14 @@ def test_what_cannot_be_is_refused_of_a_spare_and_so_is_too_much() -> None:
 
 
 def test_what_a_spare_asks_for_that_cannot_be_is_refused_when_it_counts() -> None:
-    coordinator = trained("w0", "w1")
-    coordinator.join("w2")
-    coordinator.init("w2", SYNC)
+    coordinator = trained("w0", "w1", spare="w2")
     coordinator.take("w0", DATA)
     coordinator.take("w2", replace(DATA, num_examples=9))
     assert errors(coordinator.take("w1", Leave("closed")), peer("w2")) == [JobMismatchError.code]
 
 
 def test_a_spare_that_goes_leaves_nothing_behind() -> None:
-    coordinator = trained("w0", "w1")
-    coordinator.join("w7")
-    coordinator.init("w7", SYNC)
+    coordinator = trained("w0", "w1", spare="w7")
     coordinator.take("w7", Enter(20, "end"))
     coordinator.take("w7", Leave("finished"))
     assert len(coordinator.run().spares) == 0
@@ -382,9 +368,7 @@ def test_a_spare_that_goes_leaves_nothing_behind() -> None:
 
 
 def test_a_spare_whose_step_waits_is_told_that_a_server_is_lost() -> None:
-    coordinator = trained("w0", "w1")
-    coordinator.join("w7")
-    coordinator.init("w7", SYNC)
+    coordinator = trained("w0", "w1", spare="w7")
     step(coordinator, 0, "w7")
     coordinator.take("w7", Enter(20, "end"))
     lost = coordinator.take("s0", Leave("closed"))

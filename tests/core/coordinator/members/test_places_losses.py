@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.core.machines import Coordinator, exits_of, hello, job, logged, sent
-from zmqps.core.coordinator.members import losses as module
+from zmqps.core.coordinator.members import places as module
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import Exit
 from zmqps.core.protocol.messages import EndJob, Heartbeat, HeartbeatAck, Leave
@@ -28,8 +28,7 @@ def end_of(coordinator: Coordinator, *finishing: str) -> tuple[int, str]:
 
 @pytest.mark.parametrize("workers", [None, 2])
 def test_a_job_that_was_finished_without_a_lost_worker_is_no_success(workers: int | None) -> None:
-    coordinator = Coordinator(once=True, workers=workers)
-    coordinator.train("s0", "w0", "w1")
+    coordinator = Coordinator.trains("s0", "w0", "w1", once=True, workers=workers)
     lose(coordinator, "s0", "w0")
     assert coordinator.machine.status(0.0)["jobs"]["default"]["lost"].startswith("worker 1 (w1, host, pid 7) was lost")
     code, reason = end_of(coordinator, "w0")
@@ -43,8 +42,7 @@ def test_a_job_that_was_finished_without_a_lost_worker_is_no_success(workers: in
 
 
 def test_the_number_of_workers_follows_the_losses_and_those_who_come_back() -> None:
-    coordinator = Coordinator(workers=3)
-    coordinator.train("s0", "w0", "w1", "w2")
+    coordinator = Coordinator.trains("s0", "w0", "w1", "w2", workers=3)
     lose(coordinator, "s0", "w0")
     assert sent(coordinator.take("w0", Heartbeat({})), HeartbeatAck) == [HeartbeatAck(1, 1)]
     coordinator.join("w7")
@@ -56,8 +54,7 @@ def test_the_number_of_workers_follows_the_losses_and_those_who_come_back() -> N
 
 
 def test_who_comes_instead_of_a_lost_worker_makes_the_end_a_success() -> None:
-    coordinator = Coordinator(once=True)
-    coordinator.train("s0", "w0", "w1")
+    coordinator = Coordinator.trains("s0", "w0", "w1", once=True)
     lose(coordinator, "s0", "w0")
     coordinator.join("w8")
     coordinator.init("w8", job())
@@ -65,8 +62,7 @@ def test_who_comes_instead_of_a_lost_worker_makes_the_end_a_success() -> None:
 
 
 def test_a_worker_that_was_expected_anyway_comes_in_nobodys_place() -> None:
-    coordinator = Coordinator(once=True, workers=3)
-    coordinator.train("s0", "w0", "w1")
+    coordinator = Coordinator.trains("s0", "w0", "w1", once=True, workers=3)
     lose(coordinator, "s0", "w1")
     coordinator.join("w2")
     coordinator.init("w2", job())
@@ -77,8 +73,7 @@ def test_a_worker_that_was_expected_anyway_comes_in_nobodys_place() -> None:
 
 
 def test_a_worker_that_was_restarted_before_it_was_missed_is_no_loss() -> None:
-    coordinator = Coordinator(once=True)
-    coordinator.train("s0", "w0", "w1")
+    coordinator = Coordinator.trains("s0", "w0", "w1", once=True)
     again = replace(hello("worker", "w9"), name="w1")
     coordinator.take("w9", again)
     coordinator.init("w9", job())
@@ -88,33 +83,28 @@ def test_a_worker_that_was_restarted_before_it_was_missed_is_no_loss() -> None:
 
 
 def test_who_only_looked_on_or_never_began_is_no_loss() -> None:
-    coordinator = Coordinator(once=True)
-    coordinator.train("s0", "w0")
+    coordinator = Coordinator.trains("s0", "w0", once=True)
     coordinator.join("o1", "w2")
     lose(coordinator, "s0", "w0")
     assert end_of(coordinator, "w0") == (exits.OK, "the job is finished")
 
 
 def test_a_cluster_for_one_job_ends_with_it_when_a_server_is_lost_or_its_workers_stay_away() -> None:
-    coordinator = Coordinator(once=True)
-    coordinator.train("s0", "w0")
+    coordinator = Coordinator.trains("s0", "w0", once=True)
     assert "lost server 0" in lose(coordinator, "w0")
     code, reason = end_of(coordinator, "w0")
     assert code == exits.FAILED
     assert reason.startswith("the job has failed: lost server 0 (s0, host, pid 7)")
-    coordinator = Coordinator(once=True, lease=30.0)
-    coordinator.train("s0", "w0")
+    coordinator = Coordinator.trains("s0", "w0", once=True, lease=30.0)
     coordinator.take("w0", Leave("closed"))
     assert exits_of(coordinator.wait(40.0, "s0"))[:1] == [exits.IDLE]
-    coordinator = Coordinator(once=True)
-    coordinator.train("s0", "w0")
+    coordinator = Coordinator.trains("s0", "w0", once=True)
     coordinator.take("anybody", EndJob(3, "default"))
     assert end_of(coordinator)[0] == exits.OK
 
 
 def test_a_lasting_cluster_stays_when_a_job_has_failed_and_says_what_it_waits_for() -> None:
-    coordinator = Coordinator(servers=2)
-    coordinator.train("s0", "s1", "w0")
+    coordinator = Coordinator.trains("s0", "s1", "w0", servers=2)
     lose(coordinator, "s0", "w0")
     actions = coordinator.take("w0", Leave("closed"))
     assert "job 'default' has ended: lost server 1" in logged(actions)
@@ -124,8 +114,7 @@ def test_a_lasting_cluster_stays_when_a_job_has_failed_and_says_what_it_waits_fo
 
 def test_of_many_a_few_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_MEMBERS", 4)
-    coordinator = Coordinator()
-    coordinator.train("s0", *(f"w{n}" for n in range(7)))
+    coordinator = Coordinator.trains("s0", *(f"w{n}" for n in range(7)))
     lose(coordinator, "s0", "w0")
     losses = coordinator.run().losses
     assert len(losses) == 4

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.core.machines import hello, peer
-from zmqps.core.coordinator.members.membership import MemberInfo
-from zmqps.core.coordinator.members.roster import Roster
-from zmqps.core.coordinator.training.delays import IN_A_ROW, Delays
+from zmqps.core.coordinator.members.membership import MemberInfo, Roster
+from zmqps.core.coordinator.training.steps import IN_A_ROW, Delays
 
 
 def member(rank: int) -> MemberInfo:

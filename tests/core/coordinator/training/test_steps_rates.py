@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from zmqps.core.coordinator.training.rates import Numbers
+from zmqps.core.coordinator.training.steps import Numbers
 from zmqps.core.protocol.limits import OPEN_STEPS
 
 

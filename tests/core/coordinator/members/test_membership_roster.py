@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.core.machines import INTERVAL, TIMEOUT, Coordinator, hello, identity, job, logged, peer, sent
-from zmqps.core.coordinator.members.membership import MAX_MEMBERS
-from zmqps.core.coordinator.members.roster import MAX_DOUBTS, Roster
+from zmqps.core.coordinator.members.membership import MAX_DOUBTS, MAX_MEMBERS, Roster
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.messages import Heartbeat, Hello, Job, Leave, Welcome
 from zmqps.core.protocol.messages.hello import SPARE
@@ -154,8 +153,7 @@ def test_ranks_are_small_however_many_workers_a_job_expects(workers: int) -> Non
 
 
 def test_workers_of_another_job_have_ranks_below_its_number_of_workers() -> None:
-    coordinator = Coordinator(workers=4)
-    coordinator.join("s0")
+    coordinator = Coordinator.joined("s0", workers=4)
     for index in (3, 2):
         coordinator.take(f"w{index}", numbered("worker", f"w{index}", index))
     for index in (3, 2):

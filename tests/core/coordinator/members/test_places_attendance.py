@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from tests.core.machines import hello, peer
-from zmqps.core.coordinator.members.attendance import Attendance
-from zmqps.core.coordinator.members.membership import MemberInfo
-from zmqps.core.coordinator.members.roster import Roster
+from zmqps.core.coordinator.members.membership import MemberInfo, Roster
+from zmqps.core.coordinator.members.places import Attendance
 
 
 def member(role: str, name: str) -> MemberInfo:

@@ -18,7 +18,7 @@ from tests.core.machines import (
     receivers,
     sent,
 )
-from zmqps.core.coordinator.members.roster import Roster
+from zmqps.core.coordinator.members.membership import Roster
 from zmqps.core.protocol.events import Action, Received
 from zmqps.core.protocol.messages import (
     Arrive,
@@ -60,8 +60,7 @@ def rank(actions: list[Action]) -> int:
 
 def trained(*names: str, expected: int | None = 2, **options: object) -> Coordinator:
     """Return a coordinator whose workers, tasks of a supervisor in their first life, train."""
-    coordinator = Coordinator(workers=expected)
-    coordinator.join("s0")
+    coordinator = Coordinator.joined("s0", workers=expected)
     for name in names:
         joins(coordinator, name, 0, token=name.encode().ljust(16, b"."))
     for name in names:

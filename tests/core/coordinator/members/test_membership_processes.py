@@ -8,7 +8,7 @@ import pytest
 
 from tests.core.coordinator.kept import Kept
 from tests.core.machines import Coordinator, errors, hello, logged, peer, receivers, sent
-from zmqps.core.coordinator.members.processes import MAX_ENDED, Processes
+from zmqps.core.coordinator.members.membership import MAX_ENDED, Processes
 from zmqps.core.protocol.events import Received
 from zmqps.core.protocol.messages import Departed, Enter, Exited, ExitNoted, Heartbeat, Leave, Released, Welcome
 from zmqps.core.protocol.messages.hello import MAX_NAME_CHARS
@@ -35,8 +35,7 @@ class Cluster(Coordinator):
 
 
 def test_whoever_lives_in_a_process_that_has_ended_is_lost_at_once_by_the_way_of_missed_heartbeats() -> None:
-    cluster = Cluster()
-    cluster.join("s0", "w0")
+    cluster = Cluster.joined("s0", "w0")
     cluster.come("w1", TOKEN)
     cluster.come("w2", TOKEN)
     cluster.take("w0", Enter(5, "end"))
@@ -60,8 +59,7 @@ def test_a_server_whose_process_has_ended_is_lost_too() -> None:
 
 
 def test_a_report_changes_nothing_for_the_next_life_of_whoever_has_ended() -> None:
-    cluster = Cluster()
-    cluster.join("s0")
+    cluster = Cluster.joined("s0")
     cluster.come("w0", TOKEN)
     cluster.exited(TOKEN)
     again = replace(hello("worker", "w0"), incarnation=b"the next life...", process=process_of(OTHER))
@@ -86,8 +84,7 @@ def test_who_has_said_goodbye_is_not_lost_by_the_end_of_its_process() -> None:
 
 
 def test_a_barrier_that_the_lost_one_had_entered_is_released() -> None:
-    cluster = Cluster(workers=2)
-    cluster.join("s0", "w0")
+    cluster = Cluster.joined("s0", "w0", workers=2)
     cluster.come("w1", TOKEN)
     cluster.take("w1", Enter(5, "end"))
     cluster.exited(TOKEN)
@@ -109,8 +106,7 @@ def test_nobody_ends_a_process_without_its_token_whatever_key_they_have(holder: 
 
 
 def test_a_member_of_no_known_process_is_ended_by_no_report() -> None:
-    cluster = Cluster()
-    cluster.join("s0", "w0")
+    cluster = Cluster.joined("s0", "w0")
     assert errors(cluster.exited(b"")) == [ProtocolError.code]
     assert cluster.names == {"s0", "w0"}
     assert sent(cluster.take("w1", hello("worker", "w1")), Welcome)
@@ -140,7 +136,7 @@ def test_a_coordinator_that_is_back_knows_in_which_process_each_member_lives() -
 
 
 def test_of_processes_that_have_ended_a_bounded_number_is_remembered() -> None:
-    processes: Processes = Processes()  # type: ignore[type-arg]
+    processes: Processes = Processes()
     for number in range(MAX_ENDED + 1):
         assert processes.end(number.to_bytes(16, "little")) == []
     processes.validate({})

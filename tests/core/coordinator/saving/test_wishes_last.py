@@ -9,7 +9,7 @@ import pytest
 from tests.core.coordinator.saving.test_checkpoints import SERVERS, WORKERS, Cluster, order, whys
 from tests.core.machines import Action, errors, exits_of, hello, job, logged, peer, receivers, sent
 from zmqps.core.coordinator.saving.checkpoints import HOLD_S
-from zmqps.core.coordinator.saving.last import TRIES, WAITS_S
+from zmqps.core.coordinator.saving.wishes import TRIES, WAITS_S
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import Exit, Returned, Stop
 from zmqps.core.protocol.messages import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.core.machines import peer
-from zmqps.core.coordinator import ended as module
-from zmqps.core.coordinator.ended import EndedJobs
+from zmqps.core.coordinator import jobs as module
+from zmqps.core.coordinator.jobs import EndedJobs
 from zmqps.core.protocol.messages import EndJob, JobEnded
 
 
