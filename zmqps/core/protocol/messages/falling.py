@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from zmqps.core.protocol.immutable import immutable
 from zmqps.core.protocol.message import Message
 
 if TYPE_CHECKING:
     from zmqps.core.protocol.message import U32, U64, Plain, Versions
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class GoBack(Message):
     """These shards of the job of this ``epoch`` go back to a checkpoint: where its members find them from now on.
 
@@ -31,7 +31,7 @@ class GoBack(Message):
     restored: Plain
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Recalled(Message):
     """What a copy that was loaded from a checkpoint knows of a worker's pushes: all up to ``floor``, and ``applied``.
 

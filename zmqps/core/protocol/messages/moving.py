@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from zmqps.core.protocol.immutable import immutable
 from zmqps.core.protocol.message import Message
 
 if TYPE_CHECKING:
     from zmqps.core.protocol.message import U32, U64, Plain
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Moved(Message):
     """A shard of the job of this ``epoch`` has another server: its row as in `Job`'s placement.
 
@@ -26,7 +26,7 @@ class Moved(Message):
     server: Plain
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Followed(Message):
     """A member goes by what `Moved`, `GoBack` or `Recut` of this ``revision`` has said.
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar
 
+from zmqps.core.protocol.immutable import immutable
 from zmqps.core.protocol.message import Message
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ MAX_STACKS_NBYTES = 60_000
 COORDINATOR_NODE = "coordinator"
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Examine(Message):
     """All members are to answer a `Probe`; or the one that ``node`` names is to say what its threads are doing.
 
@@ -30,7 +31,7 @@ class Examine(Message):
     guard: Key = field(default=b"", repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Examined(Message):
     """Answer to `Examine`, once all have answered or the time is over; ``findings`` has ``seconds`` and ``nodes``.
 
@@ -45,7 +46,7 @@ class Examined(Message):
     own: U8 = 0
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Probe(Message):
     """The coordinator looks whether a member answers; with ``stacks`` 1, what its threads are doing."""
 
@@ -54,7 +55,7 @@ class Probe(Message):
     stacks: U8
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Probed(Message):
     """Answer to `Probe`: by how much the member's loop was late, and its stacks in ``lines``, where they are wanted.
 

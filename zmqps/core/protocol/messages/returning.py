@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar
 
+from zmqps.core.protocol.immutable import immutable
 from zmqps.core.protocol.message import Message
 
 if TYPE_CHECKING:
     from zmqps.core.protocol.message import U64, Incarnation, Key, Text
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Back(Message):
     """The coordinator was away and knows its members from its journal, but not who is behind this connection.
 
@@ -23,7 +24,7 @@ class Back(Message):
     incarnation: Incarnation
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Farewell(Message):
     """`Leave` of a member to a coordinator that is back and does not know the connection: who goes, and why."""
 
@@ -33,7 +34,7 @@ class Farewell(Message):
     reason: Text
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Resumed(Message):
     """A worker or observer has asked again all that it waits for, and is at ``clock``."""
 

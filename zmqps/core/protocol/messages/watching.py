@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from zmqps.core.protocol.immutable import immutable
 from zmqps.core.protocol.message import Message
 
 if TYPE_CHECKING:
     from zmqps.core.protocol.message import U32, U64, Plain, Seconds, Text
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Watch(Message):
     """Anybody who may ask for the status may ask for this, without joining.
 
@@ -29,7 +29,7 @@ class Watch(Message):
     node: Text = ""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Watched(Message):
     """What there is to see: the status, series, events, and for whom steps wait."""
 
