@@ -172,7 +172,7 @@ MESSAGES: dict[str, m.Message] = {
     "status": m.Status(1, {"state": "training", "uptime_s": 1.5, "members": []}),
     "watch": m.Watch(1, 300.0, 200),
     "watch a node of a job": m.Watch(2, 3600.0, 100, 10.0, "resnet", "worker 2"),
-    "watched": m.Watched(2, {"now": 41.5, "status": {}, "series": [], "events": []}),
+    "watched": m.Status(2, {"now": 41.5, "status": {}, "series": [], "events": []}),
     "push of rows that asks for others": m.PushRows(9, 7, 1, 0, 0, 1, 1, 1, "raw", "raw", (), 1, 2, 41, 2, 3, (IDS, W)),
     "push of rows for a synchronous step": m.PushRows(
         10, 8, 1, 41, 42, 16, 0, 0, "bf16", "raw", (), 1, 2, 41, 3, 0, (IDS[:6], B)

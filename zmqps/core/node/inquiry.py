@@ -35,7 +35,6 @@ from zmqps.core.protocol.messages import (
     Status,
     StatusRequest,
     Watch,
-    Watched,
 )
 from zmqps.core.protocol.messages.resizing import DrainState
 from zmqps.errors import LimitError, from_wire, printable
@@ -113,9 +112,9 @@ class Inquiry(RepeatedQuestion):
         message = event.message if isinstance(event, Received) else None
         if message is not None:
             self._look_due = None
-        if isinstance(message, Status | Watched):
+        if isinstance(message, Status):
             self.error = None
-            self.status = presented(message.status if isinstance(message, Status) else message.view)
+            self.status = presented(message.status)
             if not self._until(self.status):
                 self._due = now + AGAIN_S
                 return []

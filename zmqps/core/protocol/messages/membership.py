@@ -1,4 +1,4 @@
-"""Messages of everybody: who it is, that it lives or goes, what failed, and how the cluster is."""
+"""Messages of everybody: who it is, that it lives, goes or goes on with a coordinator that is back, and what failed."""
 
 from __future__ import annotations
 
@@ -215,17 +215,30 @@ class Forgotten(Message):
 
 
 @immutable
-class StatusRequest(Message):
-    """Anybody may ask, without joining."""
+class Back(Message):
+    """The coordinator was away and knows its members from its journal, but not who is behind this connection.
 
-    kind: ClassVar[int] = 18
-    request: U64
+    ``incarnation`` is the coordinator's: who has joined this one says `Hello` again, whoever has joined another one
+    has lost it.
+    """
+
+    kind: ClassVar[int] = 70
+    incarnation: Incarnation
 
 
 @immutable
-class Status(Message):
-    """The coordinator's view of the cluster."""
+class Farewell(Message):
+    """`Leave` of a member to a coordinator that is back and does not know the connection: who goes, and why."""
 
-    kind: ClassVar[int] = 19
-    request: U64
-    status: Plain
+    kind: ClassVar[int] = 71
+    incarnation: Incarnation
+    secret: Key = field(repr=False)
+    reason: Text
+
+
+@immutable
+class Resumed(Message):
+    """A worker or observer has asked again all that it waits for, and is at ``clock``."""
+
+    kind: ClassVar[int] = 72
+    clock: U64

@@ -10,7 +10,7 @@ from zmqps.core.protocol.immutable import immutable
 from zmqps.core.protocol.message import Message
 
 if TYPE_CHECKING:
-    from zmqps.core.protocol.message import U8, U32, U64, Facts, Key, Plain, Text, Versions
+    from zmqps.core.protocol.message import U8, U32, U64, Facts, Key, Text, Versions
 
 
 class DrainState(IntEnum):
@@ -101,16 +101,3 @@ class Cut(Message):
     epoch: U32
     parents: Versions
     version: U64
-
-
-@immutable
-class Recut(Message):
-    """The job of this ``epoch`` lies in other shards from now on: ``placement`` is as in `Job`.
-
-    It ends the pause that `Hold` has begun. What comes under a lower ``revision`` is out of date.
-    """
-
-    kind: ClassVar[int] = 84
-    epoch: U32
-    revision: U64
-    placement: Plain

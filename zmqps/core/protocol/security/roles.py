@@ -125,7 +125,7 @@ TABLE = (
 NOT_TAKEN = (
     m.Ack, m.Checkpointed, m.Examined, m.ExitNoted, m.GoBack, m.GoOn, m.Hold, m.Job, m.JobEnded, m.Lost, m.Moved,
     m.Noted, m.Proceed, m.Range, m.RatesSet, m.Recalled, m.Recut, m.Released, m.Status, m.Tensors, m.Tracing,
-    m.Values, m.Waiting, m.Watched,
+    m.Values, m.Waiting,
 )  # fmt: skip
 #: The field by which some messages name whose they are.
 NAMES = {row.message: row.names for row in TABLE if row.names}
