@@ -373,8 +373,6 @@ MADE_IN_ORDER = {
     "zmqps/core/protocol/messages/steps.py",
     "zmqps/core/protocol/messages/training.py",
     "zmqps/core/protocol/messages/moving.py",
-    "zmqps/core/protocol/messages/probing.py",
-    "zmqps/core/protocol/messages/falling.py",
     "zmqps/core/protocol/messages/replication.py",
     "zmqps/core/protocol/messages/resizing.py",
     "zmqps/core/protocol/messages/rows.py",

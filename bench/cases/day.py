@@ -37,8 +37,8 @@ from zmqps.core.protocol.messages import (
     Message,
     Note,
     Ready,
+    Status,
     Watch,
-    Watched,
 )
 from zmqps.core.protocol.wire import encode
 from zmqps.optim import sgd
@@ -60,7 +60,7 @@ class Day:
         self.now = 0.0
         self.num_messages = 0
         self.failed = ""
-        self.view: Watched | None = None  # that was asked for last
+        self.view: Status | None = None  # that was asked for last
         self._numbers = count(1)
         self._lives = [0] * WORKERS
         self._noted = [0] * WORKERS
@@ -86,7 +86,7 @@ class Day:
             while (due := self.machine.next_deadline()) is not None and due <= self.now:
                 self._go(self.machine.on_deadline(self.now))
 
-    def look(self) -> Watched:
+    def look(self) -> Status:
         """Return what somebody sees who looks back a day."""
         self._take("somebody", Watch(next(self._numbers), 24.0 * HOUR_S, 1000))
         assert self.view is not None
@@ -136,7 +136,7 @@ class Day:
                 self._take(name, Committed(epoch, step))
             case Discard(epoch=epoch):
                 self._take(name, Discarded(epoch))
-            case Watched():
+            case Status():
                 self.view = message
             case Error():
                 self.failed = self.failed or message.text

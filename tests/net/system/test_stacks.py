@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from zmqps.core.protocol.messages import Probed
-from zmqps.core.protocol.messages.probing import MAX_STACKS_NBYTES
+from zmqps.core.protocol.messages.watching import MAX_STACKS_NBYTES
 from zmqps.core.protocol.wire import MAX_SHORT_HEADER_NBYTES, decode, encode
 from zmqps.net.system import stacks
 

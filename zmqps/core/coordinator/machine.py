@@ -99,7 +99,6 @@ from zmqps.core.protocol.messages import (
     Take,
     Trace,
     Watch,
-    Watched,
     Welcome,
     Withdraw,
 )
@@ -342,7 +341,7 @@ class CoordinatorMachine:
             return [Send(event.peer, Status(message.request, self.status(now)))]
         if isinstance(message, Watch):
             self._inquiries.check(len(self.membership.members) + WATCHED_AS_MEMBERS, now)
-            return [Send(event.peer, Watched(message.request, self.view(message, now)))]
+            return [Send(event.peer, Status(message.request, self.view(message, now)))]
         if member is not None:
             self.membership.heard(member, now)
         order = ORDERS.get(type(message))

@@ -35,7 +35,6 @@ from zmqps.core.protocol.messages import (
     Status,
     StatusRequest,
     Watch,
-    Watched,
 )
 from zmqps.core.protocol.messages.resizing import DrainState
 from zmqps.errors import LimitError, from_wire, printable
@@ -113,9 +112,9 @@ class Inquiry(RepeatedQuestion):
         if not isinstance(event, Received) or self._due is None:
             return []  # it was answered: what it has asked once more may be answered otherwise by now
         message, self._look_due = event.message, None
-        if isinstance(message, Status | Watched):
+        if isinstance(message, Status):
             self.error = None
-            self.status = presented(message.status if isinstance(message, Status) else message.view)
+            self.status = presented(message.status)
             if not self._until(self.status):
                 self._due = now + AGAIN_S
                 return []

@@ -2,16 +2,15 @@
 
 A *peer* is named by the transport: ``COORDINATOR`` or ``server_peer(rank)`` for a connection this
 node opened, the routing id for one that was opened to it.
-
-What there is one of for every message is not frozen, as `Message` says; nobody changes one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, field
 from typing import Any, Protocol
 
+from zmqps.core.protocol.immutable import Immutable, immutable
 from zmqps.core.protocol.messages import Message
 from zmqps.core.protocol.security.roles import KeyHolder
 from zmqps.errors import PSError
@@ -43,8 +42,8 @@ class Pending(Protocol):
 # --- into a machine ---------------------------------------------------------------------------
 
 
-@dataclass(slots=True, unsafe_hash=True)
-class Received:
+@immutable
+class Received(Immutable):
     """A message came; the transport says more of a `Hello`, and of who asks unknown for the end of a job.
 
     ``origin``: the address of the other host that it comes from, empty for this one. ``holder``: where there are keys,
@@ -57,31 +56,31 @@ class Received:
     holder: KeyHolder | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Undecodable:
+@immutable
+class Undecodable(Immutable):
     """Something that is not a message came."""
 
     peer: Peer
     error: PSError
 
 
-@dataclass(frozen=True, slots=True)
-class Unreachable:
+@immutable
+class Unreachable(Immutable):
     """A requested connection cannot be made, now or later; or a peer that had one may have none any more."""
 
     peer: Peer
     error: PSError
 
 
-@dataclass(frozen=True, slots=True)
-class Connected:
+@immutable
+class Connected(Immutable):
     """A connection that this node opens is there, perhaps again: what was sent before may be lost."""
 
     peer: Peer
 
 
-@dataclass(frozen=True, slots=True)
-class Disconnected:
+@immutable
+class Disconnected(Immutable):
     """A connection has ended that this node opened, or over which a peer was welcomed; it may come back.
 
     The peer has the same name then.
@@ -90,24 +89,24 @@ class Disconnected:
     peer: Peer
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+@immutable
+class Stop(Immutable):
     """The process was asked to end (a signal, ``close()``); what others can take may be handed over for ``drain_s``."""
 
     reason: str
     drain_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Returned:
+@immutable
+class Returned(Immutable):
     """The work of a `Run` is done; ``value`` is its result or the exception it raised."""
 
     tag: Any
     value: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Looked:
+@immutable
+class Looked(Immutable):
     """The answer to a `Look`: why a peer does not answer, in words."""
 
     peer: Peer
@@ -121,8 +120,8 @@ NetworkEvent = Received | Undecodable | Unreachable | Connected | Disconnected |
 # --- out of a machine -------------------------------------------------------------------------
 
 
-@dataclass(slots=True, unsafe_hash=True)
-class Send:
+@immutable
+class Send(Immutable):
     """Send a message.
 
     ``readers``: a list for each of the payload's buffers, or none. The transport appends a `Reader` to
@@ -137,31 +136,31 @@ class Send:
     after: Pending | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Connect:
+@immutable
+class Connect(Immutable):
     """Open a connection and call it ``peer`` from now on."""
 
     peer: Peer
     endpoint: str
 
 
-@dataclass(frozen=True, slots=True)
-class Disconnect:
+@immutable
+class Disconnect(Immutable):
     """Close a connection that this node has opened; nothing comes over it any more, and nobody tells of its end."""
 
     peer: Peer
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+@immutable
+class Look(Immutable):
     """Find out why nobody answers at an endpoint; `Looked` comes back, some time."""
 
     peer: Peer
     endpoint: str
 
 
-@dataclass(frozen=True, slots=True)
-class Log:
+@immutable
+class Log(Immutable):
     """Say something; ``level`` is debug, info, warning or error.
 
     ``kind`` names what has happened where those who watch the cluster are to see it: joined, left, lost, began, …
@@ -183,8 +182,8 @@ class Log:
         return {name: value for name, value in about.items() if value}
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+@immutable
+class Record(Immutable):
     """Keep something under a key of this node's journal, or nothing any more, before anything that follows is done.
 
     ``data`` is plain: maps, lists, texts, bytes, numbers. Records one after the other are kept all together, or none.
@@ -194,8 +193,8 @@ class Record:
     data: Any
 
 
-@dataclass(frozen=True, slots=True)
-class Exit:
+@immutable
+class Exit(Immutable):
     """The node's work is over; see `zmqps.core.protocol.exits` for the codes.
 
     ``done``: all is done that was asked for, so that a signal that asked for it has done no harm.
@@ -206,8 +205,8 @@ class Exit:
     done: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+@immutable
+class Run(Immutable):
     """Work that takes longer than a heartbeat; done aside, its outcome comes back as `Returned`.
 
     ``nbytes``: size of the message that it reads; 0: it reads none. The many objects that are made of one are freed
@@ -219,24 +218,24 @@ class Run:
     nbytes: int = 0
 
 
-@dataclass(slots=True, unsafe_hash=True)
-class Resolve:
+@immutable
+class Resolve(Immutable):
     """An operation of the user is done; ``value`` is its result or the exception to raise."""
 
     operation: Any
     value: Any
 
 
-@dataclass(slots=True, unsafe_hash=True)
-class Landed:
+@immutable
+class Landed(Immutable):
     """Some parameters of a pull, by number, are where they belong while others are still awaited."""
 
     operation: Any
     parameters: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Notify:
+@immutable
+class Notify(Immutable):
     """Something has happened that the user may want to know, and has not asked for."""
 
     event: Any

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
+from zmqps.core.protocol.immutable import Immutable
+
 if TYPE_CHECKING:
     from zmqps.core.protocol.fields import Contributor, Entry, Part
 
@@ -31,11 +33,8 @@ if TYPE_CHECKING:
     Payload: TypeAlias = Sequence[Buffer]
 
 
-class Message:
-    """Base of all messages.
-
-    They are frozen, but for those that travel in every step: a frozen one takes six times as long to make.
-    """
+class Message(Immutable):
+    """Base of all messages."""
 
     __slots__ = ()
     kind: ClassVar[int]

@@ -11,9 +11,9 @@ In the place of a scale stands `SET` or `SET_TO_MEAN` where a push brings values
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
+from zmqps.core.protocol.immutable import immutable
 from zmqps.core.protocol.message import Message
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def are_sets(numbers: Sequence[Any]) -> bool:
     return bool(1 <= count <= more and count == int(count) and more % int(count) == 0)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Measured(Message):
     """A server's answer to a `Commit` that asks for it: the sum of the squares of a shard's part of the step's mean."""
 
@@ -60,7 +60,7 @@ class Measured(Message):
     squares: Seconds
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class SetRates(Message):
     """The chief sets numbers: synchronous for the steps from ``step`` on, else for pushes that begin later."""
 
@@ -70,7 +70,7 @@ class SetRates(Message):
     terms: Terms
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class RatesSet(Message):
     """Answer to `SetRates`: these hold. From somebody who is not the chief, nothing has changed."""
 

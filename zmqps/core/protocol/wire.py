@@ -57,7 +57,6 @@ from zmqps.core.protocol.messages import (
     Tracing,
     Values,
     Watch,
-    Watched,
 )
 from zmqps.core.protocol.messages.notes import checked_entries
 from zmqps.core.protocol.messages.resizing import DrainState
@@ -326,7 +325,7 @@ _OFTEN: dict[int, tuple[Callable[..., Message], Callable[[memoryview], tuple[Any
 #: Kind -> bytes that its header has at most, if they are not `MAX_SHORT_HEADER_NBYTES`.
 HEADER_NBYTES: dict[int, int] = {
     Init.kind: MAX_INIT_HEADER_NBYTES,
-    **dict.fromkeys([cls.kind for cls in (Job, Assign, Status, Watched, Examined, GoBack, Recut)], MAX_HEADER_NBYTES),
+    **dict.fromkeys([cls.kind for cls in (Job, Assign, Status, Examined, GoBack, Recut)], MAX_HEADER_NBYTES),
     **dict.fromkeys([cls.kind for cls in (Load, Push, Pull, Ack, Values, Tensors, Replicate)], MAX_DATA_HEADER_NBYTES),
     **dict.fromkeys(
         [cls.kind for cls in (Heartbeat, Commit, Error, Checkpoint, Saved, Promoted, Tracing)], MAX_LIST_HEADER_NBYTES

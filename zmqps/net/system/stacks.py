@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any
 
 from zmqps.core.protocol.limits import MAX_TEXT_CHARS
-from zmqps.core.protocol.messages.probing import MAX_STACKS_NBYTES
+from zmqps.core.protocol.messages.watching import MAX_STACKS_NBYTES
 
 #: Frames of a thread that are shown, the innermost ones, and threads.
 MOST_FRAMES = 48
@@ -35,7 +35,7 @@ _log = ""
 def threads() -> list[str]:
     """Return what all threads are doing: for each its name, then its frames, the innermost first.
 
-    Bounded to `zmqps.core.protocol.messages.probing.MAX_STACKS_NBYTES`. No value of a variable is in it.
+    Bounded to `zmqps.core.protocol.messages.watching.MAX_STACKS_NBYTES`. No value of a variable is in it.
     """
     named = {thread.ident: thread for thread in threading.enumerate()}
     frames = _current()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from zmqps.core.coordinator.watching.probes import PROBE_S, ProbeOutcome
 from zmqps.core.node.inquiry import Inquiry
 from zmqps.core.node.member import Identity
-from zmqps.core.protocol.messages import Error, Examine, Examined, Message, Probe, Probed, Watch, Watched
+from zmqps.core.protocol.messages import Error, Examine, Examined, Message, Probe, Probed, Status, Watch
 from zmqps.core.protocol.security.guard import examine_guard
 from zmqps.core.protocol.security.keys import KEY_NBYTES
 from zmqps.core.server.machine import ServerMachine
@@ -133,8 +133,8 @@ class Operators:
             assert self._may[self._last] or not message.stacks, "the threads of a node are shown to anybody"
         elif isinstance(message, Examined):
             self._check(sender, to, message.findings)
-        elif isinstance(message, Watched):
-            self.watchers.check(sender, message.view)
+        elif isinstance(message, Status):
+            self.watchers.check(sender, message.status)
         elif isinstance(message, Error) and to in self._taken and sender.role == "coordinator":
             del self._taken[to]
             if message.code == IdentityError.code:

@@ -12,7 +12,7 @@ from zmqps.core.coordinator.watching.probes import MOST_EXAMINATIONS, PROBE_S, P
 from zmqps.core.node.timers import Wheel
 from zmqps.core.protocol.events import Action, Send
 from zmqps.core.protocol.messages import MAGIC, PROTOCOL_VERSION, Examine, Examined, Hello, Probe, Probed
-from zmqps.core.protocol.messages.probing import COORDINATOR_NODE, MAX_STACKS_NBYTES
+from zmqps.core.protocol.messages.watching import COORDINATOR_NODE, MAX_STACKS_NBYTES
 from zmqps.core.protocol.wire import decode, encode
 from zmqps.errors import AmbiguousNodeError, JobError, LimitError
 

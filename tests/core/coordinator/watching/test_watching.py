@@ -11,16 +11,16 @@ from tests.core.machines import Coordinator, errors, sent
 from zmqps.core.coordinator.watching.watching import MAX_EVENT_CHARS, MAX_EVENTS, Watching
 from zmqps.core.protocol.events import Log
 from zmqps.core.protocol.figures import BOUNDS
-from zmqps.core.protocol.messages import Heartbeat, Watch, Watched
+from zmqps.core.protocol.messages import Heartbeat, Status, Watch
 from zmqps.core.protocol.wire import decode, encode
 from zmqps.errors import LimitError
 
 
 def view(cluster: Coordinator, **asked: Any) -> dict[str, Any]:
     options = {"span": 1000.0, "points": 2000, **asked}
-    (watched,) = sent(cluster.take("x", Watch(1, **options)), Watched)
+    (watched,) = sent(cluster.take("x", Watch(1, **options)), Status)
     assert decode(encode(watched), lambda: 0) == watched
-    return watched.view
+    return watched.status
 
 
 def series(cluster: Coordinator, node: str, name: str) -> list[list[Any]]:

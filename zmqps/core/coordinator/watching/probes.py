@@ -13,7 +13,7 @@ from zmqps.core.coordinator.watching.status import Inquiries
 from zmqps.core.node.timers import Wheel
 from zmqps.core.protocol.events import Action, Peer, Send
 from zmqps.core.protocol.messages import Examine, Examined, Probe, Probed
-from zmqps.core.protocol.messages.probing import COORDINATOR_NODE, MAX_STACKS_NBYTES
+from zmqps.core.protocol.messages.watching import COORDINATOR_NODE, MAX_STACKS_NBYTES
 from zmqps.errors import LimitError
 
 #: Seconds that a node has to answer: a loop that is later than that does not look after its heartbeats either.

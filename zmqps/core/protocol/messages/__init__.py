@@ -1,6 +1,6 @@
 """Every wire message by its kind, the number behind its name on the wire; this is where all are imported from.
 
-Each is a frozen dataclass in the module of its subject. The annotations are the schema: `zmqps.core.protocol.wire`
+Each is an `immutable` class in the module of its subject. The annotations are the schema: `zmqps.core.protocol.wire`
 checks every field of a received message against them before anybody sees it, so the machines may rely on types and
 sizes, never on meaning. docs/protocol.md explains each message and who answers what.
 """
@@ -10,13 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zmqps.core.protocol.message import Message
-from zmqps.core.protocol.messages.falling import GoBack, Recalled
 from zmqps.core.protocol.messages.jobs import Assign, Discard, Discarded, EndJob, Init, Job, JobEnded, Ready
 from zmqps.core.protocol.messages.membership import (
+    Back,
     Departed,
     Error,
     Exited,
     ExitNoted,
+    Farewell,
     Forgotten,
     Heartbeat,
     HeartbeatAck,
@@ -24,17 +25,14 @@ from zmqps.core.protocol.messages.membership import (
     Leave,
     Left,
     Lost,
+    Resumed,
     Shutdown,
-    Status,
-    StatusRequest,
     Welcome,
 )
-from zmqps.core.protocol.messages.moving import Followed, Moved
+from zmqps.core.protocol.messages.moving import Followed, GoBack, Moved, Recalled, Recut
 from zmqps.core.protocol.messages.notes import Note, Noted
-from zmqps.core.protocol.messages.probing import Examine, Examined, Probe, Probed
 from zmqps.core.protocol.messages.replication import Promote, Promoted, Replicas, Replicate, Replicated, Replicating
-from zmqps.core.protocol.messages.resizing import Cut, Drain, Draining, Recut, Scale, Yield, Yielded
-from zmqps.core.protocol.messages.returning import Back, Farewell, Resumed
+from zmqps.core.protocol.messages.resizing import Cut, Drain, Draining, Scale, Yield, Yielded
 from zmqps.core.protocol.messages.rows import PullRows, PushRows, ScanRows
 from zmqps.core.protocol.messages.saving import (
     Checkpoint,
@@ -62,7 +60,7 @@ from zmqps.core.protocol.messages.steps import (
 )
 from zmqps.core.protocol.messages.tracing import Clock, Fetch, Piece, RecordSpans, SpansRecorded, Trace, Tracing
 from zmqps.core.protocol.messages.training import Ack, Load, Pull, Push, Tensors, Values
-from zmqps.core.protocol.messages.watching import Watch, Watched
+from zmqps.core.protocol.messages.watching import Examine, Examined, Probe, Probed, Status, StatusRequest, Watch
 from zmqps.core.protocol.terms import Measured, RatesSet, SetRates
 
 if TYPE_CHECKING:
@@ -158,7 +156,6 @@ __all__ = [
     "Values",
     "Waiting",
     "Watch",
-    "Watched",
     "Welcome",
     "Withdraw",
     "Yield",

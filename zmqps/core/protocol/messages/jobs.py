@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar
 
+from zmqps.core.protocol.immutable import immutable
 from zmqps.core.protocol.message import Message
 
 if TYPE_CHECKING:
     from zmqps.core.protocol.message import U8, U32, U64, Key, Plain, Terms, Text
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Init(Message):
     """A worker names the job it wants to train; an empty map asks for the job as it is."""
 
@@ -20,7 +21,7 @@ class Init(Message):
     job: Plain
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Job(Message):
     """The job and where its shards are; ``load`` asks this worker to upload the initial values.
 
@@ -48,7 +49,7 @@ class Job(Message):
     terms: Terms = ()
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Assign(Message):
     """The coordinator gives a server a shard of a job; the job's ``name`` is that of its workers' `Hello`.
 
@@ -78,7 +79,7 @@ class Assign(Message):
     backups: Plain = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Ready(Message):
     """A server has built its shard; ``loaded`` is 1 once it has the initial values as well."""
 
@@ -87,7 +88,7 @@ class Ready(Message):
     loaded: U8
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Discard(Message):
     """A server frees its copy of a shard: the job has ended or, with ``moved`` 1, another copy answers from now on."""
 
@@ -96,7 +97,7 @@ class Discard(Message):
     moved: U8 = 0
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Discarded(Message):
     """A server does not keep this copy of a shard any more."""
 
@@ -104,7 +105,7 @@ class Discarded(Message):
     epoch: U32
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class EndJob(Message):
     """Somebody ends a job, or the cluster where ``job`` is empty; members are told. Anybody may ask, without joining.
 
@@ -118,7 +119,7 @@ class EndJob(Message):
     guard: Key = field(default=b"", repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class JobEnded(Message):
     """Answer to `EndJob`: the job has ended, or had before; ``text`` says how."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from zmqps.core.protocol.immutable import immutable
 from zmqps.core.protocol.message import Message
 from zmqps.core.protocol.messages import BY_KIND, Assign, Init
 from zmqps.core.protocol.typed import pack
@@ -29,7 +29,7 @@ LIST_OF_MANY, SMALLEST_NAMED = 0xDC, 0x80
 WIDTHS = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8}
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Large(Message):
     """A message that is not decoded yet, for that takes longer than others may wait; it travels as what it is."""
 

@@ -1,11 +1,12 @@
-"""Messages of everybody: who it is, that it lives or goes, what failed, and how the cluster is."""
+"""Messages of everybody: who it is, that it lives, goes or goes on with a coordinator that is back, and what failed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
+from zmqps.core.protocol.immutable import immutable
 from zmqps.core.protocol.limits import MAX_FACT_CHARS
 from zmqps.core.protocol.message import Message
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from zmqps.errors import PSError
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Hello(Message):
     """First message on every connection; its fields never change, later versions append theirs.
 
@@ -58,7 +59,7 @@ class Hello(Message):
     process: Key = b""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Welcome(Message):
     """Answer to `Hello`; ``rank`` is the receiver's, the other facts are the sender's.
 
@@ -80,7 +81,7 @@ class Welcome(Message):
     patience: Seconds = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Heartbeat(Message):
     """Sign of life to the coordinator, with the sender's counters for the status."""
 
@@ -88,7 +89,7 @@ class Heartbeat(Message):
     counters: Plain
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class HeartbeatAck(Message):
     """The coordinator's sign of life; also sent when what it says has changed.
 
@@ -118,7 +119,7 @@ class DepartureCause(StrEnum):
         return cls(reason) if reason in (cls.FINISHED, cls.DRAINED) else cls.CLOSED
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Leave(Message):
     """A member says goodbye; ``reason`` is ``finished``, ``drained``, or anything else for ``closed``."""
 
@@ -126,14 +127,14 @@ class Leave(Message):
     reason: Text
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Left(Message):
     """Answer to `Leave`."""
 
     kind: ClassVar[int] = 6
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Error(Message):
     """A request (0: none in particular) failed; see `zmqps.errors` for codes and facts.
 
@@ -153,7 +154,7 @@ class Error(Message):
         return cls(request, error.code, str(error), facts)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Lost(Message):
     """The coordinator noticed that a member vanished."""
 
@@ -165,7 +166,7 @@ class Lost(Message):
     silent_s: Seconds
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Exited(Message):
     """A supervisor saw a process end: all members that live in it are lost. Nobody has to join to say so.
 
@@ -179,7 +180,7 @@ class Exited(Message):
     how: Text = ""
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class ExitNoted(Message):
     """Answer to `Exited`: who of its members had not said goodbye, and so is lost."""
 
@@ -188,7 +189,7 @@ class ExitNoted(Message):
     lost: Texts = ()
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Shutdown(Message):
     """The coordinator ends the cluster."""
 
@@ -196,7 +197,7 @@ class Shutdown(Message):
     reason: Text
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Departed(Message):
     """A worker or observer has gone for good; ``evicted`` is 1 if it was lost, 2 if its key was revoked."""
 
@@ -205,7 +206,7 @@ class Departed(Message):
     evicted: U8
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Forgotten(Message):
     """A server keeps nothing of one that has gone, and takes nothing of it."""
 
@@ -213,18 +214,31 @@ class Forgotten(Message):
     incarnation: Incarnation
 
 
-@dataclass(frozen=True, slots=True)
-class StatusRequest(Message):
-    """Anybody may ask, without joining."""
+@immutable
+class Back(Message):
+    """The coordinator was away and knows its members from its journal, but not who is behind this connection.
 
-    kind: ClassVar[int] = 18
-    request: U64
+    ``incarnation`` is the coordinator's: who has joined this one says `Hello` again, whoever has joined another one
+    has lost it.
+    """
+
+    kind: ClassVar[int] = 70
+    incarnation: Incarnation
 
 
-@dataclass(frozen=True, slots=True)
-class Status(Message):
-    """The coordinator's view of the cluster."""
+@immutable
+class Farewell(Message):
+    """`Leave` of a member to a coordinator that is back and does not know the connection: who goes, and why."""
 
-    kind: ClassVar[int] = 19
-    request: U64
-    status: Plain
+    kind: ClassVar[int] = 71
+    incarnation: Incarnation
+    secret: Key = field(repr=False)
+    reason: Text
+
+
+@immutable
+class Resumed(Message):
+    """A worker or observer has asked again all that it waits for, and is at ``clock``."""
+
+    kind: ClassVar[int] = 72
+    clock: U64

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from zmqps.core.protocol.immutable import immutable
 from zmqps.core.protocol.message import Message
 from zmqps.errors import LimitError, ProtocolError
 
@@ -22,7 +22,7 @@ MAX_ENTRIES_NBYTES = 48 << 10
 MAX_STEP = (1 << 63) - 1
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Note(Message):
     """What a script has logged, in its order.
 
@@ -35,7 +35,7 @@ class Note(Message):
     entries: Entries
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Noted(Message):
     """The coordinator has all calls below this number, or has counted them as lost."""
 

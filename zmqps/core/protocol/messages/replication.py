@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar
 
+from zmqps.core.protocol.immutable import immutable
 from zmqps.core.protocol.message import Message
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ PUSHED, AVERAGED, STEPPED, REMEMBERED, STATE, ASKED, ROWS = 1, 2, 3, 4, 5, 6, 7
 NOBODY = bytes(16)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Replicate(Message):
     """A leader tells a backup what it has done: record ``number`` of the stream to this copy, from 1.
 
@@ -53,7 +54,7 @@ class Replicate(Message):
     payload: Payload = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Replicated(Message):
     """A backup has applied all records up to ``number``; ``again`` 1 asks for those behind it, which were lost."""
 
@@ -63,7 +64,7 @@ class Replicated(Message):
     again: U8
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Replicas(Message):
     """The coordinator tells a leader its backups: these, and no others, confirm from now on what it acknowledges.
 
@@ -77,7 +78,7 @@ class Replicas(Message):
     backups: Plain
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Promote(Message):
     """The coordinator makes a backup the leader of its shard: it takes nothing of the old one any more.
 
@@ -91,7 +92,7 @@ class Promote(Message):
     backups: Plain = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Promoted(Message):
     """A backup is the leader now, with ``step`` steps committed and these ``versions`` of its slices."""
 
@@ -102,7 +103,7 @@ class Promoted(Message):
     versions: Versions
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Replicating(Message):
     """A leader waits for the backups of this ``generation``, and no others."""
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar
 
+from zmqps.core.protocol.immutable import immutable
 from zmqps.core.protocol.message import Message
 
 if TYPE_CHECKING:
-    from zmqps.core.protocol.message import U8, U32, U64, Facts, Key, Plain, Text, Versions
+    from zmqps.core.protocol.message import U8, U32, U64, Facts, Key, Text, Versions
 
 
 class DrainState(IntEnum):
@@ -18,7 +19,7 @@ class DrainState(IntEnum):
     GOING, GONE, STAYS = range(3)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Drain(Message):
     """A server is to hand over all that it has to others, and to end; asked again, nothing more is done.
 
@@ -34,7 +35,7 @@ class Drain(Message):
     guard: Key = field(default=b"", repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Draining(Message):
     """How far a server is that is to go: ``state``, and ``text`` in words. Answer to `Drain`, and told that server.
 
@@ -47,7 +48,7 @@ class Draining(Message):
     text: Text
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Yield(Message):
     """A leader is to give up its place to a copy that has all: it answers for the shard no more.
 
@@ -60,7 +61,7 @@ class Yield(Message):
     generation: U64
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Yielded(Message):
     """A leader has given up its place, and its backups have all; or with ``busy`` 1 it has not, for now.
 
@@ -74,7 +75,7 @@ class Yielded(Message):
     numbers: Facts = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Scale(Message):
     """The cluster is to have so many servers that jobs are cut for; asked again, nothing more is done.
 
@@ -88,7 +89,7 @@ class Scale(Message):
     guard: Key = field(default=b"", repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Cut(Message):
     """A server fills a copy that was built for it with what its other copies of the job have of that.
 
@@ -100,16 +101,3 @@ class Cut(Message):
     epoch: U32
     parents: Versions
     version: U64
-
-
-@dataclass(frozen=True, slots=True)
-class Recut(Message):
-    """The job of this ``epoch`` lies in other shards from now on: ``placement`` is as in `Job`.
-
-    It ends the pause that `Hold` has begun. What comes under a lower ``revision`` is out of date.
-    """
-
-    kind: ClassVar[int] = 84
-    epoch: U32
-    revision: U64
-    placement: Plain

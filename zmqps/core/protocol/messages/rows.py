@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar
 
+from zmqps.core.protocol.immutable import immutable
 from zmqps.core.protocol.message import Message
 from zmqps.core.protocol.messages.training import Gradients
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from zmqps.core.protocol.message import U8, U32, U64, Payload, Text, Versions
 
 
-@dataclass(slots=True, unsafe_hash=True)
+@immutable
 class PushRows(Gradients):
     """Gradients of some rows of a table.
 
@@ -37,7 +38,7 @@ class PushRows(Gradients):
         return ((self.index, self.version, ()),)
 
 
-@dataclass(slots=True, unsafe_hash=True)
+@immutable
 class PullRows(Message):
     """Ask for ``count`` rows of a table, of version ``version`` or a later one; the payload has their ids."""
 
@@ -61,7 +62,7 @@ class PullRows(Message):
         return 0
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class ScanRows(Message):
     """Ask for rows of a table as they lie: up to ``most`` of those from place ``start`` on.
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar
 
+from zmqps.core.protocol.immutable import immutable
 from zmqps.core.protocol.message import Message
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ class SaveStage(IntEnum):
     KEPT, WRITING, WRITTEN, FAILED = range(4)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Save(Message):
     """The coordinator lets a server keep its shard as it is, and write it to a directory.
 
@@ -36,7 +37,7 @@ class Save(Message):
     base: U64
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Saved(Message):
     """How far a server is with a `Save`.
 
@@ -51,7 +52,7 @@ class Saved(Message):
     facts: Plain
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Unsave(Message):
     """The checkpoint has failed elsewhere: a server keeps nothing for it any more."""
 
@@ -60,7 +61,7 @@ class Unsave(Message):
     number: U64
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Checkpoint(Message):
     """Somebody asks for a checkpoint of a job, without joining, or a member of its own, where ``job`` is empty.
 
@@ -77,7 +78,7 @@ class Checkpoint(Message):
     guard: Key = field(default=b"", repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Checkpointed(Message):
     """Answer to `Checkpoint`: where it is, of what version, how long it took and how large it is."""
 
@@ -89,7 +90,7 @@ class Checkpointed(Message):
     nbytes: U64
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Hold(Message):
     """A worker is to begin no push until `GoOn`, and say so once all that it had begun are acknowledged."""
 
@@ -97,7 +98,7 @@ class Hold(Message):
     number: U64
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Holding(Message):
     """No push of this worker is under way."""
 
@@ -105,7 +106,7 @@ class Holding(Message):
     number: U64
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class GoOn(Message):
     """All servers keep what they have: a worker may push again."""
 
@@ -113,7 +114,7 @@ class GoOn(Message):
     number: U64
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class FileAsk(Message):
     """A server that shares no directory with the coordinator's host asks for something of a file there.
 
@@ -129,7 +130,7 @@ class FileAsk(Message):
     payload: Payload = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class FileAnswer(Message):
     """What came of a `FileAsk`: its ``value``, or ``errno`` and ``why`` it failed; or bytes of a file."""
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from zmqps.core.protocol.immutable import immutable
 from zmqps.core.protocol.message import Message
 
 if TYPE_CHECKING:
     from zmqps.core.protocol.message import U8, U32, U64, Contributors, Terms, Text, Versions
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Enter(Message):
     """A worker enters a named barrier."""
 
@@ -20,7 +20,7 @@ class Enter(Message):
     barrier: Text
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Released(Message):
     """Everybody has entered the barrier of ``request``; ``step`` as in `Range`."""
 
@@ -29,7 +29,7 @@ class Released(Message):
     step: U64
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Withdraw(Message):
     """A worker no longer waits for ``request``."""
 
@@ -37,7 +37,7 @@ class Withdraw(Message):
     request: U64
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Waiting(Message):
     """Whom ``request`` waits for at the moment, in words."""
 
@@ -46,7 +46,7 @@ class Waiting(Message):
     text: Text
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Arrive(Message):
     """A worker has completed a step: all shards have acknowledged these pushes of it.
 
@@ -63,7 +63,7 @@ class Arrive(Message):
     leaves_out: U8 = 0
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Proceed(Message):
     """The worker of ``request`` may go on, and reads version ``version`` or a later one; bounded: of the slowest clock.
 
@@ -78,7 +78,7 @@ class Proceed(Message):
     left_out: U8 = 0
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Commit(Message):
     """The coordinator closes a step: apply the mean of these contributors' gradients, in this order.
 
@@ -98,7 +98,7 @@ class Commit(Message):
     left_out: U8 = 0
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Committed(Message):
     """A server has applied a step."""
 
@@ -107,7 +107,7 @@ class Committed(Message):
     step: U64
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Take(Message):
     """A worker asks for a range of a data set's examples; the first one's description of it counts.
 
@@ -125,7 +125,7 @@ class Take(Message):
     done: Versions
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Range(Message):
     """Positions ``[start, stop)`` of a pass over a data set; an empty one says that there are no more.
 

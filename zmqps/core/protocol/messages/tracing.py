@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum
 from typing import TYPE_CHECKING, ClassVar
 
+from zmqps.core.protocol.immutable import immutable
 from zmqps.core.protocol.message import Message
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ class TraceState(IntEnum):
     NONE, ON, OFF = range(3)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Trace(Message):
     """Nodes are to record where time goes, or to end that; or somebody looks how far it is.
 
@@ -44,7 +45,7 @@ class Trace(Message):
     guard: Key = field(default=b"", repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Tracing(Message):
     """Answer to `Trace`: ``state``, and how many seconds are ``left``; ``nodes`` has a map of each node."""
 
@@ -56,7 +57,7 @@ class Tracing(Message):
     nodes: Plain
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class RecordSpans(Message):
     """A node is to record for ``seconds``, into ``nbytes`` of memory; 0: no more. It ends by itself, too."""
 
@@ -66,7 +67,7 @@ class RecordSpans(Message):
     nbytes: U32
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class SpansRecorded(Message):
     """A node records, or has: so many bytes, ``lost`` of them overwritten, and ``steps`` since it was told.
 
@@ -84,7 +85,7 @@ class SpansRecorded(Message):
     facts: Facts
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Clock(Message):
     """Answer to `SpansRecorded`: what was ``sent`` then came ``at`` this time by the coordinator's clock."""
 
@@ -95,7 +96,7 @@ class Clock(Message):
     at: Seconds
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Fetch(Message):
     """Somebody wants what a node has recorded, from ``offset``; the coordinator passes it on to that node.
 
@@ -111,7 +112,7 @@ class Fetch(Message):
     guard: Key = field(default=b"", repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Piece(Message):
     """Answer to `Fetch`: a piece of ``total`` bytes; the coordinator passes it on to who wants it."""
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar
 
+from zmqps.core.protocol.immutable import immutable
 from zmqps.core.protocol.message import Message
 
 if TYPE_CHECKING:
     from zmqps.core.protocol.message import U8, U32, U64, Parts, Payload, Plain, Terms, Text, Versions
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Load(Message):
     """Initial values; ignored, but acknowledged, once the shard has them all."""
 
@@ -22,7 +23,7 @@ class Load(Message):
     payload: Payload = field(repr=False)
 
 
-@dataclass(slots=True, unsafe_hash=True)
+@immutable
 class Gradients(Message):
     """What all messages with gradients have; all parts of one message are applied, or kept, together.
 
@@ -49,7 +50,7 @@ class Gradients(Message):
     terms: Terms
 
 
-@dataclass(slots=True, unsafe_hash=True)
+@immutable
 class Push(Gradients):
     """Gradients of slices."""
 
@@ -58,7 +59,7 @@ class Push(Gradients):
     payload: Payload = field(repr=False)
 
 
-@dataclass(slots=True, unsafe_hash=True)
+@immutable
 class Pull(Message):
     """Ask for values of version ``version`` or a later one; with ``exact`` 1, of that one."""
 
@@ -71,7 +72,7 @@ class Pull(Message):
     parts: Parts
 
 
-@dataclass(slots=True, unsafe_hash=True)
+@immutable
 class Ack(Message):
     """Loaded or applied; a version and, for a push, a staleness for each part."""
 
@@ -81,7 +82,7 @@ class Ack(Message):
     staleness: Versions
 
 
-@dataclass(slots=True, unsafe_hash=True)
+@immutable
 class Values(Message):
     """Answer to `Pull`, and to a `Push` with ``reply``; payload in the order of the parts asked."""
 
@@ -93,7 +94,7 @@ class Values(Message):
     payload: Payload = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
 class Tensors(Message):
     """Arrays from one stage of a pipeline to another; ``number`` counts them in each direction, from 1.
 

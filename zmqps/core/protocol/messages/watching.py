@@ -1,19 +1,42 @@
-"""Messages of those who watch a cluster."""
+"""Messages of those who look at a cluster: how it is, whether its nodes answer, and what their threads are doing."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import field
 from typing import TYPE_CHECKING, ClassVar
 
+from zmqps.core.protocol.immutable import immutable
 from zmqps.core.protocol.message import Message
 
 if TYPE_CHECKING:
-    from zmqps.core.protocol.message import U32, U64, Plain, Seconds, Text
+    from zmqps.core.protocol.message import U8, U32, U64, Key, Plain, Seconds, Text, Texts
+#: Bytes of the stacks of a process, as one line after the other: below `wire.MAX_SHORT_HEADER_NBYTES` with all else.
+MAX_STACKS_NBYTES = 60_000
+
+#: How `Examine` names the coordinator itself.
+COORDINATOR_NODE = "coordinator"
 
 
-@dataclass(frozen=True, slots=True)
+@immutable
+class StatusRequest(Message):
+    """Anybody may ask, without joining."""
+
+    kind: ClassVar[int] = 18
+    request: U64
+
+
+@immutable
+class Status(Message):
+    """The coordinator's view of the cluster; in answer to a `Watch` beside all else that is to be seen."""
+
+    kind: ClassVar[int] = 19
+    request: U64
+    status: Plain
+
+
+@immutable
 class Watch(Message):
-    """Anybody who may ask for the status may ask for this, without joining.
+    """What goes beyond the status: series, events, and for whom steps wait. Anybody may ask, without joining.
 
     ``span``: how many seconds to look back; ``points``: of each series at most so many; ``every``: only of those that
     stand for so many seconds each, 0 for the finest that reach back so far. ``job`` and ``node`` choose series; empty:
@@ -29,10 +52,53 @@ class Watch(Message):
     node: Text = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Watched(Message):
-    """What there is to see: the status, series, events, and for whom steps wait."""
+@immutable
+class Examine(Message):
+    """All members are to answer a `Probe`; or the one that ``node`` names is to say what its threads are doing.
 
-    kind: ClassVar[int] = 91
-    request: U64
-    view: Plain
+    Anybody may ask for the first, without joining. For the second, ``nonce`` and ``guard`` are as in `EndJob`.
+    """
+
+    kind: ClassVar[int] = 96
+    request: U32
+    node: Text = ""
+    nonce: Key = b""
+    guard: Key = field(default=b"", repr=False)
+
+
+@immutable
+class Examined(Message):
+    """Answer to `Examine`, once all have answered or the time is over; ``findings`` has ``seconds`` and ``nodes``.
+
+    Of each node: who it is, ``state`` (``answered``, ``silent``, ``gone``), ``seen_s`` since its last sign of life, and
+    if it has answered ``latency_s`` there and back, and ``lag_s`` by which its loop was late. ``stacks`` are the lines
+    of the one that was named. Where ``own`` is 1 that is the coordinator, whose process adds them.
+    """
+
+    kind: ClassVar[int] = 97
+    request: U32
+    findings: Plain
+    own: U8 = 0
+
+
+@immutable
+class Probe(Message):
+    """The coordinator looks whether a member answers; with ``stacks`` 1, what its threads are doing."""
+
+    kind: ClassVar[int] = 98
+    number: U64
+    stacks: U8
+
+
+@immutable
+class Probed(Message):
+    """Answer to `Probe`: by how much the member's loop was late, and its stacks in ``lines``, where they are wanted.
+
+    Both are added by its process; a machine knows nothing of loops and threads.
+    """
+
+    kind: ClassVar[int] = 99
+    number: U64
+    stacks: U8
+    lag_s: Seconds = 0.0
+    lines: Texts = ()
