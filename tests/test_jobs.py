@@ -24,7 +24,7 @@ from tests.pace import allow
 from zmqps.cli.main import run as run_cli
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.messages import EndJob, Error, JobEnded
-from zmqps.core.protocol.security.guard import end_guard
+from zmqps.core.protocol.security.guard import proved
 from zmqps.net.system.memory import TRIM_THRESHOLD
 from zmqps.nodes.endkey import find_end_key
 from zmqps.nodes.inquiry import end_job
@@ -264,7 +264,7 @@ def test_a_stranger_ends_no_job_and_the_user_of_the_coordinator_does(tmp_path, m
         with zmqps.connect(cluster.address) as worker, Stranger(cluster.address) as stranger:
             worker.init(ones(4), optimizer=SGD)
             nonce = bytes(16)
-            for guard in (b"", nonce, end_guard(nonce, "default", nonce)):
+            for guard in (b"", nonce, proved(nonce, EndJob(1, "default", nonce)).guard):
                 answer = stranger.ask(EndJob(1, "default", nonce, guard), Error, JobEnded)
                 assert isinstance(answer, Error)
                 assert answer.code == zmqps.IdentityError.code

@@ -47,7 +47,7 @@ from zmqps.core.protocol.messages import (
     Waiting,
     Welcome,
 )
-from zmqps.core.protocol.security.guard import end_guard, save_guard
+from zmqps.core.protocol.security.guard import proved
 from zmqps.core.protocol.security.keys import KEY_NBYTES
 from zmqps.optim import sgd
 
@@ -242,7 +242,7 @@ def job_ender(target: Target, until: Until, counts: Counter[str]) -> None:
     while until.pause(0.1):
         with Stranger(target.coordinator) as stranger:
             for _ in range(2):
-                for guard in (b"", own, end_guard(own, "default", own)):
+                for guard in (b"", own, proved(own, EndJob(1, "default", own)).guard):
                     answer = stranger.ask(EndJob(1, "default", own, guard), JobEnded, Error, attempts=2)
                     counts[answered(answer)] += 1
                 stranger.ask(hello("observer", secrets.token_bytes(16)), Welcome, Error, attempts=2)
@@ -255,9 +255,9 @@ def orders(target: Target, until: Until, counts: Counter[str]) -> None:
     job = JobSpec(parameters=(Parameter("shared", (1 << 20,), "float32"),), optimizer=sgd(1.0).to_wire()).to_wire()
     asked: list[Message] = [
         Checkpoint(1, "", 0, {"planted": 1}),
-        Checkpoint(2, "default", 0, {"planted": 1}, own, save_guard(own, "default", own)),
+        proved(own, Checkpoint(2, "default", 0, {"planted": 1}, own)),
         Init(3, job),
-        EndJob(4, "default", own, end_guard(own, "default", own)),
+        proved(own, EndJob(4, "default", own)),
         EndJob(5, "", own),
         Drain(6, "server-0", 0, own),
         Scale(7, 1, own),

@@ -15,7 +15,7 @@ from zmqps.core.node.asking import RepeatedQuestion
 from zmqps.core.node.inquiry import Inquiry
 from zmqps.core.protocol.messages import Checkpoint, Checkpointed, Drain, EndJob, Examine, Exited, Scale, Watch
 from zmqps.core.protocol.messages.hello import MAX_JOB_NAME_CHARS, MAX_NAME_CHARS
-from zmqps.core.protocol.security.guard import drain_guard, end_guard, examine_guard, save_guard, scale_guard
+from zmqps.core.protocol.security.guard import proved
 from zmqps.core.protocol.security.keys import KEY_NBYTES
 from zmqps.errors import DeadlineError
 from zmqps.net import loops
@@ -157,7 +157,7 @@ def _end(
     address: str, job: str, operation: str, timeout: float, job_secret: Path | None, keys: Keys | None, nonce: bytes
 ) -> str:
     secret = read_job_secret(job_secret) or find_end_key(check_endpoint(address))
-    machine = Inquiry(address, question=EndJob(1, job, nonce, end_guard(secret, job, nonce)))
+    machine = Inquiry(address, question=proved(secret, EndJob(1, job, nonce)))
     run_blocking(_run_long(machine, operation, timeout, keys))
     return machine.text
 
@@ -186,7 +186,7 @@ def save_job(
     """
     nonce, name = secrets.token_bytes(KEY_NBYTES), checks.name("a job's name", job, MAX_JOB_NAME_CHARS)
     secret = read_job_secret(job_secret) or find_end_key(check_endpoint(address))
-    question = Checkpoint(1, name, int(consistent), {}, nonce, save_guard(secret, name, nonce))
+    question = proved(secret, Checkpoint(1, name, int(consistent), {}, nonce))
     machine = Inquiry(address, question=question)
     run_blocking(_run_long(machine, "checkpoint", timeout, keys))
     assert machine.made is not None
@@ -229,7 +229,7 @@ def drain_server(
     """
     nonce, name = secrets.token_bytes(KEY_NBYTES), checks.name("a server's name", server, MAX_NAME_CHARS)
     secret = read_job_secret(job_secret) or find_end_key(check_endpoint(address))
-    question = Drain(1, name, int(stay), nonce, drain_guard(secret, name, nonce, int(stay)))
+    question = proved(secret, Drain(1, name, int(stay), nonce))
     machine = Inquiry(address, question=question, progress=progress)
     run_blocking(_run_long(machine, "drain", timeout, keys))
     return machine.text
@@ -264,7 +264,7 @@ def scale_servers(
     """
     nonce, number = secrets.token_bytes(KEY_NBYTES), checks.whole("servers", servers, 1, 4096)
     secret = read_job_secret(job_secret) or find_end_key(check_endpoint(address))
-    question = Scale(1, number, nonce, scale_guard(secret, str(number), nonce))
+    question = proved(secret, Scale(1, number, nonce))
     machine = Inquiry(address, question=question, progress=progress)
     run_blocking(_run_long(machine, "scale", timeout, keys))
     return machine.text
@@ -357,13 +357,12 @@ async def examine(
     keys: Keys | None = None,
 ) -> dict[str, Any]:
     """Do what `ask_health` and `ask_stacks` do, in a loop that runs already."""
-    nonce, guard = b"", b""
+    question = Examine(1)
     if node:
         checks.name("a node's name", node, MAX_JOB_NAME_CHARS + 1 + MAX_NAME_CHARS)
-        nonce = secrets.token_bytes(KEY_NBYTES)
         secret = read_job_secret(job_secret) or find_end_key(check_endpoint(address))
-        guard = examine_guard(secret, node, nonce)
-    machine = Inquiry(address, question=Examine(1, node, nonce, guard))
+        question = proved(secret, Examine(1, node, secrets.token_bytes(KEY_NBYTES)))
+    machine = Inquiry(address, question=question)
     await ask(machine, "stack" if node else "health", timeout, keys)
     assert machine.findings is not None
     return dict(machine.findings)

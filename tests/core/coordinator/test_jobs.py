@@ -24,7 +24,7 @@ from zmqps.core.protocol.messages import (
     Shutdown,
     Withdraw,
 )
-from zmqps.core.protocol.security.guard import end_guard
+from zmqps.core.protocol.security.guard import proved
 from zmqps.errors import IdentityError, JobEndedError, JobError, LimitError, from_wire
 
 
@@ -106,13 +106,17 @@ def test_the_whole_cluster_can_be_ended_from_outside_by_who_may_end_its_jobs() -
     coordinator.machine.identity = replace(coordinator.machine.identity, end_key=key)
     coordinator.train("s0", "w0")
     nonce = bytes(16)
-    for guard in (b"", end_guard(b"of another one..", "", nonce), end_guard(key, "default", nonce)):
+    for guard in (
+        b"",
+        proved(b"of another one..", EndJob(3, "", nonce)).guard,
+        proved(key, EndJob(3, "default", nonce)).guard,
+    ):
         assert errors(coordinator.take("anybody", EndJob(3, "", nonce, guard))) == [IdentityError.code]
     assert coordinator.machine.ending is None
-    actions = coordinator.take("anybody", EndJob(3, "", nonce, end_guard(key, "", nonce)))
+    actions = coordinator.take("anybody", proved(key, EndJob(3, "", nonce)))
     assert sent(actions, JobEnded, peer("anybody")) == [JobEnded(3, "the cluster is ending")]
     assert receivers(actions, Shutdown) == [peer("s0"), peer("w0")]
-    again = coordinator.take("anybody", EndJob(3, "", nonce, end_guard(key, "", nonce)))
+    again = coordinator.take("anybody", proved(key, EndJob(3, "", nonce)))
     assert [type(action.message) for action in again] == [JobEnded]
     ended = [*coordinator.take("w0", Leave("closed")), *coordinator.take("s0", Leave("finished"))]
     assert exits_of(ended)[:1] == [exits.OK]
@@ -171,12 +175,15 @@ def test_only_who_knows_the_end_key_ends_a_job_of_a_cluster_without_a_job_secret
     coordinator.machine.identity = replace(coordinator.machine.identity, end_key=key)
     coordinator.train("s0", "w0")
     nonce = bytes(16)
-    for guard in (b"", key, end_guard(b"of another one..", "default", nonce), end_guard(key, "another", nonce)):
+    for guard in (
+        b"",
+        key,
+        proved(b"of another one..", EndJob(3, "default", nonce)).guard,
+        proved(key, EndJob(3, "another", nonce)).guard,
+    ):
         (refused,) = sent(coordinator.take("anybody", EndJob(3, "default", nonce, guard)), Error)
         assert refused.code == IdentityError.code
         assert "only the user who runs the coordinator may end jobs" in refused.text
     assert coordinator.run().state == "training"
-    (answer,) = sent(
-        coordinator.take("anybody", EndJob(4, "default", nonce, end_guard(key, "default", nonce))), JobEnded
-    )
+    (answer,) = sent(coordinator.take("anybody", proved(key, EndJob(4, "default", nonce))), JobEnded)
     assert answer.text == "job 'default' has ended"

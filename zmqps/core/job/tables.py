@@ -29,9 +29,6 @@ STEP_COUNTS = ("rows", "table")
 MAX_ADMIT = 255
 #: Names of tables stand in errors and in names of files.
 MAX_TABLE_NAME_CHARS = 128
-#: What a row takes beside its values and slots, at most: its id, when it was last changed, its count, its place in
-#: the index while that grows.
-ROW_OVERHEAD_NBYTES = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from zmqps.core.node.asking import LOOK_S, RepeatedQuestion
@@ -24,7 +24,7 @@ from zmqps.core.protocol.events import (
 )
 from zmqps.core.protocol.messages import Error, Fetch, Message, Piece, Trace, Tracing
 from zmqps.core.protocol.messages.tracing import TraceAction, TraceState
-from zmqps.core.protocol.security.guard import trace_guard, trace_subject
+from zmqps.core.protocol.security.guard import proved
 from zmqps.errors import DeadlineError, JobError, PSError, from_wire, printable
 
 #: Once a trace is over nodes have so long to say so; what they have is fetched without the others then.
@@ -199,8 +199,7 @@ class Tracer(RepeatedQuestion):
         else:
             job, seconds, steps, nbytes = self._start or ("", 0.0, 0, 0)
             message = Trace(self._request, self._action, job, seconds, steps, nbytes, self._key.nonce)
-        guard = trace_guard(self._key.secret, trace_subject(message), self._key.nonce)
-        return replace(message, guard=guard)
+        return proved(self._key.secret, message)
 
     def _ask_next(self, now: float, after: float = 0.0) -> list[Action]:
         """Ask the next question, some time later or at once."""

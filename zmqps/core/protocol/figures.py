@@ -158,7 +158,6 @@ OF_COORDINATOR: tuple[Figure, ...] = (
 
 #: Of several copies, or jobs, the greatest tells; all other figures are summed up.
 GREATEST = {"version", "oldest_parked_s", "unconfirmed_s"}
-HISTOGRAMS = {figure.name for figure in OF_NODES if figure.kind == "histogram"}
 
 
 def is_histogram(name: str, value: object) -> bool:

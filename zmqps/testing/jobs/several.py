@@ -9,7 +9,7 @@ from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import Received
 from zmqps.core.protocol.messages import Assign, EndJob, Message
-from zmqps.core.protocol.security.guard import end_guard
+from zmqps.core.protocol.security.guard import proved
 from zmqps.core.server.admission import Room
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Shard
@@ -167,5 +167,5 @@ def _end(simulation: SimulatedCluster, name: str) -> None:
     coordinator = simulation.nodes.get("coordinator")
     if coordinator is not None and coordinator.alive:
         simulation.note("an operator", f"ends {name}")
-        guard = end_guard(coordinator.identity.end_key, name, b"")
-        simulation.event(coordinator, Received(b"@operator", EndJob(1, name, b"", guard)))
+        order = proved(coordinator.identity.end_key, EndJob(1, name))
+        simulation.event(coordinator, Received(b"@operator", order))

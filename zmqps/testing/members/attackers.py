@@ -39,7 +39,7 @@ from zmqps.core.protocol.messages import (
     Scale,
     Withdraw,
 )
-from zmqps.core.protocol.security.guard import end_guard
+from zmqps.core.protocol.security.guard import proved
 from zmqps.core.protocol.security.keys import KEY_NBYTES
 from zmqps.core.protocol.security.roles import ALLOWS, KeyHolder
 from zmqps.core.protocol.wire import decode, encode
@@ -185,7 +185,7 @@ class Attackers:
     def _end(self, request: int) -> Message:
         nonce, guess = self._rng.randbytes(KEY_NBYTES), self._rng.randbytes(KEY_NBYTES)
         known = self._simulation.coordinator.identity.end_key if self._keyed else b""
-        return EndJob(request, self._job, nonce, end_guard(known, self._job, nonce) if known else guess)
+        return proved(known, EndJob(request, self._job, nonce, guess))
 
     def _token(self) -> bytes:
         """Return what may be taken for the token of a process: what it is called, or a guess."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.protocol.events import Received
 from zmqps.core.protocol.messages import Scale
-from zmqps.core.protocol.security.guard import scale_guard
+from zmqps.core.protocol.security.guard import proved
 from zmqps.testing.network import Faults
 
 if TYPE_CHECKING:
@@ -74,8 +74,7 @@ class Resizing:
         if self._asked_at is None or not simulation.coordinator_alive:
             return
         if self._alive and len(simulation.coordinator.servers.staying) >= self._wanted:
-            guard = scale_guard(self._end_key, str(self._wanted), self._nonce)
-            message = Scale(1, self._wanted, self._nonce, guard)
+            message = proved(self._end_key, Scale(1, self._wanted, self._nonce))
             simulation.event(simulation.nodes["coordinator"], Received(OPERATOR, message))
         simulation.at(simulation.now + AGAIN_S, self._insist)
 

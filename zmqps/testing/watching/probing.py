@@ -12,7 +12,7 @@ from zmqps.core.coordinator.watching.probes import PROBE_S, ProbeOutcome
 from zmqps.core.node.inquiry import Inquiry
 from zmqps.core.node.member import Identity
 from zmqps.core.protocol.messages import Error, Examine, Examined, Message, Probe, Probed, Status, Watch
-from zmqps.core.protocol.security.guard import examine_guard
+from zmqps.core.protocol.security.guard import proved
 from zmqps.core.protocol.security.keys import KEY_NBYTES
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.worker.session import SessionMachine
@@ -89,8 +89,7 @@ class Operators:
         if members and rng.random() < NAMES_ONE:
             chosen = rng.choice(members)
             named, nonce = f"{chosen.identity.role}-{chosen.rank}", rng.randbytes(KEY_NBYTES)
-            guard = examine_guard(END_KEY, named, nonce) if self._may[name] else b""
-            question = Examine(1, named, nonce, guard)
+            question = proved(END_KEY if self._may[name] else b"", Examine(1, named, nonce))
         elif rng.random() < WATCH:
             question = Watch(1, SPAN_S, 100)
         identity = Identity(

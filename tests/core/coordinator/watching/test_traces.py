@@ -26,7 +26,7 @@ from zmqps.core.protocol.messages import (
     Tracing,
 )
 from zmqps.core.protocol.messages.tracing import TraceAction, TraceState
-from zmqps.core.protocol.security.guard import trace_guard, trace_subject
+from zmqps.core.protocol.security.guard import proved
 from zmqps.core.protocol.security.roles import KeyHolder
 from zmqps.errors import IdentityError, JobError, LimitError, NotJoinedError, ProtocolError
 
@@ -61,11 +61,11 @@ class Cluster:
     def ask(self, action: int = TraceAction.START, now: float = 1.0, nonce: bytes = NONCE, **told: Any) -> list[Action]:
         told = {"job": "", "seconds": 2.0, "steps": 0, "nbytes": 4096, **told}
         message = Trace(1, action, told["job"], told["seconds"], told["steps"], told["nbytes"], nonce)
-        return self.take(replace(message, guard=trace_guard(self.secret, trace_subject(message), nonce)), now)
+        return self.take(proved(self.secret, message), now)
 
     def fetch(self, name: str, offset: int = 0, now: float = 4.0) -> list[Action]:
         message = Fetch(5, NUMBER, name.encode().ljust(16, b"."), offset, NONCE)
-        return self.take(replace(message, guard=trace_guard(self.secret, trace_subject(message), NONCE)), now)
+        return self.take(proved(self.secret, message), now)
 
     def wait(self, until: float) -> list[Action]:
         actions: list[Action] = []

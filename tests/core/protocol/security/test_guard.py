@@ -13,9 +13,8 @@ from zmqps.core.protocol.security.guard import (
     check_join,
     check_order,
     check_welcome,
-    end_guard,
-    examine_guard,
     join_guard,
+    proved,
     welcome_guard,
 )
 from zmqps.errors import IdentityError
@@ -43,7 +42,7 @@ def test_where_there_is_no_secret_anybody_joins_and_ends_jobs() -> None:
         check_join(NONE, hello)
         check_welcome(NONE, hello, answering(b""))
     check_order(NONE, NONE, EndJob(1, "job"))
-    assert (welcome_guard(NONE, HELLO), end_guard(NONE, "job", NONCE)) == (b"", b"")
+    assert (welcome_guard(NONE, HELLO), proved(NONE, EndJob(1, "job", NONCE)).guard) == (b"", b"")
 
 
 @pytest.mark.parametrize(("guard", "shows"), [(b"", "shows none"), (b"x" * 16, "shows that it knows another one")])
@@ -82,7 +81,7 @@ def test_a_coordinator_that_does_not_know_it_is_none(proof: Callable[[], bytes])
 
 
 def test_what_ends_one_job_ends_no_other_and_is_said_once() -> None:
-    guard = end_guard(SECRET, "job", NONCE)
+    guard = proved(SECRET, EndJob(1, "job", NONCE)).guard
     check_order(SECRET, OTHER, EndJob(1, "job", NONCE, guard))
     for job, nonce in (("job2", NONCE), ("job", b"m" * 16), ("jo", b"b" + NONCE), ("", NONCE)):
         with pytest.raises(IdentityError):
@@ -90,16 +89,20 @@ def test_what_ends_one_job_ends_no_other_and_is_said_once() -> None:
 
 
 def test_where_there_is_no_secret_who_has_read_the_end_key_ends_jobs() -> None:
-    check_order(NONE, OTHER, EndJob(1, "job", NONCE, end_guard(OTHER, "job", NONCE)))
-    for guard in (b"", end_guard(SECRET, "job", NONCE)):
+    check_order(NONE, OTHER, proved(OTHER, EndJob(1, "job", NONCE)))
+    for guard in (b"", proved(SECRET, EndJob(1, "job", NONCE)).guard):
         with pytest.raises(IdentityError, match="only the user who runs the coordinator"):
             check_order(NONE, OTHER, EndJob(1, "job", NONCE, guard))
 
 
 def test_who_may_end_jobs_may_see_the_threads_of_the_node_that_was_named() -> None:
-    guard = examine_guard(OTHER, "worker-2", NONCE)
+    guard = proved(OTHER, Examine(1, "worker-2", NONCE)).guard
     check_order(NONE, OTHER, Examine(1, "worker-2", NONCE, guard))
-    for node, shown in (("worker-1", guard), ("worker-2", b""), ("worker-2", end_guard(OTHER, "worker-2", NONCE))):
+    for node, shown in (
+        ("worker-1", guard),
+        ("worker-2", b""),
+        ("worker-2", proved(OTHER, EndJob(1, "worker-2", NONCE)).guard),
+    ):
         with pytest.raises(IdentityError, match="only the user who runs the coordinator may see what the threads"):
             check_order(NONE, OTHER, Examine(1, node, NONCE, shown))
 
@@ -107,4 +110,4 @@ def test_who_may_end_jobs_may_see_the_threads_of_the_node_that_was_named() -> No
 def test_no_text_can_be_cut_in_another_way() -> None:
     first = replace(HELLO, role="worker", job="ab")
     assert join_guard(SECRET, first) != join_guard(SECRET, replace(first, job="abb"))
-    assert end_guard(SECRET, "ab", b"c" * 16) != end_guard(SECRET, "abc", b"c" * 15)
+    assert proved(SECRET, EndJob(1, "ab", b"c" * 16)).guard != proved(SECRET, EndJob(1, "abc", b"c" * 15)).guard

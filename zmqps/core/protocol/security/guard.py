@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from zmqps.core.protocol.messages import (
     Checkpoint,
@@ -21,6 +22,8 @@ from zmqps.core.protocol.messages import (
 from zmqps.core.protocol.security.keys import KEY_NBYTES, same
 from zmqps.core.protocol.security.roles import row_of
 from zmqps.errors import IdentityError
+
+Order = TypeVar("Order", bound=Message)
 
 #: What to do about it, in errors.
 _ADVICE = (
@@ -64,63 +67,34 @@ def check_welcome(job_secret: bytes, hello: Hello, welcome: Welcome) -> None:
         )
 
 
-def end_guard(job_secret: bytes, job: str, nonce: bytes) -> bytes:
-    """Return what proves that the sender of an `EndJob` knows the job secret or end key; empty where it knows none."""
-    return _guard(job_secret, b"end", job.encode(), nonce) if job_secret else b""
-
-
-def save_guard(job_secret: bytes, job: str, nonce: bytes) -> bytes:
-    """Return what proves the same of the sender of a `Checkpoint`."""
-    return _guard(job_secret, b"save", job.encode(), nonce) if job_secret else b""
-
-
-def drain_guard(job_secret: bytes, server: str, nonce: bytes, stay: int = 0) -> bytes:
-    """Return what proves the same of the sender of a `Drain`."""
-    what = b"stay" if stay else b"drain"
-    return _guard(job_secret, what, server.encode(), nonce) if job_secret else b""
-
-
-def scale_guard(job_secret: bytes, servers: str, nonce: bytes) -> bytes:
-    """Return what proves the same of the sender of a `Scale`."""
-    return _guard(job_secret, b"scale", servers.encode(), nonce) if job_secret else b""
-
-
-def examine_guard(job_secret: bytes, node: str, nonce: bytes) -> bytes:
-    """Return what proves the same of the sender of an `Examine` that names a node."""
-    return _guard(job_secret, b"examine", node.encode(), nonce) if job_secret else b""
-
-
-def trace_guard(job_secret: bytes, what: str, nonce: bytes) -> bytes:
-    """Return what proves the same of the sender of a `Trace` or `Fetch`; ``what`` is its `trace_subject`."""
-    return _guard(job_secret, b"trace", what.encode(), nonce) if job_secret else b""
-
-
-def trace_subject(message: Trace | Fetch) -> str:
-    """Return what the guard of a message vouches for."""
-    if isinstance(message, Trace):
-        return f"{message.action} {message.job}"
-    return f"{message.number} {message.who.hex()} {message.offset}"
-
-
-#: How an order is proved, and by which commands.
-_PROOFS: dict[type[Message], tuple[Callable[[bytes, Any], bytes], str]] = {
-    EndJob: (lambda secret, order: end_guard(secret, order.job, order.nonce), "jobs end and zmqps down"),
-    Checkpoint: (lambda secret, order: save_guard(secret, order.job, order.nonce), "checkpoint"),
-    Drain: (lambda secret, order: drain_guard(secret, order.server, order.nonce, order.stay), "drain"),
-    Scale: (lambda secret, order: scale_guard(secret, str(order.servers), order.nonce), "scale"),
-    Examine: (lambda secret, order: examine_guard(secret, order.node, order.nonce), "stack"),
-    **dict.fromkeys(
-        (Trace, Fetch), (lambda secret, order: trace_guard(secret, trace_subject(order), order.nonce), "trace")
-    ),
+#: Of each order what its guard vouches for, and the commands that give it.
+_ORDERS: dict[type[Message], tuple[Callable[[Any], tuple[bytes, str]], str]] = {
+    EndJob: (lambda order: (b"end", order.job), "jobs end and zmqps down"),
+    Checkpoint: (lambda order: (b"save", order.job), "checkpoint"),
+    Drain: (lambda order: (b"stay" if order.stay else b"drain", order.server), "drain"),
+    Scale: (lambda order: (b"scale", str(order.servers)), "scale"),
+    Examine: (lambda order: (b"examine", order.node), "stack"),
+    Trace: (lambda order: (b"trace", f"{order.action} {order.job}"), "trace"),
+    Fetch: (lambda order: (b"trace", f"{order.number} {order.who.hex()} {order.offset}"), "trace"),
 }
+
+
+def proved(secret: bytes, order: Order) -> Order:
+    """Return an order that shows, for its nonce, that its sender knows the job secret or end key, if it knows one."""
+    return replace(order, guard=_order_guard(secret, order)) if secret else order
+
+
+def _order_guard(secret: bytes, order: Any) -> bytes:
+    what, subject = _ORDERS[type(order)][0](order)
+    return _guard(secret, what, subject.encode(), order.nonce)
 
 
 def check_order(job_secret: bytes, end_key: bytes, order: Message) -> None:
     """Raise `IdentityError` unless the sender of an order knows the job secret; where there is none, the end key."""
-    prove, command = _PROOFS[type(order)]
+    command = _ORDERS[type(order)][1]
     secret = job_secret or end_key
     guard: bytes = getattr(order, "guard")  # noqa: B009  (of all that are proved)
-    if not secret or same(guard, prove(secret, order)):
+    if not secret or same(guard, _order_guard(secret, order)):
         return
     row = row_of(order)
     does = row.does if row is not None else ""
