@@ -46,6 +46,7 @@ from zmqps.core.protocol.wire import (
     MAX_TEXT_CHARS,
     data_header_nbytes,
     decode,
+    decoded_nbytes,
     encode,
     peek,
 )
@@ -424,3 +425,20 @@ def test_claims_inside_claims_allocate_in_proportion_to_the_header_only() -> Non
 def test_an_announced_frame_allocates_nothing() -> None:
     assert peak_nbytes_of_decoding(push_with([1 << 40] * 100)) < 100_000
     assert peak_nbytes_of_decoding(push_with([1 << 40], b"1234")) < 100_000
+
+
+# --- what a header takes once it is decoded --------------------------------------------------------
+
+
+def test_an_empty_header_takes_nothing() -> None:
+    assert decoded_nbytes(b"") == 0
+
+
+@pytest.mark.parametrize(("value", "at_least"), [([[]] * 1000, 56_000), ([{}] * 1000, 64_000), ([-1] * 1000, 0)])
+def test_what_takes_much_of_little_is_counted(value: list[object], at_least: int) -> None:
+    packed = msgpack.packb(value)
+    assert at_least <= decoded_nbytes(packed) <= 250 * len(packed)
+
+
+def test_plain_text_costs_little() -> None:
+    assert decoded_nbytes(b"a plain text" * 100) == 0

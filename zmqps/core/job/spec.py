@@ -316,38 +316,24 @@ class JobSpec:
 
         The order of the parameters need not be the same; theirs, the job's, counts. ``advice``: what else to do.
         """
-        job = {p.name: p for p in self.parameters}
-        worker = {p.name: p for p in ours.parameters}
+
+        def differ(what: str, mine: str, theirs: str) -> JobMismatchError:
+            return JobMismatchError(what=what, ours=mine, theirs=theirs, owner=owner, advice=advice)
+
+        job, worker = ({p.name: p for p in spec.parameters} for spec in (self, ours))
         for name in [*job, *worker]:
             if job.get(name) != worker.get(name):
-                raise JobMismatchError(
-                    what=f"parameter {name!r}",
-                    ours=worker[name].describe() if name in worker else "no such parameter",
-                    theirs=job[name].describe() if name in job else "no such parameter",
-                    owner=owner,
-                    advice=advice,
-                )
+                both = [of[name].describe() if name in of else "no such parameter" for of in (worker, job)]
+                raise differ(f"parameter {name!r}", *both)
         theirs, mine = ({table.name: table.to_wire() for table in spec.tables} for spec in (self, ours))
         for name in [*theirs, *mine]:
             if theirs.get(name) != mine.get(name):
-                both = name in theirs and name in mine
-                different = [f for f in theirs[name] if theirs[name][f] != mine[name][f]] if both else []
-                raise JobMismatchError(
-                    what=f"table {name!r}",
-                    ours=_described(mine.get(name), different),
-                    theirs=_described(theirs.get(name), different),
-                    owner=owner,
-                    advice=advice,
-                )
+                known = name in theirs and name in mine
+                different = [f for f in theirs[name] if theirs[name][f] != mine[name][f]] if known else []
+                raise differ(f"table {name!r}", *(_described(of.get(name), different) for of in (mine, theirs)))
         for what in ("optimizer", *OPTIONS):
             if getattr(self, what) != getattr(ours, what):
-                raise JobMismatchError(
-                    what=what,
-                    ours=shown(getattr(ours, what)),
-                    theirs=shown(getattr(self, what)),
-                    owner=owner,
-                    advice=advice,
-                )
+                raise differ(what, shown(getattr(ours, what)), shown(getattr(self, what)))
 
 
 #: The fields besides parameters and optimizer, and what each may be on the wire.
@@ -367,16 +353,13 @@ OPTIONS: dict[str, tuple[type, ...]] = {
 
 
 def _parameter(entry: Any) -> Parameter:
-    if type(entry) is not list or len(entry) not in (3, 4):
+    if type(entry) is not list or entry[3:] not in ([], [1]) or len(entry) < 3:
         raise ProtocolError("a parameter is [name, shape, dtype], and a buffer [name, shape, dtype, 1]")
     name, shape, dtype, *buffer = entry
-    if buffer not in ([], [1]):
-        raise ProtocolError("a parameter is [name, shape, dtype], and a buffer [name, shape, dtype, 1]")
     if type(name) is not str or type(dtype) is not str or type(shape) is not list:
         raise ProtocolError("a parameter is [name, shape, dtype]")
-    if any(type(n) is not int or not 0 <= n <= MAX_ELEMENTS for n in shape) or len(shape) > 32:
-        raise ProtocolError(f"parameter {name[:80]!r} has no usable shape")
-    if math.prod(shape) > MAX_ELEMENTS:
+    sizes = len(shape) <= 32 and all(type(n) is int and 0 <= n <= MAX_ELEMENTS for n in shape)
+    if not sizes or math.prod(shape) > MAX_ELEMENTS:
         raise ProtocolError(f"parameter {name[:80]!r} has no usable shape")
     return Parameter(name, tuple(shape), dtype, bool(buffer))
 

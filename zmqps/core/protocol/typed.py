@@ -41,14 +41,8 @@ pack = Encoder().encode
 def reader(annotations: Iterable[str], has_payload: bool) -> Callable[[memoryview], tuple[Any, ...]]:
     """Return what reads the headers of one kind of message: kind and fields.
 
-    It raises `ValueError` for all else, and leaves to `are_ordered` whether ranges ascend.
-
-    Parameters
-    ----------
-    annotations
-        Of its fields, in their order, without the payload.
-    has_payload
-        Whether there is one.
+    ``annotations`` are those of its fields, without the payload. It raises `ValueError` for all else, and leaves to
+    `are_ordered` whether ranges ascend.
     """
     types = [int, *(TYPES[name] for name in annotations), *((PAYLOAD,) if has_payload else ())]
     read: Callable[[memoryview], tuple[Any, ...]] = Decoder(tuple[tuple(types)]).decode  # type: ignore[misc]
