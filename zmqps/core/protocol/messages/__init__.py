@@ -9,158 +9,99 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from zmqps.core.protocol.message import Message
-from zmqps.core.protocol.messages.jobs import Assign, Discard, Discarded, EndJob, Init, Job, JobEnded, Ready
-from zmqps.core.protocol.messages.membership import (
-    Back,
-    Departed,
-    Error,
-    Exited,
-    ExitNoted,
-    Farewell,
-    Forgotten,
-    Heartbeat,
-    HeartbeatAck,
-    Hello,
-    Leave,
-    Left,
-    Lost,
-    Resumed,
-    Shutdown,
-    Welcome,
-)
-from zmqps.core.protocol.messages.moving import Followed, GoBack, Moved, Recalled, Recut
-from zmqps.core.protocol.messages.notes import Note, Noted
-from zmqps.core.protocol.messages.replication import Promote, Promoted, Replicas, Replicate, Replicated, Replicating
-from zmqps.core.protocol.messages.resizing import Cut, Drain, Draining, Scale, Yield, Yielded
-from zmqps.core.protocol.messages.rows import PullRows, PushRows, ScanRows
-from zmqps.core.protocol.messages.saving import (
-    Checkpoint,
-    Checkpointed,
-    FileAnswer,
-    FileAsk,
-    GoOn,
-    Hold,
-    Holding,
-    Save,
-    Saved,
-    Unsave,
-)
-from zmqps.core.protocol.messages.steps import (
-    Arrive,
-    Commit,
-    Committed,
-    Enter,
-    Proceed,
-    Range,
-    Released,
-    Take,
-    Waiting,
-    Withdraw,
-)
-from zmqps.core.protocol.messages.tracing import Clock, Fetch, Piece, RecordSpans, SpansRecorded, Trace, Tracing
-from zmqps.core.protocol.messages.training import Ack, Load, Pull, Push, Tensors, Values
-from zmqps.core.protocol.messages.watching import Examine, Examined, Probe, Probed, Status, StatusRequest, Watch
-from zmqps.core.protocol.terms import Measured, RatesSet, SetRates
+from zmqps.core.protocol.message import Message as Message
+from zmqps.core.protocol.messages.jobs import Assign as Assign
+from zmqps.core.protocol.messages.jobs import Discard as Discard
+from zmqps.core.protocol.messages.jobs import Discarded as Discarded
+from zmqps.core.protocol.messages.jobs import EndJob as EndJob
+from zmqps.core.protocol.messages.jobs import Init as Init
+from zmqps.core.protocol.messages.jobs import Job as Job
+from zmqps.core.protocol.messages.jobs import JobEnded as JobEnded
+from zmqps.core.protocol.messages.jobs import Ready as Ready
+from zmqps.core.protocol.messages.membership import Back as Back
+from zmqps.core.protocol.messages.membership import Departed as Departed
+from zmqps.core.protocol.messages.membership import Error as Error
+from zmqps.core.protocol.messages.membership import Exited as Exited
+from zmqps.core.protocol.messages.membership import ExitNoted as ExitNoted
+from zmqps.core.protocol.messages.membership import Farewell as Farewell
+from zmqps.core.protocol.messages.membership import Forgotten as Forgotten
+from zmqps.core.protocol.messages.membership import Heartbeat as Heartbeat
+from zmqps.core.protocol.messages.membership import HeartbeatAck as HeartbeatAck
+from zmqps.core.protocol.messages.membership import Hello as Hello
+from zmqps.core.protocol.messages.membership import Leave as Leave
+from zmqps.core.protocol.messages.membership import Left as Left
+from zmqps.core.protocol.messages.membership import Lost as Lost
+from zmqps.core.protocol.messages.membership import Resumed as Resumed
+from zmqps.core.protocol.messages.membership import Shutdown as Shutdown
+from zmqps.core.protocol.messages.membership import Welcome as Welcome
+from zmqps.core.protocol.messages.moving import Followed as Followed
+from zmqps.core.protocol.messages.moving import GoBack as GoBack
+from zmqps.core.protocol.messages.moving import Moved as Moved
+from zmqps.core.protocol.messages.moving import Recalled as Recalled
+from zmqps.core.protocol.messages.moving import Recut as Recut
+from zmqps.core.protocol.messages.notes import Note as Note
+from zmqps.core.protocol.messages.notes import Noted as Noted
+from zmqps.core.protocol.messages.replication import Promote as Promote
+from zmqps.core.protocol.messages.replication import Promoted as Promoted
+from zmqps.core.protocol.messages.replication import Replicas as Replicas
+from zmqps.core.protocol.messages.replication import Replicate as Replicate
+from zmqps.core.protocol.messages.replication import Replicated as Replicated
+from zmqps.core.protocol.messages.replication import Replicating as Replicating
+from zmqps.core.protocol.messages.resizing import Cut as Cut
+from zmqps.core.protocol.messages.resizing import Drain as Drain
+from zmqps.core.protocol.messages.resizing import Draining as Draining
+from zmqps.core.protocol.messages.resizing import Scale as Scale
+from zmqps.core.protocol.messages.resizing import Yield as Yield
+from zmqps.core.protocol.messages.resizing import Yielded as Yielded
+from zmqps.core.protocol.messages.rows import PullRows as PullRows
+from zmqps.core.protocol.messages.rows import PushRows as PushRows
+from zmqps.core.protocol.messages.rows import ScanRows as ScanRows
+from zmqps.core.protocol.messages.saving import Checkpoint as Checkpoint
+from zmqps.core.protocol.messages.saving import Checkpointed as Checkpointed
+from zmqps.core.protocol.messages.saving import FileAnswer as FileAnswer
+from zmqps.core.protocol.messages.saving import FileAsk as FileAsk
+from zmqps.core.protocol.messages.saving import GoOn as GoOn
+from zmqps.core.protocol.messages.saving import Hold as Hold
+from zmqps.core.protocol.messages.saving import Holding as Holding
+from zmqps.core.protocol.messages.saving import Save as Save
+from zmqps.core.protocol.messages.saving import Saved as Saved
+from zmqps.core.protocol.messages.saving import Unsave as Unsave
+from zmqps.core.protocol.messages.steps import Arrive as Arrive
+from zmqps.core.protocol.messages.steps import Commit as Commit
+from zmqps.core.protocol.messages.steps import Committed as Committed
+from zmqps.core.protocol.messages.steps import Enter as Enter
+from zmqps.core.protocol.messages.steps import Proceed as Proceed
+from zmqps.core.protocol.messages.steps import Range as Range
+from zmqps.core.protocol.messages.steps import Released as Released
+from zmqps.core.protocol.messages.steps import Take as Take
+from zmqps.core.protocol.messages.steps import Waiting as Waiting
+from zmqps.core.protocol.messages.steps import Withdraw as Withdraw
+from zmqps.core.protocol.messages.tracing import Clock as Clock
+from zmqps.core.protocol.messages.tracing import Fetch as Fetch
+from zmqps.core.protocol.messages.tracing import Piece as Piece
+from zmqps.core.protocol.messages.tracing import RecordSpans as RecordSpans
+from zmqps.core.protocol.messages.tracing import SpansRecorded as SpansRecorded
+from zmqps.core.protocol.messages.tracing import Trace as Trace
+from zmqps.core.protocol.messages.tracing import Tracing as Tracing
+from zmqps.core.protocol.messages.training import Ack as Ack
+from zmqps.core.protocol.messages.training import Load as Load
+from zmqps.core.protocol.messages.training import Pull as Pull
+from zmqps.core.protocol.messages.training import Push as Push
+from zmqps.core.protocol.messages.training import Tensors as Tensors
+from zmqps.core.protocol.messages.training import Values as Values
+from zmqps.core.protocol.messages.watching import Examine as Examine
+from zmqps.core.protocol.messages.watching import Examined as Examined
+from zmqps.core.protocol.messages.watching import Probe as Probe
+from zmqps.core.protocol.messages.watching import Probed as Probed
+from zmqps.core.protocol.messages.watching import Status as Status
+from zmqps.core.protocol.messages.watching import StatusRequest as StatusRequest
+from zmqps.core.protocol.messages.watching import Watch as Watch
+from zmqps.core.protocol.terms import Measured as Measured
+from zmqps.core.protocol.terms import RatesSet as RatesSet
+from zmqps.core.protocol.terms import SetRates as SetRates
 
 if TYPE_CHECKING:
     from zmqps.core.protocol.message import Buffer as Buffer
-
-__all__ = [
-    "BY_KIND",
-    "MAGIC",
-    "PROTOCOL_VERSION",
-    "Ack",
-    "Arrive",
-    "Assign",
-    "Back",
-    "Checkpoint",
-    "Checkpointed",
-    "Clock",
-    "Commit",
-    "Committed",
-    "Cut",
-    "Departed",
-    "Discard",
-    "Discarded",
-    "Drain",
-    "Draining",
-    "EndJob",
-    "Enter",
-    "Error",
-    "Examine",
-    "Examined",
-    "ExitNoted",
-    "Exited",
-    "Farewell",
-    "Fetch",
-    "FileAnswer",
-    "FileAsk",
-    "Followed",
-    "Forgotten",
-    "GoBack",
-    "GoOn",
-    "Heartbeat",
-    "HeartbeatAck",
-    "Hello",
-    "Hold",
-    "Holding",
-    "Init",
-    "Job",
-    "JobEnded",
-    "Leave",
-    "Left",
-    "Load",
-    "Lost",
-    "Measured",
-    "Message",
-    "Moved",
-    "Note",
-    "Noted",
-    "Piece",
-    "Probe",
-    "Probed",
-    "Proceed",
-    "Promote",
-    "Promoted",
-    "Pull",
-    "PullRows",
-    "Push",
-    "PushRows",
-    "Range",
-    "RatesSet",
-    "Ready",
-    "Recalled",
-    "RecordSpans",
-    "Recut",
-    "Released",
-    "Replicas",
-    "Replicate",
-    "Replicated",
-    "Replicating",
-    "Resumed",
-    "Save",
-    "Saved",
-    "Scale",
-    "ScanRows",
-    "SetRates",
-    "Shutdown",
-    "SpansRecorded",
-    "Status",
-    "StatusRequest",
-    "Take",
-    "Tensors",
-    "Trace",
-    "Tracing",
-    "Unsave",
-    "Values",
-    "Waiting",
-    "Watch",
-    "Welcome",
-    "Withdraw",
-    "Yield",
-    "Yielded",
-]
 
 PROTOCOL_VERSION = 6
 MAGIC = "zmqps"
