@@ -366,16 +366,13 @@ class CoordinatorMachine:
 
     def on_deadline(self, now: float) -> list[Action]:
         """Notice lost members, remind of those we wait for, end what nobody uses any more."""
-        return self._recorded(self._on_deadline(now), now)
-
-    def _on_deadline(self, now: float) -> list[Action]:
         actions: list[Action] = []
         if now >= self._lose_due:
             for member in self.membership.overdue(now, MOST_LOST):
                 actions += self.lose(member, now)
                 self._lose_due = now + PIECE_S
-        actions += [*self.wheel.on_deadline(now), *self._settle(now)]
-        return actions + self.cluster_end.on_deadline(now)
+        actions += [*self.wheel.on_deadline(now), *self._settle(now), *self.cluster_end.on_deadline(now)]
+        return self._recorded(actions, now)
 
     def _remind(self, now: float) -> list[Action]:
         """Say what is waited for, and what is new of what is said now and then only."""
