@@ -180,7 +180,8 @@ class CoordinatorMachine:
             self.runs, self.membership.members, store, cadence, self.wheel, options.heartbeat_timeout, self.touched.add
         )
         self.ended: EndedJobs = self.jobs.ended
-        self.notes = NoteReceiver(lambda who: self.changes.add("noted", who.hex()))
+        self.watching = Watching()
+        self.notes = NoteReceiver(self.watching.history, lambda who: self.changes.add("noted", who.hex()))
         self.files = FileService(self.membership.members, store.serve if store is not None and store.serves else None)
         self.jobs.saver = self.checkpoints
         self.checkpoints.on_unsaved = self.cluster_end.note_unsaved
@@ -201,8 +202,6 @@ class CoordinatorMachine:
         self._reminder = self.wheel.timer("the reminder", lambda: self._reminder_due, self._remind)
         self._lose_due = 0.0  # not before, although members are overdue
         self._inquiries = Inquiries()
-        self.watching = Watching()
-        self.notes.history = self.watching.history
         self._news = News()
         self.telling = Telling(self.membership.find, self.wheel)
         self.holders = Holders(self.jobs, self.erasures, self.checkpoints, self.telling)
