@@ -465,7 +465,7 @@ def test_a_server_is_there_for_all_jobs_whatever_it_says() -> None:
     coordinator.init("w0", job())
     coordinator.ready("s0")
     assert receivers(coordinator.take("s0", Leave("closed")), Lost) == [peer("w0")]
-    assert coordinator.run().workers.num_joined == 1
+    assert coordinator.run().attendance.num_joined == 1
 
 
 def test_a_member_stays_in_its_job_whatever_it_says_later() -> None:

@@ -343,7 +343,7 @@ def test_a_worker_that_comes_alone_to_an_idle_job_with_another_model_replaces_it
     (answer,) = sent(done, Job)
     assert answer.job == SYNC.to_wire()
     assert answer.note.startswith("the job 'default' begins anew from the initial values given; the one before: left")
-    assert coordinator.run().workers.num_joined == 1
+    assert coordinator.run().attendance.num_joined == 1
 
 
 def test_all_workers_that_came_to_an_idle_job_move_to_the_one_that_replaces_it() -> None:

@@ -336,7 +336,7 @@ class Jobs:
         moved = list(run.workers)  # they keep their ranks: nobody would tell them others
         for worker in moved:
             del run.members[worker.incarnation]
-            run.workers.leave(worker, DepartureCause.MOVED)
+            run.workers.leave(worker)
         actions = self.end(run, closing.how, now, moved=True)
         new = self.runs[run.name] = self.named(run.name)
         self.touched.add(run.name)

@@ -180,7 +180,8 @@ class CoordinatorMachine:
             self.runs, self.membership.members, store, cadence, self.wheel, options.heartbeat_timeout, self.touched.add
         )
         self.ended: EndedJobs = self.jobs.ended
-        self.notes = NoteReceiver(lambda who: self.changes.add("noted", who.hex()))
+        self.watching = Watching()
+        self.notes = NoteReceiver(self.watching.history, lambda who: self.changes.add("noted", who.hex()))
         self.files = FileService(self.membership.members, store.serve if store is not None and store.serves else None)
         self.jobs.saver = self.checkpoints
         self.checkpoints.on_unsaved = self.cluster_end.note_unsaved
@@ -201,8 +202,6 @@ class CoordinatorMachine:
         self._reminder = self.wheel.timer("the reminder", lambda: self._reminder_due, self._remind)
         self._lose_due = 0.0  # not before, although members are overdue
         self._inquiries = Inquiries()
-        self.watching = Watching()
-        self.notes.history = self.watching.history
         self._news = News()
         self.telling = Telling(self.membership.find, self.wheel)
         self.holders = Holders(self.jobs, self.erasures, self.checkpoints, self.telling)
@@ -366,16 +365,13 @@ class CoordinatorMachine:
 
     def on_deadline(self, now: float) -> list[Action]:
         """Notice lost members, remind of those we wait for, end what nobody uses any more."""
-        return self._recorded(self._on_deadline(now), now)
-
-    def _on_deadline(self, now: float) -> list[Action]:
         actions: list[Action] = []
         if now >= self._lose_due:
             for member in self.membership.overdue(now, MOST_LOST):
                 actions += self.lose(member, now)
                 self._lose_due = now + PIECE_S
-        actions += [*self.wheel.on_deadline(now), *self._settle(now)]
-        return actions + self.cluster_end.on_deadline(now)
+        actions += [*self.wheel.on_deadline(now), *self._settle(now), *self.cluster_end.on_deadline(now)]
+        return self._recorded(actions, now)
 
     def _remind(self, now: float) -> list[Action]:
         """Say what is waited for, and what is new of what is said now and then only."""

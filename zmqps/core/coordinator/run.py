@@ -268,7 +268,8 @@ class JobRun:
 
     def init(self, member: MemberInfo, message: Init, now: float) -> list[Action]:
         """A worker names what it trains, or a member asks for it."""
-        self._check_shards()
+        if self.lost_shard is not None:
+            raise self.lost_shard.again()
         check_in_reach(member.role, member.origin.address, self._servers)
         actions = self.startup.init(member, message)
         actions += self.move_on(now)
@@ -306,10 +307,6 @@ class JobRun:
         self.data.withdraw(member, message.request)
         self.spares.withdraw(member, message.request)
         return self.startup.withdraw(member.incarnation, message.request)
-
-    def _check_shards(self) -> None:
-        if self.lost_shard is not None:
-            raise self.lost_shard.again()
 
     # --- servers -------------------------------------------------------------------------------
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -33,9 +31,6 @@ class Cluster(Membership):
 
     def of(self, role: str) -> list[MemberInfo]:
         return list(self.rosters[role])
-
-    def num_joined(self, role: str) -> int:
-        return self.rosters[role].num_joined
 
 
 def joined(membership: Cluster, *names: str, role: str = "worker", now: float = 0.0) -> list[int]:
@@ -92,7 +87,7 @@ def test_who_is_silent_for_too_long_is_overdue() -> None:
     membership.validate()
 
 
-def test_ranks_and_numbers_of_one_roster_are_not_touched_by_another() -> None:
+def test_ranks_of_one_roster_are_not_touched_by_another() -> None:
     membership, another = Cluster(), Roster()
     joined(membership, "a", "b")
     first, second = (membership.join(hello("worker", name), peer(name), another, 0.0) for name in ("c", "d"))
@@ -100,8 +95,6 @@ def test_ranks_and_numbers_of_one_roster_are_not_touched_by_another() -> None:
     membership.remove(first, "finished", 1.0)
     assert [m.hello.name for m in membership.of("worker")] == ["a", "b"]
     assert [m.hello.name for m in another] == ["d"]
-    assert (another.num_finished, membership.rosters["worker"].num_finished) == (1, 0)
-    assert (another.num_joined, membership.num_joined("worker")) == (2, 2)
     membership.validate()
 
 
@@ -146,7 +139,6 @@ def test_what_is_remembered_of_the_gone_is_bounded() -> None:
         leave(membership, f"{i}", "lost", barred=EvictedError("silent"))
     assert len(membership.gone) == MAX_GONE
     assert len(membership._barred) == MAX_MEMBERS
-    assert len(membership.rosters["worker"]._names) == MAX_MEMBERS
     with pytest.raises(EvictedError):
         membership.check_welcome(hello("worker", f"{MAX_MEMBERS + 9}"))
     membership.check_welcome(hello("worker", "0"))  # the oldest are forgotten
@@ -159,32 +151,6 @@ def test_a_member_that_has_gone_can_be_looked_for_among_those_that_are_here() ->
     assert gone is not None
     leave(membership, "a")
     assert gone not in list(membership.members.values())
-
-
-def test_who_is_restarted_under_its_name_has_joined_once() -> None:
-    membership = Cluster()
-    joined(membership, "a")
-    leave(membership, "a", "lost")
-    again = replace(hello("worker", "a"), incarnation=b"2" * 16)
-    membership.join(again, peer("again"), membership.rosters["worker"], 0.0)
-    assert membership.num_joined("worker") == 1
-    joined(membership, "b")
-    assert membership.num_joined("worker") == 2
-    leave(membership, "b", "lost")
-    assert membership.num_joined("worker") == 2, "who is dead has joined"
-
-
-def test_those_of_one_name_are_counted_while_they_are_here_and_when_they_have_finished() -> None:
-    membership = Cluster()
-    roster = membership.rosters["worker"]
-    members = [
-        membership.join(replace(hello("worker", "a"), incarnation=bytes([i]) * 16), peer(str(i)), roster, 0.0)
-        for i in range(3)
-    ]
-    assert membership.num_joined("worker") == 3
-    membership.remove(members[0], "finished", 1.0)
-    assert membership.num_joined("worker") == 3
-    assert membership.num_joined("server") == 0
 
 
 def test_the_number_of_members_is_bounded() -> None:

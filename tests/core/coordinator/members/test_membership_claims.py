@@ -256,7 +256,7 @@ def test_who_comes_back_under_its_name_gets_its_rank(how: str) -> None:
     roster = Roster()
     members = {name: roster.enter(hello("worker", name), peer(name), 0.0) for name in "abc"}
     for name in "abc":
-        roster.leave(members[name], how)
+        roster.leave(members[name])
         roster.validate()
     assert [roster.enter(hello("worker", name), peer(name), 0.0).rank for name in "cbda"] == [2, 1, 0, 3]
     roster.validate()
@@ -265,11 +265,11 @@ def test_who_comes_back_under_its_name_gets_its_rank(how: str) -> None:
 def test_a_rank_that_somebody_else_has_taken_is_nobodys_any_more() -> None:
     roster = Roster()
     roster.enter(hello("worker", "a"), peer("a"), 0.0)
-    roster.leave(roster.enter(hello("worker", "b"), peer("b"), 0.0), "lost")
+    roster.leave(roster.enter(hello("worker", "b"), peer("b"), 0.0))
     other = roster.enter(hello("worker", "c"), peer("c"), 0.0)
     assert other.rank == 1
     assert roster.enter(hello("worker", "b"), peer("b"), 0.0).rank == 2
-    roster.leave(other, "finished")
+    roster.leave(other)
     roster.validate()
 
 
@@ -304,15 +304,15 @@ def test_a_job_ends_with_its_lease_where_nobody_is_started_again() -> None:
 def test_of_several_with_one_name_the_lowest_rank_is_taken_first() -> None:
     roster = Roster()
     for member in [roster.enter(life("w", 0, "w", token=b""), peer(str(i)), 0.0) for i in range(3)]:
-        roster.leave(member, "closed")
+        roster.leave(member)
     assert [roster.enter(life("w", 0, "w", token=b""), peer(str(i)), 0.0).rank for i in range(3)] == [0, 1, 2]
 
 
 def test_the_rank_of_one_with_a_claim_is_not_for_its_name_alone() -> None:
     roster = Roster()
     first, second = (roster.enter(life(name, 0, token=TOKEN), peer(name), 0.0) for name in ("w0", "w1"))
-    roster.leave(second, "lost")
-    roster.leave(first, "lost")
+    roster.leave(second)
+    roster.leave(first)
     assert roster.enter(life("w1", 0, token=b""), peer("x"), 0.0).rank == 0, "the lowest"
     assert roster.enter(life("w1", 1, token=TOKEN), peer("y"), 0.0).rank == 1
 

@@ -178,7 +178,7 @@ def test_who_counts_takes_the_number_of_one_that_is_yet_to_come_before_that_of_o
 def test_numbers_are_known_after_a_coordinator_has_come_back() -> None:
     roster, other = Roster(lambda: 2), Roster(lambda: 2)
     members = [roster.enter(numbered("worker", f"w{n}", n), peer(f"w{n}"), 0.0) for n in (4, 1)]
-    roster.leave(members[0], "lost")
+    roster.leave(members[0])
     other.restore(roster.dump(), {member.incarnation: member for member in members})
     assert [other.enter(hello("worker", name), peer(name), 0.0).rank for name in "abc"] == [2, 3, 5]
     assert other.enter(numbered("worker", "again", 4), peer("again"), 0.0).rank == 4

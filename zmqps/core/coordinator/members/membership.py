@@ -329,11 +329,9 @@ class Roster:
         self._numbered = False  # whether anybody has come, or may come back, that a launcher has given a number
         self._lowest = 0  # all ranks below are taken
         self._next = 0  # no rank from here on is
-        self._names: set[str] = set()  # of all who ever joined
         self._claims = Claims()
         # by member: since when newcomers wait for its number
         self._doubts: dict[bytes, dict[bytes, float]] = {}
-        self.num_finished = 0
 
     def __len__(self) -> int:
         return len(self._by_rank)
@@ -342,14 +340,6 @@ class Roster:
         """Yield the members by rank; a few of them cost no more than that."""
         by_rank = self._by_rank
         return (by_rank[rank] for rank in range(self._next) if rank in by_rank)
-
-    @property
-    def num_joined(self) -> int:
-        """How many have joined so far: one that is restarted under its name is not counted twice.
-
-        Those that all have the same name are counted while they are here, and when they have finished.
-        """
-        return max(len(self._names), len(self) + self.num_finished)
 
     def predecessor(self, hello: Hello, holder: KeyHolder | None) -> MemberInfo | None:
         """Return the member whose next life says this `Hello`, as `Claims.predecessor` knows it."""
@@ -413,8 +403,6 @@ class Roster:
         self._next = max(self._next, member.rank + 1)
         while self._lowest in self._by_rank:
             self._lowest += 1
-        if len(self._names) < MAX_MEMBERS:
-            self._names.add(member.hello.name)
 
     def _free(self, member: MemberInfo) -> int:
         """Return the lowest rank that is free, and that no process is to come to by the number of its launcher."""
@@ -457,7 +445,7 @@ class Roster:
         else:
             other.rank, held[before] = before, other
 
-    def leave(self, member: MemberInfo, how: DepartureCause) -> None:
+    def leave(self, member: MemberInfo) -> None:
         self._doubts.pop(member.incarnation, None)
         frees = self._by_rank[member.rank] is member  # else somebody has come in its place
         self._claims.left(member, frees=frees)
@@ -466,7 +454,6 @@ class Roster:
             self._lowest = min(self._lowest, member.rank)
         if not self._by_rank:
             self._next = 0
-        self.num_finished += how == DepartureCause.FINISHED
 
     def validate(self) -> None:
         """Assert that ranks are where they are looked for, and that a number is nobody's but the one's that has it."""
@@ -615,7 +602,7 @@ class Membership:
         del self._by_silence[member.incarnation]
         del self._peers[member.peer]
         self.processes.left(member)
-        member.roster.leave(member, how)
+        member.roster.leave(member)
         del member.roster  # it knows its job, of which nothing is to stay
         member.answers.by_request.clear()  # a job's description is large, and nobody asks any more
         self._changed("member", member.incarnation)

@@ -27,7 +27,8 @@ def find_named(name: str, members: Collection[MemberInfo], kind: str = "node") -
     if len(found) == 1:
         return found[0]
     if found:
-        raise AmbiguousNodeError(name=name, nodes=listed([_how(member) for member in found], MOST_NAMED))
+        nodes = [f"{member.title}: '{_prefix(member)}{numbered(member)}'" for member in found]
+        raise AmbiguousNodeError(name=name, nodes=listed(nodes, MOST_NAMED))
     here = listed(sorted(f"{_prefix(member)}{member.hello.name}" for member in members), MOST_NAMED)
     raise JobError(f"there is no {kind} {name!r}; here are: {here or 'none'}")
 
@@ -54,7 +55,3 @@ def _with_job(member: MemberInfo, name: str) -> tuple[str, ...]:
 
 def _prefix(member: MemberInfo) -> str:
     return f"{member.job}/" if member.job else ""
-
-
-def _how(member: MemberInfo) -> str:
-    return f"{member.title}: '{_prefix(member)}{numbered(member)}'"

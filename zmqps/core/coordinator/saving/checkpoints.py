@@ -166,10 +166,9 @@ class Checkpoints:
 
     def _next_wish(self) -> Wish | None:
         """Return the first that need not wait until the shards of its job are cut anew."""
-        return next((wish for wish in self.waiting if not self._is_cut(wish.job)), None)
-
-    def _is_cut(self, job: str) -> bool:
-        return job in self._runs and self._runs[job].replication.recuts.is_cutting
+        runs = self._runs
+        may = (w for w in self.waiting if w.job not in runs or not runs[w.job].replication.recuts.is_cutting)
+        return next(may, None)
 
     # --- how it is made -----------------------------------------------------------------------
 

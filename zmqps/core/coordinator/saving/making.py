@@ -49,13 +49,11 @@ class Chains:
         """A checkpoint is there, which builds upon ``base``."""
         if self._full_every == 1:
             return
+        length, whole, changed = 1, nbytes, 0
+        if base is not None:
+            length, whole, changed = base.length + 1, base.whole_nbytes, base.changed_nbytes + nbytes
         self._links[job] = ChainLink(
-            number=number,
-            path=path,
-            shards=shards,
-            length=1 + (base.length if base is not None else 0),
-            whole_nbytes=base.whole_nbytes if base is not None else nbytes,
-            changed_nbytes=base.changed_nbytes + nbytes if base is not None else 0,
+            number=number, path=path, shards=shards, length=length, whole_nbytes=whole, changed_nbytes=changed
         )
 
     def forget(self, job: str) -> None:

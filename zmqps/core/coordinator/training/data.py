@@ -220,15 +220,12 @@ class DataSets:
         if len(self.by_name) < MAX_DATA_SETS:
             return []
         full = LimitError(what="number of data sets", got=len(self.by_name) + 1, limit=MAX_DATA_SETS)
-        goes = next((data for data in self.by_name.values() if self._can_go(data, counts=counts)), None)
+        # what is used up and nobody is there for it, or nobody that counts, goes where there is no room
+        may_go = (d for d in self.by_name.values() if (d.over and not d.here) or (counts and not d.lasts))
+        goes = next(may_go, None)
         if goes is None:
             raise full
         return self._drop(goes, full)
-
-    @staticmethod
-    def _can_go(data: DataSet, *, counts: bool) -> bool:
-        """Whether one goes where there is no room: it is used up and nobody is there for it, or nobody that counts."""
-        return (data.over and not data.here) or (counts and not data.lasts)
 
     def _drop(self, data: DataSet, error: PSError) -> list[Action]:
         """End a data set; ``error`` is what those get who wait for it."""

@@ -867,10 +867,6 @@ class Steps:
         late = [self._members[who] for who in self.policy.awaited() if who in self._members]
         return now - self.delays.since, late
 
-    def slowest(self) -> Mapping[str, Any]:
-        """Return who keeps the others waiting step after step; empty: nobody."""
-        return self.delays.slowest(self._members)
-
     def status(self, missing: int, now: float) -> dict[str, Any]:
         if self.policy is None:
             return {}

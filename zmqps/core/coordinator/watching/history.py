@@ -84,10 +84,6 @@ class _Tier:
             yield [round(t, 3), total / number, least, greatest, None if step == NO_STEP else int(step)]
 
     @property
-    def oldest_at(self) -> float | None:
-        return self._points[self._first] if self._points else None
-
-    @property
     def nbytes(self) -> int:
         return len(self._points) * 8
 
@@ -122,7 +118,7 @@ class Series:
         """
         chosen = self.tiers[-1]
         for tier in self.tiers:
-            reaches = len(tier) < tier.most or (tier.oldest_at or 0.0) <= since
+            reaches = len(tier) < tier.most or tier._points[tier._first] <= since
             if tier.every == every or (not every and reaches and (self.last_at - since) / tier.every <= most):
                 chosen = tier
                 break

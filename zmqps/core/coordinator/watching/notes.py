@@ -32,8 +32,8 @@ class Logged:
 class NoteReceiver:
     """Takes what members log."""
 
-    def __init__(self, changed: Callable[[bytes], None]) -> None:
-        self.history: History | None = None
+    def __init__(self, history: History, changed: Callable[[bytes], None]) -> None:
+        self.history = history
         self.num_taken = 0  # calls of all members
         self.num_lost = 0  # before they came
         self._changed = changed
@@ -56,9 +56,8 @@ class NoteReceiver:
         self.num_lost += lost
         node = f"{member.role} {member.rank}"
         entries = tuple([(now - age, step, values) for age, step, values in fresh])
-        if self.history is not None:
-            for at, step, values in entries:
-                for name, value in values.items():
-                    self.history.note(member.job, node, name, at, step, value)
+        for at, step, values in entries:
+            for name, value in values.items():
+                self.history.note(member.job, node, name, at, step, value)
         told = Notify(Logged(job=member.job, node=node, entries=entries, dropped=lost))
         return [told, Send(member.peer, Noted(upto))]

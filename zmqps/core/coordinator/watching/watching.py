@@ -147,7 +147,9 @@ class Watching:
             "happened": dict(self.happened),
             "waits": list(step_waits(runs, now)),
             "awaited_s": {name: awaited for name, run in runs.items() if (awaited := waited_for(run))},
-            "slowest": {name: slowest for name, run in runs.items() if (slowest := run.steps.slowest())},
+            "slowest": {
+                name: slowest for name, run in runs.items() if (slowest := run.steps.delays.slowest(run.members))
+            },
         }
 
     def validate(self) -> None:
