@@ -105,7 +105,9 @@ _LOSSES = (
     CodeProbe(
         name="an heir is lost before it has taken over",
         of=Replication, method="lose",
-        before=lambda replication, server, *_: any(c.server is server for c in replication._promoting.values()),
+        before=lambda replication, server, *_: any(
+            copy.server is server for copy in replication._startup.copies.promoting.values()
+        ),
     ),
     CodeProbe(
         name="a promotion while the mean of a step is measured",

@@ -155,5 +155,5 @@ def test_a_cluster_that_ends_and_forgets_that_steps_are_held_for_a_shard_that_mo
 
 
 def test_a_server_whose_shards_nobody_moves(monkeypatch: Patch) -> None:
-    wrap(monkeypatch, Handovers, "plan", lambda original, self, servers, moving, now: [])
+    wrap(monkeypatch, Handovers, "plan", lambda original, self, servers, now: [])
     caught("async-drains", "is still there", begin=2)

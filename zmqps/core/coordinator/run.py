@@ -76,8 +76,8 @@ class JobRun:
             changes.add(what, name)
 
         self.startup = Startup(
-            name, options, lambda: ReplicaSet(root, new_epoch), self._begin, self._count, lambda: self.num_workers,
-            resumption, changed,
+            name, options, lambda: ReplicaSet(root, new_epoch, changes.of("copies", name)), self._begin, self._count,
+            lambda: self.num_workers, resumption, changed,
         )  # fmt: skip
         self.places = Places(
             self.startup, self.members, self.workers, lambda member, error: self.barriers.dismiss(member, error),
@@ -327,7 +327,7 @@ class JobRun:
             return self.replication.ready(copy, bool(message.loaded))
         actions = self.startup.progress(message.epoch, bool(message.loaded))
         if self.startup.ready:
-            self.replication.begin(now)
+            self.replication.shortages.begin(now)
             actions += self.replication.fill(self._servers, now)  # on spares that are there already
         return actions
 
@@ -426,7 +426,7 @@ class JobRun:
         soon = [self.steps.next_deadline(), self.waits.due]
         if self.occupancy.idle_since is not None:
             soon.append(self.occupancy.ends_at)
-        if replication.retries.due is not None or replication.views.open or replication.handovers.under_way:
+        if self.startup.copies.retry_due is not None or replication.views.open or replication.handovers.under_way:
             soon.append(replication.next_deadline())
         if self.startup.held:
             soon.append(self.fallback.next_deadline())

@@ -93,7 +93,8 @@ def test_a_job_is_trained_when_its_backups_are_whole() -> None:
     (told,) = sent(cluster.take("s0", Ready(4, 1)), Job)
     assert told.placement["replicas"] == 1
     assert [row["epoch"] for row in told.placement["servers"]] == [1, 2]
-    assert cluster.run().replication.settled
+    assert cluster.run().replication.is_quiet
+    assert not cluster.run().replication.shortages
 
 
 def test_a_backup_takes_over_and_nobody_is_told_that_anything_is_lost() -> None:
@@ -376,7 +377,7 @@ def test_a_shard_that_has_all_its_backups_is_not_degraded_by_one_more_that_canno
     spread(cluster, 0, "s3")
     (extra,) = (copy for copy in cluster.run().startup.copies.backups(0) if copy.server.hello.name == "s3")
     cluster.machine.touched.add("default")
-    replication._give_up(extra, "it is not wanted", cluster.now)
+    replication.handovers._give_up(extra, "it is not wanted", cluster.now)
     assert cluster.degraded() == []
     cluster.machine.validate()
 

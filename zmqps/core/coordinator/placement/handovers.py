@@ -8,22 +8,20 @@ one waits for it before the next.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TypeAlias
 
-from zmqps.core.coordinator.journal import Changed, Plain, nothing
+from zmqps.core.coordinator.journal import Plain
 from zmqps.core.coordinator.members.membership import LeavingState, MemberInfo
-from zmqps.core.coordinator.placement.copies import Replica
+from zmqps.core.coordinator.placement.copies import RETRY_S, Replica
+from zmqps.core.coordinator.placement.shortages import Shortages
 from zmqps.core.coordinator.placement.startup import Startup
 from zmqps.core.coordinator.training.steps import Steps
 from zmqps.core.protocol.events import Action, Log, Send
 from zmqps.core.protocol.messages import Promote, Promoted, Yield, Yielded
 from zmqps.errors import listed
 
-#: A server answers within milliseconds; one that did not may not have received it.
-RETRY_S = 1.0
 #: A leader that has not given up its place after so long keeps it, and workers wait no longer for the next step. It is
 #: asked again after a while.
 PATIENCE_S, PAUSE_S = 10.0, 5.0
@@ -31,11 +29,6 @@ PATIENCE_S, PAUSE_S = 10.0, 5.0
 LOOK_S = 0.1
 #: Of reasons why nobody can take something an error names so many.
 MOST_REASONS = 4
-
-#: Tells the leader of a shard its backups: ``change(shard, now)``.
-Change: TypeAlias = Callable[[int, float], list[Action]]
-#: Lets a shard have one backup less: ``give_up(copy, why, now)``.
-GiveUp: TypeAlias = Callable[[Replica, str, float], list[Action]]
 
 
 class HandoverPhase(IntEnum):
@@ -72,23 +65,6 @@ class Handover:
 class Handovers:
     """The copies of one job that move.
 
-    Parameters
-    ----------
-    name
-        The job's.
-    startup
-        Knows the copies.
-    steps
-        Are held up, for a moment.
-    unfit
-        Why servers, by incarnation, cannot keep a copy of a shard; shared.
-    change, give_up
-        See `Change` and `GiveUp`.
-    replicas
-        How many backups a shard should have.
-    changed
-        Called when something has changed that is kept.
-
     Attributes
     ----------
     under_way
@@ -97,40 +73,12 @@ class Handovers:
         Why nobody can take a copy, by its epoch.
     """
 
-    def __init__(
-        self,
-        name: str,
-        startup: Startup,
-        steps: Steps,
-        unfit: Mapping[tuple[bytes, int], str],
-        change: Change,
-        give_up: GiveUp,
-        replicas: int,
-        changed: Changed = nothing,
-    ) -> None:
-        self._replicas = replicas
-        self._name = name
+    def __init__(self, startup: Startup, steps: Steps, shortages: Shortages) -> None:
         self._startup = startup
         self._steps = steps
-        self._unfit = unfit
-        self._change = change
-        self._give_up = give_up
-        self._changed = changed
+        self._shortages = shortages
         self.under_way: dict[int, Handover] = {}
         self.stuck: dict[int, str] = {}
-
-    @property
-    def is_cutting(self) -> bool:
-        """Whether a shard is about to have another leader."""
-        return any(handover.is_cut for handover in self.under_way.values())
-
-    def has_yielded(self, shard: int) -> bool:
-        """Whether a shard's leader has given up its place, for a copy that is yet to say that it has taken it.
-
-        Told of other backups, it would keep its place after all, and the copy would lack what it does then.
-        """
-        phases = [handover.phase for handover in self.under_way.values() if handover.old.shard == shard]
-        return HandoverPhase.ADOPT in phases
 
     @property
     def holds(self) -> bool:
@@ -144,11 +92,8 @@ class Handovers:
 
     # --- what is to move -----------------------------------------------------------------------
 
-    def plan(self, servers: Sequence[MemberInfo], moving: Iterable[int], now: float) -> list[Action]:
-        """Begin to copy what servers have that are to go, and give up what is not to move any more.
-
-        ``servers``: all of them; ``moving``: shards that another backup is taking over just now.
-        """
+    def plan(self, servers: Sequence[MemberInfo], now: float) -> list[Action]:
+        """Begin to copy what servers have that are to go, of all; and give up what is not to move any more."""
         if not self._startup.ready:
             return []
         actions: list[Action] = []
@@ -161,20 +106,23 @@ class Handovers:
         going = [copy for copy in copies if copy.server.leaving and copy.epoch not in on_the_way]
         self.stuck = {epoch: why for epoch, why in self.stuck.items() if epoch in {copy.epoch for copy in going}}
         for copy in going:
-            if copy.shard in moving or not any(c.shard == copy.shard and not c.backup and c.whole for c in copies):
+            if not copies.can_fill(copy.shard):
                 continue
-            fit = [server for server in staying if (server.incarnation, copy.shard) not in self._unfit]
-            if (server := copies.lightest(copy, fit)) is None:
+            if (server := copies.best(copy.shard, staying, copy)) is None:
                 if not any(other.absent for other in servers):  # else it may be back soon, and take it
                     actions += self._make_do(copy, staying, now)
                 continue
             self.stuck.pop(copy.epoch, None)
             new = copies.add(copy.shard, server, backup=True)
             self.under_way[copy.epoch] = Handover(old=copy, new=new, made=True, not_before=now)
-            self._changed()
+            self._startup.copies.changed()
             what = "backup of shard" if copy.backup else "shard"
-            text = f"job {self._name!r}: {what} {copy.shard} moves from {copy.server.title} to {server.title}"
-            actions += [Log("info", text, job=self._name), *self._startup.assign([new]), *self._change(copy.shard, now)]
+            text = f"job {self._startup.name!r}: {what} {copy.shard} moves from {copy.server.title} to {server.title}"
+            actions += [
+                Log("info", text, job=self._startup.name),
+                *self._startup.assign([new]),
+                *self._startup.copies.inform(copy.shard, now),
+            ]
         return actions
 
     def _make_do(self, copy: Replica, staying: Sequence[MemberInfo], now: float) -> list[Action]:
@@ -190,11 +138,17 @@ class Handovers:
         if copy.backup:
             return self._give_up(copy, why, now)
         self.under_way[copy.epoch] = Handover(old=copy, new=heir, made=False, not_before=now)
-        self._changed()
+        self._startup.copies.changed()
         return []
 
+    def _give_up(self, copy: Replica, why: str, now: float) -> list[Action]:
+        """A backup goes without another one in its place."""
+        self._startup.drop(copy)
+        self._shortages.note(copy.shard, why, now)
+        return self._startup.copies.inform(copy.shard, now)
+
     def _why(self, copy: Replica, staying: Sequence[MemberInfo]) -> str:
-        what = f"{'the backup of ' * copy.backup}shard {copy.shard} of job {self._name!r}"
+        what = f"{'the backup of ' * copy.backup}shard {copy.shard} of job {self._startup.name!r}"
         others = [server for server in staying if server is not copy.server]
         if not others:
             return f"there is no other server that could take {what}"
@@ -202,7 +156,7 @@ class Handovers:
         whys = [
             f"{server.title} has a copy of it"
             if server.incarnation in having
-            else f"{server.title}: {self._unfit.get((server.incarnation, copy.shard), '')}"
+            else f"{server.title}: {self._startup.copies.unfit.get((server.incarnation, copy.shard), '')}"
             for server in others
         ]
         return f"no other server can take {what}: {listed(whys, MOST_REASONS)}"
@@ -210,20 +164,20 @@ class Handovers:
     def _cancel(self, handover: Handover, now: float) -> list[Action]:
         """A copy stays where it is, or goes elsewhere."""
         backups = [copy for copy in self._startup.copies.backups(handover.old.shard) if copy.whole]
-        needed = handover.new in backups and len(backups) <= self._replicas  # it stays a backup
+        needed = handover.new in backups and len(backups) <= self._shortages.replicas  # it stays a backup
         if handover.made and not needed:
             self._startup.drop(handover.new)
-        return [*self._forget(handover), *self._change(handover.old.shard, now)]
+        return [*self._forget(handover), *self._startup.copies.inform(handover.old.shard, now)]
 
     def _forget(self, handover: Handover) -> list[Action]:
         del self.under_way[handover.old.epoch]
-        self._changed()
+        self._startup.copies.changed()
         return self._let_go(handover)
 
     def _let_go(self, handover: Handover) -> list[Action]:
         """Steps need not wait for this one any more."""
-        self._changed()
-        handover.phase, handover.held_at = HandoverPhase.FILL, None
+        self._startup.copies.changed()
+        handover.phase, handover.held_at, handover.old.yielded = HandoverPhase.FILL, None, False
         self._steps.pauses.closed.discard(handover.old.shard)
         return [] if self.holds else self._steps.let_go()
 
@@ -249,7 +203,9 @@ class Handovers:
     def stop(self) -> None:
         """The job has lost a shard: nothing moves any more, and no step is to go on."""
         if self.under_way:
-            self._changed()
+            self._startup.copies.changed()
+        for handover in self.under_way.values():
+            handover.old.yielded = False
         self.under_way.clear()
         self.stuck.clear()
 
@@ -263,11 +219,10 @@ class Handovers:
 
     # --- how it moves --------------------------------------------------------------------------
 
-    def look(self, now: float, *, may_cut: bool, busy: Callable[[Replica], bool]) -> list[Action]:
+    def look(self, now: float, *, may_cut: bool) -> list[Action]:
         """Go on with what can be gone on with; called after every event while something moves.
 
-        ``may_cut``: whether shards may have other leaders now. ``busy``: whether a leader is yet to answer what it
-        was told before.
+        ``may_cut``: whether shards may have other leaders now.
         """
         actions: list[Action] = []
         for handover in list(self.under_way.values()):
@@ -279,7 +234,7 @@ class Handovers:
                 actions += self._chase(handover, now)
             elif handover.held_at is not None and now >= handover.held_at + PATIENCE_S:
                 actions += self._put_off(handover, PAUSE_S, now)
-            elif now >= handover.not_before and may_cut and not busy(handover.old):
+            elif now >= handover.not_before and may_cut and handover.old.order is None:
                 actions += self._cut(handover, now)
             elif now >= handover.not_before:
                 handover.not_before = now + LOOK_S
@@ -288,10 +243,11 @@ class Handovers:
     def _replace(self, handover: Handover, now: float) -> list[Action]:
         """The new backup is whole: the one before is not needed any more."""
         del self.under_way[handover.old.epoch]
-        self._changed()
+        self._startup.copies.changed()
         self._startup.drop(handover.old)
-        text = f"job {self._name!r}: the backup of shard {handover.old.shard} is on {handover.new.server.title} now"
-        return [Log("info", text, job=self._name), *self._change(handover.old.shard, now)]
+        name, shard = self._startup.name, handover.old.shard
+        text = f"job {name!r}: the backup of shard {shard} is on {handover.new.server.title} now"
+        return [Log("info", text, job=name), *self._startup.copies.inform(shard, now)]
 
     def _cut(self, handover: Handover, now: float) -> list[Action]:
         """Ask the leader to give up its place, as soon as it has nobody's gradients."""
@@ -304,7 +260,7 @@ class Handovers:
                 return []
         handover.phase, handover.asked_at, handover.again_at = HandoverPhase.YIELD, now, now + RETRY_S
         handover.old.generation += 1
-        self._changed()
+        self._startup.copies.changed()
         steps.pauses.closed.add(handover.old.shard)
         return [self._order(handover)]
 
@@ -325,13 +281,15 @@ class Handovers:
             old = handover.old
             has_yielded = handover.phase is HandoverPhase.ADOPT
             late = handover.new if has_yielded else old
-            text = f"job {self._name!r}: {late.server.title} does not answer, so shard {old.shard} stays for now"
+            text = (
+                f"job {self._startup.name!r}: {late.server.title} does not answer, so shard {old.shard} stays for now"
+            )
             if has_yielded:  # it may have taken over: nobody has been told, and nobody will be
-                return [Log("warning", text, job=self._name), *self._cancel(handover, now)]
+                return [Log("warning", text, job=self._startup.name), *self._cancel(handover, now)]
             return [
-                Log("warning", text, job=self._name),
+                Log("warning", text, job=self._startup.name),
                 *self._put_off(handover, PAUSE_S, now),
-                *self._change(old.shard, now),
+                *self._startup.copies.inform(old.shard, now),
             ]
         if now < handover.again_at:
             return []
@@ -348,14 +306,15 @@ class Handovers:
         if message.busy:
             handover.phase, handover.busy = HandoverPhase.QUIESCE, True
             self._steps.pauses.closed.discard(copy.shard)
-            self._changed()
+            self._startup.copies.changed()
             return []
         numbers = {int(epoch): n for epoch, n in message.numbers.items() if epoch.isdecimal() and type(n) is int}
         if handover.phase is HandoverPhase.ADOPT:
             return []
         if handover.new.epoch not in numbers:  # it lacks something after all: the leader keeps its place for now
-            return [*self._put_off(handover, RETRY_S, now), *self._change(copy.shard, now)]
+            return [*self._put_off(handover, RETRY_S, now), *self._startup.copies.inform(copy.shard, now)]
         handover.phase, handover.numbers, handover.again_at = HandoverPhase.ADOPT, numbers, now + RETRY_S
+        copy.yielded = True
         return [self._order(handover)]
 
     def complete(self, new: Replica, message: Promoted, now: float) -> tuple[Handover | None, list[Action]]:
@@ -365,10 +324,10 @@ class Handovers:
         if handover is None or message.generation != handover.old.generation + 1:
             return None, []
         del self.under_way[handover.old.epoch]
-        self._changed()
+        self._startup.copies.changed()
         where = f"shard {new.shard} is on {new.server.title} now, and no more on {handover.old.server.title}"
-        text = f"job {self._name!r}: {where} (after {now - handover.asked_at:.3f} s)"
-        return handover, [Log("info", text, "moved", job=self._name)]
+        text = f"job {self._startup.name!r}: {where} (after {now - handover.asked_at:.3f} s)"
+        return handover, [Log("info", text, "moved", job=self._startup.name)]
 
     def taken(self, shard: int) -> list[Action]:
         """A new copy has taken over: steps go on."""
@@ -422,3 +381,5 @@ class Handovers:
             assert handover.phase is not HandoverPhase.QUIESCE or handover.held_at is not None
             assert handover.new.shard == handover.old.shard
             assert handover.new.server is not handover.old.server
+        adopted = {epoch for epoch, handover in self.under_way.items() if handover.phase is HandoverPhase.ADOPT}
+        assert {copy.epoch for copy in self._startup.copies if copy.yielded} == adopted

@@ -15,7 +15,8 @@ from typing import TypeAlias
 
 from zmqps.core.coordinator.journal import Changed, Plain, nothing
 from zmqps.core.coordinator.members.membership import MemberInfo
-from zmqps.core.coordinator.placement.copies import Replica
+from zmqps.core.coordinator.placement.copies import RETRY_S, Replica
+from zmqps.core.coordinator.placement.shortages import Shortages
 from zmqps.core.coordinator.placement.startup import Startup
 from zmqps.core.coordinator.placement.views import ChangeKind, MemberViews
 from zmqps.core.coordinator.training.steps import Steps
@@ -25,8 +26,6 @@ from zmqps.core.protocol.events import Action, Log, Send
 from zmqps.core.protocol.messages import Cut, GoOn, Hold, Yield, Yielded
 from zmqps.errors import PSError, listed
 
-#: A server or member answers within milliseconds; one that did not may not have been told.
-RETRY_S = 1.0
 #: What could not be done is tried again after so long.
 PAUSE_S = 5.0
 #: How many workers that did not pause a text names.
@@ -80,25 +79,6 @@ class Recutting:
 class Recuts:
     """Cuts the shards of one job anew, and tells its members.
 
-    Parameters
-    ----------
-    name
-        The job's.
-    startup
-        Knows the copies, and where they lie.
-    steps
-        Are held up, for a moment.
-    members
-        The live members of the job by incarnation; shared with its `JobRun`.
-    views
-        Tells them.
-    keep
-        Lets the leader of a shard keep its place after all: ``keep(shard, now)``.
-    begun
-        Called when the job lies in other shards: ``begun(now)``.
-    changed
-        Called when something has changed that is kept.
-
     Attributes
     ----------
     error
@@ -109,24 +89,20 @@ class Recuts:
 
     def __init__(
         self,
-        name: str,
         startup: Startup,
         steps: Steps,
         members: Mapping[bytes, MemberInfo],
         views: MemberViews,
-        keep: Callable[[int, float], list[Action]],
-        begun: Callable[[float], None],
+        shortages: Shortages,
         changed: Changed = nothing,
     ) -> None:
         self.error: PSError | None = None
         self.longest_s = 0.0
-        self._name = name
         self._startup = startup
         self._steps = steps
         self._members = members
         self._views = views
-        self._keep = keep
-        self._begun = begun
+        self._shortages = shortages
         self._changed = changed
         self._not_before = 0.0
         self._recut: Recutting | None = None  # that is under way
@@ -246,6 +222,7 @@ class Recuts:
         for copy in recut.answering.values():
             copy.generation += 1
             self._steps.pauses.closed.add(copy.shard)
+        self._startup.copies.changed()
         self._changed()
         return self._order(recut, now)
 
@@ -262,7 +239,7 @@ class Recuts:
         """Leaders keep their places, if they were asked to give them up, and workers go on."""
         shards = [copy.shard for copy in self._startup.copies if not copy.backup] if self.has_asked else []
         told = [Send(worker.peer, GoOn(recut.number)) for worker in recut.holding.values()]
-        return [*(action for shard in shards for action in self._keep(shard, now)), *told]
+        return [*(action for shard in shards for action in self._startup.copies.inform(shard, now)), *told]
 
     def _order(self, recut: Recutting, now: float) -> list[Action]:
         recut.again_at = now + RETRY_S
@@ -285,14 +262,14 @@ class Recuts:
         startup, pause_s, num_before = self._startup, now - recut.paused_at, self._startup.num_shards
         revision = self._views.new_revision()
         startup.recut(recut.placement, revision)
-        self._begun(now)
+        self._shortages.begin(now)
         self._steps.go_back(startup.copies, None)
         _, told = self._views.begin(ChangeKind.CUT, (), now, revision)
         self.longest_s = max(self.longest_s, pause_s)
-        text = f"job {self._name!r} lies in {startup.num_shards} shards now, instead of {num_before}"
+        text = f"job {self._startup.name!r} lies in {startup.num_shards} shards now, instead of {num_before}"
         text += f" (after a pause of {pause_s:.3f} s, of which it took {now - recut.cut_at:.3f} s)"
         return [
-            Log("info", text, job=self._name),
+            Log("info", text, job=self._startup.name),
             *told,
             *self._let_go(),
         ]
@@ -307,8 +284,8 @@ class Recuts:
     def _put_off(self, why: str, now: float) -> list[Action]:
         """All stays as it is, for now."""
         self._not_before = now + PAUSE_S
-        text = f"job {self._name!r} is not cut anew yet: {why}"
-        return [Log("warning", text, job=self._name), *self.take_back(now)]
+        text = f"job {self._startup.name!r} is not cut anew yet: {why}"
+        return [Log("warning", text, job=self._startup.name), *self.take_back(now)]
 
     def take_back(self, now: float) -> list[Action]:
         """Cut nothing: copies that were to be the shards are freed, and all others keep their places."""

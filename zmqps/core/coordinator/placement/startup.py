@@ -213,7 +213,6 @@ class Startup:
         self.copies.remove(copy)
         copy.moved = moved
         self.given_up.append(copy)
-        self._changed("copies")
 
     @property
     def num_shards(self) -> int:
