@@ -92,7 +92,7 @@ NOT_KEPT = {
     "Replication": "views handovers recuts shortages _changed replicas _startup _steps _num_retries",
     "Shortages": "_startup replicas",
     "Handovers": "_startup _steps _shortages stuck",
-    "Handover": "not_before held_at asked_at again_at numbers busy",
+    "Handover": "not_before held_at frozen_at again_at numbers late",
     "Drains": "_fleet _runs _erasures _checkpoints _changed",
     "Scales": "_fleet _runs _checkpoints _drains _endpoint _replicas _hold_s _silence_s _changed",
     "Recuts": "error longest_s _startup _steps _members _views _shortages _changed _not_before",

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.testing.test_invariants import Patch, caught, violated, wrap
-from zmqps.core.coordinator.placement.handovers import Handovers
+from zmqps.core.coordinator.placement.transitions import Handovers
 from zmqps.core.coordinator.placement.views import ChangeKind, MemberViews
 from zmqps.core.protocol.messages import Discard, Message, Moved, Replicate
 from zmqps.core.server.dense.steps import ShardSteps

@@ -8,7 +8,7 @@ import pytest
 
 from tests.core.machines import Coordinator, errors, job, logged, peer, receivers, sent
 from zmqps.core.coordinator.placement.drains import RETRY_S
-from zmqps.core.coordinator.placement.handovers import PATIENCE_S
+from zmqps.core.coordinator.placement.transitions import PATIENCE_S
 from zmqps.core.coordinator.saving.checkpoints import Checkpoints
 from zmqps.core.protocol.events import Action, Stop
 from zmqps.core.protocol.messages import (

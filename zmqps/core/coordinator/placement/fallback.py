@@ -182,7 +182,7 @@ class Fallback:
     @property
     def _whole(self) -> bool:
         """Whether all shards go back together."""
-        return self._steps.policy is not None and self._steps.policy.mode == "sync"
+        return self._steps.is_sync
 
     @property
     def _latest(self) -> Resumption | None:

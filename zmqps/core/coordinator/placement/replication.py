@@ -8,10 +8,9 @@ from typing import Any
 from zmqps.core.coordinator.journal import Plain
 from zmqps.core.coordinator.members.membership import MemberInfo
 from zmqps.core.coordinator.placement.copies import RETRY_S, Order, Replica
-from zmqps.core.coordinator.placement.handovers import Handover, Handovers
-from zmqps.core.coordinator.placement.recuts import Recuts
 from zmqps.core.coordinator.placement.shortages import Shortages
 from zmqps.core.coordinator.placement.startup import Startup
+from zmqps.core.coordinator.placement.transitions import Handover, Handovers, Recuts
 from zmqps.core.coordinator.placement.views import ChangeKind, MemberViews, ViewChange
 from zmqps.core.coordinator.training.steps import Steps
 from zmqps.core.protocol.events import Action, Log
@@ -72,8 +71,8 @@ class Replication:
             if copy.backup:
                 actions += self._startup.copies.inform(copy.shard, now)
                 continue
-            may = self.replicas or self.handovers.may_replace(copy)
-            found = self._promote(copy, now) if may else None
+            # without backups workers do not keep the gradients of the open step, of which a copy that moves has none
+            found = self._promote(copy, now) if self.replicas or not self._steps.is_sync else None
             if found is None:
                 lost.append(copy)
                 self._steps.lose(copy.epoch)

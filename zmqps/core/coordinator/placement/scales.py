@@ -18,7 +18,7 @@ from zmqps.core.coordinator.members.membership import MemberInfo
 from zmqps.core.coordinator.placement.copies import ReplicaSet
 from zmqps.core.coordinator.placement.drains import Drains
 from zmqps.core.coordinator.placement.fleet import Fleet
-from zmqps.core.coordinator.placement.recuts import Homes
+from zmqps.core.coordinator.placement.transitions import Homes
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.saving.checkpoints import Checkpoints
 from zmqps.core.job.keyspace import Placement
