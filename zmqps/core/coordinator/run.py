@@ -12,9 +12,8 @@ from zmqps.core.coordinator.members.places import Kept, Occupancy, Places
 from zmqps.core.coordinator.members.reach import check_in_reach
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.placement.copies import Replica, ReplicaSet
-from zmqps.core.coordinator.placement.fallback import Fallback
+from zmqps.core.coordinator.placement.fallback import Fallback, torn
 from zmqps.core.coordinator.placement.fleet import Fleet
-from zmqps.core.coordinator.placement.missing import torn
 from zmqps.core.coordinator.placement.replication import Replication
 from zmqps.core.coordinator.placement.resumption import Resumption
 from zmqps.core.coordinator.placement.startup import Beginning, Startup

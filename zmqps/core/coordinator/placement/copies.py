@@ -54,27 +54,13 @@ class Replica:
 
 
 class ReplicaSet:
-    """The live copies of one job, and what their servers were told of them and have not confirmed.
-
-    Attributes
-    ----------
-    by_epoch
-        The copies by their numbers, in the order of the shards at first.
-    coming
-        Those that are to be all the copies, once the shards are cut anew.
-    unfit
-        Why servers, by incarnation, could not keep a copy of a shard.
-    retry_due
-        When what is not confirmed is sent again.
-    changed
-        Called when something of them has changed that is kept.
-    """
+    """The live copies of one job, and what their servers were told of them and have not confirmed."""
 
     def __init__(self, root: bytes, new_epoch: Callable[[], int], changed: Changed = nothing) -> None:
-        self.by_epoch: dict[int, Replica] = {}
-        self.coming: dict[int, Replica] = {}
-        self.unfit: dict[tuple[bytes, int], str] = {}
-        self.retry_due: float | None = None
+        self.by_epoch: dict[int, Replica] = {}  # in the order of the shards at first
+        self.coming: dict[int, Replica] = {}  # that are to be all the copies, once the shards are cut anew
+        self.unfit: dict[tuple[bytes, int], str] = {}  # why servers, by incarnation, could not keep a copy of a shard
+        self.retry_due: float | None = None  # when what is not confirmed is sent again
         self.revision = 0
         self.changed = changed
         self._root = root
@@ -227,9 +213,7 @@ class ReplicaSet:
 
     def dump(self) -> Plain:
         """Return what is kept of them, in their order."""
-        return [
-            [c.shard, c.epoch, c.server.incarnation, c.backup, c.generation, c.built, c.whole] for c in self
-        ]  # fmt: skip
+        return [[c.shard, c.epoch, c.server.incarnation, c.backup, c.generation, c.built, c.whole] for c in self]
 
     def restore(self, kept: Plain, members: Mapping[bytes, MemberInfo]) -> None:
         """Have the copies that were kept; their servers are members, or they would not have been."""

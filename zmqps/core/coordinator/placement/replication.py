@@ -22,21 +22,7 @@ FILLING_RETRIES = 10
 
 
 class Replication:
-    """Sees to it that each shard has a leader, and as many backups as it should.
-
-    Parameters
-    ----------
-    startup
-        Knows the copies, and where they lie.
-    steps
-        Are not committed where a shard has no leader.
-    members
-        The live members of the job by incarnation; shared with its `JobRun`.
-    replicas
-        How many backups a shard should have.
-    changed
-        Called with what has changed that is kept: ``copies`` and what becomes of them, or ``views``.
-    """
+    """Sees to it that each shard has a leader, and as many backups as it should (``replicas``)."""
 
     def __init__(
         self,
@@ -235,13 +221,7 @@ class Replication:
         """Let shards have more copies, on these servers, and no others than they should have, or are wanted.
 
         Copies on servers that have said nothing for ``silence_s`` may be lost: others are kept in their place.
-
-        Returns
-        -------
-        actions
-            What is to be done.
-        why
-            What cannot be done, and why; empty: all can.
+        Returns also what cannot be done, and why; empty: all can.
         """
         copies, actions, told = self._startup.copies, list[Action](), set[int]()
         for shard in {copy.shard for copy in copies} - set(copies.promoting):

@@ -51,37 +51,6 @@ class Startup:
     Placing waits for all servers; then every server builds its shard; then one worker, the
     loader, uploads the initial values; then every parked ``init`` is answered. A loader that
     vanishes is replaced by another worker whose ``init`` is parked.
-
-    Parameters
-    ----------
-    name
-        The job's.
-    options
-        The coordinator's.
-    new_copies
-        Returns the empty table of a job's copies.
-    begin
-        Called when a member is told the job.
-    count
-        Called with a member that takes part, whether it has named the job or takes it as it is, and whether it is
-        the first to name it; returns what is to be done.
-    num_workers
-        Returns how many workers the job counts on.
-    resumption
-        The checkpoint that the job begins from; None: a worker uploads the initial values.
-    changed
-        Called when something has changed that is kept: what is trained and where (``spec``), or how far its start is.
-
-    Attributes
-    ----------
-    num_servers
-        How many servers make the cluster.
-    options
-        The coordinator's.
-    given_up
-        The copies that servers still have, and nobody wants.
-    held, cutting
-        Why those who come have to wait, though the job is under way: it goes back, or is cut anew.
     """
 
     def __init__(
@@ -89,22 +58,24 @@ class Startup:
         name: str,
         options: CoordinatorOptions,
         new_copies: Callable[[], ReplicaSet],
-        begin: Callable[[MemberInfo], Beginning],
+        begin: Callable[[MemberInfo], Beginning],  # a member is told the job
+        # a member takes part: whether it has named the job or takes it as it is, and whether it is the first to name it
         count: Callable[[MemberInfo, bool, bool], list[Action]],
         num_workers: Callable[[], int],
-        resumption: Resumption | None = None,
+        resumption: Resumption | None = None,  # None: a worker uploads the initial values
         changed: Callable[[str], None] = lambda what: None,
     ) -> None:
         self._changed = changed
         self.name = name
         self.resumption = resumption
-        self.num_servers = options.servers
+        self.num_servers = options.servers  # how many make the cluster
         self.num_workers = num_workers
         self.options = options
         self._begin = begin
         self._count = count
         self._new_copies = new_copies
-        self.given_up: list[Replica] = []
+        self.given_up: list[Replica] = []  # that servers still have, and nobody wants
+        # why those who come have to wait, though the job is under way: it goes back, or is cut anew
         self.held = self.cutting = ""
         self._forget()
 

@@ -125,19 +125,12 @@ class Handovers(Transitions):
 
     A copy is filled on another server as any backup is. Once it is whole, a backup simply takes the place of the one
     that was there; a leader gives up its place when its backups have all that it has done, and the new copy takes over.
-
-    Attributes
-    ----------
-    under_way
-        The copies that move, by the epoch of the copy that goes.
-    stuck
-        Why nobody can take a copy, by its epoch.
     """
 
     def __init__(self, startup: Startup, steps: Steps, shortages: Shortages) -> None:
         super().__init__(startup, steps, shortages)
-        self.under_way: dict[int, Handover] = {}
-        self.stuck: dict[int, str] = {}
+        self.under_way: dict[int, Handover] = {}  # by the epoch of the copy that goes
+        self.stuck: dict[int, str] = {}  # why nobody can take a copy, by its epoch
 
     @property
     def holds(self) -> bool:
@@ -431,13 +424,6 @@ class Recuts(Transitions):
     Once no push is under way, leaders answer for nothing any more, and their backups have all that they have; so each
     server fills the new copies, leaders and backups alike, with what it has itself. Once all are filled, they are the
     shards: the others are freed, and members are told.
-
-    Attributes
-    ----------
-    error
-        Why the shards cannot be cut.
-    longest_s
-        The longest pause of pushes.
     """
 
     def __init__(
@@ -450,8 +436,8 @@ class Recuts(Transitions):
         changed: Changed = nothing,
     ) -> None:
         super().__init__(startup, steps, shortages)
-        self.error: PSError | None = None
-        self.longest_s = 0.0
+        self.error: PSError | None = None  # why the shards cannot be cut
+        self.longest_s = 0.0  # the longest pause of pushes
         self._members = members
         self._views = views
         self._changed = changed
