@@ -324,7 +324,7 @@ class JobRun:
             return [*actions, *self.move_on(now)] if actions else []
         if self.startup.ready:
             return self.replication.ready(copy, bool(message.loaded))
-        actions = self.startup.progress(message.epoch, bool(message.loaded))
+        actions = self.startup.progress(copy, bool(message.loaded))
         if self.startup.ready:
             self.replication.shortages.begin(now)
             actions += self.replication.fill(self._servers, now)  # on spares that are there already

@@ -311,14 +311,6 @@ class JobSpec:
             **options,
         )
 
-    def is_same(self, other: JobSpec) -> bool:
-        """Whether `check_same` would pass."""
-        try:
-            self.check_same(other, "")
-        except JobMismatchError:
-            return False
-        return True
-
     def check_same(self, ours: JobSpec, owner: str, advice: str = ANOTHER_NAME) -> None:
         """Raise `JobMismatchError` unless ``ours``, a later worker's description, is this job.
 

@@ -98,8 +98,8 @@ class Rewinds:
     Steps the coordinator counts itself; of pushes each worker says how many of its own are gone.
     """
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, startup: Startup) -> None:
+        self._startup = startup
         self.times = 0
         self._last: dict[str, Any] = {}
 
@@ -120,10 +120,8 @@ class Rewinds:
         what = "1 push" if change.lost == 1 else f"{change.lost} pushes"
         where = f"shard{'s' * (len(change.shards) > 1)} {', '.join(map(str, change.shards))}"
         least = f", and what {counted(change.num_gone, 'worker')} pushed that left since" if change.num_gone else ""
-        text = (
-            f"job {self._name!r}: {what} that had been acknowledged after the checkpoint are gone from {where}{least}"
-        )
-        return [Log("warning", text, job=self._name)]
+        text = f"{what} that had been acknowledged after the checkpoint are gone from {where}{least}"
+        return [self._startup.log("warning", text)]
 
     def dump(self) -> Plain:
         """Return what is kept of it."""
@@ -168,7 +166,7 @@ class Fallback:
         self._give_up = give_up
         self._bad: set[str] = set()  # paths of checkpoints that cannot be used
         self._going: GoingBack | None = None
-        self._rewinds = Rewinds(startup.name)
+        self._rewinds = Rewinds(startup)
         self._members = members
         if self.good:
             changed("fallback")
@@ -260,13 +258,12 @@ class Fallback:
             going.shards[shard].num_lost = self._forget(shard) + (before.num_lost if before is not None else 0)
         self._replication.forget(shards)
         self._changed("fallback")
-        self._changed("copies")
         self._startup.held = self._text(going.shards)
-        text = f"job {self._startup.name!r}: {self._text(shards)}, of version {target.version}"
+        text = f"{self._text(shards)}, of version {target.version}"
         epoch, revision = self._startup.epoch, self._replication.views.new_revision()
         message = GoBack(epoch, revision, sorted(going.shards), {}, 0, 0, {"path": target.path})
         told = self._replication.views.announce(message)
-        return [Log("warning", text, "fallback", job=self._startup.name), *told, *self.fill(servers, now)]
+        return [self._startup.log("warning", text, "fallback"), *told, *self.fill(servers, now)]
 
     def _forget(self, shard: int) -> int:
         """No copy of a shard that is there counts any more; return what is known to be lost since it went back last."""
@@ -298,11 +295,10 @@ class Fallback:
             copy.generation, back.since = back.generation, now
             new.append(copy)
             self._changed("fallback")
-            self._changed("copies")
         if not new:
             return []
-        text = f"job {self._startup.name!r}: the checkpoint {going.target.path} is loaded: {_where(new)}"
-        return [Log("info", text, job=self._startup.name), *self._assign(new)]
+        text = f"the checkpoint {going.target.path} is loaded: {_where(new)}"
+        return [self._startup.log("info", text), *self._assign(new)]
 
     def _assign(self, copies: Iterable[Replica]) -> list[Action]:
         target = self._under_way.target
@@ -333,8 +329,8 @@ class Fallback:
             back.not_before = now + RETRY_S
         else:
             going.unfit.add((copy.server.incarnation, copy.shard))
-        text = f"job {self._startup.name!r}: {copy.server.title} cannot load shard {copy.shard}: {going.why}"
-        return [Log("warning", text, job=self._startup.name)]
+        text = f"{copy.server.title} cannot load shard {copy.shard}: {going.why}"
+        return [self._startup.log("warning", text)]
 
     def _drop(self, copy: Replica) -> None:
         """Load a shard elsewhere, or anew."""
@@ -358,7 +354,7 @@ class Fallback:
         if self._whole:
             self._steps.suspend(text)
         text = f"{bad.path} cannot be used ({going.why}): {text}, of version {older.version}"
-        return [Log("error", f"job {self._startup.name!r}: {text}", job=self._startup.name, error=error.number)]
+        return [self._startup.log("error", text, error=error.number)]
 
     def ready(self, copy: Replica, loaded: bool, now: float) -> list[Action]:
         """A server has built a shard, or has loaded it."""
@@ -366,7 +362,7 @@ class Fallback:
         if not loaded or copy.whole:
             return []
         copy.whole = True
-        self._changed("copies")
+        self._startup.copies.changed()
         if not self._whole:
             return self._went_back((copy.shard,), now)
         going = self._under_way

@@ -13,7 +13,7 @@ from zmqps.core.coordinator.placement.startup import Startup
 from zmqps.core.coordinator.placement.transitions import Handover, Handovers, Recuts
 from zmqps.core.coordinator.placement.views import ChangeKind, MemberViews, ViewChange
 from zmqps.core.coordinator.training.steps import Steps
-from zmqps.core.protocol.events import Action, Log
+from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.messages import Moved, Promoted, Replicating
 from zmqps.errors import PSError, counted
 
@@ -33,7 +33,6 @@ class Replication:
         changed: Callable[[str], None] = lambda what: None,
     ) -> None:
         self.views = MemberViews(startup, members, lambda: changed("views"))
-        self._changed = changed
         self.replicas = replicas
         self._startup = startup
         self._steps = steps
@@ -80,10 +79,10 @@ class Replication:
         startup.moved()
         promote = startup.copies.tell(heir, Order.PROMOTE, now)
         self._steps.move(old.epoch, heir, startup.told)
-        text = f"job {self._startup.name!r}: {heir.server.title} takes over shard {old.shard} of {old.server.title}"
+        text = f"{heir.server.title} takes over shard {old.shard} of {old.server.title}"
         self.views.forget(ChangeKind.MOVED, heir.shard)  # it is nowhere until the heir has taken over
         told += self.views.announce(Moved(startup.epoch, heir.shard, self.views.new_revision(), {}))
-        return [Log("warning", text, "promoted", job=self._startup.name), promote, *told]
+        return [startup.log("warning", text, "promoted"), promote, *told]
 
     def _succeed(self, handover: Handover, message: Promoted, now: float) -> list[Action]:
         """A copy has taken over from a leader that has given up its place."""
@@ -188,8 +187,8 @@ class Replication:
                 new.append(copies.add(shard, server, backup=True))
             if new:
                 text = f"shard {shard} gets a new backup on {', '.join(copy.server.title for copy in new)}"
-                actions.append(Log("info", f"job {self._startup.name!r}: {text}", job=self._startup.name))
-                actions += [*self._startup.assign(new), *self._startup.copies.inform(shard, now)]
+                said = self._startup.log("info", text)
+                actions += [said, *self._startup.assign(new), *copies.inform(shard, now)]
         return actions
 
     def ready(self, copy: Replica, loaded: bool) -> list[Action]:
@@ -207,7 +206,7 @@ class Replication:
         if not self.shortages.is_over(copy.shard):
             return []
         text = f"shard {copy.shard} has {counted(len(self._startup.copies.backups(copy.shard)), 'backup')} again"
-        return [Log("info", f"job {self._startup.name!r}: {text}", "copied", job=self._startup.name)]
+        return [self._startup.log("info", text, "copied")]
 
     def move(self, servers: Sequence[MemberInfo], now: float, *, may_cut: bool) -> list[Action]:
         """Go on with what moves from servers that are to go; called after every event while there are any."""

@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from zmqps.core.coordinator.journal import Changed, Plain, nothing
 from zmqps.core.coordinator.members.membership import LeavingState, MemberInfo
-from zmqps.core.coordinator.placement.copies import RETRY_S, Replica
+from zmqps.core.coordinator.placement.copies import RETRY_S, Replica, ReplicaSet
 from zmqps.core.coordinator.placement.shortages import Shortages
 from zmqps.core.coordinator.placement.startup import Startup
 from zmqps.core.coordinator.placement.views import ChangeKind, MemberViews
@@ -102,6 +102,10 @@ class Transitions:
         self._steps = steps
         self._shortages = shortages
 
+    @property
+    def _copies(self) -> ReplicaSet:
+        return self._startup.copies
+
     def _is_quiet(self, transition: Transition, now: float) -> bool:
         """Let nobody begin the next step; return whether the last one is over, and servers have nobody's gradients."""
         if not self._steps.is_sync:
@@ -117,7 +121,7 @@ class Transitions:
         for leader in leaders:
             leader.generation += 1
             self._steps.pauses.closed.add(leader.shard)
-        self._startup.copies.changed()
+        self._copies.changed()
 
 
 class Handovers(Transitions):
@@ -152,7 +156,7 @@ class Handovers(Transitions):
         for handover in list(self.under_way.values()):
             if not handover.is_frozen and (not handover.old.server.leaving or handover.new.server.leaving):
                 actions += self._cancel(handover, now)
-        copies = self._startup.copies
+        copies = self._copies
         staying = [server for server in servers if not server.leaving and not server.absent]
         on_the_way = {copy.epoch for handover in self.under_way.values() for copy in (handover.old, handover.new)}
         going = [copy for copy in copies if copy.server.leaving and copy.epoch not in on_the_way]
@@ -167,20 +171,15 @@ class Handovers(Transitions):
             self.stuck.pop(copy.epoch, None)
             new = copies.add(copy.shard, server, backup=True)
             self.under_way[copy.epoch] = Handover(old=copy, new=new, made=True, not_before=now)
-            self._startup.copies.changed()
             what = "backup of shard" if copy.backup else "shard"
-            text = f"job {self._startup.name!r}: {what} {copy.shard} moves from {copy.server.title} to {server.title}"
-            actions += [
-                Log("info", text, job=self._startup.name),
-                *self._startup.assign([new]),
-                *self._startup.copies.inform(copy.shard, now),
-            ]
+            text = f"{what} {copy.shard} moves from {copy.server.title} to {server.title}"
+            actions += [self._startup.log("info", text), *self._startup.assign([new]), *copies.inform(copy.shard, now)]
         return actions
 
     def _make_do(self, copy: Replica, staying: Sequence[MemberInfo], now: float) -> list[Action]:
         """No other server can take one more copy: one that goes in any case leaves it with those it has."""
         self.stuck[copy.epoch] = why = self._why(copy, staying)
-        others = [other for other in self._startup.copies if other.shard == copy.shard and not other.server.leaving]
+        others = [other for other in self._copies if other.shard == copy.shard and not other.server.leaving]
         if copy.server.leaving is not LeavingState.MUST_GO or not others:
             return []
         del self.stuck[copy.epoch]
@@ -190,48 +189,46 @@ class Handovers(Transitions):
         if copy.backup:
             return self._give_up(copy, why, now)
         self.under_way[copy.epoch] = Handover(old=copy, new=heir, made=False, not_before=now)
-        self._startup.copies.changed()
+        self._copies.changed()
         return []
 
     def _give_up(self, copy: Replica, why: str, now: float) -> list[Action]:
         """A backup goes without another one in its place."""
         self._startup.drop(copy)
         self._shortages.note(copy.shard, why, now)
-        return self._startup.copies.inform(copy.shard, now)
+        return self._copies.inform(copy.shard, now)
 
     def _why(self, copy: Replica, staying: Sequence[MemberInfo]) -> str:
         what = f"{'the backup of ' * copy.backup}shard {copy.shard} of job {self._startup.name!r}"
         others = [server for server in staying if server is not copy.server]
         if not others:
             return f"there is no other server that could take {what}"
-        having = {other.server.incarnation for other in self._startup.copies if other.shard == copy.shard}
+        having = {other.server.incarnation for other in self._copies if other.shard == copy.shard}
         whys = [
             f"{server.title} has a copy of it"
             if server.incarnation in having
-            else f"{server.title}: {self._startup.copies.unfit.get((server.incarnation, copy.shard), '')}"
+            else f"{server.title}: {self._copies.unfit.get((server.incarnation, copy.shard), '')}"
             for server in others
         ]
         return f"no other server can take {what}: {listed(whys, MOST_NAMED)}"
 
     def _cancel(self, handover: Handover, now: float) -> list[Action]:
         """A copy stays where it is, or goes elsewhere."""
-        backups = [copy for copy in self._startup.copies.backups(handover.old.shard) if copy.whole]
+        backups = [copy for copy in self._copies.backups(handover.old.shard) if copy.whole]
         needed = handover.new in backups and len(backups) <= self._shortages.replicas  # it stays a backup
         if handover.made and not needed:
             self._startup.drop(handover.new)
-        return [*self._forget(handover), *self._startup.copies.inform(handover.old.shard, now)]
+        return [*self._forget(handover), *self._copies.inform(handover.old.shard, now)]
 
     def _forget(self, handover: Handover) -> list[Action]:
         del self.under_way[handover.old.epoch]
-        self._startup.copies.changed()
         return self._let_go(handover)
 
     def _let_go(self, handover: Handover) -> list[Action]:
         """Steps need not wait for this one any more."""
-        self._startup.copies.changed()
+        self._copies.changed()
         handover.phase, handover.held_at, handover.old.yielded = Phase.PREPARE, None, False
-        self._steps.pauses.closed.discard(handover.old.shard)
-        return [] if self.holds else self._steps.let_go()
+        return self.taken(handover.old.shard)
 
     def lose(self, copy: Replica) -> list[Action]:
         """A copy is gone, of those that move perhaps; its server, or the leader, is told the backups after this."""
@@ -255,7 +252,7 @@ class Handovers(Transitions):
     def stop(self) -> None:
         """The job has lost a shard: nothing moves any more, and no step is to go on."""
         if self.under_way:
-            self._startup.copies.changed()
+            self._copies.changed()
         for handover in self.under_way.values():
             handover.old.yielded = False
         self.under_way.clear()
@@ -287,11 +284,9 @@ class Handovers(Transitions):
     def _replace(self, handover: Handover, now: float) -> list[Action]:
         """The new backup is whole: the one before is not needed any more."""
         del self.under_way[handover.old.epoch]
-        self._startup.copies.changed()
         self._startup.drop(handover.old)
-        name, shard = self._startup.name, handover.old.shard
-        text = f"job {name!r}: the backup of shard {shard} is on {handover.new.server.title} now"
-        return [Log("info", text, job=name), *self._startup.copies.inform(shard, now)]
+        text = f"the backup of shard {handover.old.shard} is on {handover.new.server.title} now"
+        return [self._startup.log("info", text), *self._copies.inform(handover.old.shard, now)]
 
     def _cut(self, handover: Handover, now: float) -> list[Action]:
         """Ask the leader to give up its place, as soon as it has nobody's gradients."""
@@ -305,7 +300,7 @@ class Handovers(Transitions):
         old, new = handover.old, handover.new
         if handover.phase is Phase.FREEZE:
             return Send(old.server.peer, Yield(old.epoch, old.generation))
-        equals = self._startup.copies.rows_of_equals(new, handover.numbers)
+        equals = self._copies.rows_of_equals(new, handover.numbers)
         return Send(new.server.peer, Promote(new.epoch, old.generation + 1, equals))
 
     def _put_off(self, handover: Handover, seconds: float, now: float) -> list[Action]:
@@ -313,21 +308,14 @@ class Handovers(Transitions):
         return self._let_go(handover)
 
     def _chase(self, handover: Handover, now: float) -> list[Action]:
-        if now >= handover.frozen_at + PATIENCE_S:
-            old = handover.old
-            has_yielded = handover.phase is Phase.ADOPT
-            late = handover.new if has_yielded else old
-            text = (
-                f"job {self._startup.name!r}: {late.server.title} does not answer, so shard {old.shard} stays for now"
-            )
-            if has_yielded:  # it may have taken over: nobody has been told, and nobody will be
-                return [Log("warning", text, job=self._startup.name), *self._cancel(handover, now)]
-            return [
-                Log("warning", text, job=self._startup.name),
-                *self._put_off(handover, PAUSE_S, now),
-                *self._startup.copies.inform(old.shard, now),
-            ]
-        return [self._order(handover)] if handover.is_due(now) else []
+        if now < handover.frozen_at + PATIENCE_S:
+            return [self._order(handover)] if handover.is_due(now) else []
+        late = handover.new if handover.phase is Phase.ADOPT else handover.old
+        text = f"{late.server.title} does not answer, so shard {late.shard} stays for now"
+        said = self._startup.log("warning", text)
+        if late is handover.new:  # it may have taken over: nobody has been told, and nobody will be
+            return [said, *self._cancel(handover, now)]
+        return [said, *self._put_off(handover, PAUSE_S, now), *self._copies.inform(late.shard, now)]
 
     def yielded(self, copy: Replica, message: Yielded, now: float) -> list[Action]:
         """A leader has given up its place, or cannot just now."""
@@ -339,13 +327,13 @@ class Handovers(Transitions):
         if message.busy:
             handover.phase, handover.late = Phase.QUIESCE, True
             self._steps.pauses.closed.discard(copy.shard)
-            self._startup.copies.changed()
+            self._copies.changed()
             return []
         numbers = {int(epoch): n for epoch, n in message.numbers.items() if epoch.isdecimal() and type(n) is int}
         if handover.phase is Phase.ADOPT:
             return []
         if handover.new.epoch not in numbers:  # it lacks something after all: the leader keeps its place for now
-            return [*self._put_off(handover, RETRY_S, now), *self._startup.copies.inform(copy.shard, now)]
+            return [*self._put_off(handover, RETRY_S, now), *self._copies.inform(copy.shard, now)]
         handover.phase, handover.numbers, handover.again_at = Phase.ADOPT, numbers, now + RETRY_S
         copy.yielded = True
         return [self._order(handover)]
@@ -357,13 +345,12 @@ class Handovers(Transitions):
         if handover is None or message.generation != handover.old.generation + 1:
             return None, []
         del self.under_way[handover.old.epoch]
-        self._startup.copies.changed()
-        where = f"shard {new.shard} is on {new.server.title} now, and no more on {handover.old.server.title}"
-        text = f"job {self._startup.name!r}: {where} (after {now - handover.frozen_at:.3f} s)"
-        return handover, [Log("info", text, "moved", job=self._startup.name)]
+        self._copies.changed()
+        text = f"shard {new.shard} is on {new.server.title} now, and no more on {handover.old.server.title}"
+        return handover, [self._startup.log("info", f"{text} (after {now - handover.frozen_at:.3f} s)", "moved")]
 
     def taken(self, shard: int) -> list[Action]:
-        """A new copy has taken over: steps go on."""
+        """A new copy has taken over, or is not to any more: steps go on."""
         self._steps.pauses.closed.discard(shard)
         return [] if self.holds else self._steps.let_go()
 
@@ -387,7 +374,7 @@ class Handovers(Transitions):
 
     def restore(self, kept: Plain, now: float) -> None:
         """Go on with what was kept: a leader that was asked is asked again, and says again what it has said."""
-        copies = self._startup.copies.by_epoch
+        copies = self._copies.by_epoch
         for old, new, made, asked in kept:
             self.under_way[old] = handover = Handover(old=copies[old], new=copies[new], made=made, not_before=now)
             if asked:
@@ -406,7 +393,7 @@ class Handovers(Transitions):
 
     def validate(self) -> None:
         """Assert that what moves is there, and moves from one server to another."""
-        copies = self._startup.copies.by_epoch
+        copies = self._copies.by_epoch
         for epoch, handover in self.under_way.items():
             assert copies[epoch] is handover.old
             assert copies[handover.new.epoch] is handover.new
@@ -415,7 +402,7 @@ class Handovers(Transitions):
             assert handover.new.shard == handover.old.shard
             assert handover.new.server is not handover.old.server
         adopted = {epoch for epoch, handover in self.under_way.items() if handover.phase is Phase.ADOPT}
-        assert {copy.epoch for copy in self._startup.copies if copy.yielded} == adopted
+        assert {copy.epoch for copy in self._copies if copy.yielded} == adopted
 
 
 class Recuts(Transitions):
@@ -470,7 +457,7 @@ class Recuts(Transitions):
 
     @property
     def _coming(self) -> list[Replica]:
-        return list(self._startup.copies.coming.values())
+        return list(self._copies.coming.values())
 
     # --- how it is done ------------------------------------------------------------------------
 
@@ -481,9 +468,9 @@ class Recuts(Transitions):
         self.error = None
         self._recut = recut = Recutting(placement=placement, again_at=now + RETRY_S)
         for shard, (first, *others) in enumerate(homes):
-            self._startup.copies.prepare(shard, first)
+            self._copies.prepare(shard, first)
             for server in others:
-                self._startup.copies.prepare(shard, server, backup=True)
+                self._copies.prepare(shard, server, backup=True)
         self._changed()
         return self._assign(recut)
 
@@ -543,7 +530,7 @@ class Recuts(Transitions):
         """Let leaders answer for nothing any more; then, let servers fill the copies."""
         if self._steps.is_sync and not self._steps.is_between:  # a step has begun meanwhile
             return self._wait_for_step(recut, now)
-        recut.answering = {copy.epoch: copy for copy in self._startup.copies if not copy.backup}
+        recut.answering = {copy.epoch: copy for copy in self._copies if not copy.backup}
         self._freeze(recut, recut.answering.values(), now)
         self._changed()
         return self._order(recut, now)
@@ -559,9 +546,9 @@ class Recuts(Transitions):
 
     def _go_on(self, recut: Recutting, now: float) -> list[Action]:
         """Leaders keep their places, if they were asked to give them up, and workers go on."""
-        shards = [copy.shard for copy in self._startup.copies if not copy.backup] if self.has_asked else []
+        shards = [copy.shard for copy in self._copies if not copy.backup] if self.has_asked else []
         told = [Send(worker.peer, GoOn(recut.number)) for worker in recut.holding.values()]
-        return [*(action for shard in shards for action in self._startup.copies.inform(shard, now)), *told]
+        return [*(action for shard in shards for action in self._copies.inform(shard, now)), *told]
 
     def _order(self, recut: Recutting, now: float) -> list[Action]:
         recut.again_at = now + RETRY_S
@@ -572,7 +559,7 @@ class Recuts(Transitions):
         for copy in self._coming:
             if not copy.whole:
                 its = parents(self._startup.placement, recut.placement, copy.shard)
-                there = [other for other in self._startup.copies.of(copy.server) if other.shard in its]
+                there = [other for other in self._copies.of(copy.server) if other.shard in its]
                 order = Cut(copy.epoch, tuple(other.epoch for other in there), self._steps.clock)
                 actions.append(Send(copy.server.peer, order))
         return actions
@@ -588,13 +575,9 @@ class Recuts(Transitions):
         self._steps.go_back(startup.copies, None)
         _, told = self._views.begin(ChangeKind.CUT, (), now, revision)
         self.longest_s = max(self.longest_s, pause_s)
-        text = f"job {self._startup.name!r} lies in {startup.num_shards} shards now, instead of {num_before}"
+        text = f"job {startup.name!r} lies in {startup.num_shards} shards now, instead of {num_before}"
         text += f" (after a pause of {pause_s:.3f} s, of which it took {now - recut.frozen_at:.3f} s)"
-        return [
-            Log("info", text, job=self._startup.name),
-            *told,
-            *self._let_go(),
-        ]
+        return [Log("info", text, job=startup.name), *told, *self._let_go()]
 
     def _let_go(self) -> list[Action]:
         """Workers go on, and those who come are told."""
@@ -637,7 +620,7 @@ class Recuts(Transitions):
             return self._wait_for_step(recut, now)
         if message.busy:
             return self._put_off(f"{copy.server.title} has gradients of a step that is not over", now)
-        backups = [backup for backup in self._startup.copies.backups(copy.shard) if backup.whole]
+        backups = [backup for backup in self._copies.backups(copy.shard) if backup.whole]
         lacking = [backup.server.title for backup in backups if str(backup.epoch) not in message.numbers]
         if lacking:
             return self._put_off(f"{lacking[0]} lacks something of shard {copy.shard}", now)
@@ -650,7 +633,7 @@ class Recuts(Transitions):
 
     def lose(self, server: MemberInfo, now: float) -> list[Action]:
         """A server is gone: nothing is cut, as long as what it had is missing."""
-        if any(copy.server is server for copy in [*self._startup.copies, *self._coming]):
+        if any(copy.server is server for copy in [*self._copies, *self._coming]):
             self._not_before = now + PAUSE_S
             return self.take_back(now)
         return []
@@ -676,13 +659,13 @@ class Recuts(Transitions):
         for shard, epoch, who in coming:
             self._startup.given_up.append(Replica(shard=shard, epoch=epoch, server=members[who], moved=True))
         self._changed()
-        return [copy.shard for copy in self._startup.copies if not copy.backup] if has_asked else []
+        return [copy.shard for copy in self._copies if not copy.backup] if has_asked else []
 
     def validate(self) -> None:
         """Assert that what is held is here, and for something."""
         recut = self._recut
         if recut is None:
-            assert not self._startup.copies.coming
+            assert not self._copies.coming
             return
         assert set(recut.awaited) <= set(recut.holding) <= set(self._members)
         assert recut.phase > Phase.PREPARE or not recut.holding
