@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.core.coordinator.test_remembered_copies import promoted, training
+from tests.core.coordinator.test_remembered_copies import training
 from zmqps.core.protocol.messages import Arrive, Drain, Leave, Take
 
 #: By class: what `zmqps.core.coordinator.remembered` keeps of it, itself or under another name; …
@@ -126,7 +126,7 @@ def parts() -> Iterator[Any]:
     kept = training(staleness=0)
     kept.take("w0", Take(2, "examples", 40, 10, 1, (), ()))
     kept.take("w1", Arrive(2, 0, (1,)))
-    promoted(kept, kept.take("s1", Leave("closed")))
+    kept.promoted(kept.take("s1", Leave("closed")))
     kept.join("s3")
     kept.take("s0", Drain(1, "", 0))
     machine, run = kept.machine, kept.run()
