@@ -25,7 +25,7 @@ AT_MOST = {
     "files of the largest folder": 20,
     "names of several classes of core": 0,
     "message types": 90,
-    "retry constants": 31,
+    "retry constants": 29,
 }
 
 PARTS = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -13,7 +14,19 @@ from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.node.member import Identity
 from zmqps.core.protocol.events import Action, Exit, Log, Peer, Received, Resolve, Send
-from zmqps.core.protocol.messages import Assign, Error, Heartbeat, Hello, Init, Message, Ready
+from zmqps.core.protocol.messages import (
+    Assign,
+    Error,
+    Followed,
+    Heartbeat,
+    Hello,
+    Init,
+    Message,
+    Moved,
+    Promote,
+    Promoted,
+    Ready,
+)
 from zmqps.core.protocol.security.keys import LOADER, ticket_of
 from zmqps.core.server.admission import Room
 from zmqps.core.server.shard import Shard
@@ -89,6 +102,13 @@ def receivers(actions: list[Action], kind: type[Message]) -> list[Peer]:
     return [action.peer for action in actions if isinstance(action, Send) and isinstance(action.message, kind)]
 
 
+def sent_to(actions: list[Action], kind: type[M]) -> list[tuple[str, M]]:
+    """Return the messages of one kind among the actions, each with the name of its receiver."""
+    return [
+        (to[1:].decode(), message) for to, message in zip(receivers(actions, kind), sent(actions, kind), strict=True)
+    ]
+
+
 def errors(actions: list[Action], to: Peer | None = None) -> list[int]:
     return [message.code for message in sent(actions, Error, to)]
 
@@ -139,6 +159,24 @@ class Coordinator:
         actions = self.machine.handle(event, self.now)
         self.machine.validate()
         return actions
+
+    def reply(self, actions: list[Action], kind: type[M], *answers: Callable[[M], Message]) -> list[Action]:
+        """Let nodes that are sent a message of one kind answer it so."""
+        return [
+            action
+            for name, message in sent_to(actions, kind)
+            for answer in answers
+            for action in self.take(name, answer(message))
+        ]
+
+    def promoted(self, actions: list[Action], step: int = 0) -> list[Action]:
+        """Let the servers that were asked to take over say that they have."""
+        return self.reply(actions, Promote, lambda m: Promoted(m.epoch, m.generation, step, ()))
+
+    def follow(self, actions: list[Action]) -> list[Action]:
+        """Let the members that were told of a new server talk to it."""
+        sends = [(name, m) for name, m in sent_to(actions, Moved) if m.server]
+        return [action for name, m in sends for action in self.take(name, Followed(m.epoch, m.revision, 0))]
 
     def join(self, *names: str) -> list[Action]:
         """Let nodes join; a name that begins with s is a server's, with o an observer's."""

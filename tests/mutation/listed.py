@@ -138,12 +138,6 @@ EQUIVALENT = (
         reason="at the start: a step in time sets it before anybody is late. There, the tests notice it",
     ),
     Equivalent(
-        path="zmqps/core/coordinator/placement/startup.py",
-        old="if self.placement is not None and len(self.built) < self.num_servers:",
-        new="if (len(self.built) < self.num_servers):",
-        reason="an init is parked with its job, and a job is placed as soon as all servers are there",
-    ),
-    Equivalent(
         path="zmqps/core/protocol/wire.py",
         old="last = -1",
         new="last = -0",
@@ -210,12 +204,6 @@ EQUIVALENT = (
         old="self._reminder_due = 0.0",
         new="self._reminder_due = -1.0",
         reason="the start sets it",
-    ),
-    Equivalent(
-        path="zmqps/core/coordinator/placement/startup.py",
-        old="return self.placement is not None and len(self.loaded) == self.num_servers",
-        new="return (len(self.loaded) == self.num_servers)",
-        reason="there is a server at least, and it loads for a job that is placed",
     ),
     Equivalent(
         path="zmqps/core/coordinator/machine.py",

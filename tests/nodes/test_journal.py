@@ -113,7 +113,7 @@ def test_another_version_and_another_file_are_refused(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "j" / FILE) as db:
         db.execute("PRAGMA user_version = 7")
     db.close()
-    with pytest.raises(JournalError, match="it has format 7, and this zmqps reads 5; go on with the zmqps"):
+    with pytest.raises(JournalError, match="it has format 7, and this zmqps reads 6; go on with the zmqps"):
         Journal(tmp_path / "j")
     with sqlite3.connect(tmp_path / "j" / FILE) as db:
         db.execute("PRAGMA application_id = 1")

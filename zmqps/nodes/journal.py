@@ -39,7 +39,7 @@ PAGE = "page.json"
 #: What SQLite adds to the name of a file for those beside it.
 BESIDE = ("-wal", "-shm", "-journal")
 #: By which the file is known as one of ours, and the form of what is in it.
-APPLICATION, VERSION = 0x7A6D7073, 5
+APPLICATION, VERSION = 0x7A6D7073, 6
 #: First words of the keys whose records are on the disk before anything that follows is done.
 LASTING = ("identity", "cluster", "spec", "copies")
 #: Under this key is who the coordinator is; the machine uses others.

@@ -16,9 +16,8 @@ from typing import Any
 
 from zmqps.core.coordinator.placement.drains import Drains
 from zmqps.core.coordinator.placement.fallback import Fallback
-from zmqps.core.coordinator.placement.handovers import HandoverPhase, Handovers
-from zmqps.core.coordinator.placement.recuts import Recuts
 from zmqps.core.coordinator.placement.replication import Replication
+from zmqps.core.coordinator.placement.transitions import Handovers, Phase, Recuts
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.saving.checkpoints import Checkpoints
 from zmqps.core.coordinator.training.steps import Commits, Steps
@@ -105,7 +104,9 @@ _LOSSES = (
     CodeProbe(
         name="an heir is lost before it has taken over",
         of=Replication, method="lose",
-        before=lambda replication, server, *_: any(c.server is server for c in replication._promoting.values()),
+        before=lambda replication, server, *_: any(
+            copy.server is server for copy in replication._startup.copies.promoting.values()
+        ),
     ),
     CodeProbe(
         name="a promotion while the mean of a step is measured",
@@ -124,24 +125,24 @@ _LOSSES = (
 _MOVES = (
     CodeProbe(
         name="a handover is cancelled before its leader was asked",
-        of=Handovers, method="_cancel", before=lambda _, handover, now: not handover.is_cut,
+        of=Handovers, method="_cancel", before=lambda _, handover, now: not handover.is_frozen,
     ),
     CodeProbe(
         name="a leader that was asked to yield is lost",
         of=Handovers, method="lose",
-        before=lambda handovers, copy: any(h.is_cut and copy is h.old for h in handovers.under_way.values()),
+        before=lambda handovers, copy: any(h.is_frozen and copy is h.old for h in handovers.under_way.values()),
     ),
     CodeProbe(
         name="the new copy of a handover is lost after the leader has yielded",
         of=Handovers, method="lose",
         before=lambda handovers, copy: any(
-            copy is h.new and h.phase is HandoverPhase.ADOPT for h in handovers.under_way.values()
+            copy is h.new and h.phase is Phase.ADOPT for h in handovers.under_way.values()
         ),
     ),
     CodeProbe(
         name="a handover waits for a step that has begun",
         of=Handovers, method="yielded", before=lambda _, copy, message, now: message.busy,
-        after=lambda handovers, _: any(handover.busy for handover in handovers.under_way.values()),
+        after=lambda handovers, _: any(handover.late for handover in handovers.under_way.values()),
     ),
     CodeProbe(
         name="a server that must leave hands a shard to the backup that there is",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.core.coordinator.test_remembered_copies import promoted, training
+from tests.core.coordinator.test_remembered_copies import training
 from zmqps.core.protocol.messages import Arrive, Drain, Leave, Take
 
 #: By class: what `zmqps.core.coordinator.remembered` keeps of it, itself or under another name; …
@@ -29,12 +29,11 @@ KEPT = {
     "Attendance": "here spares num_finished _names",
     "Losses": "_lost _here _finished",
     "Occupancy": "training idle_since _before _left_alone _returned",
-    "Startup": "resumption epoch cut job owner placement built loaded ready loader told returning",
-    "ReplicaSet": "by_epoch coming",
-    "Replica": "shard epoch server backup generation built whole",
+    "Startup": "resumption epoch cut job owner placement ready loader told returning",
+    "ReplicaSet": "by_epoch coming unfit",
+    "Replica": "shard epoch server backup generation built whole order",
     "Fallback": "good _bad _going _rewinds",
     "Rewinds": "times _last",
-    "Replication": "_promoting _unanswered _unfit",
     "Shortages": "_noted",
     "Handovers": "under_way",
     "Handover": "old new made phase",
@@ -86,17 +85,17 @@ NOT_KEPT = {
         "_changed name num_servers num_workers options _begin _count _new_copies given_up _rows _wire _optimizer "
         "_cuts copies parked _requests held cutting"
     ),
-    "ReplicaSet": "_root _new_epoch revision",
-    "Replica": "moved",
+    "ReplicaSet": "_root _new_epoch revision retry_due changed",
+    "Replica": "moved yielded",
     "Fallback": "_changed _startup _steps _replication _timeout _rewind _give_up _members",
-    "Rewinds": "_name",
-    "Replication": "views handovers recuts shortages _changed replicas _startup _steps retries",
-    "Shortages": "_startup _replicas",
-    "Handovers": "_replicas _name _startup _steps _unfit _change _give_up _changed stuck",
-    "Handover": "not_before held_at asked_at again_at numbers busy",
+    "Rewinds": "_startup",
+    "Replication": "views handovers recuts shortages replicas _startup _steps _num_retries",
+    "Shortages": "_startup replicas",
+    "Handovers": "_startup _steps _shortages stuck",
+    "Handover": "not_before held_at frozen_at again_at numbers late",
     "Drains": "_fleet _runs _erasures _checkpoints _changed",
     "Scales": "_fleet _runs _checkpoints _drains _endpoint _replicas _hold_s _silence_s _changed",
-    "Recuts": "error longest_s _name _startup _steps _members _views _keep _begun _changed _not_before",
+    "Recuts": "error longest_s _startup _steps _members _views _shortages _changed _not_before",
     "_Drain": "told_at",
     "MemberViews": "_members _startup _changed",
     "ViewChange": "due begun_at",
@@ -127,7 +126,7 @@ def parts() -> Iterator[Any]:
     kept = training(staleness=0)
     kept.take("w0", Take(2, "examples", 40, 10, 1, (), ()))
     kept.take("w1", Arrive(2, 0, (1,)))
-    promoted(kept, kept.take("s1", Leave("closed")))
+    kept.promoted(kept.take("s1", Leave("closed")))
     kept.join("s3")
     kept.take("s0", Drain(1, "", 0))
     machine, run = kept.machine, kept.run()

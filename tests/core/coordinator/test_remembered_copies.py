@@ -20,7 +20,6 @@ from zmqps.core.protocol.messages import (
     Moved,
     Proceed,
     Promote,
-    Promoted,
     Ready,
     Replicas,
     Replicating,
@@ -45,23 +44,6 @@ def training(servers: int = 3, **options: Any) -> Kept:
     return kept
 
 
-def promoted(kept: Kept, actions: list[Action], step: int = 0) -> list[Action]:
-    """Let the servers that were asked to take over say that they have."""
-    done = []
-    for to, message in zip(receivers(actions, Promote), sent(actions, Promote), strict=True):
-        done += kept.take(to[1:].decode(), Promoted(message.epoch, message.generation, step, ()))
-    return done
-
-
-def followed(kept: Kept, actions: list[Action]) -> list[Action]:
-    """Let the members that were told of a new server talk to it."""
-    done = []
-    for to, m in zip(receivers(actions, Moved), sent(actions, Moved), strict=True):
-        if m.server:
-            done += kept.take(to[1:].decode(), Followed(m.epoch, m.revision, 0))
-    return done
-
-
 def test_a_promotion_that_was_decided_is_gone_on_with() -> None:
     kept = training()
     asked = sent(kept.take("s1", Leave("closed")), Promote)
@@ -70,9 +52,9 @@ def test_a_promotion_that_was_decided_is_gone_on_with() -> None:
     assert sent(kept.come_back("s0"), Promote) == []
     back = kept.come_back("s2", *WORKERS)
     assert sent(back, Promote) == asked, "said again at once"
-    told = promoted(kept, back)
+    told = kept.promoted(back)
     assert sorted(receivers(told, Moved)) == [peer("w0"), peer("w1")]
-    followed(kept, told)
+    kept.follow(told)
     kept.take("s0", Replicating(1, 1))
     assert kept.run().replication.views.all_followed
 
@@ -103,7 +85,7 @@ def test_a_server_that_was_lost_meanwhile_is_noticed_and_its_backup_takes_over()
 
 def test_members_that_had_not_followed_are_told_again_and_no_others() -> None:
     kept = training()
-    told = promoted(kept, kept.take("s1", Leave("closed")))
+    told = kept.promoted(kept.take("s1", Leave("closed")))
     (move,) = sent(told, Moved, peer("w0"))
     kept.take("w0", Followed(move.epoch, move.revision, 0))
     kept.back()
@@ -117,12 +99,12 @@ def test_members_that_had_not_followed_are_told_again_and_no_others() -> None:
 
 def test_no_step_counts_on_gradients_that_are_still_to_be_brought_again() -> None:
     kept = training(staleness=0)
-    told = promoted(kept, kept.take("s1", Leave("closed")))
+    told = kept.promoted(kept.take("s1", Leave("closed")))
     kept.back()
     kept.come_back("s0", "s2", *WORKERS)
     waiting = [action for name in WORKERS for action in kept.take(name, Arrive(2, 0, (1,)))]
     assert sent(waiting, Commit) == []
-    done = followed(kept, told)
+    done = kept.follow(told)
     assert {commit.step for commit in sent(done, Commit)} == {0}
 
 
@@ -140,7 +122,7 @@ def test_a_worker_proceeds_when_the_backups_have_its_step_also_if_that_was_decid
 
 def test_a_new_backup_is_asked_for_again_until_it_is_whole_and_the_shard_is_degraded_until_then() -> None:
     kept = training()
-    promoted(kept, kept.take("s1", Leave("closed")))
+    kept.promoted(kept.take("s1", Leave("closed")))
     filling = kept.join("s3")
     new = [assign.epoch for assign in sent(filling, Assign, peer("s3"))]
     assert len(new) == 2
@@ -157,7 +139,7 @@ def test_a_new_backup_is_asked_for_again_until_it_is_whole_and_the_shard_is_degr
 
 def test_a_new_copy_gets_a_number_that_none_before_has_had() -> None:
     kept = training()
-    promoted(kept, kept.take("s1", Leave("closed")))
+    kept.promoted(kept.take("s1", Leave("closed")))
     kept.back()
     kept.come_back("s0", "s2", *WORKERS)
     known = set(kept.run().startup.copies.by_epoch)
@@ -178,13 +160,13 @@ def test_what_a_server_is_to_free_it_is_told_again() -> None:
 def test_a_journal_that_is_behind_a_promoted_server_ends_the_job() -> None:
     kept = training(staleness=0)
     lost = kept.take("s1", Leave("closed"))
-    promoted(kept, lost, step=3)
+    kept.promoted(lost, step=3)
     assert isinstance(kept.run().lost_shard, JournalBehindError)
 
 
 def test_members_of_a_job_that_fails_with_its_servers_there_are_told() -> None:
     kept = training(staleness=0)
-    promoted(kept, kept.take("s1", Leave("closed")), step=3)
+    kept.promoted(kept.take("s1", Leave("closed")), step=3)
     assert isinstance(kept.run().lost_shard, JournalBehindError)
     due = kept.machine.next_deadline()
     assert due is not None

@@ -9,8 +9,8 @@ import pytest
 from tests.testing.placement.test_rolling import lose
 from tests.testing.test_invariants import Patch, caught, violated, wrap
 from zmqps.core.coordinator.placement.copies import ReplicaSet
-from zmqps.core.coordinator.placement.recuts import Recuts
 from zmqps.core.coordinator.placement.scales import Scales
+from zmqps.core.coordinator.placement.transitions import Recuts
 from zmqps.core.coordinator.placement.views import ChangeKind, MemberViews, ViewChange
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.messages import Cut, Discard, Followed, Hold, Holding, Message, Recut, Replicas, Yield, Yielded

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.testing.test_invariants import Patch, caught, violated, wrap
-from zmqps.core.coordinator.placement.handovers import Handovers
+from zmqps.core.coordinator.placement.transitions import Handovers
 from zmqps.core.coordinator.placement.views import ChangeKind, MemberViews
 from zmqps.core.protocol.messages import Discard, Message, Moved, Replicate
 from zmqps.core.server.dense.steps import ShardSteps
@@ -155,5 +155,5 @@ def test_a_cluster_that_ends_and_forgets_that_steps_are_held_for_a_shard_that_mo
 
 
 def test_a_server_whose_shards_nobody_moves(monkeypatch: Patch) -> None:
-    wrap(monkeypatch, Handovers, "plan", lambda original, self, servers, moving, now: [])
+    wrap(monkeypatch, Handovers, "plan", lambda original, self, servers, now: [])
     caught("async-drains", "is still there", begin=2)

@@ -18,9 +18,9 @@ from zmqps.core.coordinator.members.telling import Telling
 from zmqps.core.coordinator.openings import Opening, Openings
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.placement.drains import Drains
+from zmqps.core.coordinator.placement.fallback import ADVICE
 from zmqps.core.coordinator.placement.fleet import Fleet
 from zmqps.core.coordinator.placement.holders import OF_HOLDERS, Holders
-from zmqps.core.coordinator.placement.missing import ADVICE
 from zmqps.core.coordinator.placement.resumption import Resumption, Resumptions
 from zmqps.core.coordinator.placement.scales import Scales
 from zmqps.core.coordinator.remembered import dump, restore

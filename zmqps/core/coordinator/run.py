@@ -12,9 +12,8 @@ from zmqps.core.coordinator.members.places import Kept, Occupancy, Places
 from zmqps.core.coordinator.members.reach import check_in_reach
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.placement.copies import Replica, ReplicaSet
-from zmqps.core.coordinator.placement.fallback import Fallback
+from zmqps.core.coordinator.placement.fallback import Fallback, torn
 from zmqps.core.coordinator.placement.fleet import Fleet
-from zmqps.core.coordinator.placement.missing import torn
 from zmqps.core.coordinator.placement.replication import Replication
 from zmqps.core.coordinator.placement.resumption import Resumption
 from zmqps.core.coordinator.placement.startup import Beginning, Startup
@@ -76,8 +75,8 @@ class JobRun:
             changes.add(what, name)
 
         self.startup = Startup(
-            name, options, lambda: ReplicaSet(root, new_epoch), self._begin, self._count, lambda: self.num_workers,
-            resumption, changed,
+            name, options, lambda: ReplicaSet(root, new_epoch, changes.of("copies", name)), self._begin, self._count,
+            lambda: self.num_workers, resumption, changed,
         )  # fmt: skip
         self.places = Places(
             self.startup, self.members, self.workers, lambda member, error: self.barriers.dismiss(member, error),
@@ -322,9 +321,9 @@ class JobRun:
             return [*actions, *self.move_on(now)] if actions else []
         if self.startup.ready:
             return self.replication.ready(copy, bool(message.loaded))
-        actions = self.startup.progress(message.epoch, bool(message.loaded))
+        actions = self.startup.progress(copy, bool(message.loaded))
         if self.startup.ready:
-            self.replication.begin(now)
+            self.replication.shortages.begin(now)
             actions += self.replication.fill(self._servers, now)  # on spares that are there already
         return actions
 
@@ -423,7 +422,7 @@ class JobRun:
         soon = [self.steps.next_deadline(), self.waits.due]
         if self.occupancy.idle_since is not None:
             soon.append(self.occupancy.ends_at)
-        if replication.retries.due is not None or replication.views.open or replication.handovers.under_way:
+        if self.startup.copies.retry_due is not None or replication.views.open or replication.handovers.under_way:
             soon.append(replication.next_deadline())
         if self.startup.held:
             soon.append(self.fallback.next_deadline())

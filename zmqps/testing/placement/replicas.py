@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from zmqps.core.coordinator.journal import key_of
 from zmqps.core.coordinator.options import CoordinatorOptions
+from zmqps.core.coordinator.placement.copies import Order
 from zmqps.core.coordinator.remembered import dump_all
 from zmqps.core.protocol.messages import (
     Assign,
@@ -101,7 +102,7 @@ class LostServers:
                 return False
             kept = {copy.shard for copy in copies if copy.whole and copy.server.incarnation in there}
             for copy in copies:
-                if copy.server.incarnation == server.identity.incarnation and run.replication.awaits(copy):
+                if copy.server.incarnation == server.identity.incarnation and copy.order is Order.PROMOTE:
                     # if it has taken over, and its word of that is on its way, the others count no more
                     assert isinstance(server.machine, ServerMachine)
                     tenant = server.machine.tenants.get(copy.epoch)

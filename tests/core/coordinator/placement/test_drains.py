@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from tests.core.machines import Coordinator, errors, job, logged, peer, receivers, sent
+from tests.core.machines import Coordinator, errors, job, logged, peer, receivers, sent, sent_to
 from zmqps.core.coordinator.placement.drains import RETRY_S
-from zmqps.core.coordinator.placement.handovers import PATIENCE_S
+from zmqps.core.coordinator.placement.transitions import PATIENCE_S
 from zmqps.core.coordinator.saving.checkpoints import Checkpoints
 from zmqps.core.protocol.events import Action, Stop
 from zmqps.core.protocol.messages import (
@@ -62,37 +62,27 @@ class Cluster(Coordinator):
 
     def fill(self, actions: list[Action]) -> list[Action]:
         """Let servers that were given a copy have all its values, and leaders know their backups."""
-        done: list[Action] = []
-        for to, message in zip(receivers(actions, Replicas), sent(actions, Replicas), strict=True):
-            done += self.take(to[1:].decode(), Replicating(message.epoch, message.generation))
-        for to, assign in zip(receivers(actions, Assign), sent(actions, Assign), strict=True):
-            done += self.take(to[1:].decode(), Ready(assign.epoch, 0))
-            done += self.take(to[1:].decode(), Ready(assign.epoch, 1))
-        return done
+        done = self.reply(actions, Replicas, lambda m: Replicating(m.epoch, m.generation))
+        return [*done, *self.reply(actions, Assign, lambda m: Ready(m.epoch, 0), lambda m: Ready(m.epoch, 1))]
 
     def give_up(self, actions: list[Action], *, busy: int = 0) -> list[Action]:
         """Let the leaders that were asked to give up their places do so, or not for now."""
-        done: list[Action] = []
-        for to, asked in zip(receivers(actions, Yield), sent(actions, Yield), strict=True):
-            shard = self.run().startup.copies.by_epoch[asked.epoch].shard
-            backups = {str(copy.epoch): 7 for copy in self.run().startup.copies.backups(shard)}
-            done += self.take(to[1:].decode(), Yielded(asked.epoch, asked.generation, busy, {} if busy else backups))
-        return done
+        copies = self.run().startup.copies
+
+        def answer(asked: Yield) -> Yielded:
+            backups = {str(copy.epoch): 7 for copy in copies.backups(copies.by_epoch[asked.epoch].shard)}
+            return Yielded(asked.epoch, asked.generation, busy, {} if busy else backups)
+
+        return self.reply(actions, Yield, answer)
 
     def take_over(self, actions: list[Action], step: int = 0) -> list[Action]:
         """Let copies that are to take over say that they have; members go there, and servers erase what has moved."""
-        done: list[Action] = []
-        for to, m in zip(receivers(actions, Promote), sent(actions, Promote), strict=True):
-            done += self.take(to[1:].decode(), Promoted(m.epoch, m.generation, step, ()))
+        done = self.promoted(actions, step)
         return [*done, *self.settle(done)]
 
     def settle(self, actions: list[Action]) -> list[Action]:
-        done: list[Action] = []
-        for to, moved in zip(receivers(actions, Moved), sent(actions, Moved), strict=True):
-            done += self.take(to[1:].decode(), Followed(moved.epoch, moved.revision, 0))
-        for to, discard in zip(receivers(actions, Discard), sent(actions, Discard), strict=True):
-            done += self.take(to[1:].decode(), Discarded(discard.epoch))
-        return done
+        done = self.reply(actions, Moved, lambda moved: Followed(moved.epoch, moved.revision, 0))
+        return [*done, *self.reply(actions, Discard, lambda discard: Discarded(discard.epoch))]
 
     def moved(self, name: str = "s1") -> list[Action]:
         """Let all that a server has move elsewhere."""
@@ -330,9 +320,7 @@ class Synchronous(Cluster):
     def step(self, step: int, *names: str) -> list[Action]:
         """Let workers complete a step, and leaders apply it."""
         actions = [a for name in names for a in self.take(name, Arrive(10 + step, step, (step + 1,)))]
-        for to, commit in zip(receivers(actions, Commit), sent(actions, Commit), strict=True):
-            actions += self.take(to[1:].decode(), Committed(commit.epoch, step))
-        return actions
+        return [*actions, *self.reply(actions, Commit, lambda commit: Committed(commit.epoch, step))]
 
 
 def test_between_two_steps_a_leader_gives_up_its_place_and_then_workers_go_on() -> None:
@@ -342,8 +330,7 @@ def test_between_two_steps_a_leader_gives_up_its_place_and_then_workers_go_on() 
     assert sent(whole, Yield) == [], "the step is open"
     done = cluster.take("w1", Arrive(10, 0, (1,)))
     assert sent(done, Proceed) == []
-    for to, commit in zip(receivers(done, Commit), sent(done, Commit), strict=True):
-        done += cluster.take(to[1:].decode(), Committed(commit.epoch, 0))
+    done += cluster.reply(done, Commit, lambda commit: Committed(commit.epoch, 0))
     assert receivers(done, Yield) == [peer("s1")]
     assert sent(done, Proceed) == []
     assert "shards to move to other servers" in cluster.run().steps.waiting_for(0)
@@ -446,11 +433,7 @@ def test_a_copy_that_was_to_move_once_more_stays_as_long_as_it_is_the_only_backu
     cluster = Cluster(servers=4, replicas=1)
     cluster.take("s2", Leave("closed"))  # the backup of shard 1 was there
     asked = cluster.drain("s1")
-    ((to, assign),) = [
-        (to[1:].decode(), assign)
-        for to, assign in zip(receivers(asked, Assign), sent(asked, Assign), strict=True)
-        if assign.shard == 1
-    ]
+    ((to, assign),) = [(to, assign) for to, assign in sent_to(asked, Assign) if assign.shard == 1]
     for loaded in (0, 1):  # s1 has not said that it knows this backup, and so is not asked to give up its place yet
         cluster.take(to, Ready(assign.epoch, loaded))
     discarded = sent(cluster.take(to, Drain(1, "", 0)), Discard)

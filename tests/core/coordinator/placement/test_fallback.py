@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.core.machines import Coordinator, errors, job, logged, peer, receivers, sent
+from tests.core.machines import Coordinator, errors, job, logged, peer, receivers, sent, sent_to
 from zmqps.core.coordinator.placement.fallback import RETRY_S, SHARE_S, STUCK_S
 from zmqps.core.coordinator.placement.resumption import Resumption
 from zmqps.core.protocol.events import Action
@@ -73,8 +73,7 @@ class Cluster(Coordinator):
         clock, done = self.run().steps.clock, list[Action]()
         for name in workers or ("w0", "w1"):
             done += self.take(name, Arrive(self._request, clock, (self._request,)))
-        for to, commit in zip(receivers(done, Commit), sent(done, Commit), strict=True):
-            self.take(to[1:].decode(), Committed(commit.epoch, commit.step))
+        self.reply(done, Commit, lambda commit: Committed(commit.epoch, commit.step))
         return done
 
     def lose(self, name: str) -> list[Action]:
@@ -82,25 +81,16 @@ class Cluster(Coordinator):
 
     def load(self, actions: list[Action]) -> list[Action]:
         """Let servers load what they were assigned."""
-        done = []
-        for to, assign in zip(receivers(actions, Assign), sent(actions, Assign), strict=True):
-            done += self.take(to[1:].decode(), Ready(assign.epoch, 1))
-        return done
+        return self.reply(actions, Assign, lambda assign: Ready(assign.epoch, 1))
 
     def fail(self, actions: list[Action], error: PSError) -> list[Action]:
         """Let servers say that they cannot load what they were assigned."""
-        done = []
-        for to, assign in zip(receivers(actions, Assign), sent(actions, Assign), strict=True):
-            done += self.take(to[1:].decode(), Error.of(assign.epoch, error))
-        return done
+        return self.reply(actions, Assign, lambda assign: Error.of(assign.epoch, error))
 
     def follow(self, actions: list[Action], lost: int = 0) -> list[Action]:
         """Let members go back."""
-        done = []
-        for to, told in zip(receivers(actions, GoBack), sent(actions, GoBack), strict=True):
-            if told.servers:
-                done += self.take(to[1:].decode(), Followed(told.epoch, told.revision, lost))
-        return done
+        sends = [(to, m) for to, m in sent_to(actions, GoBack) if m.servers]
+        return [action for to, m in sends for action in self.take(to, Followed(m.epoch, m.revision, lost))]
 
     def status(self) -> dict[str, Any]:
         found: dict[str, Any] = self.machine.status(self.now)["jobs"]["default"]
@@ -112,13 +102,12 @@ class Cluster(Coordinator):
 
 def targets(actions: list[Action]) -> dict[tuple[str, int], str]:
     """Return which server is to load which shard from where."""
-    pairs = zip(receivers(actions, Assign), sent(actions, Assign), strict=True)
-    return {(to[1:].decode(), assign.shard): assign.restore["path"] for to, assign in pairs}
+    return {(to, assign.shard): assign.restore["path"] for to, assign in sent_to(actions, Assign)}
 
 
-def rows(actions: list[Action]) -> list[tuple[bytes, tuple[int, ...], list[str]]]:
+def rows(actions: list[Action]) -> list[tuple[str, tuple[int, ...], list[str]]]:
     """Return who is told that which shards are on which servers."""
-    found = zip(receivers(actions, GoBack), sent(actions, GoBack), strict=True)
+    found = sent_to(actions, GoBack)
     return [(to, tuple(m.shards), [row["name"] for row in m.servers["rows"]]) for to, m in found if m.servers]
 
 
@@ -131,9 +120,7 @@ def test_a_shard_that_is_lost_alone_is_loaded_by_the_first_server_that_comes() -
     assert sent(lost, Lost) == []
     assert errors(lost) == []
     assert sent(lost, Assign) == []
-    assert [(to, m.shards, m.servers) for to, m in zip(receivers(lost, GoBack), sent(lost, GoBack), strict=True)] == [
-        (peer("w0"), [1], {}), (peer("w1"), [1], {}),
-    ]  # fmt: skip
+    assert [(to, m.shards, m.servers) for to, m in sent_to(lost, GoBack)] == [("w0", [1], {}), ("w1", [1], {})]
     assert cluster.run().state == "going back"
     assert "no server is free for shard 1: start one with zmqps server --spare" in " ".join(cluster.status()["waiting"])
     joined = cluster.join("s2")
@@ -141,7 +128,7 @@ def test_a_shard_that_is_lost_alone_is_loaded_by_the_first_server_that_comes() -
     (assign,) = sent(joined, Assign)
     assert assign.restore["ledgers"] is True
     told = cluster.load(joined)
-    assert rows(told) == [(peer("w0"), (1,), ["s2"]), (peer("w1"), (1,), ["s2"])]
+    assert rows(told) == [("w0", (1,), ["s2"]), ("w1", (1,), ["s2"])]
     assert {(m.version, m.restored["path"], m.restored["state"]["epoch"]) for m in sent(told, GoBack)} == {
         (0, NEWEST, 20)
     }
@@ -332,7 +319,7 @@ def test_all_shards_go_back_to_one_version_and_steps_with_them() -> None:
     assert sent(waits, Proceed) == []
     assert "all shards go back with it" in cluster.run().steps.waiting_for(0)
     told = cluster.load(cluster.join("s2"))
-    assert rows(told) == [(peer("w0"), (0, 1), ["s0", "s2"]), (peer("w1"), (0, 1), ["s0", "s2"])]
+    assert rows(told) == [("w0", (0, 1), ["s0", "s2"]), ("w1", (0, 1), ["s0", "s2"])]
     assert {(m.version, m.lost) for m in sent(told, GoBack)} == {(3, 3)}
     assert cluster.run().steps.clock == 3
     assert not cluster.run().steps.trainees.waiting
@@ -388,9 +375,7 @@ def test_a_shard_whose_copies_are_all_gone_goes_back_and_gets_a_backup_again() -
     lost = cluster.lose("s2")
     assert {tuple(m.shards) for m in sent(lost, GoBack)} == {(1,)}, "the backup of the other one takes over"
     joined = cluster.join("s3")
-    assert ("s3", 1) in {
-        (to[1:].decode(), a.shard) for to, a in zip(receivers(joined, Assign), sent(joined, Assign), strict=True)
-    }
+    assert ("s3", 1) in {(to, assign.shard) for to, assign in sent_to(joined, Assign)}
     (assign,) = [a for a in sent(joined, Assign, peer("s3")) if a.restore]
     told = cluster.take("s3", Ready(assign.epoch, 1))
     assert [names for _, _, names in rows(told)] == [["s3"], ["s3"]]

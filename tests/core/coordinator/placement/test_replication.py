@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.core.machines import Coordinator, errors, hello, job, logged, peer, receivers, sent
+from tests.core.machines import Coordinator, errors, hello, job, logged, peer, receivers, sent, sent_to
 from zmqps.core.coordinator.placement.replication import RETRY_S
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.messages import (
@@ -49,21 +49,6 @@ class Cluster(Coordinator):
     def lose(self, name: str) -> list[Action]:
         return self.take(name, Leave("closed"))
 
-    def promoted(self, actions: list[Action], step: int = 0) -> list[Action]:
-        """Let the servers that were asked to take over say that they have."""
-        done = []
-        for to, message in zip(receivers(actions, Promote), sent(actions, Promote), strict=True):
-            done += self.take(to[1:].decode(), Promoted(message.epoch, message.generation, step, ()))
-        return done
-
-    def follow(self, actions: list[Action]) -> list[Action]:
-        """Let the members that were told of a new server talk to it."""
-        done = []
-        for to, m in zip(receivers(actions, Moved), sent(actions, Moved), strict=True):
-            if m.server:
-                done += self.take(to[1:].decode(), Followed(m.epoch, m.revision, 0))
-        return done
-
     def degraded(self) -> list[str]:
         return list(self.machine.status(self.now)["jobs"]["default"]["replicas"]["degraded"])
 
@@ -93,7 +78,8 @@ def test_a_job_is_trained_when_its_backups_are_whole() -> None:
     (told,) = sent(cluster.take("s0", Ready(4, 1)), Job)
     assert told.placement["replicas"] == 1
     assert [row["epoch"] for row in told.placement["servers"]] == [1, 2]
-    assert cluster.run().replication.settled
+    assert cluster.run().replication.is_quiet
+    assert not cluster.run().replication.shortages
 
 
 def test_a_backup_takes_over_and_nobody_is_told_that_anything_is_lost() -> None:
@@ -102,9 +88,7 @@ def test_a_backup_takes_over_and_nobody_is_told_that_anything_is_lost() -> None:
     assert sent(lost, Lost) == []
     assert errors(lost) == []
     assert cluster.run().state == "training"
-    assert [(to, m.epoch) for to, m in zip(receivers(lost, Promote), sent(lost, Promote), strict=True)] == [
-        (peer("s2"), 5)
-    ]
+    assert [(to, m.epoch) for to, m in sent_to(lost, Promote)] == [("s2", 5)]
     assert {(m.shard, m.revision) for m in sent(lost, Moved) if not m.server} == {(1, 1)}
     assert [(m.epoch, dict(m.backups)) for m in sent(lost, Replicas, peer("s0"))] == [(1, {})]
     assert "its backups take over" in logged(lost)
@@ -184,9 +168,7 @@ def test_a_spare_that_is_there_from_the_first_gets_the_backups_that_there_were_t
     cluster.init("w0", job())
     cluster.ready("s0", loaded=False)
     begun = cluster.ready("s0")
-    assert [(to, a.shard, a.backup) for to, a in zip(receivers(begun, Assign), sent(begun, Assign), strict=True)] == [
-        (peer("s1"), 0, 1)
-    ]
+    assert [(to, a.shard, a.backup) for to, a in sent_to(begun, Assign)] == [("s1", 0, 1)]
     assert len(sent(begun, Replicas, peer("s0"))) == 1
 
 
@@ -231,7 +213,7 @@ def test_where_a_shard_has_two_backups_the_second_takes_over_if_the_first_is_los
     cluster = Cluster(4, 2)
     (first, number), (second, other) = backups(cluster)
     lost = cluster.lose("s1")
-    assert (peer(first), number) in zip(receivers(lost, Promote), [m.epoch for m in sent(lost, Promote)], strict=True)
+    assert (first, number) in [(to, m.epoch) for to, m in sent_to(lost, Promote)]
     again = cluster.lose(first)
     assert Promote(other, 2) in sent(again, Promote, peer(second))
     assert cluster.run().state == "training"
@@ -376,7 +358,7 @@ def test_a_shard_that_has_all_its_backups_is_not_degraded_by_one_more_that_canno
     spread(cluster, 0, "s3")
     (extra,) = (copy for copy in cluster.run().startup.copies.backups(0) if copy.server.hello.name == "s3")
     cluster.machine.touched.add("default")
-    replication._give_up(extra, "it is not wanted", cluster.now)
+    replication.handovers._give_up(extra, "it is not wanted", cluster.now)
     assert cluster.degraded() == []
     cluster.machine.validate()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.core.coordinator.placement.test_drains import Cluster
-from tests.core.machines import errors, logged, peer, receivers, sent
+from tests.core.machines import errors, logged, peer, receivers, sent, sent_to
 from zmqps.core.coordinator.placement.scales import MAX_ASKED, plan
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.messages import (
@@ -40,17 +40,11 @@ def scale(cluster: Cluster, servers: int, nonce: bytes = NONCE) -> list[Action]:
 
 
 def built(cluster: Cluster, actions: list[Action]) -> list[Action]:
-    done: list[Action] = []
-    for to, assign in zip(receivers(actions, Assign), sent(actions, Assign), strict=True):
-        done += cluster.take(to[1:].decode(), Ready(assign.epoch, 0))
-    return done
+    return cluster.reply(actions, Assign, lambda assign: Ready(assign.epoch, 0))
 
 
 def held(cluster: Cluster, actions: list[Action]) -> list[Action]:
-    done: list[Action] = []
-    for to, hold in zip(receivers(actions, Hold), sent(actions, Hold), strict=True):
-        done += cluster.take(to[1:].decode(), Holding(hold.number))
-    return done
+    return cluster.reply(actions, Hold, lambda hold: Holding(hold.number))
 
 
 def replicated() -> Cluster:
@@ -62,20 +56,17 @@ def replicated() -> Cluster:
 
 
 def yielded(cluster: Cluster, actions: list[Action], **numbers: dict[str, int]) -> list[Action]:
-    done: list[Action] = []
     copies = cluster.run().startup.copies
-    for to, order in zip(receivers(actions, Yield), sent(actions, Yield), strict=True):
+
+    def answer(order: Yield) -> Yielded:
         backups = copies.backups(copies[order.epoch].shard)
-        has = numbers.get("numbers", {str(backup.epoch): 0 for backup in backups})
-        done += cluster.take(to[1:].decode(), Yielded(order.epoch, order.generation, 0, has))
-    return done
+        return Yielded(order.epoch, order.generation, 0, numbers.get("numbers", {str(b.epoch): 0 for b in backups}))
+
+    return cluster.reply(actions, Yield, answer)
 
 
 def filled(cluster: Cluster, actions: list[Action]) -> list[Action]:
-    done: list[Action] = []
-    for to, cut in zip(receivers(actions, Cut), sent(actions, Cut), strict=True):
-        done += cluster.take(to[1:].decode(), Ready(cut.epoch, 1))
-    return done
+    return cluster.reply(actions, Cut, lambda cut: Ready(cut.epoch, 1))
 
 
 def test_too_few_servers_are_refused_with_how_many_are_missing() -> None:
@@ -96,8 +87,8 @@ def test_backups_are_cut_like_their_leaders_and_begin_with_the_same() -> None:
     assert not sent(cutting, Cut)
     filling = yielded(cluster, cutting)
     copies = cluster.run().startup.copies
-    for to, cut in zip(receivers(filling, Cut), sent(filling, Cut), strict=True):
-        assert {copies[parent].server.peer for parent in cut.parents} == {to}
+    for to, cut in sent_to(filling, Cut):
+        assert {copies[parent].server.hello.name for parent in cut.parents} == {to}
     assert {copies[cut.epoch].backup for cut in sent(filling, Cut)} == {True, False}
     leaders = [copy for copy in copies.coming.values() if not copy.backup]
     for leader in leaders:
@@ -186,8 +177,7 @@ def test_a_cut_that_a_leader_is_not_ready_for_is_taken_back() -> None:
     assert set(receivers(back, GoOn)) == {peer("w0"), peer("w1")}
     assert {replicas.generation for replicas in sent(back, Replicas)} == {generation + 1}
     assert not cluster.run().startup.copies.coming
-    for to, replicas in zip(receivers(back, Replicas), sent(back, Replicas), strict=True):
-        cluster.take(to[1:].decode(), Replicating(replicas.epoch, replicas.generation))
+    cluster.reply(back, Replicas, lambda replicas: Replicating(replicas.epoch, replicas.generation))
     assert cluster.machine.scales.wanted is not None  # and it is tried again
 
 
@@ -205,8 +195,7 @@ def test_a_cut_that_finds_gradients_of_a_step_waits_for_its_end_and_no_longer() 
     cluster.take("w0", Arrive(10, 0, (1,)))
     again = cluster.take("w1", Arrive(10, 0, (1,)))
     assert not sent(again, Hold), "servers have its gradients until it is committed"
-    for to, commit in zip(receivers(again, Commit), sent(again, Commit), strict=True):
-        again += cluster.take(to[1:].decode(), Committed(commit.epoch, 0))
+    again += cluster.reply(again, Commit, lambda commit: Committed(commit.epoch, 0))
     assert set(receivers(again, Hold)) == {peer("w0"), peer("w1")}
     assert not sent(again, Proceed)
     done = filled(cluster, yielded(cluster, held(cluster, again)))
@@ -218,8 +207,7 @@ def test_a_leader_that_has_gradients_between_steps_is_asked_again_a_while_later(
     cluster.join("s2")
     cluster.fill(cluster.give_up(held(cluster, built(cluster, scale(cluster, 3))), busy=1))
     again = [*cluster.take("w0", Arrive(10, 0, (1,))), *cluster.take("w1", Arrive(10, 0, (1,)))]
-    for to, commit in zip(receivers(again, Commit), sent(again, Commit), strict=True):
-        again += cluster.take(to[1:].decode(), Committed(commit.epoch, 0))
+    again += cluster.reply(again, Commit, lambda commit: Committed(commit.epoch, 0))
     back = cluster.give_up(held(cluster, again), busy=1)
     assert "is not cut anew yet" in logged(back)
     assert set(receivers(back, Proceed)) == {peer("w0"), peer("w1")}

@@ -53,10 +53,7 @@ def scale(cluster: Cluster, servers: int) -> list[Action]:
 
 
 def followed(cluster: Cluster, actions: list[Action]) -> list[Action]:
-    done: list[Action] = []
-    for to, told in zip(receivers(actions, Recut), sent(actions, Recut), strict=True):
-        done += cluster.take(to[1:].decode(), Followed(told.epoch, told.revision, 0))
-    return done
+    return cluster.reply(actions, Recut, lambda recut: Followed(recut.epoch, recut.revision, 0))
 
 
 def test_shards_are_not_cut_before_all_members_have_gone_back() -> None:
@@ -101,7 +98,7 @@ def test_a_member_that_goes_by_the_shards_before_is_told_first_of_those_that_the
     away = cluster.alive(2.0, "s0", "s2", "w0", "w1")
     assert not sent(away, Recut), "a shard is nowhere"
     back = cluster.load(cluster.join("s3"))
-    assert [to for to, *_ in rows(back)] == [peer("w0")]
+    assert [to for to, *_ in rows(back)] == ["w0"]
     cluster.follow(back)
     assert receivers(cluster.alive(2.0, "s0", "s2", "s3", "w0", "w1"), Recut) == [peer("w1")] * 2
-    assert [to for to, *_ in rows(cluster.take("w1", Followed(told.epoch, told.revision, 0)))] == [peer("w1")]
+    assert [to for to, *_ in rows(cluster.take("w1", Followed(told.epoch, told.revision, 0)))] == ["w1"]

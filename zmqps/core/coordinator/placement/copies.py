@@ -5,11 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 
-from zmqps.core.coordinator.journal import Plain
+from zmqps.core.coordinator.journal import Changed, Plain, nothing
 from zmqps.core.coordinator.members.membership import MemberInfo
+from zmqps.core.protocol.events import Action, Send
+from zmqps.core.protocol.messages import Promote, Replicas
 from zmqps.core.protocol.security.keys import LOADER, proof_of, shard_key, ticket_of
+
+#: A server answers within milliseconds; one that did not may not have received it.
+RETRY_S = 1.0
+
+
+class Order(StrEnum):
+    """What a leader was told, and has not confirmed: which backups it has, or to take over its shard."""
+
+    REPLICAS, PROMOTE = "replicas", "promote"
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -28,6 +40,8 @@ class Replica:
     built: bool = False
     whole: bool = False
     moved: bool = False  # it is given up, and another one takes its place
+    order: Order | None = None
+    yielded: bool = False  # it has given up its place, for a copy that is yet to say that it has taken it
 
     @property
     def progress(self) -> float:
@@ -40,27 +54,15 @@ class Replica:
 
 
 class ReplicaSet:
-    """The live copies of one job.
+    """The live copies of one job, and what their servers were told of them and have not confirmed."""
 
-    Parameters
-    ----------
-    root
-        The coordinator's secret: what keys and tickets are made of.
-    new_epoch
-        Returns a number that no copy has had.
-
-    Attributes
-    ----------
-    by_epoch
-        The copies by their numbers, in the order of the shards at first.
-    coming
-        Those that are to be all the copies, once the shards are cut anew.
-    """
-
-    def __init__(self, root: bytes, new_epoch: Callable[[], int]) -> None:
-        self.by_epoch: dict[int, Replica] = {}
-        self.coming: dict[int, Replica] = {}
+    def __init__(self, root: bytes, new_epoch: Callable[[], int], changed: Changed = nothing) -> None:
+        self.by_epoch: dict[int, Replica] = {}  # in the order of the shards at first
+        self.coming: dict[int, Replica] = {}  # that are to be all the copies, once the shards are cut anew
+        self.unfit: dict[tuple[bytes, int], str] = {}  # why servers, by incarnation, could not keep a copy of a shard
+        self.retry_due: float | None = None  # when what is not confirmed is sent again
         self.revision = 0
+        self.changed = changed
         self._root = root
         self._new_epoch = new_epoch
 
@@ -88,7 +90,7 @@ class ReplicaSet:
         """Enter a copy under a new number."""
         copy = Replica(shard=shard, epoch=self._new_epoch(), server=server, backup=backup)
         self.by_epoch[copy.epoch] = copy
-        self.revision += 1
+        self._note()
         return copy
 
     def prepare(self, shard: int, server: MemberInfo, *, backup: bool = False) -> Replica:
@@ -114,34 +116,63 @@ class ReplicaSet:
     def remove(self, copy: Replica) -> None:
         """A copy is gone, or is not wanted any more."""
         del self.by_epoch[copy.epoch]
+        self._note()
+
+    def _note(self) -> None:
         self.revision += 1
+        self.changed()
 
     def switch(self) -> None:
         """Those that are to be take the place of all others."""
         self.by_epoch, self.coming = self.coming, {}
-        self.revision += 1
+        self.unfit.clear()
+        self._note()
 
-    def best(self, shard: int, servers: Iterable[MemberInfo]) -> MemberInfo | None:
-        """Return where one more copy of a shard is best: on a host that has none, and on a server that has few.
+    def best(self, shard: int, servers: Iterable[MemberInfo], going: Replica | None = None) -> MemberInfo | None:
+        """Return where one more copy of a shard is best: on a host that has none, and on a server that has few backups.
 
-        Of several that are as good, the first; None: each of them has a copy.
+        ``going``: the copy whose place it takes; its host is as good as another one, and leaders count as backups do.
+        Of several servers that are as good, the first; None: each of them has a copy, or could not keep one.
         """
         having = {copy.server.incarnation: copy.server for copy in self if copy.shard == shard}
-        hosts = {server.hello.host for server in having.values()}
-        loads = Counter(copy.server.incarnation for copy in self if copy.backup)
-        free = [server for server in servers if server.incarnation not in having]
+        hosts = {server.hello.host for server in having.values() if going is None or server is not going.server}
+        loads = Counter(copy.server.incarnation for copy in self if copy.backup or going is not None)
+        free = [s for s in servers if s.incarnation not in having and (s.incarnation, shard) not in self.unfit]
         return min(free, key=lambda s: (s.hello.host in hosts, loads[s.incarnation]), default=None)
 
-    def lightest(self, going: Replica, servers: Iterable[MemberInfo]) -> MemberInfo | None:
-        """Return where a copy that goes is best: on a host that has no other, and on the server that has least.
+    @property
+    def promoting(self) -> dict[int, Replica]:
+        """What is to be the leader of its shard, and has not said that it is, by shard."""
+        return {copy.shard: copy for copy in self if copy.order is Order.PROMOTE}
 
-        Of several that are as good, the first; None: each of them has a copy of its shard.
+    def can_fill(self, shard: int) -> bool:
+        """Whether a shard has a leader that can fill other copies."""
+        leader = next((copy for copy in self if copy.shard == shard and not copy.backup), None)
+        return leader is not None and leader.whole and leader.order is not Order.PROMOTE
+
+    def inform(self, shard: int, now: float) -> list[Action]:
+        """Tell the leader of a shard which backups it has now.
+
+        One that is yet to take over is told when it has; so is the heir of one that has given up its place, which
+        would keep it after all if it were told of other backups, and the heir would lack what it does then.
         """
-        having = {copy.server.incarnation: copy.server for copy in self if copy.shard == going.shard}
-        hosts = {server.hello.host for server in having.values() if server is not going.server}
-        loads = Counter(copy.server.incarnation for copy in self)
-        free = [server for server in servers if server.incarnation not in having]
-        return min(free, key=lambda s: (s.hello.host in hosts, loads[s.incarnation]), default=None)
+        leader = next((copy for copy in self if copy.shard == shard and not copy.backup), None)
+        if leader is None or leader.order is Order.PROMOTE or leader.yielded:
+            return []
+        leader.generation += 1
+        return [self.tell(leader, Order.REPLICAS, now)]
+
+    def tell(self, leader: Replica, order: Order, now: float) -> Action:
+        """Tell a leader something, and again until it has confirmed it."""
+        leader.order, self.retry_due = order, now + RETRY_S
+        self.changed()
+        return self.told(leader)
+
+    def told(self, leader: Replica) -> Action:
+        """Return what a leader was told and has not confirmed."""
+        if leader.order is Order.PROMOTE:
+            return Send(leader.server.peer, Promote(leader.epoch, leader.generation))
+        return Send(leader.server.peer, Replicas(leader.epoch, leader.generation, self.rows_of_backups(leader)))
 
     def leader(self, shard: int) -> Replica:
         """Return the copy of a shard that answers workers."""
@@ -182,9 +213,7 @@ class ReplicaSet:
 
     def dump(self) -> Plain:
         """Return what is kept of them, in their order."""
-        return [
-            [c.shard, c.epoch, c.server.incarnation, c.backup, c.generation, c.built, c.whole] for c in self
-        ]  # fmt: skip
+        return [[c.shard, c.epoch, c.server.incarnation, c.backup, c.generation, c.built, c.whole] for c in self]
 
     def restore(self, kept: Plain, members: Mapping[bytes, MemberInfo]) -> None:
         """Have the copies that were kept; their servers are members, or they would not have been."""

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from zmqps.core.coordinator.journal import Changed, Plain, nothing, packed_error, unpacked_error
+from zmqps.core.coordinator.journal import Changed, Plain, nothing
 from zmqps.core.coordinator.members.erasures import Erasures
 from zmqps.core.coordinator.members.membership import LeavingState, MemberInfo
 from zmqps.core.coordinator.members.naming import find_named
-from zmqps.core.coordinator.placement.fleet import Fleet
+from zmqps.core.coordinator.placement.fleet import MAX_ASKED, Endings, Fleet
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.saving.checkpoints import Checkpoints
 from zmqps.core.protocol.events import Action, Log, Send
@@ -21,8 +20,6 @@ from zmqps.errors import DrainError, PSError, counted, listed
 
 #: A server that may go says so within milliseconds; one that did not may not have been told.
 RETRY_S = 1.0
-#: Of those who have asked so many are remembered, to be told how it has ended.
-MAX_ASKED = 64
 #: Of what moves a text names so much.
 MOST_NAMED = 6
 ADVICE = "start another server, as a spare (zmqps server --spare), and drain this one then"
@@ -40,26 +37,7 @@ class _Drain:
 
 
 class Drains:
-    """The servers of a cluster that are to go.
-
-    Parameters
-    ----------
-    fleet
-        The servers.
-    runs
-        The jobs by name; shared with the machine.
-    erasures
-        What servers have not confirmed to have erased.
-    checkpoints
-        No shard has another server while it is saved.
-    changed
-        Called when something has changed that is kept.
-
-    Attributes
-    ----------
-    going
-        The servers that are to go, by incarnation.
-    """
+    """The servers of a cluster that are to go, by incarnation (``going``)."""
 
     def __init__(
         self,
@@ -75,27 +53,18 @@ class Drains:
         self._checkpoints = checkpoints
         self._changed = changed
         self.going: dict[bytes, _Drain] = {}
-        self._ended: OrderedDict[bytes, PSError | str] = OrderedDict()  # by nonce: how what was asked for has ended
+        self._ended = Endings()
 
     # --- who asks ------------------------------------------------------------------------------
 
     def ask(self, server: MemberInfo | None, message: Drain, now: float) -> tuple[Draining, list[Action]]:
         """Let a server go, or say how far that is; ``server`` is who asks for itself.
 
-        Raises
-        ------
-        DrainError
-            Nobody else could take what it has.
-        JobError
-            There is no such server.
-        AmbiguousNodeError
-            There are several.
+        Raises `DrainError`: nobody else could take what it has; `JobError`: there is no such server;
+        `AmbiguousNodeError`: there are several.
         """
-        ended = self._ended.get(message.nonce) if message.nonce else None
-        if isinstance(ended, PSError):
-            raise ended.again()
-        if ended is not None:
-            return Draining(message.request, DrainState.GONE, ended), []
+        if message.nonce and (ended := self._ended.answer(message.nonce, message.request)) is not None:
+            return ended, []
         found = server or find_named(message.server, list(self._fleet), "server")
         drain = self.going.get(found.incarnation)
         if message.stay:
@@ -111,7 +80,7 @@ class Drains:
         actions = self.look(now)
         if server is not None and found.incarnation not in self.going:
             return Draining(message.request, DrainState.STAYS, "no other server can take what it has"), actions
-        if message.nonce in self._ended:
+        if message.nonce in self._ended.by_nonce:
             answer, more = self.ask(server, message, now)
             return answer, [*actions, *more]
         return Draining(message.request, DrainState.GOING, self._text(drain)), actions
@@ -181,7 +150,7 @@ class Drains:
         self._changed()
         server.leaving = LeavingState.STAYS
         self._fleet.joined()
-        self._end(drain, error)
+        self._ended.note(drain.nonces, error)
         told = Send(server.peer, Draining(0, DrainState.STAYS, why))
         actions: list[Action] = [Log("warning", str(error), peer=server.hello.name, error=error.number), told]
         for run in self._runs.values():
@@ -195,7 +164,7 @@ class Drains:
             return False, []
         del self.going[server.incarnation]
         self._changed()
-        self._end(drain, text := self._farewell(drain, now))
+        self._ended.note(drain.nonces, text := self._farewell(drain, now))
         return True, [Log("info", text, peer=server.hello.name)]
 
     def lost(self, server: MemberInfo) -> None:
@@ -205,17 +174,11 @@ class Drains:
             return
         self._changed()
         if drain.told_at is not None:  # nobody misses it
-            self._end(drain, f"{server.title} had nothing any more when it was lost")
+            self._ended.note(drain.nonces, f"{server.title} had nothing any more when it was lost")
             return
         why = "it was lost before it had handed over all that it had"
         advice = "what has become of that is in the status (zmqps status)"
-        self._end(drain, DrainError(server=server.title, why=why, advice=advice))
-
-    def _end(self, drain: _Drain, how: DrainError | str) -> None:
-        for nonce in drain.nonces:
-            self._ended[nonce] = how
-        while len(self._ended) > MAX_ASKED:
-            self._ended.popitem(last=False)
+        self._ended.note(drain.nonces, DrainError(server=server.title, why=why, advice=advice))
 
     def stop(self, now: float) -> list[Action]:
         """The cluster ends: nothing moves any more, and steps go on until what is trained is saved."""
@@ -238,10 +201,7 @@ class Drains:
             [who, drain.server.leaving is LeavingState.MUST_GO, drain.since, drain.moved, sorted(drain.nonces)]
             for who, drain in self.going.items()
         ]
-        ended = [
-            [nonce, how, b""] if isinstance(how, str) else [nonce, "", packed_error(how)]
-            for nonce, how in self._ended.items()
-        ]
+        ended = self._ended.dump()
         fleet = self._fleet
         return [going, ended, fleet.wanted] if going or ended or fleet.wanted != fleet.most else None
 
@@ -253,8 +213,7 @@ class Drains:
             server = there[who]
             server.leaving = LeavingState.MUST_GO if must_leave else LeavingState.GOES
             self.going[who] = _Drain(server=server, since=min(since, now), moved=moved, nonces=set(nonces))
-        for nonce, text, error in ended:
-            self._ended[nonce] = unpacked_error(error) if error else text
+        self._ended.restore(ended)
 
     # --- what others may look at ---------------------------------------------------------------
 
@@ -281,4 +240,4 @@ class Drains:
     def validate(self) -> None:
         """Assert that those who are to go are here, and no others."""
         assert {server.incarnation for server in self._fleet if server.leaving} == set(self.going)
-        assert len(self._ended) <= MAX_ASKED
+        self._ended.validate()

@@ -9,15 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from zmqps.core.coordinator.journal import Plain
 from zmqps.core.coordinator.members.membership import MemberInfo
 from zmqps.core.coordinator.placement.copies import Replica
-from zmqps.core.coordinator.placement.missing import ADVICE, LostServer, Missing
 from zmqps.core.coordinator.placement.replication import Replication
 from zmqps.core.coordinator.placement.resumption import Resumption
-from zmqps.core.coordinator.placement.rewinds import Rewinds
 from zmqps.core.coordinator.placement.startup import Startup
 from zmqps.core.coordinator.placement.views import ChangeKind, ViewChange
 from zmqps.core.coordinator.training.steps import Steps
@@ -43,67 +41,108 @@ STUCK_S = 600.0
 #: Checkpoints of a job that are remembered; the oldest have been removed.
 MAX_GOOD = 8
 MAX_WHY_CHARS = 300
+ADVICE = (
+    "the values of its shard are gone, and there is no checkpoint of it to go back to; begin the job again once a "
+    "server has joined in its place. With --checkpoint DIR --checkpoint-every 5min it goes back to the last one by "
+    "itself, with --replicas 1 it loses nothing"
+)
+
+
+def torn(shard: int) -> PSError:
+    """Return the error of a job whose step cannot be completed on one shard."""
+    return JobError(
+        f"the server of shard {shard} was lost in mid-step, and so was a worker that can no longer bring its gradients "
+        "to the backup, while other shards have that step; begin the job again, from a checkpoint if there is one"
+    )
+
+
+class LostServer(NamedTuple):
+    """A server that is lost, and its title."""
+
+    rank: int
+    name: str
+    incarnation: bytes
+    title: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Missing:
+    """A shard of which no copy is left, until it is back at a checkpoint."""
+
+    generation: int  # of what loads it next
+    lost: LostServer | None  # the server it was on; None: that is there, and the shard goes back with the others
+    home: MemberInfo | None = None  # that server, then
+    copy: Replica | None = None  # what is being loaded
+    num_lost: int = 0  # pushes that members have said to be lost, of a time before that others have not answered
+    since: float = 0.0
+    not_before: float = 0.0
 
 
 @dataclass(slots=True, kw_only=True)
 class GoingBack:
-    """Shards that go back to a checkpoint, until all are there again.
+    """Shards that go back to a checkpoint, until all are there again."""
 
-    Attributes
-    ----------
-    target
-        The checkpoint.
-    shards
-        What goes back.
-    error
-        What the job fails with if nothing can be loaded.
-    why
-        What went wrong last.
-    begun_at, waits_since
-        Since when they go back, and since when a server is waited for.
-    retry_due
-        When what is not answered is said again.
-    unfit
-        Servers, by incarnation, that could not load a shard.
+    target: Resumption  # the checkpoint
+    error: PSError  # what the job fails with if nothing can be loaded
+    begun_at: float
+    waits_since: float  # since when a server is waited for
+    retry_due: float  # when what is not answered is sent again
+    shards: dict[int, Missing] = field(default_factory=dict)
+    why: str = ""  # what went wrong last
+    unfit: set[tuple[bytes, int]] = field(default_factory=set)  # servers, by incarnation, that could not load a shard
+
+
+class Rewinds:
+    """How often shards of one job went back, and what was lost the last time: steps, or acknowledged pushes.
+
+    Steps the coordinator counts itself; of pushes each worker says how many of its own are gone.
     """
 
-    target: Resumption
-    error: PSError
-    begun_at: float
-    waits_since: float
-    retry_due: float
-    shards: dict[int, Missing] = field(default_factory=dict)
-    why: str = ""
-    unfit: set[tuple[bytes, int]] = field(default_factory=set)
+    def __init__(self, startup: Startup) -> None:
+        self._startup = startup
+        self.times = 0
+        self._last: dict[str, Any] = {}
+
+    def close(self, change: ViewChange, now: float) -> list[Action]:
+        """Say what was lost: all members have said it."""
+        self._last = {
+            "shards": list(change.shards),
+            "path": change.restored["path"],
+            "version": change.restored["version"],
+            "lost": change.lost,
+            "unit": "steps" if change.whole else "pushes",
+            "exact": change.whole or not change.num_gone,
+            "seconds": round(now - change.begun_at, 3),
+            "at": now,
+        }
+        if change.whole:
+            return []
+        what = "1 push" if change.lost == 1 else f"{change.lost} pushes"
+        where = f"shard{'s' * (len(change.shards) > 1)} {', '.join(map(str, change.shards))}"
+        least = f", and what {counted(change.num_gone, 'worker')} pushed that left since" if change.num_gone else ""
+        text = f"{what} that had been acknowledged after the checkpoint are gone from {where}{least}"
+        return [self._startup.log("warning", text)]
+
+    def dump(self) -> Plain:
+        """Return what is kept of it."""
+        return [self.times, {**self._last, "at": 0.0} if self._last else {}]
+
+    def restore(self, kept: Plain, now: float) -> None:
+        """Go on with what was kept."""
+        self.times, self._last = kept
+        if self._last:
+            self._last["at"] = now
+
+    def status(self, now: float) -> dict[str, Any]:
+        """Return the state for the status."""
+        if not self._last:
+            return {"times": self.times}
+        last = {name: value for name, value in self._last.items() if name != "at"}
+        return {"times": self.times, "last": {**last, "ago_s": round(now - self._last["at"], 3)}}
 
 
 class Fallback:
-    """Lets shards of one job go back to a checkpoint.
-
-    Parameters
-    ----------
-    startup
-        Knows the copies, and where they lie.
-    steps
-        Go back with all shards.
-    replication
-        Hears which shards have lost their backups, too.
-    members
-        The live members of the job by incarnation; shared with its `JobRun`.
-    timeout
-        How long servers for the shards are waited for; 0: nothing goes back, and the job fails.
-    rewind
-        Called when all goes back to a checkpoint, with it: lets data sets go back; returns what is to be done.
-    give_up
-        Called with the error where a shard can be loaded nowhere; returns what is to be done.
-    changed
-        Called with what has changed that is kept: ``fallback``, or something of the start.
-
-    Attributes
-    ----------
-    good
-        The checkpoints that the job can go back to, the latest last.
-    """
+    """Lets shards of one job go back to a checkpoint."""
 
     def __init__(
         self,
@@ -111,12 +150,13 @@ class Fallback:
         steps: Steps,
         replication: Replication,
         members: Mapping[bytes, MemberInfo],
-        timeout: float,
-        rewind: Callable[[Resumption], list[Action]],
-        give_up: Callable[[PSError], list[Action]],
+        timeout: float,  # how long servers for the shards are waited for; 0: nothing goes back, and the job fails
+        rewind: Callable[[Resumption], list[Action]],  # data sets go back with all shards
+        give_up: Callable[[PSError], list[Action]],  # a shard can be loaded nowhere
         changed: Callable[[str], None] = lambda what: None,
     ) -> None:
         self._changed = changed
+        #: The checkpoints that the job can go back to, the latest last.
         self.good: list[Resumption] = [startup.resumption] if startup.resumption is not None else []
         self._startup = startup
         self._steps = steps
@@ -126,7 +166,7 @@ class Fallback:
         self._give_up = give_up
         self._bad: set[str] = set()  # paths of checkpoints that cannot be used
         self._going: GoingBack | None = None
-        self._rewinds = Rewinds(startup.name)
+        self._rewinds = Rewinds(startup)
         self._members = members
         if self.good:
             changed("fallback")
@@ -182,7 +222,7 @@ class Fallback:
     @property
     def _whole(self) -> bool:
         """Whether all shards go back together."""
-        return self._steps.policy is not None and self._steps.policy.mode == "sync"
+        return self._steps.is_sync
 
     @property
     def _latest(self) -> Resumption | None:
@@ -218,13 +258,12 @@ class Fallback:
             going.shards[shard].num_lost = self._forget(shard) + (before.num_lost if before is not None else 0)
         self._replication.forget(shards)
         self._changed("fallback")
-        self._changed("copies")
         self._startup.held = self._text(going.shards)
-        text = f"job {self._startup.name!r}: {self._text(shards)}, of version {target.version}"
+        text = f"{self._text(shards)}, of version {target.version}"
         epoch, revision = self._startup.epoch, self._replication.views.new_revision()
         message = GoBack(epoch, revision, sorted(going.shards), {}, 0, 0, {"path": target.path})
         told = self._replication.views.announce(message)
-        return [Log("warning", text, "fallback", job=self._startup.name), *told, *self.fill(servers, now)]
+        return [self._startup.log("warning", text, "fallback"), *told, *self.fill(servers, now)]
 
     def _forget(self, shard: int) -> int:
         """No copy of a shard that is there counts any more; return what is known to be lost since it went back last."""
@@ -256,11 +295,10 @@ class Fallback:
             copy.generation, back.since = back.generation, now
             new.append(copy)
             self._changed("fallback")
-            self._changed("copies")
         if not new:
             return []
-        text = f"job {self._startup.name!r}: the checkpoint {going.target.path} is loaded: {_where(new)}"
-        return [Log("info", text, job=self._startup.name), *self._assign(new)]
+        text = f"the checkpoint {going.target.path} is loaded: {_where(new)}"
+        return [self._startup.log("info", text), *self._assign(new)]
 
     def _assign(self, copies: Iterable[Replica]) -> list[Action]:
         target = self._under_way.target
@@ -291,8 +329,8 @@ class Fallback:
             back.not_before = now + RETRY_S
         else:
             going.unfit.add((copy.server.incarnation, copy.shard))
-        text = f"job {self._startup.name!r}: {copy.server.title} cannot load shard {copy.shard}: {going.why}"
-        return [Log("warning", text, job=self._startup.name)]
+        text = f"{copy.server.title} cannot load shard {copy.shard}: {going.why}"
+        return [self._startup.log("warning", text)]
 
     def _drop(self, copy: Replica) -> None:
         """Load a shard elsewhere, or anew."""
@@ -316,7 +354,7 @@ class Fallback:
         if self._whole:
             self._steps.suspend(text)
         text = f"{bad.path} cannot be used ({going.why}): {text}, of version {older.version}"
-        return [Log("error", f"job {self._startup.name!r}: {text}", job=self._startup.name, error=error.number)]
+        return [self._startup.log("error", text, error=error.number)]
 
     def ready(self, copy: Replica, loaded: bool, now: float) -> list[Action]:
         """A server has built a shard, or has loaded it."""
@@ -324,7 +362,7 @@ class Fallback:
         if not loaded or copy.whole:
             return []
         copy.whole = True
-        self._changed("copies")
+        self._startup.copies.changed()
         if not self._whole:
             return self._went_back((copy.shard,), now)
         going = self._under_way

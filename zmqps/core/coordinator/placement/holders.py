@@ -27,19 +27,7 @@ from zmqps.errors import from_wire
 
 
 class Holders:
-    """Leaves what a server says of a copy to the job that has it; of copies that nobody has any more, nothing.
-
-    Parameters
-    ----------
-    jobs
-        Those under way.
-    erasures
-        What servers were asked to erase.
-    checkpoints
-        One may be due after a step.
-    telling
-        Spaces what many are told at once.
-    """
+    """Leaves what a server says of a copy to the job that has it; of copies that nobody has any more, nothing."""
 
     def __init__(self, jobs: Jobs, erasures: Erasures, checkpoints: Checkpoints, telling: Telling) -> None:
         self._jobs = jobs

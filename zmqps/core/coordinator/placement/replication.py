@@ -3,52 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from zmqps.core.coordinator.journal import Plain
 from zmqps.core.coordinator.members.membership import MemberInfo
-from zmqps.core.coordinator.placement.copies import Replica
-from zmqps.core.coordinator.placement.handovers import Handover, Handovers
-from zmqps.core.coordinator.placement.recuts import Recuts
+from zmqps.core.coordinator.placement.copies import RETRY_S, Order, Replica
 from zmqps.core.coordinator.placement.shortages import Shortages
 from zmqps.core.coordinator.placement.startup import Startup
+from zmqps.core.coordinator.placement.transitions import Handover, Handovers, Recuts
 from zmqps.core.coordinator.placement.views import ChangeKind, MemberViews, ViewChange
 from zmqps.core.coordinator.training.steps import Steps
-from zmqps.core.protocol.events import Action, Log, Send
-from zmqps.core.protocol.messages import Moved, Promote, Promoted, Replicas, Replicating
+from zmqps.core.protocol.events import Action
+from zmqps.core.protocol.messages import Moved, Promoted, Replicating
 from zmqps.errors import PSError, counted
 
-#: A server answers within milliseconds; one that did not may not have received it.
-RETRY_S = 1.0
 #: A backup that is built, and takes long to fill, is asked whether it is whole every so many times.
 FILLING_RETRIES = 10
 
 
-@dataclass(slots=True)
-class Retries:
-    """When what is not answered is said again, and how often it was."""
-
-    due: float | None = None
-    number: int = 0
-
-
 class Replication:
-    """Sees to it that each shard has a leader, and as many backups as it should.
-
-    Parameters
-    ----------
-    startup
-        Knows the copies, and where they lie.
-    steps
-        Are not committed where a shard has no leader.
-    members
-        The live members of the job by incarnation; shared with its `JobRun`.
-    replicas
-        How many backups a shard should have.
-    changed
-        Called with what has changed that is kept: ``copies`` and what becomes of them, or ``views``.
-    """
+    """Sees to it that each shard has a leader, and as many backups as it should (``replicas``)."""
 
     def __init__(
         self,
@@ -59,28 +33,13 @@ class Replication:
         changed: Callable[[str], None] = lambda what: None,
     ) -> None:
         self.views = MemberViews(startup, members, lambda: changed("views"))
-        self._changed = changed
         self.replicas = replicas
         self._startup = startup
         self._steps = steps
-        self._promoting: dict[int, Replica] = {}  # by shard: what is to be its leader, and has not said that it is
-        self._unanswered: dict[int, Replica] = {}  # leaders that were told their backups, by epoch
+        self._num_retries = 0
         self.shortages = Shortages(startup, replicas)
-        self.retries = Retries()
-        self._unfit: dict[tuple[bytes, int], str] = {}  # why servers, by incarnation, could not keep a copy of a shard
-        self.handovers = Handovers(
-            startup.name,
-            startup,
-            steps,
-            self._unfit,
-            self._backups_changed,
-            self._give_up,
-            replicas,
-            lambda: changed("copies"),
-        )
-        self.recuts = Recuts(
-            startup.name, startup, steps, members, self.views, self._backups_changed, self._recut, self._recut_changed
-        )  # fmt: skip
+        self.handovers = Handovers(startup, steps, self.shortages)
+        self.recuts = Recuts(startup, steps, members, self.views, self.shortages, lambda: changed("recut"))
 
     # --- losses --------------------------------------------------------------------------------
 
@@ -88,19 +47,17 @@ class Replication:
         """A server has gone: its backups take over; return the copies that were the last ones of their shards, too."""
         copies, actions, lost = self._startup.copies, self.recuts.lose(server, now), list[Replica]()
         gone = copies.of(server)
-        self._changed("copies")
+        copies.changed()
         for copy in gone:
             copies.remove(copy)
-            self._unanswered.pop(copy.epoch, None)
-            self._promoting = {shard: other for shard, other in self._promoting.items() if other is not copy}
             actions += self.handovers.lose(copy)
         for copy in gone:
             self.shortages.note(copy.shard, f"{server.title} was lost", now)
             if copy.backup:
-                actions += self._backups_changed(copy.shard, now)
+                actions += self._startup.copies.inform(copy.shard, now)
                 continue
-            may = self.replicas or self.handovers.may_replace(copy)
-            found = self._promote(copy, now) if may else None
+            # without backups workers do not keep the gradients of the open step, of which a copy that moves has none
+            found = self._promote(copy, now) if self.replicas or not self._steps.is_sync else None
             if found is None:
                 lost.append(copy)
                 self._steps.lose(copy.epoch)
@@ -120,21 +77,18 @@ class Replication:
         heir.backup, heir.generation = False, old.generation + 1
         told = self.handovers.lose(heir)
         startup.moved()
-        self._promoting[old.shard], self.retries.due = heir, now + RETRY_S
+        promote = startup.copies.tell(heir, Order.PROMOTE, now)
         self._steps.move(old.epoch, heir, startup.told)
-        text = f"job {self._startup.name!r}: {heir.server.title} takes over shard {old.shard} of {old.server.title}"
-        promote = Send(heir.server.peer, Promote(heir.epoch, heir.generation))
+        text = f"{heir.server.title} takes over shard {old.shard} of {old.server.title}"
         self.views.forget(ChangeKind.MOVED, heir.shard)  # it is nowhere until the heir has taken over
         told += self.views.announce(Moved(startup.epoch, heir.shard, self.views.new_revision(), {}))
-        return [Log("warning", text, "promoted", job=self._startup.name), promote, *told]
+        return [startup.log("warning", text, "promoted"), promote, *told]
 
     def _succeed(self, handover: Handover, message: Promoted, now: float) -> list[Action]:
         """A copy has taken over from a leader that has given up its place."""
         actions = list[Action]()
         old, heir, startup, copies = handover.old, handover.new, self._startup, self._startup.copies
-        self._changed("copies")
         startup.drop(old, moved=True)
-        self._unanswered.pop(old.epoch, None)
         heir.backup, heir.generation = False, message.generation
         for other in copies.backups(old.shard):
             if not other.whole or other.epoch not in (handover.numbers or {}):  # it is to be filled anew
@@ -148,7 +102,7 @@ class Replication:
         if not backups and len(handover.numbers or ()) < 2:  # else one was lost meanwhile that it still waits for
             return actions
         new = [copy for copy in backups if not copy.whole]
-        return [*actions, *startup.assign(new), *self._backups_changed(old.shard, now)]
+        return [*actions, *startup.assign(new), *self._startup.copies.inform(old.shard, now)]
 
     def _begin_anew(self, backup: Replica) -> list[Action]:
         """A backup is to be filled from the start, by another leader than before."""
@@ -156,47 +110,40 @@ class Replication:
         self._startup.copies.add(backup.shard, backup.server, backup=True)
         return self.handovers.lose(backup)
 
-    def begin(self, now: float) -> None:
-        """The job can be trained: note where backups are missing from the first."""
-        self._changed("copies")
-        for shard, _, _ in self._startup.copies.leaders():
-            self.shortages.note(shard, "there are too few servers", now)
-
     def failed(self, epoch: int, error: PSError, now: float) -> tuple[list[Action], bool]:
         """A server could not do what it was asked to with a copy; return whether a shard is lost by it."""
         copies = self._startup.copies
         if epoch in copies.coming:
             return self.recuts.failed(error, now), False
         copy = copies.by_epoch.get(epoch)
-        if copy is None or (not copy.backup and self._promoting.get(copy.shard) is not copy):
+        if copy is None or (not copy.backup and copy.order is not Order.PROMOTE):
             return [], False  # a leader goes on, and whoever asked for what it cannot is told
         actions = [*self.recuts.take_back(now), *self.handovers.lose(copy)]
         self._startup.drop(copy)
-        self._unfit[copy.server.incarnation, copy.shard] = str(error)
+        copies.unfit[copy.server.incarnation, copy.shard] = str(error)
         if not copy.backup:
-            del self._promoting[copy.shard]
             found = self._promote(copy, now)
             return [*actions, *(found or [])], found is None
         self.shortages.note(copy.shard, f"{copy.server.title} cannot keep a copy: {error}", now)
-        return [*actions, *self._backups_changed(copy.shard, now)], False
+        return [*actions, *copies.inform(copy.shard, now)], False
 
     def promoted(self, copy: Replica, message: Promoted, now: float) -> list[Action]:
         """A backup is the leader now: members are to go there, and its own backups to follow it."""
         handover, actions = self.handovers.complete(copy, message, now)
         if handover is not None:
             return [*actions, *self._succeed(handover, message, now)]
-        if self._promoting.get(copy.shard) is not copy or message.generation != copy.generation:
+        if copy.order is not Order.PROMOTE or message.generation != copy.generation:
             return []
         startup, copies = self._startup, self._startup.copies
-        self._changed("copies")
-        del self._promoting[copy.shard]
+        copy.order = None
+        copies.changed()
         self._steps.moved(copy, message.step)
         actions = list[Action]()
         for other in copies.backups(copy.shard):  # they followed the old one; its heir is to fill them anew
             actions += self._begin_anew(other)
         actions += self.views.begin(ChangeKind.MOVED, [copy.shard], now)[1]
         backups = copies.backups(copy.shard)
-        return [*actions, *startup.assign(backups), *(self._backups_changed(copy.shard, now) if backups else [])]
+        return [*actions, *startup.assign(backups), *(self._startup.copies.inform(copy.shard, now) if backups else [])]
 
     def followed(self, member: MemberInfo, change: ViewChange) -> list[Action]:
         """A member talks to the new server of a shard, and has brought there what it has of the open step."""
@@ -205,51 +152,24 @@ class Replication:
     def forget(self, shards: Iterable[int]) -> None:
         """No copy is left of these shards that counts."""
         for shard in shards:
-            self._promoting.pop(shard, None)
             self.shortages.forget(shard)
             self.views.forget(ChangeKind.MOVED, shard)
             self.handovers.forget(shard)
-        self._changed("copies")
-        epochs = self._startup.copies.by_epoch
-        self._unanswered = {epoch: copy for epoch, copy in self._unanswered.items() if epoch in epochs}
+        self._startup.copies.changed()
 
     def degraded(self, shards: Iterable[int], why: str, now: float) -> None:
         """These shards have a leader alone, and get backups again, on servers with shards of their own, too."""
         for shard in shards:
             self.shortages.note(shard, why, now, anywhere=True)
-        self._changed("copies")
+        self._startup.copies.changed()
 
     # --- backups -------------------------------------------------------------------------------
 
-    def _backups_changed(self, shard: int, now: float) -> list[Action]:
-        """Tell the leader of a shard which backups it has now, unless it is yet to become that."""
-        if shard in self._promoting or self.handovers.has_yielded(shard):
-            return []  # it is told when it has
-        leader = next((copy for copy in self._startup.copies if copy.shard == shard and not copy.backup), None)
-        if leader is None:
-            return []
-        leader.generation += 1
-        self._changed("copies")
-        self._unanswered[leader.epoch] = leader
-        self.retries.due = now + RETRY_S
-        return [self._replicas(leader)]
-
-    def _give_up(self, copy: Replica, why: str, now: float) -> list[Action]:
-        """A backup goes without another one in its place."""
-        self._startup.drop(copy)
-        self.shortages.note(copy.shard, why, now)
-        return self._backups_changed(copy.shard, now)
-
-    def _replicas(self, leader: Replica) -> Action:
-        rows = self._startup.copies.rows_of_backups(leader)
-        return Send(leader.server.peer, Replicas(leader.epoch, leader.generation, rows))
-
     def replicating(self, copy: Replica | None, message: Replicating) -> None:
         """A leader waits for its new backups, and no others."""
-        if copy is None:
-            return
-        if message.generation == copy.generation and self._unanswered.pop(copy.epoch, None) is not None:
-            self._changed("copies")
+        if copy is not None and copy.order is Order.REPLICAS and message.generation == copy.generation:
+            copy.order = None
+            self._startup.copies.changed()
 
     def fill(self, servers: Iterable[MemberInfo], now: float) -> list[Action]:
         """Give shards that lack backups new ones, on servers that have no shard of their own."""
@@ -259,18 +179,16 @@ class Replication:
         there = [server for server in servers if not server.leaving]
         idle = [server for server in there if all(copy.backup for copy in copies.of(server))]
         for shard, short in list(self.shortages):
-            if shard in self._promoting or not any(c.shard == shard and not c.backup and c.whole for c in copies):
+            if not copies.can_fill(shard):
                 continue
             new: list[Replica] = []
             where = there if short.anywhere else idle
-            fit = [server for server in where if (server.incarnation, shard) not in self._unfit]
-            while len(copies.backups(shard)) < self.replicas and (server := copies.best(shard, fit)) is not None:
+            while len(copies.backups(shard)) < self.replicas and (server := copies.best(shard, where)) is not None:
                 new.append(copies.add(shard, server, backup=True))
             if new:
-                self._changed("copies")
                 text = f"shard {shard} gets a new backup on {', '.join(copy.server.title for copy in new)}"
-                actions.append(Log("info", f"job {self._startup.name!r}: {text}", job=self._startup.name))
-                actions += [*self._startup.assign(new), *self._backups_changed(shard, now)]
+                said = self._startup.log("info", text)
+                actions += [said, *self._startup.assign(new), *copies.inform(shard, now)]
         return actions
 
     def ready(self, copy: Replica, loaded: bool) -> list[Action]:
@@ -281,21 +199,20 @@ class Replication:
         if copy.built and (copy.whole or not loaded):
             return []
         copy.built = True
-        self._changed("copies")
+        self._startup.copies.changed()
         if not copy.backup or not loaded or copy.whole:
             return []
         copy.whole = True
         if not self.shortages.is_over(copy.shard):
             return []
         text = f"shard {copy.shard} has {counted(len(self._startup.copies.backups(copy.shard)), 'backup')} again"
-        return [Log("info", f"job {self._startup.name!r}: {text}", "copied", job=self._startup.name)]
+        return [self._startup.log("info", text, "copied")]
 
     def move(self, servers: Sequence[MemberInfo], now: float, *, may_cut: bool) -> list[Action]:
         """Go on with what moves from servers that are to go; called after every event while there are any."""
         if self.recuts.active:
             return []
-        actions = self.handovers.plan(servers, self._promoting, now)
-        return [*actions, *self.handovers.look(now, may_cut=may_cut, busy=self._is_busy)]
+        return [*self.handovers.plan(servers, now), *self.handovers.look(now, may_cut=may_cut)]
 
     def spread(
         self, wanted: Mapping[int, Sequence[MemberInfo]], now: float, silence_s: float = float("inf")
@@ -303,20 +220,14 @@ class Replication:
         """Let shards have more copies, on these servers, and no others than they should have, or are wanted.
 
         Copies on servers that have said nothing for ``silence_s`` may be lost: others are kept in their place.
-
-        Returns
-        -------
-        actions
-            What is to be done.
-        why
-            What cannot be done, and why; empty: all can.
+        Returns also what cannot be done, and why; empty: all can.
         """
         copies, actions, told = self._startup.copies, list[Action](), set[int]()
-        for shard in {copy.shard for copy in copies} - set(self._promoting):
+        for shard in {copy.shard for copy in copies} - set(copies.promoting):
             there = {copy.server.incarnation for copy in copies if copy.shard == shard}
             for server in wanted.get(shard, ()):
-                if why := self._unfit.pop((server.incarnation, shard), ""):  # said once: then it is tried again
-                    self._changed("copies")
+                if why := copies.unfit.pop((server.incarnation, shard), ""):  # said once: then it is tried again
+                    copies.changed()
                     return actions, why
                 if server.incarnation not in there:
                     actions += self._startup.assign([copies.add(shard, server, backup=True)])
@@ -325,16 +236,15 @@ class Replication:
             self._startup.drop(copy)
             told.add(copy.shard)
         for shard in sorted(told):
-            self._changed("copies")
-            actions += self._backups_changed(shard, now)
+            actions += copies.inform(shard, now)
         return actions, ""
 
     def _surplus(self, wanted: Mapping[int, Sequence[MemberInfo]], heard_since: float) -> list[Replica]:
         """Return the backups that a shard has beyond those it should have, where nobody wants them."""
-        found: list[Replica] = []
-        for shard in {copy.shard for copy in self._startup.copies} - set(self._promoting):
-            backups = self._startup.copies.backups(shard)
-            there = [self._startup.copies.leader(shard), *backups]
+        found, copies = list[Replica](), self._startup.copies
+        for shard in {copy.shard for copy in copies} - set(copies.promoting):
+            backups = copies.backups(shard)
+            there = [copies.leader(shard), *backups]
             spare = sum(copy.whole and copy.server.seen_at >= heard_since for copy in there) - 1 - self.replicas
             homes = {server.incarnation for server in wanted.get(shard, ())}
             for backup in backups:
@@ -353,101 +263,75 @@ class Replication:
         startup = self._startup
         return len(startup.copies) > startup.num_shards * (1 + self.replicas)
 
-    def _recut_changed(self) -> None:
-        self._changed("recut")
-        self._changed("copies")
-
     def restore_recut(self, kept: Plain, members: Mapping[bytes, MemberInfo], now: float) -> None:
         """Take back what was to be cut anew when this coordinator went away."""
         for shard in self.recuts.restore(kept, members):
-            self._backups_changed(shard, now)  # said again by `on_deadline`
-
-    def _recut(self, now: float) -> None:
-        """The job lies in other shards: what was known of those before is out of date."""
-        self._unfit.clear()
-        self.shortages.clear()
-        self._unanswered.clear()
-        self.begin(now)
+            self._startup.copies.inform(shard, now)  # said again by `on_deadline`
 
     @property
     def is_quiet(self) -> bool:
         """Whether no shard moves or is to, and every member knows where all are."""
-        moving = self.handovers.under_way or self._promoting or self._unanswered or self.recuts.active
-        return not moving and self.views.all_followed and all(copy.whole for copy in self._startup.copies)
-
-    def _is_busy(self, leader: Replica) -> bool:
-        return leader.shard in self._promoting or leader.epoch in self._unanswered
+        moving = self.handovers.under_way or self.recuts.active
+        return not moving and self.views.all_followed and all(c.whole and not c.order for c in self._startup.copies)
 
     # --- time ----------------------------------------------------------------------------------
 
     def next_deadline(self) -> float | None:
         """Return when `on_deadline` wants to be called."""
-        dues = (self.retries.due, self.views.next_deadline(), self.handovers.next_deadline())
+        dues = (self._startup.copies.retry_due, self.views.next_deadline(), self.handovers.next_deadline())
         return min([due for due in dues if due is not None], default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
         """Say again what is not answered."""
-        startup, actions = self._startup, self.views.on_deadline(now)
-        if self.retries.due is not None and now >= self.retries.due:
-            new = [copy for copy in startup.copies if copy.backup and not copy.whole] if startup.ready else []
-            waiting = bool(self._promoting or self._unanswered or new)
-            self.retries.due = now + RETRY_S if waiting else None
-            self.retries.number += 1
-            if self.retries.number % FILLING_RETRIES:  # one that is being filled says by itself that it is whole
+        startup, copies, actions = self._startup, self._startup.copies, self.views.on_deadline(now)
+        if copies.retry_due is not None and now >= copies.retry_due:
+            told, promoting = [copy for copy in copies if copy.order], copies.promoting
+            new = [copy for copy in copies if copy.backup and not copy.whole] if startup.ready else []
+            copies.retry_due = now + RETRY_S if told or new else None
+            self._num_retries += 1
+            if self._num_retries % FILLING_RETRIES:  # one that is being filled says by itself that it is whole
                 new = [copy for copy in new if not copy.built]
-            for copy in self._promoting.values():
-                actions.append(Send(copy.server.peer, Promote(copy.epoch, copy.generation)))
-            actions += startup.assign([copy for copy in new if copy.shard not in self._promoting])
-            actions += [self._replicas(leader) for leader in self._unanswered.values()]
+            actions += startup.assign([copy for copy in new if copy.shard not in promoting])
+            actions += [copies.told(copy) for copy in told]
         return actions
 
     # --- a coordinator that was away -----------------------------------------------------------
 
     def again(self, member: MemberInfo) -> list[Action]:
         """A member is back: say again what it may not have heard."""
-        startup, actions = self._startup, list[Action]()
+        startup, copies, actions = self._startup, self._startup.copies, list[Action]()
         if member.role != "server":
             return self.views.again(member)
-        for copy in startup.copies.of(member) if startup.ready else ():
-            if copy.epoch in self._unanswered:
-                actions.append(self._replicas(copy))
-            if self._promoting.get(copy.shard) is copy:
-                actions.append(Send(member.peer, Promote(copy.epoch, copy.generation)))
-            elif copy.backup and not copy.whole and copy.shard not in self._promoting:  # or its answer was lost
+        for copy in copies.of(member) if startup.ready else ():
+            if copy.order:
+                actions.append(copies.told(copy))
+            elif copy.backup and not copy.whole and copy.shard not in copies.promoting:  # or its answer was lost
                 actions += startup.assign([copy])
         return actions
 
     def dump(self) -> Plain:
         """Return what becomes of the copies."""
-        return [
-            [copy.epoch for copy in self._promoting.values()], [*self._unanswered],
-            self.shortages.dump(),
-            [[who, shard, why] for (who, shard), why in sorted(self._unfit.items())], self.handovers.dump(),
-        ]  # fmt: skip
+        copies = self._startup.copies
+        promoting, unanswered = (
+            [c.epoch for c in copies if c.order is order] for order in (Order.PROMOTE, Order.REPLICAS)
+        )
+        unfit = [[who, shard, why] for (who, shard), why in sorted(copies.unfit.items())]
+        return [promoting, unanswered, self.shortages.dump(), unfit, self.handovers.dump()]
 
     def restore(self, kept: Plain, now: float) -> None:
         """Go on with what was kept; a clock that has begun anew since is behind what it says."""
         promoting, unanswered, degraded, unfit, moving = kept
-        copies = self._startup.copies.by_epoch
-        self._promoting = {copies[epoch].shard: copies[epoch] for epoch in promoting}
-        self._unanswered = {epoch: copies[epoch] for epoch in unanswered}
+        copies = self._startup.copies
+        for epochs, order in ((promoting, Order.PROMOTE), (unanswered, Order.REPLICAS)):
+            for epoch in epochs:
+                copies.by_epoch[epoch].order = order
         self.shortages.restore(degraded, now)
-        self._unfit.update({(who, shard): why for who, shard, why in unfit})
+        copies.unfit.update({(who, shard): why for who, shard, why in unfit})
         self.handovers.restore(moving, now)
-        if self._startup.ready and (promoting or unanswered or not all(copy.whole for copy in copies.values())):
-            self.retries.due = now + RETRY_S
+        if self._startup.ready and (promoting or unanswered or not all(copy.whole for copy in copies)):
+            copies.retry_due = now + RETRY_S
 
     # --- what others may look at ---------------------------------------------------------------
-
-    def awaits(self, copy: Replica) -> bool:
-        """Whether a copy is to be the leader of its shard, and has not said that it is."""
-        return self._promoting.get(copy.shard) is copy
-
-    @property
-    def settled(self) -> bool:
-        """Whether every shard has a leader and all its backups, and every member knows where."""
-        waits = bool(self.shortages) or self._promoting or self._unanswered
-        return not waits and self.views.all_followed
 
     def status(self, now: float) -> dict[str, Any]:
         """Return the state for the status."""
@@ -465,11 +349,10 @@ class Replication:
         asked = {copy.shard for copy in copies} if self.recuts.is_cutting else self.handovers.asked
         assert pauses.closed <= asked, "shards are closed for nothing"
         assert bool(self._startup.cutting) == self.recuts.is_cutting
-        for copy in [*self._promoting.values(), *self._unanswered.values()]:
-            assert copies.by_epoch[copy.epoch] is copy
-            assert not copy.backup
+        told = [copy for copy in copies if copy.order]
+        assert not any(copy.backup for copy in told)
         places = [(copy.shard, copy.server.hello.incarnation) for copy in copies]
         assert len(set(places)) == len(places), "two copies on one server"
         leaders = [copy.shard for copy in copies if not copy.backup]
         assert len(set(leaders)) == len(leaders)
-        assert self.retries.due is not None or not (self._promoting or self._unanswered)
+        assert copies.retry_due is not None or not told

@@ -14,41 +14,20 @@ from zmqps.errors import JobMismatchError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resumption:
-    """A checkpoint to begin a job from.
-
-    Parameters
-    ----------
-    path
-        Where it is.
-    read_at
-        Where servers read it, if they do so in another way.
-    job
-        What was trained.
-    version
-        The clock to go on with: synchronous steps, or the slowest worker's clock.
-    data
-        Where the data sets stand (`DataSets.saved`).
-    state
-        What the user has saved with it.
-    optimizer
-        Whether slots and step counts are restored; else the job's optimizer begins anew, and may be another one.
-    names
-        Name of a parameter in the job -> its name in the checkpoint, where they differ.
-    rates
-        The numbers that the chief had set, as they travel.
-    cut
-        The revision of the shards that it was made of: of others workers number their pushes in another way.
-    """
+    """A checkpoint to begin a job from."""
 
     path: str
     job: JobSpec
-    version: int = 0
-    data: Sequence[Any] = ()
-    state: Mapping[str, Any] = field(default_factory=dict)
+    version: int = 0  # the clock to go on with: synchronous steps, or the slowest worker's clock
+    data: Sequence[Any] = ()  # where the data sets are (`DataSets.saved`)
+    state: Mapping[str, Any] = field(default_factory=dict)  # what the user has saved with it
+    #: Whether slots and step counts are restored; else the job's optimizer begins anew, and may be another one.
     optimizer: bool = True
+    #: Name of a parameter in the job -> its name in the checkpoint, where they differ.
     names: Mapping[str, str] = field(default_factory=dict)
-    read_at: str = ""
-    rates: Rates = ()
+    read_at: str = ""  # where servers read it, if they do so in another way
+    rates: Rates = ()  # the numbers that the chief had set, as they travel
+    #: The revision of the shards that it was made of: of others workers number their pushes in another way.
     cut: int = 0
 
     @property
@@ -86,12 +65,8 @@ class Resumption:
 
     def source(self) -> dict[str, Any]:
         """Return what servers are told (`Assign.restore`)."""
-        return {
-            "path": self.read_at or self.path,
-            "version": self.version,
-            "optimizer": self.optimizer,
-            "names": dict(self.names),
-        }
+        path, names = self.read_at or self.path, dict(self.names)
+        return {"path": path, "version": self.version, "optimizer": self.optimizer, "names": names}
 
     def dump(self, *, brief: bool = False) -> list[Any]:
         """Return it as plain data, for the coordinator's journal; ``brief``: without the job, which may be large."""
@@ -115,23 +90,10 @@ class Resumption:
 
 
 class Resumptions:
-    """The checkpoints that jobs of some names begin from, the first time.
-
-    Parameters
-    ----------
-    by_name
-        Those checkpoints.
-    changed
-        Called when one is used up.
-
-    Attributes
-    ----------
-    used
-        The jobs that have begun so, and ended.
-    """
+    """The checkpoints that jobs of some names begin from, the first time."""
 
     def __init__(self, by_name: Mapping[str, Resumption], changed: Changed = nothing) -> None:
-        self.used: dict[str, None] = {}
+        self.used: dict[str, None] = {}  # the jobs that have begun so, and ended
         self._by_name = by_name
         self._changed = changed
 

@@ -8,17 +8,17 @@ it has. So nothing that was acknowledged is on fewer servers than before at any 
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from zmqps.core.coordinator.journal import Changed, Plain, nothing, packed_error, unpacked_error
+from zmqps.core.coordinator.journal import Changed, Plain, nothing
 from zmqps.core.coordinator.members.membership import MemberInfo
 from zmqps.core.coordinator.placement.copies import ReplicaSet
 from zmqps.core.coordinator.placement.drains import Drains
-from zmqps.core.coordinator.placement.fleet import Fleet
-from zmqps.core.coordinator.placement.recuts import Homes
+from zmqps.core.coordinator.placement.fleet import MAX_ASKED, Endings, Fleet
+from zmqps.core.coordinator.placement.transitions import Homes
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.saving.checkpoints import Checkpoints
 from zmqps.core.job.keyspace import Placement
@@ -30,8 +30,6 @@ from zmqps.errors import PSError, ScaleError, counted, listed
 
 #: So often it is looked whether what a job waits for, before it is cut, is over.
 LOOK_S = 0.1
-#: Of those who have asked so many are remembered, to be told how it has ended.
-MAX_ASKED = 64
 #: Jobs lie on no more servers.
 MAX_SERVERS = 4096
 #: Of what moves a text names so much.
@@ -40,19 +38,13 @@ MOST_NAMED = 6
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be done with a job: copy shards to more servers, or cut it. Or nothing.
+    """What is to be done with a job: copy shards to more servers, or cut it. Or nothing."""
 
-    Attributes
-    ----------
-    spread
-        By shard: servers that are to have a copy.
-    cut, homes
-        How it is to be cut then, and where its shards are to lie.
-    """
-
-    spread: Mapping[int, Sequence[MemberInfo]] = field(default_factory=dict)
-    cut: Placement | None = None
-    homes: Homes = ()
+    spread: Mapping[int, Sequence[MemberInfo]] = field(
+        default_factory=dict
+    )  # by shard: servers that are to have a copy
+    cut: Placement | None = None  # how it is to be cut then …
+    homes: Homes = ()  # … and where its shards are to lie
 
 
 def plan(run: JobRun, servers: Sequence[MemberInfo], replicas: int) -> Plan:
@@ -113,64 +105,19 @@ def _homes(
 
 @dataclass(slots=True, kw_only=True)
 class Scaling:
-    """What was asked for, until jobs lie so.
-
-    Attributes
-    ----------
-    servers
-        How many there are to be.
-    shrinks
-        Whether these are fewer than jobs have lain on.
-    most_before
-        How many a new job was placed on at most.
-    since
-        When it was asked for.
-    nonces
-        Of those who have asked for it.
-    why
-        Why copies of some job cannot be where they are to be; empty: they can.
-    look_due
-        When it is looked at again at the latest.
-    """
+    """What was asked for, until jobs lie so."""
 
     servers: int
-    shrinks: bool
-    most_before: int
+    shrinks: bool  # these are fewer than jobs have lain on
+    most_before: int  # how many a new job was placed on at most
     since: float
-    nonces: set[bytes] = field(default_factory=set)
-    why: str = ""
-    look_due: float = 0.0
+    nonces: set[bytes] = field(default_factory=set)  # of those who have asked for it
+    why: str = ""  # why copies of some job cannot be where they are to be; empty: they can
+    look_due: float = 0.0  # when it is looked at again at the latest
 
 
 class Scales:
-    """Lets all jobs lie on another number of servers.
-
-    Parameters
-    ----------
-    fleet
-        The servers.
-    runs
-        The jobs by name; shared with the machine.
-    checkpoints
-        Nothing is cut while it is saved.
-    drains
-        Lets servers go that are too many.
-    endpoint
-        The coordinator's, for advice.
-    replicas
-        How many backups shards have.
-    hold_s
-        How long workers may be held.
-    silence_s
-        Who has said nothing for so long may be lost, and nobody is let go meanwhile.
-    changed
-        Called when something has changed that is kept.
-
-    Attributes
-    ----------
-    scaling
-        What was asked for; None: all is as it is to be.
-    """
+    """Lets all jobs lie on another number of servers."""
 
     def __init__(
         self,
@@ -178,10 +125,10 @@ class Scales:
         runs: Mapping[str, JobRun],
         checkpoints: Checkpoints,
         drains: Drains,
-        endpoint: str,
+        endpoint: str,  # the coordinator's, for advice
         replicas: int,
-        hold_s: float,
-        silence_s: float,
+        hold_s: float,  # how long workers may be held
+        silence_s: float,  # a server that says nothing for so long may be lost, and none is let go meanwhile
         changed: Changed = nothing,
     ) -> None:
         self._fleet = fleet
@@ -193,8 +140,8 @@ class Scales:
         self._hold_s = hold_s
         self._silence_s = silence_s
         self._changed = changed
-        self.scaling: Scaling | None = None
-        self._ended: OrderedDict[bytes, PSError | str] = OrderedDict()  # by nonce: how it has ended
+        self.scaling: Scaling | None = None  # what was asked for; None: all is as it is to be
+        self._ended = Endings()
 
     @property
     def wanted(self) -> int | None:
@@ -206,16 +153,10 @@ class Scales:
     def ask(self, message: Scale, now: float) -> tuple[Draining, list[Action]]:
         """Let jobs lie on so many servers, or say how far that is.
 
-        Raises
-        ------
-        ScaleError
-            It cannot be, and nothing has changed; or it could not be done.
+        Raises `ScaleError`: it cannot be, and nothing has changed; or it could not be done.
         """
-        ended = self._ended.get(message.nonce)
-        if isinstance(ended, PSError):
-            raise ended.again()
-        if ended is not None:
-            return Draining(message.request, DrainState.GONE, ended), []
+        if (ended := self._ended.answer(message.nonce, message.request)) is not None:
+            return ended, []
         actions: list[Action] = []
         if self.wanted != message.servers:
             actions = self._begin(message.servers, now)
@@ -223,14 +164,14 @@ class Scales:
         if self.scaling is not None and message.nonce and len(self.scaling.nonces) < MAX_ASKED:
             self.scaling.nonces.add(message.nonce)
         actions += self.look(now)
-        if message.nonce in self._ended:
+        if message.nonce in self._ended.by_nonce:
             answer, more = self.ask(message, now)
             return answer, [*actions, *more]
         return Draining(message.request, DrainState.GOING, self._text()), actions
 
     def ended(self, nonce: bytes) -> PSError | str | None:
         """Return how what somebody has asked for has ended; None: it has not, as far as is known."""
-        return self._ended.get(nonce)
+        return self._ended.by_nonce.get(nonce)
 
     def _begin(self, servers: int, now: float) -> list[Action]:
         staying = len(self._fleet.staying)
@@ -359,10 +300,7 @@ class Scales:
                     *run.replication.spread({}, now, self._silence_s)[0],
                 ]
             run.replication.recuts.error = None
-        for nonce in scaling.nonces:
-            self._ended[nonce] = how
-        while len(self._ended) > MAX_ASKED:
-            self._ended.popitem(last=False)
+        self._ended.note(scaling.nonces, how)
         if isinstance(how, str):
             return [*actions, Log("info", how, "scaled")]
         return [*actions, Log("warning", str(how), "scaled", error=how.number)]
@@ -387,10 +325,7 @@ class Scales:
 
     def dump(self) -> Plain:
         """Return how many servers there are to be, and who wants to know; None for nothing."""
-        ended = [
-            [nonce, how, b""] if isinstance(how, str) else [nonce, "", packed_error(how)]
-            for nonce, how in self._ended.items()
-        ]
+        ended = self._ended.dump()
         if self.scaling is None and not ended:
             return None
         one = self.scaling or Scaling(servers=0, shrinks=False, most_before=0, since=0.0)
@@ -404,8 +339,7 @@ class Scales:
             self.scaling = Scaling(
                 servers=servers, shrinks=shrinks, most_before=most_before, since=min(since, now), nonces=set(nonces)
             )
-        for nonce, text, error in ended:
-            self._ended[nonce] = unpacked_error(error) if error else text
+        self._ended.restore(ended)
 
     # --- what others may look at ---------------------------------------------------------------
 
@@ -433,5 +367,5 @@ class Scales:
 
     def validate(self) -> None:
         """Assert that shards are cut only while there is something to do."""
-        assert len(self._ended) <= MAX_ASKED
+        self._ended.validate()
         assert self.scaling is not None or not any(run.replication.recuts.active for run in self._runs.values())

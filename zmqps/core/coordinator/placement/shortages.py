@@ -20,25 +20,17 @@ class Shortage:
 
 
 class Shortages:
-    """The shards that have fewer whole copies than they should.
-
-    Parameters
-    ----------
-    startup
-        Of the job; it has the copies, others after each new start.
-    replicas
-        How many backups a shard should have.
-    """
+    """The shards that have fewer whole copies than they should: a leader, and ``replicas`` backups."""
 
     def __init__(self, startup: Startup, replicas: int) -> None:
         self._startup = startup
-        self._replicas = replicas
+        self.replicas = replicas
         self._noted: dict[int, Shortage] = {}  # by shard
 
     def lacks(self, shard: int) -> bool:
         """Whether a shard has fewer whole copies than it should; one of them is its leader, or about to be."""
         whole = sum(copy.whole for copy in self._startup.copies if copy.shard == shard)
-        return bool(self._replicas) and whole <= self._replicas
+        return bool(self.replicas) and whole <= self.replicas
 
     def note(self, shard: int, why: str, now: float, *, anywhere: bool = False) -> None:
         """A shard has lost a copy: if it lacks one by that, note since when; it may have had more than it should."""
@@ -54,9 +46,12 @@ class Shortages:
         """No copy of a shard is left that counts."""
         self._noted.pop(shard, None)
 
-    def clear(self) -> None:
-        """The job lies in other shards."""
+    def begin(self, now: float) -> None:
+        """The job can be trained, or lies in other shards: note where backups are missing from the first."""
         self._noted.clear()
+        self._startup.copies.changed()
+        for shard, _, _ in self._startup.copies.leaders():
+            self.note(shard, "there are too few servers", now)
 
     def __bool__(self) -> bool:
         """Whether any shard lacks backups."""
@@ -78,7 +73,7 @@ class Shortages:
             else:
                 cost = f"{counted(max(0, len(whole) - 1), 'more loss')} would cost nothing"
             has = counted(sum(copy.backup for copy in whole), "backup")
-            yield f"shard {shard} has {has} of {self._replicas} {since}: {cost}{soon}"
+            yield f"shard {shard} has {has} of {self.replicas} {since}: {cost}{soon}"
 
     def dump(self) -> Plain:
         """Return what is kept of them."""

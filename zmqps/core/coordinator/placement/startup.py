@@ -51,37 +51,6 @@ class Startup:
     Placing waits for all servers; then every server builds its shard; then one worker, the
     loader, uploads the initial values; then every parked ``init`` is answered. A loader that
     vanishes is replaced by another worker whose ``init`` is parked.
-
-    Parameters
-    ----------
-    name
-        The job's.
-    options
-        The coordinator's.
-    new_copies
-        Returns the empty table of a job's copies.
-    begin
-        Called when a member is told the job.
-    count
-        Called with a member that takes part, whether it has named the job or takes it as it is, and whether it is
-        the first to name it; returns what is to be done.
-    num_workers
-        Returns how many workers the job counts on.
-    resumption
-        The checkpoint that the job begins from; None: a worker uploads the initial values.
-    changed
-        Called when something has changed that is kept: what is trained and where (``spec``), or how far its start is.
-
-    Attributes
-    ----------
-    num_servers
-        How many servers make the cluster.
-    options
-        The coordinator's.
-    given_up
-        The copies that servers still have, and nobody wants.
-    held, cutting
-        Why those who come have to wait, though the job is under way: it goes back, or is cut anew.
     """
 
     def __init__(
@@ -89,22 +58,24 @@ class Startup:
         name: str,
         options: CoordinatorOptions,
         new_copies: Callable[[], ReplicaSet],
-        begin: Callable[[MemberInfo], Beginning],
+        begin: Callable[[MemberInfo], Beginning],  # a member is told the job
+        # a member takes part: whether it has named the job or takes it as it is, and whether it is the first to name it
         count: Callable[[MemberInfo, bool, bool], list[Action]],
         num_workers: Callable[[], int],
-        resumption: Resumption | None = None,
+        resumption: Resumption | None = None,  # None: a worker uploads the initial values
         changed: Callable[[str], None] = lambda what: None,
     ) -> None:
         self._changed = changed
         self.name = name
         self.resumption = resumption
-        self.num_servers = options.servers
+        self.num_servers = options.servers  # how many make the cluster
         self.num_workers = num_workers
         self.options = options
         self._begin = begin
         self._count = count
         self._new_copies = new_copies
-        self.given_up: list[Replica] = []
+        self.given_up: list[Replica] = []  # that servers still have, and nobody wants
+        # why those who come have to wait, though the job is under way: it goes back, or is cut anew
         self.held = self.cutting = ""
         self._forget()
 
@@ -129,8 +100,6 @@ class Startup:
         self._cuts: dict[str, Any] = {}
         self.copies = self._new_copies()
         self.cut = 0  # the number of the last time that its shards were cut anew
-        self.built: set[int] = set()  # by epoch
-        self.loaded: set[int] = set()
         for what in ("spec", "start", "copies", "step"):
             self._changed(what)
 
@@ -143,6 +112,10 @@ class Startup:
         """Return the `Init` that names the very job that there is, if it is that; None: it has to be read."""
         wire = self._wire
         return Init(large.request, wire) if isinstance(wire, Described) and large.is_init_of(wire.packed) else None
+
+    def log(self, level: str, text: str, kind: str = "", error: str = "") -> Log:
+        """Return what is said of the job."""
+        return Log(level, f"job {self.name!r}: {text}", kind, job=self.name, error=error)
 
     def leaders(self) -> Iterator[tuple[int, int, MemberInfo]]:
         """Yield shard, epoch and server of each copy that answers workers, in the order of the shards."""
@@ -195,7 +168,6 @@ class Startup:
         self.placement, self._rows, self._cuts = placement, placement.rows(), placement.to_wire()
         self.epoch = self.copies.place(chosen, self.options.replicas)
         self._changed("spec")
-        self._changed("copies")
         text = f"job {self.name!r} of {self.owner}: {counted(len(self.job.parameters), 'parameter')}, "
         text += f"{self.job.nbytes / 1e6:.3f} MB, {self.job.mode}"
         return [Log("info", text, "began", job=self.name), *self.assign(self.copies)]
@@ -213,7 +185,6 @@ class Startup:
         self.copies.remove(copy)
         copy.moved = moved
         self.given_up.append(copy)
-        self._changed("copies")
 
     @property
     def num_shards(self) -> int:
@@ -227,7 +198,6 @@ class Startup:
             self.drop(copy, moved=True)
         self.copies.switch()
         self.placement, self._rows, self._cuts = placement, placement.rows(), placement.to_wire()
-        self.built, self.loaded = set(self.copies.by_epoch), set(self.copies.by_epoch)
         self.moved()
         for what in ("spec", "start", "copies", "step"):
             self._changed(what)
@@ -283,24 +253,25 @@ class Startup:
         """
         if self.placement is None or self.ready:
             return []
-        actions = self.assign([copy for copy in self.copies if copy.epoch not in self.loaded])
+        actions = self.assign([copy for copy in self.copies if not copy.whole])
         if self.loader in self.parked:
             actions.append(self._reply(self.parked[self.loader].member, self.loader[1], load=1))
         return actions
 
-    def progress(self, epoch: int, loaded: bool) -> list[Action]:
+    def progress(self, copy: Replica, loaded: bool) -> list[Action]:
         """A server has built a copy of a shard, or has all its values."""
-        self.built.add(epoch)
-        self.copies.by_epoch[epoch].built = True
+        copy.built, copy.whole = True, copy.whole or loaded
         self._changed("start")
-        self._changed("copies")
-        if loaded:
-            self.loaded.add(epoch)
-            self.copies.by_epoch[epoch].whole = True
-        self.ready = len(self.loaded) == len(self.copies)
-        if len(self.built) < len(self.copies):
+        self.copies.changed()
+        self.ready = all(copy.whole for copy in self.copies)
+        if not self._is_built:
             return []
         return self.answer() or ([] if self.loader else self._choose_loader())
+
+    @property
+    def _is_built(self) -> bool:
+        """Whether servers have built all copies."""
+        return all(copy.built for copy in self.copies)
 
     def withdraw(self, incarnation: bytes, request: int | None = None) -> list[Action]:
         """A worker no longer waits for its init, or has gone."""
@@ -336,7 +307,7 @@ class Startup:
         """A server is back: it is asked again for what it has not said it has."""
         if self.placement is None or self.ready:
             return []
-        return self.assign([copy for copy in self.copies.of(server) if copy.epoch not in self.loaded])
+        return self.assign([copy for copy in self.copies.of(server) if not copy.whole])
 
     def dump_spec(self) -> Plain:
         """Return what is kept of the job itself; None if nobody has named it."""
@@ -352,7 +323,7 @@ class Startup:
             return None
         waiting = sorted({who for who, _ in self.parked} | self.returning)
         loader = None if self.loader is None else list(self.loader)
-        return [self.ready, sorted(self.built), sorted(self.loaded), waiting, loader, sorted(self.told)]
+        return [self.ready, waiting, loader, sorted(self.told)]
 
     def restore(self, spec: Plain, start: Plain) -> None:
         """Go on with what was kept; the copies are kept by themselves."""
@@ -363,8 +334,8 @@ class Startup:
         if cuts is not None:
             self.placement = Placement.from_wire(KeySpace.of(self.job), cuts)
             self._rows, self._cuts = self.placement.rows(), self.placement.to_wire()
-        self.ready, built, loaded, waiting, loader, told = start
-        self.built, self.loaded, self.told = set(built), set(loaded), set(told)
+        self.ready, waiting, loader, told = start
+        self.told = set(told)
         self.loader = None if loader is None else (loader[0], loader[1])
         self.returning = set() if self.ready else set(waiting)
 
@@ -389,7 +360,7 @@ class Startup:
         self._forget()
 
     def _choose_loader(self) -> list[Action]:
-        if self.ready or not self.copies or len(self.built) < len(self.copies):
+        if self.ready or not self.copies or not self._is_built:
             return []
         for key, (member, has_values) in self.parked.items():
             if has_values:
@@ -444,11 +415,11 @@ class Startup:
             return self.held or self.cutting
         if len(servers) < self.num_servers:
             return f"{self.num_servers - len(servers)} of {counted(self.num_servers, 'server')} to join"
-        if self.placement is not None and len(self.built) < len(self.copies):
-            late = {copy.server.incarnation: copy.server for copy in self.copies if copy.epoch not in self.built}
+        if not self._is_built:
+            late = {copy.server.incarnation: copy.server for copy in self.copies if not copy.built}
             names = [server.title for server in late.values()]
             return f"{', '.join(names)} to build {'its shard' if len(names) == 1 else 'their shards'}"
-        if self.placement is not None and all(epoch in self.loaded for _, epoch, _ in self.leaders()):
+        if self.placement is not None and all(copy.whole for copy in self.copies if not copy.backup):
             return "the backups to have the initial values"
         if self.loader is not None and self.loader in self.parked:
             return f"{self.parked[self.loader].member.title} to upload the initial values"

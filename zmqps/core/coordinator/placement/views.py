@@ -30,72 +30,34 @@ class ChangeKind(IntEnum):
 
 @dataclass(slots=True, kw_only=True)
 class ViewChange:
-    """One change, and the members that do not follow it yet.
-
-    Attributes
-    ----------
-    shards
-        That have changed; none: all of them, which are others now.
-    restored
-        The checkpoint that shards have gone back to, as members are told it.
-    lost
-        The steps that are gone by that; or what members have said of their pushes.
-    whole
-        Whether ``lost`` counts steps, which are one for all.
-    num_gone
-        Workers that have gone before they said what they had lost.
-    """
+    """One change, and the members that do not follow it yet."""
 
     revision: int
     kind: ChangeKind
-    shards: tuple[int, ...]
+    shards: tuple[int, ...]  # that have changed; none: all of them, which are others now
     awaited: set[bytes]
     due: float
-    restored: Mapping[str, Any] = field(default_factory=dict)
-    lost: int = 0
-    whole: bool = False
+    restored: Mapping[str, Any] = field(default_factory=dict)  # the checkpoint that shards have gone back to
+    lost: int = 0  # the steps that are gone by that; or what members have said of their pushes
+    whole: bool = False  # ``lost`` counts steps, which are one for all
     begun_at: float = 0.0
-    num_gone: int = 0
+    num_gone: int = 0  # workers that have gone before they said what they had lost
 
     def dump(self) -> Plain:
         """Return what is kept of it."""
-        awaited, restored = sorted(self.awaited), dict(self.restored)
-        return [
-            self.revision,
-            int(self.kind),
-            list(self.shards),
-            awaited,
-            restored,
-            self.lost,
-            self.whole,
-            self.num_gone,
-        ]
+        awaited, lost = sorted(self.awaited), [self.lost, self.whole, self.num_gone]
+        return [self.revision, int(self.kind), list(self.shards), awaited, dict(self.restored), *lost]
 
 
 class MemberViews:
-    """The changes of one job's layout that not all of its members follow.
-
-    Parameters
-    ----------
-    startup
-        Knows the copies, and which members were told the job.
-    members
-        The live members of the job by incarnation; shared with its `JobRun`.
-    changed
-        Called when there is another change, or a member follows one.
-
-    Attributes
-    ----------
-    open
-        The changes that some member does not follow yet, by revision; one cut at most: the next begins when all do.
-    """
+    """The changes of one job's layout that not all of its members follow."""
 
     def __init__(self, startup: Startup, members: Mapping[bytes, MemberInfo], changed: Changed = nothing) -> None:
         self._startup = startup
         self._members = members
         self._changed = changed
         self._revision = 0
-        self.open: dict[int, ViewChange] = {}
+        self.open: dict[int, ViewChange] = {}  # by revision; one cut at most: the next begins when all follow it
 
     @property
     def told(self) -> list[bytes]:

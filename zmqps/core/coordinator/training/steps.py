@@ -816,6 +816,11 @@ class Steps:
         return self._proceed()
 
     @property
+    def is_sync(self) -> bool:
+        """Whether a step is one for all shards."""
+        return self.policy is not None and self.policy.mode == "sync"
+
+    @property
     def is_held(self) -> bool:
         """Whether those wait for the next step who had a part in the last one, which is over everywhere."""
         return bool(self._granted) and self.commits.settled and not self._blocked
