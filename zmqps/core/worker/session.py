@@ -101,22 +101,9 @@ class SessionEnd:
 class SessionMachine:
     """A worker or observer without its sockets.
 
-    `Operation` objects are events here, besides those of `zmqps.core.protocol.events`; each is resolved
-    exactly once, by its result, an error, or at its deadline.
-
-    Parameters
-    ----------
-    identity
-        Who this is.
-    coordinator
-        The coordinator's endpoint.
-    all_finite
-        Whether flat arrays hold neither NaN nor infinity; asked before a push sends anything, so
-        that a refused push changes nothing anywhere.
-    coding
-        The door to the codecs.
-    notebook
-        What its script logs; by default nothing.
+    `Operation` objects are events here, besides those of `zmqps.core.protocol.events`; each is resolved exactly once,
+    by its result, an error, or at its deadline. Before a push sends anything ``all_finite`` is asked whether its flat
+    arrays hold neither NaN nor infinity, so that a refused push changes nothing anywhere.
     """
 
     def __init__(

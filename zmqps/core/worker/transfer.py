@@ -115,13 +115,7 @@ class Target:
         return cargo.nbytes // cargo.dtype.itemsize
 
     def land(self, cargoes: Sequence[Cargo], payload: Sequence[Buffer], versions: Sequence[int]) -> None:
-        """Put the values of some cargoes where they belong.
-
-        Raises
-        ------
-        ProtocolError
-            The payload is not of their size; nothing was put anywhere.
-        """
+        """Put values of cargoes where they belong; none, but a `ProtocolError`, if they are not of their size."""
         places = [(place, cargo.dtype) for cargo in cargoes for place in self.places(cargo)]
         if len(cargoes) == len(places) == len(payload) == 1 and self.views is None:  # as of most messages
             [(place, dtype)], nbytes = places, memoryview(payload[0]).nbytes

@@ -63,17 +63,7 @@ AGAIN_S = 2.0
 
 
 class Transfers:
-    """The transfers of one session.
-
-    Parameters
-    ----------
-    host
-        The session.
-    links
-        The session's links to the servers.
-    all_finite
-        Whether flat arrays hold neither NaN nor infinity.
-    """
+    """The transfers of one session."""
 
     def __init__(self, host: SessionHost, links: Links, all_finite: Callable[[Sequence[Array]], bool]) -> None:
         self._links = links

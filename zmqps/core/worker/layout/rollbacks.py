@@ -60,19 +60,7 @@ class RollbackTransfers(EarlyTransfers, Protocol):
 
 
 class Rollbacks:
-    """What one session does about shards that go back.
-
-    Parameters
-    ----------
-    host
-        The session.
-    transfers
-        Its transfers.
-    links
-        Its links to the servers.
-    pace
-        Where the worker is in its sequence of steps.
-    """
+    """What one session does about shards that go back."""
 
     def __init__(self, host: SessionHost, transfers: RollbackTransfers, links: Links, pace: Pace) -> None:
         self._host = host
