@@ -147,12 +147,13 @@ class Target:
         newest = max(self.versions.values(), default=0)
         return tuple(cargo for cargo, version in self.versions.items() if version < newest)
 
-    def forget(self, cargo: Cargo) -> None:
-        """The values of a cargo are out of date, and will come again."""
-        del self.versions[cargo]
-        if self.views is not None:
-            for place in self.places(cargo):
-                self.views.forget(place)
+    def forget(self, cargoes: Sequence[Cargo]) -> None:
+        """The values of some cargoes are out of date, and will come again."""
+        for cargo in cargoes:
+            del self.versions[cargo]
+            if self.views is not None:
+                for place in self.places(cargo):
+                    self.views.forget(place)
 
 
 def _of_table(tables: Sequence[Array], cargo: Cargo) -> list[Array]:

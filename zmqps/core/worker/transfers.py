@@ -329,8 +329,7 @@ class Transfers:
     def _read_again(self, pull: PullTransfer, outdated: tuple[Cargo, ...]) -> list[Action]:
         """A step was committed between two slices: read the older ones again, so that all are of one version."""
         pull.version = max(pull.target.versions.values())
-        for cargo in outdated:
-            pull.target.forget(cargo)
+        pull.target.forget(outdated)
         actions: list[Action] = []
         for shard, link in enumerate(self._links.by_shard):
             link.enqueue(pull, tuple(cargo for cargo in outdated if cargo.slice.shard == shard))

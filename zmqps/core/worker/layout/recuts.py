@@ -90,8 +90,7 @@ class SessionRecuts:
             self._fetch_missing(transfer)
         else:
             if transfer.target is not None:
-                for cargo in list(transfer.target.versions):
-                    transfer.target.forget(cargo)
+                transfer.target.forget(list(transfer.target.versions))
             self.adapt(transfer)
         for link, cargoes in zip(self._links.by_shard, transfer.cargoes, strict=True):
             if cargoes:
@@ -107,8 +106,7 @@ class SessionRecuts:
         for number in wanted:
             target.missing[number] = attached.job.parameters[number].size
         some = set(wanted)
-        for cargo in [c for c in target.versions if not some.isdisjoint(extent.parameter for extent in c.extents)]:
-            target.forget(cargo)
+        target.forget([c for c in target.versions if not some.isdisjoint(extent.parameter for extent in c.extents)])
         transfer.cargoes = in_order(self._plan(frozenset(wanted)), wanted)
 
     # --- what was planned for other shards -----------------------------------------------------

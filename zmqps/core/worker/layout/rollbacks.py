@@ -218,8 +218,7 @@ class Rollbacks:
         target = pull.target
         if not pull.exact or target.missing is not None:
             pull.version, self._pace.stale_values = self._pace.version, False
-        for cargo in list(target.versions):
-            target.forget(cargo)
+        target.forget(list(target.versions))
         if target.missing is not None:
             sizes = dict.fromkeys(target.missing, 0)
             for cargo in (cargo for cargoes in pull.cargoes for cargo in cargoes):
