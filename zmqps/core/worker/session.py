@@ -124,14 +124,14 @@ class SessionMachine:
         self.questions = Asked(self)  # at the coordinator, arrivals included
         self._news: dict[type[Message], Callable[[Any, float], list[Action]]] = {
             Welcome: self._on_welcome,
-            Lost: self._on_lost,
+            Lost: self.transfers.lose_server,
             Moved: self.transfers.follow,
             GoBack: self.transfers.rollbacks.take,
             Shutdown: self._on_shutdown,
             Left: self._on_left,
             Proceed: self.transfers.proceed,
-            Hold: self._on_hold,
-            GoOn: self._on_go_on,
+            Hold: self.transfers.pause,
+            GoOn: self.transfers.end_pause,
             Noted: self.notes.noted,
             Recut: self.transfers.recuts.take,
         }
@@ -453,16 +453,6 @@ class SessionMachine:
         for join in [o for o in self.operations if isinstance(o, Join)]:
             actions += self.resolve(join, None)
         return actions
-
-    def _on_lost(self, message: Lost, now: float) -> list[Action]:
-        return self.transfers.lose_server(message) if message.role == "server" else []
-
-    def _on_hold(self, message: Hold, now: float) -> list[Action]:
-        return self.transfers.pause(message, now)
-
-    def _on_go_on(self, message: GoOn, now: float) -> list[Action]:
-        pause = self.transfers.pace.paused
-        return self.transfers.unpause(now) if pause is not None and message.number == pause.number else []
 
     def _on_shutdown(self, message: Shutdown, now: float) -> list[Action]:
         actions = self.member.leave(DepartureCause.CLOSED, now)  # the coordinator waits for it
