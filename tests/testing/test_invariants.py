@@ -859,7 +859,7 @@ def test_a_worker_that_says_it_holds_while_a_push_is_under_way(monkeypatch: Patc
 
 def test_a_worker_that_is_never_told_to_go_on(monkeypatch: Patch) -> None:
     monkeypatch.setattr("zmqps.core.worker.transfers.PAUSE_S", 1e6)
-    monkeypatch.setattr(SessionMachine, "_on_go_on", lambda session, message, now: [])
+    monkeypatch.setattr(Transfers, "end_pause", lambda transfers, message, now: [])
     caught("ssp-saves", "stays paused for a checkpoint")
 
 

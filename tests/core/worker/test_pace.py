@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 
+from zmqps.core.job.spec import MAX_COUNT
 from zmqps.core.protocol.messages import Proceed
+from zmqps.core.protocol.terms import SET
 from zmqps.core.worker.operations import Advance, Exchange
-from zmqps.core.worker.pace import Gate, Pace
+from zmqps.core.worker.pace import Gate, Pace, StepExamples
+from zmqps.core.worker.rows import RowSource
 from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Source, Target
 
 
@@ -253,3 +258,69 @@ def test_one_that_leaves_out_a_step_for_all_says_so_with_what_it_has_of_it() -> 
     assert arriving(p, Advance(skips=True, for_all=True)) == ([2], 1, 1)
     bounded = pace("ssp")
     assert arriving(bounded, Advance(skips=True, for_all=True))[::2] == ([], 0), "there it is a plain skip"
+
+
+# --- a worker's examples in a step ---------------------------------------------------------------
+
+
+@dataclass
+class Piece:
+    parameter: int
+
+
+@dataclass
+class Parts:
+    extents: list[Piece] = field(default_factory=list)
+
+
+def batch(examples: int, *parameters: int, terms: Any = (), rows: bool = False) -> PushTransfer:
+    """Return a push of some parameters, each on another shard and in two messages; or of rows."""
+    cargoes: Any = tuple((Parts([Piece(number)]), Parts([Piece(number)])) for number in parameters)
+    source: Any = RowSource(rows=np.zeros((1, 1), np.float32)) if rows else Source()
+    return PushTransfer(cargoes=() if rows else cargoes, source=source, examples=examples, terms=terms)
+
+
+def wanted() -> StepExamples:
+    """Return those of a job whose mean is over all workers."""
+    counted = StepExamples()
+    counted.wanted = True
+    return counted
+
+
+@pytest.mark.parametrize(
+    ("pushes", "examples"),
+    [
+        ([], 1),
+        ([batch(8, 0, 1)], 8),
+        ([batch(8, 0), batch(8, 1)], 8),  # parts of one batch
+        ([batch(8, 0, 1), batch(4, 0, 1)], 12),  # two batches
+        ([batch(8, 0, 1), batch(4, 0)], 12),
+        ([batch(3, 0), batch(8)], 8),  # nothing more of the same batch
+        ([batch(8, 0), batch(8, rows=True), batch(8, rows=True)], 8),
+        ([batch(2, rows=True)], 2),
+        ([batch(8, 0), batch(100, 1, terms=(SET,))], 8),
+        ([batch(1, 0), batch(MAX_COUNT, 0)], MAX_COUNT),
+    ],
+)
+def test_parts_of_a_batch_count_once_and_batches_add_up(pushes: list[PushTransfer], examples: int) -> None:
+    counted = wanted()
+    for one in pushes:
+        counted.add(one)
+    assert counted.so_far == examples
+    counted.clear()
+    assert counted.so_far == 1, "a step begins anew"
+
+
+def test_a_push_that_is_alone_in_its_step_is_not_taken_apart() -> None:
+    counted = wanted()
+    counted.add(PushTransfer(source=Source(), examples=5), alone=True)
+    assert counted.so_far == 5
+    counted.add(batch(5, 0))
+    counted.clear()
+    assert counted.so_far == 1
+
+
+def test_where_no_mean_is_over_all_workers_nothing_is_counted() -> None:
+    counted = StepExamples()
+    counted.add(batch(5, 0))
+    assert counted.so_far == 1

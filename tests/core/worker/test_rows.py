@@ -287,7 +287,7 @@ def test_what_was_read_of_an_older_version_is_told_and_can_be_forgotten() -> Non
     for version, cargo in zip((4, 5, 5), found, strict=True):
         target.land([cargo], [values_of(cargo.wanted).reshape(-1)], [version])
     assert target.outdated() == (found[0],)
-    target.forget(found[0])
+    target.forget([found[0]])
     assert set(target.versions) == set(found[1:])
 
 

@@ -16,17 +16,7 @@ LOOK_S = 0.8
 class RepeatedQuestion(ABC):
     """A question under way, repeated ever more seldom.
 
-    Parameters
-    ----------
-    endpoint
-        The coordinator's endpoint.
-
-    Attributes
-    ----------
-    error
-        Why what is asked for is refused.
-    why
-        Nobody answers, in words.
+    `error` says why what is asked for is refused, `why` in words why nobody answers.
     """
 
     def __init__(self, endpoint: str) -> None:

@@ -16,17 +16,9 @@ SLACK_S = 0.3
 
 
 class AwakeClock:
-    """Turns a real clock into the time that a node has been awake.
+    """Turns a real clock into the seconds that a node has been awake.
 
-    Parameters
-    ----------
-    real
-        The real time, in seconds.
-
-    Attributes
-    ----------
-    stood_s
-        Seconds that the node has stood still, in all, up to the last look.
+    It has stood still for `stood_s` seconds in all, up to the last look.
     """
 
     __slots__ = ("_seen", "stood_s")

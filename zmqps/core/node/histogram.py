@@ -7,20 +7,7 @@ from collections.abc import Mapping, Sequence
 
 
 class Histogram:
-    """Counts values by size.
-
-    Parameters
-    ----------
-    bounds
-        Ascending; a value is counted at the first bound that it does not exceed, or behind the last.
-
-    Attributes
-    ----------
-    counts
-        One for each bound, and one behind the last.
-    total
-        The sum of all values.
-    """
+    """Counts values by size: each at the first of ascending bounds that it does not exceed, or behind the last."""
 
     __slots__ = ("bounds", "counts", "total")
 

@@ -46,18 +46,10 @@ AGAIN_S, PROGRESS_S = 0.05, 0.25
 
 
 class Inquiry(RepeatedQuestion):
-    """One question, repeated until it is answered as hoped.
+    """One question (by default for the status), repeated until its answer satisfies ``until``.
 
-    Parameters
-    ----------
-    endpoint
-        The coordinator's endpoint.
-    until
-        Whether a status is satisfactory; each one is kept in `status` in any case.
-    question
-        What to ask; by default for the status.
-    progress
-        Called with how far it is, when that has changed, where what is asked for takes long.
+    Each answer is kept in `status` in any case. ``progress`` is called with how far it is, when that has changed, where
+    what is asked for takes long.
     """
 
     def __init__(

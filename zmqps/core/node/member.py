@@ -144,17 +144,7 @@ class Absence:
 
 
 class Member:
-    """The coordinator as seen by a server, worker or observer.
-
-    Parameters
-    ----------
-    identity
-        Who joins.
-    endpoint
-        The coordinator's endpoint.
-    counters
-        Called for each heartbeat; what it returns is shown in the status.
-    """
+    """The coordinator as seen by a server, worker or observer; ``counters`` returns what each heartbeat shows of it."""
 
     def __init__(self, identity: Identity, endpoint: str, counters: Callable[[], Mapping[str, Any]]) -> None:
         self.identity = identity

@@ -21,14 +21,9 @@ MAX_LINE_CHARS = 2000
 
 
 class Throttle:
-    """Lets the first lines of each origin in a window through, none twice in a row, and counts the rest.
+    """Lets the first ``most`` lines of each origin in a window through, none twice in a row, and counts the rest.
 
-    Parameters
-    ----------
-    what
-        What the lines are about, in the plural.
-    most
-        How many lines of an origin are let through in a window; of a connection of several that it has, half of them.
+    Of a connection of several that an origin has, half as many. ``what`` names in the plural what the lines are about.
     """
 
     def __init__(self, what: str = "refused requests", most: int = MOST_LINES) -> None:

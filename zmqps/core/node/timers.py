@@ -18,25 +18,10 @@ def silent(now: float) -> list[Action]:
 
 
 class Timer:
-    """Something that is due at some time, or not at all.
+    """Something that is due when ``due_of`` says so (None: never); then ``ring`` returns what is to be done.
 
-    Whatever changes when it is due touches it; `Wheel.validate` notices where that is forgotten.
-
-    Parameters
-    ----------
-    wheel
-        Where it is kept.
-    name
-        What it is for.
-    due_of
-        Returns when it is due, as things are now; None: never.
-    ring
-        Called with the time when it is due; returns what is to be done.
-
-    Attributes
-    ----------
-    due
-        When it was due when that was asked last.
+    Whatever changes when it is due touches it; `Wheel.validate` notices where that is forgotten. `due` is what was said
+    when it was asked last.
     """
 
     __slots__ = ("_wheel", "due", "due_of", "name", "number", "ring")
@@ -57,12 +42,7 @@ class Timer:
 class Wheel:
     """The timers of one node; of those due at the same time the one that was made first rings first.
 
-    Attributes
-    ----------
-    numbers
-        Those of timers to come.
-    touched
-        The timers that are to be asked when they are due, by number.
+    Those in `touched`, by their numbers, are to be asked when they are due.
     """
 
     def __init__(self) -> None:

@@ -42,16 +42,9 @@ class TraceKey:
 
 
 class Recordings:
-    """What nodes have recorded, fetched piece by piece.
+    """What nodes have recorded, fetched piece by piece: all by incarnation, in hexadecimal digits.
 
-    Attributes
-    ----------
-    data
-        What was fetched, by incarnation in hexadecimal digits.
-    missing
-        Why a node's is not among that, by its incarnation.
-    waiting
-        Whose is to be fetched, the next one first.
+    In `data` is what was fetched, in `missing` why a node's is not; `waiting` is to be fetched, the next one first.
     """
 
     def __init__(self) -> None:
@@ -93,27 +86,9 @@ class Recordings:
 class Tracer(RepeatedQuestion):
     """One trace: begun, waited for, and fetched; or one of these.
 
-    Parameters
-    ----------
-    endpoint
-        The coordinator's endpoint.
-    key
-        What shows that it may be asked.
-    start
-        What to begin: job, seconds, steps and bytes on each node; None: take the trace that there is.
-    stop
-        End it at once, rather than wait for its end.
-    fetch
-        Get what was recorded; else be done as soon as that was begun or ended.
-    patience
-        Seconds without an answer to a question after which the coordinator has ended.
-
-    Attributes
-    ----------
-    nodes
-        What the coordinator has said of each node.
-    recordings
-        What was fetched.
+    It is begun with ``start`` (job, seconds, steps and bytes on each node), unless the trace that there is is to be
+    taken; ``stop`` ends it at once; without ``fetch`` it is done as soon as it was begun or ended. After ``patience``
+    seconds without an answer the coordinator has ended.
     """
 
     def __init__(

@@ -9,13 +9,9 @@ from math import inf
 class Alarm:
     """The earliest of many deadlines, or a time before it: to know it exactly, all would be looked at for each event.
 
-    Whoever has something to do earlier than before sets it to that; whoever puts it off, or has nothing to do any more,
-    does nothing. So it may ring for nobody. Then all are looked at once, and it is set anew.
-
-    Attributes
-    ----------
-    due
-        When it rings; infinite: nobody has anything to do. On the way of every step it is set without a call.
+    What has something to do earlier than before sets `due` to that (on the way of every step without a call); what puts
+    it off, or has nothing to do any more, does nothing. So it may ring for nobody: then all are looked at once, and it
+    is set anew. Infinite: nothing is to be done.
     """
 
     __slots__ = ("due",)

@@ -55,13 +55,7 @@ class RequestsHost(SessionHost, Protocol):
 
 
 class Asked(Questions):
-    """What one session has asked the coordinator: on behalf of operations, and when it arrives.
-
-    Parameters
-    ----------
-    host
-        The session.
-    """
+    """What one session has asked the coordinator: on behalf of operations, and when it arrives."""
 
     def __init__(self, host: RequestsHost) -> None:
         super().__init__(host.links.commons.alarm)

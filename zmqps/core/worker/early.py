@@ -102,8 +102,7 @@ class Early:
         self.forget()
         if pull is None:
             return actions
-        for cargo in list(pull.target.versions):
-            pull.target.forget(cargo)
+        pull.target.forget(list(pull.target.versions))
         self._transfers.drop(pull)
         for link in self._links.by_shard:
             actions += link.withdraw(pull, now)

@@ -24,11 +24,6 @@ class NoteSender:
 
     There is one message on its way at a time. Nothing rings while nothing is logged: the first look after a pause is
     with a heartbeat.
-
-    Attributes
-    ----------
-    due
-        When there is something to do.
     """
 
     def __init__(self, notebook: Notebook, member: Member) -> None:

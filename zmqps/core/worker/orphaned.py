@@ -27,15 +27,7 @@ def advice(member: Member) -> str:
 
 
 class Orphaned:
-    """Watches the transfers of a worker that has lost its coordinator.
-
-    Parameters
-    ----------
-    member
-        Who has lost it.
-    pace
-        Which steps the worker is in.
-    """
+    """Watches the transfers of a worker that has lost its coordinator."""
 
     def __init__(self, member: Member, pace: Pace) -> None:
         self.due: float | None = None  # when to look at them again

@@ -12,13 +12,7 @@ from zmqps.core.worker.transfer import PushTransfer, Request, Source
 
 
 class Packer:
-    """Encodes the gradients for one shard.
-
-    Parameters
-    ----------
-    coding
-        The door to the codecs.
-    """
+    """Encodes the gradients for one shard."""
 
     def __init__(self, coding: Coding) -> None:
         self.left_out: dict[int, Array] = {}  # by slice: what lossy codecs have not sent yet

@@ -18,19 +18,7 @@ SLOWEST_RETRY_S = 30.0
 class Questions:
     """The questions that are not answered yet; each is asked again as soon as a broken connection is back.
 
-    Parameters
-    ----------
-    alarm
-        Rings when something is due.
-
-    Attributes
-    ----------
-    numbers
-        Those of questions to come.
-    due
-        When what is not answered is asked again.
-    held
-        Whether nothing is asked for now, until `again`: the coordinator may not know who is behind the connection.
+    While `held`, nothing is asked until `again`: the coordinator may not know who is behind the connection.
     """
 
     def __init__(self, alarm: Alarm) -> None:

@@ -31,14 +31,8 @@ NO_IDS = np.empty(0, np.int64)
 class RowCargo(Cargo):
     """What one message moves of a shard's part of a table.
 
-    Parameters
-    ----------
-    first, pushed
-        The number of the first row of the push that it brings, and the ids of them.
-    wanted_first, wanted
-        The same of those that are asked for.
-    begins
-        It is the first message on its shard that brings something.
+    ``first`` and ``wanted_first`` are the numbers of the first row that it brings, and that it asks for; ``begins``: it
+    is the first message on its shard that brings something.
     """
 
     first: int = 0
@@ -49,15 +43,7 @@ class RowCargo(Cargo):
 
 
 class RowParts:
-    """How the buckets of a table are divided into messages: first by shard, then into parts of about one size.
-
-    Parameters
-    ----------
-    placement
-        Where the job lies.
-    number
-        Of the table among all of the key space.
-    """
+    """How the buckets of a table are divided into messages: first by shard, then into parts of about one size."""
 
     def __init__(self, placement: Placement, number: int) -> None:
         spec = placement.keyspace.tables[number].rows
@@ -105,14 +91,8 @@ class RowParts:
     ) -> tuple[tuple[RowCargo, ...], ...]:
         """Return, for each shard, what moves some rows there, and others back.
 
-        Parameters
-        ----------
-        parts
-            As `part_of_bucket` returned it; ids are grouped by it.
-        pushed, wanted
-            What goes, and what comes.
-        everywhere
-            Shards of the table to which nothing goes get a message, too: they are told that there was a push.
+        Ids are grouped by ``parts``, as `part_of_bucket` returned it. ``everywhere``: shards of the table to which
+        nothing goes get a message, too, for they are told that there was a push.
         """
         rows: list[list[RowCargo]] = [[] for _ in range(self._num_shards)]
         for number, slice_ in enumerate(parts[1]):
@@ -154,13 +134,7 @@ def _of(grouped: Grouped | None, part: int) -> tuple[int, Array]:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class RowSource(Source):
-    """Gradients of rows, or values.
-
-    Parameters
-    ----------
-    rows
-        float32 ``(n, dim)``, contiguous: one for each different id, grouped by message.
-    """
+    """Gradients of rows, or values: float32 ``(n, dim)``, contiguous, one for each different id, grouped by message."""
 
     rows: Array = field(default_factory=lambda: np.empty((0, 0), np.float32))
 
@@ -176,15 +150,7 @@ class RowSource(Source):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class RowTarget(Target):
-    """Where rows go.
-
-    Parameters
-    ----------
-    inverse
-        Of each id asked for the number of the row that is its.
-    out
-        float32 ``(len(inverse), dim)``, contiguous.
-    """
+    """Where rows go: ``out`` is contiguous float32 ``(len(inverse), dim)``, ``inverse`` the row of each id."""
 
     inverse: Array = field(default_factory=lambda: NO_IDS)
     out: Array = field(default_factory=lambda: np.empty((0, 0), np.float32))
@@ -204,13 +170,7 @@ class RowTarget(Target):
         return []
 
     def land(self, cargoes: Sequence[Cargo], payload: Sequence[Buffer], versions: Sequence[int]) -> None:
-        """Put rows where they belong; each is copied once.
-
-        Raises
-        ------
-        ProtocolError
-            The payload is not of their size; nothing was put anywhere.
-        """
+        """Put rows where they belong, each copied once; none, but a `ProtocolError`, if they are not of their size."""
         [cargo] = cargoes
         assert isinstance(cargo, RowCargo)
         pieces = [array for _, _, array in scatter(payload, [(self.size_of(cargo), ROW_DTYPE)])]
@@ -222,18 +182,10 @@ class RowTarget(Target):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ScanTarget(Target):
-    """Rows as they lie on a server.
+    """Rows as they lie on a server, from place ``start`` on, of at most ``most`` places.
 
-    Parameters
-    ----------
-    start, most
-        From which place on, and of how many places.
-    dim
-        Elements of a row.
-    since
-        A cursor: what has changed since; none: all.
-    counters, ids, rows, gone
-        What has come: numbers by their names (`SCANNED`), rows, and ids of rows that are gone.
+    With ``since``, a cursor, only what has changed since. What has come: numbers by their names (`SCANNED`), ids and
+    rows, and the ids of rows that are ``gone``.
     """
 
     start: int = 0
@@ -260,13 +212,7 @@ class ScanTarget(Target):
         return []
 
     def land(self, cargoes: Sequence[Cargo], payload: Sequence[Buffer], versions: Sequence[int]) -> None:
-        """Keep what has come.
-
-        Raises
-        ------
-        ProtocolError
-            It is not what such an answer has.
-        """
+        """Keep what has come; `ProtocolError`: it is not what such an answer has."""
         [cargo] = cargoes
         whole = np.concatenate([np.empty(0, np.uint8), *(np.frombuffer(buffer, np.uint8) for buffer in payload)])
         head = whole[: 8 * len(SCANNED)]
@@ -287,18 +233,10 @@ class ScanTarget(Target):
 def row_message(
     request: Request, epoch: int, versions: Sequence[int], encoded: Callable[[Request, Source], tuple[str, list[Array]]]
 ) -> PushRows | PullRows | ScanRows:
-    """Return a request about rows as it travels.
+    """Return a request about one part of one table as it travels.
 
-    Parameters
-    ----------
-    request
-        It is about one part of one table.
-    epoch
-        Of the copy of the shard.
-    versions
-        Of each slice, when last read.
-    encoded
-        Returns the gradients of a request, and the codec they are in.
+    ``epoch`` is of the copy of the shard, ``versions`` say when each slice was last read, and ``encoded`` returns the
+    gradients of a request and the codec they are in.
     """
     [cargo] = request.cargoes
     assert isinstance(cargo, RowCargo)

@@ -101,22 +101,9 @@ class SessionEnd:
 class SessionMachine:
     """A worker or observer without its sockets.
 
-    `Operation` objects are events here, besides those of `zmqps.core.protocol.events`; each is resolved
-    exactly once, by its result, an error, or at its deadline.
-
-    Parameters
-    ----------
-    identity
-        Who this is.
-    coordinator
-        The coordinator's endpoint.
-    all_finite
-        Whether flat arrays hold neither NaN nor infinity; asked before a push sends anything, so
-        that a refused push changes nothing anywhere.
-    coding
-        The door to the codecs.
-    notebook
-        What its script logs; by default nothing.
+    `Operation` objects are events here, besides those of `zmqps.core.protocol.events`; each is resolved exactly once,
+    by its result, an error, or at its deadline. Before a push sends anything ``all_finite`` is asked whether its flat
+    arrays hold neither NaN nor infinity, so that a refused push changes nothing anywhere.
     """
 
     def __init__(
@@ -137,14 +124,14 @@ class SessionMachine:
         self.questions = Asked(self)  # at the coordinator, arrivals included
         self._news: dict[type[Message], Callable[[Any, float], list[Action]]] = {
             Welcome: self._on_welcome,
-            Lost: self._on_lost,
+            Lost: self.transfers.lose_server,
             Moved: self.transfers.follow,
             GoBack: self.transfers.rollbacks.take,
             Shutdown: self._on_shutdown,
             Left: self._on_left,
             Proceed: self.transfers.proceed,
-            Hold: self._on_hold,
-            GoOn: self._on_go_on,
+            Hold: self.transfers.pause,
+            GoOn: self.transfers.end_pause,
             Noted: self.notes.noted,
             Recut: self.transfers.recuts.take,
         }
@@ -466,16 +453,6 @@ class SessionMachine:
         for join in [o for o in self.operations if isinstance(o, Join)]:
             actions += self.resolve(join, None)
         return actions
-
-    def _on_lost(self, message: Lost, now: float) -> list[Action]:
-        return self.transfers.lose_server(message) if message.role == "server" else []
-
-    def _on_hold(self, message: Hold, now: float) -> list[Action]:
-        return self.transfers.pause(message, now)
-
-    def _on_go_on(self, message: GoOn, now: float) -> list[Action]:
-        pause = self.transfers.pace.paused
-        return self.transfers.unpause(now) if pause is not None and message.number == pause.number else []
 
     def _on_shutdown(self, message: Shutdown, now: float) -> list[Action]:
         actions = self.member.leave(DepartureCause.CLOSED, now)  # the coordinator waits for it

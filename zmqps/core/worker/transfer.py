@@ -115,13 +115,7 @@ class Target:
         return cargo.nbytes // cargo.dtype.itemsize
 
     def land(self, cargoes: Sequence[Cargo], payload: Sequence[Buffer], versions: Sequence[int]) -> None:
-        """Put the values of some cargoes where they belong.
-
-        Raises
-        ------
-        ProtocolError
-            The payload is not of their size; nothing was put anywhere.
-        """
+        """Put values of cargoes where they belong; none, but a `ProtocolError`, if they are not of their size."""
         places = [(place, cargo.dtype) for cargo in cargoes for place in self.places(cargo)]
         if len(cargoes) == len(places) == len(payload) == 1 and self.views is None:  # as of most messages
             [(place, dtype)], nbytes = places, memoryview(payload[0]).nbytes
@@ -153,12 +147,13 @@ class Target:
         newest = max(self.versions.values(), default=0)
         return tuple(cargo for cargo, version in self.versions.items() if version < newest)
 
-    def forget(self, cargo: Cargo) -> None:
-        """The values of a cargo are out of date, and will come again."""
-        del self.versions[cargo]
-        if self.views is not None:
-            for place in self.places(cargo):
-                self.views.forget(place)
+    def forget(self, cargoes: Sequence[Cargo]) -> None:
+        """The values of some cargoes are out of date, and will come again."""
+        for cargo in cargoes:
+            del self.versions[cargo]
+            if self.views is not None:
+                for place in self.places(cargo):
+                    self.views.forget(place)
 
 
 def _of_table(tables: Sequence[Array], cargo: Cargo) -> list[Array]:

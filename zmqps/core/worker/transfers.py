@@ -15,6 +15,7 @@ from zmqps.core.protocol.limits import MAX_FACT_CHARS
 from zmqps.core.protocol.messages import (
     Ack,
     Error,
+    GoOn,
     Hold,
     Holding,
     Lost,
@@ -63,17 +64,7 @@ AGAIN_S = 2.0
 
 
 class Transfers:
-    """The transfers of one session.
-
-    Parameters
-    ----------
-    host
-        The session.
-    links
-        The session's links to the servers.
-    all_finite
-        Whether flat arrays hold neither NaN nor infinity.
-    """
+    """The transfers of one session."""
 
     def __init__(self, host: SessionHost, links: Links, all_finite: Callable[[Sequence[Array]], bool]) -> None:
         self._links = links
@@ -139,8 +130,13 @@ class Transfers:
         self.pace.paused = Pause(message.number, now + PAUSE_S)
         return self._say_paused(now)
 
+    def end_pause(self, message: GoOn, now: float) -> list[Action]:
+        """The cut is made, or was given up; of another pause this says nothing."""
+        pause = self.pace.paused
+        return self.unpause(now) if pause is not None and message.number == pause.number else []
+
     def unpause(self, now: float) -> list[Action]:
-        """The cut is made, or was given up."""
+        """Go on, whatever the pause was for."""
         self.pace.paused = None
         return self.go_on(now)
 
@@ -339,8 +335,7 @@ class Transfers:
     def _read_again(self, pull: PullTransfer, outdated: tuple[Cargo, ...]) -> list[Action]:
         """A step was committed between two slices: read the older ones again, so that all are of one version."""
         pull.version = max(pull.target.versions.values())
-        for cargo in outdated:
-            pull.target.forget(cargo)
+        pull.target.forget(outdated)
         actions: list[Action] = []
         for shard, link in enumerate(self._links.by_shard):
             link.enqueue(pull, tuple(cargo for cargo in outdated if cargo.slice.shard == shard))
@@ -390,10 +385,10 @@ class Transfers:
             actions += link.pump(now)
         return actions
 
-    def lose_server(self, lost: Lost) -> list[Action]:
+    def lose_server(self, lost: Lost, now: float) -> list[Action]:
         """A server vanished: what needs it fails."""
         links = [link for link in self._links.by_shard if link.server.rank == lost.rank]
-        if not links:
+        if lost.role != "server" or not links:
             return []
         advice = "the values of its shard are gone; begin the job again once a server has joined in its place"
         error = PeerLostError(

@@ -21,20 +21,7 @@ class WaitsHost(SessionHost, Protocol):
 
 
 class Waits:
-    """What the operations of one session wait for, and for how long there were any.
-
-    Parameters
-    ----------
-    host
-        The session.
-
-    Attributes
-    ----------
-    due
-        When the next reminder is; None while nothing waits.
-    busy_s, busy_since
-        For how long there were any before, and since when there are some now.
-    """
+    """What the operations of one session wait for, and for how long there were any before those there are now."""
 
     def __init__(self, host: WaitsHost) -> None:
         self.due: float | None = None

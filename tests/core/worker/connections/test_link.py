@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -19,14 +20,18 @@ from zmqps.core.worker import transfer as transfers
 from zmqps.core.worker.connections.link import (
     MAX_OUT,
     PROBE_S,
+    SHORT_S,
     SLOWEST_PROBE_S,
+    SLOWEST_RETRY_S,
     WINDOW_NBYTES,
     Link,
     LinkCommons,
+    Resends,
     ShardServer,
+    SilenceProbe,
 )
 from zmqps.core.worker.plan import plan
-from zmqps.core.worker.transfer import Source, Target, Transfer
+from zmqps.core.worker.transfer import Delay, PullTransfer, Request, Source, Target, Transfer
 from zmqps.errors import PeerLostError, ProtocolError
 from zmqps.optim import sgd
 
@@ -596,3 +601,80 @@ def test_a_push_that_was_given_up_holds_no_pull_back() -> None:
     push.done = True
     assert connection.answer(values(second)) is pull
     assert connection.link.pump(0.0) == []
+
+
+# --- when a silent server is asked what it has ---------------------------------------------------
+
+
+def test_an_answer_says_how_much_was_sent_before_its_question_and_only_once() -> None:
+    probe = SilenceProbe()
+    probe.num_sent = 3
+    probe.ask(0.0, number=7)
+    probe.num_sent = 5
+    probe.ask(1.0, number=9)
+    assert [probe.answered(number) for number in (9, 8, 7, 9, 7)] == [5, 0, 3, 0, 0]
+
+
+def test_as_many_questions_are_remembered_as_can_be_on_their_way() -> None:
+    probe = SilenceProbe()
+    probe.num_sent = 1
+    for number in range(MAX_OUT + 1):
+        probe.ask(0.0, number)
+    assert [probe.answered(number) for number in (0, 1, MAX_OUT)] == [0, 1, 1]
+
+
+def test_questions_are_asked_ever_more_rarely() -> None:
+    probe, dues = SilenceProbe(), []
+    for _ in range(5):
+        probe.ask(10.0, number=1)
+        assert probe.due is not None
+        dues.append(probe.due - 10.0)
+    assert dues == [min(PROBE_S * 2**i, SLOWEST_PROBE_S) for i in range(1, 6)]
+
+
+# --- requests that wait to be sent again ---------------------------------------------------------
+
+
+def request() -> Request:
+    return Request(transfer=PullTransfer(target=Target()), cargoes=(), nbytes=0)
+
+
+def again_at(one: Request) -> float | None:
+    assert one.delay is not None
+    return one.delay.retry_at
+
+
+def test_what_was_put_off_is_taken_when_it_is_due_and_no_sooner() -> None:
+    resends, late, soon = Resends(), request(), request()
+    resends.put_off(late, 2.0)
+    resends.put_off(soon, 1.0)
+    resends.validate()
+    assert resends.due == 1.0
+    assert resends.take(0.9) == []
+    assert resends.take(1.0) == [soon]
+    assert (again_at(soon), again_at(late), resends.due) == (None, 2.0, 2.0)
+    assert resends.take(2.0) == [late]
+    assert (bool(resends), resends.due) == (False, None)
+    resends.validate()
+
+
+def test_what_is_refused_again_and_again_waits_ever_longer_until_it_is_given_up() -> None:
+    resends, refused, now, times = Resends(), Delay(), 5.0, [5.0]
+    while (at := resends.refused(refused, now)) is not None:
+        now = at
+        times.append(at)
+    waits = [later - earlier for earlier, later in pairwise(times)]
+    assert waits == sorted(waits)
+    assert waits[-1] == pytest.approx(SLOWEST_RETRY_S)
+    assert SHORT_S <= now - 5.0 < SHORT_S + SLOWEST_RETRY_S
+
+
+def test_what_is_sent_again_with_all_others_is_put_off_no_more() -> None:
+    resends, one, other = Resends(), request(), request()
+    resends.put_off(one, 3.0)
+    resends.at_once.append(other)
+    assert resends.of(one.transfer) == [one]
+    assert resends.of(other.transfer) == []
+    resends.clear()
+    assert (again_at(one), resends.due, resends.at_once, resends.of(one.transfer)) == (None, None, [], [])
+    resends.validate()

@@ -142,14 +142,8 @@ class InFlight(dict[int, Request]):
 class Resends:
     """What is in flight and is to be sent again.
 
-    Attributes
-    ----------
-    all
-        All of it, for the connection has broken: as soon as the server has welcomed us over the next one.
-    at_once
-        What the server turned out not to have, in this order. Whoever sends it clears it.
-    due
-        When the first of those leaves that were put off; None: none was.
+    That is `all` once the connection has broken, as soon as the server has welcomed us over the next one; `at_once`, in
+    this order, what the server turned out not to have (cleared by what sends it); and the rest when it is `due`.
     """
 
     __slots__ = ("_put_off", "all", "at_once", "due")
@@ -284,19 +278,8 @@ class Link:
     later request was answered before a push, which servers answer in order. A pull that was answered without a push
     that had been asked for before it is asked again behind it.
 
-    What a server lacked the memory for has changed nothing there, and is sent again a little later (`put_off`): whoever
-    asks again from above cannot know which part was applied. So is what came to a shard that is about to move.
-
-    Parameters
-    ----------
-    server
-        Where the shard is.
-    num_slices
-        Of the shard.
-    commons
-        What all links share.
-    shard
-        Which of its job's it is.
+    What a server lacked the memory for has changed nothing there, and is sent again a little later (`put_off`): an
+    operation that is repeated from above cannot know which part was applied. So is what came to a shard about to move.
     """
 
     def __init__(

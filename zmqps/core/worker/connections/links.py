@@ -24,24 +24,7 @@ MOST_UNREACHED = 4
 
 
 class Links:
-    """The links of one session; those to shards of one server share a connection.
-
-    Parameters
-    ----------
-    member
-        Who this worker is, and its place at the coordinator.
-    coding
-        The door to the codecs.
-
-    Attributes
-    ----------
-    by_shard
-        The links, in the order of the shards.
-    by_peer
-        The same, by connection.
-    commons
-        What they share.
-    """
+    """The links of one session, by shard; those to shards of one server share a connection."""
 
     def __init__(self, member: Member, coding: Coding) -> None:
         self.by_shard: list[Link] = []

@@ -35,15 +35,6 @@ class ShardMoves:
 
     Gradients of a synchronous step are kept by servers until it is committed, and a backup has none of them. So a
     worker keeps what it has brought until it may proceed: as it is, where the user waits for that; else in copies.
-
-    Parameters
-    ----------
-    host
-        The session.
-    links
-        The session's links to the servers.
-    pace
-        Where the worker is in its sequence of steps.
     """
 
     def __init__(self, host: SessionHost, links: Links, pace: Pace) -> None:

@@ -39,17 +39,7 @@ class RecutTransfers(RollbackTransfers, Protocol):
 
 
 class SessionRecuts:
-    """What one session does about shards that are cut anew.
-
-    Parameters
-    ----------
-    host
-        The session.
-    transfers
-        Its transfers.
-    links
-        Its links to the servers.
-    """
+    """What one session does about shards that are cut anew."""
 
     def __init__(self, host: SessionHost, transfers: RecutTransfers, links: Links) -> None:
         self._host = host
@@ -100,8 +90,7 @@ class SessionRecuts:
             self._fetch_missing(transfer)
         else:
             if transfer.target is not None:
-                for cargo in list(transfer.target.versions):
-                    transfer.target.forget(cargo)
+                transfer.target.forget(list(transfer.target.versions))
             self.adapt(transfer)
         for link, cargoes in zip(self._links.by_shard, transfer.cargoes, strict=True):
             if cargoes:
@@ -117,8 +106,7 @@ class SessionRecuts:
         for number in wanted:
             target.missing[number] = attached.job.parameters[number].size
         some = set(wanted)
-        for cargo in [c for c in target.versions if not some.isdisjoint(extent.parameter for extent in c.extents)]:
-            target.forget(cargo)
+        target.forget([c for c in target.versions if not some.isdisjoint(extent.parameter for extent in c.extents)])
         transfer.cargoes = in_order(self._plan(frozenset(wanted)), wanted)
 
     # --- what was planned for other shards -----------------------------------------------------
@@ -202,17 +190,9 @@ def _decoded(source: Source, attached: Attached) -> Source:
 
 
 def plan_rows_again(transfer: AnyTransfer, placement: Placement, *, everywhere: bool) -> None:
-    """Plan a transfer of rows for other shards.
+    """Plan a transfer of rows, of which nothing has been carried out, for other shards; see `RowParts.cargoes`.
 
-    Parameters
-    ----------
-    transfer
-        None of it has been carried out. A scan comes to ask any shard: places are others now, and who goes through
-        all of them begins again.
-    placement
-        Where the job lies now.
-    everywhere
-        As for `RowParts.cargoes`.
+    A scan comes to ask any shard: places are others now, and what goes through all of them begins again.
     """
     cargoes = [cargo for row in transfer.cargoes for cargo in row if isinstance(cargo, RowCargo)]
     parts = RowParts(placement, cargoes[0].slice.table)

@@ -60,19 +60,7 @@ class RollbackTransfers(EarlyTransfers, Protocol):
 
 
 class Rollbacks:
-    """What one session does about shards that go back.
-
-    Parameters
-    ----------
-    host
-        The session.
-    transfers
-        Its transfers.
-    links
-        Its links to the servers.
-    pace
-        Where the worker is in its sequence of steps.
-    """
+    """What one session does about shards that go back."""
 
     def __init__(self, host: SessionHost, transfers: RollbackTransfers, links: Links, pace: Pace) -> None:
         self._host = host
@@ -230,8 +218,7 @@ class Rollbacks:
         target = pull.target
         if not pull.exact or target.missing is not None:
             pull.version, self._pace.stale_values = self._pace.version, False
-        for cargo in list(target.versions):
-            target.forget(cargo)
+        target.forget(list(target.versions))
         if target.missing is not None:
             sizes = dict.fromkeys(target.missing, 0)
             for cargo in (cargo for cargoes in pull.cargoes for cargo in cargoes):

@@ -71,12 +71,8 @@ class Sent:
     def lose(self, floor: int, applied: Collection[int]) -> int:
         """Return how many pushes were acknowledged that the new server does not know, in all or in part.
 
-        These are forgotten: if a shard is lost once more, they are lost already.
-
-        Parameters
-        ----------
-        floor, applied
-            What it knows: all messages up to a number, and others.
+        It knows all messages up to ``floor``, and those ``applied``. Pushes that are lost are forgotten: if the shard
+        is lost once more, they are lost already.
         """
         self.fold(whole=True)
         known = {*applied, *self._unanswered, *self._void}
