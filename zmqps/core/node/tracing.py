@@ -75,29 +75,15 @@ class Nothing:
 
 
 class NodeTracing:
-    """One trace at a time: the last that the coordinator has told of.
+    """One trace at a time: the last that the coordinator has told of."""
 
-    Parameters
-    ----------
-    counters
-        What the node counts; of a worker ``pushes``.
-
-    Attributes
-    ----------
-    recorder
-        Records; a shell puts its own here before the node starts.
-    state
-        Whether it records, has recorded, or there is nothing.
-    due
-        When something is to be said or done.
-    """
-
+    # what the node counts; of a worker ``pushes``
     def __init__(self, counters: Callable[[], Mapping[str, Any]]) -> None:
-        self.recorder: Recorder = Nothing()
+        self.recorder: Recorder = Nothing()  # records; a shell puts its own here before the node starts
         self.number = 0
-        self.state = TraceState.NONE
+        self.state = TraceState.NONE  # whether it records, has recorded, or there is nothing
         self.ends_at = 0.0
-        self.due: float | None = None
+        self.due: float | None = None  # when something is to be said or done
         self.samples = Samples()
         self._counters = counters
         self._began_with = 0  # pushes

@@ -23,30 +23,14 @@ BOUNDS: dict[str, Sequence[float]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """One figure.
+    """One figure."""
 
-    Attributes
-    ----------
-    name
-        In a heartbeat, and in the status.
-    metric
-        The name that Prometheus has it under: ``zmqps_<noun>_<unit>[_total]``.
-    kind
-        Whether it only grows, goes up and down, or has a count for each size.
-    help
-        What it is, in a sentence.
-    of
-        Who counts it: some of `SCOPES`. A counter of theirs that is not in a heartbeat is 0.
-    labels
-        What tells its series apart, beside who counts it.
-    """
-
-    name: str
-    metric: str
-    kind: Kind
-    help: str
-    of: tuple[Scope, ...] = ()
-    labels: tuple[str, ...] = ()
+    name: str  # in a heartbeat, and in the status
+    metric: str  # the name that Prometheus has it under: ``zmqps_<noun>_<unit>[_total]``
+    kind: Kind  # whether it only grows, goes up and down, or has a count for each size
+    help: str  # what it is, in a sentence
+    of: tuple[Scope, ...] = ()  # who counts it: some of `SCOPES`. A counter of theirs that is not in a heartbeat is 0
+    labels: tuple[str, ...] = ()  # what tells its series apart, beside who counts it
 
 
 #: Who counts: a worker (or observer) and a server as a process, a server for each of its jobs, the coordinator.

@@ -27,26 +27,15 @@ class Built(NamedTuple):
 
 
 class Builds:
-    """The queue of shards to build.
-
-    Parameters
-    ----------
-    tenants
-        The jobs of the server by epoch; shared with its machine.
-    make_shard
-        Builds a shard: ``make_shard(job, placement, index, room)``.
-    available
-        Returns the bytes of memory that can be had on this host.
-    files
-        Where shards are read that were saved; None: this server reads none.
-    """
+    """The queue of shards to build."""
 
     def __init__(
         self,
-        tenants: Mapping[int, Tenant],
+        tenants: Mapping[int, Tenant],  # the jobs of the server by epoch; shared with its machine
+        # builds a shard: ``make_shard(job, placement, index, room)``
         make_shard: Callable[[JobSpec, Placement, int, Room], Shard],
-        available: Callable[[], int],
-        files: Files | None = None,
+        available: Callable[[], int],  # returns the bytes of memory that can be had on this host
+        files: Files | None = None,  # where shards are read that were saved; None: this server reads none
     ) -> None:
         self._tenants = tenants
         self._make_shard = make_shard

@@ -26,21 +26,16 @@ MAX_BARRED = 4096
 
 
 class Client:
-    """A worker or observer that has shown its ticket.
-
-    Parameters
-    ----------
-    hello
-        What it said.
-    peer
-        The connection it said it on: no other one speaks for it.
-    holder
-        Whose key it has shown, where there are keys.
-    """
+    """A worker or observer that has shown its ticket."""
 
     __slots__ = ("epochs", "hello", "holder", "loads", "may", "name", "peer", "puller")
 
-    def __init__(self, hello: Hello, peer: Peer, holder: KeyHolder | None = None) -> None:
+    def __init__(
+        self,
+        hello: Hello,  # what it said
+        peer: Peer,  # the connection it said it on: no other one speaks for it
+        holder: KeyHolder | None = None,  # whose key it has shown, where there are keys
+    ) -> None:
         self.hello = hello
         self.holder = holder
         self.may = TO_SERVER[hello.role]  # what is taken of it; its key allows the role, as `welcome` has seen
@@ -66,15 +61,9 @@ def departed(evicted: int) -> PSError:
 
 
 class Clients:
-    """The clients of a server, their connections, and those who may not come back.
+    """The clients of a server, their connections, and those who may not come back."""
 
-    Parameters
-    ----------
-    keyed
-        Whether nobody is welcome without a key.
-    """
-
-    def __init__(self, *, keyed: bool = False) -> None:
+    def __init__(self, *, keyed: bool = False) -> None:  # whether nobody is welcome without a key
         self._keyed = keyed
         self.by_incarnation: dict[bytes, Client] = {}
         self._by_peer: dict[Peer, Client] = {}

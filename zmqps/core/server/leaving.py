@@ -15,21 +15,10 @@ REQUEST = 1
 
 
 class Leaving:
-    """What a server does from the moment that it is asked to end.
+    """What a server does from the moment that it is asked to end."""
 
-    Parameters
-    ----------
-    member
-        Its place at the coordinator.
-
-    Attributes
-    ----------
-    due
-        When `on_deadline` is to be called.
-    """
-
-    def __init__(self, member: Member) -> None:
-        self.due: float | None = None
+    def __init__(self, member: Member) -> None:  # its place at the coordinator
+        self.due: float | None = None  # when `on_deadline` is to be called
         self._member = member
         self._reason = ""
         self._ends_at: float | None = None  # whatever has moved by then

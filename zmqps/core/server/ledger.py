@@ -76,25 +76,12 @@ class Ledger:
 
 
 class Ledgers(dict[bytes, Ledger]):
-    """The ledgers of a shard, by incarnation; one that is asked for is made. A ledger outlives its connection.
+    """The ledgers of a shard, by incarnation; one that is asked for is made. A ledger outlives its connection."""
 
-    Parameters
-    ----------
-    past
-        Takes those who had one.
-
-    Attributes
-    ----------
-    inherited
-        Whether there are some of workers that have yet to come here.
-    recalled
-        Whether these are from a checkpoint, which may lack what workers were told.
-    """
-
-    def __init__(self, past: Past) -> None:
+    def __init__(self, past: Past) -> None:  # takes those who had one
         self.past = past
-        self.inherited = False
-        self.recalled = False
+        self.inherited = False  # whether there are some of workers that have yet to come here
+        self.recalled = False  # whether these are from a checkpoint, which may lack what workers were told
 
     def __missing__(self, incarnation: bytes) -> Ledger:
         found = self[incarnation] = Ledger()

@@ -87,30 +87,17 @@ OF_COPY = (Assign, Commit, Cut, Discard, Replicas, Promote, Replicate, Yield)
 
 
 class ServerMachine:
-    """A server process without its sockets.
-
-    Parameters
-    ----------
-    identity
-        Who this server is; ``endpoint`` is where workers reach it.
-    coordinator
-        The coordinator's endpoint.
-    make_shard
-        Builds a shard: ``make_shard(job, placement, index, room)``, one at a time. An error it raises
-        is reported to the coordinator, and by it to the worker that started the job.
-    available
-        Returns the bytes of memory that can be had on this host.
-    files
-        Where checkpoints are written and read; None: this server does neither.
-    """
+    """A server process without its sockets."""
 
     def __init__(
         self,
-        identity: Identity,
-        coordinator: str,
+        identity: Identity,  # who this server is; ``endpoint`` is where workers reach it
+        coordinator: str,  # the coordinator's endpoint
+        # builds a shard: ``make_shard(job, placement, index, room)``, one at a time. An error it raises is reported to
+        # the coordinator, and by it to the worker that started the job
         make_shard: Callable[[JobSpec, Placement, int, Room], Shard],
-        available: Callable[[], int] = lambda: 1 << 62,
-        files: Files | None = None,
+        available: Callable[[], int] = lambda: 1 << 62,  # returns the bytes of memory that can be had on this host
+        files: Files | None = None,  # where checkpoints are written and read; None: this server does neither
     ) -> None:
         self.member = Member(identity, coordinator, self.counters)
         self.tenants: dict[int, Tenant] = {}  # by epoch

@@ -77,19 +77,14 @@ class OrdersHost(Protocol):
 
 
 class Orders:
-    """Carries out what the coordinator says, reports to it, and ends with it.
+    """Carries out what the coordinator says, reports to it, and ends with it."""
 
-    Parameters
-    ----------
-    host
-        The machine: its jobs and clients.
-    builds
-        Shards to build for those jobs.
-    saves
-        Writes shards for checkpoints.
-    """
-
-    def __init__(self, host: OrdersHost, builds: Builds, saves: Saves) -> None:
+    def __init__(
+        self,
+        host: OrdersHost,  # the machine: its jobs and clients
+        builds: Builds,  # shards to build for those jobs
+        saves: Saves,  # writes shards for checkpoints
+    ) -> None:
         self._host = host
         self._builds = builds
         self._saves = saves

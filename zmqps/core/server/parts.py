@@ -36,21 +36,12 @@ COMMITTED = -1
 
 
 class Arrivals:
-    """Which slices and tables of a shard have yet to get what they begin with.
-
-    Attributes
-    ----------
-    missing
-        Their numbers.
-    loaded
-        Whether there are none.
-    filling
-        Whether another copy sends them one by one: what it applies to one that is missing concerns the sender alone.
-    """
+    """Which slices and tables of a shard have yet to get what they begin with."""
 
     def __init__(self, numbers: Iterable[int]) -> None:
-        self.missing = set(numbers)
-        self.loaded = not self.missing
+        self.missing = set(numbers)  # their numbers
+        self.loaded = not self.missing  # whether there are none
+        # whether another copy sends them one by one: what it applies to one that is missing concerns the sender alone
         self.filling = False
 
     def follow(self, numbers: Iterable[int]) -> None:

@@ -104,15 +104,9 @@ class _Save:
 
 
 class Saves:
-    """The saves of a server: one a shard, all of one checkpoint, for the coordinator has one made at a time.
+    """The saves of a server: one a shard, all of one checkpoint, for the coordinator has one made at a time."""
 
-    Parameters
-    ----------
-    files
-        Where they are written; None: nowhere.
-    """
-
-    def __init__(self, files: Files | None) -> None:
+    def __init__(self, files: Files | None) -> None:  # where they are written; None: nowhere
         self._files = files
         self._under_way: dict[int, _Save] = {}  # by epoch
         self._said: dict[int, Saved] = {}  # how the last one of each has ended, in case that the coordinator asks again

@@ -21,68 +21,33 @@ from zmqps.core.treatments import Treatment
 
 
 class Shard:
-    """What one server has of a job.
-
-    Parameters
-    ----------
-    placement, index
-        The placement, and which shard of it this is.
-    rules
-        The optimizer.
-    reject_nonfinite
-        Whether gradients with NaN or infinity are refused.
-    synchronous
-        Gradients are kept apart by push until `commit` (`ShardSteps`); otherwise they are applied on arrival.
-    aggregate
-        Synchronous: how many gradients make a step; None: one of every worker.
-    retain
-        Synchronous: how many versions before the current one stay readable.
-    treatment
-        Not synchronous: what is done to stale gradients before they are applied.
-    memory
-        Where values, slots and gradients are kept.
-    required_nbytes
-        What was admitted for all of them.
-    beside
-        What may be there beside the values, for those that are read while they are updated; None: whatever is needed.
-    rows
-        Its sparse tables; None: it has none.
-
-    Attributes
-    ----------
-    parts
-        The slices and, if there are some, the tables, as what is done with both takes them.
-    came
-        Which of them have what they begin with.
-    remembers_reads
-        Whether it must hear of answers that workers compute from.
-    applies
-        What is done with each kind of push.
-    part_of
-        The part that each kind of push or pull is about.
-    """
+    """What one server has of a job."""
 
     def __init__(
         self,
         placement: Placement,
-        index: int,
+        index: int,  # of the shard, in its placement
         rules: Rules,
         *,
-        reject_nonfinite: bool = True,
+        reject_nonfinite: bool = True,  # whether gradients with NaN or infinity are refused
+        # gradients are kept apart by push until `commit` (`ShardSteps`); otherwise they are applied on arrival
         synchronous: bool = False,
-        aggregate: int | None = None,
-        retain: int = 0,
-        treatment: Treatment | None = None,
-        memory: Memory | None = None,
-        required_nbytes: int = 0,
+        aggregate: int | None = None,  # synchronous: how many gradients make a step; None: one of every worker
+        retain: int = 0,  # synchronous: how many versions before the current one stay readable
+        treatment: Treatment | None = None,  # not synchronous: what is done to stale gradients before they are applied
+        memory: Memory | None = None,  # where values, slots and gradients are kept
+        required_nbytes: int = 0,  # what was admitted for all of them
+        # what may be there beside the values, for those that are read while they are updated; None: whatever is needed
         beside: Beside | None = None,
-        rows: Rows | None = None,
+        rows: Rows | None = None,  # its sparse tables; None: it has none
     ) -> None:
         self.placement = placement
         self.index = index
         self.required_nbytes = required_nbytes
         self.memory = memory or HostMemory()
+        # whether it must hear of answers that workers compute from
         self.remembers_reads = treatment is not None and treatment.needs_read
+        # which of them have what they begin with
         self.came = Arrivals(slice_.index for slice_ in placement.slices[index])
         self.dense = DensePart(
             placement,
@@ -98,9 +63,10 @@ class Shard:
         )
         self.rows = rows or Rows((), len(self.dense.slices))
         self.rows.follow_steps(self.dense.steps)
+        # the slices and, if there are some, the tables, as what is done with both takes them
         self.parts: tuple[ShardPart, ...] = (self.dense, self.rows) if self.rows.tables else (self.dense,)
-        self.applies: dict[type[Message], Apply] = {}
-        self.part_of: dict[type[Message], ShardPart] = {}
+        self.applies: dict[type[Message], Apply] = {}  # what is done with each kind of push
+        self.part_of: dict[type[Message], ShardPart] = {}  # the part that each kind of push or pull is about
         all_parts: tuple[ShardPart, ...] = (self.dense, self.rows)  # one that has no table says so
         for part in all_parts:
             self.applies.update(part.applies)

@@ -46,15 +46,11 @@ class Notebook:
 
     `add` is called by the script's threads, all else by the one that carries messages. Neither waits for the other:
     the first appends to one end of a deque, the second takes from the other.
-
-    Attributes
-    ----------
-    num_dropped
-        Calls that are lost, because there was no room for them, or because a life has ended that had sent them and was
-        not answered.
     """
 
     def __init__(self, most_new: int = MOST_NEW, most_nbytes: int = MOST_KEPT_NBYTES) -> None:
+        # calls that are lost, because there was no room for them, or because a life has ended that had sent them and
+        # was not answered
         self.num_dropped = 0
         self._most_nbytes = most_nbytes
         self._new: deque[tuple[int, float, int | None, Mapping[str, float], int]] = deque(maxlen=most_new)

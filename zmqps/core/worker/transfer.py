@@ -23,34 +23,18 @@ def all_finite(arrays: Sequence[Array]) -> bool:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Source:
-    """What to send.
+    """What to send."""
 
-    Parameters
-    ----------
-    arrays
-        Flat arrays by parameter; any floating dtype, converted slice by slice.
-    tables
-        The flat tables that all of them lie in, where they do.
-    codec
-        How they travel.
-    in_place
-        Where servers read the tables in place: the bytes of a message. They do not count as in flight.
-    checked
-        They are known to be finite.
-    stays
-        Whether what servers read in place is left alone until the step is over, which the caller waits for: a push_pull
-        of everything in a step that needs one gradient of each worker. They are finite then.
-    encoded, nonfinite
-        Gradients that are encoded already, in place of arrays: for each cargo the codec and the blob. Or
-        the names of those that were found not to be finite; then nothing is sent.
-    """
-
-    arrays: Sequence[Array | None] = ()
-    tables: Sequence[Array] | None = None
-    codec: str = "raw"
-    in_place: int = 0
-    checked: bool = False
+    arrays: Sequence[Array | None] = ()  # flat arrays by parameter; any floating dtype, converted slice by slice
+    tables: Sequence[Array] | None = None  # the flat tables that all of them lie in, where they do
+    codec: str = "raw"  # how they travel
+    in_place: int = 0  # where servers read the tables in place: the bytes of a message. They do not count as in flight
+    checked: bool = False  # they are known to be finite
+    # whether what servers read in place is left alone until the step is over, which the caller waits for: a push_pull
+    # of everything in a step that needs one gradient of each worker. They are finite then
     stays: bool = False
+    # gradients that are encoded already, in place of arrays: for each cargo the codec and the blob. Or the names of
+    # those that were found not to be finite; then nothing is sent
     encoded: Mapping[Cargo, tuple[str, Array]] | None = None
     nonfinite: Sequence[str] = ()
 
@@ -72,36 +56,18 @@ class Source:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Target:
-    """Where values go, and what has come.
+    """Where values go, and what has come."""
 
-    Parameters
-    ----------
-    arrays
-        Flat writable arrays by parameter, or
-    tables
-        the flat tables themselves.
-    views
-        Leave values where they lie if they may stay there; what may not is put into ``arrays`` or ``tables``.
-    codec
-        How values travel.
-    in_place
-        Where values stay in place: the bytes of a message. They do not count as in flight.
-    missing
-        How many elements of each parameter are missing, if the caller wants to know when one is complete; else None.
-    arrived
-        The parameters that are complete and not reported yet.
-    versions
-        Those that were read of each slice.
-    """
-
-    arrays: Sequence[Array | None] = ()
-    tables: Sequence[Array] | None = None
+    arrays: Sequence[Array | None] = ()  # flat writable arrays by parameter; not with ``tables``
+    tables: Sequence[Array] | None = None  # the flat tables that all of them lie in
+    # leave values where they lie if they may stay there; what may not is put into ``arrays`` or ``tables``
     views: Views | None = None
-    codec: str = "raw"
-    in_place: int = 0
+    codec: str = "raw"  # how values travel
+    in_place: int = 0  # where values stay in place: the bytes of a message. They do not count as in flight
+    # how many elements of each parameter are missing, if the caller wants to know when one is complete; else None
     missing: dict[int, int] | None = None
-    arrived: list[int] = field(default_factory=list)
-    versions: dict[Cargo, int] = field(default_factory=dict)
+    arrived: list[int] = field(default_factory=list)  # the parameters that are complete and not reported yet
+    versions: dict[Cargo, int] = field(default_factory=dict)  # those that were read of each slice
 
     def places(self, cargo: Cargo) -> list[Array]:
         """Return where the values of a cargo go, in their order on the wire."""
@@ -164,24 +130,12 @@ def _of_table(tables: Sequence[Array], cargo: Cargo) -> list[Array]:
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Transfer:
-    """Arrays on their way; they are there when nothing is ``remaining``.
+    """Arrays on their way; they are there when nothing is ``remaining``."""
 
-    Parameters
-    ----------
-    cargoes
-        What to move, a tuple a shard (`zmqps.core.worker.plan.plan`).
-    source
-        What is sent, if anything is.
-    target
-        Where values go, if any come.
-    atomic
-        All cargoes of a shard make one message.
-    """
-
-    cargoes: tuple[tuple[Cargo, ...], ...] = ()
-    source: Source | None = None
-    target: Target | None = None
-    atomic: bool = False
+    cargoes: tuple[tuple[Cargo, ...], ...] = ()  # what to move, a tuple a shard (`zmqps.core.worker.plan.plan`)
+    source: Source | None = None  # what is sent, if anything is
+    target: Target | None = None  # where values go, if any come
+    atomic: bool = False  # all cargoes of a shard make one message
     done: bool = False
     remaining: int = 0  # requests that are not answered
 
@@ -199,35 +153,19 @@ class LoadTransfer(Transfer):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class PushTransfer(Transfer):
-    """Send gradients; with a target it is answered with the values after them.
-
-    Parameters
-    ----------
-    whole
-        These end the worker's step where steps matter: all gradients there are, or the user says so.
-    lacking, expected
-        Otherwise: which parameters are trained and not among these, and how many are trained in all.
-    examples
-        How often the gradients count in a synchronous mean.
-    step, attempt
-        As in the message; set when it leaves.
-    terms
-        As in the message.
-    staleness
-        The largest that a server told of.
-    blobs
-        What was sent encoded, by cargo, where it may have to be sent once more after it was answered; else None.
-    """
+    """Send gradients; with a target it is answered with the values after them."""
 
     source: Source
-    whole: bool = False
+    whole: bool = False  # these end the worker's step where steps matter: all gradients there are, or the user says so
+    # otherwise: which parameters are trained and not among these, and how many are trained in all
     lacking: Collection[int] = ()
     expected: int = 0
-    examples: int = 1
-    step: int = 0
+    examples: int = 1  # how often the gradients count in a synchronous mean
+    step: int = 0  # as in the message; set when it leaves
     attempt: int = 0
-    terms: Sequence[float] = ()
-    staleness: int = 0
+    terms: Sequence[float] = ()  # as in the message
+    staleness: int = 0  # the largest that a server told of
+    # what was sent encoded, by cargo, where it may have to be sent once more after it was answered; else None
     blobs: dict[Cargo, tuple[str, Array]] | None = None
 
     kind: ClassVar[str] = "push"
@@ -235,18 +173,12 @@ class PushTransfer(Transfer):
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class PullTransfer(Transfer):
-    """Fetch values, of at least a version or exactly that one.
-
-    Parameters
-    ----------
-    slowest
-        Bounded: what was pushed before this clock, by whomever, is in them; set when it leaves.
-    """
+    """Fetch values, of at least a version or exactly that one."""
 
     target: Target
     version: int = 0
     exact: bool = False
-    slowest: int = 0
+    slowest: int = 0  # bounded: what was pushed before this clock, by whomever, is in them; set when it leaves
 
     kind: ClassVar[str] = "pull"
 

@@ -37,14 +37,9 @@ class Views:
 
     Each array has a buffer, flat and of the dtype of the wire, which says by its place in memory what
     belongs together and holds what has to be copied.
-
-    Parameters
-    ----------
-    buffers
-        All of them.
     """
 
-    def __init__(self, buffers: Sequence[Array]) -> None:
+    def __init__(self, buffers: Sequence[Array]) -> None:  # all of them
         self._buffers = buffers
         self._bounds: list[tuple[int, int]] | None = None  # their addresses, ascending, once they are asked for
         self._pieces: dict[int, _Piece] = {}  # by start

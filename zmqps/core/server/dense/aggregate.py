@@ -95,18 +95,14 @@ class Stage:
     Memory is bounded for each worker, not in sum, for nobody knows how many there will be: `OPEN_STEPS` times the
     gradients that a step may need of it, and `SPARE_GRADIENTS`. Buffers of whole slices are used again, and given back
     after `SPARE_STEPS` without need.
-
-    Parameters
-    ----------
-    nbytes
-        Of the shard's values, and so of a gradient.
-    gradients
-        How many whole ones of one worker a step may need.
-    memory
-        Where they are kept.
     """
 
-    def __init__(self, nbytes: int, gradients: int = 1, memory: Memory | None = None) -> None:
+    def __init__(
+        self,
+        nbytes: int,  # of the shard's values, and so of a gradient
+        gradients: int = 1,  # how many whole ones of one worker a step may need
+        memory: Memory | None = None,  # where they are kept
+    ) -> None:
         self._memory = memory or HostMemory()
         self._limit = (gradients + SPARE_GRADIENTS) * nbytes + PARTS_NBYTES
         self._steps: dict[int, dict[PushId, dict[int, Brought]]] = {}

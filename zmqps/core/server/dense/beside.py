@@ -31,16 +31,13 @@ class Beside:
     """What a shard may take beside its values.
 
     Who hands values out adds them to ``read_nbytes``, and asks `may_lend` once that is more than ``lendable_nbytes``.
-
-    Parameters
-    ----------
-    admitted_nbytes
-        Without asking; None: as much as it likes.
-    more
-        Asks for more: ``more(nbytes)``, whether it may be had.
     """
 
-    def __init__(self, admitted_nbytes: int | None = None, more: Callable[[int], bool] = lambda nbytes: True) -> None:
+    def __init__(
+        self,
+        admitted_nbytes: int | None = None,  # without asking; None: as much as it likes
+        more: Callable[[int], bool] = lambda nbytes: True,  # asks for more: ``more(nbytes)``, whether it may be had
+    ) -> None:
         self._more = more
         self._second_nbytes = 0
         self._uncounted_nbytes = 0  # to copy before what is read is counted again

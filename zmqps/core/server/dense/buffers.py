@@ -34,33 +34,18 @@ ROUNDS = 32
 
 
 class Buffers:
-    """Gives slices buffers that nobody reads.
-
-    Parameters
-    ----------
-    tables
-        For each table the shard's first element and how many it has.
-    dtypes
-        Of the tables.
-    memory
-        Where they are.
-    counters
-        Counts in ``spare_buffers`` the spares ever made, and in ``copied_nbytes`` what was copied for readers;
-        ``spare_nbytes`` is all memory beyond the first arena now.
-    beside
-        How much that may be.
-    kept_nbytes
-        Bytes of kept versions, which are not part of it.
-    """
+    """Gives slices buffers that nobody reads."""
 
     def __init__(
         self,
-        tables: Sequence[tuple[int, int]],
+        tables: Sequence[tuple[int, int]],  # for each table the shard's first element and how many it has
         dtypes: Sequence[np.dtype[Any]],
         memory: Memory,
+        # counts in ``spare_buffers`` the spares ever made, and in ``copied_nbytes`` what was copied for readers;
+        # ``spare_nbytes`` is all memory beyond the first arena now
         counters: Counter[str],
-        beside: Beside,
-        kept_nbytes: int = 0,
+        beside: Beside,  # how much that may be
+        kept_nbytes: int = 0,  # bytes of kept versions, which are not part of it
     ) -> None:
         self._tables = tables
         self._memory = memory

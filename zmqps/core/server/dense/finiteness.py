@@ -14,27 +14,15 @@ from zmqps.errors import NonFiniteGradientError, listed
 
 
 class Finiteness:
-    """Refuses gradients with NaN or infinity.
-
-    Parameters
-    ----------
-    parameters
-        Of the key space; their names are for errors.
-    all_finite
-        Whether an array holds neither NaN nor infinity.
-    counters
-        Counts in ``nonfinite`` what was refused.
-    rejects
-        Whether anything is to be refused.
-    """
+    """Refuses gradients with NaN or infinity."""
 
     def __init__(
         self,
-        parameters: Sequence[Parameter],
-        all_finite: Callable[[Array], bool],
-        counters: Counter[str],
+        parameters: Sequence[Parameter],  # of the key space; their names are for errors
+        all_finite: Callable[[Array], bool],  # whether an array holds neither NaN nor infinity
+        counters: Counter[str],  # counts in ``nonfinite`` what was refused
         *,
-        rejects: bool = True,
+        rejects: bool = True,  # whether anything is to be refused
     ) -> None:
         self.rejects = rejects
         self._parameters = parameters

@@ -103,25 +103,15 @@ class Memory(Protocol):
 
 
 class HostMemory:
-    """The memory of this host.
-
-    Parameters
-    ----------
-    values
-        Allocates arrays for values, say where other processes can read them: ``values(size, dtype)``.
-    coding
-        The door to the codecs.
-    given_back
-        Is told how many bytes are not kept any more.
-    paced
-        Yields what it is given, and may rest before the next: where memory is made ready while others need the host.
-    """
+    """The memory of this host."""
 
     def __init__(
         self,
+        # allocates arrays for values, say where other processes can read them: ``values(size, dtype)``
         values: Callable[[int, np.dtype[Any]], Array] = np.empty,
-        coding: Coding = CODING,
-        given_back: Callable[[int], None] = lambda nbytes: None,
+        coding: Coding = CODING,  # the door to the codecs
+        given_back: Callable[[int], None] = lambda nbytes: None,  # is told how many bytes are not kept any more
+        # yields what it is given, and may rest before the next: where memory is made ready while others need the host
         paced: Callable[[Iterable[Array]], Iterable[Array]] = iter,
     ) -> None:
         self._paced = paced

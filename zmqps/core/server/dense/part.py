@@ -63,27 +63,18 @@ if TYPE_CHECKING:
 
 
 class DensePart:
-    """The slices of a shard.
-
-    Parameters
-    ----------
-    placement, index, rules, reject_nonfinite, retain, treatment, memory, beside
-        As of `zmqps.core.server.shard.Shard`.
-    came
-        Which slices have their values; the shard's.
-    aggregate
-        Synchronous: how many gradients make a step; None: gradients are applied on arrival.
-    """
+    """The slices of a shard."""
 
     def __init__(
         self,
-        placement: Placement,
+        placement: Placement,  # this and what has no comment here: as of `zmqps.core.server.shard.Shard`
         index: int,
         rules: Rules,
-        came: Arrivals,
+        came: Arrivals,  # which slices have their values; the shard's
         memory: Memory,
         *,
         reject_nonfinite: bool = True,
+        # synchronous: how many gradients make a step; None: gradients are applied on arrival
         aggregate: int | None = None,
         retain: int = 0,
         treatment: Treatment | None = None,
@@ -117,12 +108,10 @@ class DensePart:
 
     @property
     def members(self) -> Sequence[SliceState]:
-        """The slices."""
         return self.slices
 
     @property
     def numbers(self) -> range:
-        """Those that messages have for them."""
         return range(len(self.slices))
 
     @property
@@ -143,7 +132,6 @@ class DensePart:
 
     @property
     def applies(self) -> Mapping[type[Message], Apply]:
-        """What is done with a push: it is applied, or kept for its step."""
         return {Push: self.apply if self.steps is None else self.gather}
 
     pulls = (Pull,)
@@ -178,7 +166,6 @@ class DensePart:
         return self.memory.decode(codec, payload, self.sizes(message.parts), checked=not unchecked)
 
     def find(self, message: Push | Pull, puller: bytes, now: float = 0.0) -> Found:
-        """Return the values that a message asks for, as `pull`."""
         exact = message.version if isinstance(message, Pull) and message.exact else None
         return self.pull(message.parts, exact, puller)
 
@@ -187,7 +174,6 @@ class DensePart:
         return self.available(message.parts, message.version, exact=bool(message.exact))
 
     def awaited(self, message: Pull) -> list[Awaited]:
-        """Return what a pull has to wait for."""
         if self.steps is not None:
             return [(COMMITTED, message.version)]
         versions = {index: self.slices[index].version for index, _, _ in message.parts}
@@ -202,7 +188,6 @@ class DensePart:
         return choose(spec, nbytes)
 
     def note_sent(self, message: Push | Pull, puller: bytes) -> None:
-        """The answer to a push or pull is made."""
         self.note_read(message.parts, puller)
 
     def note_read(self, parts: Sequence[Part], puller: bytes) -> None:
@@ -497,7 +482,6 @@ class DensePart:
 
     @property
     def has_open_step(self) -> bool:
-        """Whether gradients wait for a commit."""
         return self.steps is not None and self.steps.is_open
 
     def commit(
@@ -508,7 +492,6 @@ class DensePart:
         self.steps.commit(step, contributors, terms, examples, left_out=left_out)
 
     def close(self, step: int, contributors: Sequence[Contributor]) -> None:
-        """The step is over, as `ShardSteps.end`."""
         assert self.steps is not None
         self.steps.end(step, contributors)
 
@@ -541,18 +524,15 @@ class DensePart:
         return SliceNews(self.steps, self.memory, listener)
 
     def refill(self, parents: Sequence[DensePart]) -> None:
-        """Have the values, slots, counts and versions that parts of other shards have of these slices."""
         fill_slices(self.slices, [state for parent in parents for state in parent.slices], self.memory)
 
     # --- figures -------------------------------------------------------------------------------
 
     @property
     def granted_nbytes(self) -> int:
-        """Memory that was granted beside the values since they were admitted."""
         return self.beside.granted_nbytes
 
     def held_nbytes(self, *, loaded: bool) -> int:
-        """Return what shows of it in the memory that the host uses."""
         held = self.arena_nbytes if loaded else self.arena_nbytes - self._buffers.home_nbytes
         beside = self.beside.admitted_nbytes + self.beside.granted_nbytes
         held += min(self.counters["spare_nbytes"], self._buffers.kept_nbytes + beside)
@@ -560,11 +540,9 @@ class DensePart:
 
     @property
     def timings(self) -> Iterator[Timing]:
-        """By what its updates are timed."""
         yield self.updates.timing
 
     def figures(self) -> Mapping[str, Any]:
-        """Return what the status shows."""
         return {
             **self.counters,
             "arena_nbytes": self.arena_nbytes,
@@ -579,7 +557,6 @@ class DensePart:
             self.copies.forget(incarnation)
 
     def validate(self, version: int | None, missing: set[int]) -> None:
-        """Assert that arrays fit, and steps add up; ``missing`` slices have yet to come."""
         for state in self.slices:
             state.validate()
             assert self.steps is not None or not state.history

@@ -41,16 +41,11 @@ MAX_DONE_READERS = 64
 
 
 class Pin:
-    """Keeps a buffer as it is until ``done``: a version that may still be asked for.
-
-    Parameters
-    ----------
-    give_up
-        Called where there is no memory for an update to go elsewhere; it may let go of the buffer.
-    """
+    """Keeps a buffer as it is until ``done``: a version that may still be asked for."""
 
     __slots__ = ("_give_up", "done")
 
+    # called where there is no memory for an update to go elsewhere; it may let go of the buffer
     def __init__(self, give_up: Callable[[], None] = lambda: None) -> None:
         self._give_up = give_up
         self.done = False
@@ -278,21 +273,16 @@ After: TypeAlias = tuple["SliceState", int, "np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Updates:
-    """Updates slices: all that belong together, or none.
+    """Updates slices: all that belong together, or none."""
 
-    Parameters
-    ----------
-    kernels
-        Of the shard.
-    rooms
-        Where new values go while somebody reads the old ones.
-    memory
-        Of the arrays.
-    undoes
-        Whether kernels may fail after they have begun to write, so that copies must be kept meanwhile.
-    """
-
-    def __init__(self, kernels: Kernels, rooms: Rooms, memory: Memory, *, undoes: bool) -> None:
+    def __init__(
+        self,
+        kernels: Kernels,
+        rooms: Rooms,  # where new values go while somebody reads the old ones
+        memory: Memory,
+        *,
+        undoes: bool,  # whether kernels may fail after they have begun to write, so that copies must be kept meanwhile
+    ) -> None:
         self.timing = Timing()
         self.broken: PSError | None = None  # an update failed half way, or another copy has taken over
         self.kernels = kernels.each  # a recorder may put such in their place as do the same

@@ -13,26 +13,14 @@ from zmqps.core.server.dense.memory import Memory
 
 
 class Slots:
-    """Allocates all slots of a shard.
-
-    Parameters
-    ----------
-    tables
-        For each table the shard's first element and how many it has.
-    dtypes
-        Of the tables.
-    memory
-        Where they are.
-    fills
-        The initial value of each slot.
-    """
+    """Allocates all slots of a shard."""
 
     def __init__(
         self,
-        tables: Sequence[tuple[int, int]],
+        tables: Sequence[tuple[int, int]],  # for each table the shard's first element and how many it has
         dtypes: Sequence[np.dtype[Any]],
         memory: Memory,
-        fills: Sequence[float],
+        fills: Sequence[float],  # the initial value of each slot
     ) -> None:
         self.nbytes = 0
         self._tables = tables

@@ -51,20 +51,16 @@ class _Row:
 
 
 class Snapshot:
-    """A shard as it was when this was made.
-
-    Parameters
-    ----------
-    states
-        The shard's slices.
-    memory
-        Where they are.
-    """
+    """A shard as it was when this was made."""
 
     #: What is kept beside the arrays: nothing.
     state: Mapping[str, Any] = {}
 
-    def __init__(self, states: Sequence[SliceState], memory: Memory) -> None:
+    def __init__(
+        self,
+        states: Sequence[SliceState],  # the shard's slices
+        memory: Memory,
+    ) -> None:
         self.failed: MemoryError | None = None  # there was no memory for what an update would have changed
         self._memory = memory
         self._rows: dict[int, _Row] = {}  # those that are not done
@@ -127,7 +123,6 @@ class Snapshot:
             row.pin.done = True
 
     def release(self) -> None:
-        """Let go of all that is not done."""
         for row in self._rows.values():
             row.pin.done = True
             if row.state.snapshot is self:
@@ -142,7 +137,6 @@ class Snapshot:
 
     @property
     def nbytes(self) -> int:
-        """Bytes kept for it now, beside what the shard has anyway."""
         total = 0
         for row in self._rows.values():
             total += sum([slot.nbytes for slot in row.slots or ()])

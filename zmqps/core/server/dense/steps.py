@@ -16,24 +16,15 @@ from zmqps.errors import ProtocolError
 
 
 class ShardSteps:
-    """What a shard does in the synchronous mode.
-
-    Parameters
-    ----------
-    slices
-        The shard's.
-    updates
-        How they change.
-    stage
-        Where gradients wait for their commit.
-    counters
-        The shard's; ``late`` and ``dropped`` are counted here.
-    retain
-        How many versions before the current one stay readable.
-    """
+    """What a shard does in the synchronous mode."""
 
     def __init__(
-        self, slices: Sequence[SliceState], updates: Updates, stage: Stage, counters: Counter[str], retain: int = 0
+        self,
+        slices: Sequence[SliceState],  # the shard's
+        updates: Updates,  # how they change
+        stage: Stage,  # where gradients wait for their commit
+        counters: Counter[str],  # the shard's; ``late`` and ``dropped`` are counted here
+        retain: int = 0,  # how many versions before the current one stay readable
     ) -> None:
         self.version = 0  # steps committed
         self.stage = stage

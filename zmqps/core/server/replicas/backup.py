@@ -20,16 +20,13 @@ class Backup:
 
     Each record is applied once, in its order, by the same code as at the leader: so values, slots, versions and steps
     are the same, bit for bit. What the ledger remembers comes with the record, so it cannot part from the values.
-
-    Parameters
-    ----------
-    epoch
-        Of this copy.
-    ledgers
-        Of the workers.
     """
 
-    def __init__(self, epoch: int, ledgers: Ledgers) -> None:
+    def __init__(
+        self,
+        epoch: int,  # of this copy
+        ledgers: Ledgers,
+    ) -> None:
         self.number = 0  # of the last record that was applied
         self.broken: ShardBrokenError | None = None  # it cannot follow any more
         self._epoch = epoch

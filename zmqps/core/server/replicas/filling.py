@@ -12,17 +12,15 @@ class Filling:
     """The parts of a shard, slice by slice and table by table, each piece as it is when its turn comes.
 
     What changes later the backup is told beside it, in the order in which it happens: nothing need be kept as it was.
-
-    Parameters
-    ----------
-    shard
-        The shard.
-    tell
-        Tells of all that has changed so far, or raises `MemoryError`: a row must not come before those that have made
-        way for it are gone.
     """
 
-    def __init__(self, shard: Shard, tell: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        shard: Shard,
+        # tells of all that has changed so far, or raises `MemoryError`: a row must not come before those that have made
+        # way for it are gone
+        tell: Callable[[], None],
+    ) -> None:
         self._shard = shard
         self._tell = tell
         self._turns = [(part, member) for part in shard.parts for member in range(len(part.members))]

@@ -31,27 +31,12 @@ Ledgers = Callable[[], Iterable[ReplicationRecord]]
 
 
 class RecordQueue:
-    """The records of one backup's stream, numbered, and kept until it has confirmed them.
+    """The records of one backup's stream, numbered, and kept until it has confirmed them."""
 
-    Parameters
-    ----------
-    last
-        Number of the last record that it has.
-
-    Attributes
-    ----------
-    unconfirmed
-        What it has not confirmed, with its number.
-    last
-        Number of the newest record.
-    out_nbytes
-        Bytes of those that were sent and are not confirmed.
-    """
-
-    def __init__(self, last: int) -> None:
-        self.unconfirmed: deque[tuple[int, ReplicationRecord]] = deque()
-        self.last = last
-        self.out_nbytes = 0
+    def __init__(self, last: int) -> None:  # number of the last record that it has
+        self.unconfirmed: deque[tuple[int, ReplicationRecord]] = deque()  # what it has not confirmed, with its number
+        self.last = last  # number of the newest record
+        self.out_nbytes = 0  # bytes of those that were sent and are not confirmed
         self._sent = last  # number of the newest that was sent over this connection
 
     def add(self, record: ReplicationRecord) -> None:
@@ -97,21 +82,11 @@ class FollowerFill:
     """What a backup is to be told first: the ledgers, then the parts of the shard, piece by piece.
 
     While training goes on it rests after each piece.
-
-    Parameters
-    ----------
-    begun
-        Whether it has been told already.
-
-    Attributes
-    ----------
-    due
-        When it goes on; None: at once, or when the piece under way is confirmed.
     """
 
-    def __init__(self, *, begun: bool) -> None:
+    def __init__(self, *, begun: bool) -> None:  # whether it has been told already
         self.begun = begun
-        self.due: float | None = None
+        self.due: float | None = None  # when it goes on; None: at once, or when the piece under way is confirmed
         self._source: tuple[Ledgers, Filling] | None = None
         self._pieces: Filling | None = None  # while there are some that it has yet to be told
         self._number: int | None = None  # of the record of the one that is under way
@@ -192,22 +167,17 @@ class Follower:
     what comes twice it knows by its number. `Hello` is therefore also how a silent backup is asked.
 
     A backup that has yet to be built is told nothing, and nobody waits for it; when it is there it is told all.
-
-    Parameters
-    ----------
-    title
-        The server's name in errors.
-    handshake
-        Of the connection.
-    proof
-        What only the server that the coordinator means can answer it with.
-    epoch
-        Of the copy.
-    number
-        Of the last record of another leader that it has, and with that all that this one has; None: it has nothing.
     """
 
-    def __init__(self, title: str, handshake: Handshake, proof: bytes, epoch: int, number: int | None = None) -> None:
+    def __init__(
+        self,
+        title: str,  # the server's name in errors
+        handshake: Handshake,
+        proof: bytes,  # what only the server that the coordinator means can answer it with
+        epoch: int,
+        # of the last record of another leader that it has, and with that all that this one has; None: it has nothing
+        number: int | None = None,
+    ) -> None:
         self.title = title
         self.handshake = handshake
         self.proof = proof

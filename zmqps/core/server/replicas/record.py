@@ -12,24 +12,15 @@ RECORD_NBYTES = 1024
 
 
 class ReplicationRecord:
-    """One thing that a leader has done, or is about to do.
-
-    Attributes
-    ----------
-    message
-        What backups are told.
-    nbytes
-        About how much memory it takes.
-    position
-        Which one of the leader's it is, from 1; 0: it is not done yet, or concerns one backup only.
-    """
+    """One thing that a leader has done, or is about to do."""
 
     __slots__ = ("message", "nbytes", "position")
 
     def __init__(self, message: Replicate) -> None:
-        self.message = message
+        self.message = message  # what backups are told
+        # about how much memory it takes
         self.nbytes = nbytes_beside(message.parts) + sum([memoryview(buffer).nbytes for buffer in message.payload])
-        self.position = 0
+        self.position = 0  # which one of the leader's it is, from 1; 0: it is not done yet, or concerns one backup only
 
 
 def nbytes_beside(parts: Sequence[Part]) -> int:

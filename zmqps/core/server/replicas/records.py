@@ -133,22 +133,17 @@ def remember(ledger: Ledger, payload: Sequence[Buffer]) -> None:
 
 
 class SliceNews:
-    """Forwards what changes the slices of a shard.
-
-    Parameters
-    ----------
-    steps
-        Of the shard, in the synchronous mode.
-    memory
-        Where the slices are.
-    listener
-        Takes the records.
-    """
+    """Forwards what changes the slices of a shard."""
 
     #: Each change is queued at once.
     is_empty = True
 
-    def __init__(self, steps: ShardSteps | None, memory: Memory, listener: Listener) -> None:
+    def __init__(
+        self,
+        steps: ShardSteps | None,  # of the shard, in the synchronous mode
+        memory: Memory,  # where the slices are
+        listener: Listener,  # takes the records
+    ) -> None:
         self._steps = steps
         self._memory = memory
         self._listener = listener
@@ -183,7 +178,6 @@ class SliceNews:
         """There is nothing left to tell."""
 
     def stop(self) -> None:
-        """Nobody is told any more."""
         if self._steps is not None:
             self._steps.forward = None
 

@@ -84,25 +84,12 @@ class ReplicationHost(Protocol):
 
 
 class ReplicaStreams:
-    """The connections of a server to others, and the copies that are kept equal over them.
-
-    Parameters
-    ----------
-    host
-        The machine.
-
-    Attributes
-    ----------
-    due
-        When `on_deadline` is to be called.
-    unconfirmed
-        What waits for the backups of all shards here.
-    """
+    """The connections of a server to others, and the copies that are kept equal over them."""
 
     def __init__(self, host: ReplicationHost) -> None:
-        self.due: float | None = None
+        self.due: float | None = None  # when `on_deadline` is to be called
         self._host = host
-        self.unconfirmed = Unconfirmed()
+        self.unconfirmed = Unconfirmed()  # what waits for the backups of all shards here
         self._connections = Connections()  # to other servers
         self._peers: dict[Peer, dict[int, Follower]] = {}  # what goes over them, by epoch
         self._leaders: dict[int, int] = {}  # epoch of a backup -> of its leader, which is here

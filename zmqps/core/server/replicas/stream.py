@@ -54,17 +54,13 @@ class HeldAnswer(NamedTuple):
 
 
 class Stream:
-    """Forwards what a shard does to its backups, in its order, and holds the answers until all have it.
+    """Forwards what a shard does to its backups, in its order, and holds the answers until all have it."""
 
-    Parameters
-    ----------
-    ledgers
-        Of the shard's workers.
-    unconfirmed
-        Counts the bytes of all streams.
-    """
-
-    def __init__(self, ledgers: Mapping[bytes, Ledger], unconfirmed: Unconfirmed) -> None:
+    def __init__(
+        self,
+        ledgers: Mapping[bytes, Ledger],  # of the shard's workers
+        unconfirmed: Unconfirmed,  # counts the bytes of all streams
+    ) -> None:
         self.followers: dict[int, Follower] = {}  # by epoch
         self.position = 0  # of the newest record
         self._ledgers = ledgers

@@ -9,22 +9,11 @@ EXPIRY_PARTS = 64
 
 
 class Expiry:
-    """Until when the rows of a table live that nothing changes.
+    """Until when the rows of a table live that nothing changes."""
 
-    Parameters
-    ----------
-    seconds
-        How long; None: time does not count.
-
-    Attributes
-    ----------
-    before
-        Rows that were last updated before this update of the table are gone.
-    """
-
-    def __init__(self, seconds: float | None) -> None:
+    def __init__(self, seconds: float | None) -> None:  # how long; None: time does not count
         self._seconds = seconds
-        self.before = 0
+        self.before = 0  # rows that were last updated before this update of the table are gone
         self._ticked: float | None = None  # when it was told the time last
         self._marks: deque[tuple[float, int]] = deque()  # at which time the table had had how many updates
 

@@ -25,26 +25,13 @@ _NOTHING = np.empty(0, np.int64)
 
 
 class Told(NamedTuple):
-    """What one answer tells.
-
-    Parameters
-    ----------
-    places
-        Of the rows.
-    gone
-        Ids that are no rows any more, or were not before rows of this answer were made.
-    next
-        Where to go on; 0 at the end.
-    reset
-        Whether what was asked for is not known any more: these are the first ones of all rows.
-    cursor
-        What to ask with next time, where this is the first answer of a scan (`CURSOR`).
-    """
+    """What one answer tells."""
 
     places: Array
-    gone: Array
-    next: int
-    reset: bool = False
+    gone: Array  # ids that are no rows any more, or were not before rows of this answer were made
+    next: int  # where to go on; 0 at the end
+    reset: bool = False  # whether what was asked for is not known any more: these are the first ones of all rows
+    # what to ask with next time, where this is the first answer of a scan (`CURSOR`)
     cursor: tuple[int, ...] = (0,) * len(CURSOR)
 
 

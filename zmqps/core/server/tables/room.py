@@ -14,19 +14,15 @@ GRANT_NBYTES = 16 << 20
 
 
 class RowRoom:
-    """The room for a table's rows, and where those are looked for that make way.
+    """The room for a table's rows, and where those are looked for that make way."""
 
-    Parameters
-    ----------
-    limit
-        How many rows there may be.
-    more
-        Asks for memory where the table has no capacity: ``more(nbytes)``, whether it may be had.
-    sketch
-        Counts touches of ids that are yet to be admitted; None: each is at once.
-    """
-
-    def __init__(self, limit: int, more: Callable[[int], bool], sketch: Sketch | None = None) -> None:
+    def __init__(
+        self,
+        limit: int,  # how many rows there may be
+        # asks for memory where the table has no capacity: ``more(nbytes)``, whether it may be had
+        more: Callable[[int], bool],
+        sketch: Sketch | None = None,  # counts touches of ids that are yet to be admitted; None: each is at once
+    ) -> None:
         self.limit = limit
         self.sketch = sketch
         self.granted_nbytes = 0

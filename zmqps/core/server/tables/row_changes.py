@@ -36,13 +36,7 @@ class _Mark:
 
 
 class RowMarks:
-    """The tables of a shard when they were saved, and what has gone since.
-
-    Parameters
-    ----------
-    tables
-        The tables.
-    """
+    """The tables of a shard when they were saved, and what has gone since."""
 
     def __init__(self, tables: Sequence[RowTable]) -> None:
         self._marks = [_Mark(table) for table in tables]
@@ -61,7 +55,6 @@ class RowMarks:
         ]
 
     def drop(self) -> None:
-        """Watch the tables no more."""
         for mark in self._marks:
             mark.drop()
 

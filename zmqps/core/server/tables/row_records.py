@@ -130,17 +130,13 @@ class _Watched:
 
 
 class RowNews:
-    """Tells what has changed in the tables of a shard.
+    """Tells what has changed in the tables of a shard."""
 
-    Parameters
-    ----------
-    tables
-        They are watched until `stop`.
-    listener
-        Takes the records.
-    """
-
-    def __init__(self, tables: Sequence[RowTable], listener: Listener) -> None:
+    def __init__(
+        self,
+        tables: Sequence[RowTable],  # they are watched until `stop`
+        listener: Listener,  # takes the records
+    ) -> None:
         self._watched = {table.slice.index: _Watched(table) for table in tables}
         self._listener = listener
         self._pushed: RowsPush | None = None
@@ -148,7 +144,6 @@ class RowNews:
 
     @property
     def is_empty(self) -> bool:
-        """Whether the backups have been told all."""
         return self._pushed is None and not any(watched.ids for watched in self._watched.values())
 
     def entrust(self, message: PushRows, origin: bytes, note: Noted) -> tuple[Sequence[Buffer], Noted]:
@@ -187,7 +182,6 @@ class RowNews:
                 self._pushed = None
 
     def stop(self) -> None:
-        """Watch no more."""
         for watched in self._watched.values():
             watched.stop()
         self._pushed = None

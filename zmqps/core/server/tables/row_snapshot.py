@@ -41,17 +41,13 @@ class RowPiece(NamedTuple):
 
 
 class RowSnapshot:
-    """A table as it was when this was made.
+    """A table as it was when this was made."""
 
-    Parameters
-    ----------
-    table
-        The table.
-    since
-        Only rows that may have changed since then, by the table's updates; None: all.
-    """
-
-    def __init__(self, table: RowTable, since: int | None = None) -> None:
+    def __init__(
+        self,
+        table: RowTable,
+        since: int | None = None,  # only rows that may have changed since then, by the table's updates; None: all
+    ) -> None:
         self.table = table
         self.times = table.times
         self.failed: MemoryError | None = None  # there was no memory for what an update would have changed
@@ -127,7 +123,6 @@ class RowSnapshot:
         return joined(taken)
 
     def release(self) -> None:
-        """Keep nothing more."""
         if self._before in self.table.watchers.changing:
             self.table.watchers.changing.remove(self._before)
         self._hand = self._end
@@ -136,7 +131,6 @@ class RowSnapshot:
 
     @property
     def nbytes(self) -> int:
-        """Bytes kept for it now, beside what the table has anyway."""
         return self._aside_nbytes
 
     def validate(self) -> None:
@@ -146,21 +140,15 @@ class RowSnapshot:
 
 
 class RowSnapshots:
-    """The tables of a shard as they were when this was made.
-
-    Parameters
-    ----------
-    tables
-        Of the shard, in order.
-    since
-        For each what was saved before and is built upon: its updates then, and which ids have made way for others
-        since; None: nothing is built upon.
-    first
-        The number of the first piece.
-    """
+    """The tables of a shard as they were when this was made."""
 
     def __init__(
-        self, tables: Sequence[RowTable], since: Sequence[tuple[int, Array] | None] = (), first: int = 0
+        self,
+        tables: Sequence[RowTable],  # of the shard, in order
+        # for each what was saved before and is built upon: its updates then, and which ids have made way for others
+        # since; None: nothing is built upon
+        since: Sequence[tuple[int, Array] | None] = (),
+        first: int = 0,  # the number of the first piece
     ) -> None:
         bases = tuple(since) or (None,) * len(tables)
         #: What is kept of each table beside its rows, and whether what is built upon counts for nothing: plain data.
@@ -180,12 +168,10 @@ class RowSnapshots:
 
     @property
     def failed(self) -> MemoryError | None:
-        """Why it was given up."""
         return next((snapshot.failed for snapshot in self._snapshots if snapshot.failed is not None), None)
 
     @property
     def nbytes(self) -> int:
-        """Bytes kept for it now, beside what the tables have anyway."""
         return sum([snapshot.nbytes for snapshot in self._snapshots]) + sum(self._in_hand.values())
 
     def next(self) -> RowPiece | None:
@@ -212,17 +198,14 @@ class RowSnapshots:
         return None
 
     def done(self, number: int) -> None:
-        """A piece is written."""
         self._in_hand.pop(number, None)
 
     def release(self) -> None:
-        """Keep nothing more."""
         for snapshot in self._snapshots:
             snapshot.release()
         self._turn = len(self._snapshots)
         self._in_hand.clear()
 
     def validate(self) -> None:
-        """Assert the invariants."""
         for snapshot in self._snapshots:
             snapshot.validate()

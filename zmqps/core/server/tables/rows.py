@@ -77,29 +77,16 @@ class Rows:
     per id, in their order, each counting as often as it has examples; the sum is divided by the examples of all who
     pushed to the table in that step, whether they touched a row or not, or of all contributors, if the commit says how
     many these are. So the result is that of one large batch.
-
-    Parameters
-    ----------
-    tables
-        The shard's parts of the tables, in the order of their slices.
-    first
-        The number of the first; the others follow.
-    reject_nonfinite
-        Whether gradients with NaN or infinity are refused.
-    coding
-        The door to the codecs.
-    secret
-        A number that nobody else knows, and no other copy of the shard has.
     """
 
     def __init__(
         self,
-        tables: Sequence[RowTable],
-        first: int,
+        tables: Sequence[RowTable],  # the shard's parts of the tables, in the order of their slices
+        first: int,  # the number of the first; the others follow
         *,
-        reject_nonfinite: bool = True,
-        coding: Coding = CODING,
-        secret: int = 0,
+        reject_nonfinite: bool = True,  # whether gradients with NaN or infinity are refused
+        coding: Coding = CODING,  # the door to the codecs
+        secret: int = 0,  # a number that nobody else knows, and no other copy of the shard has
     ) -> None:
         self.tables = tuple(tables)
         self._first = first
@@ -118,12 +105,10 @@ class Rows:
 
     @property
     def members(self) -> Sequence[RowTable]:
-        """The tables."""
         return self.tables
 
     @property
     def numbers(self) -> range:
-        """Those that messages have for the tables."""
         return range(self._first, self._first + len(self.tables))
 
     def table(self, index: int) -> RowTable:
@@ -149,7 +134,6 @@ class Rows:
 
     @property
     def applies(self) -> Mapping[type[Message], Apply]:
-        """What is done with a push: it is applied, or kept for its step."""
         return {PushRows: self.apply if self._steps is None else self.gather}
 
     pulls = (PullRows, ScanRows)
@@ -171,22 +155,18 @@ class Rows:
         return self.collect(message, client.hello.incarnation, staleness, client.name, note)
 
     def find(self, message: PushRows | PullRows | ScanRows, puller: bytes, now: float) -> Found:
-        """Return the rows that a message asks for."""
         self.tick(now)
         if isinstance(message, ScanRows):
             return self.scan(message, now)
         return self.pull(message.index, self.wanted(message))
 
     def is_available(self, message: PullRows | ScanRows) -> bool:
-        """Whether a pull can be answered now."""
         return self.table(message.index).version >= message.version
 
     def awaited(self, message: PullRows | ScanRows) -> list[Awaited]:
-        """Return what a pull has to wait for."""
         return [(message.index if self._steps is None else COMMITTED, message.version)]
 
     def codec(self, message: PushRows | AnyPull, spec: str, nbytes: int) -> Codec | None:
-        """Return what an answer travels in."""
         return choose(spec, nbytes)
 
     def note_sent(self, message: PushRows | AnyPull, puller: bytes) -> None:
@@ -367,7 +347,6 @@ class Rows:
 
     @property
     def has_open_step(self) -> bool:
-        """Whether gradients wait for a commit."""
         return bool(self.stage_nbytes)
 
     def commit(
@@ -452,7 +431,6 @@ class Rows:
         return RowNews(self.tables, listener)
 
     def refill(self, parents: Sequence[Rows]) -> None:
-        """Have the rows that tables of other shards have in the buckets of these."""
         there = Lookup([(table.slice, table) for parent in parents for table in parent.tables])
         for table in self.tables:
             table.refill(list(there.over(table.slice)))
@@ -465,12 +443,10 @@ class Rows:
         return sum([table.room.granted_nbytes for table in self.tables])
 
     def held_nbytes(self, *, loaded: bool) -> int:
-        """Return the bytes that all rows take."""
         return sum([table.store.nbytes for table in self.tables])
 
     @property
     def timings(self) -> Iterator[Timing]:
-        """By what the tables' updates are timed."""
         return (table.timing for table in self.tables)
 
     def forget(self, incarnation: bytes) -> None:
@@ -488,7 +464,6 @@ class Rows:
         return dict(found)
 
     def validate(self, version: int | None = None, missing: Container[int] = ()) -> None:
-        """Assert the invariants; synchronous: ``version`` steps have been committed; ``missing`` have yet to come."""
         for table in self.tables:
             table.validate()
             assert version is None or table.version - version in (0, 1) or table.slice.index in missing

@@ -83,31 +83,17 @@ class RowTable:
 
     An update has a number, of the table's on this shard. A row's *stamp* is that of its last one, in 32 bits: ages are
     taken modulo 2**32, so one that is older than that looks younger, never older.
-
-    Parameters
-    ----------
-    slice_
-        Which buckets it has.
-    spec
-        The table.
-    kernel
-        Its rule.
-    store
-        Where rows are; empty.
-    sketch_width
-        Of the sketch that counts touches of rows which are yet to be admitted.
-    more
-        Asks for memory where the table has no capacity: ``more(nbytes)``, whether it may be had.
     """
 
     def __init__(
         self,
-        slice_: Slice,
+        slice_: Slice,  # which buckets it has
         spec: TableSpec,
         kernel: RowUpdate,
-        store: RowStore,
+        store: RowStore,  # where rows are; empty
         *,
-        sketch_width: int = 1 << 10,
+        sketch_width: int = 1 << 10,  # of the sketch that counts touches of rows which are yet to be admitted
+        # asks for memory where the table has no capacity: ``more(nbytes)``, whether it may be had
         more: Callable[[int], bool] = lambda nbytes: True,
     ) -> None:
         self.slice = slice_
