@@ -23,6 +23,7 @@ ODD = {
 def shown(coordinator: Coordinator) -> str:
     """Return what `zmqps status` shows."""
     inquiry = Inquiry("tcp://here:1")
+    inquiry.start(0.0)
     inquiry.handle(Received(COORDINATOR, Status(1, coordinator.machine.status(1.0))), 0.0)
     assert inquiry.status is not None
     stream = io.StringIO()
