@@ -433,7 +433,7 @@ class CoordinatorMachine:
     def succeed(self, before: MemberInfo, member: MemberInfo, now: float) -> list[Action]:
         """A member comes in the place of an earlier life of its own, which was not known to be lost.
 
-        Nobody is told of a loss, and who waits for the one at a barrier waits for the other.
+        No loss is announced: a barrier that waited for the one waits for the other.
         """
         text = f"{before.title} had died and was started again (restart {member.hello.life}): {member.title} goes on"
         self.jobs.touched.add(member.job)
