@@ -226,7 +226,7 @@ class Departure:
 
 
 class Last(NamedTuple):
-    """Whoever had a rank last that is free."""
+    """The member that had a free rank last."""
 
     name: str
     claim: bytes
@@ -242,7 +242,7 @@ class Claims:
 
     def __init__(self) -> None:
         self._living: dict[bytes, dict[bytes, MemberInfo]] = {}  # by claim and incarnation, in the order they came
-        self._last: dict[int, Last] = {}  # by free rank: whoever had it last
+        self._last: dict[int, Last] = {}  # by free rank: the member that had it last
         self._ranks: dict[str, set[int]] = {}  # the same by name
 
     def predecessor(self, hello: Hello, holder: KeyHolder | None) -> MemberInfo | None:

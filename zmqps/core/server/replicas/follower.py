@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import takewhile
-from typing import Any
 
 from zmqps.core.node.handshake import Handshake
 from zmqps.core.protocol.events import Action, Peer, Send
@@ -306,10 +305,6 @@ class Follower:
             self._close()
             return self.handshake.again(now)
         return self.pump(now)
-
-    def counters(self) -> dict[str, Any]:
-        """Return what the status shows of it."""
-        return {"unconfirmed": len(self.queue.unconfirmed), "filled": self.is_filled}
 
     def validate(self) -> None:
         """Assert that its records are counted, and that it is asked for those that are out."""
