@@ -288,6 +288,7 @@ ON_TOP = {
 #: Tests that mirror no module, as `tests/net/test_door.py` mirrors `zmqps/net/door.py`, and why; a folder ends
 #: in a slash.
 MIRROR_NOTHING = {
+    "tests/test_kernel.py": "what of the core is its kernel",
     "tests/test_standstills.py": "whole clusters whose processes are stopped for a while",
     "tests/test_advice.py": "texts of the whole package, beside the options and commands that there are",
     "tests/test_lazy.py": "what is found by `zmqps.…`, with and without extras and docstrings",

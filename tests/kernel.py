@@ -1,0 +1,104 @@
+"""The kernel of the core: what one reads to understand training. Everything else of the core extends it.
+
+A module of the kernel imports no extension. `python -m tests.kernel` prints which still do, and the lines of each room.
+"""
+
+from __future__ import annotations
+
+from tests.imports import ROOT, module_graph, modules
+
+#: Modules and folders of the core beside the kernel: replicas, moves, tables, checkpoints, data ranges, logs, traces,
+#: what is watched.
+EXTENSIONS = (
+    "coordinator/extensions.py",
+    "coordinator/remembered.py",
+    "coordinator/members/erasures.py",
+    "coordinator/members/naming.py",
+    "coordinator/placement/drains.py",
+    "coordinator/placement/fallback.py",
+    "coordinator/placement/fleet.py",
+    "coordinator/placement/holders.py",
+    "coordinator/placement/replication.py",
+    "coordinator/placement/scales.py",
+    "coordinator/placement/shortages.py",
+    "coordinator/placement/transitions.py",
+    "coordinator/placement/views.py",
+    "coordinator/saving/",
+    "coordinator/training/data.py",
+    "coordinator/watching/",
+    "job/data.py",
+    "job/recut.py",
+    "job/shuffle.py",
+    "job/tables.py",
+    "node/histogram.py",
+    "node/measured.py",
+    "node/tracer.py",
+    "node/tracing.py",
+    "protocol/figures.py",
+    "protocol/messages/notes.py",
+    "protocol/messages/replication.py",
+    "protocol/messages/resizing.py",
+    "protocol/messages/rows.py",
+    "protocol/messages/saving.py",
+    "protocol/messages/tracing.py",
+    "protocol/messages/watching.py",
+    "server/dense/recut.py",
+    "server/dense/snapshot.py",
+    "server/dense/stale.py",
+    "server/extensions.py",
+    "server/marks.py",
+    "server/measured.py",
+    "server/recut.py",
+    "server/relay.py",
+    "server/replicas/",
+    "server/saves.py",
+    "server/tables/",
+    "treatments/",
+    "worker/early.py",
+    "worker/extensions.py",
+    "worker/layout/",
+    "worker/notebook.py",
+    "worker/notes.py",
+    "worker/rows.py",
+    "worker/statistics.py",
+)
+#: The list of all messages, from which the wire makes its tables.
+LISTS = ("zmqps/core/protocol/messages/__init__.py",)
+
+
+def is_extension(path: str) -> bool:
+    """Whether a module of the core is one beside the kernel."""
+    inner = path.removeprefix("zmqps/core/")
+    return any(inner == place or (place.endswith("/") and inner.startswith(place)) for place in EXTENSIONS)
+
+
+def kernel() -> list[str]:
+    """Return the modules of the kernel, by their paths."""
+    paths = [module.path for module in modules("zmqps/core/")]
+    return [path for path in paths if path not in LISTS and not is_extension(path)]
+
+
+def arrows() -> list[str]:
+    """Return what of the extensions modules of the kernel import, as ``server/builds -> server/saves``."""
+    graph = module_graph(modules("zmqps/core/"))
+    return [f"{_short(path)} -> {_short(to)}" for path in kernel() for to in sorted(graph[path]) if is_extension(to)]
+
+
+def _short(path: str) -> str:
+    return path.removeprefix("zmqps/core/").removesuffix(".py").removesuffix("/__init__")
+
+
+def lines(room: str = "") -> int:
+    """Return the lines of the kernel, or of one room of it."""
+    return sum((ROOT / path).read_bytes().count(b"\n") for path in kernel() if path.startswith(f"zmqps/core/{room}"))
+
+
+def main() -> None:
+    """Print what is still to be parted, and how large the kernel is."""
+    print(*arrows(), sep="\n")
+    for room in ("coordinator", "server", "worker", "protocol", "job", "node", ""):
+        print(f"{room or 'all':12} {lines(room):6,}")
+
+
+if __name__ == "__main__":
+    main()
