@@ -10,14 +10,13 @@ from tests.imports import ROOT, module_graph, modules
 #: Modules and folders of the core beside the kernel: replicas, moves, tables, checkpoints, data ranges, logs, traces,
 #: what is watched.
 EXTENSIONS = (
-    "coordinator/extensions.py",
+    "coordinator/machine.py",
     "coordinator/remembered.py",
-    "coordinator/members/erasures.py",
+    "coordinator/run.py",
     "coordinator/members/naming.py",
     "coordinator/placement/drains.py",
     "coordinator/placement/fallback.py",
-    "coordinator/placement/fleet.py",
-    "coordinator/placement/holders.py",
+    "coordinator/placement/endings.py",
     "coordinator/placement/replication.py",
     "coordinator/placement/scales.py",
     "coordinator/placement/shortages.py",

@@ -753,8 +753,8 @@ def test_subjects_of_commits_are_short() -> None:
 
 #: Classes of the core with more than `MAX_ATTRIBUTES` attributes, and why.
 MANY_ATTRIBUTES = {
-    "CoordinatorMachine": "it puts the coordinator's parts together: one attribute a part",
-    "JobRun": "it puts the parts of one job together",
+    "CoordinatorKernel": "it puts the coordinator's parts together: one attribute a part",
+    "JobKernel": "it puts the parts of one job together",
     "CoordinatorOptions": "what can be said on the command line",
     "JobSpec": "what can be said of a job; it travels as it is",
     "Hello": "what a node says of itself; it travels as it is",

@@ -200,15 +200,9 @@ EQUIVALENT = (
         reason="the next line gives it its rank",
     ),
     Equivalent(
-        path="zmqps/core/coordinator/machine.py",
+        path="zmqps/core/coordinator/kernel/machine.py",
         old="self._reminder_due = 0.0",
         new="self._reminder_due = -1.0",
         reason="the start sets it",
-    ),
-    Equivalent(
-        path="zmqps/core/coordinator/machine.py",
-        old="self._now = 0.0  # of the event being handled",
-        new="pass  # of the event being handled",
-        reason="every event sets it before anything looks at it",
     ),
 )

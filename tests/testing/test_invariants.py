@@ -654,7 +654,7 @@ def test_a_coordinator_that_tells_everybody_of_everybody_who_is_lost(monkeypatch
         return [*original(machine, member, *arguments), *(Send(other.peer, lost) for other in others)]
 
     wrap(monkeypatch, CoordinatorMachine, "give_up", lose)
-    monkeypatch.setattr("zmqps.core.coordinator.machine.MOST_LOST", 1000)
+    monkeypatch.setattr("zmqps.core.coordinator.kernel.machine.MOST_LOST", 1000)
     caught("sync-crowd", "for the coordinator")
 
 
@@ -716,7 +716,7 @@ def test_a_coordinator_that_lets_anybody_end_a_job(monkeypatch: Patch) -> None:
     ("broken", "scenario", "text"),
     [
         ("zmqps.core.coordinator.members.membership.check_same", "async-keyed", "coordinator takes a stranger for"),
-        ("zmqps.core.coordinator.machine.check_role", "async-keyed", "coordinator takes a stranger for"),
+        ("zmqps.core.coordinator.kernel.machine.check_role", "async-keyed", "coordinator takes a stranger for"),
     ],
 )
 def test_a_coordinator_that_does_not_look_at_keys(monkeypatch: Patch, broken: str, scenario: str, text: str) -> None:
@@ -735,7 +735,7 @@ def test_a_coordinator_that_listens_to_every_role(monkeypatch: Patch, scenario: 
     def listen(message: Message, *sender: Any, **options: Any) -> Row:
         return row_of(message) or TABLE[0]
 
-    monkeypatch.setattr("zmqps.core.coordinator.machine.check_sender", listen)
+    monkeypatch.setattr("zmqps.core.coordinator.kernel.machine.check_sender", listen)
     caught(scenario, text)
 
 

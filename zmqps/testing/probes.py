@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any
 
+from zmqps.core.coordinator.kernel.run import JobKernel
 from zmqps.core.coordinator.placement.drains import Drains
 from zmqps.core.coordinator.placement.fallback import Fallback
 from zmqps.core.coordinator.placement.replication import Replication
@@ -171,7 +172,7 @@ _FALLBACKS = (
     ),
     CodeProbe(
         name="a fallback begins during a recut",
-        of=JobRun, method="lose_server",
+        of=JobRun, method="_lose_copies",
         before=lambda run, *_: run.replication.recuts.active, after=lambda run, _: run.fallback.active,
     ),
     CodeProbe(
@@ -221,11 +222,11 @@ _COMEBACKS = (
 _MEMBERS = (
     CodeProbe(
         name="a worker comes in the place of its life before while a step is open",
-        of=JobRun, method="succeed", before=lambda run, *_: bool(run.steps.trainees.waiting),
+        of=JobKernel, method="succeed", before=lambda run, *_: bool(run.steps.trainees.waiting),
     ),
     CodeProbe(
         name="a spare takes a place while a step is open",
-        of=JobRun, method="_fill", before=lambda run, _: bool(run.steps.trainees.waiting), after=_is_anything,
+        of=JobKernel, method="_fill", before=lambda run, _: bool(run.steps.trainees.waiting), after=_is_anything,
     ),
     CodeProbe(
         name="an answer shows that a push before it was lost",

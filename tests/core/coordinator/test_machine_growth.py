@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tests.core.machines import hello, identity, job, peer, receivers, sent
-from zmqps.core.coordinator.machine import MOST_LOST, CoordinatorMachine
+from zmqps.core.coordinator.kernel.machine import MOST_LOST
+from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol.events import Action, Received, Send
 from zmqps.core.protocol.messages import (

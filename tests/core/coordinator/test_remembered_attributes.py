@@ -58,8 +58,9 @@ KEPT = {
 NOT_KEPT = {
     "CoordinatorMachine": (
         "identity options changes is_back _kept membership servers counts started_at erasures cluster_end jobs runs "
-        "checkpoints ended files drains scales probes traces holders notes _reminder_due _lose_due _inquiries "
-        "_news telling openings watching wheel touched _reminder _moves epochs"
+        "checkpoints ended files drains scales probes traces notes _reminder_due _lose_due _inquiries "
+        "_news telling openings watching wheel touched _reminder _moves epochs "
+        "from_anybody from_members"
     ),
     "Membership": "timeout _changed _nobody_before gone _by_silence _peers _barred_peers processes",
     "Processes": "_living _ended",
@@ -76,7 +77,8 @@ NOT_KEPT = {
     "EndedJobs": "_changed _answers",
     "JobRun": (
         "_changed members workers observers _options _servers occupancy places attendance spares losses steps startup "
-        "replication barriers data waits fallback rates"
+        "replication barriers data waits fallback rates _changes from_members of_copies "
+        "moving not_followed data_sets"
     ),
     "Places": "attendance spares losses chief _members _workers _startup _dismiss _changed",
     "Attendance": "_changed",

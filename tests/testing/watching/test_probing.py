@@ -9,8 +9,8 @@ from functools import partial
 import pytest
 
 from tests.testing.test_invariants import Patch, caught, wrap
-from zmqps.core.coordinator import machine
 from zmqps.core.coordinator.consistency.bsp import Synchronous
+from zmqps.core.coordinator.kernel import machine
 from zmqps.core.coordinator.training.steps import Delays
 from zmqps.core.coordinator.watching.probes import Probes
 from zmqps.core.coordinator.watching.watching import Watching

@@ -6,24 +6,26 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from zmqps.core.coordinator.described import difference, read
-from zmqps.core.coordinator.journal import OF_A_JOB, Changed, DirtyKeys, Plain, nothing, set_key
+from zmqps.core.coordinator.journal import Changed, DirtyKeys, Plain, nothing
+from zmqps.core.coordinator.kernel.run import JobKernel
 from zmqps.core.coordinator.members.cluster_end import ClusterEnd
 from zmqps.core.coordinator.members.erasures import Erasures
 from zmqps.core.coordinator.members.membership import MemberInfo, Membership
 from zmqps.core.coordinator.members.places import ASKED, DOWN, end_of_cluster
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.placement.resumption import Resumption, Resumptions
-from zmqps.core.coordinator.run import JobRun
-from zmqps.core.coordinator.saving.checkpoints import Checkpoints
 from zmqps.core.node.timers import Timer, Wheel
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import Action, Exit, Log, Peer, Send
 from zmqps.core.protocol.messages import EndJob, Error, Init, JobEnded, Waiting
 from zmqps.core.protocol.messages.membership import DepartureCause
 from zmqps.errors import JobEndedError, JobError, LimitError, PSError, listed
+
+#: A job with what extends it.
+Run = TypeVar("Run", bound=JobKernel)
 
 #: Jobs at the same time; each has a shard on every server.
 MAX_JOBS = 256
@@ -104,13 +106,35 @@ class Closing:
     askers: dict[tuple[Any, int], tuple[Peer, EndJob]] = field(default_factory=dict)  # who wants to know of its end
 
 
-class TouchedJobs:
+class Saver:
+    """Saves jobs, and once more before they end; here none is."""
+
+    is_on = False
+
+    def look(self, runs: Iterable[Any], now: float, *, first: bool = False) -> list[Action]:
+        """Begin what is due of some jobs."""
+        return []
+
+    def last(self, run: Any, now: float) -> list[Action]:
+        """Save a job once more, which is about to end."""
+        return []
+
+    def saves_last(self, name: str) -> bool:
+        """Whether that is still under way."""
+        return False
+
+    def ended(self, run: Any, now: float) -> list[Action]:
+        """A job has ended: nothing more is saved of it."""
+        return []
+
+
+class TouchedJobs(Generic[Run]):
     """Which jobs an event has touched: nothing of others is looked for afterwards, neither when they are due.
 
     Whatever changes anything of a job touches it; `validate` notices where that is forgotten.
     """
 
-    def __init__(self, runs: Mapping[str, JobRun], wheel: Wheel) -> None:
+    def __init__(self, runs: Mapping[str, Run], wheel: Wheel) -> None:
         self.names: dict[str, bool] = {}  # whether more than its timer: whom somebody waits for may be another
         self.moving: set[str] = set()  # those of which copies move from one server to another
         self.spare: set[str] = set()  # those that have more copies than they are to have
@@ -136,16 +160,16 @@ class TouchedJobs:
         for name in self._runs:
             self.add(name)
 
-    def note(self) -> list[JobRun]:
+    def note(self) -> list[Run]:
         """Return those that are touched; take note of what of them moves, or is too much."""
         runs = [self._runs[name] for name in self.names]
         for name, run in zip(self.names, runs, strict=True):
-            replication, copies = run.replication, run.startup.copies
-            if bool(replication.handovers.under_way) != (name in self.moving):
+            copies = run.startup.copies
+            if bool(run.moving) != (name in self.moving):
                 self.moving ^= {name}
             if self._seen.get(name) != copies.revision:
                 self._seen[name] = copies.revision
-                if replication.has_spare != (name in self.spare):
+                if run.has_spare != (name in self.spare):
                     self.spare ^= {name}
         return runs
 
@@ -175,8 +199,8 @@ class TouchedJobs:
             if name in self.names:
                 continue
             assert (name in self.moving, name in self.spare) == (
-                bool(run.replication.handovers.under_way),
-                run.replication.has_spare,
+                bool(run.moving),
+                run.has_spare,
             ), f"it was forgotten that copies of job {name!r} move, or are too many"
             assert not run.startup.given_up, f"it was forgotten that servers have something of job {name!r}"
 
@@ -194,7 +218,7 @@ class Epochs:
         return self.next - 1
 
 
-class Jobs:
+class Jobs(Generic[Run]):
     """The jobs under way, and those that have ended."""
 
     def __init__(
@@ -203,12 +227,12 @@ class Jobs:
         membership: Membership,
         erasures: Erasures,  # lets servers free what they keep of a job
         cluster_end: ClusterEnd,  # where a cluster that is there for one job ends with it
-        new_run: Callable[[str, str, Resumption | None], JobRun],  # name, how the one before has ended, checkpoint
+        new_run: Callable[[str, str, Resumption | None], Run],  # name, how the one before has ended, checkpoint
         changes: DirtyKeys,
         wheel: Wheel,
         resumptions: Resumptions,  # the checkpoints that jobs of some names begin from, the first time
     ) -> None:
-        self.runs: dict[str, JobRun] = {}
+        self.runs: dict[str, Run] = {}
         self.touched = TouchedJobs(self.runs, wheel)
         self.ended = EndedJobs(lambda name: changes.add("ended", name))
         self._changes = changes
@@ -219,9 +243,9 @@ class Jobs:
         self._new_run = new_run
         self.resumptions = resumptions
         self.closing: dict[str, Closing] = {}  # those that end as soon as they are saved once more
-        self.saver: Checkpoints  # saves them once more before they end
+        self.saver = Saver()
 
-    def named(self, name: str) -> JobRun:
+    def named(self, name: str) -> Run:
         """Return the job of this name, or one that begins with its first member.
 
         Raises `LimitError`: there are too many already.
@@ -233,7 +257,7 @@ class Jobs:
         before = self.ended.how(name)
         return self._new_run(name, before, self.resumptions.of(name))
 
-    def of_epoch(self, epoch: int, server: MemberInfo) -> JobRun | None:
+    def of_epoch(self, epoch: int, server: MemberInfo) -> Run | None:
         """Return the job of which a server has the copy of this number, and what it says touches it."""
         for run in self.runs.values():
             if (copy := run.startup.copies.find(epoch)) is not None:
@@ -241,7 +265,7 @@ class Jobs:
                 return run if copy.server is server else None
         return None
 
-    def close(self, run: JobRun, how: str, now: float, *, moved: bool = False) -> list[Action]:
+    def close(self, run: Run, how: str, now: float, *, moved: bool = False) -> list[Action]:
         """End a job as soon as it is saved once more; ``moved``: who is there goes on with another one of its name."""
         if run.name in self.closing:
             return []
@@ -253,7 +277,7 @@ class Jobs:
         """Save all jobs once more, for the cluster ends."""
         return [action for run in self.runs.values() for action in self._save_last(run, now)]
 
-    def _save_last(self, run: JobRun, now: float) -> list[Action]:
+    def _save_last(self, run: Run, now: float) -> list[Action]:
         return self.saver.last(run, now) if self._options.checkpoint_at_end else []
 
     @property
@@ -280,16 +304,13 @@ class Jobs:
         text = f"the last checkpoint of the job {member.job!r} that was there before, which has ended: {closing.how}"
         return Send(member.peer, Waiting(message.request, text))
 
-    def end(self, run: JobRun, how: str, now: float, *, moved: bool = False) -> list[Action]:
+    def end(self, run: Run, how: str, now: float, *, moved: bool = False) -> list[Action]:
         """End a job: its members are told, its servers free what they keep of it; ``moved``: another one has begun."""
         actions = self.saver.ended(run, now)
         closing = self.closing.pop(run.name, None)
         del self.runs[run.name]
         self.touched.forget(run.name)
-        for what in OF_A_JOB:
-            self._changes.add(what, run.name)
-        for data in run.data.names:
-            self._changes.add("data", set_key(run.name, data))
+        run.forget()
         trained = run.startup.placement is not None
         if run.startup.ready:
             self.resumptions.use_up(run.name)  # what was saved has been trained on
@@ -312,13 +333,13 @@ class Jobs:
             actions += self._cluster_end.begin(end_of_cluster(how, run.losses, run.lost_shard), now)
         return actions
 
-    def end_if_over(self, run: JobRun, now: float) -> list[Action]:
+    def end_if_over(self, run: Run, now: float) -> list[Action]:
         """End a job that nobody has come back to, or that has failed and nobody else says so."""
         if run.expired(now):
             return self.close(run, f"no worker for {self._options.lease:.0f} s", now)
         return self.end(run, str(run.lost_shard), now) if run.has_failed else []
 
-    def discard(self, run: JobRun, now: float) -> list[Action]:
+    def discard(self, run: Run, now: float) -> list[Action]:
         """Let servers free the shards of what a job was given up as."""
         given_up, run.startup.given_up = run.startup.given_up, []
         there = self._membership.members
@@ -326,12 +347,12 @@ class Jobs:
         discard = self._erasures.discard
         return [a for copy in copies for a in discard(copy.epoch, copy.server, now, moved=copy.moved)]
 
-    def replace(self, run: JobRun, member: MemberInfo, now: float) -> list[Action]:
+    def replace(self, run: Run, member: MemberInfo, now: float) -> list[Action]:
         """A worker begins another job under the name of one that was left alone; the others there move with it."""
         how = f"left by its workers, and {member.hello.name} began another one"
         return self.close(run, how, now, moved=True)
 
-    def _succeed(self, run: JobRun, closing: Closing, now: float) -> list[Action]:
+    def _succeed(self, run: Run, closing: Closing, now: float) -> list[Action]:
         """End a job, and let workers that are there go on with another one of its name."""
         moved = list(run.workers)  # they keep their ranks: nobody would tell them others
         for worker in moved:
@@ -348,7 +369,7 @@ class Jobs:
                 actions += self._init(new, worker, message, now)
         return actions
 
-    def _init(self, run: JobRun, member: MemberInfo, message: Init, now: float) -> list[Action]:
+    def _init(self, run: Run, member: MemberInfo, message: Init, now: float) -> list[Action]:
         try:
             return run.init(member, message, now)
         except PSError as error:
@@ -386,7 +407,7 @@ class Jobs:
         assert set(self.closing) <= set(self.runs)
 
 
-def is_replaceable(run: JobRun, message: Init, workers: int | None) -> bool:
+def is_replaceable(run: JobKernel, message: Init, workers: int | None) -> bool:
     """Whether a worker that wants another job than the one that was left alone may begin its own under that name.
 
     Nobody may be there who looks at what was trained, or has begun to train it again. ``workers``: how many the cluster

@@ -18,7 +18,7 @@ from zmqps.core.protocol.messages.large import Large
 from zmqps.errors import ProtocolError, PSError
 
 if TYPE_CHECKING:
-    from zmqps.core.coordinator.run import JobRun
+    from zmqps.core.coordinator.kernel.run import JobKernel
 
 #: So many wait; who asks while there are more, asks again by itself. Each has no more bytes than an `Init`.
 MAX_WAITING = 16
@@ -43,7 +43,7 @@ class Opening:
 class Openings:
     """The messages that wait to be opened, or are being opened."""
 
-    def __init__(self, runs: Mapping[str, JobRun], membership: Membership, wheel: Wheel) -> None:
+    def __init__(self, runs: Mapping[str, JobKernel], membership: Membership, wheel: Wheel) -> None:
         self._timer = wheel.timer("reading large messages", self.next_deadline, self.on_deadline)
         self._runs = runs
         self._membership = membership

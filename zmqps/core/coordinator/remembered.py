@@ -47,9 +47,8 @@ from zmqps.core.coordinator.journal import (
 )
 from zmqps.core.coordinator.members.cluster_end import ClusterEnd
 from zmqps.core.coordinator.members.erasures import Erasures
-from zmqps.core.coordinator.members.membership import MemberInfo, Membership
+from zmqps.core.coordinator.members.membership import Fleet, MemberInfo, Membership
 from zmqps.core.coordinator.placement.drains import Drains
-from zmqps.core.coordinator.placement.fleet import Fleet
 from zmqps.core.coordinator.placement.scales import Scales
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.saving.checkpoints import Checkpoints
@@ -62,7 +61,7 @@ class JournalHost(Protocol):
     servers: Fleet
     drains: Drains
     scales: Scales
-    jobs: Jobs
+    jobs: Jobs[JobRun]
     epochs: Epochs
     ended: EndedJobs
     erasures: Erasures

@@ -510,6 +510,30 @@ class Processes:
         assert len(self._ended) <= MAX_ENDED
 
 
+class Fleet(Roster):
+    """The servers; ``wanted`` of them make the cluster."""
+
+    def __init__(self, wanted: int) -> None:
+        super().__init__(lambda: self.most)
+        #: How many a new job is placed on: less, once some have been drained and nobody has come instead.
+        self.wanted = wanted
+        #: … and how many at most.
+        self.most = wanted
+
+    @property
+    def staying(self) -> list[MemberInfo]:
+        """Those that are not about to go."""
+        return [server for server in self if not server.leaving]
+
+    def joined(self) -> None:
+        """One more is here, or stays after all."""
+        self.wanted = max(self.wanted, min(self.most, len(self.staying)))
+
+    def shrink(self) -> None:
+        """One is to go."""
+        self.wanted = max(1, min(self.wanted, len(self.staying)))
+
+
 class Membership:
     """The members of the cluster."""
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from zmqps.core.coordinator.journal import Changed, Plain, nothing
 from zmqps.core.coordinator.members.membership import MAX_MEMBERS, MemberInfo, Roster
 from zmqps.core.coordinator.training.waits import Waiter
-from zmqps.core.job.data import DataSpec
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import Action, Exit, Log, Send
 from zmqps.core.protocol.messages import Arrive, Enter, HeartbeatAck, Take, Waiting
@@ -227,14 +225,11 @@ class Spares(dict[bytes, dict[int, Kept]]):
     def keep(self, member: MemberInfo, message: Kept) -> None:
         """Keep a request; of steps that are completed the last one counts.
 
-        Raises `LimitError`: these are too many; `ProtocolError` or `ConfigurationError`: it would be refused of a
-        worker that counts, too.
+        Raises `LimitError`: these are too many; `ProtocolError`: it would be refused of a worker that
+        counts, too.
         """
         if isinstance(message, Enter):
             check_name("a barrier's name", message.barrier)
-        elif isinstance(message, Take):
-            DataSpec.of(message)
-            message = replace(message, shuffle=tuple(message.shuffle[:1]), done=tuple(message.done[:3]))
         kept = self.get(member.incarnation, {})
         others = {n: m for n, m in kept.items() if n != message.request and not (_arrives(m) and _arrives(message))}
         if len(others) >= MAX_KEPT:

@@ -8,9 +8,9 @@ from typing import Any
 
 from zmqps.core.coordinator.journal import Changed, Plain, nothing
 from zmqps.core.coordinator.members.erasures import Erasures
-from zmqps.core.coordinator.members.membership import LeavingState, MemberInfo
+from zmqps.core.coordinator.members.membership import Fleet, LeavingState, MemberInfo
 from zmqps.core.coordinator.members.naming import find_named
-from zmqps.core.coordinator.placement.fleet import MAX_ASKED, Endings, Fleet
+from zmqps.core.coordinator.placement.endings import MAX_ASKED, Endings
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.saving.checkpoints import Checkpoints
 from zmqps.core.protocol.events import Action, Log, Send

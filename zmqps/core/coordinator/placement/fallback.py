@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from zmqps.core.coordinator.journal import Plain
+from zmqps.core.coordinator.kernel.run import LOSS_ADVICE
 from zmqps.core.coordinator.members.membership import MemberInfo
 from zmqps.core.coordinator.placement.copies import Replica
 from zmqps.core.coordinator.placement.replication import Replication
@@ -41,11 +42,6 @@ STUCK_S = 600.0
 #: Checkpoints of a job that are remembered; the oldest have been removed.
 MAX_GOOD = 8
 MAX_WHY_CHARS = 300
-ADVICE = (
-    "the values of its shard are gone, and there is no checkpoint of it to go back to; begin the job again once a "
-    "server has joined in its place. With --checkpoint DIR --checkpoint-every 5min it goes back to the last one by "
-    "itself, with --replicas 1 it loses nothing"
-)
 
 
 def torn(shard: int) -> PSError:
@@ -505,7 +501,7 @@ class Fallback:
             )  # fmt: skip
         gone = next((b.lost for b in going.shards.values() if b.lost is not None), None)
         if gone is not None:
-            going.error = self._loss(gone, ADVICE, now)
+            going.error = self._loss(gone, LOSS_ADVICE, now)
         self._startup.held = text = self._text(going.shards)
         if self._whole:
             self._steps.suspend(text)

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zmqps.core.coordinator.journal import Changed, Plain, nothing
-from zmqps.core.coordinator.members.membership import MemberInfo
+from zmqps.core.coordinator.members.membership import Fleet, MemberInfo
 from zmqps.core.coordinator.placement.copies import ReplicaSet
 from zmqps.core.coordinator.placement.drains import Drains
-from zmqps.core.coordinator.placement.fleet import MAX_ASKED, Endings, Fleet
+from zmqps.core.coordinator.placement.endings import MAX_ASKED, Endings
 from zmqps.core.coordinator.placement.transitions import Homes
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.saving.checkpoints import Checkpoints

@@ -15,6 +15,7 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+from zmqps.core.coordinator.jobs import Saver
 from zmqps.core.coordinator.members.membership import MemberInfo
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.coordinator.saving.files import Store
@@ -74,8 +75,10 @@ class JobSaves:
     soon: bool = False  # the next one is due whatever the cadence says
 
 
-class Checkpoints:
+class Checkpoints(Saver):
     """The checkpoints of a cluster's jobs."""
+
+    is_on = True
 
     def __init__(
         self,
@@ -418,8 +421,9 @@ class Checkpoints:
 
     def soon(self, name: str) -> None:
         """Make the next checkpoint of a job now, if any are made by themselves: those before are of other shards."""
-        self._saves[name].soon = True
-        self._touch(name)
+        if self._store is not None:
+            self._saves[name].soon = True
+            self._touch(name)
 
     def is_saving(self, run: JobRun) -> bool:
         """Whether servers keep their shards of a job as they are, or are about to."""
@@ -450,6 +454,8 @@ class Checkpoints:
         before may just have become known.
         """
         cadence = self.cadence
+        if cadence is None and not self.waiting:
+            return []
         for run in runs:
             if (
                 cadence is None

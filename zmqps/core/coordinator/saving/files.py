@@ -51,7 +51,7 @@ class FileService:
         self._serve = serve
         self._asked: Counter[bytes] = Counter()
 
-    def ask(self, server: MemberInfo, message: FileAsk) -> list[Action]:
+    def ask(self, server: MemberInfo, message: FileAsk, now: float) -> list[Action]:
         """A server asks for something.
 
         Raises `ConfigurationError`: servers are to have the directory themselves; `LimitError`: it asks for too much at

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -66,11 +66,6 @@ def waiting(servers: Sequence[MemberInfo], wanted: int, jobs: Mapping[str, JobRu
     of_jobs = (f"job {name!r}: {text}" for name, run in jobs.items() for text in job_waits(run, servers))
     texts += islice(of_jobs, MOST_WAITING)
     return [*texts, "other waits are left out"] if next(of_jobs, None) else texts
-
-
-def job_of(text: str, jobs: Iterable[str]) -> str:
-    """Return which job a text of `waiting` is about; empty: none."""
-    return next((name for name in jobs if text.startswith(f"job {name!r}: ")), "")
 
 
 class Inquiries:

@@ -1,4 +1,4 @@
-"""The servers of a cluster: how many it is to have, which of them stay, and how requests for others have ended."""
+"""How requests to drain or scale have ended."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 from zmqps.core.coordinator.journal import Plain, packed_error, unpacked_error
-from zmqps.core.coordinator.members.membership import MemberInfo, Roster
 from zmqps.core.protocol.messages import Draining
 from zmqps.core.protocol.messages.resizing import DrainState
 from zmqps.errors import PSError
@@ -50,27 +49,3 @@ class Endings:
     def validate(self) -> None:
         """Assert that they are not too many."""
         assert len(self.by_nonce) <= MAX_ASKED
-
-
-class Fleet(Roster):
-    """The servers; ``wanted`` of them make the cluster."""
-
-    def __init__(self, wanted: int) -> None:
-        super().__init__(lambda: self.most)
-        #: How many a new job is placed on: less, once some have been drained and nobody has come instead.
-        self.wanted = wanted
-        #: … and how many at most.
-        self.most = wanted
-
-    @property
-    def staying(self) -> list[MemberInfo]:
-        """Those that are not about to go."""
-        return [server for server in self if not server.leaving]
-
-    def joined(self) -> None:
-        """One more is here, or stays after all."""
-        self.wanted = max(self.wanted, min(self.most, len(self.staying)))
-
-    def shrink(self) -> None:
-        """One is to go."""
-        self.wanted = max(1, min(self.wanted, len(self.staying)))
