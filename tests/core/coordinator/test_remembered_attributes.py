@@ -78,13 +78,13 @@ NOT_KEPT = {
     "JobRun": (
         "_changed members workers observers _options _servers occupancy places attendance spares losses steps startup "
         "replication barriers data waits fallback rates _changes from_members of_copies "
-        "moving not_followed data_sets"
+        "moving not_followed data_sets story"
     ),
     "Places": "attendance spares losses chief _members _workers _startup _dismiss _changed",
     "Attendance": "_changed",
     "Occupancy": "_name _members _workers _lease is_closing",
     "Startup": (
-        "_changed name num_servers num_workers options _begin _count _new_copies given_up _rows _wire _optimizer "
+        "_changed story num_servers num_workers options _begin _count _new_copies given_up _rows _wire _optimizer "
         "_cuts copies parked _requests held cutting"
     ),
     "ReplicaSet": "_root _new_epoch revision retry_due changed",

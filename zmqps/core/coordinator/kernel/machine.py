@@ -165,6 +165,8 @@ class CoordinatorKernel(Generic[Run]):
         """Go on with what was kept when it went away."""
         self._restore(now)
         self.touched.add_all()
+        for run in self.runs.values():
+            run.story.tell("the coordinator has come back from its journal")
         there = f"{counted(len(self.membership.members), 'member')} and {counted(len(self.runs), 'job')}"
         text = f"coordinator at {self.identity.endpoint} is back with {there} from its journal; who is not here again"
         text += f" in {self.membership.begin_again(now):.0f} s is lost"

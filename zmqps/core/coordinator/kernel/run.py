@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from zmqps.core.coordinator.journal import OF_A_JOB, DirtyKeys
+from zmqps.core.coordinator.kernel.story import Story
 from zmqps.core.coordinator.members.membership import SILENT_BEATS, Fleet, MemberInfo, Roster
 from zmqps.core.coordinator.members.places import Kept, Occupancy, Places
 from zmqps.core.coordinator.members.reach import check_in_reach
@@ -57,6 +58,7 @@ class JobKernel:
         self._changes = changes = changes or DirtyKeys()
         self.name, self._changed = name, changes.of("job", name)
         self._changed()
+        self.story = Story(name)
         self.members: dict[bytes, MemberInfo] = {}
         self.workers, self.observers = Roster(lambda: self.places.expected), Roster()
         self.lost_shard: PSError | None = None  # a server of this job is gone
@@ -69,8 +71,8 @@ class JobKernel:
             changes.add(what, name)
 
         self.startup = Startup(
-            name, options, lambda: ReplicaSet(root, new_epoch, changes.of("copies", name)), self._begin, self._count,
-            lambda: self.num_workers, resumption, changed,
+            self.story, options, lambda: ReplicaSet(root, new_epoch, changes.of("copies", name)), self._begin,
+            self._count, lambda: self.num_workers, resumption, changed,
         )  # fmt: skip
         self.places = Places(
             self.startup, self.members, self.workers, lambda member, error: self.barriers.dismiss(member, error),
@@ -80,7 +82,7 @@ class JobKernel:
         kept = changes.of("step", name)
         self.steps = Steps(self.members, self.attendance, kept, self.rates, replicated=options.replicas > 0)
         self.barriers = Barriers(self.members, lambda: self.places.awaited, self.steps.pause, self.steps.resume)
-        self.waits = Waiters(self._waiters)
+        self.waits = Waiters(self._waiters, self.story.explain)
         #: What extensions have under way, empty where nothing: copies that move; changes of where shards are that a
         #: member does not follow yet; data sets that may be waited for.
         self.moving: Collection[object] = ()
@@ -172,6 +174,8 @@ class JobKernel:
     def depart(self, member: MemberInfo, how: DepartureCause, now: float, error: PSError | None = None) -> list[Action]:
         """A worker or observer has gone; ``error`` is what those get who wait for it."""
         awaited = member.role == "worker" and self.places.counts(member)
+        if awaited and how is not DepartureCause.FINISHED:
+            self.story.tell(f"{member.title} has gone ({how})")
         actions = self.barriers.lose(member, error) if error is not None and awaited else []
         self.barriers.withdraw(member)
         del self.members[member.incarnation]
@@ -206,6 +210,8 @@ class JobKernel:
         actions = self.steps.advance(self.places, now)
         if self.barriers.by_name:
             actions += self.barriers.release(self.num_missing)
+        if self.story.new:
+            self.story.settle(now)
         if tell and self.anybody_waits():
             self.waits.tell_soon(now)
         return actions
@@ -359,6 +365,7 @@ class JobKernel:
 
     def lose_server(self, server: MemberInfo, error: PSError, now: float) -> list[Action]:
         """A server has gone with copies of shards of this job: what was not begun begins on others."""
+        self.story.tell(f"{server.title} is gone")
         if self.startup.ready:
             return self._lose_copies(server, error, now)
         others = [other for other in self._servers if other is not server]
@@ -382,7 +389,7 @@ class JobKernel:
         told: list[Action] = [worker.fail(n, error) for worker, n, _ in self.steps.waiters(self.num_missing)]
         self.steps.stop()
         told += [*self.spares.fail(error, arrivals_only=True), *self.startup.refuse(error)]
-        return [Log("error", f"job {self.name!r}: {error}", "failed", job=self.name, error=error.number), *told]
+        return [self.story.log("error", str(error), "failed", error.number), *told]
 
     def fall_behind(self, server: MemberInfo, step: int, now: float) -> list[Action]:
         """A server has a step that this coordinator's journal knows nothing of: nobody can tell whose it is."""

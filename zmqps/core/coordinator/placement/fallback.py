@@ -117,7 +117,7 @@ class Rewinds:
         where = f"shard{'s' * (len(change.shards) > 1)} {', '.join(map(str, change.shards))}"
         least = f", and what {counted(change.num_gone, 'worker')} pushed that left since" if change.num_gone else ""
         text = f"{what} that had been acknowledged after the checkpoint are gone from {where}{least}"
-        return [self._startup.log("warning", text)]
+        return [self._startup.story.log("warning", text)]
 
     def dump(self) -> Plain:
         """Return what is kept of it."""
@@ -259,7 +259,7 @@ class Fallback:
         epoch, revision = self._startup.epoch, self._replication.views.new_revision()
         message = GoBack(epoch, revision, sorted(going.shards), {}, 0, 0, {"path": target.path})
         told = self._replication.views.announce(message)
-        return [self._startup.log("warning", text, "fallback"), *told, *self.fill(servers, now)]
+        return [self._startup.story.log("warning", text, "fallback"), *told, *self.fill(servers, now)]
 
     def _forget(self, shard: int) -> int:
         """No copy of a shard that is there counts any more; return what is known to be lost since it went back last."""
@@ -294,7 +294,7 @@ class Fallback:
         if not new:
             return []
         text = f"the checkpoint {going.target.path} is loaded: {_where(new)}"
-        return [self._startup.log("info", text), *self._assign(new)]
+        return [self._startup.story.log("info", text), *self._assign(new)]
 
     def _assign(self, copies: Iterable[Replica]) -> list[Action]:
         target = self._under_way.target
@@ -326,7 +326,7 @@ class Fallback:
         else:
             going.unfit.add((copy.server.incarnation, copy.shard))
         text = f"{copy.server.title} cannot load shard {copy.shard}: {going.why}"
-        return [self._startup.log("warning", text)]
+        return [self._startup.story.log("warning", text)]
 
     def _drop(self, copy: Replica) -> None:
         """Load a shard elsewhere, or anew."""
@@ -350,7 +350,7 @@ class Fallback:
         if self._whole:
             self._steps.suspend(text)
         text = f"{bad.path} cannot be used ({going.why}): {text}, of version {older.version}"
-        return [self._startup.log("error", text, error=error.number)]
+        return [self._startup.story.log("error", text, error=error.number)]
 
     def ready(self, copy: Replica, loaded: bool, now: float) -> list[Action]:
         """A server has built a shard, or has loaded it."""

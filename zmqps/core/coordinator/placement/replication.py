@@ -82,7 +82,7 @@ class Replication:
         text = f"{heir.server.title} takes over shard {old.shard} of {old.server.title}"
         self.views.forget(ChangeKind.MOVED, heir.shard)  # it is nowhere until the heir has taken over
         told += self.views.announce(Moved(startup.epoch, heir.shard, self.views.new_revision(), {}))
-        return [startup.log("warning", text, "promoted"), promote, *told]
+        return [startup.story.log("warning", text, "promoted"), promote, *told]
 
     def _succeed(self, handover: Handover, message: Promoted, now: float) -> list[Action]:
         """A copy has taken over from a leader that has given up its place."""
@@ -187,7 +187,7 @@ class Replication:
                 new.append(copies.add(shard, server, backup=True))
             if new:
                 text = f"shard {shard} gets a new backup on {', '.join(copy.server.title for copy in new)}"
-                said = self._startup.log("info", text)
+                said = self._startup.story.log("info", text)
                 actions += [said, *self._startup.assign(new), *copies.inform(shard, now)]
         return actions
 
@@ -206,7 +206,7 @@ class Replication:
         if not self.shortages.is_over(copy.shard):
             return []
         text = f"shard {copy.shard} has {counted(len(self._startup.copies.backups(copy.shard)), 'backup')} again"
-        return [self._startup.log("info", text, "copied")]
+        return [self._startup.story.log("info", text, "copied")]
 
     def move(self, servers: Sequence[MemberInfo], now: float, *, may_cut: bool) -> list[Action]:
         """Go on with what moves from servers that are to go; called after every event while there are any."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from zmqps.core.coordinator.described import Described, Rival, difference, place, read, shown
 from zmqps.core.coordinator.journal import Plain
+from zmqps.core.coordinator.kernel.story import Story
 from zmqps.core.coordinator.members.membership import MemberInfo
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.placement.copies import Replica, ReplicaSet
@@ -19,7 +20,7 @@ from zmqps.core.job.spec import JobSpec, attached
 from zmqps.core.protocol.events import Action, Log, Send
 from zmqps.core.protocol.messages import Assign, Init, Job
 from zmqps.core.protocol.messages.large import Large
-from zmqps.errors import LimitError, PSError, counted
+from zmqps.errors import LimitError, PSError, counted, listed
 
 
 class Beginning(NamedTuple):
@@ -55,7 +56,7 @@ class Startup:
 
     def __init__(
         self,
-        name: str,
+        story: Story,
         options: CoordinatorOptions,
         new_copies: Callable[[], ReplicaSet],
         begin: Callable[[MemberInfo], Beginning],  # a member is told the job
@@ -66,7 +67,7 @@ class Startup:
         changed: Callable[[str], None] = lambda what: None,
     ) -> None:
         self._changed = changed
-        self.name = name
+        self.story = story
         self.resumption = resumption
         self.num_servers = options.servers  # how many make the cluster
         self.num_workers = num_workers
@@ -113,9 +114,10 @@ class Startup:
         wire = self._wire
         return Init(large.request, wire) if isinstance(wire, Described) and large.is_init_of(wire.packed) else None
 
-    def log(self, level: str, text: str, kind: str = "", error: str = "") -> Log:
-        """Return what is said of the job."""
-        return Log(level, f"job {self.name!r}: {text}", kind, job=self.name, error=error)
+    @property
+    def name(self) -> str:
+        """The name of the job."""
+        return self.story.job
 
     def leaders(self) -> Iterator[tuple[int, int, MemberInfo]]:
         """Yield shard, epoch and server of each copy that answers workers, in the order of the shards."""
@@ -168,6 +170,7 @@ class Startup:
         self.placement, self._rows, self._cuts = placement, placement.rows(), placement.to_wire()
         self.epoch = self.copies.place(chosen, self.options.replicas)
         self._changed("spec")
+        self.story.tell(f"begins on {listed([server.title for server in chosen], 8)}", expected=True)
         text = f"job {self.name!r} of {self.owner}: {counted(len(self.job.parameters), 'parameter')}, "
         text += f"{self.job.nbytes / 1e6:.3f} MB, {self.job.mode}"
         return [Log("info", text, "began", job=self.name), *self.assign(self.copies)]
@@ -178,6 +181,7 @@ class Startup:
             return False
         self.given_up += self.copies
         self._forget_place()
+        self.story.tell("begins again on other servers")
         return True
 
     def drop(self, copy: Replica, *, moved: bool = False) -> None:
@@ -264,6 +268,8 @@ class Startup:
         self._changed("start")
         self.copies.changed()
         self.ready = all(copy.whole for copy in self.copies)
+        if self.ready:
+            self.story.tell("can be trained", expected=True)
         if not self._is_built:
             return []
         return self.answer() or ([] if self.loader else self._choose_loader())

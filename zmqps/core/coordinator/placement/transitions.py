@@ -173,7 +173,11 @@ class Handovers(Transitions):
             self.under_way[copy.epoch] = Handover(old=copy, new=new, made=True, not_before=now)
             what = "backup of shard" if copy.backup else "shard"
             text = f"{what} {copy.shard} moves from {copy.server.title} to {server.title}"
-            actions += [self._startup.log("info", text), *self._startup.assign([new]), *copies.inform(copy.shard, now)]
+            actions += [
+                self._startup.story.log("info", text),
+                *self._startup.assign([new]),
+                *copies.inform(copy.shard, now),
+            ]
         return actions
 
     def _make_do(self, copy: Replica, staying: Sequence[MemberInfo], now: float) -> list[Action]:
@@ -286,7 +290,7 @@ class Handovers(Transitions):
         del self.under_way[handover.old.epoch]
         self._startup.drop(handover.old)
         text = f"the backup of shard {handover.old.shard} is on {handover.new.server.title} now"
-        return [self._startup.log("info", text), *self._copies.inform(handover.old.shard, now)]
+        return [self._startup.story.log("info", text), *self._copies.inform(handover.old.shard, now)]
 
     def _cut(self, handover: Handover, now: float) -> list[Action]:
         """Ask the leader to give up its place, as soon as it has nobody's gradients."""
@@ -312,7 +316,7 @@ class Handovers(Transitions):
             return [self._order(handover)] if handover.is_due(now) else []
         late = handover.new if handover.phase is Phase.ADOPT else handover.old
         text = f"{late.server.title} does not answer, so shard {late.shard} stays for now"
-        said = self._startup.log("warning", text)
+        said = self._startup.story.log("warning", text)
         if late is handover.new:  # it may have taken over: nobody has been told, and nobody will be
             return [said, *self._cancel(handover, now)]
         return [said, *self._put_off(handover, PAUSE_S, now), *self._copies.inform(late.shard, now)]
@@ -347,7 +351,7 @@ class Handovers(Transitions):
         del self.under_way[handover.old.epoch]
         self._copies.changed()
         text = f"shard {new.shard} is on {new.server.title} now, and no more on {handover.old.server.title}"
-        return handover, [self._startup.log("info", f"{text} (after {now - handover.frozen_at:.3f} s)", "moved")]
+        return handover, [self._startup.story.log("info", f"{text} (after {now - handover.frozen_at:.3f} s)", "moved")]
 
     def taken(self, shard: int) -> list[Action]:
         """A new copy has taken over, or is not to any more: steps go on."""

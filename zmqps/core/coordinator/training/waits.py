@@ -29,9 +29,10 @@ def not_joined(missing: int, there: int) -> str:
 class Waiters:
     """Those of a job who wait: for its start, at named barriers, for a step, for a range of data."""
 
-    def __init__(self, waiters: Callable[[], Iterator[Waiter]]) -> None:
+    def __init__(self, waiters: Callable[[], Iterator[Waiter]], explain: Callable[[str], str] = str) -> None:
         self.due: float | None = None  # when they want to be told; None: nothing has changed since they were
         self._waiters = waiters
+        self._explain = explain  # adds why
         self._to_tell: deque[Waiter] = deque()
         self._changed = False  # since the first of them was told
 
@@ -54,7 +55,7 @@ class Waiters:
         for _ in range(min(MOST_TOLD, len(self._to_tell))):
             member, request, say = self._to_tell.popleft()
             if say not in texts:
-                texts[say] = say()
+                texts[say] = self._explain(say())
             actions.append(Send(member.peer, Waiting(request, texts[say])))
         self.due = now + PIECE_S if self._to_tell else None
         if self._changed:

@@ -43,6 +43,7 @@ MOST_WAITING = 32
 MEMBER_NBYTES = 200
 #: What is left out first of a job that has more to say than its share.
 _DISPENSABLE: tuple[tuple[str, Any], ...] = (
+    ("story", []),
     ("data", []),
     ("lost", ""),
     ("servers", {}),
@@ -234,6 +235,7 @@ def job_status(run: JobRun, servers: Sequence[MemberInfo], now: float) -> dict[s
         "idle": listed([_idle(run, w) for w in run.workers if w.incarnation not in run.attendance], MOST_IDLE),
         "idle_s": 0.0 if (idle := run.occupancy.idle_since) is None else round(now - idle, 3),
         "waiting": job_waits(run, servers),
+        "story": run.story.status(now),
         "job": dict(job),
         "steps": run.steps.status(run.num_missing, now),
         "replicas": run.replication.status(now),
