@@ -39,7 +39,7 @@ def joined(store: CheckpointStore, lose: Callable[[FileAsk], bool] = lambda aske
             if lose(message):
                 carry(relay.again())
                 return
-            (run,) = files.ask(SERVER, message)
+            (run,) = files.ask(SERVER, message, 0.0)
             assert isinstance(run, Run)
             try:
                 value: Any = run.work()
@@ -156,23 +156,23 @@ def test_nobody_waits_once_the_server_has_ended() -> None:
 
 def test_a_coordinator_without_files_for_servers_says_so() -> None:
     with pytest.raises(ConfigurationError, match="--checkpoint-via"):
-        FileService({}, None).ask(SERVER, FileAsk(1, "size", "/x", 0, 0, ()))
+        FileService({}, None).ask(SERVER, FileAsk(1, "size", "/x", 0, 0, ()), 0.0)
 
 
 def test_a_server_has_so_many_requests_at_a_time() -> None:
     files = FileService({SERVER.incarnation: SERVER}, lambda *asked: Served({}))
     for number in range(MAX_ASKED):
-        files.ask(SERVER, FileAsk(number, "size", "/x", 0, 0, ()))
+        files.ask(SERVER, FileAsk(number, "size", "/x", 0, 0, ()), 0.0)
     with pytest.raises(LimitError):
-        files.ask(SERVER, FileAsk(99, "size", "/x", 0, 0, ()))
+        files.ask(SERVER, FileAsk(99, "size", "/x", 0, 0, ()), 0.0)
     files.returned(Serving(SERVER.incarnation, 0), Served({}))
-    files.ask(SERVER, FileAsk(99, "size", "/x", 0, 0, ()))
+    files.ask(SERVER, FileAsk(99, "size", "/x", 0, 0, ()), 0.0)
 
 
 def test_nothing_is_said_to_a_server_that_has_gone() -> None:
     members: dict[bytes, Any] = {SERVER.incarnation: SERVER}
     files = FileService(members, lambda *asked: Served({}))
-    files.ask(SERVER, FileAsk(1, "size", "/x", 0, 0, ()))
+    files.ask(SERVER, FileAsk(1, "size", "/x", 0, 0, ()), 0.0)
     members.clear()
     assert files.returned(Serving(SERVER.incarnation, 1), Served({})) == []
 

@@ -62,54 +62,51 @@ NOT_KEPT = {
         "_news telling openings watching wheel touched _reminder _moves epochs "
         "from_anybody from_members"
     ),
-    "Membership": "timeout _changed _nobody_before gone _by_silence _peers _barred_peers processes",
+    "Membership": "timeout _nobody_before gone _by_silence _peers _barred_peers processes",
     "Processes": "_living _ended",
     "MemberInfo": "peer roster seen_at reported",
-    "Epochs": "_changed",
-    "Resumptions": "_by_name _changed",
+    "Resumptions": "_by_name",
     "Roster": "_expected _numbered _lowest _next _doubts",
     "Fleet": "_expected _numbered _lowest _next _doubts",
     "Claims": "_living _ranks",
-    "Erasures": "_changed _not_before _timer",
-    "ClusterEnd": "_changed _idle_timeout _members _anybody _due asked save is_saving close _timer",
-    "NoteReceiver": "history num_taken num_lost _changed",
+    "Erasures": "_not_before _timer",
+    "ClusterEnd": "_idle_timeout _members _anybody _due asked save is_saving close _timer",
+    "NoteReceiver": "history num_taken num_lost",
     "Jobs": ("ended _changes _options _membership _erasures _cluster_end _new_run resumptions closing saver touched"),
-    "EndedJobs": "_changed _answers",
+    "EndedJobs": "_answers",
     "JobRun": (
-        "_changed members workers observers _options _servers occupancy places attendance spares losses steps startup "
+        "members workers observers _options _servers occupancy places attendance spares losses steps startup "
         "replication barriers data waits fallback rates _changes from_members of_copies "
         "moving not_followed data_sets story"
     ),
-    "Places": "attendance spares losses chief _members _workers _startup _dismiss _changed",
-    "Attendance": "_changed",
+    "Places": "attendance spares losses chief _members _workers _startup _dismiss",
     "Occupancy": "_name _members _workers _lease is_closing",
     "Startup": (
-        "_changed story num_servers num_workers options _begin _count _new_copies given_up _rows _wire _optimizer "
+        "story num_servers num_workers options _begin _count _new_copies given_up _rows _wire _optimizer "
         "_cuts copies parked _requests held cutting"
     ),
-    "ReplicaSet": "_root _new_epoch revision retry_due changed",
+    "ReplicaSet": "_root _new_epoch revision retry_due",
     "Replica": "moved yielded",
-    "Fallback": "_changed _startup _steps _replication _timeout _rewind _give_up _members",
+    "Fallback": "_startup _steps _replication _timeout _rewind _give_up _members",
     "Rewinds": "_startup",
     "Replication": "views handovers recuts shortages replicas _startup _steps _num_retries",
     "Shortages": "_startup replicas",
     "Handovers": "_startup _steps _shortages stuck",
     "Handover": "not_before held_at frozen_at again_at numbers late",
-    "Drains": "_fleet _runs _erasures _checkpoints _changed",
-    "Scales": "_fleet _runs _checkpoints _drains _endpoint _replicas _hold_s _silence_s _changed",
-    "Recuts": "error longest_s _startup _steps _members _views _shortages _changed _not_before",
+    "Drains": "_fleet _runs _erasures _checkpoints",
+    "Scales": "_fleet _runs _checkpoints _drains _endpoint _replicas _hold_s _silence_s",
+    "Recuts": "error longest_s _startup _steps _members _views _shortages _not_before",
     "_Drain": "told_at",
-    "MemberViews": "_members _startup _changed",
+    "MemberViews": "_members _startup",
     "ViewChange": "due begun_at",
     "Steps": "kept _rule _rates _granted _members _attendance pauses delays",
     "Trainees": "waiting num_training",
     "Trainee": "request paused_for unheard",
     "Commits": "torn retry_due _replicated",
     "LeaderProgress": "copy squares",
-    "Numbers": "_changed",
     "Pauses": "suspended holding closed",
     "Synchronous": "aggregate on_straggler pending clock _num_live _open _late",
-    "DataSets": "_changed _of _members _counts _pause _resume",
+    "DataSets": "_of _members _counts _pause _resume",
     "DataSet": "waiting",
     "Barriers": "by_name _members _awaited _of _pause _resume",
     "Spares": "_members",
@@ -118,9 +115,9 @@ NOT_KEPT = {
 
 
 def attributes(thing: object) -> set[str]:
-    if hasattr(thing, "__dict__"):
-        return set(vars(thing))
-    return {name for owner in type(thing).__mro__ for name in getattr(owner, "__slots__", ())}
+    """Return the names of what a part knows, but of what marks that something has changed."""
+    found = {name for owner in type(thing).__mro__ for name in getattr(owner, "__slots__", ())}
+    return (set(vars(thing)) if hasattr(thing, "__dict__") else found) - {"changed", "_changed"}
 
 
 def parts() -> Iterator[Any]:

@@ -6,10 +6,10 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from zmqps.core.coordinator.described import difference, read
-from zmqps.core.coordinator.journal import Changed, DirtyKeys, Plain, nothing
+from zmqps.core.coordinator.journal import DirtyKeys, KeptRecord, Plain
 from zmqps.core.coordinator.kernel.run import JobKernel
 from zmqps.core.coordinator.members.cluster_end import ClusterEnd
 from zmqps.core.coordinator.members.erasures import Erasures
@@ -205,15 +205,16 @@ class TouchedJobs(Generic[Run]):
             assert not run.startup.given_up, f"it was forgotten that servers have something of job {name!r}"
 
 
-class Epochs:
+class Epochs(KeptRecord):
     """The numbers of copies of shards: no copy has had that of another one."""
 
-    def __init__(self, changed: Changed = nothing) -> None:
+    kept: ClassVar = {"next": "cluster"}
+
+    def __init__(self, changed: Callable[[str], None]) -> None:
+        self.changed = changed
         self.next = 1
-        self._changed = changed
 
     def take(self) -> int:
-        self._changed()
         self.next += 1
         return self.next - 1
 

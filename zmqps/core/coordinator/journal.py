@@ -1,19 +1,22 @@
 """What has changed of what a coordinator keeps in its journal, by key, since that was last written.
 
-The parts say what has changed, by calling what they were given for that; what is written is what they say of
+A part whose state is kept marks what has changed by itself (`KeptRecord`); what is written is what the parts say of
 themselves when an event is dealt with, before any of its messages leaves. ``docs/durability.md`` says what is kept, and
 what is asked again of those who know it; ``docs/where.md`` what is to be done for something new.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from zmqps.core.protocol.events import Action, Record
 from zmqps.core.protocol.messages import Error, Message
 from zmqps.core.protocol.wire import decode, encode
 from zmqps.errors import PSError, from_wire
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 #: What the journal holds under one key: maps, lists, texts, bytes and numbers.
 Plain: TypeAlias = Any
@@ -25,6 +28,81 @@ OF_A_JOB = ("job", "spec", "start", "copies", "views", "fallback", "recut", "ste
 
 def nothing() -> None:
     """Nobody keeps a journal."""
+
+
+def unkept(what: str) -> None:
+    """Nobody keeps it."""
+
+
+class KeptRecord:
+    """A record of which some attributes are kept: to set one of them marks the key that it is kept under.
+
+    Subclasses have ``changed``, and say in `kept` under which key each attribute is kept.
+    """
+
+    __slots__ = ()
+    kept: ClassVar[Mapping[str, str]]
+    changed: Callable[[str], None]
+
+    def __setattr__(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+        if (key := self.kept.get(name)) is not None:
+            self.changed(key)
+
+
+class KeptDict(dict[K, V]):
+    """A dict that is kept: whatever changes it marks its key."""
+
+    def __init__(self, changed: Changed = nothing) -> None:
+        super().__init__()
+        self._changed = changed
+
+    def __setitem__(self, key: K, value: V) -> None:
+        super().__setitem__(key, value)
+        self._changed()
+
+    def __delitem__(self, key: K) -> None:
+        super().__delitem__(key)
+        self._changed()
+
+    def pop(self, key: K, *default: Any) -> Any:
+        """Remove a key, and return what it had."""
+        if key in self:
+            self._changed()
+        return super().pop(key, *default)
+
+    def clear(self) -> None:
+        """Remove all."""
+        self._changed()
+        super().clear()
+
+
+class KeptSet(set[K]):
+    """A set that is kept: whatever adds to it or takes from it marks its key."""
+
+    def __init__(self, changed: Changed, members: Iterable[K] = ()) -> None:
+        super().__init__(members)
+        self._changed = changed
+
+    def add(self, member: K) -> None:
+        """Add a member."""
+        super().add(member)
+        self._changed()
+
+    def discard(self, member: object) -> None:
+        """Take one out, if it is there."""
+        super().discard(member)
+        self._changed()
+
+    def remove(self, member: K) -> None:
+        """Take one out that is there."""
+        super().remove(member)
+        self._changed()
+
+    def clear(self) -> None:
+        """Take all out."""
+        super().clear()
+        self._changed()
 
 
 class DirtyKeys:

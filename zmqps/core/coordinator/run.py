@@ -9,7 +9,7 @@ from typing import Any
 from zmqps.core.coordinator.journal import DirtyKeys, set_key
 from zmqps.core.coordinator.kernel.run import JobKernel, JobState
 from zmqps.core.coordinator.members.membership import Fleet, MemberInfo
-from zmqps.core.coordinator.members.places import Kept
+from zmqps.core.coordinator.members.places import PlaceRequest
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.placement.copies import Replica
 from zmqps.core.coordinator.placement.fallback import Fallback, torn
@@ -40,12 +40,7 @@ class JobRun(JobKernel):
         changes: DirtyKeys | None = None,
     ) -> None:
         super().__init__(name, options, servers, new_epoch, before, root, resumption, changes)
-        changes = self._changes
-
-        def changed(what: str) -> None:
-            changes.add(what, name)
-
-        startup, steps = self.startup, self.steps
+        changes, changed, startup, steps = self._changes, self.changed, self.startup, self.steps
         self.replication = Replication(startup, steps, self.members, options.replicas, changed)
         self.fallback = Fallback(
             startup, steps, self.replication, self.members, options.fallback_timeout, self._rewind, self._lose_shards,
@@ -112,7 +107,7 @@ class JobRun(JobKernel):
             self.data.begin_anew()
         return super()._count(member, named, first)
 
-    def _take_part(self, member: MemberInfo, message: Kept, now: float) -> list[Action]:
+    def _take_part(self, member: MemberInfo, message: PlaceRequest, now: float) -> list[Action]:
         if isinstance(message, m.Take):
             return self.take(member, message, now)
         return super()._take_part(member, message, now)

@@ -97,9 +97,9 @@ class CoordinatorKernel(Generic[Run]):
             self.membership.members,
             lambda: any(run.members for run in self.runs.values()),
             self.wheel,
-            self.changes.of("cluster"),
+            self.changes.add,
         )
-        self.epochs = Epochs(self.changes.of("cluster"))
+        self.epochs = Epochs(self.changes.add)
 
         def new_run(name: str, before: str, resumption: Resumption | None) -> Run:
             take, root = self.epochs.take, identity.secret

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
-from zmqps.core.coordinator.journal import OF_A_JOB, DirtyKeys
+from zmqps.core.coordinator.journal import OF_A_JOB, DirtyKeys, KeptDict, KeptRecord
 from zmqps.core.coordinator.kernel.story import Story
 from zmqps.core.coordinator.members.membership import SILENT_BEATS, Fleet, MemberInfo, Roster
-from zmqps.core.coordinator.members.places import Kept, Occupancy, Places
+from zmqps.core.coordinator.members.places import Occupancy, PlaceRequest, Places
 from zmqps.core.coordinator.members.reach import check_in_reach
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.placement.copies import Replica, ReplicaSet
@@ -41,8 +41,10 @@ class JobState(StrEnum):
     FAILED, STARTING, GOING_BACK, TRAINING, IDLE = "failed", "starting", "going back", "training", "idle"
 
 
-class JobKernel:
+class JobKernel(KeptRecord):
     """What the coordinator knows of one job that it trains."""
+
+    kept: ClassVar = {"lost_shard": "job"}
 
     def __init__(
         self,
@@ -56,27 +58,27 @@ class JobKernel:
         changes: DirtyKeys | None = None,
     ) -> None:
         self._changes = changes = changes or DirtyKeys()
-        self.name, self._changed = name, changes.of("job", name)
-        self._changed()
+        self.name, mark = name, changes.of("job", name)
         self.story = Story(name)
-        self.members: dict[bytes, MemberInfo] = {}
+
+        def changed(what: str) -> None:
+            changes.add(what, name)
+
+        self.changed = changed
+        self.members: dict[bytes, MemberInfo] = KeptDict(mark)
         self.workers, self.observers = Roster(lambda: self.places.expected), Roster()
         self.lost_shard: PSError | None = None  # a server of this job is gone
         self._options = options
         self._servers = servers
         self.occupancy = Occupancy(name, before, self.members, self.workers, options.lease)
-        self.rates = Numbers(self._changed)
-
-        def changed(what: str) -> None:
-            changes.add(what, name)
-
+        self.rates = Numbers(changed)
         self.startup = Startup(
             self.story, options, lambda: ReplicaSet(root, new_epoch, changes.of("copies", name)), self._begin,
             self._count, lambda: self.num_workers, resumption, changed,
         )  # fmt: skip
         self.places = Places(
             self.startup, self.members, self.workers, lambda member, error: self.barriers.dismiss(member, error),
-            self._changed,
+            mark,
         )  # fmt: skip
         self.attendance, self.spares, self.losses = self.places.attendance, self.places.spares, self.places.losses
         kept = changes.of("step", name)
@@ -167,7 +169,6 @@ class JobKernel:
         self.attendance.succeed(before, member)
 
     def _add(self, member: MemberInfo) -> None:
-        self._changed()
         self.occupancy.come(member)
         self.members[member.incarnation] = member
 
@@ -179,7 +180,6 @@ class JobKernel:
         actions = self.barriers.lose(member, error) if error is not None and awaited else []
         self.barriers.withdraw(member)
         del self.members[member.incarnation]
-        self._changed()
         self.places.leave(member, how)
         self.steps.leave(member)
         actions += self._left(member, how, now)
@@ -232,7 +232,7 @@ class JobKernel:
         """Say what a member begins with, now that the job can be trained."""
         clock, is_chief = self.steps.begin(member), self.places.find_chief() is member
         beginning = Beginning(clock, self.num_workers, self._note(member), self.rates.terms, is_chief)
-        self._changed()
+        self.changed("job")
         if member.role == "worker":
             self.occupancy.begin(member)
             self.places.begin(member)
@@ -240,7 +240,7 @@ class JobKernel:
 
     def _count(self, member: MemberInfo, named: bool, first: bool) -> list[Action]:
         """A member takes part; the first that names the job begins another one than those that could not be started."""
-        self._changed()
+        self.changed("job")
         return self.places.count(member, named, first)
 
     def _fill(self, now: float) -> list[Action]:
@@ -259,7 +259,7 @@ class JobKernel:
                     actions.append(member.fail(message.request, error))
         return actions
 
-    def _take_part(self, member: MemberInfo, message: Kept, now: float) -> list[Action]:
+    def _take_part(self, member: MemberInfo, message: PlaceRequest, now: float) -> list[Action]:
         if isinstance(message, m.Arrive):
             return self.arrive(member, message, now)
         assert isinstance(message, m.Enter)
@@ -385,7 +385,6 @@ class JobKernel:
     def _lose_shards(self, error: PSError) -> list[Action]:
         """The values of a shard are gone: nothing can be trained any more."""
         self.lost_shard = error
-        self._changed()
         told: list[Action] = [worker.fail(n, error) for worker, n, _ in self.steps.waiters(self.num_missing)]
         self.steps.stop()
         told += [*self.spares.fail(error, arrivals_only=True), *self.startup.refuse(error)]

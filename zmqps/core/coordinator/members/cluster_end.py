@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import ClassVar
 
-from zmqps.core.coordinator.journal import Changed, Plain, nothing
+from zmqps.core.coordinator.journal import KeptRecord, Plain, unkept
 from zmqps.core.coordinator.members.membership import MemberInfo
 from zmqps.core.node.timers import Wheel
 from zmqps.core.protocol import exits
@@ -14,8 +15,10 @@ from zmqps.core.protocol.messages import Shutdown
 GOODBYE_S = 3.0  # how long the end of the cluster waits for the servers to say goodbye
 
 
-class ClusterEnd:
+class ClusterEnd(KeptRecord):
     """Whether the cluster is ending and how, and since when nobody is there for a job."""
+
+    kept: ClassVar = dict.fromkeys(("ending", "unsaved"), "cluster")
 
     def __init__(
         self,
@@ -23,10 +26,10 @@ class ClusterEnd:
         members: Mapping[bytes, MemberInfo],
         anybody: Callable[[], bool],
         wheel: Wheel,
-        changed: Changed = nothing,
+        changed: Callable[[str], None] = unkept,
     ) -> None:
         self._timer = wheel.timer("the end of the cluster", self.next_deadline)  # `on_deadline` comes after all others
-        self._changed = changed
+        self.changed = changed
         self.asked: Exit | None = None  # how it is to end, once its jobs are saved
         self.ending: Exit | None = None  # how it ends, once everybody is told
         self.unsaved = ""  # the last job that has ended without its last checkpoint
@@ -60,7 +63,6 @@ class ClusterEnd:
             end = Exit(exits.NOT_SAVED, f"{end.reason}; job {self.unsaved!r} has ended without its last checkpoint")
         self.ending, self._due = end, now + GOODBYE_S
         self._timer.touch()
-        self._changed()
         given_up = self.close(now)  # who has asked is told that before it is told of the end
         shutdowns: list[Action] = [Send(member.peer, Shutdown(end.reason)) for member in self._members.values()]
         said = Log("info", f"ending: {end.reason}", "ending")
@@ -69,7 +71,6 @@ class ClusterEnd:
     def note_unsaved(self, job: str) -> None:
         """A job ends without its last checkpoint, and so does the cluster, whenever that is."""
         self.unsaved = job
-        self._changed()
 
     def left(self, now: float) -> list[Action]:
         """A member has gone: a cluster that is ending does so with the last, another one may be idle now."""

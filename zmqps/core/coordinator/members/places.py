@@ -31,7 +31,7 @@ MAX_CHARS = 600
 #: A worker completes one step at a time, and waits at a few barriers and for ranges of a few data sets.
 MAX_KEPT = 32
 
-Kept = Arrive | Enter | Take
+PlaceRequest = Arrive | Enter | Take
 
 
 class Attendance:
@@ -215,14 +215,14 @@ def end_of_cluster(how: str, losses: Losses, lost_shard: PSError | None) -> Exit
     return Exit(exits.OK if how == ASKED else exits.IDLE, f"the job has ended: {how}")
 
 
-class Spares(dict[bytes, dict[int, Kept]]):
+class Spares(dict[bytes, dict[int, PlaceRequest]]):
     """Requests of workers for which a job has no place yet: by incarnation and request, in the order they came."""
 
     def __init__(self, members: Mapping[bytes, MemberInfo]) -> None:
         super().__init__()
         self._members = members
 
-    def keep(self, member: MemberInfo, message: Kept) -> None:
+    def keep(self, member: MemberInfo, message: PlaceRequest) -> None:
         """Keep a request; of steps that are completed the last one counts.
 
         Raises `LimitError`: these are too many; `ProtocolError`: it would be refused of a worker that
@@ -236,7 +236,7 @@ class Spares(dict[bytes, dict[int, Kept]]):
             raise LimitError(what="number of requests of a spare worker", got=len(others) + 1, limit=MAX_KEPT)
         self[member.incarnation] = {**others, message.request: message}
 
-    def take(self, member: MemberInfo) -> list[Kept]:
+    def take(self, member: MemberInfo) -> list[PlaceRequest]:
         """Return what a worker has asked for that counts now, or has gone, and forget it."""
         return list(self.pop(member.incarnation, {}).values())
 
@@ -284,7 +284,7 @@ def waiting_for(expected: int) -> str:
     return f"a place among the {counted(expected, 'worker')} that the job expects: it is a spare"
 
 
-def _arrives(message: Kept) -> bool:
+def _arrives(message: PlaceRequest) -> bool:
     return isinstance(message, Arrive)
 
 
@@ -499,7 +499,7 @@ class Places:
         self.attendance.leave(member, how)
         self.spares.take(member)
 
-    def keep(self, member: MemberInfo, message: Kept) -> list[Action] | None:
+    def keep(self, member: MemberInfo, message: PlaceRequest) -> list[Action] | None:
         """Return None for a worker that takes part; keep what a spare asks for, and refuse others.
 
         Raises `JobError`: so many workers are expected, and this one has not named the job.

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
-from zmqps.core.coordinator.journal import Changed, Plain, nothing
+from zmqps.core.coordinator.journal import Changed, KeptDict, KeptRecord, Plain, nothing, unkept
 from zmqps.core.coordinator.members.membership import MemberInfo
 from zmqps.core.protocol.events import Action, Send
 from zmqps.core.protocol.messages import Promote, Replicas
@@ -25,13 +25,16 @@ class Order(StrEnum):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Replica:
+class Replica(KeptRecord):
     """One copy of one shard on one server; ``epoch`` is its number, which no other copy of any job ever has.
 
     The leader answers workers; backups follow it. ``generation`` counts how often the shard has had another leader or
     other backups. ``built`` and ``whole`` say whether it is there and has all values, as far as is known.
     """
 
+    kept: ClassVar = dict.fromkeys(("backup", "generation", "built", "whole", "order"), "copies")
+
+    changed: Callable[[str], None] = unkept
     shard: int
     epoch: int
     server: MemberInfo
@@ -59,7 +62,8 @@ class ReplicaSet:
     def __init__(self, root: bytes, new_epoch: Callable[[], int], changed: Changed = nothing) -> None:
         self.by_epoch: dict[int, Replica] = {}  # in the order of the shards at first
         self.coming: dict[int, Replica] = {}  # that are to be all the copies, once the shards are cut anew
-        self.unfit: dict[tuple[bytes, int], str] = {}  # why servers, by incarnation, could not keep a copy of a shard
+        #: Why servers, by incarnation, could not keep a copy of a shard.
+        self.unfit: dict[tuple[bytes, int], str] = KeptDict(changed)
         self.retry_due: float | None = None  # when what is not confirmed is sent again
         self.revision = 0
         self.changed = changed
@@ -88,16 +92,23 @@ class ReplicaSet:
 
     def add(self, shard: int, server: MemberInfo, *, backup: bool = False) -> Replica:
         """Enter a copy under a new number."""
-        copy = Replica(shard=shard, epoch=self._new_epoch(), server=server, backup=backup)
+        copy = self._new(shard, server, backup)
         self.by_epoch[copy.epoch] = copy
         self._note()
         return copy
 
     def prepare(self, shard: int, server: MemberInfo, *, backup: bool = False) -> Replica:
         """Enter one of a shard that is to be."""
-        copy = Replica(shard=shard, epoch=self._new_epoch(), server=server, backup=backup)
+        copy = self._new(shard, server, backup)
         self.coming[copy.epoch] = copy
         return copy
+
+    def _new(self, shard: int, server: MemberInfo, backup: bool) -> Replica:
+        epoch = self._new_epoch()
+        return Replica(changed=self._mark, shard=shard, epoch=epoch, server=server, backup=backup)
+
+    def _mark(self, what: str) -> None:
+        self.changed()
 
     def find(self, epoch: int) -> Replica | None:
         """Return the copy of a number, of those that are to be, too."""
@@ -165,7 +176,6 @@ class ReplicaSet:
     def tell(self, leader: Replica, order: Order, now: float) -> Action:
         """Tell a leader something, and again until it has confirmed it."""
         leader.order, self.retry_due = order, now + RETRY_S
-        self.changed()
         return self.told(leader)
 
     def told(self, leader: Replica) -> Action:
@@ -219,8 +229,8 @@ class ReplicaSet:
         """Have the copies that were kept; their servers are members, or they would not have been."""
         for shard, epoch, who, backup, generation, built, whole in kept:
             self.by_epoch[epoch] = Replica(
-                shard=shard, epoch=epoch, server=members[who], backup=backup, generation=generation, built=built,
-                whole=whole,
+                changed=self._mark, shard=shard, epoch=epoch, server=members[who], backup=backup,
+                generation=generation, built=built, whole=whole,
             )  # fmt: skip
 
     def key(self, copy: Replica) -> bytes:

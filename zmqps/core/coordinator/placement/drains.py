@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from zmqps.core.coordinator.journal import Changed, Plain, nothing
+from zmqps.core.coordinator.journal import Changed, KeptDict, Plain, nothing
 from zmqps.core.coordinator.members.erasures import Erasures
 from zmqps.core.coordinator.members.membership import Fleet, LeavingState, MemberInfo
 from zmqps.core.coordinator.members.naming import find_named
@@ -52,7 +52,7 @@ class Drains:
         self._erasures = erasures
         self._checkpoints = checkpoints
         self._changed = changed
-        self.going: dict[bytes, _Drain] = {}
+        self.going: dict[bytes, _Drain] = KeptDict(changed)
         self._ended = Endings()
 
     # --- who asks ------------------------------------------------------------------------------
@@ -98,7 +98,6 @@ class Drains:
         """Let a server go that is not needed any more."""
         if server.incarnation not in self.going:
             self._begin(server, now)
-            self._changed()
         return self.look(now)
 
     def note_fleet(self) -> None:
@@ -147,7 +146,6 @@ class Drains:
         server = drain.server
         error = DrainError(server=server.title, why=why, advice=ADVICE)
         del self.going[server.incarnation]
-        self._changed()
         server.leaving = LeavingState.STAYS
         self._fleet.joined()
         self._ended.note(drain.nonces, error)
@@ -163,7 +161,6 @@ class Drains:
         if drain is None or any(run.is_on(server) for run in self._runs.values()):
             return False, []
         del self.going[server.incarnation]
-        self._changed()
         self._ended.note(drain.nonces, text := self._farewell(drain, now))
         return True, [Log("info", text, peer=server.hello.name)]
 
@@ -172,7 +169,6 @@ class Drains:
         drain = self.going.pop(server.incarnation, None)
         if drain is None:
             return
-        self._changed()
         if drain.told_at is not None:  # nobody misses it
             self._ended.note(drain.nonces, f"{server.title} had nothing any more when it was lost")
             return
@@ -182,8 +178,6 @@ class Drains:
 
     def stop(self, now: float) -> list[Action]:
         """The cluster ends: nothing moves any more, and steps go on until what is trained is saved."""
-        if self.going:
-            self._changed()
         for drain in self.going.values():
             drain.server.leaving = LeavingState.STAYS
         self.going.clear()

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
-from zmqps.core.coordinator.journal import Plain
+from zmqps.core.coordinator.journal import KeptDict, KeptRecord, KeptSet, Plain, unkept
 from zmqps.core.coordinator.kernel.run import LOSS_ADVICE
 from zmqps.core.coordinator.members.membership import MemberInfo
 from zmqps.core.coordinator.placement.copies import Replica
@@ -62,8 +63,12 @@ class LostServer(NamedTuple):
 
 
 @dataclass(slots=True, kw_only=True)
-class Missing:
+class Missing(KeptRecord):
     """A shard of which no copy is left, until it is back at a checkpoint."""
+
+    kept: ClassVar = dict.fromkeys(("generation", "lost", "home", "copy", "num_lost"), "fallback")
+
+    changed: Callable[[str], None] = unkept
 
     generation: int  # of what loads it next
     lost: LostServer | None  # the server it was on; None: that is there, and the shard goes back with the others
@@ -75,8 +80,12 @@ class Missing:
 
 
 @dataclass(slots=True, kw_only=True)
-class GoingBack:
+class GoingBack(KeptRecord):
     """Shards that go back to a checkpoint, until all are there again."""
+
+    kept: ClassVar = {"target": "fallback"}
+
+    changed: Callable[[str], None] = unkept
 
     target: Resumption  # the checkpoint
     error: PSError  # what the job fails with if nothing can be loaded
@@ -88,13 +97,16 @@ class GoingBack:
     unfit: set[tuple[bytes, int]] = field(default_factory=set)  # servers, by incarnation, that could not load a shard
 
 
-class Rewinds:
+class Rewinds(KeptRecord):
     """How often shards of one job went back, and what was lost the last time: steps, or acknowledged pushes.
 
     Steps the coordinator counts itself; of pushes each worker says how many of its own are gone.
     """
 
-    def __init__(self, startup: Startup) -> None:
+    kept: ClassVar = dict.fromkeys(("times", "_last"), "fallback")
+
+    def __init__(self, startup: Startup, changed: Callable[[str], None] = unkept) -> None:
+        self.changed = changed
         self._startup = startup
         self.times = 0
         self._last: dict[str, Any] = {}
@@ -137,8 +149,10 @@ class Rewinds:
         return {"times": self.times, "last": {**last, "ago_s": round(now - self._last["at"], 3)}}
 
 
-class Fallback:
+class Fallback(KeptRecord):
     """Lets shards of one job go back to a checkpoint."""
+
+    kept: ClassVar = dict.fromkeys(("good", "_going"), "fallback")
 
     def __init__(
         self,
@@ -149,9 +163,9 @@ class Fallback:
         timeout: float,  # how long servers for the shards are waited for; 0: nothing goes back, and the job fails
         rewind: Callable[[Resumption], list[Action]],  # data sets go back with all shards
         give_up: Callable[[PSError], list[Action]],  # a shard can be loaded nowhere
-        changed: Callable[[str], None] = lambda what: None,
+        changed: Callable[[str], None] = unkept,
     ) -> None:
-        self._changed = changed
+        self.changed = changed
         #: The checkpoints that the job can go back to, the latest last.
         self.good: list[Resumption] = [startup.resumption] if startup.resumption is not None else []
         self._startup = startup
@@ -160,12 +174,10 @@ class Fallback:
         self._timeout = timeout
         self._rewind = rewind
         self._give_up = give_up
-        self._bad: set[str] = set()  # paths of checkpoints that cannot be used
+        self._bad: set[str] = KeptSet(partial(changed, "fallback"))  # paths of checkpoints that cannot be used
         self._going: GoingBack | None = None
-        self._rewinds = Rewinds(startup)
+        self._rewinds = Rewinds(startup, changed)
         self._members = members
-        if self.good:
-            changed("fallback")
 
     @property
     def active(self) -> bool:
@@ -201,9 +213,7 @@ class Fallback:
             path=path, read_at=read_at, job=job, version=version, data=manifest["data"], state=manifest["state"],
             rates=tuple(manifest.get("run", {}).get("rates", ())), cut=self._startup.cut,
         )  # fmt: skip
-        self.good.append(saved)
-        del self.good[:-MAX_GOOD]
-        self._changed("fallback")
+        self.good = [*self.good, saved][-MAX_GOOD:]
 
     @property
     def is_outdated(self) -> bool:
@@ -235,7 +245,10 @@ class Fallback:
         if target is None or not self._timeout:
             return None
         if self._going is None:
-            self._going = GoingBack(target=target, error=error, begun_at=now, waits_since=now, retry_due=now + RETRY_S)
+            self._going = GoingBack(
+                changed=self.changed, target=target, error=error, begun_at=now, waits_since=now,
+                retry_due=now + RETRY_S, shards=KeptDict(partial(self.changed, "fallback")),
+            )  # fmt: skip
         going = self._going
         going.waits_since = now
         shards = {copy.shard: copy for copy in lost}
@@ -250,10 +263,11 @@ class Fallback:
             else:
                 home, lost_one = server, None
             lost_one = lost_one or (before.lost if before is not None else None)
-            going.shards[shard] = Missing(generation=copy.generation + 1, lost=lost_one, home=home)
+            going.shards[shard] = Missing(
+                changed=self.changed, generation=copy.generation + 1, lost=lost_one, home=home
+            )
             going.shards[shard].num_lost = self._forget(shard) + (before.num_lost if before is not None else 0)
         self._replication.forget(shards)
-        self._changed("fallback")
         self._startup.held = self._text(going.shards)
         text = f"{self._text(shards)}, of version {target.version}"
         epoch, revision = self._startup.epoch, self._replication.views.new_revision()
@@ -290,7 +304,6 @@ class Fallback:
             back.copy = copy = self._startup.copies.add(shard, server)
             copy.generation, back.since = back.generation, now
             new.append(copy)
-            self._changed("fallback")
         if not new:
             return []
         text = f"the checkpoint {going.target.path} is loaded: {_where(new)}"
@@ -331,7 +344,6 @@ class Fallback:
     def _drop(self, copy: Replica) -> None:
         """Load a shard elsewhere, or anew."""
         self._startup.drop(copy, moved=True)
-        self._changed("fallback")
         back = self._under_way.shards[copy.shard]
         back.copy = None
         back.generation += 1
@@ -358,7 +370,6 @@ class Fallback:
         if not loaded or copy.whole:
             return []
         copy.whole = True
-        self._startup.copies.changed()
         if not self._whole:
             return self._went_back((copy.shard,), now)
         going = self._under_way
@@ -376,7 +387,6 @@ class Fallback:
             lost = max(0, self._steps.clock - saved.version)
             self._steps.go_back(copies, saved.version)
             startup.resumption = saved
-            self._changed("spec")
             actions += self._rewind(saved)
         else:
             self._steps.go_back(copies, None)
@@ -392,7 +402,6 @@ class Fallback:
             whole=self._whole,
         )  # fmt: skip
         self._rewinds.times += 1
-        self._changed("fallback")
         told += self.followed(change, now)
         if not going.shards:
             startup.held, self._going = "", None
@@ -403,7 +412,6 @@ class Fallback:
         """A member has gone back, or has left: say what was lost, if it was the last one."""
         if change.awaited:
             return []
-        self._changed("fallback")
         return self._rewinds.close(change, now)
 
     def makes_moot(self, member: MemberInfo) -> bool:
@@ -451,7 +459,6 @@ class Fallback:
         advice = f"{what}{why}; begin the job again from a checkpoint (--restore), with servers for all its shards"
         first = gone[0] if gone else None
         error = going.error if first is None else self._loss(first, advice, now)
-        self._changed("fallback")
         self._replication.views.clear()
         self._startup.held, self._going = "", None
         losses = [
@@ -485,19 +492,20 @@ class Fallback:
             return
         good, bad, target, back, rewinds = kept
         self.good = [Resumption.restored(saved, job) for saved in good]
-        self._bad = set(bad)
+        self._bad.update(bad)
         self._rewinds.restore(rewinds, now)
         if not back:
             return
         self._going = going = GoingBack(
+            changed=self.changed, shards=KeptDict(partial(self.changed, "fallback")),
             target=next(saved for saved in self.good if saved.path == target), begun_at=now, waits_since=now,
             error=JobError("a part of the job is lost"), retry_due=now + RETRY_S,
         )  # fmt: skip
         copies = self._startup.copies.by_epoch
         for shard, generation, lost, home, epoch, num_lost in back:
             going.shards[shard] = Missing(
-                generation=generation, lost=None if lost is None else LostServer(*lost), home=members.get(home),
-                copy=None if epoch is None else copies[epoch], num_lost=num_lost, since=now,
+                changed=self.changed, generation=generation, lost=None if lost is None else LostServer(*lost),
+                home=members.get(home), copy=None if epoch is None else copies[epoch], num_lost=num_lost, since=now,
             )  # fmt: skip
         gone = next((b.lost for b in going.shards.values() if b.lost is not None), None)
         if gone is not None:

@@ -47,7 +47,6 @@ class Replication:
         """A server has gone: its backups take over; return the copies that were the last ones of their shards, too."""
         copies, actions, lost = self._startup.copies, self.recuts.lose(server, now), list[Replica]()
         gone = copies.of(server)
-        copies.changed()
         for copy in gone:
             copies.remove(copy)
             actions += self.handovers.lose(copy)
@@ -136,7 +135,6 @@ class Replication:
             return []
         startup, copies = self._startup, self._startup.copies
         copy.order = None
-        copies.changed()
         self._steps.moved(copy, message.step)
         actions = list[Action]()
         for other in copies.backups(copy.shard):  # they followed the old one; its heir is to fill them anew
@@ -155,13 +153,11 @@ class Replication:
             self.shortages.forget(shard)
             self.views.forget(ChangeKind.MOVED, shard)
             self.handovers.forget(shard)
-        self._startup.copies.changed()
 
     def degraded(self, shards: Iterable[int], why: str, now: float) -> None:
         """These shards have a leader alone, and get backups again, on servers with shards of their own, too."""
         for shard in shards:
             self.shortages.note(shard, why, now, anywhere=True)
-        self._startup.copies.changed()
 
     # --- backups -------------------------------------------------------------------------------
 
@@ -169,7 +165,6 @@ class Replication:
         """A leader waits for its new backups, and no others."""
         if copy is not None and copy.order is Order.REPLICAS and message.generation == copy.generation:
             copy.order = None
-            self._startup.copies.changed()
 
     def fill(self, servers: Iterable[MemberInfo], now: float) -> list[Action]:
         """Give shards that lack backups new ones, on servers that have no shard of their own."""
@@ -199,7 +194,6 @@ class Replication:
         if copy.built and (copy.whole or not loaded):
             return []
         copy.built = True
-        self._startup.copies.changed()
         if not copy.backup or not loaded or copy.whole:
             return []
         copy.whole = True
@@ -227,7 +221,6 @@ class Replication:
             there = {copy.server.incarnation for copy in copies if copy.shard == shard}
             for server in wanted.get(shard, ()):
                 if why := copies.unfit.pop((server.incarnation, shard), ""):  # said once: then it is tried again
-                    copies.changed()
                     return actions, why
                 if server.incarnation not in there:
                     actions += self._startup.assign([copies.add(shard, server, backup=True)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from zmqps.core.coordinator.journal import Plain
+from zmqps.core.coordinator.journal import KeptDict, Plain
 from zmqps.core.coordinator.placement.startup import Startup
 from zmqps.errors import counted
 
@@ -25,7 +25,7 @@ class Shortages:
     def __init__(self, startup: Startup, replicas: int) -> None:
         self._startup = startup
         self.replicas = replicas
-        self._noted: dict[int, Shortage] = {}  # by shard
+        self._noted: dict[int, Shortage] = KeptDict(lambda: self._startup.copies.changed())  # by shard
 
     def lacks(self, shard: int) -> bool:
         """Whether a shard has fewer whole copies than it should; one of them is its leader, or about to be."""
@@ -49,7 +49,6 @@ class Shortages:
     def begin(self, now: float) -> None:
         """The job can be trained, or lies in other shards: note where backups are missing from the first."""
         self._noted.clear()
-        self._startup.copies.changed()
         for shard, _, _ in self._startup.copies.leaders():
             self.note(shard, "there are too few servers", now)
 
@@ -81,7 +80,7 @@ class Shortages:
 
     def restore(self, kept: Plain, now: float) -> None:
         """Take back what was kept; a clock that has begun anew since is behind what it says."""
-        self._noted = {shard: Shortage(min(since, now), why, where) for shard, since, why, where in kept}
+        self._noted.update({shard: Shortage(min(since, now), why, where) for shard, since, why, where in kept})
 
     def validate(self) -> None:
         """Assert that nothing is noted that has no cause any more."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from zmqps.core.coordinator.described import Described, Rival, difference, place, read, shown
-from zmqps.core.coordinator.journal import Plain
+from zmqps.core.coordinator.journal import KeptDict, KeptRecord, KeptSet, Plain
 from zmqps.core.coordinator.kernel.story import Story
 from zmqps.core.coordinator.members.membership import MemberInfo
 from zmqps.core.coordinator.options import CoordinatorOptions
@@ -46,13 +46,20 @@ MAX_PARKED = 16
 Parked = dict[tuple[bytes, int], Waiter]  # by incarnation and request
 
 
-class Startup:
+class Startup(KeptRecord):
     """A job on its way to being trained.
 
     Placing waits for all servers; then every server builds its shard; then one worker, the
     loader, uploads the initial values; then every parked ``init`` is answered. A loader that
     vanishes is replaced by another worker whose ``init`` is parked.
     """
+
+    kept: ClassVar = {
+        **dict.fromkeys(("job", "_wire", "owner", "placement", "epoch", "resumption"), "spec"),
+        **dict.fromkeys(("ready", "loader"), "start"),
+        "copies": "copies",
+        "cut": "recut",
+    }
 
     def __init__(
         self,
@@ -66,7 +73,7 @@ class Startup:
         resumption: Resumption | None = None,  # None: a worker uploads the initial values
         changed: Callable[[str], None] = lambda what: None,
     ) -> None:
-        self._changed = changed
+        self.changed = changed
         self.story = story
         self.resumption = resumption
         self.num_servers = options.servers  # how many make the cluster
@@ -87,11 +94,12 @@ class Startup:
         self._optimizer: dict[str, Any] = {}  # for the status
         self.owner = ""  # empty: nobody has named the job, though it is known from a checkpoint
         self.ready = False  # whether the job can be trained
-        self.parked: Parked = {}
+        mark = partial(self.changed, "start")
+        self.parked: Parked = KeptDict(mark)
         self._requests: dict[bytes, set[int]] = {}  # those that are parked, by incarnation
         self.loader: tuple[bytes, int] | None = None
-        self.told: set[bytes] = set()  # members that have tickets for the servers
-        self.returning: set[bytes] = set()  # members whose init was parked when this coordinator went away
+        self.told: set[bytes] = KeptSet(mark)  # members that have tickets for the servers
+        self.returning: set[bytes] = KeptSet(mark)  # members whose init was parked when this coordinator went away
         self._forget_place()
 
     def _forget_place(self) -> None:
@@ -101,8 +109,7 @@ class Startup:
         self._cuts: dict[str, Any] = {}
         self.copies = self._new_copies()
         self.cut = 0  # the number of the last time that its shards were cut anew
-        for what in ("spec", "start", "copies", "step"):
-            self._changed(what)
+        self.changed("step")
 
     @property
     def rival(self) -> Rival:
@@ -142,8 +149,6 @@ class Startup:
         actions = self._count(member, bool(message.job) or resumption is not None, first)
         if first:
             self.owner = member.title  # by the rank that it has now
-            self._changed("spec")
-        self._changed("start")
         self.returning.discard(member.incarnation)
         has_values = bool(message.job) and member.role == "worker"
         key = member.incarnation, message.request
@@ -169,7 +174,6 @@ class Startup:
             return self.fail(error)
         self.placement, self._rows, self._cuts = placement, placement.rows(), placement.to_wire()
         self.epoch = self.copies.place(chosen, self.options.replicas)
-        self._changed("spec")
         self.story.tell(f"begins on {listed([server.title for server in chosen], 8)}", expected=True)
         text = f"job {self.name!r} of {self.owner}: {counted(len(self.job.parameters), 'parameter')}, "
         text += f"{self.job.nbytes / 1e6:.3f} MB, {self.job.mode}"
@@ -203,8 +207,7 @@ class Startup:
         self.copies.switch()
         self.placement, self._rows, self._cuts = placement, placement.rows(), placement.to_wire()
         self.moved()
-        for what in ("spec", "start", "copies", "step"):
-            self._changed(what)
+        self.changed("step")
 
     def drop_coming(self) -> None:
         """The shards stay as they are."""
@@ -265,8 +268,6 @@ class Startup:
     def progress(self, copy: Replica, loaded: bool) -> list[Action]:
         """A server has built a copy of a shard, or has all its values."""
         copy.built, copy.whole = True, copy.whole or loaded
-        self._changed("start")
-        self.copies.changed()
         self.ready = all(copy.whole for copy in self.copies)
         if self.ready:
             self.story.tell("can be trained", expected=True)
@@ -286,7 +287,6 @@ class Startup:
             self._requests[incarnation].remove(number)
         if not self._requests.get(incarnation, True):
             del self._requests[incarnation]
-        self._changed("start")
         if request is None:
             self.told.discard(incarnation)
             self.returning.discard(incarnation)
@@ -341,9 +341,9 @@ class Startup:
             self.placement = Placement.from_wire(KeySpace.of(self.job), cuts)
             self._rows, self._cuts = self.placement.rows(), self.placement.to_wire()
         self.ready, waiting, loader, told = start
-        self.told = set(told)
+        self.told.update(told)
         self.loader = None if loader is None else (loader[0], loader[1])
-        self.returning = set() if self.ready else set(waiting)
+        self.returning.update(() if self.ready else waiting)
 
     def fail(self, error: PSError) -> list[Action]:
         """A server could not build its shard: forget the job and tell everybody who waits for it."""
@@ -371,7 +371,6 @@ class Startup:
         for key, (member, has_values) in self.parked.items():
             if has_values:
                 self.loader = key
-                self._changed("start")
                 text, who = f"{member.title} uploads the initial values", member.hello.name
                 return [Log("info", text, job=self.name, peer=who), self._reply(member, key[1], load=1)]
         return []
@@ -384,7 +383,6 @@ class Startup:
         self.parked.clear()
         self._requests.clear()
         self.returning.clear()
-        self._changed("start")
         return replies
 
     def _reply(self, member: MemberInfo, request: int, load: int = 0) -> Action:
@@ -392,7 +390,6 @@ class Startup:
         before = None if load else member.answers.with_job(self._wire)
         placement = self.where(member, load=bool(load)) if before is None else before.placement
         self.told.add(member.incarnation)
-        self._changed("start")
         step, num_workers, note, terms, chief = Beginning(0, 0, "") if load else self._begin(member)
         restored = self.resumption.told() if self.resumption else {}
         job = Job(

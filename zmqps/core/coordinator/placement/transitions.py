@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TypeAlias
+from typing import ClassVar, TypeAlias
 
-from zmqps.core.coordinator.journal import Changed, Plain, nothing
+from zmqps.core.coordinator.journal import Changed, KeptDict, KeptRecord, Plain, nothing, unkept
 from zmqps.core.coordinator.members.membership import LeavingState, MemberInfo
 from zmqps.core.coordinator.placement.copies import RETRY_S, Replica, ReplicaSet
 from zmqps.core.coordinator.placement.shortages import Shortages
@@ -49,9 +49,12 @@ class Phase(IntEnum):
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Transition:
+class Transition(KeptRecord):
     """A change of where shards lie that is under way."""
 
+    kept: ClassVar = {"phase": "phase"}
+
+    changed: Callable[[str], None] = unkept
     not_before: float = 0.0  # when leaders may be asked to give up their places
     phase: Phase = Phase.PREPARE
     held_at: float | None = None  # since when nobody begins the next step, or a push
@@ -106,6 +109,10 @@ class Transitions:
     def _copies(self) -> ReplicaSet:
         return self._startup.copies
 
+    def _mark(self, what: str) -> None:
+        """A transition has another phase."""
+        self._copies.changed()
+
     def _is_quiet(self, transition: Transition, now: float) -> bool:
         """Let nobody begin the next step; return whether the last one is over, and servers have nobody's gradients."""
         if not self._steps.is_sync:
@@ -121,7 +128,6 @@ class Transitions:
         for leader in leaders:
             leader.generation += 1
             self._steps.pauses.closed.add(leader.shard)
-        self._copies.changed()
 
 
 class Handovers(Transitions):
@@ -133,7 +139,8 @@ class Handovers(Transitions):
 
     def __init__(self, startup: Startup, steps: Steps, shortages: Shortages) -> None:
         super().__init__(startup, steps, shortages)
-        self.under_way: dict[int, Handover] = {}  # by the epoch of the copy that goes
+        #: By the epoch of the copy that goes.
+        self.under_way: dict[int, Handover] = KeptDict(lambda: self._copies.changed())
         self.stuck: dict[int, str] = {}  # why nobody can take a copy, by its epoch
 
     @property
@@ -170,7 +177,7 @@ class Handovers(Transitions):
                 continue
             self.stuck.pop(copy.epoch, None)
             new = copies.add(copy.shard, server, backup=True)
-            self.under_way[copy.epoch] = Handover(old=copy, new=new, made=True, not_before=now)
+            self.under_way[copy.epoch] = Handover(changed=self._mark, old=copy, new=new, made=True, not_before=now)
             what = "backup of shard" if copy.backup else "shard"
             text = f"{what} {copy.shard} moves from {copy.server.title} to {server.title}"
             actions += [
@@ -192,8 +199,7 @@ class Handovers(Transitions):
             return []  # it is being filled
         if copy.backup:
             return self._give_up(copy, why, now)
-        self.under_way[copy.epoch] = Handover(old=copy, new=heir, made=False, not_before=now)
-        self._copies.changed()
+        self.under_way[copy.epoch] = Handover(changed=self._mark, old=copy, new=heir, made=False, not_before=now)
         return []
 
     def _give_up(self, copy: Replica, why: str, now: float) -> list[Action]:
@@ -230,7 +236,6 @@ class Handovers(Transitions):
 
     def _let_go(self, handover: Handover) -> list[Action]:
         """Steps need not wait for this one any more."""
-        self._copies.changed()
         handover.phase, handover.held_at, handover.old.yielded = Phase.PREPARE, None, False
         return self.taken(handover.old.shard)
 
@@ -255,8 +260,6 @@ class Handovers(Transitions):
 
     def stop(self) -> None:
         """The job has lost a shard: nothing moves any more, and no step is to go on."""
-        if self.under_way:
-            self._copies.changed()
         for handover in self.under_way.values():
             handover.old.yielded = False
         self.under_way.clear()
@@ -331,7 +334,6 @@ class Handovers(Transitions):
         if message.busy:
             handover.phase, handover.late = Phase.QUIESCE, True
             self._steps.pauses.closed.discard(copy.shard)
-            self._copies.changed()
             return []
         numbers = {int(epoch): n for epoch, n in message.numbers.items() if epoch.isdecimal() and type(n) is int}
         if handover.phase is Phase.ADOPT:
@@ -349,7 +351,6 @@ class Handovers(Transitions):
         if handover is None or message.generation != handover.old.generation + 1:
             return None, []
         del self.under_way[handover.old.epoch]
-        self._copies.changed()
         text = f"shard {new.shard} is on {new.server.title} now, and no more on {handover.old.server.title}"
         return handover, [self._startup.story.log("info", f"{text} (after {now - handover.frozen_at:.3f} s)", "moved")]
 
@@ -380,7 +381,9 @@ class Handovers(Transitions):
         """Go on with what was kept: a leader that was asked is asked again, and says again what it has said."""
         copies = self._copies.by_epoch
         for old, new, made, asked in kept:
-            self.under_way[old] = handover = Handover(old=copies[old], new=copies[new], made=made, not_before=now)
+            self.under_way[old] = handover = Handover(
+                changed=self._mark, old=copies[old], new=copies[new], made=made, not_before=now
+            )
             if asked:
                 handover.phase, handover.frozen_at, handover.again_at = Phase.FREEZE, now, now + RETRY_S
                 self._steps.pauses.closed.add(handover.old.shard)
@@ -435,6 +438,9 @@ class Recuts(Transitions):
         self._not_before = 0.0
         self._recut: Recutting | None = None  # that is under way
 
+    def _mark(self, what: str) -> None:
+        self._changed()
+
     @property
     def active(self) -> bool:
         """Whether shards are about to be cut."""
@@ -470,7 +476,7 @@ class Recuts(Transitions):
         if now < self._not_before:
             return []
         self.error = None
-        self._recut = recut = Recutting(placement=placement, again_at=now + RETRY_S)
+        self._recut = recut = Recutting(changed=self._mark, placement=placement, again_at=now + RETRY_S)
         for shard, (first, *others) in enumerate(homes):
             self._copies.prepare(shard, first)
             for server in others:
@@ -536,7 +542,6 @@ class Recuts(Transitions):
             return self._wait_for_step(recut, now)
         recut.answering = {copy.epoch: copy for copy in self._copies if not copy.backup}
         self._freeze(recut, recut.answering.values(), now)
-        self._changed()
         return self._order(recut, now)
 
     def _wait_for_step(self, recut: Recutting, now: float) -> list[Action]:
@@ -545,7 +550,6 @@ class Recuts(Transitions):
         recut.phase, recut.late, recut.number = Phase.QUIESCE, True, 0
         recut.holding, recut.answering = {}, {}
         self._steps.pauses.closed.clear()
-        self._changed()
         return gone_on
 
     def _go_on(self, recut: Recutting, now: float) -> list[Action]:

@@ -7,12 +7,13 @@ and another one only when it has brought its gradients there.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
-from zmqps.core.coordinator.journal import Changed, Plain, nothing
+from zmqps.core.coordinator.journal import Changed, KeptDict, KeptRecord, KeptSet, Plain, nothing, unkept
 from zmqps.core.coordinator.members.membership import MemberInfo
 from zmqps.core.coordinator.placement.startup import Startup
 from zmqps.core.protocol.events import Action, Send
@@ -29,9 +30,12 @@ class ChangeKind(IntEnum):
 
 
 @dataclass(slots=True, kw_only=True)
-class ViewChange:
+class ViewChange(KeptRecord):
     """One change, and the members that do not follow it yet."""
 
+    kept: ClassVar = dict.fromkeys(("lost", "num_gone"), "views")
+
+    changed: Callable[[str], None] = unkept
     revision: int
     kind: ChangeKind
     shards: tuple[int, ...]  # that have changed; none: all of them, which are others now
@@ -49,15 +53,18 @@ class ViewChange:
         return [self.revision, int(self.kind), list(self.shards), awaited, dict(self.restored), *lost]
 
 
-class MemberViews:
+class MemberViews(KeptRecord):
     """The changes of one job's layout that not all of its members follow."""
+
+    kept: ClassVar = {"_revision": "views"}
 
     def __init__(self, startup: Startup, members: Mapping[bytes, MemberInfo], changed: Changed = nothing) -> None:
         self._startup = startup
         self._members = members
-        self._changed = changed
+        self.changed: Callable[[str], None] = lambda what: changed()
         self._revision = 0
-        self.open: dict[int, ViewChange] = {}  # by revision; one cut at most: the next begins when all follow it
+        #: By revision; one cut at most: the next begins when all follow it.
+        self.open: dict[int, ViewChange] = KeptDict(changed)
 
     @property
     def told(self) -> list[bytes]:
@@ -76,7 +83,6 @@ class MemberViews:
     def new_revision(self) -> int:
         """Return the revision of what is said next."""
         self._revision += 1
-        self._changed()
         return self._revision
 
     # --- what is told --------------------------------------------------------------------------
@@ -93,11 +99,15 @@ class MemberViews:
         for shard in shards:
             self.forget(kind, shard)
         change = ViewChange(
-            revision=revision, kind=kind, shards=tuple(shards), awaited=set(self.told), due=now + RETRY_S, **more
+            changed=self.changed, revision=revision, kind=kind, shards=tuple(shards), due=now + RETRY_S,
+            awaited=self._awaited(self.told), **more,
         )  # fmt: skip
         if change.awaited:
             self.open[revision] = change
         return change, self._tell(change, change.awaited)
+
+    def _awaited(self, members: Iterable[bytes]) -> set[bytes]:
+        return KeptSet(partial(self.changed, "views"), members)
 
     def forget(self, kind: ChangeKind, shard: int) -> int:
         """What was told last of a shard holds no more; return how many pushes are known to be lost by it.
@@ -107,13 +117,11 @@ class MemberViews:
         over = [change for change in self.open.values() if change.kind is kind and shard in change.shards]
         for change in over:
             del self.open[change.revision]
-            self._changed()
         return sum(change.lost for change in over)
 
     def clear(self) -> None:
         """Nobody has to follow anything any more."""
         self.open.clear()
-        self._changed()
 
     def _may_hear(self, who: Iterable[bytes], kind: ChangeKind | None = None) -> list[bytes]:
         """Return those of members that go by the shards that there are: of others nothing is said before they do."""
@@ -161,7 +169,6 @@ class MemberViews:
         change.awaited.discard(member.incarnation)
         if not change.awaited:
             del self.open[change.revision]
-        self._changed()
 
     def again(self, member: MemberInfo) -> list[Action]:
         """Tell a member again what it does not follow yet."""
@@ -194,8 +201,9 @@ class MemberViews:
         self._revision, changes = kept
         for revision, kind, shards, awaited, restored, lost, whole, num_gone in changes:
             self.open[revision] = ViewChange(
-                revision=revision, kind=ChangeKind(kind), shards=tuple(shards), awaited=set(awaited),
-                due=now + RETRY_S, restored=restored, lost=lost, whole=whole, begun_at=now, num_gone=num_gone,
+                changed=self.changed, revision=revision, kind=ChangeKind(kind), shards=tuple(shards),
+                awaited=self._awaited(awaited), due=now + RETRY_S, restored=restored, lost=lost, whole=whole,
+                begun_at=now, num_gone=num_gone,
             )  # fmt: skip
 
     def validate(self) -> None:

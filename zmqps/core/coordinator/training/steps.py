@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from zmqps.core.coordinator.consistency import Commitment, Grant, Policy, make_policy
-from zmqps.core.coordinator.journal import Changed, Plain, nothing
+from zmqps.core.coordinator.journal import Changed, KeptRecord, Plain, nothing, unkept
 from zmqps.core.coordinator.members.membership import MemberInfo
 from zmqps.core.coordinator.members.places import Attendance, Places
 from zmqps.core.coordinator.placement.copies import Replica
@@ -34,11 +34,13 @@ STEPS = 8
 IN_A_ROW, SHARE = 3, 0.2
 
 
-class Numbers:
+class Numbers(KeptRecord):
     """What replaces the optimizer's own: from some step on where steps are common, else at once."""
 
-    def __init__(self, changed: Changed = nothing) -> None:
-        self._changed = changed
+    kept: ClassVar = {"latest": "job"}
+
+    def __init__(self, changed: Callable[[str], None] = unkept) -> None:
+        self.changed = changed
         self.latest: Rates = ()  # as they were set last; none: the optimizer's own hold
         self.before: deque[tuple[int, Rates]] = deque()  # the first step without some, and these
 
@@ -51,7 +53,6 @@ class Numbers:
         if len(self.before) > 2 * OPEN_STEPS:  # a worker is at most as many steps ahead
             self.before.popleft()
         self.latest = tuple(rates)
-        self._changed()
 
     @property
     def terms(self) -> Rates:
@@ -64,7 +65,6 @@ class Numbers:
         """The job begins from a checkpoint, or goes back to one, where these were in force."""
         self.latest = tuple(rates)
         self.before.clear()
-        self._changed()
 
     def dump(self) -> Plain:
         return [list(self.latest), [[step, list(rates)] for step, rates in self.before]]
