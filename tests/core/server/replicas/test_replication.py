@@ -7,22 +7,8 @@ import pytest
 
 from tests.core.machines import assign, identity, job
 from tests.core.server.copies import LEADER, WELCOME, Copies, Node, pull, push
+from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action, Returned, Run
-from zmqps.core.protocol.messages import (
-    Ack,
-    Commit,
-    Committed,
-    Departed,
-    Discard,
-    Error,
-    Promoted,
-    Ready,
-    Replicas,
-    Replicate,
-    Replicating,
-    Values,
-    Withdraw,
-)
 from zmqps.errors import ConfigurationError, DeposedError, JobError, ServerMemoryError
 
 B, C = ("b", 2), ("c", 3)
@@ -39,7 +25,7 @@ def trained(*backups: tuple[str, int], **options: object) -> Copies:
 
 
 def ready(copies: Copies, name: str) -> list[tuple[int, int]]:
-    return [(m.epoch, m.loaded) for m in copies.told(name, Ready) if isinstance(m, Ready)]
+    return [(got.epoch, got.loaded) for got in copies.told(name, m.Ready) if isinstance(got, m.Ready)]
 
 
 # --- filling ------------------------------------------------------------------------------------
@@ -188,8 +174,8 @@ def test_a_copy_that_is_not_whole_is_not_promoted() -> None:
     copies.begin(B, load=False)
     copies.wait(1.0)
     copies.promote(*B)
-    [error] = copies.told("b", Error)
-    assert isinstance(error, Error)
+    [error] = copies.told("b", m.Error)
+    assert isinstance(error, m.Error)
     assert (error.request, error.code) == (2, JobError.code)
 
 
@@ -204,13 +190,13 @@ def test_a_push_is_answered_when_the_backup_has_it() -> None:
     assert copies.nodes["b"].state(2) == copies.nodes["p"].state(LEADER)
     assert copies.answers("w") == []
     copies.deliver(("b", "p"))
-    assert copies.answers("w") == [Ack(101, (1,), (0,))]
+    assert copies.answers("w") == [m.Ack(101, (1,), (0,))]
 
 
 def test_a_push_without_backups_is_answered_at_once_and_nothing_is_sent() -> None:
     copies = trained()
     copies.push("w", push(1, 1.0))
-    assert copies.answers("w") == [Ack(101, (1,), (0,))]
+    assert copies.answers("w") == [m.Ack(101, (1,), (0,))]
     assert copies.sent == {}
 
 
@@ -231,7 +217,7 @@ def test_values_are_read_when_they_are_sent() -> None:
     copies.push("v", push(1, 1.0))
     copies.settle()
     [values] = copies.answers("w")
-    assert isinstance(values, Values)
+    assert isinstance(values, m.Values)
     assert values.versions == (2,)
     assert np.frombuffer(values.payload[0], np.float32).tolist() == (np.arange(8) - 2.0).tolist()
 
@@ -283,7 +269,7 @@ def test_a_leader_that_does_not_reach_its_backup_acknowledges_nothing() -> None:
     assert copies.answers("w") == []
     copies.retarget(generation=2)
     assert copies.answered("w") == [101], "the coordinator has given the backup up"
-    assert copies.told("p", Replicating) == [Replicating(LEADER, 2)]
+    assert copies.told("p", m.Replicating) == [m.Replicating(LEADER, 2)]
     assert copies.nodes["p"].machine.tenants[LEADER].stream is None
 
 
@@ -291,7 +277,7 @@ def test_an_older_list_of_backups_counts_no_more() -> None:
     copies = trained(B)
     copies.retarget(generation=5)
     copies.retarget(B, generation=4)
-    assert copies.told("p", Replicating) == [Replicating(LEADER, 5)]
+    assert copies.told("p", m.Replicating) == [m.Replicating(LEADER, 5)]
     assert copies.nodes["p"].machine.tenants[LEADER].stream is None
 
 
@@ -299,8 +285,8 @@ def test_the_answers_of_a_worker_that_has_gone_are_dropped() -> None:
     copies = trained(B)
     copies.push("w", push(1, 1.0))
     copies.push("v", push(1, 1.0))
-    copies.order("p", Departed(identity("worker", "w").incarnation, 0))
-    copies.order("b", Departed(identity("worker", "w").incarnation, 0))
+    copies.order("p", m.Departed(identity("worker", "w").incarnation, 0))
+    copies.order("b", m.Departed(identity("worker", "w").incarnation, 0))
     copies.settle()
     assert copies.answered("w") == []
     assert copies.answered("v") == [101]
@@ -316,7 +302,7 @@ def test_too_much_that_waits_is_refused_and_may_be_sent_again() -> None:
     copies.push("w", push(1, 1.0))
     copies.push("w", push(2, 1.0))
     [error] = copies.answers("w")
-    assert isinstance(error, Error)
+    assert isinstance(error, m.Error)
     assert (error.request, error.code) == (102, ServerMemoryError.code)
     copies.settle()
     copies.push("w", push(2, 1.0))
@@ -402,12 +388,12 @@ def test_a_promoted_backup_answers_with_all_that_was_acknowledged() -> None:
         copies.push("w", push(seq, float(seq), seq % 2))
     copies.settle()
     copies.promote(*B)
-    assert copies.told("b", Promoted) == [Promoted(2, 1, 0, (1, 2))]
+    assert copies.told("b", m.Promoted) == [m.Promoted(2, 1, 0, (1, 2))]
     assert copies.nodes["b"].state(2) == copies.nodes["p"].state(LEADER)
     copies.join("w", "b", 2)
     copies.push("w", push(3, 3.0, 1, epoch=2), "b")
     copies.push("w", push(4, 4.0, epoch=2), "b")
-    assert copies.answers("w", "b") == [Ack(103, (2,), (1,)), Ack(104, (2,), (1,))], (
+    assert copies.answers("w", "b") == [m.Ack(103, (2,), (1,)), m.Ack(104, (2,), (1,))], (
         "the one that was known counts once"
     )
 
@@ -417,7 +403,7 @@ def test_a_promotion_that_is_said_again_is_answered_again_and_an_older_one_not()
     copies.promote("b", 2, 3)
     copies.promote("b", 2, 3)
     copies.promote("b", 2, 2)
-    assert [(m.generation) for m in copies.told("b", Promoted) if isinstance(m, Promoted)] == [3, 3]
+    assert [(got.generation) for got in copies.told("b", m.Promoted) if isinstance(got, m.Promoted)] == [3, 3]
 
 
 def test_an_old_leader_is_refused_and_answers_no_more() -> None:
@@ -426,13 +412,13 @@ def test_an_old_leader_is_refused_and_answers_no_more() -> None:
     copies.push("w", push(1, 1.0))
     copies.from_worker("p", "w", pull(7))
     copies.settle()
-    assert [(m.request, m.code) for m in copies.answers("w") if isinstance(m, Error)] == [
+    assert [(got.request, got.code) for got in copies.answers("w") if isinstance(got, m.Error)] == [
         (101, DeposedError.code),
         (7, DeposedError.code),
     ]
     copies.push("v", push(1, 1.0))
     copies.from_worker("p", "v", pull(7))
-    assert [m.code for m in copies.answers("v") if isinstance(m, Error)] == [DeposedError.code] * 2
+    assert [got.code for got in copies.answers("v") if isinstance(got, m.Error)] == [DeposedError.code] * 2
     assert copies.nodes["b"].shard(2).slices[0].version == 0
     assert copies.nodes["p"].machine.next_deadline() is None or not copies.nodes["p"].machine.replication.due
 
@@ -441,20 +427,20 @@ def test_an_old_leader_is_refused_and_answers_no_more() -> None:
 def test_a_bounded_read_waits_until_a_backup_says_that_it_still_follows(staleness: int | None, waits: bool) -> None:
     copies = trained(B, staleness=staleness)
     copies.from_worker("p", "w", pull(7))
-    assert [type(m) for m in copies.answers("w")] == ([] if waits else [Values])
+    assert [type(got) for got in copies.answers("w")] == ([] if waits else [m.Values])
     copies.from_worker("p", "w", pull(7))  # asked again, it waits once
     copies.settle()
-    assert [m.request for m in copies.answers("w") if isinstance(m, Values)] == ([7] if waits else [7, 7])
+    assert [got.request for got in copies.answers("w") if isinstance(got, m.Values)] == ([7] if waits else [7, 7])
 
 
 def test_a_bounded_read_that_was_given_up_is_not_answered_and_holds_up_nothing() -> None:
     copies = trained(B, staleness=2)
     copies.from_worker("p", "w", pull(7))
     copies.from_worker("p", "w", pull(8))
-    copies.from_worker("p", "w", Withdraw(7))
-    copies.from_worker("p", "w", Withdraw(9))
+    copies.from_worker("p", "w", m.Withdraw(7))
+    copies.from_worker("p", "w", m.Withdraw(9))
     copies.settle()
-    assert [m.request for m in copies.answers("w") if isinstance(m, Values)] == [8]
+    assert [got.request for got in copies.answers("w") if isinstance(got, m.Values)] == [8]
     copies.push("w", push(1, 1.0))
     copies.settle()
     assert copies.nodes["p"].machine.counters()["unconfirmed_nbytes"] == 0
@@ -469,7 +455,7 @@ def test_an_old_leader_that_has_not_heard_of_it_hands_out_nothing_in_the_bounded
     assert copies.answers("w") == []
     copies.mend("p", "b")
     copies.settle()
-    assert [m.code for m in copies.answers("w") if isinstance(m, Error)] == [DeposedError.code]
+    assert [got.code for got in copies.answers("w") if isinstance(got, m.Error)] == [DeposedError.code]
 
 
 def test_an_old_leader_that_was_cut_off_hears_it_when_it_is_back() -> None:
@@ -479,13 +465,13 @@ def test_an_old_leader_that_was_cut_off_hears_it_when_it_is_back() -> None:
     copies.push("w", push(1, 1.0))
     copies.mend("p", "b")
     copies.settle()
-    assert [m.code for m in copies.answers("w") if isinstance(m, Error)] == [DeposedError.code]
+    assert [got.code for got in copies.answers("w") if isinstance(got, m.Error)] == [DeposedError.code]
 
 
 def test_a_worker_that_comes_to_a_backup_is_told_to_wait() -> None:
     copies = trained(B)
     copies.join("w", "b", 2)
-    assert [m.code for m in copies.answers("w", "b") if isinstance(m, Error)] == [DeposedError.code]
+    assert [got.code for got in copies.answers("w", "b") if isinstance(got, m.Error)] == [DeposedError.code]
 
 
 def test_a_promoted_copy_gets_backups_of_its_own() -> None:
@@ -496,7 +482,7 @@ def test_a_promoted_copy_gets_backups_of_its_own() -> None:
     copies.assign_backup(*C)
     from tests.core.server.copies import row
 
-    copies.order("b", Replicas(2, 2, {"rows": [row("c", 3, of="b")]}))
+    copies.order("b", m.Replicas(2, 2, {"rows": [row("c", 3, of="b")]}))
     copies.join("w", "b", 2)
     copies.wait(1.0)
     copies.push("w", push(2, 1.0, epoch=2), "b")
@@ -510,8 +496,8 @@ def test_a_promoted_copy_gets_backups_of_its_own() -> None:
 def test_the_end_of_a_job_ends_its_copies() -> None:
     copies = trained(B)
     copies.push("w", push(1, 1.0))
-    copies.order("p", Discard(LEADER))
-    copies.order("b", Discard(2))
+    copies.order("p", m.Discard(LEADER))
+    copies.order("b", m.Discard(2))
     copies.wait(20.0)
     for name in "pb":
         assert copies.nodes[name].machine.tenants == {}
@@ -581,7 +567,7 @@ def test_gradients_that_a_new_backup_has_not_are_taken_when_they_are_brought_aga
     copies.promote(*B)
     copies.join("w", "b", 2)
     copies.push("w", push(1, 1.0, 0, 1, epoch=2, attempt=0), "b")
-    copies.order("b", Commit(2, 0, ((identity("worker", "w").incarnation, (0,)),)))
+    copies.order("b", m.Commit(2, 0, ((identity("worker", "w").incarnation, (0,)),)))
     copies.commit(0, "w")
     assert copies.nodes["b"].state(2)[1][0][:2] == (1, (1,)), "an update, not only a version"
     assert copies.nodes["b"].shard(2).slices[0].value.tolist() == (np.arange(8) - 1.0).tolist()
@@ -596,8 +582,8 @@ def test_a_step_that_the_old_leader_had_sent_in_part_is_committed_by_the_promote
     copies.join("w", "b", 2)
     copies.push("w", push(1, 1.0, 0, 1, epoch=2, attempt=0), "b")
     contributors = ((identity("worker", "w").incarnation, (0,)),)
-    copies.order("b", Commit(2, 0, contributors))
-    assert copies.told("b", Committed) == [Committed(2, 0)]
+    copies.order("b", m.Commit(2, 0, contributors))
+    assert copies.told("b", m.Committed) == [m.Committed(2, 0)]
     assert copies.nodes["b"].state(2) == copies.nodes["p"].state(LEADER)
 
 
@@ -608,7 +594,7 @@ def test_a_step_that_the_old_leader_had_sent_in_part_is_committed_by_the_promote
 def test_no_backups_are_no_backups(backups: dict[str, object]) -> None:
     copies = Copies()
     copies.begin()
-    copies.order("p", Replicas(LEADER, 1, backups))
+    copies.order("p", m.Replicas(LEADER, 1, backups))
     assert copies.nodes["p"].machine.tenants[LEADER].stream is None
 
 
@@ -616,27 +602,30 @@ def test_no_backups_are_no_backups(backups: dict[str, object]) -> None:
 def test_rows_that_name_no_servers_are_refused(rows: dict[str, object]) -> None:
     copies = Copies()
     copies.begin()
-    copies.order("p", Replicas(LEADER, 1, rows))
-    [error] = copies.told("p", Error)
-    assert isinstance(error, Error)
+    copies.order("p", m.Replicas(LEADER, 1, rows))
+    [error] = copies.told("p", m.Error)
+    assert isinstance(error, m.Error)
     assert error.request == LEADER
 
 
 def test_a_treatment_that_needs_what_workers_have_read_has_no_copies() -> None:
     copies = Copies(job("a", "b", treatment={"name": "compensate", "lambda": 0.1}))
     copies.assign_backup(*B)
-    [error] = copies.told("b", Error)
-    assert isinstance(error, Error)
+    [error] = copies.told("b", m.Error)
+    assert isinstance(error, m.Error)
     assert (error.request, error.code) == (2, ConfigurationError.code)
     assert copies.nodes["b"].machine.tenants == {}
 
 
 def test_records_of_somebody_else_are_refused() -> None:
     copies = trained(B)
-    record = Replicate(2, 1, 1, bytes(16), 1, 0, "raw", (), (), (), (), ())
+    record = m.Replicate(2, 1, 1, bytes(16), 1, 0, "raw", (), (), (), (), ())
     copies.from_worker("b", "w", record)
     copies.from_worker("p", "w", record)
-    assert [m.code for m in [*copies.answers("w", "b"), *copies.answers("w")] if isinstance(m, Error)] == [23, 11]
+    assert [got.code for got in [*copies.answers("w", "b"), *copies.answers("w")] if isinstance(got, m.Error)] == [
+        23,
+        11,
+    ]
 
 
 # --- a coordinator that was away ------------------------------------------------------------------
@@ -653,7 +642,7 @@ def test_a_coordinator_that_is_back_hears_of_the_last_step_when_the_backup_has_i
     copies.order("p", WELCOME)
     assert copies.committed == [0, 0]
     copies.order("b", WELCOME)
-    assert copies.told("b", Committed) == [], "a backup does not speak for the shard"
+    assert copies.told("b", m.Committed) == [], "a backup does not speak for the shard"
 
 
 def test_a_worker_that_has_no_other_shard_on_a_server_is_known_to_the_backups_there() -> None:
@@ -664,7 +653,7 @@ def test_a_worker_that_has_no_other_shard_on_a_server_is_known_to_the_backups_th
     copies.settle()
     known = copies.nodes["b"].remembered(2)
     assert known
-    copies.order("b", Discard(9, 1))
+    copies.order("b", m.Discard(9, 1))
     assert copies.nodes["b"].remembered(2) == known
     copies.promote("b", 2)
     copies.join("w", "b", 2)
