@@ -23,6 +23,7 @@ from zmqps.optim import OptimizerSpec, sgd
 from zmqps.testing.jobs.training import ReferenceRules
 
 M = TypeVar("M", bound=m.Message)
+E = TypeVar("E", bound=Exception)
 
 INTERVAL, TIMEOUT = 1.0, 10.0
 
@@ -103,6 +104,14 @@ def errors(actions: list[Action], to: Peer | None = None) -> list[int]:
 
 def resolved(actions: list[Action]) -> list[tuple[Any, Any]]:
     return [(action.operation, action.value) for action in actions if isinstance(action, Resolve)]
+
+
+def failed(actions: list[Action], kind: type[E], operation: Any = None) -> E:
+    """Return with what the only operation that has ended (and none but this one, where one is given) has failed."""
+    ((ended, value),) = resolved(actions)
+    assert operation is None or ended is operation
+    assert isinstance(value, kind)
+    return value
 
 
 def exits_of(actions: list[Action]) -> list[int]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tests.core.machines import errors, logged, resolved, sent
-from tests.core.worker.test_session import S0, S1, WELCOME, Attached
+from tests.core.worker.test_session import S0, S1, WELCOME, Attached, row
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import COORDINATOR, Action, Connect, Connected, server_peer
@@ -15,7 +15,6 @@ from zmqps.core.worker.operations import Finish
 from zmqps.errors import DeposedError, PeerLostError, StaleEpochError
 
 S2 = server_peer(2)
-KEYS = {"ticket": (b"t" * 16).hex(), "proof": (b"p" * 16).hex()}
 
 
 class Following(Attached):
@@ -24,15 +23,16 @@ class Following(Attached):
     def __init__(self, **options: Any) -> None:
         super().__init__({"replicas": 1}, **options)
 
-    def moved(self, revision: int = 1, epoch: int = 7, name: str = "s2", *, there: bool = True) -> list[Action]:
-        row = {"name": name, "endpoint": f"tcp://{name}:1", "rank": 2, "epoch": epoch, **KEYS} if there else {}
-        return self.get(m.Moved(1, 1, revision, row))
+    def moved(self, revision: int = 1, server: int = 2) -> list[Action]:
+        return self.get(m.Moved(1, 1, revision, row(server, 7, rank=2)))
 
-    def acknowledge(self, actions: list[Action], peer: bytes) -> list[Action]:
-        done = []
-        for message in sent(actions, m.Push, peer):
-            done += self.get(m.Ack(message.request, [1] * len(message.parts), [0] * len(message.parts)), peer)
-        return done
+    def lost(self) -> list[Action]:
+        return self.get(m.Moved(1, 1, 1, {}))
+
+    def arrived(self) -> tuple[list[Action], list[Action]]:
+        """Bring a whole step; return what was asked, and what comes of its acknowledgement."""
+        asked = self.ask(self.transfer("push", value=3.0, whole=True))
+        return asked, self.acknowledge(asked)
 
 
 def test_what_is_not_acknowledged_is_sent_again_to_the_new_server_as_the_same_push() -> None:
@@ -41,25 +41,24 @@ def test_what_is_not_acknowledged_is_sent_again_to_the_new_server_as_the_same_pu
     asked = session.ask(push)
     session.acknowledge(asked, S0)
     before = sent(asked, m.Push, S1)
-    session.moved(there=False)
+    session.lost()
     actions = session.moved()
     assert [a for a in actions if isinstance(a, Connect)] == [Connect(S2, "tcp://s2:1")]
     assert [got.epoch for got in sent(actions, m.Hello, S2)] == [7]
     assert sent(actions, m.Followed, COORDINATOR) == [m.Followed(1, 1, 0)]
     session.handle(Connected(S2))
-    again = sent(session.get(WELCOME, S2), m.Push, S2)
-    assert [(got.seq, got.epoch) for got in again] == [(got.seq, 7) for got in before]
+    there = session.get(WELCOME, S2)
+    assert [(got.seq, got.epoch) for got in sent(there, m.Push, S2)] == [(got.seq, 7) for got in before]
     assert {got.epoch for got in before} == {1}
     assert resolved(session.acknowledge(asked, S1)) == [], "what the old one says late counts no more"
-    done = [a for got in again for a in session.get(m.Ack(got.request, [1] * len(got.parts), [0] * len(got.parts)), S2)]
-    assert resolved(done) == [(push, None)]
+    assert resolved(session.acknowledge(there, S2)) == [(push, None)]
 
 
 def test_while_a_backup_takes_over_the_wait_says_so_and_nothing_fails() -> None:
     session = Following()
     pull = session.transfer("pull")
     asked = session.ask(pull)
-    assert "its backup takes over" in logged(session.moved(there=False))
+    assert "its backup takes over" in logged(session.lost())
     for error in (
         DeposedError(job="default", generation=1),
         StaleEpochError(ours=3, theirs=1),
@@ -83,7 +82,7 @@ def test_a_move_that_is_told_again_is_answered_again_and_changes_nothing() -> No
 
 def test_a_shard_may_move_to_a_server_that_has_another_one_already() -> None:
     session = Following()
-    actions = session.moved(name="s0")
+    actions = session.moved(server=0)
     assert [a for a in actions if isinstance(a, Connect)] == []
     assert [got.epoch for got in sent(actions, m.Hello, S0)] == [7]
     assert [link.server.peer for link in session.machine.links.by_shard] == [S0, S0]
@@ -96,7 +95,7 @@ def test_gradients_of_the_open_step_are_brought_again_as_the_same_attempt_and_on
     session = Following(staleness=0)
     push = session.transfer("push", value=3.0, whole=True)
     asked = session.ask(push)
-    arrived = session.acknowledge(asked, S0) + session.acknowledge(asked, S1)
+    arrived = session.acknowledge(asked)
     assert len(sent(arrived, m.Arrive)) == 1
     for array in push.push.source.arrays:  # type: ignore[union-attr]
         array[:] = 99.0  # the user goes on with them
@@ -126,18 +125,15 @@ def test_of_a_push_under_way_what_was_acknowledged_is_brought_again_too() -> Non
 
 def test_what_is_committed_is_not_brought_again() -> None:
     session = Following(staleness=0)
-    asked = session.ask(session.transfer("push", whole=True))
-    arrived = session.acknowledge(asked, S0) + session.acknowledge(asked, S1)
-    (arrive,) = sent(arrived, m.Arrive)
-    session.get(m.Proceed(arrive.request, 1, 1))
+    _, arrived = session.arrived()
+    session.get(m.Proceed(sent(arrived, m.Arrive)[0].request, 1, 1))
     assert sent(session.moved(), m.Followed) == [m.Followed(1, 1, 0)]
     assert sent(session.get(WELCOME, S2), m.Push) == []
 
 
 def test_a_worker_that_finishes_stays_until_its_step_is_committed() -> None:
     session = Following(staleness=0)
-    asked = session.ask(session.transfer("push", whole=True))
-    arrived = session.acknowledge(asked, S0) + session.acknowledge(asked, S1)
+    _, arrived = session.arrived()
     (arrive,) = sent(arrived, m.Arrive)
     finish = Finish(0.0)
     assert resolved(session.ask(finish)) == []
@@ -150,26 +146,20 @@ def test_values_of_a_pull_under_way_come_from_the_new_server() -> None:
     session = Following()
     pull = session.transfer("pull")
     asked = session.ask(pull)
-    for message in sent(asked, m.Pull, S0):
-        payload = [np.zeros(8, np.float32)] * len(message.parts)
-        session.get(m.Values(message.request, "raw", [1] * len(message.parts), [], payload), S0)
+    session.read(asked, {S0: 1})
     session.moved()
-    done = []
-    for message in sent(session.get(WELCOME, S2), m.Pull, S2):
-        payload = [np.ones(8, np.float32)] * len(message.parts)
-        done += session.get(m.Values(message.request, "raw", [1] * len(message.parts), [], payload), S2)
+    done = session.read(session.get(WELCOME, S2), {S2: 1})
     assert [operation for operation, _ in resolved(done)] == [pull]
     assert errors(done) == []
 
 
 def test_gradients_of_a_step_that_is_over_are_not_brought_to_shards_that_were_cut_since() -> None:
     session = Following(staleness=0)
-    asked = session.ask(session.transfer("push", value=3.0, whole=True))
-    arrived = session.acknowledge(asked, S0) + session.acknowledge(asked, S1)
+    _, arrived = session.arrived()
     assert sent(arrived, m.Arrive)
     assert session.machine.attached is not None
     cuts = Placement.balance(session.machine.attached.placement.keyspace, 3, 32).to_wire()
-    rows = [{"name": f"s{n}", "endpoint": f"tcp://s{n}:1", "rank": n, "epoch": 10 + n, **KEYS} for n in range(3)]
+    rows = [row(number, 10 + number) for number in range(3)]
     cut = session.get(m.Recut(1, 1, {**cuts, "servers": rows}))
     assert sent(cut, m.Followed, COORDINATOR) == [m.Followed(1, 1, 0)]
     moved = session.get(m.Moved(1, 2, 2, {**rows[0], "epoch": 20}))  # what it was told before is not proceeded yet

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 
-from tests.core.machines import logged, resolved, sent
-from tests.core.worker.test_session import S0, S1, WELCOME, Attached
+from tests.core.machines import failed, logged, resolved, sent
+from tests.core.worker.test_session import LOST, S0, S1, WELCOME, Attached, row
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import COORDINATOR, Action, Connected, Notify, server_peer
@@ -17,7 +16,6 @@ from zmqps.core.worker.operations import Advance
 from zmqps.errors import DeposedError, JobError, PeerLostError, StaleEpochError, VersionError
 
 S2, S3 = server_peer(2), server_peer(3)
-KEYS = {"ticket": (b"t" * 16).hex(), "proof": (b"p" * 16).hex()}
 RESTORED = {"path": "/c/ckpt-7", "version": 7, "state": {"epoch": 3}}
 
 
@@ -29,32 +27,21 @@ class Going(Attached):
 
     def go_back(self, *shards: int, number: int = 2, version: int = 7, lost: int = 0) -> list[Action]:
         """Let the coordinator say that shards are on other servers now, from ``s2`` on."""
-        rows = [
-            {"name": f"s{2 + i}", "endpoint": f"tcp://s{2 + i}:1", "rank": 2 + i, "epoch": 10 * number + shard, **KEYS}
-            for i, shard in enumerate(shards)
-        ]
+        rows = [row(2 + i, 10 * number + shard) for i, shard in enumerate(shards)]
         return self.get(m.GoBack(1, number, shards, {"rows": rows}, version, lost, {**RESTORED, "version": version}))
+
+    def welcome_both(self) -> list[Action]:
+        """Let the servers that have both shards now answer."""
+        return [*self.welcome(S2), *self.welcome(S3)]
+
+    def gone_back(self) -> list[Action]:
+        """Let both shards go back, to servers that answer."""
+        return [*self.go_back(0, 1), *self.welcome_both()]
 
     def welcome(self, peer: bytes, recalled: m.Recalled | None = None) -> list[Action]:
         done = self.handle(Connected(peer)) if peer in (S2, S3) else []
         done += self.get(WELCOME, peer)
         return [*done, *(self.get(recalled, peer) if recalled is not None else [])]
-
-    def acknowledge(self, actions: list[Action], *peers: bytes) -> list[Action]:
-        done = []
-        for peer in peers:
-            for got in sent(actions, m.Push, peer):
-                done += self.get(m.Ack(got.request, [1] * len(got.parts), [0] * len(got.parts)), peer)
-        return done
-
-    def values(self, actions: list[Action], version: int, *peers: bytes) -> list[Action]:
-        """Answer pulls: each parameter has 8 elements."""
-        done = []
-        for peer in peers:
-            for got in sent(actions, m.Pull, peer):
-                payload = [np.full(8, version, np.float32) for _ in got.parts]
-                done += self.get(m.Values(got.request, "raw", [version] * len(got.parts), [], payload), peer)
-        return done
 
 
 def told(actions: list[Action]) -> list[Rollback]:
@@ -69,7 +56,7 @@ def test_what_is_not_acknowledged_is_sent_again_and_what_the_checkpoint_lacks_is
     pushes = [session.transfer("push") for _ in range(4)]
     asked = [session.ask(push) for push in pushes]
     for actions in asked[:3]:
-        session.acknowledge(actions, S0, S1)
+        session.acknowledge(actions)
     session.acknowledge(asked[3], S0)
     about = session.get(m.GoBack(1, 1, (1,), {}, 0, 0, {"path": "/c/ckpt-7"}))
     assert "goes back to the checkpoint /c/ckpt-7" in logged(about)
@@ -102,7 +89,7 @@ def test_what_is_told_again_is_answered_again_and_happens_once() -> None:
 def test_a_shard_that_is_lost_twice_counts_what_is_lost_once() -> None:
     session = Going()
     asked = session.ask(session.transfer("push"))
-    session.acknowledge(asked, S0, S1)
+    session.acknowledge(asked)
     session.go_back(1)
     assert told(session.welcome(S2, m.Recalled(21, 0, ())))[0].lost == 1
     asked = session.ask(session.transfer("push"))
@@ -122,9 +109,7 @@ def test_errors_of_servers_are_not_the_end_where_the_coordinator_has_a_say() -> 
     assert resolved(session.get(m.Error.of(0, JobError("no shard yet")), S1)) == []
     for message in sent(asked, m.Push, S1):
         assert resolved(session.get(m.Error.of(message.request, DeposedError(job="default", generation=0)), S1)) == []
-    ((operation, error),) = resolved(session.get(m.Lost("server", 1, "s1", b"s1" * 8, 9.0)))
-    assert operation is push
-    assert isinstance(error, PeerLostError), "nothing to go back to"
+    failed(session.get(LOST), PeerLostError, push)  # nothing to go back to
 
 
 # --- where a step is one for all -------------------------------------------------------------------
@@ -146,7 +131,7 @@ def test_a_push_under_way_is_over_without_having_counted() -> None:
     assert sent(back, m.Followed) == [m.Followed(1, 2, 2)]
     assert session.machine.statistics().dropped == 1
     assert session.machine.statistics().clock == 7
-    done = session.welcome(S2) + session.welcome(S3)
+    done = session.welcome_both()
     assert sent(done, m.Push) == []
     pushed = session.ask(session.transfer("push", whole=True))
     assert {got.step for got in sent(pushed, m.Push)} == {7}, "the next one counts: one step's gradients were dropped"
@@ -154,14 +139,13 @@ def test_a_push_under_way_is_over_without_having_counted() -> None:
 
 def test_a_pull_under_way_returns_the_values_of_the_checkpoint_whatever_version_it_had_asked_for() -> None:
     session = synchronous(9)
-    pull = session.transfer("pull")
-    pull.pull.version = 10  # type: ignore[union-attr]
-    session.values(session.ask(pull), 9, S0)
+    pull = session.transfer("pull", version=10)
+    session.read(session.ask(pull), {S0: 9})
     back = session.go_back(0, 1)
     assert resolved(back) == []
-    asked = back + session.welcome(S2) + session.welcome(S3)
+    asked = back + session.welcome_both()
     assert {got.version for got in sent(asked, m.Pull)} == {7}
-    done = session.values(asked, 7, S2, S3)
+    done = session.read(asked, {S2: 7, S3: 7})
     assert resolved(done) == [(pull, None)]
     assert set(pull.pull.target.versions.values()) == {7}  # type: ignore[union-attr]
 
@@ -172,18 +156,18 @@ def test_a_push_pull_goes_on_with_the_pull() -> None:
     session.ask(both)
     back = session.go_back(0, 1)
     assert resolved(back) == []
-    asked = back + session.welcome(S2) + session.welcome(S3)
+    asked = back + session.welcome_both()
     assert sent(asked, m.Push) == []
-    assert resolved(session.values(asked, 7, S2, S3)) == [(both, None)]
+    assert resolved(session.read(asked, {S2: 7, S3: 7})) == [(both, None)]
 
 
 def test_a_worker_that_waits_for_the_end_of_a_step_asks_for_it_no_more() -> None:
     session = synchronous(9)
     actions = session.ask(session.transfer("push", whole=True))
-    (arrive,) = sent(session.acknowledge(actions, S0, S1), m.Arrive)
+    (arrive,) = sent(session.acknowledge(actions), m.Arrive)
     pull = session.transfer("pull")
     session.ask(pull, timeout=60.0)
-    asked = session.go_back(0, 1) + session.welcome(S2) + session.welcome(S3)
+    asked = session.gone_back()
     assert {got.version for got in sent(asked, m.Pull)} == {7}
     assert session.get(m.Proceed(arrive.request, 10, 1)) == []
     assert sent(session.wait(20.0, hear=True), m.Arrive) == []
@@ -192,9 +176,7 @@ def test_a_worker_that_waits_for_the_end_of_a_step_asks_for_it_no_more() -> None
 
 def test_gradients_of_values_that_are_gone_are_dropped_until_values_are_read_again() -> None:
     session = synchronous(9)
-    session.go_back(0, 1)
-    session.welcome(S2)
-    session.welcome(S3)
+    session.gone_back()
     push = session.transfer("push", whole=True)
     dropped = session.ask(push)
     assert resolved(dropped) == [(push, None)]
@@ -205,24 +187,19 @@ def test_gradients_of_values_that_are_gone_are_dropped_until_values_are_read_aga
 
 def test_a_pull_after_it_reads_what_there_is_though_it_asks_for_what_there_was() -> None:
     session = synchronous(9)
-    session.go_back(0, 1)
-    session.welcome(S2)
-    session.welcome(S3)
-    pull = session.transfer("pull")
-    pull.pull.version = 10  # type: ignore[union-attr]
+    session.gone_back()
+    pull = session.transfer("pull", version=10)
     asked = session.ask(pull)
     assert {got.version for got in sent(asked, m.Pull)} == {7}
-    session.values(asked, 7, S2, S3)
+    session.read(asked, {S2: 7, S3: 7})
     assert sent(session.ask(session.transfer("push", whole=True)), m.Push) != []
 
 
 def test_a_step_of_several_pushes_is_dropped_as_a_whole() -> None:
     session = synchronous(9)
     half = session.transfer("push")
-    session.acknowledge(session.ask(half), S0, S1)
-    session.go_back(0, 1)
-    session.welcome(S2)
-    session.welcome(S3)
+    session.acknowledge(session.ask(half))
+    session.gone_back()
     other, advance = session.transfer("push"), Advance(0.0)
     assert resolved(session.ask(other)) == [(other, None)]
     assert resolved(session.ask(advance)) == [(advance, None)]
@@ -233,10 +210,8 @@ def test_a_step_of_several_pushes_is_dropped_as_a_whole() -> None:
 def test_a_range_in_hand_is_to_do_again_so_its_gradients_do_not_count(whole: bool) -> None:
     session = synchronous(9)
     session.machine.transfers.pace.took(some=True)
-    session.go_back(0, 1)
-    session.welcome(S2)
-    session.welcome(S3)
-    session.values(session.ask(session.transfer("pull")), 7, S2, S3)
+    session.gone_back()
+    session.read(session.ask(session.transfer("pull")), {S2: 7, S3: 7})
     if whole:
         session.machine.transfers.pace.took(some=True)
     assert bool(sent(session.ask(session.transfer("push", whole=True)), m.Push)) is whole
@@ -248,9 +223,7 @@ def test_who_hears_late_of_a_cut_goes_back_to_what_it_was_told_with_it(staleness
     session.go_back(0, 1, number=2)
     assert session.machine.attached is not None
     cuts = Placement.balance(session.machine.attached.placement.keyspace, 2, 32).to_wire()
-    rows = [
-        {"name": f"s{2 + n}", "endpoint": f"tcp://s{2 + n}:1", "rank": 2 + n, "epoch": 40 + n, **KEYS} for n in (0, 1)
-    ]
+    rows = [row(2 + n, 40 + n) for n in (0, 1)]
     session.get(m.Recut(1, 3, {**cuts, "servers": rows}))
     assert session.go_back(0, 1, number=2) == [], "of shards that there are no more"
     done = session.go_back(0, 1, number=4, version=3)  # on the servers where the job lies, as it knows
@@ -271,9 +244,7 @@ def test_a_version_that_is_gone_is_not_waited_for_by_who_has_to_make_it_again(
     session = synchronous(9)
     if held:
         session.get(m.Hold(5))
-    pull = session.transfer("pull")
-    assert pull.pull is not None
-    pull.pull.version, pull.pull.exact = version, True
+    pull = session.transfer("pull", version=version, exact=True)
     session.ask(pull)
     done = resolved(session.go_back(0, 1, version=7))
     assert [(operation, type(value)) for operation, value in done] == ([(pull, VersionError)] if ends else [])
