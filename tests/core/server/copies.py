@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.core.machines import KEY, assign, identity, job, make_shard, peer, placement, ticketed
+from tests.core.machines import KEY, M, assign, identity, job, make_shard, peer, placement, ticketed
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import (
@@ -239,12 +239,12 @@ class Copies:
         contributors = tuple((identity("worker", name).incarnation, (step,)) for name in names)
         self.order("p", m.Commit(LEADER, step, contributors))
 
-    def told(self, name: str, kind: type[m.Message]) -> list[m.Message]:
+    def told(self, name: str, kind: type[M]) -> list[M]:
         return [message for message in self.nodes[name].told if isinstance(message, kind)]
 
     @property
     def committed(self) -> list[int]:
-        return [message.step for message in self.told("p", m.Committed) if isinstance(message, m.Committed)]
+        return [message.step for message in self.told("p", m.Committed)]
 
     # --- workers -------------------------------------------------------------------------------
 
@@ -268,6 +268,16 @@ class Copies:
     def answered(self, worker: str, server: str = "p") -> list[int]:
         """Return the requests of a worker that were answered, in that order."""
         return [message.request for message in self.answers(worker, server)]  # type: ignore[attr-defined]
+
+    def refused(self, worker: str, server: str = "p") -> list[int]:
+        """Return the codes of the errors that a worker was answered."""
+        return [message.code for message in self.answers(worker, server) if isinstance(message, m.Error)]
+
+    def is_copied(self, name: str, epoch: int, server: str = "p", of: int = LEADER) -> bool:
+        """Whether a backup has all that its leader has, and knows what was pushed where that counts on arrival."""
+        backup, leader = self.nodes[name], self.nodes[server]
+        knows = self.spec.mode == "sync" or backup.remembered(epoch) == leader.remembered(of)
+        return knows and backup.state(epoch) == leader.state(of)
 
 
 def push(seq: int, value: Any, *slices: int, epoch: int = LEADER, reply: int = 0, **over: Any) -> m.Push:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.core.machines import assign, errors, hello, job, make_shard, peer, placement, sent, ticketed
-from tests.core.server.test_machine import EIGHT, WELCOME, Server, push, runs_of
+from tests.core.server.test_machine import EIGHT, WELCOME, Server, pull, push, runs_of
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol import messages as m
@@ -80,10 +80,6 @@ def two_jobs() -> Host:
     return server
 
 
-def pull(epoch: int, version: int = 0, slice_: int = 0, request: int = 7) -> m.Pull:
-    return m.Pull(request, epoch, version, 0, "raw", ((slice_, 0, ()),))
-
-
 # --- side by side -------------------------------------------------------------------------------
 
 
@@ -98,7 +94,7 @@ def test_each_job_has_its_own_values_versions_and_mode() -> None:
     assert server.values(B) == [*[0.0] * 16, *[-1.0] * 8]
     assert errors(server.get(m.Commit(A, 0, (contributor,))), COORDINATOR) == [ProtocolError.code]
     assert server.values(A) == [*(-EIGHT).tolist(), *[0.0] * 8]
-    (values,) = sent(server.get(pull(B, version=1), "w"), m.Values)
+    (values,) = sent(server.get(pull(epoch=B, version=1), "w"), m.Values)
     assert list(values.versions) == [1]
 
 
@@ -107,7 +103,7 @@ def test_counters_are_of_each_job_and_of_all() -> None:
     server.get(push(1, EIGHT, epoch=A), "v")
     server.get(push(1, ONES, epoch=B, attempt=1), "w")
     server.get(push(1, ONES, epoch=B, attempt=1), "w")
-    server.get(pull(B, version=1), "w")
+    server.get(pull(epoch=B, version=1), "w")
     counters = server.machine.counters()
     jobs = counters["jobs"]
     assert set(jobs) == {"1", "2"}
@@ -124,7 +120,7 @@ def test_counters_are_of_each_job_and_of_all() -> None:
 
 
 @pytest.mark.parametrize("who", ["w", "p"])
-@pytest.mark.parametrize("message", [push(1, epoch=A), pull(A), m.Load(3, A, ((0, 0, ()),), (EIGHT,))])
+@pytest.mark.parametrize("message", [push(1, epoch=A), pull(epoch=A), m.Load(3, A, ((0, 0, ()),), (EIGHT,))])
 def test_a_job_is_not_touched_by_those_of_another(who: str, message: Any) -> None:
     server = two_jobs()
     server.get(ticketed("worker", "p", "b", epoch=B), "p")
@@ -132,7 +128,7 @@ def test_a_job_is_not_touched_by_those_of_another(who: str, message: Any) -> Non
     assert refused.code == NotJoinedError.code
     assert refused.text == "this connection is for epoch 2; say Hello with the ticket of 1"
     assert server.values(A) == [0.0] * 16
-    assert len(sent(server.get(pull(B), who), m.Values)) == 1, "it goes on with its own"
+    assert len(sent(server.get(pull(epoch=B), who), m.Values)) == 1, "it goes on with its own"
 
 
 @pytest.mark.parametrize("name", ["", "x" * 4000])
@@ -141,7 +137,7 @@ def test_who_names_no_job_that_is_here_can_do_nothing(name: str) -> None:
     (refused,) = sent(server.get(replace(ticketed("worker", "u"), job=name), "u"), m.Error)
     assert refused.code == ProtocolError.code
     assert len(refused.text) < 200
-    for message in (push(1, epoch=A), pull(B)):
+    for message in (push(1, epoch=A), pull(epoch=B)):
         assert errors(server.get(message, "u")) == [NotJoinedError.code]
     assert server.values(A) == [0.0] * 16
 
@@ -149,8 +145,8 @@ def test_who_names_no_job_that_is_here_can_do_nothing(name: str) -> None:
 def test_a_lost_worker_is_forgotten_where_it_was_and_the_others_go_on() -> None:
     server = two_jobs()
     server.get(push(1, EIGHT, epoch=A), "v")
-    server.get(pull(A, version=5), "v")
-    server.get(pull(B, version=5), "w")
+    server.get(pull(epoch=A, version=5), "v")
+    server.get(pull(epoch=B, version=5), "w")
     server.get(m.Departed(hello("worker", "v").incarnation, 1))
     assert errors(server.get(push(2, EIGHT, epoch=A), "v")) == [EvictedError.code]
     assert [tenant.counters()["parked"] for tenant in server.machine.tenants.values()] == [0, 1]
@@ -203,26 +199,6 @@ def test_the_room_for_a_shard_says_how_many_workers_and_servers_to_count_on() ->
     (run,) = runs_of(server.get(replace(assign(ASYNC, placement(ASYNC)), num_workers=5, sharing=3)))
     server.build(run)
     assert server.rooms == [Room(0, (1 << 62) // 3, 5, sharing=3)]
-
-
-def test_what_is_free_is_what_was_when_the_shard_was_assigned_less_what_other_jobs_have_yet_to_touch() -> None:
-    server = Host()
-    free = 1000
-    server.machine._orders._builds._available = lambda: free
-    (first,) = runs_of(server.get(replace(assign(ASYNC, placement(ASYNC), epoch=1), sharing=2)))
-    server.get(replace(assign(ASYNC, placement(ASYNC), epoch=2), sharing=2))
-    free = 900  # a server beside this one has built its own meanwhile
-    built = server.build(first)
-    shard = server.machine.tenants[1].shard
-    assert shard is not None
-    (second,) = runs_of(built)
-    server.build(second)
-    assert [room.available_nbytes for room in server.rooms] == [500, 500 - shard.required_nbytes]
-    third = server.machine._orders._builds.new_tenant(assign(ASYNC, placement(ASYNC), epoch=3))
-    values = shard.placement.nbytes(0)
-    for tenant in server.machine.tenants.values():
-        assert tenant.untouched_nbytes == max(0, tenant.built().required_nbytes - (shard.dense.arena_nbytes - values))
-    assert third.free.nbytes == 900 - sum(t.untouched_nbytes for t in server.machine.tenants.values())
 
 
 def test_a_shard_without_room_is_reported_with_the_facts_and_touches_no_other_job() -> None:
@@ -283,7 +259,7 @@ def test_what_is_kept_of_a_job_is_freed_and_that_is_confirmed_however_often_it_i
 
 
 @pytest.mark.parametrize("again", [False, True])
-@pytest.mark.parametrize("message", [push(2, epoch=A), pull(A), m.Load(3, A, ((0, 0, ()),), (EIGHT,))])
+@pytest.mark.parametrize("message", [push(2, epoch=A), pull(epoch=A), m.Load(3, A, ((0, 0, ()),), (EIGHT,))])
 def test_who_speaks_of_a_job_that_has_ended_is_told(message: Any, again: bool) -> None:
     server = two_jobs()
     server.get(push(1, epoch=A), "v")
@@ -300,9 +276,9 @@ def test_who_speaks_of_a_job_that_has_ended_is_told(message: Any, again: bool) -
 
 def test_who_waits_for_a_version_of_a_job_that_ends_is_told_and_others_wait_on() -> None:
     server = two_jobs()
-    server.get(pull(A, version=9, request=5), "v")
-    server.get(pull(A, version=9, request=6), "o")
-    server.get(pull(B, version=1), "w")
+    server.get(pull(epoch=A, version=9, request=5), "v")
+    server.get(pull(epoch=A, version=9, request=6), "o")
+    server.get(pull(epoch=B, version=1), "w")
     told = sent(actions := server.get(m.Discard(A)), m.Error)
     assert [(got.request, got.code) for got in told] == [(5, JobEndedError.code), (6, JobEndedError.code)]
     assert errors(actions, peer("w")) == []

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from tests.core.machines import assign, errors, hello, job, peer, sent, ticketed
-from tests.core.server.test_machine import WELCOME, Server, push
+from tests.core.server.test_machine import WELCOME, Server, pull, push, runs_of
 from zmqps.codecs import parse
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol import messages as m
-from zmqps.core.protocol.events import Action, Disconnected, Returned, Run
+from zmqps.core.protocol.events import Action, Disconnected
 from zmqps.core.server.dense.part import DensePart
 from zmqps.core.server.parked import nbytes_of
 from zmqps.errors import (
@@ -43,10 +43,6 @@ def brought(name: str, *attempts: int) -> tuple[bytes, tuple[int, ...]]:
 
 def commit(server: Server, *contributors: tuple[bytes, tuple[int, ...]], step: int = 0) -> list[Action]:
     return server.get(m.Commit(1, step, contributors))
-
-
-def pull(request: int = 7, version: int = 0, exact: int = 0, slice_: int = 0, codec: str = "raw") -> m.Pull:
-    return m.Pull(request, 1, version, exact, codec, ((slice_, 0, ()),))
 
 
 def step(server: Server, number: int = 0, name: str = "w", value: Any = ONES) -> list[Action]:
@@ -228,16 +224,15 @@ def test_a_pull_that_makes_no_sense_is_not_parked(message: m.Pull, code: int) ->
     assert server.machine.counters()["parked"] == 0
 
 
-@pytest.mark.parametrize("how", ["leaves", "is lost"])
-def test_the_parked_pulls_of_who_is_gone_are_forgotten(how: str) -> None:
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_the_parked_pulls_of_who_is_gone_are_forgotten(is_lost: bool) -> None:
     server = serve("w", "v")
     server.get(pull(version=1), "v")
-    incarnation = hello("worker", "v").incarnation
-    if how == "leaves":
-        server.get(m.Leave("finished"), "v")
-    else:
-        server.get(m.Departed(incarnation, 1))
+    if is_lost:
+        server.get(m.Departed(hello("worker", "v").incarnation, 1))
         assert errors(server.get(pull(version=1), "v")) == [EvictedError.code]
+    else:
+        server.get(m.Leave("finished"), "v")
     assert server.machine.counters()["parked"] == 0
     assert sent(step(server), m.Values) == []
 
@@ -310,8 +305,7 @@ def large(**options: Any) -> Server:
     server.spec = job("a", "b", size=400, **options)
     server.get(WELCOME)
     where = Placement.balance(KeySpace(server.spec.parameters), 1, 1600)
-    (run,) = [a for a in server.get(assign(server.spec, where)) if isinstance(a, Run)]
-    server.handle(Returned(run.tag, run.work()))
+    server.build(*runs_of(server.get(assign(server.spec, where))))
     for name in ("w", "loader"):
         server.get(ticketed("worker", name, loads=name == "loader"), name)
     server.get(m.Load(1, 1, ((0, 0, ()), (1, 0, ())), (np.zeros(800, np.float32),)), "loader")
@@ -325,8 +319,7 @@ def test_a_push_in_a_codec_is_what_the_blob_says(spec: str) -> None:
     assert sent(server.get(push(1, blob, codec=spec), "w"), m.Ack)
     expected, _ = codec.decode(blob, LARGE.size, LARGE.dtype)
     assert server.values()[:400] == (-expected).tolist()
-    counted = server.machine.counters()["pushed_nbytes"]
-    assert counted == blob.nbytes
+    assert server.machine.counters()["pushed_nbytes"] == blob.nbytes
 
 
 def test_a_push_in_a_codec_of_two_parts_is_two_blobs() -> None:
