@@ -190,6 +190,9 @@ class Coordinator:
     def init(self, name: str, spec: JobSpec | None, request: int = 1) -> list[Action]:
         return self.take(name, m.Init(request, spec.to_wire() if spec else {}))
 
+    def init_all(self, spec: JobSpec | None, *names: str) -> list[Action]:
+        return [action for name in names for action in self.init(name, spec)]
+
     def epochs(self, name: str, job: str = "default") -> list[int]:
         """Return the numbers of the copies of a job's shards that a server has."""
         return [copy.epoch for copy in self.run(job).startup.copies if copy.server.hello.name == name]
@@ -203,6 +206,11 @@ class Coordinator:
             for action in self.take(name, m.Ready(number, int(loaded)))
         ]
 
+    def build(self, *names: str, **options: Any) -> list[Action]:
+        """Let servers build their shards, and have the values of them."""
+        self.ready(*names, loaded=False, **options)
+        return self.ready(*names, **options)
+
     def train(self, *names: str) -> None:
         """Bring servers and workers to a job that is trained."""
         self.join(*names)
@@ -211,8 +219,7 @@ class Coordinator:
         for worker in workers:
             self.init(worker, job())
         for name in dict.fromkeys(worker.partition(".")[2] or "default" for worker in workers):
-            self.ready(*servers, loaded=False, job=name)
-            self.ready(*servers, job=name)
+            self.build(*servers, job=name)
             assert self.run(name).startup.ready
 
     def wait(self, until: float, *alive: str) -> list[Action]:

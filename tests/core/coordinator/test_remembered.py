@@ -119,8 +119,7 @@ def test_a_range_is_the_same_workers_and_no_other_ones() -> None:
 
 def test_a_start_goes_on_where_it_was() -> None:
     kept = Kept.joined("s0", "s1", "w0", "w1", servers=2, workers=2)
-    kept.init("w0", job())
-    kept.init("w1", job())
+    kept.init_all(job(), "w0", "w1")
     kept.ready("s0", "s1", loaded=False)
     assert kept.run().startup.loader is not None
     kept.back()

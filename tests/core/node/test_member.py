@@ -20,6 +20,19 @@ def member() -> Member:
     return Member(identity("worker"), "tcp://c:1", lambda: {"pushes": 3})
 
 
+def started() -> Member:
+    got = member()
+    got.start(0.0)
+    return got
+
+
+def joined(patience: float = 0.0) -> Member:
+    """Return a member that is welcome; with patience, the coordinator may be away for so long."""
+    got = started()
+    got.on_message(replace(WELCOME, patience=patience), 0.0)
+    return got
+
+
 def pass_time(got: Member, until: float, *, hear: bool = False) -> list[tuple[float, Action]]:
     happened = []
     while (due := got.next_deadline()) is not None and due <= until:
@@ -43,15 +56,13 @@ def test_it_connects_and_says_hello_ever_more_slowly_until_it_is_welcome() -> No
 
 
 def test_it_says_whom_it_waits_for_every_few_seconds() -> None:
-    got = member()
-    got.start(0.0)
+    got = started()
     texts = [logged([a]) for _, a in pass_time(got, 2 * REMINDER_INTERVAL_S) if logged([a])]
     assert texts == [f"waiting for the coordinator at tcp://c:1, {n} s so far" for n in (5, 10)]
 
 
 def test_the_welcome_tells_rank_and_sizes() -> None:
-    got = member()
-    got.start(0.0)
+    got = started()
     assert not got.joined
     got.on_message(WELCOME, 0.1)
     assert (got.joined, got.rank, got.cluster.num_workers, got.cluster.num_servers) == (True, 5, 4, 2)
@@ -61,8 +72,7 @@ def test_the_welcome_tells_rank_and_sizes() -> None:
 
 def test_a_coordinator_that_knows_a_welcome_member_no_more_is_another_one() -> None:
     unknown = m.Error.of(0, NotJoinedError("Heartbeat before Hello"))
-    got = member()
-    got.start(0.0)
+    got = started()
     got.on_message(unknown, 0.1)
     assert not got.restarted, "it has not been welcomed by any yet"
     got.on_message(WELCOME, 0.2)
@@ -78,16 +88,13 @@ def test_a_coordinator_that_knows_a_welcome_member_no_more_is_another_one() -> N
 
 
 def test_it_sends_its_counters_at_every_heartbeat() -> None:
-    got = member()
-    got.start(0.0)
-    got.on_message(WELCOME, 0.0)
+    got = joined()
     beats = [(t, sent([a], m.Heartbeat)[0].counters) for t, a in pass_time(got, 3.0, hear=True)]
     assert beats == [(t, {"pushes": 3}) for t in (1.0, 2.0, 3.0)]
 
 
 def test_who_has_joined_answers_a_probe_at_once() -> None:
-    got = member()
-    got.start(0.0)
+    got = started()
     assert sent(got.on_message(m.Probe(3, 1), 0.5), m.Probed) == []
     got.on_message(WELCOME, 1.0)
     assert sent(got.on_message(m.Probe(3, 1), 1.5), m.Probed) == [m.Probed(3, 1)]
@@ -96,9 +103,7 @@ def test_who_has_joined_answers_a_probe_at_once() -> None:
 
 
 def test_silence_beyond_the_timeout_means_the_coordinator_is_lost() -> None:
-    got = member()
-    got.start(0.0)
-    got.on_message(WELCOME, 0.0)
+    got = joined()
     pass_time(got, 10.0)
     assert not got.lost
     pass_time(got, 11.0)
@@ -108,18 +113,14 @@ def test_silence_beyond_the_timeout_means_the_coordinator_is_lost() -> None:
 
 
 def test_any_message_is_a_sign_of_life() -> None:
-    got = member()
-    got.start(0.0)
-    got.on_message(WELCOME, 0.0)
+    got = joined()
     pass_time(got, 100.0, hear=True)
     assert not got.lost
     assert got.silence(101.0) == 1.0
 
 
 def test_goodbye_is_said_again_until_it_is_answered_but_not_for_ever() -> None:
-    got = member()
-    got.start(0.0)
-    got.on_message(WELCOME, 0.0)
+    got = joined()
     assert [message.reason for message in sent(got.leave("finished", 1.0), m.Leave)] == ["finished"]
     assert got.leave("finished", 1.0) == []
     assert len(sent([a for _, a in pass_time(got, 60.0)], m.Leave)) == MAX_GOODBYES - 1
@@ -127,17 +128,14 @@ def test_goodbye_is_said_again_until_it_is_answered_but_not_for_ever() -> None:
 
 
 def test_an_answered_goodbye_is_the_last_word() -> None:
-    got = member()
-    got.start(0.0)
-    got.on_message(WELCOME, 0.0)
+    got = joined()
     got.leave("finished", 1.0)
     got.on_message(m.Left(), 1.1)
     assert got.next_deadline() is None
 
 
 def test_who_gives_up_to_join_says_goodbye_for_it_may_be_known_already() -> None:
-    got = member()
-    got.start(0.0)
+    got = started()
     actions = got.leave("closed", 1.0)
     assert len(sent(actions, m.Leave)) == 1
     assert sent(actions, m.Heartbeat) == [], "who knows us not yet takes nothing else"
@@ -145,9 +143,7 @@ def test_who_gives_up_to_join_says_goodbye_for_it_may_be_known_already() -> None
 
 def test_nobody_says_goodbye_to_a_coordinator_that_is_lost_or_that_ended_it() -> None:
     for ended in (False, True):
-        got = member()
-        got.start(0.0)
-        got.on_message(WELCOME, 0.0)
+        got = joined()
         if ended:
             got.abandon()
         else:
@@ -159,16 +155,8 @@ def test_nobody_says_goodbye_to_a_coordinator_that_is_lost_or_that_ended_it() ->
 PATIENT = replace(WELCOME, patience=60.0)
 
 
-def joined() -> Member:
-    """Return a member of a coordinator that may be away for a minute."""
-    got = member()
-    got.start(0.0)
-    got.on_message(PATIENT, 0.0)
-    return got
-
-
 def test_a_coordinator_with_a_journal_may_be_away_for_longer_than_a_heartbeat_timeout() -> None:
-    got = joined()
+    got = joined(60.0)
     said = [(time, action) for time, action in pass_time(got, 59.0) if logged([action])]
     assert not got.lost
     assert [time for time, _ in said] == list(range(3, 59, 5))
@@ -185,7 +173,7 @@ def test_a_coordinator_with_a_journal_may_be_away_for_longer_than_a_heartbeat_ti
 
 
 def test_over_a_new_connection_little_is_said_until_the_coordinator_has_answered() -> None:
-    got = joined()
+    got = joined(60.0)
     (heartbeat,) = sent(got.on_connected(5.0), m.Heartbeat)
     assert (heartbeat.counters, got.unsure) == ({}, True)
     got.on_message(m.HeartbeatAck(4), 5.1)
@@ -194,7 +182,7 @@ def test_over_a_new_connection_little_is_said_until_the_coordinator_has_answered
 
 
 def test_to_a_coordinator_that_is_back_a_member_says_who_it_is_until_it_is_welcome() -> None:
-    got = joined()
+    got = joined(60.0)
     got.on_connected(5.0)
     assert len(sent(got.on_message(m.Back(WELCOME.incarnation), 5.1), m.Hello)) == 1
     assert got.on_message(m.Back(WELCOME.incarnation), 5.11) == []
@@ -207,21 +195,18 @@ def test_to_a_coordinator_that_is_back_a_member_says_who_it_is_until_it_is_welco
 
 @pytest.mark.parametrize("answer", [m.Back(b"j" * 16), m.Error.of(0, NotJoinedError("Heartbeat before Hello"))])
 def test_another_coordinator_there_is_none_to_wait_for(answer: m.Back | m.Error) -> None:
-    got = joined()
+    got = joined(60.0)
     got.on_connected(5.0)
     got.on_message(answer, 5.1)
     assert (got.restarted, got.lost, got.next_deadline()) == (True, True, None)
-
-
-def test_a_welcome_of_another_coordinator_is_none() -> None:
-    got = joined()
+    got = joined(60.0)
     got.on_message(m.Back(WELCOME.incarnation), 5.0)
     got.on_message(replace(PATIENT, incarnation=b"j" * 16), 5.1)
-    assert got.restarted
+    assert got.restarted, "a Welcome of another one"
 
 
 def test_a_goodbye_waits_for_a_coordinator_that_is_away() -> None:
-    got = joined()
+    got = joined(60.0)
     got.leave("finished", 1.0)
     assert len(sent([action for _, action in pass_time(got, 30.0)], m.Leave)) > MAX_GOODBYES
     (farewell,) = sent(got.on_message(m.Back(WELCOME.incarnation), 30.1), m.Farewell)

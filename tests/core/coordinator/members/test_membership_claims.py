@@ -50,8 +50,7 @@ def trained(*names: str, expected: int | None = 2, **options: object) -> Coordin
         joins(coordinator, name, 0, token=name.encode().ljust(16, b"."))
     for name in names:
         coordinator.init(name, job(**options))
-    coordinator.ready("s0", loaded=False)
-    coordinator.ready("s0")
+    coordinator.build("s0")
     return coordinator
 
 

@@ -24,12 +24,21 @@ def trained(*workers: str, spec: Any = SYNC, expected: int | None = 2, spare: st
     coordinator = Coordinator.joined("s0", *workers, workers=expected, **options)
     for name in workers:
         coordinator.init(name, spec)
-    coordinator.ready("s0", loaded=False)
-    coordinator.ready("s0")
+    coordinator.build("s0")
     if spare:
-        coordinator.join(spare)
-        coordinator.init(spare, spec)
+        come(coordinator, spare, spec)
     return coordinator
+
+
+def come(coordinator: Coordinator, name: str, spec: Any) -> list[Action]:
+    """Let a worker join and ask for the job."""
+    coordinator.join(name)
+    return coordinator.init(name, spec)
+
+
+def takes_ranges(coordinator: Coordinator) -> bool:
+    """Whether the two workers have the job's ranges for themselves."""
+    return [sent(coordinator.take(name, DATA), m.Range)[0].start for name in ("w0", "w1")] == [0, 4]
 
 
 def step(coordinator: Coordinator, number: int, *names: str) -> list[Action]:
@@ -65,15 +74,13 @@ def test_who_has_not_named_the_job_takes_no_part_in_it(asked: m.Message, attache
     assert refused.code == JobError.code
     assert "the job 'default' expects 2 workers" in refused.text
     assert "call worker.init(...) first" in refused.text
-    for number in range(3):
-        assert committed(step(coordinator, number, "w0", "w1")) == [2]
+    assert [committed(step(coordinator, number, "w0", "w1")) for number in range(3)] == [[2]] * 3
     coordinator.take("w0", m.Enter(9, "end"))
     assert len(sent(coordinator.take("w1", m.Enter(9, "end")), m.Released)) == 2
-    assert [sent(coordinator.take(name, DATA), m.Range)[0].start for name in ("w0", "w1")] == [0, 4]
-    used = [
-        sent(coordinator.take(n, replace(DATA, request=31, done=(0, i))), m.Range) for i, n in enumerate(("w0", "w1"))
-    ]
-    assert used[1][-1].stop == 0, "all passes are done"
+    assert takes_ranges(coordinator)
+    coordinator.take("w0", replace(DATA, request=31, done=(0, 0)))
+    used = sent(coordinator.take("w1", replace(DATA, request=31, done=(0, 1))), m.Range)
+    assert used[-1].stop == 0, "all passes are done"
     assert idle(coordinator) == "worker 2 (w7, host, pid 7)"
 
 
@@ -92,19 +99,16 @@ def test_workers_that_meet_before_they_begin_a_job_count_until_it_is_named() -> 
 def test_a_stranger_that_asks_before_there_is_a_job_has_no_place_in_it(asked: m.Message) -> None:
     coordinator = Coordinator.joined("s0", "w7", "w0", "w1", workers=2)
     coordinator.take("w7", asked)
-    for name in ("w0", "w1"):
-        coordinator.init(name, SYNC)
-    coordinator.ready("s0", loaded=False)
-    coordinator.ready("s0")
+    coordinator.init_all(SYNC, "w0", "w1")
+    coordinator.build("s0")
     assert idle(coordinator) == "worker 2 (w7, host, pid 7)"
     assert committed(step(coordinator, 0, "w0", "w1")) == [2]
-    assert [sent(coordinator.take(name, DATA), m.Range)[0].start for name in ("w0", "w1")] == [0, 4]
+    assert takes_ranges(coordinator)
 
 
 def test_who_names_the_job_when_all_places_are_taken_is_a_spare_and_is_told() -> None:
     coordinator = trained("w0", "w1")
-    coordinator.join("w7")
-    (told,) = sent(coordinator.init("w7", None), m.Job)
+    (told,) = sent(come(coordinator, "w7", None), m.Job)
     actions = coordinator.take("w7", m.Init(2, told.job))
     (told,) = sent(actions, m.Job)
     assert "the job 'default' has the workers that it expects (2): this one is a spare" in told.note
@@ -113,8 +117,7 @@ def test_who_names_the_job_when_all_places_are_taken_is_a_spare_and_is_told() ->
     assert logged(coordinator.init("w7", SYNC, request=3)) == "", "once"
     assert idle(coordinator) == "spare worker 2 (w7, host, pid 7)"
     assert sent(coordinator.take("w0", m.Heartbeat({})), m.HeartbeatAck) == [m.HeartbeatAck(2, 1)]
-    for number in range(3):
-        assert committed(step(coordinator, number, "w0", "w1")) == [2]
+    assert [committed(step(coordinator, number, "w0", "w1")) for number in range(3)] == [[2]] * 3
 
 
 @pytest.mark.parametrize("asked", [m.Arrive(9, 0, (1,)), m.Enter(9, "end"), DATA])
@@ -124,12 +127,11 @@ def test_what_a_spare_asks_for_waits_and_nobody_waits_for_it(asked: Any) -> None
         (waiting,) = sent(coordinator.take("w7", asked), m.Waiting)
         assert waiting.request == asked.request
         assert waiting.text == "a place among the 2 workers that the job expects: it is a spare"
-    for number in range(3):
-        assert committed(step(coordinator, number, "w0", "w1")) == [2]
+    assert [committed(step(coordinator, number, "w0", "w1")) for number in range(3)] == [[2]] * 3
     coordinator.take("w0", m.Enter(9, "end"))
     released = coordinator.take("w1", m.Enter(9, "end"))
     assert receivers(released, m.Released) == [peer("w0"), peer("w1")]
-    assert [sent(coordinator.take(name, DATA), m.Range)[0].start for name in ("w0", "w1")] == [0, 4]
+    assert takes_ranges(coordinator)
     assert (peer("w7"), asked.request, waiting.text) in [
         (got.peer, n, say()) for got, n, say in coordinator.run().waits._waiters()
     ]
@@ -144,11 +146,10 @@ def test_a_place_of_a_job_that_could_not_be_started_is_none_of_the_next_one() ->
     coordinator.join("w0", "w1")
     assert errors(coordinator.init("w0", SYNC), peer("w7")) == [JobError.code], "it waited at a barrier"
     coordinator.init("w1", SYNC)
-    coordinator.ready("s0", loaded=False)
-    coordinator.ready("s0")
+    coordinator.build("s0")
     assert committed(step(coordinator, 0, "w0", "w1")) == [2]
     assert errors(coordinator.take("w7", m.Enter(22, "end"))) == [JobError.code]
-    assert [sent(coordinator.take(name, DATA), m.Range)[0].start for name in ("w0", "w1")] == [0, 4]
+    assert takes_ranges(coordinator)
 
 
 def test_who_entered_a_barrier_before_the_job_said_how_many_it_expects_does_not_count() -> None:
@@ -157,16 +158,14 @@ def test_who_entered_a_barrier_before_the_job_said_how_many_it_expects_does_not_
     spec = replace(SYNC, workers=2)
     assert errors(coordinator.init("w0", spec), peer("w7")) == [JobError.code]
     coordinator.init("w1", spec)
-    coordinator.ready("s0", loaded=False)
-    coordinator.ready("s0")
+    coordinator.build("s0")
     assert committed(step(coordinator, 0, "w0", "w1")) == [2]
 
 
 @pytest.mark.parametrize("spec", [None, SYNC])
 def test_a_stranger_that_is_lost_is_no_loss_of_the_job(spec: Any) -> None:
     coordinator = trained("w0", "w1", once=True)
-    coordinator.join("w7")
-    coordinator.init("w7", spec)
+    come(coordinator, "w7", spec)
     coordinator.take("w7", m.Arrive(9, 0, (1,)))
     lose(coordinator, "s0", "w0", "w1")
     run = coordinator.run()
@@ -189,8 +188,7 @@ def test_a_stranger_makes_good_for_no_worker_that_was_lost() -> None:
 def test_who_comes_in_the_place_of_one_that_was_lost_counts_at_once() -> None:
     coordinator = trained("w0", "w1")
     lose(coordinator, "s0", "w0")
-    coordinator.join("w2")
-    (told,) = sent(coordinator.init("w2", SYNC), m.Job)
+    (told,) = sent(come(coordinator, "w2", SYNC), m.Job)
     assert (told.note, told.rank, told.num_workers) == ("", 1, 2)
     assert idle(coordinator) == ""
     assert committed(step(coordinator, 0, "w0")) == []
@@ -200,9 +198,8 @@ def test_who_comes_in_the_place_of_one_that_was_lost_counts_at_once() -> None:
 @pytest.mark.parametrize("how", ["closed", "finished", "lost"])
 def test_spares_take_the_places_of_those_who_go_in_the_order_in_which_they_came(how: str) -> None:
     coordinator = trained("w0", "w1")
-    for name in ("w2", "w3"):
-        coordinator.join(name)
-        coordinator.init(name, SYNC)
+    come(coordinator, "w2", SYNC)
+    come(coordinator, "w3", SYNC)
     coordinator.take("w3", m.Arrive(100, 0, (1,)))
     gone = lose(coordinator, "s0", "w0", "w2", "w3") if how == "lost" else coordinator.take("w1", m.Leave(how))
     assert "worker 2 (w2, host, pid 7) is no spare any more: it counts in job 'default'" in logged(gone)
@@ -296,8 +293,7 @@ def test_a_spare_is_late_with_a_step_that_was_committed_meanwhile_and_goes_on_wi
 
 def test_a_bounded_spare_goes_on_when_it_counts() -> None:
     coordinator = trained("w0", "w1", spec=job(staleness=1))
-    coordinator.join("w2")
-    coordinator.init("w2", job(staleness=1))
+    come(coordinator, "w2", job(staleness=1))
     assert sent(step(coordinator, 0, "w2"), m.Proceed) == []
     actions = coordinator.take("w1", m.Leave("closed"))
     assert receivers(actions, m.Proceed) == [peer("w2")]
@@ -360,8 +356,7 @@ def test_a_spare_whose_step_waits_is_told_that_a_server_is_lost() -> None:
 
 def test_where_no_number_is_expected_whoever_joins_counts() -> None:
     coordinator = trained("w0", "w1", expected=None)
-    coordinator.join("w7")
-    coordinator.init("w7", None)
+    come(coordinator, "w7", None)
     assert committed(step(coordinator, 0, "w0", "w1")) == []
     assert committed(step(coordinator, 0, "w7")) == [3]
     coordinator.join("w8")

@@ -124,8 +124,7 @@ def test_a_server_that_asks_for_itself_is_told_how_far_it_is() -> None:
 
 
 def test_a_server_that_has_nothing_goes_at_once() -> None:
-    cluster = Cluster()
-    cluster.join("s3")
+    cluster = Cluster.joined("s3")
     assert [got.state for got in sent(cluster.take("s3", m.Drain(1, "", 0)), m.Draining, peer("s3"))] == [
         DrainState.GONE,
         DrainState.GOING,
@@ -133,8 +132,7 @@ def test_a_server_that_has_nothing_goes_at_once() -> None:
 
 
 def test_a_spare_gets_it_first_then_who_has_least() -> None:
-    cluster = Cluster()
-    cluster.join("s3")
+    cluster = Cluster.joined("s3")
     assert receivers(cluster.drain("s0"), m.Assign) == [peer("s3")]
     assert receivers(cluster.drain("s1", nonce=b"m" * 16), m.Assign) == [peer("s2")]
 
@@ -221,8 +219,7 @@ def test_one_that_leaves_with_something_left_is_lost() -> None:
 
 
 def test_if_the_target_is_lost_another_one_takes_it() -> None:
-    cluster = Cluster()
-    cluster.join("s3")
+    cluster = Cluster.joined("s3")
     asked = cluster.drain()
     assert receivers(asked, m.Assign) == [peer("s3")]
     lost = cluster.take("s3", m.Leave("closed"))
@@ -233,8 +230,7 @@ def test_if_the_target_is_lost_another_one_takes_it() -> None:
 
 @pytest.mark.parametrize("given_up", [False, True])
 def test_if_the_target_is_lost_when_it_was_to_take_over_the_leader_keeps_its_place(given_up: bool) -> None:
-    cluster = Cluster()
-    cluster.join("s3")
+    cluster = Cluster.joined("s3")
     whole = cluster.fill(cluster.drain())
     if given_up:
         assert sent(cluster.give_up(whole), m.Promote) != []

@@ -124,8 +124,7 @@ def test_a_shard_that_is_lost_alone_is_loaded_by_the_first_server_that_comes() -
 
 
 def test_a_server_that_was_there_as_a_spare_begins_at_once() -> None:
-    cluster = Cluster()
-    cluster.join("s2")
+    cluster = Cluster.joined("s2")
     assert targets(cluster.lose("s0")) == {("s2", 0): NEWEST}
 
 
@@ -140,8 +139,7 @@ def test_after_a_while_a_server_that_has_a_shard_takes_another_one() -> None:
 
 
 def test_what_is_not_answered_is_said_again() -> None:
-    cluster = Cluster()
-    cluster.join("s2")
+    cluster = Cluster.joined("s2")
     cluster.lose("s1")
     again = cluster.alive(2.5 * RETRY_S, "s0", "s2", "w0", "w1")
     assert len(sent(again, m.Assign)) >= 2
@@ -180,8 +178,7 @@ def test_a_second_server_that_is_lost_meanwhile_goes_back_with_it() -> None:
 
 
 def test_a_spare_that_dies_as_it_loads_is_replaced() -> None:
-    cluster = Cluster()
-    cluster.join("s2")
+    cluster = Cluster.joined("s2")
     cluster.lose("s1")
     cluster.lose("s2")
     assert cluster.run().state == "going back"
@@ -190,8 +187,7 @@ def test_a_spare_that_dies_as_it_loads_is_replaced() -> None:
 
 
 def test_a_shard_that_is_lost_again_before_all_have_gone_back_counts_what_the_others_said() -> None:
-    cluster = Cluster()
-    cluster.join("s2")
+    cluster = Cluster.joined("s2")
     told = cluster.load(cluster.lose("s1"))
     number = sent(told, m.GoBack)[0].revision
     cluster.take("w0", m.Followed(1, number, 5))
@@ -202,8 +198,7 @@ def test_a_shard_that_is_lost_again_before_all_have_gone_back_counts_what_the_ot
 
 
 def test_what_workers_have_lost_that_have_left_nobody_counts() -> None:
-    cluster = Cluster()
-    cluster.join("s2")
+    cluster = Cluster.joined("s2")
     told = cluster.load(cluster.lose("s1"))
     cluster.take("w0", m.Leave("closed"))
     done = cluster.take("w1", m.Followed(1, sent(told, m.GoBack)[0].revision, 2))
@@ -212,8 +207,7 @@ def test_what_workers_have_lost_that_have_left_nobody_counts() -> None:
 
 
 def test_a_checkpoint_that_cannot_be_read_is_passed_over_for_the_one_before() -> None:
-    cluster = Cluster()
-    cluster.join("s2")
+    cluster = Cluster.joined("s2")
     failed = cluster.fail(cluster.lose("s1"), CORRUPT)
     assert f"{NEWEST} cannot be used" in logged(failed)
     assert targets(failed) == {("s2", 1): OLDER}
@@ -223,8 +217,7 @@ def test_a_checkpoint_that_cannot_be_read_is_passed_over_for_the_one_before() ->
 
 
 def test_a_disk_that_fails_is_asked_again_and_a_server_that_lacks_the_memory_is_not() -> None:
-    cluster = Cluster()
-    cluster.join("s2")
+    cluster = Cluster.joined("s2")
     assert sent(cluster.fail(cluster.lose("s1"), DISK), m.Assign) == []
     again = cluster.alive(3 * RETRY_S, "s0", "s2", "w0", "w1")
     assert targets(again)[("s2", 1)] == NEWEST
@@ -234,8 +227,7 @@ def test_a_disk_that_fails_is_asked_again_and_a_server_that_lacks_the_memory_is_
 
 
 def test_a_server_that_never_gets_done_is_not_waited_for() -> None:
-    cluster = Cluster()
-    cluster.join("s2")
+    cluster = Cluster.joined("s2")
     cluster.lose("s1")
     later = cluster.alive(STUCK_S + 25.0, "s0", "s2", "w0", "w1")
     assert ("s0", 1) in targets(later)
@@ -267,8 +259,7 @@ def test_without_a_checkpoint_the_job_fails_at_once_and_the_error_says_what_woul
 
 
 def test_where_all_checkpoints_are_damaged_the_job_fails() -> None:
-    cluster = Cluster()
-    cluster.join("s2")
+    cluster = Cluster.joined("s2")
     assigned = cluster.lose("s1")
     for _ in range(3):
         assigned = cluster.fail(assigned, CORRUPT)

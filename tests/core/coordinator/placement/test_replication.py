@@ -34,8 +34,7 @@ class Cluster(Coordinator):
 
 
 def test_each_shard_has_a_backup_on_the_next_server_which_its_leader_is_told() -> None:
-    cluster = Coordinator(servers=3, replicas=1)
-    cluster.join("s0", "s1", "s2", "w0")
+    cluster = Coordinator.joined("s0", "s1", "s2", "w0", servers=3, replicas=1)
     placed = cluster.init("w0", job())
     assigned = sent(placed, m.Assign)
     assert receivers(placed, m.Assign) == [peer(f"s{n}") for n in (0, 1, 2, 1, 2, 0)]
@@ -47,8 +46,7 @@ def test_each_shard_has_a_backup_on_the_next_server_which_its_leader_is_told() -
 
 
 def test_a_job_is_trained_when_its_backups_are_whole() -> None:
-    cluster = Coordinator(servers=2, replicas=1)
-    cluster.join("s0", "s1", "w0")
+    cluster = Coordinator.joined("s0", "s1", "w0", servers=2, replicas=1)
     cluster.init("w0", job())
     cluster.ready("s0", "s1", loaded=False)
     for name, epoch in (("s0", 1), ("s1", 2)):
@@ -143,8 +141,7 @@ def test_a_spare_that_is_there_gets_what_a_server_had_that_only_kept_copies() ->
 
 
 def test_a_spare_that_is_there_from_the_first_gets_the_backups_that_there_were_too_few_servers_for() -> None:
-    cluster = Coordinator(servers=1, replicas=1)
-    cluster.join("s0", "s1", "w0")
+    cluster = Coordinator.joined("s0", "s1", "w0", servers=1, replicas=1)
     cluster.init("w0", job())
     cluster.ready("s0", loaded=False)
     begun = cluster.ready("s0")
@@ -323,8 +320,7 @@ def spread(cluster: Cluster, shard: int, name: str) -> None:
 
 
 def test_a_shard_that_has_all_its_backups_is_not_degraded_by_the_loss_of_one_more() -> None:
-    cluster = Cluster()
-    cluster.join("s3")
+    cluster = Cluster.joined("s3")
     spread(cluster, 0, "s3")
     cluster.lose("s3")
     assert cluster.degraded() == []
@@ -332,8 +328,7 @@ def test_a_shard_that_has_all_its_backups_is_not_degraded_by_the_loss_of_one_mor
 
 
 def test_a_shard_that_has_all_its_backups_is_not_degraded_by_one_more_that_cannot_be_kept() -> None:
-    cluster = Cluster()
-    cluster.join("s3")
+    cluster = Cluster.joined("s3")
     replication = cluster.run().replication
     spread(cluster, 0, "s3")
     (extra,) = (copy for copy in cluster.run().startup.copies.backups(0) if copy.server.hello.name == "s3")
@@ -344,8 +339,7 @@ def test_a_shard_that_has_all_its_backups_is_not_degraded_by_one_more_that_canno
 
 
 def test_a_copy_too_many_that_was_kept_while_a_server_was_silent_goes_when_that_is_heard_again() -> None:
-    cluster = Cluster()
-    cluster.join("s3")
+    cluster = Cluster.joined("s3")
     spread(cluster, 0, "s3")
     assert len(backups(cluster, 0)) == 2
     cluster.now = 5.0
@@ -358,8 +352,7 @@ def test_a_copy_too_many_that_was_kept_while_a_server_was_silent_goes_when_that_
 
 
 def test_since_when_a_shard_is_degraded_is_not_that_of_an_earlier_loss() -> None:
-    cluster = Cluster()
-    cluster.join("s3")
+    cluster = Cluster.joined("s3")
     spread(cluster, 0, "s3")
     cluster.lose("s3")
     cluster.now += 5.0
@@ -368,8 +361,7 @@ def test_since_when_a_shard_is_degraded_is_not_that_of_an_earlier_loss() -> None
 
 
 def test_a_job_that_is_placed_again_is_judged_by_the_copies_that_it_has_then() -> None:
-    cluster = Coordinator(servers=3, replicas=1)
-    cluster.join("s0", "s1", "s2", "w0")
+    cluster = Coordinator.joined("s0", "s1", "s2", "w0", servers=3, replicas=1)
     cluster.init("w0", job())
     cluster.take("s1", m.Leave("closed"))
     cluster.join("s3")

@@ -53,8 +53,7 @@ def test_shards_are_not_cut_before_all_members_have_gone_back() -> None:
 
 
 def test_a_checkpoint_of_before_a_cut_knows_nothing_of_pushes_since() -> None:
-    cluster = Cluster()
-    cluster.join("s2")
+    cluster = Cluster.joined("s2")
     for servers in (3, 2):
         followed(cluster, scale(cluster, servers))
         followed(cluster, answered(cluster, cluster.alive(2.0, "s0", "s1", "s2", "w0", "w1")))
@@ -73,8 +72,7 @@ def test_a_checkpoint_of_before_a_cut_knows_nothing_of_pushes_since() -> None:
 
 
 def test_a_member_that_goes_by_the_shards_before_is_told_first_of_those_that_there_are() -> None:
-    cluster = Cluster()
-    cluster.join("s2")
+    cluster = Cluster.joined("s2")
     cut = scale(cluster, 3)
     (told,) = sent(cut, m.Recut, peer("w0"))
     cluster.take("w0", m.Followed(told.epoch, told.revision, 0))

@@ -235,8 +235,7 @@ def test_who_idles_in_a_job_of_so_many_workers_is_not_waited_for_and_does_not_en
     coordinator.join("w0")
     spec = job(staleness=0)
     coordinator.init("w0", spec)
-    coordinator.ready("s0", loaded=False)
-    coordinator.ready("s0")
+    coordinator.build("s0")
     for name in ("w7", "w8"):  # strangers, who take the job as it is
         (told,) = sent(coordinator.init(name, None), m.Job)
         assert (told.step, told.num_workers) == (0, 2)
@@ -262,8 +261,7 @@ def test_a_barrier_does_not_wait_for_who_idles_and_does_not_fail_when_it_is_lost
     for name in ("w0", "w1"):
         coordinator.join(name)
         coordinator.init(name, job(staleness=0))
-    coordinator.ready("s0", loaded=False)
-    coordinator.ready("s0")
+    coordinator.build("s0")
     coordinator.init("w7", None)
     (waiting,) = sent(coordinator.take("w0", m.Enter(8, "end")), m.Waiting)
     assert "w1" in waiting.text
