@@ -146,9 +146,8 @@ def test_who_withdraws_is_awaited_again() -> None:
 
 
 def test_a_hundred_awaited_workers_are_named_briefly_and_told_in_few_messages() -> None:
-    coordinator = Coordinator()
     names = [f"w{i}" for i in range(200)]
-    coordinator.join(*names)
+    coordinator = Coordinator.joined(*names)
     actions = [action for name in names[:100] for action in enter(coordinator, name)] + coordinator.wait(0.5, *names)
     waiting = sent(actions, m.Waiting)
     assert len(waiting) <= 3 * 100
@@ -313,29 +312,21 @@ def test_a_server_that_does_not_say_goodbye_delays_the_end_by_seconds_only() -> 
     assert exits_of(coordinator.wait(4.0, "s0"))[:1] == [exits.OK]
 
 
-def test_stop_shuts_everybody_down_and_newcomers_are_told() -> None:
+@pytest.mark.parametrize(("first", "last"), [("s0", "w0"), ("w0", "s0")])
+def test_stop_shuts_everybody_down_tells_newcomers_and_ends_when_all_have_left(first: str, last: str) -> None:
+    assert exits_of(Coordinator().handle(Stop("SIGTERM"))) == [exits.OK], "at once where nobody is"
     coordinator = Coordinator.trains("s0", "w0")
     assert receivers(coordinator.handle(Stop("SIGTERM")), m.Shutdown) == [peer("s0"), peer("w0")]
     assert receivers(coordinator.join("w1"), m.Shutdown) == [peer("w1")]
-    coordinator.take("s0", m.Leave("finished"))
-    assert exits_of(coordinator.take("w0", m.Leave("closed"))) == [exits.OK]
+    assert exits_of(coordinator.take(first, m.Leave("finished" if first == "s0" else "closed"))) == []
+    assert exits_of(coordinator.take(last, m.Leave("finished" if last == "s0" else "closed"))) == [exits.OK]
 
 
-def test_after_a_stop_the_coordinator_stays_until_the_servers_have_left_too() -> None:
-    coordinator = Coordinator.trains("s0", "w0")
-    coordinator.handle(Stop("SIGTERM"))
-    assert exits_of(coordinator.take("w0", m.Leave("closed"))) == []
-    assert exits_of(coordinator.take("s0", m.Leave("finished"))) == [exits.OK]
-
-
-def test_stop_without_members_ends_at_once() -> None:
-    assert exits_of(Coordinator().handle(Stop("SIGTERM"))) == [exits.OK]
-
-
-def test_an_idle_cluster_ends_after_its_lease() -> None:
+def test_an_idle_cluster_ends_after_its_lease_if_it_has_one() -> None:
     coordinator = Coordinator.joined("s0", idle_timeout=60.0)
     assert exits_of(coordinator.wait(59.0, "s0")) == []
     assert exits_of(coordinator.wait(64.0, "s0"))[:1] == [exits.IDLE]
+    assert exits_of(Coordinator().wait(10_000.0)) == [], "by default it waits for ever"
 
 
 def test_a_worker_keeps_the_lease_and_its_leaving_renews_it() -> None:
@@ -346,17 +337,11 @@ def test_a_worker_keeps_the_lease_and_its_leaving_renews_it() -> None:
     assert exits_of(coordinator.wait(165.0))[:1] == [exits.IDLE]
 
 
-def test_no_lease_means_waiting_for_ever_and_is_the_default() -> None:
-    assert exits_of(Coordinator().wait(10_000.0)) == []
-
-
 def test_a_cluster_for_one_job_ends_with_the_first_that_is_finished() -> None:
     coordinator = Coordinator.trains("s0", "w0", "w1.b", once=True)
     actions = coordinator.take("w1.b", m.Leave("finished"))
     assert receivers(actions, m.Shutdown) == [peer("s0"), peer("w0")]
-    assert receivers(actions, m.Discard) == [peer("s0")], (
-        "a server that does not hear the end frees its shard all the same"
-    )
+    assert receivers(actions, m.Discard) == [peer("s0")], "a server that does not hear the end frees its shard too"
     assert "job 'b' has ended: its workers have finished" in logged(actions)
 
 

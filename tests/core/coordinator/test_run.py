@@ -29,11 +29,8 @@ DATA = m.Take(20, "data", 100, 10, 1, (), ())
 
 def begin(coordinator: Coordinator, name: str, *workers: str, spec: Any) -> list[Action]:
     """Let workers begin a job and the servers do their part; return what the last server's word led to."""
-    for worker in workers:
-        coordinator.init(worker, spec)
-    servers = [server.hello.name for server in coordinator.machine.servers]
-    coordinator.ready(*servers, loaded=False, job=name)
-    return coordinator.ready(*servers, job=name)
+    coordinator.init_all(spec, *workers)
+    return coordinator.build(*[server.hello.name for server in coordinator.machine.servers], job=name)
 
 
 def two_jobs(**options: Any) -> Coordinator:
@@ -78,9 +75,8 @@ def test_two_jobs_are_placed_and_answered_apart() -> None:
     assert sent(coordinator.ready("s1", epoch=3), m.Job) == [], "that is the copy of another server"
     done = coordinator.ready("s0", "s1", job="b")
     assert receivers(done, m.Job) == [peer("w3.b")]
-    assert [(got.epoch, got.job, got.num_workers, got.note) for got in sent(done, m.Job)] == [
-        (3, SYNC.to_wire(), 2, "")
-    ]
+    (told,) = sent(done, m.Job)
+    assert (told.epoch, told.job, told.num_workers, told.note) == (3, SYNC.to_wire(), 2, "")
     assert not coordinator.run().startup.ready
     assert receivers(coordinator.ready("s0", "s1"), m.Job) == [peer("w0")]
 
@@ -94,10 +90,15 @@ def test_each_job_expects_the_workers_it_names_or_those_of_the_cluster() -> None
     assert (coordinator.run().num_missing, coordinator.run("b").num_missing) == (1, 2)
     coordinator.join("w2.b", "w3.b", "w4.b")
     assert (coordinator.run().num_missing, coordinator.run("b").num_missing) == (1, 2), "they have only said hello"
-    for name in ("w2.b", "w3.b", "w4.b"):
-        coordinator.init(name, replace(SYNC, workers=3))
+    coordinator.init_all(replace(SYNC, workers=3), "w2.b", "w3.b", "w4.b")
     assert (coordinator.run().num_missing, coordinator.run("b").num_missing) == (1, 0)
     assert sent(coordinator.take("w4.b", m.Heartbeat({})), m.HeartbeatAck)[0].num_workers == 3, "one is a spare"
+
+
+def come(coordinator: Coordinator, *names: str) -> None:
+    """Let workers say hello, whatever their names."""
+    for name in names:
+        coordinator.take(name, hello("worker", name))
 
 
 def ranks(coordinator: Coordinator, *names: str) -> list[int]:
@@ -106,14 +107,14 @@ def ranks(coordinator: Coordinator, *names: str) -> list[int]:
     for name in names:
         actions = coordinator.init(name, ASYNC)
         if not coordinator.run().startup.ready:
-            actions += coordinator.ready("s0", loaded=False) + coordinator.ready("s0")
+            actions += coordinator.build("s0")
         told |= {to: job.rank for to in receivers(actions, m.Job) for job in sent(actions, m.Job, to)}
     assert {peer(name): coordinator.machine.membership.find(peer(name)).rank for name in names} == told  # type: ignore[union-attr]
     return [told[peer(name)] for name in names]
 
 
 @pytest.mark.parametrize(
-    ("come", "init", "expected"),
+    ("names", "init", "expected"),
     [
         (("w0", "w1"), ("w1", "w0"), [1, 0]),  # nobody else is there: as they came
         (("x", "w0", "w1"), ("w0", "w1"), [1, 0]),
@@ -125,11 +126,10 @@ def ranks(coordinator: Coordinator, *names: str) -> list[int]:
     ],
 )
 def test_workers_that_name_the_job_have_the_ranks_below_as_many_as_are_expected(
-    come: tuple[str, ...], init: tuple[str, ...], expected: list[int]
+    names: tuple[str, ...], init: tuple[str, ...], expected: list[int]
 ) -> None:
     coordinator = Coordinator.joined("s0", workers=2)
-    for name in come:
-        coordinator.take(name, hello("worker", name))
+    come(coordinator, *names)
     assert ranks(coordinator, *init) == expected
     owner = coordinator.run().startup.owner
     assert owner == coordinator.machine.membership.find(peer(init[0])).title  # type: ignore[union-attr]
@@ -137,8 +137,7 @@ def test_workers_that_name_the_job_have_the_ranks_below_as_many_as_are_expected(
 
 def test_a_rank_that_a_stranger_has_left_is_taken_and_each_is_somebodys_alone() -> None:
     coordinator = Coordinator.joined("s0", workers=2)
-    for name in ("x", "y", "w0", "w1"):
-        coordinator.take(name, hello("worker", name))
+    come(coordinator, "x", "y", "w0", "w1")
     coordinator.take("x", m.Leave("closed"))
     assert ranks(coordinator, "w0", "w1") == [0, 1]
     coordinator.take("z", hello("worker", "z"))
@@ -148,8 +147,7 @@ def test_a_rank_that_a_stranger_has_left_is_taken_and_each_is_somebodys_alone() 
 
 def test_who_only_takes_the_job_as_it_is_has_no_claim_to_a_rank() -> None:
     coordinator = Coordinator.joined("s0", workers=1)
-    for name in ("reader", "w0"):
-        coordinator.take(name, hello("worker", name))
+    come(coordinator, "reader", "w0")
     assert ranks(coordinator, "w0") == [0]
     for request, spec in ((1, None), (2, ASYNC)):  # nor has one too many
         assert [job.rank for job in sent(coordinator.init("reader", spec, request), m.Job)] == [1]
@@ -358,18 +356,16 @@ def test_workers_that_move_keep_the_ranks_they_were_told() -> None:
     assert [welcome.rank for welcome in sent(coordinator.join("w3"), m.Welcome)] == [0]
 
 
-@pytest.mark.parametrize("there", ["w2", "o0"])
-def test_an_idle_job_is_not_replaced_once_somebody_uses_it(there: str) -> None:
+@pytest.mark.parametrize(
+    ("there", "uses"),
+    [("w2", m.Init(1, ASYNC.to_wire())), ("o0", m.Init(1, {})), ("w2", m.Enter(5, "together"))],
+    ids=["trains it", "reads it", "waits in a barrier"],
+)
+def test_an_idle_job_is_not_replaced_once_somebody_uses_it(there: str, uses: m.Message) -> None:
     coordinator = left_alone("w1", there)
-    coordinator.init(there, ASYNC if there == "w2" else None)
+    coordinator.take(there, uses)
     assert errors(coordinator.init("w1", SYNC)) == [JobMismatchError.code]
     assert coordinator.run().startup.epoch == 1
-
-
-def test_an_idle_job_is_not_replaced_while_a_worker_is_in_a_barrier() -> None:
-    coordinator = left_alone("w1", "w2")
-    coordinator.take("w2", m.Enter(5, "together"))
-    assert errors(coordinator.init("w1", SYNC)) == [JobMismatchError.code]
 
 
 def test_a_worker_that_trains_does_not_replace_its_job() -> None:

@@ -11,7 +11,6 @@ from tests.core.machines import Coordinator, errors, job, logged, peer, receiver
 from zmqps.core.coordinator.saving.checkpoints import AGAIN_S, HOLD_S, STUCK_S
 from zmqps.core.coordinator.saving.making import Storing
 from zmqps.core.coordinator.saving.wishes import BURST, EVERY_S, MAX_WAITING
-from zmqps.core.job.tables import TableSpec
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action, Returned, Run
 from zmqps.core.protocol.messages.saving import SaveStage
@@ -65,16 +64,10 @@ class Cluster(Coordinator):
     """A coordinator with a store, two servers and two workers that train; what the store is to do waits in ``work``."""
 
     def __init__(
-        self,
-        mode: str = "async",
-        jobs: tuple[str, ...] = ("default",),
-        *,
-        at_end: bool = False,
-        tables: tuple[TableSpec, ...] = (),
-        **options: Any,
+        self, mode: str = "async", jobs: tuple[str, ...] = ("default",), *, tables: Any = (), **options: Any
     ) -> None:
         self.store = Store()
-        super().__init__(self.store, servers=2, checkpoint_at_end=at_end, **options)
+        super().__init__(self.store, **{"servers": 2, "checkpoint_at_end": False, **options})
         self.work: list[Run] = []
         staleness = {"async": None, "ssp": 1, "sync": 0}[mode]
         self.join(*SERVERS)
@@ -83,8 +76,7 @@ class Cluster(Coordinator):
             for worker in WORKERS:
                 self.join(worker + suffix)
                 self.init(worker + suffix, job(staleness=staleness, tables=tables))
-            self.ready(*SERVERS, loaded=False, job=name)
-            self.ready(*SERVERS, job=name)
+            self.build(*SERVERS, job=name)
 
     def handle(self, event: Any) -> list[Action]:
         return self.seen(super().handle(event))
@@ -115,6 +107,21 @@ class Cluster(Coordinator):
         return actions + [
             a for s in SERVERS for a in self.say(s, SaveStage.WRITTEN, number, job_name, nbytes=10, files=[s])
         ]
+
+    def publish(self, number: int = 1, job_name: str = "default") -> list[Action]:
+        """Let servers write all, and the store publish it."""
+        self.write(number, job_name)
+        return self.do()
+
+    def complete(self, number: int = 1, job_name: str = "default") -> list[Action]:
+        """Make a checkpoint that has begun, and return what follows."""
+        self.do()
+        return self.publish(number, job_name)
+
+    def come(self, name: str = "w2") -> list[Action]:
+        """Let a worker come to a job of the bounded mode."""
+        self.join(name)
+        return self.init(name, job(staleness=1))
 
     def hold(self, number: int = 1, *names: str) -> list[Action]:
         return [action for name in names or WORKERS for action in self.take(name, m.Holding(number))]
@@ -194,9 +201,7 @@ def test_somebody_who_has_not_joined_may_ask_and_ask_again() -> None:
     cluster = Cluster()
     message = m.Checkpoint(4, "default", 0, {}, b"n" * 16)
     cluster.take("x", message)
-    cluster.do()
-    cluster.write()
-    (answer,) = sent(cluster.do(), m.Checkpointed, peer("x"))
+    (answer,) = sent(cluster.complete(), m.Checkpointed, peer("x"))
     assert sent(cluster.take("x", message), m.Checkpointed, peer("x")) == [answer]
     assert not cluster.work
 
@@ -206,14 +211,10 @@ def test_one_is_made_at_a_time_and_each_has_its_turn() -> None:
     cluster.ask("w0")
     cluster.ask("w1.other", 5)
     assert len(cluster.work) == 1
-    cluster.do()
-    cluster.write()
-    told = cluster.do()
+    told = cluster.complete()
     assert receivers(told, m.Checkpointed) == [peer("w0")]
     assert [run.tag for run in cluster.work] == [Storing(2, "begin")]
-    cluster.do()
-    cluster.write(2, "other")
-    assert receivers(cluster.do(), m.Checkpointed) == [peer("w1.other")]
+    assert receivers(cluster.complete(2, "other"), m.Checkpointed) == [peer("w1.other")]
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -246,18 +247,11 @@ def test_of_operators_so_many_wait_and_no_more() -> None:
     assert errors(cluster.take("x", order(MAX_WAITING + 1))) == [LimitError.code]
 
 
-def made(cluster: Cluster, number: int, job_name: str = "default") -> list[Action]:
-    """Make a checkpoint that has begun, and return what follows."""
-    cluster.do()
-    cluster.write(number, job_name)
-    return cluster.do()
-
-
 def test_workers_ask_for_so_many_at_once_and_are_told_when_they_may_ask_for_the_next() -> None:
     cluster = Cluster()
     for number in range(BURST):  # of both together: a key may join as many workers as it likes
         assert not errors(cluster.ask(WORKERS[number % 2], 10 + number))
-        made(cluster, number + 1)
+        cluster.complete(number + 1)
     (refused,) = sent(cluster.ask(request=100), m.Error)
     error = from_wire(refused.code, refused.text, refused.facts)
     assert isinstance(error, CheckpointTooSoonError)
@@ -267,7 +261,7 @@ def test_workers_ask_for_so_many_at_once_and_are_told_when_they_may_ask_for_the_
     cluster.now += error.seconds
     assert not errors(cluster.ask(request=100))
     assert errors(cluster.ask(request=101)) == [CheckpointTooSoonError.code]
-    made(cluster, BURST + 1)
+    cluster.complete(BURST + 1)
     cluster.now += BURST * EVERY_S
     assert not errors(cluster.ask(request=102)), "what was not asked for may be asked for later"
 
@@ -276,7 +270,7 @@ def test_what_is_asked_again_counts_once() -> None:
     cluster = Cluster()
     for _ in range(3 * BURST):
         assert not errors(cluster.ask())
-    made(cluster, 1)
+    cluster.complete(1)
     for request in range(BURST - 1):
         assert not errors(cluster.ask(request=20 + request))
 
@@ -290,10 +284,10 @@ def test_workers_of_a_job_keep_neither_operators_nor_other_jobs_from_theirs() ->
     assert not errors(cluster.ask("w1.other", 5))
     assert not errors(cluster.take("x", order(1)))
     assert not errors(cluster.take("y", order(2, "other")))
-    made(cluster, 1)
-    assert receivers(made(cluster, 2), m.Checkpointed) == [peer("x")], "before those of workers"
-    assert receivers(made(cluster, 3, "other"), m.Checkpointed) == [peer("y")]
-    assert receivers(made(cluster, 4), m.Checkpointed) == [peer("w0")]
+    cluster.complete(1)
+    assert receivers(cluster.complete(2), m.Checkpointed) == [peer("x")], "before those of workers"
+    assert receivers(cluster.complete(3, "other"), m.Checkpointed) == [peer("y")]
+    assert receivers(cluster.complete(4), m.Checkpointed) == [peer("w0")]
 
 
 # --- cuts -----------------------------------------------------------------------------------------
@@ -363,8 +357,7 @@ def test_workers_are_held_no_longer_than_they_wait_for_the_coordinator() -> None
 
 def test_a_worker_that_comes_before_all_hold_is_held_as_well() -> None:
     cluster = saving("ssp")
-    cluster.join("w2")
-    cluster.init("w2", job(staleness=1))
+    cluster.come()
     actions = cluster.hold()
     assert receivers(actions, m.Hold) == [peer("w2")]
     assert not sent(actions, m.Save)
@@ -374,8 +367,7 @@ def test_a_worker_that_comes_before_all_hold_is_held_as_well() -> None:
 def test_one_that_comes_before_all_servers_keep_makes_it_begin_anew() -> None:
     cluster = saving("ssp")
     cluster.hold()
-    cluster.join("w2")
-    cluster.init("w2", job(staleness=1))
+    cluster.come()
     cluster.say("s0", SaveStage.KEPT)
     actions = cluster.say("s1", SaveStage.KEPT)
     assert len(sent(actions, m.Unsave)) == 2
@@ -385,16 +377,11 @@ def test_one_that_comes_before_all_servers_keep_makes_it_begin_anew() -> None:
     cluster.do()
     assert len(sent(cluster.do(), m.Hold)) == 3
     cluster.hold(2, "w0", "w1", "w2")
-    cluster.write(2)
-    assert receivers(cluster.do(), m.Checkpointed) == [peer("w0")]
-
-
-def test_so_does_one_that_has_come_and_gone() -> None:
-    cluster = saving("ssp")
-    cluster.hold()
-    cluster.join("w2")
-    cluster.init("w2", job(staleness=1))
-    assert len(sent(cluster.take("w2", m.Leave("finished")), m.Unsave)) == 2
+    assert receivers(cluster.publish(2), m.Checkpointed) == [peer("w0")]
+    gone = saving("ssp")
+    gone.hold()
+    gone.come()
+    assert len(sent(gone.take("w2", m.Leave("finished")), m.Unsave)) == 2, "though it has gone again"
 
 
 def test_a_worker_that_goes_while_it_is_awaited_is_not_waited_for() -> None:
@@ -424,19 +411,15 @@ def test_a_store_that_fails_fails_it_and_the_status_says_why(what: str) -> None:
     cluster.ask()
     actions = cluster.do()
     if what == "publish":
-        cluster.write()
-        actions = cluster.do()
+        actions = cluster.publish()
         assert cluster.work[-1].tag == Storing(0, "abandon")
     assert "read-only" in whys(actions)
     assert "read-only" in logged(actions)
     assert "read-only" in cluster.status()["failed"]
     cluster.work.clear()
     cluster.store.fails = ""
-    number = 2
     cluster.ask(request=10)
-    cluster.do()
-    cluster.write(number)
-    assert sent(cluster.do(), m.Checkpointed)
+    assert sent(cluster.complete(2), m.Checkpointed)
     assert "failed" not in cluster.status()
 
 
@@ -519,8 +502,7 @@ def test_a_job_that_ends_meanwhile_takes_its_checkpoints_along(steps: int) -> No
     while cluster.work:
         cluster.do()
     assert not cluster.store.manifests
-    checkpoints = cluster.machine.checkpoints
-    assert not checkpoints._saves
+    assert not cluster.machine.checkpoints._saves
 
 
 def test_what_is_written_is_published_though_the_job_has_ended() -> None:
@@ -539,8 +521,7 @@ def test_who_has_asked_and_gone_is_not_answered() -> None:
     cluster.ask("w0")
     cluster.do()
     cluster.take("w0", m.Leave("closed"))
-    cluster.write()
-    assert not sent(cluster.do(), m.Checkpointed)
+    assert not sent(cluster.publish(), m.Checkpointed)
     assert len(cluster.store.manifests) == 1
 
 
@@ -549,15 +530,10 @@ def test_who_has_asked_and_gone_is_not_answered() -> None:
 
 def test_jobs_are_saved_every_so_many_seconds() -> None:
     cluster = Cluster(checkpoint_seconds=20.0)
-    number = 0
-    for _ in range(3):
-        actions = cluster.wait(cluster.now + 26.0)
-        assert not errors(actions)
-        number += 1
+    for number in (1, 2, 3):
+        assert not errors(cluster.wait(cluster.now + 26.0))
         assert [run.tag for run in cluster.work] == [Storing(number, "begin")]
-        cluster.do()
-        cluster.write(number)
-        cluster.do()
+        cluster.complete(number)
     assert len(cluster.store.manifests) == 3
 
 
@@ -594,9 +570,7 @@ def test_in_the_asynchronous_mode_pushes_are_steps_though_who_has_made_them_goes
     assert not cluster.work, "counted is from the first look"
     cluster.take("w0", m.Heartbeat({"pushes": 55}))
     assert [run.tag for run in cluster.work] == [Storing(1, "begin")]
-    cluster.do()
-    cluster.write()
-    cluster.do()
+    cluster.complete()
     cluster.take("w0", m.Leave("finished"))
     cluster.take("w1", m.Heartbeat({"pushes": 6}))
     assert not cluster.work

@@ -21,7 +21,7 @@ class Ending(Cluster):
     """A cluster whose jobs are saved before they end."""
 
     def __init__(self, mode: str = "async", jobs: tuple[str, ...] = ("default",), **options: Any) -> None:
-        super().__init__(mode, jobs, at_end=True, **options)
+        super().__init__(mode, jobs, checkpoint_at_end=True, **options)
 
     def finish(self) -> list[Action]:
         return [action for worker in WORKERS for action in self.take(worker, m.Leave("finished"))]

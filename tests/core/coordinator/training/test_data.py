@@ -19,6 +19,7 @@ from zmqps.errors import ConfigurationError, IdentityError, JobMismatchError, Li
 
 SPEC = DataSpec(name="data", num_examples=10, range_size=4)
 ONE_RANGE = replace(SPEC, num_examples=4)
+TWICE = replace(ONE_RANGE, passes=2)
 #: As many data sets as there may be of all, and of a worker, where these limits are reached.
 MAX_DATA_SETS, MAX_NAMED = 32, 8
 
@@ -31,22 +32,18 @@ def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def training(*workers: str, staleness: int | None = None) -> Coordinator:
     """Return a coordinator whose workers train a job."""
-    coordinator = Coordinator()
-    spec = replace(job(), staleness=staleness)
-    coordinator.join("s0", *workers)
-    for worker in workers:
-        coordinator.init(worker, spec)
-    coordinator.take("s0", m.Ready(1, 0))
-    coordinator.take("s0", m.Ready(1, 1))
+    coordinator = Coordinator.joined("s0", *workers)
+    coordinator.init_all(replace(job(), staleness=staleness), *workers)
+    coordinator.build("s0", epoch=1)
     return coordinator
 
 
-def waiting(*workers: str, staleness: int | None = None) -> Coordinator:
+def waiting(*workers: str, staleness: int | None = None, spec: DataSpec = ONE_RANGE) -> tuple[Coordinator, m.Range]:
     """Return a coordinator whose first worker has the only range of a data set, for which the second one waits."""
     coordinator = training(*workers, staleness=staleness)
-    for worker in workers[:2]:
-        take(coordinator, worker, 5, spec=ONE_RANGE)
-    return coordinator
+    first = got(take(coordinator, workers[0], 5, spec=spec), workers[0])
+    assert sent(take(coordinator, workers[1], 5, spec=spec), m.Range) == []
+    return coordinator, first
 
 
 def take(
@@ -105,11 +102,8 @@ def test_the_next_pass_begins_when_all_of_this_one_is_done() -> None:
 
 
 def test_an_empty_range_says_that_all_passes_are_done_also_to_those_who_waited_and_who_come_late() -> None:
-    coordinator = training("w0", "w1", "w2")
-    spec = replace(SPEC, num_examples=4)
-    only = got(take(coordinator, "w0", 5, spec=spec), "w0")
-    assert sent(take(coordinator, "w1", 5, spec=spec), m.Range) == []
-    actions = [*take(coordinator, "w0", 6, only, spec), *take(coordinator, "w2", 5, spec=spec)]
+    coordinator, only = waiting("w0", "w1", "w2")
+    actions = [*take(coordinator, "w0", 6, only, ONE_RANGE), *take(coordinator, "w2", 5, spec=ONE_RANGE)]
     assert [got(actions, w).stop for w in ("w0", "w1", "w2")] == [0, 0, 0]
 
 
@@ -127,16 +121,13 @@ def test_the_range_of_a_worker_that_has_gone_is_handed_out_before_others(reason:
 
 
 def test_a_lost_range_goes_to_who_waits_for_it() -> None:
-    coordinator = training("w0", "w1")
-    spec = replace(SPEC, num_examples=4)
-    lost = got(take(coordinator, "w0", 5, spec=spec), "w0")
-    take(coordinator, "w1", 5, spec=spec)
+    coordinator, lost = waiting("w0", "w1")
     assert position(got(coordinator.wait(TIMEOUT + 1, "w1", "s0"), "w1")) == position(lost)
 
 
 def test_what_a_worker_had_of_several_data_sets_goes_to_all_who_wait_for_it() -> None:
     coordinator = training("w0", "w1", "w2")
-    train, validation = replace(SPEC, num_examples=4), replace(SPEC, name="validation", num_examples=4)
+    train, validation = ONE_RANGE, replace(ONE_RANGE, name="validation")
     for request, spec in ((5, train), (6, validation)):
         take(coordinator, "w0", request, spec=spec)
     take(coordinator, "w1", 5, spec=train)
@@ -146,7 +137,7 @@ def test_what_a_worker_had_of_several_data_sets_goes_to_all_who_wait_for_it() ->
 
 
 def test_a_worker_that_finishes_has_used_its_range() -> None:
-    coordinator = waiting("w0", "w1")
+    coordinator, _ = waiting("w0", "w1")
     assert got(coordinator.take("w0", m.Leave("finished")), "w1").stop == 0
 
 
@@ -266,7 +257,7 @@ def test_strangers_leave_room_for_those_who_count_while_they_are_there() -> None
 def test_what_a_stranger_has_said_of_a_data_set_gives_way_to_those_who_count() -> None:
     coordinator = training("w0", "w1", staleness=0)
     coordinator.join("w7", "w8")
-    wrong = replace(SPEC, num_examples=4)
+    wrong = ONE_RANGE
     take(coordinator, "w7", 5, spec=wrong)
     assert sent(take(coordinator, "w8", 5, spec=wrong), m.Range) == []
     actions = take(coordinator, "w0", 5)
@@ -307,10 +298,10 @@ def test_a_description_is_checked_before_it_travels(options: dict[str, object]) 
 
 
 def test_who_gives_up_gets_no_range_and_the_next_request_does() -> None:
-    coordinator, spec = waiting("w0", "w1"), ONE_RANGE
+    coordinator, _ = waiting("w0", "w1")
     coordinator.take("w1", m.Withdraw(5))
     assert sent(coordinator.take("w0", m.Leave("closed")), m.Range) == []
-    assert position(got(take(coordinator, "w1", 6, spec=spec), "w1")) == (0, 0, 4)
+    assert position(got(take(coordinator, "w1", 6, spec=ONE_RANGE), "w1")) == (0, 0, 4)
 
 
 def test_the_status_says_what_is_done_and_who_has_what() -> None:
@@ -322,37 +313,27 @@ def test_the_status_says_what_is_done_and_who_has_what() -> None:
     (status,) = sent(coordinator.take("w0", m.StatusRequest(9)), m.Status)
     assert status.status["jobs"]["default"]["data"] == [
         {
-            "name": "data",
-            "pass": 0,
-            "passes": 3,
-            "done": 1,
-            "ranges": 2,
-            "examples": 8,
-            "taken": {"worker 1 (w1, host, pid 7)": 1},
-            "returned": 0,
-            "waiting": ["worker 0 (w0, host, pid 7)"],
+            **{"name": "data", "pass": 0, "passes": 3, "done": 1, "ranges": 2, "examples": 8, "returned": 0},
+            **{"taken": {"worker 1 (w1, host, pid 7)": 1}, "waiting": ["worker 0 (w0, host, pid 7)"]},
         }
     ]
     assert any("range 1" in text for text in status.status["waiting"])
 
 
 def test_a_synchronous_step_does_not_wait_for_who_waits_for_data() -> None:
-    coordinator = training("w0", "w1", staleness=0)
-    spec = replace(SPEC, num_examples=4, passes=2)
-    first = got(take(coordinator, "w0", 5, spec=spec), "w0")
-    take(coordinator, "w1", 5, spec=spec)
+    coordinator, first = waiting("w0", "w1", staleness=0, spec=TWICE)
     for step in range(3):  # w1 waits for w0's range, which w0 uses up in three steps of its own
         actions = coordinator.take("w0", m.Arrive(20 + step, step, (step + 1,)))
         assert sent(actions, m.Proceed, peer("w0")) == [m.Proceed(20 + step, step + 1, 1)]
         coordinator.take("s0", m.Committed(1, step))
-    actions = take(coordinator, "w0", 6, first, spec)
+    actions = take(coordinator, "w0", 6, first, TWICE)
     assert got(actions, "w1").step == 3, "it goes on with the step that the others are at"
     actions = coordinator.take("w1", m.Arrive(6, 3, (1,)))
     assert receivers(actions, m.Proceed) == [peer("w1")], "now it is w0 who waits for a range"
 
 
 def test_a_synchronous_step_waits_again_for_who_has_given_up_to_wait_for_data() -> None:
-    coordinator = waiting("w0", "w1", staleness=0)
+    coordinator, _ = waiting("w0", "w1", staleness=0)
     coordinator.take("w1", m.Withdraw(5))
     assert sent(coordinator.take("w0", m.Arrive(6, 0, (1,))), m.Proceed) == [], "w1 may push for this step now"
     actions = coordinator.take("w1", m.Arrive(6, 0, (1,)))
@@ -373,33 +354,28 @@ def test_a_synchronous_step_does_not_wait_for_who_waits_for_another_data_set_sti
 
 def test_a_step_that_only_waits_for_who_begins_to_wait_for_data_is_complete() -> None:
     coordinator = training("w0", "w1", staleness=0)
-    spec = replace(SPEC, num_examples=4)
-    take(coordinator, "w0", 5, spec=spec)
+    take(coordinator, "w0", 5, spec=ONE_RANGE)
     assert sent(coordinator.take("w0", m.Arrive(6, 0, (1,))), m.Proceed) == []
-    actions = take(coordinator, "w1", 5, spec=spec)
+    actions = take(coordinator, "w1", 5, spec=ONE_RANGE)
     assert receivers(actions, m.Proceed) == [peer("w0")]
     assert sent(actions, m.Commit)[0].contributors == ((identity("worker", "w0").incarnation, (1,)),)
 
 
 def test_who_waits_for_data_after_its_gradients_counts_and_is_told_of_its_step() -> None:
     coordinator = training("w0", "w1", staleness=0)
-    spec = replace(SPEC, num_examples=4)
-    take(coordinator, "w0", 5, spec=spec)
+    take(coordinator, "w0", 5, spec=ONE_RANGE)
     coordinator.take("w1", m.Arrive(5, 0, (1,)))
-    take(coordinator, "w1", 6, spec=spec)
+    take(coordinator, "w1", 6, spec=ONE_RANGE)
     actions = coordinator.take("w0", m.Arrive(6, 0, (1,)))
     assert sorted(receivers(actions, m.Proceed)) == [peer("w0"), peer("w1")]
     assert len(sent(actions, m.Commit)[0].contributors) == 2
 
 
 def test_a_bounded_worker_does_not_wait_for_who_waits_for_data() -> None:
-    coordinator = training("w0", "w1", staleness=1)
-    spec = replace(SPEC, num_examples=4, passes=2)
-    first = got(take(coordinator, "w0", 5, spec=spec), "w0")
-    take(coordinator, "w1", 5, spec=spec)
+    coordinator, first = waiting("w0", "w1", staleness=1, spec=TWICE)
     for step in range(5):
         assert len(sent(coordinator.take("w0", m.Arrive(20 + step, step, (step + 1,))), m.Proceed)) == 1
-    assert got(take(coordinator, "w0", 6, first, spec), "w1").step == 5
+    assert got(take(coordinator, "w0", 6, first, TWICE), "w1").step == 5
     assert len(sent(coordinator.take("w1", m.Arrive(6, 5, (1,))), m.Proceed)) == 1
 
 
