@@ -126,14 +126,6 @@ def test_a_cluster_for_one_job_does_not_end_with_a_worker_that_never_began_one(r
     assert coordinator.machine.ending is None
 
 
-def test_the_end_of_the_last_job_lets_the_cluster_be_idle() -> None:
-    coordinator = Coordinator.trains("s0", "w0", idle_timeout=60.0)
-    coordinator.wait(100.0, "s0", "w0")
-    end_job(coordinator, "default")
-    assert exits_of(coordinator.wait(159.0, "s0")) == []
-    assert exits_of(coordinator.wait(165.0, "s0"))[:1] == [exits.IDLE]
-
-
 def test_so_many_jobs_run_at_the_same_time_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zmqps.core.coordinator.jobs.MAX_JOBS", 3)
     coordinator = Coordinator.trains("s0", "w0", "w1.b", "w2.c")

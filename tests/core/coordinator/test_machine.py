@@ -23,7 +23,6 @@ from tests.core.machines import (
 )
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
-from zmqps.core.coordinator.training.barrier import MAX_BARRIERS
 from zmqps.core.protocol import exits
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Log, Received, Stop, Undecodable
@@ -31,7 +30,6 @@ from zmqps.core.protocol.wire import decode, encode
 from zmqps.errors import (
     EvictedError,
     IdentityError,
-    LimitError,
     NotJoinedError,
     PeerLostError,
     ProtocolError,
@@ -108,14 +106,6 @@ def test_rubbish_is_answered_with_its_error_and_counted() -> None:
 
 
 # --- barriers -----------------------------------------------------------------------------------
-
-
-def test_a_barrier_releases_all_when_the_last_has_entered() -> None:
-    coordinator = Coordinator.joined("w0", "w1", "w2")
-    assert sent(enter(coordinator, "w0"), m.Released) == []
-    assert sent(enter(coordinator, "w2"), m.Released) == []
-    assert receivers(enter(coordinator, "w1"), m.Released) == [peer("w0"), peer("w2"), peer("w1")]
-    assert coordinator.run().barriers.by_name == {}
 
 
 def test_a_barrier_waits_for_the_expected_workers_to_join() -> None:
@@ -394,12 +384,6 @@ def test_log_lines_say_beside_their_text_which_job_peer_and_error_they_are_about
     assert [(log.peer, log.job, log.error) for log in lost] == [("w0", "default", "Z006")]
     assert lost[0].about() == {"job": "default", "peer": "w0", "error": "Z006"}
     assert lost[0] == Log("warning", lost[0].text), "compared by what they say"
-
-
-def test_too_many_barriers_are_refused() -> None:
-    coordinator = Coordinator.joined("w0", "w1")
-    codes = [errors(enter(coordinator, "w0", barrier=f"b{i}", request=i + 1)) for i in range(MAX_BARRIERS + 1)]
-    assert codes[-2:] == [[], [LimitError.code]]
 
 
 @pytest.mark.parametrize(
