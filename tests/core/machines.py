@@ -13,20 +13,8 @@ from zmqps.core.coordinator.run import JobRun
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.node.member import Identity
+from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action, Exit, Log, Peer, Received, Resolve, Send
-from zmqps.core.protocol.messages import (
-    Assign,
-    Error,
-    Followed,
-    Heartbeat,
-    Hello,
-    Init,
-    Message,
-    Moved,
-    Promote,
-    Promoted,
-    Ready,
-)
 from zmqps.core.protocol.security.keys import LOADER, ticket_of
 from zmqps.core.server.admission import Room
 from zmqps.core.server.shard import Shard
@@ -34,7 +22,8 @@ from zmqps.core.server.tables.rows import Rows
 from zmqps.optim import OptimizerSpec, sgd
 from zmqps.testing.jobs.training import ReferenceRules
 
-M = TypeVar("M", bound=Message)
+M = TypeVar("M", bound=m.Message)
+E = TypeVar("E", bound=Exception)
 
 INTERVAL, TIMEOUT = 1.0, 10.0
 
@@ -57,18 +46,18 @@ def identity(role: str, name: str = "a", job: str = "default") -> Identity:
 KEY = b"the key of shard"
 
 
-def hello(role: str, name: str = "a", job: str = "default") -> Hello:
+def hello(role: str, name: str = "a", job: str = "default") -> m.Hello:
     return identity(role, name, job).hello()
 
 
-def ticketed(role: str, name: str = "a", job: str = "default", *, epoch: int = 1, loads: bool = False) -> Hello:
+def ticketed(role: str, name: str = "a", job: str = "default", *, epoch: int = 1, loads: bool = False) -> m.Hello:
     """Return what a member says to a server, with the ticket that the coordinator has made for it."""
     who = identity(role, name, job)
     return who.hello(ticket_of(KEY, LOADER if loads else role, who.incarnation), epoch)
 
 
-def assign(spec: JobSpec, where: Placement, *, epoch: int = 1, shard: int = 0, name: str = "default") -> Assign:
-    return Assign(epoch, name, 1, 1, shard, spec.to_wire(), where.to_wire(), KEY)
+def assign(spec: JobSpec, where: Placement, *, epoch: int = 1, shard: int = 0, name: str = "default") -> m.Assign:
+    return m.Assign(epoch, name, 1, 1, shard, spec.to_wire(), where.to_wire(), KEY)
 
 
 def peer(name: str) -> Peer:
@@ -98,7 +87,7 @@ def sent(actions: list[Action], kind: type[M], to: Peer | None = None) -> list[M
     return [send.message for send in sends if isinstance(send.message, kind)]
 
 
-def receivers(actions: list[Action], kind: type[Message]) -> list[Peer]:
+def receivers(actions: list[Action], kind: type[m.Message]) -> list[Peer]:
     return [action.peer for action in actions if isinstance(action, Send) and isinstance(action.message, kind)]
 
 
@@ -110,11 +99,19 @@ def sent_to(actions: list[Action], kind: type[M]) -> list[tuple[str, M]]:
 
 
 def errors(actions: list[Action], to: Peer | None = None) -> list[int]:
-    return [message.code for message in sent(actions, Error, to)]
+    return [message.code for message in sent(actions, m.Error, to)]
 
 
 def resolved(actions: list[Action]) -> list[tuple[Any, Any]]:
     return [(action.operation, action.value) for action in actions if isinstance(action, Resolve)]
+
+
+def failed(actions: list[Action], kind: type[E], operation: Any = None) -> E:
+    """Return with what the only operation that has ended (and none but this one, where one is given) has failed."""
+    ((ended, value),) = resolved(actions)
+    assert operation is None or ended is operation
+    assert isinstance(value, kind)
+    return value
 
 
 def exits_of(actions: list[Action]) -> list[int]:
@@ -152,7 +149,7 @@ class Coordinator:
         coordinator.train(*names)
         return coordinator
 
-    def take(self, name: str, message: Message) -> list[Action]:
+    def take(self, name: str, message: m.Message) -> list[Action]:
         return self.handle(Received(peer(name), message))
 
     def handle(self, event: Any) -> list[Action]:
@@ -160,7 +157,7 @@ class Coordinator:
         self.machine.validate()
         return actions
 
-    def reply(self, actions: list[Action], kind: type[M], *answers: Callable[[M], Message]) -> list[Action]:
+    def reply(self, actions: list[Action], kind: type[M], *answers: Callable[[M], m.Message]) -> list[Action]:
         """Let nodes that are sent a message of one kind answer it so."""
         return [
             action
@@ -171,12 +168,12 @@ class Coordinator:
 
     def promoted(self, actions: list[Action], step: int = 0) -> list[Action]:
         """Let the servers that were asked to take over say that they have."""
-        return self.reply(actions, Promote, lambda m: Promoted(m.epoch, m.generation, step, ()))
+        return self.reply(actions, m.Promote, lambda got: m.Promoted(got.epoch, got.generation, step, ()))
 
     def follow(self, actions: list[Action]) -> list[Action]:
         """Let the members that were told of a new server talk to it."""
-        sends = [(name, m) for name, m in sent_to(actions, Moved) if m.server]
-        return [action for name, m in sends for action in self.take(name, Followed(m.epoch, m.revision, 0))]
+        sends = [(name, got) for name, got in sent_to(actions, m.Moved) if got.server]
+        return [action for name, got in sends for action in self.take(name, m.Followed(got.epoch, got.revision, 0))]
 
     def join(self, *names: str) -> list[Action]:
         """Let nodes join; a name that begins with s is a server's, with o an observer's."""
@@ -191,7 +188,10 @@ class Coordinator:
         return self.machine.runs[job]
 
     def init(self, name: str, spec: JobSpec | None, request: int = 1) -> list[Action]:
-        return self.take(name, Init(request, spec.to_wire() if spec else {}))
+        return self.take(name, m.Init(request, spec.to_wire() if spec else {}))
+
+    def init_all(self, spec: JobSpec | None, *names: str) -> list[Action]:
+        return [action for name in names for action in self.init(name, spec)]
 
     def epochs(self, name: str, job: str = "default") -> list[int]:
         """Return the numbers of the copies of a job's shards that a server has."""
@@ -203,8 +203,13 @@ class Coordinator:
             action
             for name in names
             for number in (self.epochs(name, job) if epoch is None else [epoch])
-            for action in self.take(name, Ready(number, int(loaded)))
+            for action in self.take(name, m.Ready(number, int(loaded)))
         ]
+
+    def build(self, *names: str, **options: Any) -> list[Action]:
+        """Let servers build their shards, and have the values of them."""
+        self.ready(*names, loaded=False, **options)
+        return self.ready(*names, **options)
 
     def train(self, *names: str) -> None:
         """Bring servers and workers to a job that is trained."""
@@ -214,8 +219,7 @@ class Coordinator:
         for worker in workers:
             self.init(worker, job())
         for name in dict.fromkeys(worker.partition(".")[2] or "default" for worker in workers):
-            self.ready(*servers, loaded=False, job=name)
-            self.ready(*servers, job=name)
+            self.build(*servers, job=name)
             assert self.run(name).startup.ready
 
     def wait(self, until: float, *alive: str) -> list[Action]:
@@ -225,7 +229,7 @@ class Coordinator:
             due = self.machine.next_deadline()
             self.now = min(until, self.now + 1.0, self.now + 1.0 if due is None else max(due, self.now))
             for name in alive:
-                actions += self.take(name, Heartbeat({}))
+                actions += self.take(name, m.Heartbeat({}))
             due = self.machine.next_deadline()
             if due is not None and due <= self.now:
                 actions += self.machine.on_deadline(self.now)

@@ -23,38 +23,13 @@ from tests.core.machines import (
 )
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
-from zmqps.core.coordinator.training.barrier import MAX_BARRIERS
 from zmqps.core.protocol import exits
+from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Log, Received, Stop, Undecodable
-from zmqps.core.protocol.messages import (
-    PROTOCOL_VERSION,
-    Assign,
-    Departed,
-    Discard,
-    Enter,
-    Error,
-    Forgotten,
-    Heartbeat,
-    HeartbeatAck,
-    Init,
-    Leave,
-    Left,
-    Lost,
-    Pull,
-    Ready,
-    Released,
-    Shutdown,
-    Status,
-    StatusRequest,
-    Waiting,
-    Welcome,
-    Withdraw,
-)
 from zmqps.core.protocol.wire import decode, encode
 from zmqps.errors import (
     EvictedError,
     IdentityError,
-    LimitError,
     NotJoinedError,
     PeerLostError,
     ProtocolError,
@@ -64,7 +39,7 @@ from zmqps.errors import (
 
 
 def enter(coordinator: Coordinator, name: str, barrier: str = "end", request: int = 5) -> list:  # type: ignore[type-arg]
-    return coordinator.take(name, Enter(request, barrier))
+    return coordinator.take(name, m.Enter(request, barrier))
 
 
 # --- joining ------------------------------------------------------------------------------------
@@ -72,32 +47,32 @@ def enter(coordinator: Coordinator, name: str, barrier: str = "end", request: in
 
 def test_a_hello_is_answered_with_rank_and_the_terms_of_the_membership() -> None:
     coordinator = Coordinator(servers=2, workers=4)
-    (welcome,) = sent(coordinator.join("w0"), Welcome)
+    (welcome,) = sent(coordinator.join("w0"), m.Welcome)
     assert (welcome.rank, welcome.num_workers, welcome.num_servers) == (0, 4, 2)
     assert (welcome.heartbeat_interval, welcome.heartbeat_timeout) == (INTERVAL, TIMEOUT)
-    assert [w.rank for w in sent(coordinator.join("w1", "s0"), Welcome)] == [1, 0]
+    assert [w.rank for w in sent(coordinator.join("w1", "s0"), m.Welcome)] == [1, 0]
 
 
 def test_unless_told_otherwise_a_sign_of_life_is_due_each_second_and_ten_seconds_of_silence_are_too_many() -> None:
     coordinator = CoordinatorMachine(identity("coordinator"), CoordinatorOptions(servers=1))
-    (welcome,) = sent(coordinator.handle(Received(peer("w0"), hello("worker", "w0")), 0.0), Welcome)
+    (welcome,) = sent(coordinator.handle(Received(peer("w0"), hello("worker", "w0")), 0.0), m.Welcome)
     assert (welcome.heartbeat_interval, welcome.heartbeat_timeout) == (1.0, 10.0)
 
 
 def test_a_server_is_told_the_number_of_workers_of_the_largest_job() -> None:
     coordinator = Coordinator.joined("s0", "w0", "w1.b", "w2.b", "w3.c", servers=2)
-    assert [welcome.num_workers for welcome in sent(coordinator.join("s1"), Welcome)] == [2]
+    assert [welcome.num_workers for welcome in sent(coordinator.join("s1"), m.Welcome)] == [2]
 
 
 def test_a_repeated_hello_keeps_its_rank_and_joins_once() -> None:
     coordinator = Coordinator.joined("w0")
     again = coordinator.join("w0")
-    assert [w.rank for w in sent(again, Welcome)] == [0]
+    assert [w.rank for w in sent(again, m.Welcome)] == [0]
     assert logged(again) == ""
     assert coordinator.run().num_workers == 1
 
 
-@pytest.mark.parametrize("message", [Heartbeat({}), Enter(3, "x"), Init(3, {}), Withdraw(3), Ready(1, 0)])
+@pytest.mark.parametrize("message", [m.Heartbeat({}), m.Enter(3, "x"), m.Init(3, {}), m.Withdraw(3), m.Ready(1, 0)])
 def test_a_request_before_hello_is_refused(message) -> None:  # type: ignore[no-untyped-def]
     assert errors(Coordinator().take("w0", message)) == [NotJoinedError.code]
 
@@ -105,11 +80,11 @@ def test_a_request_before_hello_is_refused(message) -> None:  # type: ignore[no-
 def test_a_goodbye_is_answered_however_often_it_is_said() -> None:
     coordinator = Coordinator.joined("w0")
     for _ in range(2):
-        assert sent(coordinator.take("w0", Leave("closed")), Left, peer("w0")) == [Left()]
+        assert sent(coordinator.take("w0", m.Leave("closed")), m.Left, peer("w0")) == [m.Left()]
     assert coordinator.machine.membership.members == {}
 
 
-@pytest.mark.parametrize("message", [Pull(3, 1, 0, 0, "raw", ()), Left()])
+@pytest.mark.parametrize("message", [m.Pull(3, 1, 0, 0, "raw", ()), m.Left()])
 def test_what_is_not_for_a_coordinator_is_refused(message) -> None:  # type: ignore[no-untyped-def]
     coordinator = Coordinator.joined("w0")
     assert errors(coordinator.take("w0", message)) == [ProtocolError.code]
@@ -119,13 +94,13 @@ def test_an_observer_cannot_enter_a_barrier_and_is_not_counted() -> None:
     coordinator = Coordinator.joined("o0", "w0")
     assert coordinator.run().num_workers == 1
     assert errors(enter(coordinator, "o0")) == [IdentityError.code]
-    assert receivers(enter(coordinator, "w0"), Released) == [peer("w0")]
+    assert receivers(enter(coordinator, "w0"), m.Released) == [peer("w0")]
 
 
 def test_rubbish_is_answered_with_its_error_and_counted() -> None:
     coordinator = Coordinator()
     actions = coordinator.handle(Undecodable(peer("x"), ProtocolError("no")))
-    assert [(error.request, error.code) for error in sent(actions, Error)] == [(0, ProtocolError.code)]
+    assert [(error.request, error.code) for error in sent(actions, m.Error)] == [(0, ProtocolError.code)]
     assert logged(actions).startswith("refused a request of ")
     assert coordinator.machine.status(0.0)["counters"]["refused"] == 1
 
@@ -133,28 +108,20 @@ def test_rubbish_is_answered_with_its_error_and_counted() -> None:
 # --- barriers -----------------------------------------------------------------------------------
 
 
-def test_a_barrier_releases_all_when_the_last_has_entered() -> None:
-    coordinator = Coordinator.joined("w0", "w1", "w2")
-    assert sent(enter(coordinator, "w0"), Released) == []
-    assert sent(enter(coordinator, "w2"), Released) == []
-    assert receivers(enter(coordinator, "w1"), Released) == [peer("w0"), peer("w2"), peer("w1")]
-    assert coordinator.run().barriers.by_name == {}
-
-
 def test_a_barrier_waits_for_the_expected_workers_to_join() -> None:
     coordinator = Coordinator.joined("w0", workers=2)
-    assert "1 of 2 workers that has not joined the job" in sent(enter(coordinator, "w0"), Waiting)[0].text
+    assert "1 of 2 workers that has not joined the job" in sent(enter(coordinator, "w0"), m.Waiting)[0].text
     coordinator.join("w1")
-    assert len(receivers(enter(coordinator, "w1"), Released)) == 2
+    assert len(receivers(enter(coordinator, "w1"), m.Released)) == 2
 
 
 def test_who_waits_is_told_for_whom_and_again_when_that_changes() -> None:
     coordinator = Coordinator.joined("w0", "w1", "w2")
-    text = sent(enter(coordinator, "w0"), Waiting, peer("w0"))[0].text
+    text = sent(enter(coordinator, "w0"), m.Waiting, peer("w0"))[0].text
     assert "worker 1 (w1" in text
     assert "worker 2 (w2" in text
     enter(coordinator, "w1")
-    text = sent(coordinator.wait(0.5), Waiting, peer("w0"))[-1].text
+    text = sent(coordinator.wait(0.5), m.Waiting, peer("w0"))[-1].text
     assert "w1" not in text
     assert "worker 2 (w2" in text
 
@@ -163,17 +130,16 @@ def test_who_withdraws_is_awaited_again() -> None:
     coordinator = Coordinator.joined("w0", "w1", "w2")
     enter(coordinator, "w0")
     enter(coordinator, "w1", request=9)
-    coordinator.take("w1", Withdraw(9))
-    assert "worker 1 (w1" in sent(coordinator.wait(0.5), Waiting, peer("w0"))[-1].text
-    assert sent(enter(coordinator, "w2"), Released) == []
+    coordinator.take("w1", m.Withdraw(9))
+    assert "worker 1 (w1" in sent(coordinator.wait(0.5), m.Waiting, peer("w0"))[-1].text
+    assert sent(enter(coordinator, "w2"), m.Released) == []
 
 
 def test_a_hundred_awaited_workers_are_named_briefly_and_told_in_few_messages() -> None:
-    coordinator = Coordinator()
     names = [f"w{i}" for i in range(200)]
-    coordinator.join(*names)
+    coordinator = Coordinator.joined(*names)
     actions = [action for name in names[:100] for action in enter(coordinator, name)] + coordinator.wait(0.5, *names)
-    waiting = sent(actions, Waiting)
+    waiting = sent(actions, m.Waiting)
     assert len(waiting) <= 3 * 100
     assert "worker 100 (w100" in waiting[-1].text
     assert waiting[-1].text.endswith(" and 92 more")
@@ -183,7 +149,7 @@ def test_a_hundred_awaited_workers_are_named_briefly_and_told_in_few_messages() 
 def test_a_lost_worker_is_named_to_those_who_wait_for_it() -> None:
     coordinator = Coordinator.joined("w0", "w1")
     enter(coordinator, "w0")
-    (message,) = [m for m in sent(coordinator.wait(11.0, "w0"), Error, peer("w0")) if m.request == 5]
+    (message,) = [got for got in sent(coordinator.wait(11.0, "w0"), m.Error, peer("w0")) if got.request == 5]
     error = from_wire(message.code, message.text, message.facts)
     assert isinstance(error, PeerLostError)
     assert error.role == "worker"
@@ -196,13 +162,13 @@ def test_a_lost_worker_that_had_entered_does_not_fail_the_barrier() -> None:
     enter(coordinator, "w1")
     enter(coordinator, "w0")
     assert errors(coordinator.wait(11.0, "w0", "w2"), peer("w0")) == []
-    assert receivers(enter(coordinator, "w2"), Released) == [peer("w0"), peer("w2")]
+    assert receivers(enter(coordinator, "w2"), m.Released) == [peer("w0"), peer("w2")]
 
 
 def test_a_finished_worker_is_not_awaited() -> None:
     coordinator = Coordinator.joined("w0", "w1")
     enter(coordinator, "w0")
-    assert receivers(coordinator.take("w1", Leave("finished")), Released) == [peer("w0")]
+    assert receivers(coordinator.take("w1", m.Leave("finished")), m.Released) == [peer("w0")]
 
 
 # --- vanishing ----------------------------------------------------------------------------------
@@ -211,19 +177,19 @@ def test_a_finished_worker_is_not_awaited() -> None:
 def test_heartbeats_are_answered_and_keep_a_member_alive() -> None:
     coordinator = Coordinator.joined("w0")
     actions = coordinator.wait(50.0, "w0")
-    assert len(sent(actions, HeartbeatAck)) >= 50
-    assert sent(actions, Lost) == []
+    assert len(sent(actions, m.HeartbeatAck)) >= 50
+    assert sent(actions, m.Lost) == []
 
 
 def test_a_lost_worker_is_announced_to_the_servers_and_a_lost_server_to_the_workers() -> None:
     coordinator = Coordinator.trains("s0", "w0", "w1")
     actions = coordinator.wait(11.0, "s0", "w0")
-    assert set(receivers(actions, Departed)) == {peer("s0")}, "workers have no use for it"
-    assert sent(actions, Departed)[0] == Departed(hello("worker", "w1").incarnation, 1)
-    assert sent(actions, Lost) == []
+    assert set(receivers(actions, m.Departed)) == {peer("s0")}, "workers have no use for it"
+    assert sent(actions, m.Departed)[0] == m.Departed(hello("worker", "w1").incarnation, 1)
+    assert sent(actions, m.Lost) == []
     assert "lost worker 1 (w1" in logged(actions)
     actions = coordinator.wait(30.0, "w0")
-    assert receivers(actions, Lost) == [peer("w0")]
+    assert receivers(actions, m.Lost) == [peer("w0")]
     assert "lost server 0 (s0" in logged(actions)
 
 
@@ -233,21 +199,21 @@ def test_a_server_is_told_that_a_worker_has_gone_until_it_has_forgotten_it(how: 
     if how == "lost":
         coordinator.wait(10.0, "s0", "s1", "w0")
     else:
-        coordinator.take("w1", Leave("finished"))
+        coordinator.take("w1", m.Leave("finished"))
     gone = hello("worker", "w1").incarnation
-    coordinator.take("s0", Forgotten(gone))
+    coordinator.take("s0", m.Forgotten(gone))
     actions = coordinator.wait(coordinator.now + 3.5, "s0", "s1", "w0")
-    assert receivers(actions, Departed) == [peer("s1")] * 3
-    assert set(sent(actions, Departed)) == {Departed(gone, int(how == "lost"))}
-    coordinator.take("s1", Forgotten(gone))
-    assert sent(coordinator.wait(coordinator.now + 5.0, "s0", "s1", "w0"), Departed) == []
+    assert receivers(actions, m.Departed) == [peer("s1")] * 3
+    assert set(sent(actions, m.Departed)) == {m.Departed(gone, int(how == "lost"))}
+    coordinator.take("s1", m.Forgotten(gone))
+    assert sent(coordinator.wait(coordinator.now + 5.0, "s0", "s1", "w0"), m.Departed) == []
 
 
 def test_a_lost_worker_of_a_job_that_no_server_has_is_announced_to_nobody() -> None:
     coordinator = Coordinator.joined("s0", "w0", "w1", "o0", servers=2)
     coordinator.init("w0", job())
     actions = coordinator.wait(11.0, "s0", "w0")
-    assert sent(actions, Lost) == sent(actions, Departed) == []
+    assert sent(actions, m.Lost) == sent(actions, m.Departed) == []
     assert set(coordinator.run().members) == {hello("worker", "w0").incarnation}
 
 
@@ -256,11 +222,11 @@ def test_a_lost_member_that_speaks_again_is_told_that_it_was_evicted() -> None:
     coordinator.now = 100.0
     coordinator.join("w0", "w1")
     assert EvictedError.code in errors(coordinator.wait(111.0, "w0"), peer("w1"))
-    (told,) = sent(coordinator.take("w1", Heartbeat({})), Error)
+    (told,) = sent(coordinator.take("w1", m.Heartbeat({})), m.Error)
     assert told.code == EvictedError.code
     assert "was silent for 10.0 s and presumed dead" in told.text
     assert errors(coordinator.join("w1")) == [EvictedError.code]
-    assert [w.rank for w in sent(coordinator.join("w9"), Welcome)] == [1], "a new life takes the free rank"
+    assert [w.rank for w in sent(coordinator.join("w9"), m.Welcome)] == [1], "a new life takes the free rank"
 
 
 def test_a_lost_observer_does_not_fail_the_start() -> None:
@@ -276,14 +242,14 @@ def test_a_lost_server_fails_the_inits_that_wait_and_a_new_one_can_take_its_plac
     coordinator.ready("s0", loaded=loaded)
     assert errors(coordinator.wait(11.0, "s0", "w0"), peer("w0")) == [PeerLostError.code]
     coordinator.join("s2")
-    assert receivers(coordinator.init("w0", job(), request=2), Assign) == [peer("s0"), peer("s2")]
+    assert receivers(coordinator.init("w0", job(), request=2), m.Assign) == [peer("s0"), peer("s2")]
 
 
 @pytest.mark.parametrize("leaves", [False, True])
 def test_a_server_of_a_running_job_that_goes_is_announced_and_later_inits_are_told(leaves: bool) -> None:
     coordinator = Coordinator.trains("s0", "w0")
-    actions = coordinator.take("s0", Leave("closed")) if leaves else coordinator.wait(11.0, "w0")
-    assert [lost.role for lost in sent(actions, Lost, peer("w0"))] == ["server"]
+    actions = coordinator.take("s0", m.Leave("closed")) if leaves else coordinator.wait(11.0, "w0")
+    assert [lost.role for lost in sent(actions, m.Lost, peer("w0"))] == ["server"]
     assert "lost server 0 (s0" in logged(actions)
     coordinator.join("w1")
     assert errors(coordinator.init("w1", job())) == [PeerLostError.code]
@@ -293,7 +259,7 @@ def test_a_server_of_a_running_job_that_goes_is_announced_and_later_inits_are_to
 def test_a_coordinator_at_which_nobody_waits_does_not_wake_up_to_tell_for_whom() -> None:
     coordinator = Coordinator.trains("s0", "w0")
     coordinator.wait(1.0, "s0", "w0")
-    assert len(sent(enter(coordinator, "w0"), Released)) == 1, "there is no other worker"
+    assert len(sent(enter(coordinator, "w0"), m.Released)) == 1, "there is no other worker"
     assert coordinator.machine.next_deadline() > coordinator.now + 1.0
 
 
@@ -302,84 +268,70 @@ def test_a_coordinator_at_which_nobody_waits_does_not_wake_up_to_tell_for_whom()
 
 def test_the_cluster_ends_when_the_expected_workers_have_finished() -> None:
     coordinator = Coordinator.trains("s0", "w0", "w1", workers=2, once=True)
-    assert sent(coordinator.take("w0", Leave("finished")), Shutdown) == []
-    assert receivers(coordinator.take("w1", Leave("finished")), Shutdown) == [peer("s0")]
-    assert exits_of(coordinator.take("s0", Leave("finished"))) == [exits.OK]
+    assert sent(coordinator.take("w0", m.Leave("finished")), m.Shutdown) == []
+    assert receivers(coordinator.take("w1", m.Leave("finished")), m.Shutdown) == [peer("s0")]
+    assert exits_of(coordinator.take("s0", m.Leave("finished"))) == [exits.OK]
 
 
 def test_the_cluster_does_not_end_before_the_expected_workers_have_come() -> None:
     coordinator = Coordinator.trains("s0", "w0", workers=2, once=True)
-    assert sent(coordinator.take("w0", Leave("finished")), Shutdown) == []
+    assert sent(coordinator.take("w0", m.Leave("finished")), m.Shutdown) == []
     assert "default" in coordinator.machine.runs
 
 
 def test_the_cluster_outlives_its_jobs_unless_it_is_for_one_only() -> None:
     coordinator = Coordinator.trains("s0", "w0", workers=1)
-    actions = coordinator.take("w0", Leave("finished"))
-    assert sent(actions, Shutdown) == []
+    actions = coordinator.take("w0", m.Leave("finished"))
+    assert sent(actions, m.Shutdown) == []
     assert exits_of(actions) == []
-    assert receivers(actions, Discard) == [peer("s0")]
+    assert receivers(actions, m.Discard) == [peer("s0")]
     assert coordinator.machine.runs == {}
     coordinator.join("w1")
-    assert receivers(coordinator.init("w1", job("another")), Assign) == [peer("s0")]
+    assert receivers(coordinator.init("w1", job("another")), m.Assign) == [peer("s0")]
 
 
 def test_a_lost_worker_does_not_keep_the_cluster_from_ending() -> None:
     coordinator = Coordinator.trains("s0", "w0", "w1", workers=2, once=True)
-    coordinator.take("w0", Leave("finished"))
-    assert receivers(coordinator.wait(11.0, "s0"), Shutdown) == [peer("s0")]
+    coordinator.take("w0", m.Leave("finished"))
+    assert receivers(coordinator.wait(11.0, "s0"), m.Shutdown) == [peer("s0")]
 
 
 def test_a_server_that_does_not_say_goodbye_delays_the_end_by_seconds_only() -> None:
     coordinator = Coordinator.trains("s0", "w0", workers=1, once=True)
-    coordinator.take("w0", Leave("finished"))
+    coordinator.take("w0", m.Leave("finished"))
     assert exits_of(coordinator.wait(4.0, "s0"))[:1] == [exits.OK]
 
 
-def test_stop_shuts_everybody_down_and_newcomers_are_told() -> None:
+@pytest.mark.parametrize(("first", "last"), [("s0", "w0"), ("w0", "s0")])
+def test_stop_shuts_everybody_down_tells_newcomers_and_ends_when_all_have_left(first: str, last: str) -> None:
+    assert exits_of(Coordinator().handle(Stop("SIGTERM"))) == [exits.OK], "at once where nobody is"
     coordinator = Coordinator.trains("s0", "w0")
-    assert receivers(coordinator.handle(Stop("SIGTERM")), Shutdown) == [peer("s0"), peer("w0")]
-    assert receivers(coordinator.join("w1"), Shutdown) == [peer("w1")]
-    coordinator.take("s0", Leave("finished"))
-    assert exits_of(coordinator.take("w0", Leave("closed"))) == [exits.OK]
+    assert receivers(coordinator.handle(Stop("SIGTERM")), m.Shutdown) == [peer("s0"), peer("w0")]
+    assert receivers(coordinator.join("w1"), m.Shutdown) == [peer("w1")]
+    assert exits_of(coordinator.take(first, m.Leave("finished" if first == "s0" else "closed"))) == []
+    assert exits_of(coordinator.take(last, m.Leave("finished" if last == "s0" else "closed"))) == [exits.OK]
 
 
-def test_after_a_stop_the_coordinator_stays_until_the_servers_have_left_too() -> None:
-    coordinator = Coordinator.trains("s0", "w0")
-    coordinator.handle(Stop("SIGTERM"))
-    assert exits_of(coordinator.take("w0", Leave("closed"))) == []
-    assert exits_of(coordinator.take("s0", Leave("finished"))) == [exits.OK]
-
-
-def test_stop_without_members_ends_at_once() -> None:
-    assert exits_of(Coordinator().handle(Stop("SIGTERM"))) == [exits.OK]
-
-
-def test_an_idle_cluster_ends_after_its_lease() -> None:
+def test_an_idle_cluster_ends_after_its_lease_if_it_has_one() -> None:
     coordinator = Coordinator.joined("s0", idle_timeout=60.0)
     assert exits_of(coordinator.wait(59.0, "s0")) == []
     assert exits_of(coordinator.wait(64.0, "s0"))[:1] == [exits.IDLE]
+    assert exits_of(Coordinator().wait(10_000.0)) == [], "by default it waits for ever"
 
 
 def test_a_worker_keeps_the_lease_and_its_leaving_renews_it() -> None:
     coordinator = Coordinator.joined("w0", idle_timeout=60.0)
     assert exits_of(coordinator.wait(100.0, "w0")) == []
-    coordinator.take("w0", Leave("closed"))
+    coordinator.take("w0", m.Leave("closed"))
     assert exits_of(coordinator.wait(159.0)) == []
     assert exits_of(coordinator.wait(165.0))[:1] == [exits.IDLE]
 
 
-def test_no_lease_means_waiting_for_ever_and_is_the_default() -> None:
-    assert exits_of(Coordinator().wait(10_000.0)) == []
-
-
 def test_a_cluster_for_one_job_ends_with_the_first_that_is_finished() -> None:
     coordinator = Coordinator.trains("s0", "w0", "w1.b", once=True)
-    actions = coordinator.take("w1.b", Leave("finished"))
-    assert receivers(actions, Shutdown) == [peer("s0"), peer("w0")]
-    assert receivers(actions, Discard) == [peer("s0")], (
-        "a server that does not hear the end frees its shard all the same"
-    )
+    actions = coordinator.take("w1.b", m.Leave("finished"))
+    assert receivers(actions, m.Shutdown) == [peer("s0"), peer("w0")]
+    assert receivers(actions, m.Discard) == [peer("s0")], "a server that does not hear the end frees its shard too"
     assert "job 'b' has ended: its workers have finished" in logged(actions)
 
 
@@ -388,16 +340,16 @@ def test_a_cluster_for_one_job_ends_with_the_first_that_is_finished() -> None:
 
 def test_the_status_says_who_is_here_who_has_gone_and_what_is_trained() -> None:
     coordinator = Coordinator.trains("s0", "s1", "w0", "w1", "w2", servers=2)
-    coordinator.take("w0", Heartbeat({"pushes": 3}))
-    coordinator.take("w1", Leave("finished"))
+    coordinator.take("w0", m.Heartbeat({"pushes": 3}))
+    coordinator.take("w1", m.Leave("finished"))
     coordinator.wait(11.0, "s0", "s1", "w0")
     enter(coordinator, "w0")
-    (message,) = sent(coordinator.take("x", StatusRequest(8)), Status)
+    (message,) = sent(coordinator.take("x", m.StatusRequest(8)), m.Status)
     assert message.request == 8
     status = message.status
     shown = status["jobs"]["default"]
     assert (status["state"], shown["state"], shown["mode"], shown["epoch"]) == ("ready", "training", "async", 1)
-    assert [(m["role"], m["rank"], m["name"]) for m in status["members"]] == [
+    assert [(got["role"], got["rank"], got["name"]) for got in status["members"]] == [
         ("server", 0, "s0"), ("server", 1, "s1"), ("worker", 0, "w0"),
     ]  # fmt: skip
     assert [(g["name"], g["how"]) for g in status["gone"]] == [("w1", "finished"), ("w2", "lost")]
@@ -434,18 +386,12 @@ def test_log_lines_say_beside_their_text_which_job_peer_and_error_they_are_about
     assert lost[0] == Log("warning", lost[0].text), "compared by what they say"
 
 
-def test_too_many_barriers_are_refused() -> None:
-    coordinator = Coordinator.joined("w0", "w1")
-    codes = [errors(enter(coordinator, "w0", barrier=f"b{i}", request=i + 1)) for i in range(MAX_BARRIERS + 1)]
-    assert codes[-2:] == [[], [LimitError.code]]
-
-
 @pytest.mark.parametrize(
     ("role", "changes", "code"),
     [
         ("worker", {"magic": "other"}, ProtocolError.code),
         ("worker", {"version": 1, "job": ""}, ProtocolVersionError.code),
-        ("worker", {"version": PROTOCOL_VERSION + 1}, ProtocolVersionError.code),
+        ("worker", {"version": m.PROTOCOL_VERSION + 1}, ProtocolVersionError.code),
         ("worker", {"role": "king"}, ProtocolError.code),
         ("worker", {"job": ""}, ProtocolError.code),
         ("observer", {"job": ""}, ProtocolError.code),
@@ -464,7 +410,7 @@ def test_a_server_is_there_for_all_jobs_whatever_it_says() -> None:
     coordinator.take("s0", replace(hello("server", "s0"), job="default"))
     coordinator.init("w0", job())
     coordinator.ready("s0")
-    assert receivers(coordinator.take("s0", Leave("closed")), Lost) == [peer("w0")]
+    assert receivers(coordinator.take("s0", m.Leave("closed")), m.Lost) == [peer("w0")]
     assert coordinator.run().attendance.num_joined == 1
 
 

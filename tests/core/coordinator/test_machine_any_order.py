@@ -9,21 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.core.machines import Coordinator, exits_of, job, peer, sent
+from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Send
-from zmqps.core.protocol.messages import (
-    Assign,
-    Discarded,
-    EndJob,
-    Enter,
-    Error,
-    Init,
-    Job,
-    JobEnded,
-    Leave,
-    Ready,
-    Released,
-    Withdraw,
-)
 from zmqps.errors import JobEndedError, JobError
 
 NAMES = ["s0", "s1", "s2", "w0", "w1", "o0", "w2.b", "w3.b", "o1.b"]
@@ -63,7 +50,7 @@ class AnyOrder(RuleBasedStateMachine):
     @property
     def here(self) -> dict[str, str]:
         """The members, and the jobs they are there for."""
-        return {m.hello.name: m.job for m in self.coordinator.machine.membership.members.values()}
+        return {got.hello.name: got.job for got in self.coordinator.machine.membership.members.values()}
 
     def take(self, name: str, message) -> None:  # type: ignore[no-untyped-def]
         before = self.here
@@ -80,11 +67,11 @@ class AnyOrder(RuleBasedStateMachine):
         for action in actions:
             message = getattr(action, "message", None)
             name = action.peer[1:].decode() if message else ""
-            if isinstance(message, Assign):
+            if isinstance(message, m.Assign):
                 self.kept.setdefault(name, set()).add(message.epoch)
-            elif isinstance(message, Error) and message.code == JobEndedError.code:
+            elif isinstance(message, m.Error) and message.code == JobEndedError.code:
                 self.waiting = {key: what for key, what in self.waiting.items() if key[0] != name}
-            elif isinstance(message, (Released, Error)) or (isinstance(message, Job) and not message.load):
+            elif isinstance(message, (m.Released, m.Error)) or (isinstance(message, m.Job) and not message.load):
                 self.waiting.pop((name, message.request), None)
         self.ended = self.ended or bool(exits_of(actions))
 
@@ -103,7 +90,7 @@ class AnyOrder(RuleBasedStateMachine):
     def init(self, name: str, spec) -> None:  # type: ignore[no-untyped-def]
         request, name = next(self.requests), self.now(name)
         self.waiting[name, request] = "init"
-        self.take(name, Init(request, spec.to_wire() if spec else {}))
+        self.take(name, m.Init(request, spec.to_wire() if spec else {}))
 
     @rule(name=names, barrier=st.sampled_from(["x", "y"]))
     def enter(self, name: str, barrier: str) -> None:
@@ -112,28 +99,28 @@ class AnyOrder(RuleBasedStateMachine):
             return  # a script enters a barrier once at a time
         request = next(self.requests)
         self.waiting[name, request] = barrier
-        self.take(name, Enter(request, barrier))
+        self.take(name, m.Enter(request, barrier))
 
     @rule(name=names, epoch=st.integers(0, 4), loaded=st.integers(0, 1))
     def ready(self, name: str, epoch: int, loaded: int) -> None:
-        self.take(self.now(name), Ready(epoch, loaded))
+        self.take(self.now(name), m.Ready(epoch, loaded))
 
     @rule(name=names, job_name=st.sampled_from(JOBS))
     def build(self, name: str, job_name: str) -> None:
         """All servers have built and loaded what they were asked to."""
         run = self.coordinator.machine.runs.get(job_name)
         for copy in list(run.startup.copies) if run else ():
-            self.take(copy.server.hello.name, Ready(copy.epoch, 1))
+            self.take(copy.server.hello.name, m.Ready(copy.epoch, 1))
 
     @rule(name=names, epoch=st.integers(0, 4))
     def fail(self, name: str, epoch: int) -> None:
         error = JobError("no")
-        self.take(self.now(name), Error(epoch, error.code, "no", error.facts()))
+        self.take(self.now(name), m.Error(epoch, error.code, "no", error.facts()))
 
     @rule(name=names, epoch=st.integers(0, 4))
     def discarded(self, name: str, epoch: int) -> None:
         name = self.now(name)
-        self.take(name, Discarded(epoch))
+        self.take(name, m.Discarded(epoch))
         if not any(epoch in run.startup.copies.by_epoch for run in self.coordinator.machine.runs.values()):
             self.kept.get(name, set()).discard(epoch)
 
@@ -141,11 +128,11 @@ class AnyOrder(RuleBasedStateMachine):
     def end_job(self, name: str, job_name: str) -> None:
         name = self.now(name) if name in NAMES else name
         before = self.here
-        actions = self.coordinator.take(name, EndJob(next(self.requests), job_name))
+        actions = self.coordinator.take(name, m.EndJob(next(self.requests), job_name))
         self.note(actions)
         if self.coordinator.machine.ending is None:  # else the cluster was there for this job: all are told
             self.check_reach(actions, name, job_name, before)
-        assert len([*sent(actions, JobEnded, peer(name)), *(e for e in sent(actions, Error) if e.request)]) == 1
+        assert len([*sent(actions, m.JobEnded, peer(name)), *(e for e in sent(actions, m.Error) if e.request)]) == 1
         if name == "anybody":  # a member is no operator
             assert job_name not in self.coordinator.machine.runs
 
@@ -154,12 +141,12 @@ class AnyOrder(RuleBasedStateMachine):
     def withdraw(self, data) -> None:  # type: ignore[no-untyped-def]
         name, request = data.draw(st.sampled_from(sorted(self.waiting)))
         del self.waiting[name, request]
-        self.take(name, Withdraw(request))
+        self.take(name, m.Withdraw(request))
 
     @rule(name=names, reason=st.sampled_from(["finished", "closed"]))
     def leave(self, name: str, reason: str) -> None:
         name = self.now(name)
-        self.take(name, Leave(reason))
+        self.take(name, m.Leave(reason))
         self.waiting = {key: what for key, what in self.waiting.items() if key[0] != name}
 
     @rule(seconds=st.sampled_from([0.5, 4.0, 11.0]), alive=st.sets(names))

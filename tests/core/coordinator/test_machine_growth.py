@@ -15,25 +15,8 @@ from tests.core.machines import hello, identity, job, peer, receivers, sent
 from zmqps.core.coordinator.kernel.machine import MOST_LOST
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
+from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action, Received, Send
-from zmqps.core.protocol.messages import (
-    Arrive,
-    Committed,
-    Departed,
-    Enter,
-    Error,
-    Forgotten,
-    Heartbeat,
-    Init,
-    Leave,
-    Lost,
-    Message,
-    Proceed,
-    Ready,
-    Released,
-    Take,
-    Waiting,
-)
 
 pytestmark = pytest.mark.repeats
 
@@ -52,23 +35,23 @@ class Crowded:
         for role, name in (("server", "s0"), ("worker", "w0"), ("worker", "w1")):
             self.take(name, hello(role, name))
         for name in ("w0", "w1"):
-            self.take(name, Init(1, job(staleness=0).to_wire()))
-        self.take("s0", Ready(1, 1))
+            self.take(name, m.Init(1, job(staleness=0).to_wire()))
+        self.take("s0", m.Ready(1, 1))
 
-    def take(self, name: str, message: Message) -> list[Action]:
+    def take(self, name: str, message: m.Message) -> list[Action]:
         return self.machine.handle(Received(peer(name), message), self.now)
 
     def step(self, number: int) -> None:
         """Let the two workers complete a step: neither waits for anybody else."""
-        self.take("w0", Arrive(10 + number, number, (1,)))
-        assert receivers(self.take("w1", Arrive(10 + number, number, (1,))), Proceed) == [peer("w0"), peer("w1")]
-        self.take("s0", Committed(1, number))
+        self.take("w0", m.Arrive(10 + number, number, (1,)))
+        assert receivers(self.take("w1", m.Arrive(10 + number, number, (1,))), m.Proceed) == [peer("w0"), peer("w1")]
+        self.take("s0", m.Committed(1, number))
 
     def lose(self, *alive: str) -> list[list[Action]]:
         """Let all be lost but the trainers and these; return what each call does."""
         self.now = 5.0
         for name in ("s0", "w0", "w1", *alive):
-            self.take(name, Heartbeat({}))
+            self.take(name, m.Heartbeat({}))
         self.now = 10.5
         calls = []
         while (due := self.machine.next_deadline()) is not None and due < 12.0:
@@ -101,13 +84,13 @@ def come_beat_and_are_lost(number: int) -> None:
         crowded.take(name, hello("worker" if name[-1] in "02468" else "observer", name, "crowd"))
     crowded.step(0)
     for name in names:
-        crowded.take(name, Heartbeat({"pushes": 1}))
+        crowded.take(name, m.Heartbeat({"pushes": 1}))
     calls = crowded.lose()
     assert len(crowded.machine.membership.members) == 3
-    assert max(len(receivers(call, Error)) for call in calls) <= MOST_LOST
+    assert max(len(receivers(call, m.Error)) for call in calls) <= MOST_LOST
     crowded.step(1)
     for name in names:
-        assert len(sent(crowded.take(name, Heartbeat({})), Error)) == 1
+        assert len(sent(crowded.take(name, m.Heartbeat({})), m.Error)) == 1
 
 
 def look_on_at_a_job_and_are_lost(number: int) -> None:
@@ -115,14 +98,18 @@ def look_on_at_a_job_and_are_lost(number: int) -> None:
     crowded = Crowded()
     for i in range(number):
         crowded.take(f"o{i}", hello("observer", f"o{i}"))
-        crowded.take(f"o{i}", Init(1, {}))
+        crowded.take(f"o{i}", m.Init(1, {}))
     calls = crowded.lose()
-    told = [(to, m.incarnation) for c in calls for to, m in zip(receivers(c, Departed), sent(c, Departed), strict=True)]
+    told = [
+        (to, got.incarnation)
+        for c in calls
+        for to, got in zip(receivers(c, m.Departed), sent(c, m.Departed), strict=True)
+    ]
     assert {to for to, _ in told} == {peer("s0")}
     assert number <= len(told) <= 2 * number, "once, and once more a second later"
-    assert not [message for call in calls for message in sent(call, Lost)]
+    assert not [message for call in calls for message in sent(call, m.Lost)]
     for _, incarnation in told:
-        crowded.take("s0", Forgotten(incarnation))
+        crowded.take("s0", m.Forgotten(incarnation))
     assert len({incarnation for _, incarnation in told}) == number
     assert crowded.machine.erasures.next_deadline() is None
 
@@ -132,9 +119,9 @@ def wait_for_the_start_of_a_job_and_leave(number: int) -> None:
     names = [f"c{i}" for i in range(number)]
     for name in names:
         crowded.take(name, hello("worker", name, "crowd"))
-        crowded.take(name, Init(1, job().to_wire()))
+        crowded.take(name, m.Init(1, job().to_wire()))
     for name in names:
-        crowded.take(name, Leave("closed"))
+        crowded.take(name, m.Leave("closed"))
 
 
 def enter_a_barrier_one_after_the_other(number: int) -> None:
@@ -143,8 +130,8 @@ def enter_a_barrier_one_after_the_other(number: int) -> None:
     for name in names:
         crowded.take(name, hello("worker", name, "crowd"))
     for name in names[:-1]:
-        assert len(sent(crowded.take(name, Enter(1, "end")), Waiting)) == 1
-    assert len(sent(crowded.take(names[-1], Enter(1, "end")), Released)) == number
+        assert len(sent(crowded.take(name, m.Enter(1, "end")), m.Waiting)) == 1
+    assert len(sent(crowded.take(names[-1], m.Enter(1, "end")), m.Released)) == number
 
 
 def wait_at_barriers_of_their_own_while_others_come_and_go(number: int) -> None:
@@ -153,9 +140,9 @@ def wait_at_barriers_of_their_own_while_others_come_and_go(number: int) -> None:
     for i in range(number):
         crowded.take(f"c{i}", hello("worker", f"c{i}", "crowd"))
         for k in range(3):
-            crowded.take(f"c{i}", Enter(k + 1, f"barrier {i} {k}"))
+            crowded.take(f"c{i}", m.Enter(k + 1, f"barrier {i} {k}"))
         crowded.take("guest", hello("worker", "guest", "crowd"))
-        crowded.take("guest", Leave("closed"))
+        crowded.take("guest", m.Leave("closed"))
 
 
 def wait_for_the_last_range_and_are_lost(number: int) -> None:
@@ -163,7 +150,7 @@ def wait_for_the_last_range_and_are_lost(number: int) -> None:
     names = [f"c{i}" for i in range(number)]
     for name in names:
         crowded.take(name, hello("worker", name, "crowd"))
-        crowded.take(name, Take(1, "examples", 1, 1, 1, (), ()))
+        crowded.take(name, m.Take(1, "examples", 1, 1, 1, (), ()))
     crowded.lose(names[0])
 
 
@@ -198,14 +185,14 @@ def test_the_cost_of_an_arrival_does_not_grow_with_the_number_of_workers(gradien
         names = [f"c{i}" for i in range(number)]
         for name in names:
             crowded.take(name, hello("worker", name, "crowd"))
-            crowded.take(name, Init(1, spec.to_wire()))
+            crowded.take(name, m.Init(1, spec.to_wire()))
         [copy] = crowded.machine.runs["crowd"].startup.copies
-        crowded.take("s0", Ready(copy.epoch, 1))
+        crowded.take("s0", m.Ready(copy.epoch, 1))
         counts, granted = [0], 0
         with counted(counts):
             for attempt in range(1, gradients + 1):
                 for name in names:
-                    granted += len(receivers(crowded.take(name, Arrive(1 + attempt, 0, (attempt,))), Proceed))
+                    granted += len(receivers(crowded.take(name, m.Arrive(1 + attempt, 0, (attempt,))), m.Proceed))
                     crowded.machine.next_deadline()
         assert granted == gradients * number
         assert crowded.machine.runs["crowd"].steps.clock == 1
@@ -219,7 +206,7 @@ def test_the_lost_are_told_in_pieces_with_room_for_others_in_between() -> None:
         crowded.take(f"o{i}", hello("observer", f"o{i}"))
     crowded.now = 5.0
     for name in ("s0", "w0", "w1", "o7"):
-        crowded.take(name, Heartbeat({}))
+        crowded.take(name, m.Heartbeat({}))
     crowded.now = 10.5
     times = []
     while len(crowded.machine.membership.members) > 5:  # s0, w0, w1, o7 and o159 are alive
@@ -230,7 +217,7 @@ def test_the_lost_are_told_in_pieces_with_room_for_others_in_between() -> None:
         assert len(sends) <= 2 * MOST_LOST
         times.append(crowded.now)
         if len(times) == 1:
-            crowded.take("o159", Heartbeat({}))  # its sign of life had been on its way
+            crowded.take("o159", m.Heartbeat({}))  # its sign of life had been on its way
             assert crowded.machine.membership.find(peer("o159")) is not None
     assert len(times) == 5
     assert all(earlier < later for earlier, later in pairwise(times))

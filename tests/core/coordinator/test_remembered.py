@@ -10,31 +10,8 @@ from tests.core.coordinator.kept import Kept
 from tests.core.machines import errors, hello, job, logged, sent
 from zmqps.core.coordinator.consistency.ssp import Bounded
 from zmqps.core.protocol import exits
+from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Exit, Stop
-from zmqps.core.protocol.messages import (
-    Arrive,
-    Assign,
-    Back,
-    Commit,
-    Committed,
-    Departed,
-    EndJob,
-    Enter,
-    Farewell,
-    Heartbeat,
-    Job,
-    Leave,
-    Left,
-    Proceed,
-    Range,
-    Ready,
-    Released,
-    Resumed,
-    Shutdown,
-    Take,
-    Waiting,
-    Welcome,
-)
 from zmqps.errors import EvictedError, IdentityError, JournalBehindError
 
 DATA = ("examples", 40, 10, 1, ())
@@ -51,13 +28,13 @@ def training(**options: Any) -> Kept:
 
 def test_members_say_who_they_are_again_and_keep_their_ranks() -> None:
     kept = training()
-    ranks = {m.hello.name: m.rank for m in kept.machine.membership.members.values()}
+    ranks = {got.hello.name: got.rank for got in kept.machine.membership.members.values()}
     told = kept.back()
     assert "is back with 4 members and 1 job from its journal; who is not here again in" in logged(told)
-    assert {m.hello.name: m.rank for m in kept.machine.membership.members.values()} == ranks
+    assert {got.hello.name: got.rank for got in kept.machine.membership.members.values()} == ranks
     actions = kept.come_back("w1", "s0", "w0", "s1")
-    assert [m.rank for m in sent(actions, Welcome)] == [ranks[name] for name in ("w1", "s0", "w0", "s1")]
-    assert {m.patience for m in sent(actions, Welcome)} == {600.0}
+    assert [got.rank for got in sent(actions, m.Welcome)] == [ranks[name] for name in ("w1", "s0", "w0", "s1")]
+    assert {got.patience for got in sent(actions, m.Welcome)} == {600.0}
     assert not kept.pass_time(0.0)
 
 
@@ -70,7 +47,7 @@ def test_who_does_not_come_back_is_lost_but_not_before_a_whole_timeout() -> None
     for _ in range(9):
         kept.pass_time(timeout / 10)
         for name in ("s0", "s1", "w0"):
-            kept.take(name, Heartbeat({}))
+            kept.take(name, m.Heartbeat({}))
     assert len(kept.machine.membership.members) == 4
     assert "lost worker 1" in logged(kept.pass_time(timeout / 5))
 
@@ -79,83 +56,82 @@ def test_nobody_else_takes_the_place_of_a_member_that_is_not_back() -> None:
     kept = training()
     kept.back()
     thief = hello("worker", "w0")
-    assert errors(kept.take("thief", Farewell(thief.incarnation, b"t" * 16, "finished"))) == [IdentityError.code]
+    assert errors(kept.take("thief", m.Farewell(thief.incarnation, b"t" * 16, "finished"))) == [IdentityError.code]
     assert len(kept.machine.membership.members) == 4
 
 
 def test_a_commit_that_was_decided_is_said_again_and_its_workers_hear_that_they_counted() -> None:
     kept = training(staleness=0)
-    kept.take("w0", Arrive(2, 0, (1,)))
-    commits = sent(kept.take("w1", Arrive(2, 0, (1,))), Commit)
+    kept.take("w0", m.Arrive(2, 0, (1,)))
+    commits = sent(kept.take("w1", m.Arrive(2, 0, (1,))), m.Commit)
     assert len(commits) == 2
     kept.back()
-    again = sent(kept.come_back("s0", "s1"), Commit)
+    again = sent(kept.come_back("s0", "s1"), m.Commit)
     assert again == sorted(commits, key=lambda commit: commit.epoch)
     kept.come_back("w0", "w1")
     for name in ("w0", "w1"):
-        assert sent(kept.take(name, Arrive(2, 0, (1,))), Proceed) == [Proceed(2, 1, 1)]
-    assert not sent(kept.take("w0", Arrive(3, 1, (2,))), Commit)
-    assert {commit.step for commit in sent(kept.take("w1", Arrive(3, 1, (2,))), Commit)} == {1}
+        assert sent(kept.take(name, m.Arrive(2, 0, (1,))), m.Proceed) == [m.Proceed(2, 1, 1)]
+    assert not sent(kept.take("w0", m.Arrive(3, 1, (2,))), m.Commit)
+    assert {commit.step for commit in sent(kept.take("w1", m.Arrive(3, 1, (2,))), m.Commit)} == {1}
 
 
 def test_an_arrival_that_was_told_to_be_known_counts_though_its_worker_has_left() -> None:
     kept = training(staleness=0)
-    kept.take("w0", Arrive(2, 0, (1,)))
-    assert sent(kept.pass_time(0.2), Waiting)
+    kept.take("w0", m.Arrive(2, 0, (1,)))
+    assert sent(kept.pass_time(0.2), m.Waiting)
     kept.back()
     kept.come_back("s0", "s1", "w1")
-    assert sent(kept.take("w0", Leave("finished")), Back)
+    assert sent(kept.take("w0", m.Leave("finished")), m.Back)
     farewell = hello("worker", "w0")
-    assert sent(kept.take("w0", Farewell(farewell.incarnation, farewell.secret, "finished")), Left)
-    (commit, _) = sent(kept.take("w1", Arrive(2, 0, (1,))), Commit)
+    assert sent(kept.take("w0", m.Farewell(farewell.incarnation, farewell.secret, "finished")), m.Left)
+    (commit, _) = sent(kept.take("w1", m.Arrive(2, 0, (1,))), m.Commit)
     assert {who for who, _ in commit.contributors} == {hello("worker", name).incarnation for name in ("w0", "w1")}
 
 
 def test_a_barrier_that_was_released_stays_so_for_those_who_had_not_heard() -> None:
     kept = training()
-    kept.take("w0", Enter(5, "b"))
-    assert len(sent(kept.take("w1", Enter(5, "b")), Released)) == 2
+    kept.take("w0", m.Enter(5, "b"))
+    assert len(sent(kept.take("w1", m.Enter(5, "b")), m.Released)) == 2
     kept.back()
     kept.come_back("s0", "s1", "w0", "w1")
-    assert sent(kept.take("w0", Enter(5, "b")), Released) == [Released(5, 0)]
-    assert not sent(kept.take("w0", Enter(6, "c")), Released)
+    assert sent(kept.take("w0", m.Enter(5, "b")), m.Released) == [m.Released(5, 0)]
+    assert not sent(kept.take("w0", m.Enter(6, "c")), m.Released)
 
 
 def test_who_waits_asks_again() -> None:
     kept = training()
-    kept.take("w0", Enter(5, "b"))
+    kept.take("w0", m.Enter(5, "b"))
     kept.back()
     kept.come_back("s0", "s1", "w0", "w1")
-    kept.take("w0", Enter(5, "b"))
-    assert len(sent(kept.take("w1", Enter(5, "b")), Released)) == 2
+    kept.take("w0", m.Enter(5, "b"))
+    assert len(sent(kept.take("w1", m.Enter(5, "b")), m.Released)) == 2
 
 
 def test_a_range_is_the_same_workers_and_no_other_ones() -> None:
     kept = training()
-    first = sent(kept.take("w0", Take(5, *DATA, ())), Range)[0]
+    first = sent(kept.take("w0", m.Take(5, *DATA, ())), m.Range)[0]
     kept.back()
     kept.come_back("s0", "s1", "w0", "w1")
-    assert sent(kept.take("w1", Take(5, *DATA, ())), Range)[0].number == 1
-    assert sent(kept.take("w0", Take(5, *DATA, ())), Range) == [first]
-    assert sent(kept.take("w0", Take(6, *DATA, (0, first.number))), Range)[0].number == 2
+    assert sent(kept.take("w1", m.Take(5, *DATA, ())), m.Range)[0].number == 1
+    assert sent(kept.take("w0", m.Take(5, *DATA, ())), m.Range) == [first]
+    assert sent(kept.take("w0", m.Take(6, *DATA, (0, first.number))), m.Range)[0].number == 2
 
 
 def test_a_start_goes_on_where_it_was() -> None:
     kept = Kept.joined("s0", "s1", "w0", "w1", servers=2, workers=2)
-    kept.init("w0", job())
-    kept.init("w1", job())
+    kept.init_all(job(), "w0", "w1")
     kept.ready("s0", "s1", loaded=False)
     assert kept.run().startup.loader is not None
     kept.back()
-    assigned = sent(kept.come_back("s0", "s1"), Assign)
+    assigned = sent(kept.come_back("s0", "s1"), m.Assign)
     assert {assign.epoch for assign in assigned} == {1, 2}
     kept.come_back("w0", "w1")
-    (load,) = sent(kept.init("w0", job()), Job)
+    (load,) = sent(kept.init("w0", job()), m.Job)
     assert load.load
-    kept.take("w0", Resumed(0))
+    kept.take("w0", m.Resumed(0))
     kept.init("w1", job())
-    kept.take("w1", Resumed(0))
-    assert {told.load for told in sent(kept.ready("s0", "s1"), Job)} == {0}
+    kept.take("w1", m.Resumed(0))
+    assert {told.load for told in sent(kept.ready("s0", "s1"), m.Job)} == {0}
     assert kept.run().startup.epoch == 1
 
 
@@ -164,7 +140,7 @@ def test_an_init_that_is_not_asked_again_is_waited_for_no_more() -> None:
     kept.init("w0", job())
     kept.back()
     kept.come_back("s0", "s1", "w0")
-    kept.take("w0", Resumed(0))
+    kept.take("w0", m.Resumed(0))
     assert kept.run().startup.job is None
     assert "step/default" not in kept.journal, "what is known of its steps goes with the job"
 
@@ -183,11 +159,11 @@ def test_who_was_evicted_stays_out_and_servers_hear_of_it_until_they_confirm() -
     for _ in range(10):
         kept.pass_time(kept.machine.options.heartbeat_timeout / 5)
         for name in ("s0", "s1", "w0"):
-            kept.take(name, Heartbeat({}))
+            kept.take(name, m.Heartbeat({}))
     assert len(kept.machine.membership.members) == 3
     kept.back()
     who = hello("worker", "w1")
-    assert {departed.incarnation for departed in sent(kept.come_back("s0"), Departed)} == {who.incarnation}
+    assert {departed.incarnation for departed in sent(kept.come_back("s0"), m.Departed)} == {who.incarnation}
     assert errors(kept.take("w1", who)) == [EvictedError.code]
 
 
@@ -196,13 +172,15 @@ def test_the_journal_of_a_host_that_lost_its_power_is_behind() -> None:
     kept.back()
     kept.come_back("s0", "w0", "w1")
     (epoch,) = kept.epochs("s0")
-    assert "the journal 0, so who had a part in the others is not known" in logged(kept.take("s0", Committed(epoch, 3)))
-    assert errors(kept.take("w0", Arrive(2, 0, (1,)))) == [JournalBehindError.code]
+    assert "the journal 0, so who had a part in the others is not known" in logged(
+        kept.take("s0", m.Committed(epoch, 3))
+    )
+    assert errors(kept.take("w0", m.Arrive(2, 0, (1,)))) == [JournalBehindError.code]
 
 
 def test_an_end_that_had_begun_goes_on() -> None:
     kept = training()
-    kept.take("somebody", EndJob(1, "default"))
+    kept.take("somebody", m.EndJob(1, "default"))
     assert "default" in kept.machine.ended.by_name
     kept.back()
     assert "default" in kept.machine.ended.by_name
@@ -216,8 +194,8 @@ def test_a_cluster_that_was_ending_ends() -> None:
     kept.back()
     assert kept.machine.ending == Exit(0, "enough")
     assert kept.machine.checkpoints.waiting.closed, "nothing more is saved"
-    assert sent(kept.take("w0", Heartbeat({})), Back)
-    assert [m.reason for m in sent(kept.join("w0"), Shutdown)] == ["enough"]
+    assert sent(kept.take("w0", m.Heartbeat({})), m.Back)
+    assert [got.reason for got in sent(kept.join("w0"), m.Shutdown)] == ["enough"]
     assert [action for action in kept.pass_time(10.0) if isinstance(action, Exit)]
 
 
@@ -234,8 +212,8 @@ def test_what_is_not_saved_is_not_forgotten() -> None:
 def test_one_that_begins_anew_knows_nobody() -> None:
     kept = Kept()
     assert not kept.machine.is_back
-    assert errors(kept.take("w0", Heartbeat({})))
-    assert sent(kept.take("w0", Leave("closed")), Left)
+    assert errors(kept.take("w0", m.Heartbeat({})))
+    assert sent(kept.take("w0", m.Leave("closed")), m.Left)
 
 
 @pytest.mark.parametrize("mode", [{"staleness": None}, {"staleness": 2}, {"staleness": 0}])
@@ -257,9 +235,9 @@ def test_it_may_go_away_at_any_event(mode: dict[str, Any]) -> None:
         kept.back()
         kept.come_back(*everybody)
     for other in ("w0", "w1"):
-        assert sent(kept.init(other, job(**mode)), Job)
+        assert sent(kept.init(other, job(**mode)), m.Job)
     assert kept.run().startup.ready
-    assert sent(kept.take("s0", Ready(1, 1)), Job) == []
+    assert sent(kept.take("s0", m.Ready(1, 1)), m.Job) == []
 
 
 def begins_after_all_others_are_lost() -> int:
@@ -268,14 +246,14 @@ def begins_after_all_others_are_lost() -> int:
     kept.init("w0", job(staleness=2))
     kept.ready("s0")
     for clock in range(3):
-        kept.take("w0", Arrive(2 + clock, clock, (1 + clock,)))
+        kept.take("w0", m.Arrive(2 + clock, clock, (1 + clock,)))
     kept.back()
     kept.come_back("s0")
     for _ in range(12):
         kept.pass_time(kept.machine.options.heartbeat_timeout / 10)
-        kept.take("s0", Heartbeat({}))
+        kept.take("s0", m.Heartbeat({}))
     kept.join("w1")
-    (told,) = sent(kept.init("w1", job(staleness=2)), Job)
+    (told,) = sent(kept.init("w1", job(staleness=2)), m.Job)
     return told.step
 
 

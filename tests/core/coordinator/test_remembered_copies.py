@@ -6,25 +6,8 @@ from typing import Any
 
 from tests.core.coordinator.kept import Kept
 from tests.core.machines import job, logged, peer, receivers, sent
+from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action
-from zmqps.core.protocol.messages import (
-    Arrive,
-    Assign,
-    Commit,
-    Committed,
-    Discard,
-    Error,
-    Followed,
-    Heartbeat,
-    Leave,
-    Moved,
-    Proceed,
-    Promote,
-    Ready,
-    Replicas,
-    Replicating,
-    Resumed,
-)
 from zmqps.errors import JobEndedError, JournalBehindError
 
 SERVERS = ("s0", "s1", "s2")
@@ -46,24 +29,24 @@ def training(servers: int = 3, **options: Any) -> Kept:
 
 def test_a_promotion_that_was_decided_is_gone_on_with() -> None:
     kept = training()
-    asked = sent(kept.take("s1", Leave("closed")), Promote)
+    asked = sent(kept.take("s1", m.Leave("closed")), m.Promote)
     assert [message.generation for message in asked] == [1]
     kept.back()
-    assert sent(kept.come_back("s0"), Promote) == []
+    assert sent(kept.come_back("s0"), m.Promote) == []
     back = kept.come_back("s2", *WORKERS)
-    assert sent(back, Promote) == asked, "said again at once"
+    assert sent(back, m.Promote) == asked, "said again at once"
     told = kept.promoted(back)
-    assert sorted(receivers(told, Moved)) == [peer("w0"), peer("w1")]
+    assert sorted(receivers(told, m.Moved)) == [peer("w0"), peer("w1")]
     kept.follow(told)
-    kept.take("s0", Replicating(1, 1))
+    kept.take("s0", m.Replicating(1, 1))
     assert kept.run().replication.views.all_followed
 
 
 def test_the_backups_of_a_leader_are_said_again() -> None:
     kept = training()
-    (before,) = sent(kept.take("s1", Leave("closed")), Replicas, peer("s0"))
+    (before,) = sent(kept.take("s1", m.Leave("closed")), m.Replicas, peer("s0"))
     kept.back()
-    assert sent(kept.come_back("s0"), Replicas) == [before]
+    assert sent(kept.come_back("s0"), m.Replicas) == [before]
 
 
 def test_a_server_that_was_lost_meanwhile_is_noticed_and_its_backup_takes_over() -> None:
@@ -75,103 +58,103 @@ def test_a_server_that_was_lost_meanwhile_is_noticed_and_its_backup_takes_over()
     for _ in range(12):
         actions += kept.pass_time(timeout / 10)
         for name in there:
-            kept.take(name, Heartbeat({}))
+            kept.take(name, m.Heartbeat({}))
     assert "its backups take over" in logged(actions)
-    first = sent(actions, Promote)[0]
+    first = sent(actions, m.Promote)[0]
     assert (first.epoch, first.generation) == (5, 1)
-    assert receivers(actions, Promote)[0] == peer("s2")
+    assert receivers(actions, m.Promote)[0] == peer("s2")
     assert kept.run().lost_shard is None
 
 
 def test_members_that_had_not_followed_are_told_again_and_no_others() -> None:
     kept = training()
-    told = kept.promoted(kept.take("s1", Leave("closed")))
-    (move,) = sent(told, Moved, peer("w0"))
-    kept.take("w0", Followed(move.epoch, move.revision, 0))
+    told = kept.promoted(kept.take("s1", m.Leave("closed")))
+    (move,) = sent(told, m.Moved, peer("w0"))
+    kept.take("w0", m.Followed(move.epoch, move.revision, 0))
     kept.back()
     kept.come_back("s0", "s2", *WORKERS)
-    assert sent(kept.take("w0", Resumed(0)), Moved) == []
-    again = sent(kept.take("w1", Resumed(0)), Moved)
-    assert [(m.shard, m.revision, m.server["epoch"]) for m in again] == [(1, move.revision, 5)]
-    kept.take("w1", Followed(again[0].epoch, again[0].revision, 0))
-    assert sent(kept.pass_time(3.0), Moved) == []
+    assert sent(kept.take("w0", m.Resumed(0)), m.Moved) == []
+    again = sent(kept.take("w1", m.Resumed(0)), m.Moved)
+    assert [(got.shard, got.revision, got.server["epoch"]) for got in again] == [(1, move.revision, 5)]
+    kept.take("w1", m.Followed(again[0].epoch, again[0].revision, 0))
+    assert sent(kept.pass_time(3.0), m.Moved) == []
 
 
 def test_no_step_counts_on_gradients_that_are_still_to_be_brought_again() -> None:
     kept = training(staleness=0)
-    told = kept.promoted(kept.take("s1", Leave("closed")))
+    told = kept.promoted(kept.take("s1", m.Leave("closed")))
     kept.back()
     kept.come_back("s0", "s2", *WORKERS)
-    waiting = [action for name in WORKERS for action in kept.take(name, Arrive(2, 0, (1,)))]
-    assert sent(waiting, Commit) == []
+    waiting = [action for name in WORKERS for action in kept.take(name, m.Arrive(2, 0, (1,)))]
+    assert sent(waiting, m.Commit) == []
     done = kept.follow(told)
-    assert {commit.step for commit in sent(done, Commit)} == {0}
+    assert {commit.step for commit in sent(done, m.Commit)} == {0}
 
 
 def test_a_worker_proceeds_when_the_backups_have_its_step_also_if_that_was_decided_before() -> None:
     kept = training(staleness=0)
-    kept.take("w0", Arrive(2, 0, (1,)))
-    commits = sent(kept.take("w1", Arrive(2, 0, (1,))), Commit)
+    kept.take("w0", m.Arrive(2, 0, (1,)))
+    commits = sent(kept.take("w1", m.Arrive(2, 0, (1,))), m.Commit)
     kept.back()
     kept.come_back(*SERVERS, *WORKERS)
     for name in WORKERS:
-        assert sent(kept.take(name, Arrive(2, 0, (1,))), Proceed) == []
-    confirmed = [kept.take(f"s{commit.epoch - 1}", Committed(commit.epoch, 0)) for commit in commits]
-    assert [len(sent(actions, Proceed)) for actions in confirmed] == [0, 0, 2]
+        assert sent(kept.take(name, m.Arrive(2, 0, (1,))), m.Proceed) == []
+    confirmed = [kept.take(f"s{commit.epoch - 1}", m.Committed(commit.epoch, 0)) for commit in commits]
+    assert [len(sent(actions, m.Proceed)) for actions in confirmed] == [0, 0, 2]
 
 
 def test_a_new_backup_is_asked_for_again_until_it_is_whole_and_the_shard_is_degraded_until_then() -> None:
     kept = training()
-    kept.promoted(kept.take("s1", Leave("closed")))
+    kept.promoted(kept.take("s1", m.Leave("closed")))
     filling = kept.join("s3")
-    new = [assign.epoch for assign in sent(filling, Assign, peer("s3"))]
+    new = [assign.epoch for assign in sent(filling, m.Assign, peer("s3"))]
     assert len(new) == 2
-    kept.take("s3", Ready(new[0], 0))
+    kept.take("s3", m.Ready(new[0], 0))
     degraded = list(kept.run().replication.shortages.texts(kept.now))
     kept.back()
     assert list(kept.run().replication.shortages.texts(kept.now)) == degraded
-    assert [assign.epoch for assign in sent(kept.come_back("s3"), Assign)] == new, "or what it has said is lost"
+    assert [assign.epoch for assign in sent(kept.come_back("s3"), m.Assign)] == new, "or what it has said is lost"
     for epoch in new:
-        kept.take("s3", Ready(epoch, 1))
+        kept.take("s3", m.Ready(epoch, 1))
     kept.back()
     assert list(kept.run().replication.shortages.texts(kept.now)) == []
 
 
 def test_a_new_copy_gets_a_number_that_none_before_has_had() -> None:
     kept = training()
-    kept.promoted(kept.take("s1", Leave("closed")))
+    kept.promoted(kept.take("s1", m.Leave("closed")))
     kept.back()
     kept.come_back("s0", "s2", *WORKERS)
     known = set(kept.run().startup.copies.by_epoch)
-    new = {assign.epoch for assign in sent(kept.join("s3"), Assign, peer("s3"))}
+    new = {assign.epoch for assign in sent(kept.join("s3"), m.Assign, peer("s3"))}
     assert len(new) == 2
     assert min(new) > max(known)
 
 
 def test_what_a_server_is_to_free_it_is_told_again() -> None:
     kept = training(servers=3)
-    kept.take("s1", Leave("closed"))
+    kept.take("s1", m.Leave("closed"))
     job_ends = kept.machine.jobs.end(kept.run(), "enough", kept.now)
     kept._keep([*kept.machine._recorded([], kept.now), *job_ends])
     kept.back()
-    assert {message.epoch for message in sent(kept.come_back("s0", "s2"), Discard)} == {1, 3, 5, 6}
+    assert {message.epoch for message in sent(kept.come_back("s0", "s2"), m.Discard)} == {1, 3, 5, 6}
 
 
 def test_a_journal_that_is_behind_a_promoted_server_ends_the_job() -> None:
     kept = training(staleness=0)
-    lost = kept.take("s1", Leave("closed"))
+    lost = kept.take("s1", m.Leave("closed"))
     kept.promoted(lost, step=3)
     assert isinstance(kept.run().lost_shard, JournalBehindError)
 
 
 def test_members_of_a_job_that_fails_with_its_servers_there_are_told() -> None:
     kept = training(staleness=0)
-    kept.promoted(kept.take("s1", Leave("closed")), step=3)
+    kept.promoted(kept.take("s1", m.Leave("closed")), step=3)
     assert isinstance(kept.run().lost_shard, JournalBehindError)
     due = kept.machine.next_deadline()
     assert due is not None
     assert due <= kept.now, "they may wait for servers, and ask nobody"
-    told = [message for message in sent(kept.pass_time(0.0), Error) if message.code == JobEndedError.code]
+    told = [message for message in sent(kept.pass_time(0.0), m.Error) if message.code == JobEndedError.code]
     assert len(told) == len(WORKERS)
     assert "the journal 0" in told[0].text
     assert not kept.machine.runs

@@ -194,41 +194,21 @@ def test_the_order_of_parameters_is_the_jobs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "what", "ours", "theirs"),
+    ("changes", "what", "ours", "theirs"),
     [
-        (JobSpec(parameters=(W,), optimizer=OPTIMIZER), "parameter 'b'", "no such parameter", "float16 ()"),
-        (
-            JobSpec(parameters=(W, B, Parameter("c", (2,), "float64")), optimizer=OPTIMIZER),
-            "parameter 'c'",
-            "float64 (2,)",
-            "no such",
-        ),
-        (
-            JobSpec(parameters=(Parameter("w", (4, 3), "float32"), B), optimizer=OPTIMIZER),
-            "parameter 'w'",
-            "float32 (4, 3)",
-            "(3, 4)",
-        ),
-        (
-            JobSpec(parameters=(Parameter("w", (3, 4), "float64"), B), optimizer=OPTIMIZER),
-            "parameter 'w'",
-            "float64 (3, 4)",
-            "float32",
-        ),
-        (JobSpec(parameters=(W, B), optimizer={"name": "adam"}), "optimizer", "adam", "sgd"),
-        (
-            JobSpec(parameters=(W, B), optimizer=OPTIMIZER, staleness=None, nonfinite="allow"),
-            "nonfinite",
-            "allow",
-            "reject",
-        ),
-        (JobSpec(parameters=(W, B), optimizer=OPTIMIZER, staleness=0), "staleness", "0", "None"),
-        (JobSpec(parameters=(W, B), optimizer=OPTIMIZER, push_codec="bf16"), "push_codec", "'bf16'", "'raw'"),
+        ({"parameters": (W,)}, "parameter 'b'", "no such parameter", "float16 ()"),
+        ({"parameters": (W, B, Parameter("c", (2,), "float64"))}, "parameter 'c'", "float64 (2,)", "no such"),
+        ({"parameters": (Parameter("w", (4, 3), "float32"), B)}, "parameter 'w'", "float32 (4, 3)", "(3, 4)"),
+        ({"parameters": (Parameter("w", (3, 4), "float64"), B)}, "parameter 'w'", "float64 (3, 4)", "float32"),
+        ({"optimizer": {"name": "adam"}}, "optimizer", "adam", "sgd"),
+        ({"nonfinite": "allow"}, "nonfinite", "allow", "reject"),
+        ({"staleness": 0}, "staleness", "0", "None"),
+        ({"push_codec": "bf16"}, "push_codec", "'bf16'", "'raw'"),
     ],
 )
-def test_a_mismatch_names_both_sides(other, what, ours, theirs) -> None:  # type: ignore[no-untyped-def]
+def test_a_mismatch_names_both_sides(changes, what, ours, theirs) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(JobMismatchError) as caught:
-        JOB.check_same(other, "worker 0")
+        JOB.check_same(replace(JOB, **changes), "worker 0")
     assert caught.value.what == what
     assert ours in caught.value.ours
     assert theirs in caught.value.theirs
@@ -247,9 +227,8 @@ def test_no_job_says_what_to_call() -> None:
 def test_the_values_of_all_parameters_together_are_bounded_and_the_error_names_the_largest() -> None:
     half = MAX_NBYTES // 8
     parameters = (Parameter("w", (half, 1), "float32"), Parameter("b", (half + 1,), "bfloat16"))
-    with pytest.raises(
-        ConfigurationError, match=r"the largest, 'b' of shape \[8796093022209\], takes 35,184,372,088,836"
-    ):
+    largest = r"the largest, 'b' of shape \[8796093022209\], takes 35,184,372,088,836"
+    with pytest.raises(ConfigurationError, match=largest):
         JobSpec(parameters=parameters, optimizer=OPTIMIZER)
 
 

@@ -5,23 +5,13 @@ from __future__ import annotations
 from tests.core.machines import identity, sent
 from zmqps.core.node.member import Member
 from zmqps.core.node.tracing import AGAIN_S, KEEP_S, LONGEST_S, MAX_RING_NBYTES, REPORT_S
+from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.limits import MAX_BLOB_NBYTES
-from zmqps.core.protocol.messages import (
-    Clock,
-    Error,
-    Fetch,
-    HeartbeatAck,
-    Message,
-    Piece,
-    RecordSpans,
-    SpansRecorded,
-    Welcome,
-)
 from zmqps.core.protocol.messages.tracing import TraceState
 from zmqps.errors import NotJoinedError
 
-WELCOME = Welcome(1, b"i" * 16, "c", 5, 1.0, 1000.0, 4, 2)
+WELCOME = m.Welcome(1, b"i" * 16, "c", 5, 1.0, 1000.0, 4, 2)
 WHO = b"a".ljust(16, b".")
 
 
@@ -65,7 +55,7 @@ class Joined:
         self.member.start(0.0)
         self.tell(WELCOME, 0.0)
 
-    def tell(self, message: Message, now: float) -> list[Action]:
+    def tell(self, message: m.Message, now: float) -> list[Action]:
         self.recorder.now = now
         actions = self.member.on_message(message, now)
         self.member.tracing.validate()
@@ -76,31 +66,31 @@ class Joined:
         while (due := self.member.next_deadline()) is not None and due <= until:
             self.recorder.now = due
             actions += self.member.on_deadline(due)
-            self.member.on_message(HeartbeatAck(4), due)
+            self.member.on_message(m.HeartbeatAck(4), due)
             self.member.tracing.validate()
         return actions
 
 
 def test_it_records_for_as_long_as_it_is_told_and_says_so() -> None:
     node = Joined()
-    [said] = sent(node.tell(RecordSpans(7, 1.0, 4096), 10.0), SpansRecorded)
+    [said] = sent(node.tell(m.RecordSpans(7, 1.0, 4096), 10.0), m.SpansRecorded)
     assert (said.number, said.state, said.sent, said.steps) == (7, TraceState.ON, 10.0, 0)
     assert node.recorder.calls == ["start 4096"]
     node.pushes = 9
-    said_meanwhile = sent(node.wait(10.9), SpansRecorded)
+    said_meanwhile = sent(node.wait(10.9), m.SpansRecorded)
     assert [one.sent for one in said_meanwhile] == [10.0 + REPORT_S * n for n in (1, 2, 3)]
     assert said_meanwhile[-1].steps == 6
-    [over] = sent(node.wait(11.0), SpansRecorded)
+    [over] = sent(node.wait(11.0), m.SpansRecorded)
     assert (over.state, over.nbytes, over.lost) == (TraceState.OFF, node.recorder.nbytes, 56)
     assert node.recorder.calls == ["start 4096", "stop"]
 
 
 def test_that_it_is_over_is_said_until_it_is_heard() -> None:
     node = Joined()
-    node.tell(RecordSpans(7, 1.0, 4096), 10.0)
-    assert len(sent(node.wait(11.0 + 3 * AGAIN_S), SpansRecorded)) == 3 + 4
-    node.tell(Clock(7, TraceState.OFF, 14.0, 50.0), 14.0)
-    assert not sent(node.wait(11.0 + KEEP_S - 0.1), SpansRecorded)
+    node.tell(m.RecordSpans(7, 1.0, 4096), 10.0)
+    assert len(sent(node.wait(11.0 + 3 * AGAIN_S), m.SpansRecorded)) == 3 + 4
+    node.tell(m.Clock(7, TraceState.OFF, 14.0, 50.0), 14.0)
+    assert not sent(node.wait(11.0 + KEEP_S - 0.1), m.SpansRecorded)
     assert node.recorder.data
     node.wait(11.0 + KEEP_S)
     assert node.recorder.calls[-1] == "forget"
@@ -109,74 +99,74 @@ def test_that_it_is_over_is_said_until_it_is_heard() -> None:
 
 def test_it_learns_of_the_coordinators_clock_from_the_answers() -> None:
     node = Joined()
-    node.tell(RecordSpans(7, 1.0, 4096), 10.0)
-    node.tell(Clock(7, TraceState.ON, 10.0, 5.1), 10.2)
-    [said] = sent(node.wait(10.3), SpansRecorded)
+    node.tell(m.RecordSpans(7, 1.0, 4096), 10.0)
+    node.tell(m.Clock(7, TraceState.ON, 10.0, 5.1), 10.2)
+    [said] = sent(node.wait(10.3), m.SpansRecorded)
     assert abs(said.facts["offset_s"] + 5.0) < 1e-9  # type: ignore[operator]
     assert abs(said.facts["error_s"] - 0.1) < 1e-9  # type: ignore[operator]
-    node.tell(Clock(8, TraceState.ON, 10.0, 900.0), 10.01)  # of another trace
+    node.tell(m.Clock(8, TraceState.ON, 10.0, 900.0), 10.01)  # of another trace
     assert node.member.tracing.samples.offset is not None
     assert node.member.tracing.samples.offset.offset_s < 0
 
 
 def test_a_trace_that_is_ended_early_ends_once() -> None:
     node = Joined()
-    node.tell(RecordSpans(7, 100.0, 4096), 10.0)
-    [said] = sent(node.tell(RecordSpans(7, 0.0, 4096), 12.0), SpansRecorded)
+    node.tell(m.RecordSpans(7, 100.0, 4096), 10.0)
+    [said] = sent(node.tell(m.RecordSpans(7, 0.0, 4096), 12.0), m.SpansRecorded)
     assert said.state == TraceState.OFF
     assert (
-        sent(node.tell(RecordSpans(7, 0.0, 4096), 13.0), SpansRecorded)[0].state == TraceState.OFF
+        sent(node.tell(m.RecordSpans(7, 0.0, 4096), 13.0), m.SpansRecorded)[0].state == TraceState.OFF
     )  # it has not heard
-    node.tell(RecordSpans(7, 50.0, 4096), 14.0)  # what comes late begins nothing anew
+    node.tell(m.RecordSpans(7, 50.0, 4096), 14.0)  # what comes late begins nothing anew
     assert node.recorder.calls == ["start 4096", "stop"]
 
 
 def test_told_again_it_goes_on_and_no_longer() -> None:
     node = Joined()
-    node.tell(RecordSpans(7, 2.0, 4096), 10.0)
-    node.tell(RecordSpans(7, 100.0, 4096), 11.0)
+    node.tell(m.RecordSpans(7, 2.0, 4096), 10.0)
+    node.tell(m.RecordSpans(7, 100.0, 4096), 11.0)
     node.wait(12.0)
     assert node.recorder.calls == ["start 4096", "stop"]
 
 
 def test_nobody_makes_it_record_for_ever_or_into_all_its_memory() -> None:
     node = Joined()
-    node.tell(RecordSpans(7, 1e9, 0xFFFFFFFF), 10.0)
+    node.tell(m.RecordSpans(7, 1e9, 0xFFFFFFFF), 10.0)
     assert node.recorder.calls == [f"start {MAX_RING_NBYTES}"]
     assert node.member.tracing.ends_at == 10.0 + LONGEST_S
 
 
 def test_another_trace_takes_the_place_of_the_one_before() -> None:
     node = Joined()
-    node.tell(RecordSpans(7, 1.0, 4096), 10.0)
-    node.tell(RecordSpans(8, 1.0, 8192), 10.5)
+    node.tell(m.RecordSpans(7, 1.0, 4096), 10.0)
+    node.tell(m.RecordSpans(8, 1.0, 8192), 10.5)
     assert node.recorder.calls == ["start 4096", "stop", "forget", "start 8192"]
-    assert not sent(node.tell(RecordSpans(9, 0.0, 0), 10.6), SpansRecorded)  # the end of one that never began
+    assert not sent(node.tell(m.RecordSpans(9, 0.0, 0), 10.6), m.SpansRecorded)  # the end of one that never began
 
 
 def test_it_hands_out_pieces_of_what_it_has_recorded_and_of_nothing_else() -> None:
     node = Joined()
-    node.tell(RecordSpans(7, 1.0, 4096), 10.0)
-    [early] = sent(node.tell(Fetch(1, 7, WHO, 0), 10.5), Piece)
+    node.tell(m.RecordSpans(7, 1.0, 4096), 10.0)
+    [early] = sent(node.tell(m.Fetch(1, 7, WHO, 0), 10.5), m.Piece)
     assert (early.total, early.data) == (0, b"")
     node.wait(11.0)
     data = b""
     for request in range(3):
-        [piece] = sent(node.tell(Fetch(request, 7, WHO, len(data)), 12.0), Piece)
+        [piece] = sent(node.tell(m.Fetch(request, 7, WHO, len(data)), 12.0), m.Piece)
         assert (piece.request, piece.offset, piece.total) == (request, len(data), node.recorder.nbytes)
         data += piece.data
     assert data == node.recorder.data
-    [other] = sent(node.tell(Fetch(9, 6, WHO, 0), 12.0), Piece)
+    [other] = sent(node.tell(m.Fetch(9, 6, WHO, 0), 12.0), m.Piece)
     assert other.total == 0
 
 
 def test_who_has_left_or_lost_the_coordinator_records_nothing_any_more() -> None:
     node = Joined()
-    node.tell(RecordSpans(7, 100.0, 4096), 10.0)
+    node.tell(m.RecordSpans(7, 100.0, 4096), 10.0)
     node.member.leave("finished", 11.0)
     assert node.recorder.calls == ["start 4096", "stop", "forget"]
     node = Joined()
-    node.tell(RecordSpans(7, 100.0, 4096), 10.0)
-    node.tell(Error.of(0, NotJoinedError("another one")), 11.0)
+    node.tell(m.RecordSpans(7, 100.0, 4096), 10.0)
+    node.tell(m.Error.of(0, NotJoinedError("another one")), 11.0)
     assert node.member.lost
     assert node.recorder.calls == ["start 4096", "stop", "forget"]

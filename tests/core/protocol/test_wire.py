@@ -15,23 +15,8 @@ from hypothesis import strategies as st
 
 from tests.core.strategies import NOISE, almost, as_bytes, comparable, messages, mutated, placements
 from tests.imports import dotted, modules
+from zmqps.core.protocol import messages as m
 from zmqps.core.protocol import wire
-from zmqps.core.protocol.messages import (
-    BY_KIND,
-    Ack,
-    Error,
-    Hello,
-    Init,
-    Left,
-    Message,
-    Pull,
-    Push,
-    Saved,
-    Shutdown,
-    Status,
-    Values,
-    Waiting,
-)
 from zmqps.core.protocol.messages.large import Large
 from zmqps.core.protocol.messages.saving import SaveStage
 from zmqps.core.protocol.messages.training import Gradients
@@ -69,7 +54,7 @@ def test_a_message_survives_the_wire(message) -> None:  # type: ignore[no-untype
     assert as_bytes(encode(again)) == frames
 
 
-@pytest.mark.parametrize("cls", BY_KIND.values(), ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("cls", m.BY_KIND.values(), ids=lambda cls: cls.__name__)
 @given(data=st.data())
 @settings(max_examples=15)
 def test_every_kind_survives_the_wire(cls, data) -> None:  # type: ignore[no-untyped-def]
@@ -80,33 +65,33 @@ def test_every_kind_survives_the_wire(cls, data) -> None:  # type: ignore[no-unt
 def test_every_message_of_the_room_is_known_by_a_kind_of_its_own() -> None:
     the_room = [import_module(dotted(module.path)) for module in modules("zmqps/core/protocol/")]
     classes = [thing for module in the_room for thing in vars(module).values() if isinstance(thing, type)]
-    assert {cls for cls in classes if issubclass(cls, Message)} == {Message, Gradients, Large, *BY_KIND.values()}
-    assert Large.kind not in BY_KIND, "it travels as what it is"
+    assert {cls for cls in classes if issubclass(cls, m.Message)} == {m.Message, Gradients, Large, *m.BY_KIND.values()}
+    assert Large.kind not in m.BY_KIND, "it travels as what it is"
 
 
 def test_kinds_are_unique_and_every_annotation_has_a_check() -> None:
-    assert all(cls.kind == kind for kind, cls in BY_KIND.items())
-    annotations = {str(f.type) for cls in BY_KIND.values() for f in fields(cls)}  # type: ignore[arg-type]
+    assert all(cls.kind == kind for kind, cls in m.BY_KIND.items())
+    annotations = {str(f.type) for cls in m.BY_KIND.values() for f in fields(cls)}  # type: ignore[arg-type]
     assert annotations == set(wire.CHECKS) | {"Payload"}
 
 
 @pytest.mark.parametrize("stage", [0, 3])
 def test_a_state_is_decoded_as_a_member_of_its_enum(stage: int) -> None:
-    saved = decode([msgpack.packb([Saved.kind, 1, 2, stage, {}])])
-    assert isinstance(saved, Saved)
+    saved = decode([msgpack.packb([m.Saved.kind, 1, 2, stage, {}])])
+    assert isinstance(saved, m.Saved)
     assert saved.stage is SaveStage(stage)
 
 
 @pytest.mark.parametrize("stage", [4, -1, 1.0, True, "kept", None])
 def test_a_state_that_does_not_exist_is_refused(stage: object) -> None:
     with pytest.raises(ProtocolError, match="is no SaveStage"):
-        decode([msgpack.packb([Saved.kind, 1, 2, stage, {}])])
+        decode([msgpack.packb([m.Saved.kind, 1, 2, stage, {}])])
 
 
 def test_a_message_tells_its_name_and_request_without_being_decoded() -> None:
-    assert peek(encode(Waiting(7, "for w1"))) == ("Waiting", 7)
-    assert peek(encode(Shutdown("the job is finished"))) == ("Shutdown", 0)
-    assert peek(encode(Left())) == ("Left", 0)
+    assert peek(encode(m.Waiting(7, "for w1"))) == ("Waiting", 7)
+    assert peek(encode(m.Shutdown("the job is finished"))) == ("Shutdown", 0)
+    assert peek(encode(m.Left())) == ("Left", 0)
 
 
 def test_what_is_short_is_shown_whole_in_an_error_and_what_is_long_in_part() -> None:
@@ -117,22 +102,22 @@ def test_what_is_short_is_shown_whole_in_an_error_and_what_is_long_in_part() -> 
 
 def test_a_small_payload_travels_inside_the_header() -> None:
     pieces = [np.zeros(INLINE_NBYTES // 8, "<f4"), np.ones(INLINE_NBYTES // 8, "<f4")]
-    assert len(encode(Values(1, "raw", (), (), pieces))) == 1
-    assert len(encode(Values(1, "raw", (), (), [*pieces, b"x"]))) == 4
+    assert len(encode(m.Values(1, "raw", (), (), pieces))) == 1
+    assert len(encode(m.Values(1, "raw", (), (), [*pieces, b"x"]))) == 4
 
 
 def test_a_large_payload_is_neither_copied_on_the_way_out_nor_on_the_way_in() -> None:
     array = np.zeros(INLINE_NBYTES, "<f4")
-    header, frame = encode(Values(1, "raw", (), (), (array,)))
+    header, frame = encode(m.Values(1, "raw", (), (), (array,)))
     assert np.shares_memory(np.frombuffer(frame, "<f4"), array)
     message = decode([header, frame])
-    assert isinstance(message, Values)
+    assert isinstance(message, m.Values)
     assert np.shares_memory(np.frombuffer(message.payload[0], "<f4"), array)
 
 
 def test_empty_buffers_do_not_travel() -> None:
-    message = decode(encode(Values(1, "raw", (), (), (b"", np.empty(0, "<f8"), np.empty((0, 3))))))
-    assert isinstance(message, Values)
+    message = decode(encode(m.Values(1, "raw", (), (), (b"", np.empty(0, "<f8"), np.empty((0, 3))))))
+    assert isinstance(message, m.Values)
     assert message.payload == ()
 
 
@@ -143,9 +128,9 @@ def test_a_duration_may_be_sent_as_an_integer() -> None:
 
 
 def test_words_for_people_are_cut_to_what_a_receiver_takes() -> None:
-    for message in (Waiting(1, "x" * 5000), Error(1, 1, "ü" * 5000, {"reason": "y"})):
+    for message in (m.Waiting(1, "x" * 5000), m.Error(1, 1, "ü" * 5000, {"reason": "y"})):
         again = decode(encode(message))
-        assert isinstance(again, (Waiting, Error))
+        assert isinstance(again, (m.Waiting, m.Error))
         assert len(again.text) == MAX_TEXT_CHARS
         assert again.text == message.text[: MAX_TEXT_CHARS - 1] + "…"
 
@@ -164,7 +149,7 @@ HELLO = ["zmqps", 7, "worker", bytes(16), "name", "host", 1, "", []]
 )
 def test_a_hello_of_any_version_can_be_read(appended: list[object], job: str) -> None:
     message = decode([msgpack.packb([1, *HELLO, *appended])])
-    assert message == Hello("zmqps", 7, "worker", bytes(16), "name", "host", 1, job=job)
+    assert message == m.Hello("zmqps", 7, "worker", bytes(16), "name", "host", 1, job=job)
 
 
 # --- what the encoder refuses -------------------------------------------------------------------
@@ -172,11 +157,11 @@ def test_a_hello_of_any_version_can_be_read(appended: list[object], job: str) ->
 
 def test_the_encoder_sends_nothing_beyond_the_limits() -> None:
     with pytest.raises(LimitError, match="header"):
-        encode(Status(1, {"text": "x" * MAX_HEADER_NBYTES}))
+        encode(m.Status(1, {"text": "x" * MAX_HEADER_NBYTES}))
     with pytest.raises(LimitError, match="number of array frames"):
-        encode(Values(1, "raw", (), (), [b"xx"] * (MAX_FRAMES + 1)))
+        encode(m.Values(1, "raw", (), (), [b"xx"] * (MAX_FRAMES + 1)))
     with pytest.raises(LimitError, match="size of an array frame"):
-        encode(Values(1, "raw", (), (), [np.empty(MAX_FRAME_NBYTES + 1, np.uint8)]))
+        encode(m.Values(1, "raw", (), (), [np.empty(MAX_FRAME_NBYTES + 1, np.uint8)]))
 
 
 # --- what the decoder refuses -------------------------------------------------------------------
@@ -277,7 +262,7 @@ def test_fields_of_the_wrong_type_are_a_protocol_error(frames) -> None:  # type:
     refused_or_sound(frames)
 
 
-@given(messages(Push, Pull, Ack, Hello, Error), st.data())
+@given(messages(m.Push, m.Pull, m.Ack, m.Hello, m.Error), st.data())
 def test_a_message_cut_short_is_a_protocol_error(message, data) -> None:  # type: ignore[no-untyped-def]
     header = bytes(encode(message)[0])
     with pytest.raises(ProtocolError):
@@ -301,7 +286,7 @@ GREEDY = {
 }
 
 
-@pytest.mark.parametrize("kind", sorted(BY_KIND), ids=lambda kind: BY_KIND[kind].__name__)
+@pytest.mark.parametrize("kind", sorted(m.BY_KIND), ids=lambda kind: m.BY_KIND[kind].__name__)
 def test_a_header_is_as_large_as_its_kind_needs(kind) -> None:  # type: ignore[no-untyped-def]
     limit = HEADER_NBYTES.get(kind, MAX_SHORT_HEADER_NBYTES)
     with pytest.raises(LimitError, match="size of the header"):
@@ -319,21 +304,21 @@ def test_a_header_about_a_shard_may_be_as_large_as_one_that_names_all_of_it_piec
         parts = [[most, largest, bounds] for bounds in segments]
         lengths = [MAX_FRAME_NBYTES] * (frames * len(parts))
         numbers = [largest] * 6
-        header = msgpack.packb([Push.kind, *numbers, 1, 1, "c" * 2000, "c" * 2000, parts, lengths])
+        header = msgpack.packb([m.Push.kind, *numbers, 1, 1, "c" * 2000, "c" * 2000, parts, lengths])
         assert len(header) <= data_header_nbytes(len(slices), sum(map(len, segments)) // 2)
 
 
 def test_a_header_with_more_than_there_is_to_say_about_a_shard_is_refused() -> None:
-    frames = encode(Pull(1, 1, 0, 0, "raw", [(0, 0, ())] * 2000))
-    assert isinstance(decode(frames, lambda: len(frames[0])), Pull)
+    frames = encode(m.Pull(1, 1, 0, 0, "raw", [(0, 0, ())] * 2000))
+    assert isinstance(decode(frames, lambda: len(frames[0])), m.Pull)
     with pytest.raises(LimitError) as caught:
         decode(frames, lambda: len(frames[0]) - 1)
     assert caught.value.limit == len(frames[0]) - 1
-    assert isinstance(decode(encode(Shutdown("x" * MAX_TEXT_CHARS)), lambda: 1), Shutdown)
+    assert isinstance(decode(encode(m.Shutdown("x" * MAX_TEXT_CHARS)), lambda: 1), m.Shutdown)
 
 
 @pytest.mark.parametrize("unit", GREEDY.values(), ids=GREEDY)
-@pytest.mark.parametrize("kind", [Error.kind, Hello.kind], ids=lambda k: BY_KIND[k].__name__)
+@pytest.mark.parametrize("kind", [m.Error.kind, m.Hello.kind], ids=lambda k: m.BY_KIND[k].__name__)
 def test_the_worst_header_takes_a_small_multiple_of_its_bytes(kind, unit) -> None:  # type: ignore[no-untyped-def]
     count = (HEADER_NBYTES[kind] - 8) // len(unit)
     header = bytes([0x92, kind, 0xDD]) + struct.pack(">I", count) + unit * count
@@ -342,7 +327,7 @@ def test_the_worst_header_takes_a_small_multiple_of_its_bytes(kind, unit) -> Non
 
 
 def init_of(job: object) -> bytes:
-    return msgpack.packb([Init.kind, 1, job])
+    return msgpack.packb([m.Init.kind, 1, job])
 
 
 @pytest.mark.parametrize("over", [-1, 0, 1])
@@ -350,7 +335,7 @@ def test_a_large_header_is_read_in_pieces_to_the_same(over) -> None:  # type: ig
     fill = 5 * wire.PIECE_NBYTES + over - len(init_of({"x": "", "y": [1.5, [], {"z": None}]})) - 4
     job = {"x": "é" * (fill // 2), "y": [1.5, [], {"z": None}]}
     header = init_of(job)
-    assert decode([header]) == Init(1, job)
+    assert decode([header]) == m.Init(1, job)
     for damaged in (header[:-1], header + b"\x00", header + header, bytes(len(header))):
         with pytest.raises(ProtocolError):
             decode([damaged])
@@ -384,19 +369,19 @@ def test_what_honest_nodes_send_is_never_too_greedy() -> None:
     rng = np.random.default_rng(5)
     numbers = [int(n) for n in rng.integers(0, 1 << 32, 60_000)]
     parts = [(n, n, ()) for n in numbers]
-    assert isinstance(decode(encode(Pull(1, 1, 0, 0, "raw", parts))), Pull)
-    assert isinstance(decode(encode(Ack(1, numbers, numbers))), Ack)
+    assert isinstance(decode(encode(m.Pull(1, 1, 0, 0, "raw", parts))), m.Pull)
+    assert isinstance(decode(encode(m.Ack(1, numbers, numbers))), m.Ack)
     bounds = tuple(sorted({int(n) for n in rng.integers(0, 1 << 32, 400_000)})[:399_000])
-    assert isinstance(decode(encode(Pull(1, 1, 0, 0, "raw", [(0, 0, bounds)]))), Pull)
+    assert isinstance(decode(encode(m.Pull(1, 1, 0, 0, "raw", [(0, 0, bounds)]))), m.Pull)
     job = {"parameters": [[f"w{n}", [n, 3], "float32"] for n in range(200_000)], "slices": numbers}
-    assert isinstance(decode(encode(Init(1, job))), Init)
+    assert isinstance(decode(encode(m.Init(1, job))), m.Init)
 
 
 # --- memory -------------------------------------------------------------------------------------
 
 
 def peak_nbytes_of_decoding(frames: list[bytes]) -> int:
-    decode(encode(Left()))  # so that nothing is loaded while we measure
+    decode(encode(m.Left()))  # so that nothing is loaded while we measure
     tracemalloc.start()
     try:
         decode(frames)

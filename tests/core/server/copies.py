@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from tests.core.machines import KEY, assign, identity, job, make_shard, peer, placement, ticketed
+from tests.core.machines import KEY, M, assign, identity, job, make_shard, peer, placement, ticketed
 from zmqps.core.job.spec import JobSpec
+from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import (
     COORDINATOR,
     Action,
@@ -24,22 +25,6 @@ from zmqps.core.protocol.events import (
     Run,
     Send,
 )
-from zmqps.core.protocol.messages import (
-    Ack,
-    Commit,
-    Committed,
-    Error,
-    Hello,
-    Load,
-    Message,
-    Promote,
-    Pull,
-    Push,
-    PushRows,
-    Replicas,
-    Values,
-    Welcome,
-)
 from zmqps.core.protocol.security.keys import proof_of, ticket_of
 from zmqps.core.protocol.wire import decode, encode
 from zmqps.core.server.machine import ServerMachine
@@ -47,7 +32,7 @@ from zmqps.core.server.shard import Shard
 from zmqps.core.server.tables.table import RowTable
 
 LEADER = 1
-WELCOME = Welcome(1, b"i" * 16, "c", 0, 1.0, 1e9, 1, 1)
+WELCOME = m.Welcome(1, b"i" * 16, "c", 0, 1.0, 1e9, 1, 1)
 
 
 def row(name: str, epoch: int, of: str = "p") -> dict[str, Any]:
@@ -76,8 +61,8 @@ class Node:
     def __init__(self, name: str, make: Any = make_shard) -> None:
         self.name = name
         self.machine = ServerMachine(identity("server", name), "tcp://coordinator:1", make)
-        self.told: list[Message] = []  # to the coordinator
-        self.answers: dict[str, list[Message]] = {}  # by worker
+        self.told: list[m.Message] = []  # to the coordinator
+        self.answers: dict[str, list[m.Message]] = {}  # by worker
         self.logged: list[str] = []
 
     def shard(self, epoch: int) -> Shard:
@@ -111,7 +96,7 @@ class Copies:
         self.nodes: dict[str, Node] = {}
         self.make = make
         self.routes: dict[tuple[str, Peer], str] = {}  # connections that a node has opened
-        self.wires: dict[tuple[str, str], deque[Message]] = {}  # what is on its way, (from, to)
+        self.wires: dict[tuple[str, str], deque[m.Message]] = {}  # what is on its way, (from, to)
         self.down: set[tuple[str, str]] = set()
         self.sent: Counter[str] = Counter()
         for name in "pbc":
@@ -152,7 +137,7 @@ class Copies:
     def logged(self, node: Node, action: Log) -> None:
         node.logged.append(action.text)
 
-    def _send(self, node: Node, to: Peer, message: Message) -> None:
+    def _send(self, node: Node, to: Peer, message: m.Message) -> None:
         if to == COORDINATOR:
             node.told.append(message)
             return
@@ -222,7 +207,7 @@ class Copies:
 
     # --- the coordinator -----------------------------------------------------------------------
 
-    def order(self, name: str, message: Message) -> None:
+    def order(self, name: str, message: m.Message) -> None:
         self.handle(name, Received(COORDINATOR, message))
 
     def begin(self, *backups: tuple[str, int], load: bool = True) -> None:
@@ -239,60 +224,70 @@ class Copies:
         size = self.where.nbytes(0) // 4
         parts = tuple((s.index, 0, ()) for s in self.where.slices[0])
         self.join("loader", loads=True)
-        self.from_worker("p", "loader", Load(1, LEADER, parts, (np.arange(size, dtype=np.float32),)))
+        self.from_worker("p", "loader", m.Load(1, LEADER, parts, (np.arange(size, dtype=np.float32),)))
 
     def retarget(self, *backups: tuple[str, int], generation: int = 1) -> None:
-        self.order("p", Replicas(LEADER, generation, {"rows": [row(*backup) for backup in backups]}))
+        self.order("p", m.Replicas(LEADER, generation, {"rows": [row(*backup) for backup in backups]}))
 
     def assign_backup(self, name: str, epoch: int) -> None:
         self.order(name, replace(assign(self.spec, self.where, shard=self.shard), epoch=epoch, backup=1))
 
     def promote(self, name: str, epoch: int, generation: int = 1) -> None:
-        self.order(name, Promote(epoch, generation))
+        self.order(name, m.Promote(epoch, generation))
 
     def commit(self, step: int, *names: str) -> None:
         contributors = tuple((identity("worker", name).incarnation, (step,)) for name in names)
-        self.order("p", Commit(LEADER, step, contributors))
+        self.order("p", m.Commit(LEADER, step, contributors))
 
-    def told(self, name: str, kind: type[Message]) -> list[Message]:
+    def told(self, name: str, kind: type[M]) -> list[M]:
         return [message for message in self.nodes[name].told if isinstance(message, kind)]
 
     @property
     def committed(self) -> list[int]:
-        return [message.step for message in self.told("p", Committed) if isinstance(message, Committed)]
+        return [message.step for message in self.told("p", m.Committed)]
 
     # --- workers -------------------------------------------------------------------------------
 
-    def hello(self, worker: str, epoch: int = LEADER, *, loads: bool = False) -> Hello:
+    def hello(self, worker: str, epoch: int = LEADER, *, loads: bool = False) -> m.Hello:
         return ticketed("worker", worker, epoch=epoch, loads=loads)
 
     def join(self, worker: str, server: str = "p", epoch: int = LEADER, *, loads: bool = False) -> None:
         self.from_worker(server, worker, self.hello(worker, epoch, loads=loads))
 
-    def from_worker(self, server: str, worker: str, message: Message) -> None:
+    def from_worker(self, server: str, worker: str, message: m.Message) -> None:
         self.handle(server, Received(peer(worker), message))
 
-    def push(self, worker: str, message: Push | PushRows, server: str = "p") -> None:
+    def push(self, worker: str, message: m.Push | m.PushRows, server: str = "p") -> None:
         self.from_worker(server, worker, message)
 
-    def answers(self, worker: str, server: str = "p") -> list[Message]:
+    def answers(self, worker: str, server: str = "p") -> list[m.Message]:
         """Return what a worker has been answered, but for its welcome."""
         found = self.nodes[server].answers.get(worker, [])
-        return [message for message in found if isinstance(message, (Ack, Values, Error))]
+        return [message for message in found if isinstance(message, (m.Ack, m.Values, m.Error))]
 
     def answered(self, worker: str, server: str = "p") -> list[int]:
         """Return the requests of a worker that were answered, in that order."""
         return [message.request for message in self.answers(worker, server)]  # type: ignore[attr-defined]
 
+    def refused(self, worker: str, server: str = "p") -> list[int]:
+        """Return the codes of the errors that a worker was answered."""
+        return [message.code for message in self.answers(worker, server) if isinstance(message, m.Error)]
 
-def push(seq: int, value: Any, *slices: int, epoch: int = LEADER, reply: int = 0, **over: Any) -> Push:
+    def is_copied(self, name: str, epoch: int, server: str = "p", of: int = LEADER) -> bool:
+        """Whether a backup has all that its leader has, and knows what was pushed where that counts on arrival."""
+        backup, leader = self.nodes[name], self.nodes[server]
+        knows = self.spec.mode == "sync" or backup.remembered(epoch) == leader.remembered(of)
+        return knows and backup.state(epoch) == leader.state(of)
+
+
+def push(seq: int, value: Any, *slices: int, epoch: int = LEADER, reply: int = 0, **over: Any) -> m.Push:
     """Return a push of whole slices of eight elements each."""
     fields = {"request": 100 + seq, "seq": seq, "epoch": epoch, "reply": reply, "checked": 0, "codec": "raw"}
     fields |= {"step": 0, "attempt": 0, "examples": 1, "reply_codec": "raw", "terms": ()}
     parts = tuple((index, 0, ()) for index in slices or (0,))
     payload = (np.full(8 * len(parts), value, np.float32),)
-    return Push(**{**fields, "parts": parts, "payload": payload, **over})
+    return m.Push(**{**fields, "parts": parts, "payload": payload, **over})
 
 
-def pull(request: int, *slices: int, epoch: int = LEADER) -> Pull:
-    return Pull(request, epoch, 0, 0, "raw", tuple((index, 0, ()) for index in slices or (0,)))
+def pull(request: int, *slices: int, epoch: int = LEADER) -> m.Pull:
+    return m.Pull(request, epoch, 0, 0, "raw", tuple((index, 0, ()) for index in slices or (0,)))

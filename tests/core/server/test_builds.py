@@ -26,10 +26,9 @@ SPEC = job("a", "b")
 class Host:
     """Memory and the jobs on it; each shard needs 100 bytes more than it has touched."""
 
-    def __init__(self, available: int = 1000) -> None:
+    def __init__(self, available: int = 1000, files: Any = None) -> None:
         self.tenants: dict[int, Tenant] = {}
-        self.available = available
-        self.builds = Builds(self.tenants, self.make, lambda: self.available)
+        self.builds = Builds(self.tenants, self.make, lambda: available, files)
         self.rooms: list[Room] = []
 
     def make(self, spec: JobSpec, where: Placement, index: int, room: Room) -> Shard:
@@ -38,9 +37,11 @@ class Host:
 
     def add(self, epoch: int, **options: Any) -> list[int]:
         """Take an assignment; return the epochs of what is to be built now."""
-        message = replace(assign(SPEC, placement(SPEC), epoch=epoch), **options)
-        self.tenants[epoch] = self.builds.new_tenant(message)
-        return epochs(self.builds.add(message))
+        return epochs(self.take(replace(assign(SPEC, placement(SPEC), epoch=epoch), **options)))
+
+    def take(self, message: Assign) -> Sequence[Action]:
+        self.tenants[message.epoch] = self.builds.new_tenant(message)
+        return self.builds.add(message)
 
     def build(self, epoch: int, actions: Sequence[Action] = (), required: int = 500) -> None:
         """Do what `Builds` has asked for."""
@@ -55,6 +56,13 @@ class Host:
 def epochs(actions: Sequence[Action]) -> list[int]:
     assert all(isinstance(action, Run) and isinstance(action.tag, Assign) for action in actions)
     return [action.tag.epoch for action in actions]  # type: ignore[union-attr]
+
+
+def done(actions: Sequence[Action]) -> Any:
+    """Return what comes of the only thing to do."""
+    (run,) = actions
+    assert isinstance(run, Run)
+    return run.work()
 
 
 def test_one_is_built_at_a_time_in_the_order_of_the_assignments() -> None:
@@ -96,9 +104,7 @@ def test_what_was_built_since_it_was_assigned_is_taken_off_and_what_was_there_be
     host.add(3, num_workers=5)
     free = host.tenants[3].free.nbytes
     host.build(2, required=30)
-    (run,) = host.builds.next()
-    assert isinstance(run, Run)
-    run.work()
+    done(host.builds.next())
     assert host.rooms == [Room(reserved_nbytes=130, available_nbytes=free - 30, num_workers=5)]
 
 
@@ -108,12 +114,8 @@ def test_what_was_built_since_it_was_assigned_is_taken_off_and_what_was_there_be
 )
 def test_an_assignment_that_is_not_valid_is_refused_aside(change: dict[str, Any], error: type[PSError]) -> None:
     host = Host()
-    message = replace(assign(SPEC, placement(SPEC), epoch=1), **change)
-    host.tenants[1] = host.builds.new_tenant(message)
-    (run,) = host.builds.add(message)
-    assert isinstance(run, Run)
     with pytest.raises(error):
-        run.work()
+        done(host.take(replace(assign(SPEC, placement(SPEC), epoch=1), **change)))
     assert host.rooms == [], "nothing was built"
 
 
@@ -154,26 +156,16 @@ class Saved:
     [({}, None), ({"ledgers": True}, {"aa" * 16: [7, []]}), ({"ledgers": True, "anew": True}, {})],
 )
 def test_who_goes_on_with_a_checkpoint_is_known_unless_shards_were_cut_since(more: Any, ledgers: Any) -> None:
-    spec, tenants = job("a", size=8), dict[int, Tenant]()
-    builds = Builds(tenants, make_shard, lambda: 1 << 20, Saved())
+    spec = job("a", size=8)
     message = replace(assign(spec, placement(spec)), restore={**SOURCE, **more})
-    tenants[1] = builds.new_tenant(message)
-    (run,) = builds.add(message)
-    assert isinstance(run, Run)
-    assert run.work().ledgers == ledgers
+    assert done(Host(1 << 20, Saved()).take(message)).ledgers == ledgers
 
 
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_shard_begins_from_a_checkpoint_with_its_step_though_it_may_have_no_slice(index: int) -> None:
     spec = replace(job("a", size=8), staleness=0)
     where = Placement(placement(spec).keyspace, ((0, 8, 8),), 32)
-    tenants: dict[int, Tenant] = {}
-    builds = Builds(tenants, make_shard, lambda: 1 << 20, Saved())
-    message = replace(assign(spec, where, shard=index), restore=SOURCE)
-    tenants[1] = builds.new_tenant(message)
-    (run,) = builds.add(message)
-    assert isinstance(run, Run)
-    shard, ledgers = run.work()
+    shard, ledgers = done(Host(1 << 20, Saved()).take(replace(assign(spec, where, shard=index), restore=SOURCE)))
     assert ledgers is None, "those who go on with it are others"
     assert shard.loaded
     assert shard.version == 7
@@ -183,10 +175,5 @@ def test_a_shard_begins_from_a_checkpoint_with_its_step_though_it_may_have_no_sl
 
 
 def test_a_server_without_a_place_for_checkpoints_restores_none() -> None:
-    host = Host()
-    message = replace(assign(SPEC, placement(SPEC)), restore=SOURCE)
-    host.tenants[1] = host.builds.new_tenant(message)
-    (run,) = host.builds.add(message)
-    assert isinstance(run, Run)
     with pytest.raises(JobError, match="cannot restore"):
-        run.work()
+        done(Host().take(replace(assign(SPEC, placement(SPEC)), restore=SOURCE)))

@@ -99,13 +99,6 @@ TestHonestWorker = HonestWorker.TestCase
 TestHonestWorker.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
 
 
-def test_a_repeated_push_gets_the_first_answer() -> None:
-    book = Ledger()
-    assert book.recall(1) is None
-    book.record(1, ((4,), (0,)))
-    assert book.recall(1) == ((4,), (0,))
-
-
 def test_what_left_the_window_is_refused_and_not_applied() -> None:
     book = Ledger()
     for seq in range(1, PUSH_WINDOW + 2):

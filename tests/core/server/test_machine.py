@@ -29,26 +29,8 @@ from tests.core.machines import (
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.tables import TableSpec
 from zmqps.core.protocol import exits
+from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import COORDINATOR, Action, Received, Returned, Run, Stop, Undecodable
-from zmqps.core.protocol.messages import (
-    Ack,
-    Assign,
-    Departed,
-    Discard,
-    Discarded,
-    Error,
-    Heartbeat,
-    HeartbeatAck,
-    Leave,
-    Left,
-    Load,
-    Pull,
-    Push,
-    Ready,
-    Shutdown,
-    Values,
-    Welcome,
-)
 from zmqps.core.protocol.messages.large import Large, decode_but_assign
 from zmqps.core.protocol.security.keys import alias
 from zmqps.core.protocol.typed import pack
@@ -73,7 +55,7 @@ from zmqps.errors import (
 from zmqps.optim import sgd
 from zmqps.rows.initial import Initial
 
-WELCOME = Welcome(1, b"i" * 16, "c", 0, 1.0, 10.0, 1, 1)
+WELCOME = m.Welcome(1, b"i" * 16, "c", 0, 1.0, 10.0, 1, 1)
 EIGHT = np.arange(8, dtype=np.float32)
 
 
@@ -114,7 +96,19 @@ class Server:
         for name in names:
             self.get(ticketed("observer" if name[0] == "o" else "worker", name), name)
         self.get(ticketed("worker", "loader", loads=True), "loader")
-        self.get(Load(1, 1, ((0, 0, ()), (1, 0, ())), (np.zeros(16, np.float32),)), "loader")
+        self.get(m.Load(1, 1, ((0, 0, ()), (1, 0, ())), (np.zeros(16, np.float32),)), "loader")
+
+    @classmethod
+    def joined(cls) -> Server:
+        server = cls()
+        server.get(WELCOME)
+        return server
+
+    @classmethod
+    def trained(cls, *names: str) -> Server:
+        server = cls()
+        server.train(*names)
+        return server
 
     def values(self, epoch: int = 1) -> list[float]:
         shard = self.machine.tenants[epoch].built()
@@ -125,10 +119,16 @@ def runs_of(actions: list[Action]) -> list[Run]:
     return [action for action in actions if isinstance(action, Run)]
 
 
-def push(seq: int = 1, value: Any = EIGHT, epoch: int = 1, slice_: int = 0, reply: int = 0, **over: Any) -> Push:
+def push(seq: int = 1, value: Any = EIGHT, epoch: int = 1, slice_: int = 0, reply: int = 0, **over: Any) -> m.Push:
     fields = {"request": seq + 100, "seq": seq, "epoch": epoch, "reply": reply, "checked": 0, "codec": "raw"}
     fields |= {"step": 0, "attempt": 0, "examples": 1, "reply_codec": "raw", "terms": ()}
-    return Push(**{**fields, "parts": ((slice_, 0, ()),), "payload": (value,), **over})
+    return m.Push(**{**fields, "parts": ((slice_, 0, ()),), "payload": (value,), **over})
+
+
+def pull(
+    request: int = 7, version: int = 0, exact: int = 0, slice_: int = 0, codec: str = "raw", epoch: int = 1
+) -> m.Pull:
+    return m.Pull(request, epoch, version, exact, codec, ((slice_, 0, ()),))
 
 
 # --- the coordinator ----------------------------------------------------------------------------
@@ -138,14 +138,14 @@ def test_a_shard_is_built_aside_and_reported() -> None:
     server = Server()
     (run,) = runs_of(server.assign(build=False))
     assert server.assign(build=False) == [], "asked again while it is built: it answers when it is done"
-    assert [(m.epoch, m.loaded) for m in sent(server.build(run), Ready)] == [(1, 0)]
-    assert [(m.epoch, m.loaded) for m in sent(server.assign(), Ready)] == [(1, 0)], "a repeated Assign"
+    assert [(got.epoch, got.loaded) for got in sent(server.build(run), m.Ready)] == [(1, 0)]
+    assert [(got.epoch, got.loaded) for got in sent(server.assign(), m.Ready)] == [(1, 0)], "a repeated Assign"
 
 
 def test_a_shard_that_no_server_is_said_to_share_the_memory_with_is_built_all_the_same() -> None:
     server = Server()
     (run,) = runs_of(server.get(replace(assign(server.spec, placement(server.spec)), sharing=0)))
-    assert [(m.epoch, m.loaded) for m in sent(server.build(run), Ready)] == [(1, 0)]
+    assert [(got.epoch, got.loaded) for got in sent(server.build(run), m.Ready)] == [(1, 0)]
 
 
 def test_the_counters_say_whether_the_shard_has_its_values() -> None:
@@ -160,7 +160,7 @@ def test_the_counters_say_whether_the_shard_has_its_values() -> None:
 def test_a_shard_that_is_built_for_a_job_given_up_is_dropped() -> None:
     server = Server()
     (run,) = runs_of(server.assign(build=False))
-    assert sent(server.get(Discard(1)), Discarded) == [Discarded(1)]
+    assert sent(server.get(m.Discard(1)), m.Discarded) == [m.Discarded(1)]
     assert server.build(run) == []
     assert server.machine.tenants == {}
 
@@ -179,7 +179,7 @@ def test_a_shard_that_cannot_be_built_is_reported_with_its_epoch(raised: Excepti
 
     server = Server(make)
     for _ in range(2):  # asked again, for the first answer may have been lost
-        (message,) = sent(server.assign(epoch=3), Error, COORDINATOR)
+        (message,) = sent(server.assign(epoch=3), m.Error, COORDINATOR)
         assert (message.request, message.code) == (3, code)
         assert says in message.text
 
@@ -189,7 +189,7 @@ def test_an_assignment_that_makes_no_sense_is_refused_with_its_epoch(change: dic
     server = Server()
     message = replace(assign(server.spec, placement(server.spec), epoch=4), **change)
     (run,) = runs_of(server.get(message))
-    (refused,) = sent(server.build(run), Error, COORDINATOR)
+    (refused,) = sent(server.build(run), m.Error, COORDINATOR)
     assert (refused.request, refused.code) == (4, ProtocolError.code)
     assert server.machine.tenants == {}
 
@@ -221,7 +221,7 @@ def test_no_turn_of_a_server_takes_long_for_a_job_of_many_parameters() -> None:
         built = runs_of(turn(lambda: Returned(read.tag, message)))  # noqa: B023  (called at once)
         for run in built:
             shard = run.work()
-            (ready,) = sent(turn(lambda: Returned(run.tag, shard)), Ready)  # noqa: B023
+            (ready,) = sent(turn(lambda: Returned(run.tag, shard)), m.Ready)  # noqa: B023
             assert (ready.epoch, ready.loaded) == (1, 0)
     assert built == [], "it is known by now"
     assert len(server.machine.tenants[1].built().placement.keyspace.parameters) == 50_000
@@ -229,38 +229,38 @@ def test_no_turn_of_a_server_takes_long_for_a_job_of_many_parameters() -> None:
 
 
 def test_what_comes_behind_a_large_assignment_waits_until_that_is_read() -> None:
-    server = Server()
-    server.get(WELCOME)
+    server = Server.joined()
     (first,) = runs_of(server.get(decode_but_assign(large(epoch=1))))
     server.now = 3.0
-    others = [decode_but_assign(large(epoch=2)), Discard(2), Shutdown("the job is finished")]
-    assert [server.get(message) for message in [Discard(1), *others]] == [[]] * 4
+    others = [decode_but_assign(large(epoch=2)), m.Discard(2), m.Shutdown("the job is finished")]
+    assert [server.get(message) for message in [m.Discard(1), *others]] == [[]] * 4
     assert server.machine.member.heard_at == 3.0, "each is a sign of life"
     actions = server.build(first)
-    assert [m.epoch for m in sent(actions, Discarded)] == [1], "what was assigned is discarded, not the other way round"
+    assert [got.epoch for got in sent(actions, m.Discarded)] == [1], (
+        "what was assigned is discarded, not the other way round"
+    )
     built, second = runs_of(actions)
     assert exits_of(actions) == []
     actions = server.build(second)
-    assert [m.epoch for m in sent(actions, Discarded)] == [2]
+    assert [got.epoch for got in sent(actions, m.Discarded)] == [2]
     assert exits_of(actions) == [exits.OK]
     assert server.machine.tenants == {}
-    assert sent(server.build(built), Ready) == [], "its job was given up meanwhile"
-    assert len(sent(server.get(Discard(3)), Discarded)) == 1, "and nothing waits any more"
+    assert sent(server.build(built), m.Ready) == [], "its job was given up meanwhile"
+    assert len(sent(server.get(m.Discard(3)), m.Discarded)) == 1, "and nothing waits any more"
 
 
 def test_a_large_assignment_that_cannot_be_read_is_refused_and_holds_nothing_up() -> None:
     server = Server()
-    header = [Assign.kind, 1, "default", {"parameters": ["x" * 20_000]}]
+    header = [m.Assign.kind, 1, "default", {"parameters": ["x" * 20_000]}]
     (run,) = runs_of(server.get(decode_but_assign([pack(header)])))
-    assert server.get(Discard(7)) == []
+    assert server.get(m.Discard(7)) == []
     actions = server.build(run)
     assert errors(actions, COORDINATOR) == [ProtocolError.code]
-    assert [m.epoch for m in sent(actions, Discarded)] == [7]
+    assert [got.epoch for got in sent(actions, m.Discarded)] == [7]
 
 
 def test_a_large_assignment_is_taken_from_nobody_but_the_coordinator() -> None:
-    server = Server()
-    server.train("w")
+    server = Server.trained("w")
     for name in ("w", "stranger"):
         actions = server.get(decode_but_assign(large(epoch=2)), name)
         assert len(errors(actions, peer(name))) == 1
@@ -277,54 +277,37 @@ def test_the_tables_of_a_large_assignment_are_built(names: int) -> None:
     assert isinstance(message, Large)
     (run,) = runs_of(server.get(message))
     (run,) = runs_of(server.build(run))
-    assert [m.epoch for m in sent(server.build(run), Ready)] == [1]
+    assert [got.epoch for got in sent(server.build(run), m.Ready)] == [1]
     keyspace = server.machine.tenants[1].built().placement.keyspace
     assert (len(keyspace.parameters), keyspace.sparse) == (names, tuple(tables))
 
 
-@pytest.mark.parametrize(
-    ("message", "code"),
-    [
-        (Shutdown("done"), exits.OK),
-        (Error(0, EvictedError.code, "evicted", {"reason": "evicted"}), exits.EVICTED),
-        (Error(0, JobError.code, "too many", {"reason": "too many"}), exits.FAILED),
-    ],
-)
-def test_the_coordinators_word_ends_the_server(message: Any, code: int) -> None:
-    server = Server()
-    server.get(WELCOME)
-    assert exits_of(server.get(message)) == [code]
-
-
 def test_stop_says_goodbye() -> None:
-    server = Server()
-    server.get(WELCOME)
+    server = Server.joined()
     actions = server.handle(Stop("SIGTERM"))
-    assert len(sent(actions, Leave, COORDINATOR)) == 1
+    assert len(sent(actions, m.Leave, COORDINATOR)) == 1
     assert exits_of(actions) == [exits.OK]
 
 
 def test_a_silent_coordinator_ends_the_server_once() -> None:
-    server = Server()
-    server.get(WELCOME)
+    server = Server.joined()
     ends: list[int] = []
     heartbeats = 0
     while (due := server.machine.next_deadline()) is not None and due < 100:
         actions = server.machine.on_deadline(due)
-        heartbeats += len(sent(actions, Heartbeat))
+        heartbeats += len(sent(actions, m.Heartbeat))
         ends += exits_of(actions)
     assert ends == [exits.COORDINATOR_LOST]
     assert heartbeats == 11
 
 
 def test_a_server_that_ends_with_its_coordinator_says_so_to_its_clients() -> None:
-    server = Server()
-    server.train("w")
+    server = Server.trained("w")
     server.get(WELCOME)
     actions: list[Any] = []
     while (due := server.machine.next_deadline()) is not None and not exits_of(actions):
         actions = server.machine.on_deadline(due)
-    (message,) = sent(actions, Error, peer("w"))
+    (message,) = sent(actions, m.Error, peer("w"))
     error = from_wire(message.code, message.text, message.facts)
     assert message.request == 0
     assert isinstance(error, PeerLostError)
@@ -333,53 +316,48 @@ def test_a_server_that_ends_with_its_coordinator_says_so_to_its_clients() -> Non
 
 
 def test_a_coordinator_that_was_started_again_ends_the_server_which_says_so_to_its_clients() -> None:
-    server = Server()
-    server.train("w")
-    unknown = Error.of(0, NotJoinedError("Heartbeat before Hello"))
+    server = Server.trained("w")
+    unknown = m.Error.of(0, NotJoinedError("Heartbeat before Hello"))
     actions = server.get(unknown)
     assert exits_of(actions) == [exits.COORDINATOR_LOST]
-    for message in sent(actions, Error, peer("w")):
+    for message in sent(actions, m.Error, peer("w")):
         error = from_wire(message.code, message.text, message.facts)
         assert isinstance(error, CoordinatorRestartedError)
         assert "server 0 (s, host, pid 7) has ended with it, and its values are gone; start it again" in str(error)
-    assert len(sent(actions, Error)) == 2
+    assert len(sent(actions, m.Error)) == 2
     assert server.get(unknown) == []
 
 
 def test_a_coordinator_that_answers_keeps_the_server() -> None:
-    server = Server()
-    server.get(WELCOME)
+    server = Server.joined()
     while (due := server.machine.next_deadline()) is not None and due < 100:
         server.now = due
         assert exits_of(server.machine.on_deadline(due)) == []
-        server.get(HeartbeatAck(1))
+        server.get(m.HeartbeatAck(1))
 
 
 # --- workers ------------------------------------------------------------------------------------
 
 
 def test_a_push_is_applied_on_arrival_and_pulled_after() -> None:
-    server = Server()
-    server.train("w")
-    (ack,) = sent(server.get(push(), "w"), Ack)
+    server = Server.trained("w")
+    (ack,) = sent(server.get(push(), "w"), m.Ack)
     assert (ack.request, list(ack.versions), list(ack.staleness)) == (101, [1], [0])
-    (values,) = sent(server.get(Pull(7, 1, 0, 0, "raw", ((0, 0, ()),)), "w"), Values)
+    (values,) = sent(server.get(pull(), "w"), m.Values)
     assert np.concatenate([np.frombuffer(b, np.float32) for b in values.payload]).tolist() == (-EIGHT).tolist()
 
 
 def test_a_push_that_asks_for_the_values_after_it_is_told_its_staleness_too() -> None:
-    server = Server()
-    server.train("w", "v")
+    server = Server.trained("w", "v")
     server.get(push(), "v")
-    (values,) = sent(server.get(push(reply=1), "w"), Values)
+    (values,) = sent(server.get(push(reply=1), "w"), m.Values)
     assert (list(values.versions), list(values.staleness)) == ([2], [1])
 
 
 @pytest.mark.parametrize("reply", [0, 1])
 def test_a_push_sent_again_is_answered_again_and_applied_once(reply: int) -> None:
-    server = Server()
-    server.train("w", "v")
-    kind = Values if reply else Ack
+    server = Server.trained("w", "v")
+    kind = m.Values if reply else m.Ack
     (first,) = sent(server.get(push(reply=reply), "w"), kind)
     (again,) = sent(server.get(push(reply=reply), "w"), kind)
     assert (first.request, first.versions, first.staleness) == (again.request, again.versions, again.staleness)
@@ -401,32 +379,27 @@ def test_a_push_sent_again_is_answered_again_and_applied_once(reply: int) -> Non
         (push(codec="zip"), ProtocolError.code),
         (push(value=np.full(8, np.nan, np.float32)), NonFiniteGradientError.code),
         (push(value=np.full(8, -np.inf, np.float32)), NonFiniteGradientError.code),
-        (Pull(7, 2, 0, 0, "raw", ((0, 0, ()),)), StaleEpochError.code),
-        (Pull(7, 1, 0, 0, "raw", ((9, 0, ()),)), SliceRangeError.code),
-        (Pull(7, 1, 0, 0, "raw", ((0, 0, (1, 8)),)), SliceRangeError.code),
-        (Pull(7, 1, 0, 0, "zip", ((0, 0, ()),)), ProtocolError.code),
-        (Load(7, 1, ((0, 0, ()),), (EIGHT,)), IdentityError.code),
-        (Ready(1, 1), ProtocolError.code),
+        (pull(epoch=2), StaleEpochError.code),
+        (pull(slice_=9), SliceRangeError.code),
+        (m.Pull(7, 1, 0, 0, "raw", ((0, 0, (1, 8)),)), SliceRangeError.code),
+        (pull(codec="zip"), ProtocolError.code),
+        (m.Load(7, 1, ((0, 0, ()),), (EIGHT,)), IdentityError.code),
+        (m.Ready(1, 1), ProtocolError.code),
     ],
 )
 def test_what_cannot_be_done_is_refused_with_its_reason_and_changes_nothing(message: Any, code: int) -> None:
-    server = Server()
-    server.train("w")
-    (answer,) = sent(server.get(message, "w"), Error, peer("w"))
+    server = Server.trained("w")
+    (answer,) = sent(server.get(message, "w"), m.Error, peer("w"))
     assert (answer.request, answer.code) == (getattr(message, "request", 0), code)
     assert server.values() == [0.0] * 16
     assert server.machine.counters()["refused"] == 1
 
 
 def test_all_that_is_refused_is_counted_and_the_log_says_whose_it_was() -> None:
-    server = Server()
-    server.train("w")
-    pull, nonsense = (
-        Pull(7, 1, 0, 0, "zip", ((0, 0, ()),)),
-        replace(assign(server.spec, placement(server.spec), epoch=5), job={}),
-    )
+    server = Server.trained("w")
+    zipped, nonsense = pull(codec="zip"), replace(assign(server.spec, placement(server.spec), epoch=5), job={})
     stranger = f"peer {alias(peer('stranger'))}"
-    for name, message, who in (("w", pull, "w"), ("stranger", pull, stranger), (None, nonsense, "the coordinator")):
+    for name, message, who in (("w", zipped, "w"), ("stranger", zipped, stranger), (None, nonsense, "the coordinator")):
         actions = server.get(message, name)
         for run in runs_of(actions):
             actions = server.build(run)
@@ -434,25 +407,17 @@ def test_all_that_is_refused_is_counted_and_the_log_says_whose_it_was() -> None:
     assert server.machine.counters()["refused"] == 3
 
 
-def test_a_refused_push_may_be_sent_again_in_a_better_form() -> None:
-    server = Server()
-    server.train("w")
-    server.get(push(value=np.full(8, np.nan, np.float32)), "w")
-    assert len(sent(server.get(push(), "w"), Ack)) == 1
-
-
-@pytest.mark.parametrize("message", [push(), Pull(7, 1, 0, 0, "raw", ())])
+@pytest.mark.parametrize("message", [push(), m.Pull(7, 1, 0, 0, "raw", ())])
 def test_a_request_before_hello_is_refused(message: Any) -> None:
-    server = Server()
-    server.train()
+    server = Server.trained()
     assert errors(server.get(message, "w")) == [NotJoinedError.code]
 
 
 def test_a_server_tells_who_it_is_and_demands_no_signs_of_life() -> None:
     server = Server()
-    server.get(Welcome(1, b"i" * 16, "c", 3, 1.0, 10.0, 5, 4))
+    server.get(m.Welcome(1, b"i" * 16, "c", 3, 1.0, 10.0, 5, 4))
     server.assign()
-    (welcome,) = sent(server.get(ticketed("worker", "w"), "w"), Welcome)
+    (welcome,) = sent(server.get(ticketed("worker", "w"), "w"), m.Welcome)
     assert (welcome.name, welcome.rank, welcome.num_workers, welcome.num_servers) == ("s", 3, 5, 4)
     assert (welcome.heartbeat_interval, welcome.heartbeat_timeout) == (0.0, 0.0)
 
@@ -464,13 +429,12 @@ def test_a_request_before_there_are_values_is_refused() -> None:
     server.get(ticketed("worker", "w"), "w")
     assert errors(server.get(push(), "w")) == [JobError.code]
     server.build(run)
-    assert errors(server.get(Pull(7, 1, 0, 0, "raw", ((0, 0, ()),)), "w")) == [JobError.code]
+    assert errors(server.get(pull(), "w")) == [JobError.code]
 
 
 def test_an_observer_may_pull_but_not_push() -> None:
-    server = Server()
-    server.train("o")
-    assert len(sent(server.get(Pull(7, 1, 0, 0, "raw", ((0, 0, ()),)), "o"), Values)) == 1
+    server = Server.trained("o")
+    assert len(sent(server.get(pull(), "o"), m.Values)) == 1
     assert errors(server.get(push(), "o")) == [IdentityError.code]
     assert server.values() == [0.0] * 16
 
@@ -489,10 +453,9 @@ def test_a_hello_that_is_not_for_us_is_refused(changes: dict[str, Any], code: in
 
 
 def test_a_worker_that_was_taken_for_dead_is_told_so_and_changes_nothing() -> None:
-    server = Server()
-    server.train("w")
+    server = Server.trained("w")
     server.get(push(), "w")
-    server.get(Departed(ticketed("worker", "w").incarnation, 1))
+    server.get(m.Departed(ticketed("worker", "w").incarnation, 1))
     assert errors(server.get(push(seq=1), "w")) == [EvictedError.code], "a late resend is not applied again"
     assert errors(server.get(push(seq=2), "w")) == [EvictedError.code]
     assert errors(server.get(ticketed("worker", "w"), "w")) == [EvictedError.code]
@@ -506,35 +469,32 @@ def test_with_as_many_workers_as_it_takes_a_server_refuses_another_and_still_kno
     server = Server()
     server.assign()
     for name in ("w", "x", "w"):
-        assert len(sent(server.get(ticketed("worker", name), name), Welcome)) == 1
+        assert len(sent(server.get(ticketed("worker", name), name), m.Welcome)) == 1
     assert errors(server.get(ticketed("worker", "y"), "y")) == [LimitError.code]
-    assert len(sent(server.get(ticketed("worker", "x"), "x"), Welcome)) == 1
+    assert len(sent(server.get(ticketed("worker", "x"), "x"), m.Welcome)) == 1
 
 
 def test_a_worker_that_says_goodbye_is_forgotten() -> None:
-    server = Server()
-    server.train("w")
-    assert len(sent(server.get(Leave("finished"), "w"), Left)) == 1
+    server = Server.trained("w")
+    assert len(sent(server.get(m.Leave("finished"), "w"), m.Left)) == 1
     assert errors(server.get(push(), "w")) == [NotJoinedError.code]
     assert server.machine.counters()["clients"] == 1, "the loader"
 
 
 def test_a_ledger_outlives_its_connection() -> None:
-    server = Server()
-    server.train("w")
+    server = Server.trained("w")
     server.get(push(), "w")
     server.get(ticketed("worker", "w"), "reconnected")
-    assert len(sent(server.get(push(), "reconnected"), Ack)) == 1
+    assert len(sent(server.get(push(), "reconnected"), m.Ack)) == 1
     assert server.values()[:8] == (-EIGHT).tolist()
 
 
 def test_initial_values_that_come_late_are_acknowledged_and_ignored() -> None:
-    server = Server()
-    server.train("w")
+    server = Server.trained("w")
     server.get(push(), "w")
-    late = server.get(Load(9, 1, ((0, 0, ()), (1, 0, ())), (np.ones(16, np.float32),)), "loader")
-    assert len(sent(late, Ack)) == 1
-    assert sent(late, Ready) == []
+    late = server.get(m.Load(9, 1, ((0, 0, ()), (1, 0, ())), (np.ones(16, np.float32),)), "loader")
+    assert len(sent(late, m.Ack)) == 1
+    assert sent(late, m.Ready) == []
     assert server.values()[:8] == (-EIGHT).tolist()
 
 

@@ -17,8 +17,8 @@ import pytest
 from tests.core.machines import job, peer, sent
 from tests.core.server.dense.test_buffers import Reading
 from tests.core.server.scarcity import held_nbytes, state_of
-from tests.core.server.test_machine import Server, push
-from tests.core.server.test_machine_steps import brought, commit, pull
+from tests.core.server.test_machine import Server, pull, push
+from tests.core.server.test_machine_steps import brought, commit
 from zmqps.core.protocol.events import COORDINATOR
 from zmqps.core.protocol.messages import Ack, Committed, Error, Load, Message
 from zmqps.core.server import ledger, machine

@@ -9,24 +9,12 @@ import numpy as np
 import pytest
 
 from tests.core.machines import assign, errors, hello, job, peer, sent, ticketed
-from tests.core.server.test_machine import WELCOME, Server, push
+from tests.core.server.test_machine import WELCOME, Server, pull, push, runs_of
 from zmqps.codecs import parse
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
-from zmqps.core.protocol.events import Action, Disconnected, Returned, Run
-from zmqps.core.protocol.messages import (
-    Ack,
-    Commit,
-    Committed,
-    Departed,
-    Discard,
-    Error,
-    Leave,
-    Load,
-    Pull,
-    Values,
-    Withdraw,
-)
+from zmqps.core.protocol import messages as m
+from zmqps.core.protocol.events import Action, Disconnected
 from zmqps.core.server.dense.part import DensePart
 from zmqps.core.server.parked import nbytes_of
 from zmqps.errors import (
@@ -54,18 +42,14 @@ def brought(name: str, *attempts: int) -> tuple[bytes, tuple[int, ...]]:
 
 
 def commit(server: Server, *contributors: tuple[bytes, tuple[int, ...]], step: int = 0) -> list[Action]:
-    return server.get(Commit(1, step, contributors))
-
-
-def pull(request: int = 7, version: int = 0, exact: int = 0, slice_: int = 0, codec: str = "raw") -> Pull:
-    return Pull(request, 1, version, exact, codec, ((slice_, 0, ()),))
+    return server.get(m.Commit(1, step, contributors))
 
 
 def step(server: Server, number: int = 0, name: str = "w", value: Any = ONES) -> list[Action]:
     """Let one worker complete a step of both slices; return what the commit led to."""
     for slice_ in (0, 1):
         seq = 2 * number + slice_ + 1
-        assert sent(server.get(push(seq, value, slice_=slice_, step=number, attempt=1), name), Ack)
+        assert sent(server.get(push(seq, value, slice_=slice_, step=number, attempt=1), name), m.Ack)
     return commit(server, brought(name), step=number)
 
 
@@ -74,11 +58,11 @@ def step(server: Server, number: int = 0, name: str = "w", value: Any = ONES) ->
 
 def test_a_synchronous_push_is_acknowledged_and_applied_at_the_commit() -> None:
     server = serve("w", "v")
-    (ack,) = sent(server.get(push(1, ONES, attempt=1), "w"), Ack)
+    (ack,) = sent(server.get(push(1, ONES, attempt=1), "w"), m.Ack)
     assert (list(ack.versions), list(ack.staleness)) == ([0], [0])
     server.get(push(1, 3 * ONES, attempt=1), "v")
     assert server.values() == [0.0] * 16
-    assert sent(commit(server, brought("w"), brought("v")), Committed) == [Committed(1, 0)]
+    assert sent(commit(server, brought("w"), brought("v")), m.Committed) == [m.Committed(1, 0)]
     assert server.values() == [-2.0] * 8 + [0.0] * 8
     assert server.machine.counters()["version"] == 1
 
@@ -88,11 +72,11 @@ def test_a_commit_sent_again_is_confirmed_again_and_changes_nothing() -> None:
     step(server)
     before = server.values()
     for _ in range(3):
-        assert sent(commit(server, brought("w")), Committed) == [Committed(1, 0)]
+        assert sent(commit(server, brought("w")), m.Committed) == [m.Committed(1, 0)]
     assert server.values() == before
     assert server.machine.counters()["version"] == 1
     step(server, 1)
-    assert sent(commit(server, brought("w"), step=0), Committed) == [Committed(1, 0)], "however late"
+    assert sent(commit(server, brought("w"), step=0), m.Committed) == [m.Committed(1, 0)], "however late"
     assert server.machine.counters()["version"] == 2
 
 
@@ -111,7 +95,7 @@ def test_contributors_that_died_count_all_the_same() -> None:
     server = serve("w", "v")
     for name in ("w", "v"):
         server.get(push(1, ONES, attempt=1), name)
-    server.get(Departed(hello("worker", "v").incarnation, 1))
+    server.get(m.Departed(hello("worker", "v").incarnation, 1))
     commit(server, brought("w"), brought("v"))
     assert server.values()[:8] == [-1.0] * 8
 
@@ -119,11 +103,11 @@ def test_contributors_that_died_count_all_the_same() -> None:
 @pytest.mark.parametrize(
     ("message", "code"),
     [
-        (Commit(1, 1, ()), ProtocolError.code),
-        (Commit(2, 0, ()), StaleEpochError.code),
+        (m.Commit(1, 1, ()), ProtocolError.code),
+        (m.Commit(2, 0, ()), StaleEpochError.code),
     ],
 )
-def test_a_commit_that_cannot_be_is_refused(message: Commit, code: int) -> None:
+def test_a_commit_that_cannot_be_is_refused(message: m.Commit, code: int) -> None:
     server = serve("w")
     assert errors(server.get(message)) == [code]
     assert server.machine.counters()["version"] == 0
@@ -145,7 +129,7 @@ def test_a_late_push_says_how_late() -> None:
     server = serve("w", "v")
     for number in range(3):
         step(server, number)
-    (ack,) = sent(server.get(push(1, ONES, step=0, attempt=1), "v"), Ack)
+    (ack,) = sent(server.get(push(1, ONES, step=0, attempt=1), "v"), m.Ack)
     assert (list(ack.versions), list(ack.staleness)) == ([3], [3])
     assert server.machine.counters()["late"] == 1
 
@@ -157,7 +141,7 @@ def test_a_pull_waits_for_its_version_and_is_answered_at_the_commit() -> None:
     server = serve("w", "v")
     assert server.get(pull(version=1), "v") == []
     assert server.machine.counters()["parked"] == 1
-    (values,) = sent(step(server), Values, peer("v"))
+    (values,) = sent(step(server), m.Values, peer("v"))
     assert (values.request, list(values.versions)) == (7, [1])
     assert np.frombuffer(bytes(values.payload[0]), np.float32).tolist() == [-1.0] * 8
     assert server.machine.counters()["parked"] == 0
@@ -167,8 +151,8 @@ def test_a_parked_pull_that_is_sent_again_is_answered_once() -> None:
     server = serve("w", "v")
     for _ in range(3):
         assert server.get(pull(version=1), "v") == []
-    assert len(sent(step(server), Values)) == 1
-    assert len(sent(server.get(pull(version=1), "v"), Values)) == 1
+    assert len(sent(step(server), m.Values)) == 1
+    assert len(sent(server.get(pull(version=1), "v"), m.Values)) == 1
 
 
 def test_a_pull_of_one_who_has_gone_is_dropped_and_others_are_not() -> None:
@@ -177,8 +161,8 @@ def test_a_pull_of_one_who_has_gone_is_dropped_and_others_are_not() -> None:
     server.get(pull(8, version=1), "w")
     assert server.machine.handle(Disconnected(peer("v")), 0.0) == []
     assert server.machine.counters()["parked"] == 1
-    assert [m.request for m in sent(step(server), Values)] == [8]
-    assert sent(server.get(pull(9, version=1), "v"), Values), "it may come back and ask again"
+    assert [got.request for got in sent(step(server), m.Values)] == [8]
+    assert sent(server.get(pull(9, version=1), "v"), m.Values), "it may come back and ask again"
 
 
 def test_a_pull_that_is_withdrawn_is_not_answered() -> None:
@@ -186,45 +170,45 @@ def test_a_pull_that_is_withdrawn_is_not_answered() -> None:
     server.get(pull(7, version=1), "v")
     server.get(pull(7, version=1), "w")
     server.get(pull(8, version=1), "v")
-    assert server.get(Withdraw(7), "v") == []
-    assert server.get(Withdraw(9), "v") == [], "it was answered before"
+    assert server.get(m.Withdraw(7), "v") == []
+    assert server.get(m.Withdraw(9), "v") == [], "it was answered before"
     assert server.machine.counters()["parked"] == 2
     answers = step(server)
-    assert [m.request for m in sent(answers, Values, peer("w"))] == [7]
-    assert [m.request for m in sent(answers, Values, peer("v"))] == [8]
+    assert [got.request for got in sent(answers, m.Values, peer("w"))] == [7]
+    assert [got.request for got in sent(answers, m.Values, peer("v"))] == [8]
 
 
 def test_a_pull_waits_as_many_steps_as_it_must() -> None:
     server = serve("w", "v")
     server.get(pull(7, version=2), "v")
     server.get(pull(8, version=1), "v")
-    assert [m.request for m in sent(step(server, 0), Values)] == [8]
-    assert [m.request for m in sent(step(server, 1), Values)] == [7]
+    assert [got.request for got in sent(step(server, 0), m.Values)] == [8]
+    assert [got.request for got in sent(step(server, 1), m.Values)] == [7]
 
 
 def test_a_pull_of_exactly_one_version() -> None:
     server = serve("w", "v", retain=1)
     server.get(pull(version=1, exact=1), "v")
-    assert [list(m.versions) for m in sent(step(server, 0), Values)] == [[1]]
+    assert [list(got.versions) for got in sent(step(server, 0), m.Values)] == [[1]]
     step(server, 1)
-    (old,) = sent(server.get(pull(version=1, exact=1), "v"), Values)
+    (old,) = sent(server.get(pull(version=1, exact=1), "v"), m.Values)
     assert list(old.versions) == [1]
     assert np.frombuffer(bytes(old.payload[0]), np.float32).tolist() == [-1.0] * 8
-    (refused,) = sent(server.get(pull(version=0, exact=1), "v"), Error)
+    (refused,) = sent(server.get(pull(version=0, exact=1), "v"), m.Error)
     assert (refused.code, dict(refused.facts)) == (VersionError.code, {"version": 0, "oldest": 1, "newest": 2})
 
 
 def test_a_pull_is_parked_in_the_asynchronous_mode_too() -> None:
     server = serve("w", "v", spec=job("a", "b"))
     server.get(pull(version=2), "v")
-    assert sent(server.get(push(1), "w"), Values) == []
-    (values,) = sent(server.get(push(2, slice_=0), "w"), Values, peer("v"))
+    assert sent(server.get(push(1), "w"), m.Values) == []
+    (values,) = sent(server.get(push(2, slice_=0), "w"), m.Values, peer("v"))
     assert list(values.versions) == [2]
 
 
 def test_an_exact_version_that_passes_by_slice_by_slice_is_refused_when_it_can_no_longer_be() -> None:
     server = serve("w", "v", spec=job("a", "b"))
-    server.get(Pull(7, 1, 1, 1, "raw", ((0, 0, ()), (1, 0, ()))), "v")
+    server.get(m.Pull(7, 1, 1, 1, "raw", ((0, 0, ()), (1, 0, ()))), "v")
     assert errors(server.get(push(1, slice_=0), "w")) == []
     actions = server.get(push(2, slice_=0), "w")
     assert errors(actions, peer("v")) == [VersionError.code]
@@ -234,30 +218,29 @@ def test_an_exact_version_that_passes_by_slice_by_slice_is_refused_when_it_can_n
 @pytest.mark.parametrize(
     ("message", "code"), [(pull(version=1, slice_=9), SliceRangeError.code), (pull(version=1, codec="zip"), 20)]
 )
-def test_a_pull_that_makes_no_sense_is_not_parked(message: Pull, code: int) -> None:
+def test_a_pull_that_makes_no_sense_is_not_parked(message: m.Pull, code: int) -> None:
     server = serve("w")
     assert errors(server.get(message, "w")) == [code]
     assert server.machine.counters()["parked"] == 0
 
 
-@pytest.mark.parametrize("how", ["leaves", "is lost"])
-def test_the_parked_pulls_of_who_is_gone_are_forgotten(how: str) -> None:
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_the_parked_pulls_of_who_is_gone_are_forgotten(is_lost: bool) -> None:
     server = serve("w", "v")
     server.get(pull(version=1), "v")
-    incarnation = hello("worker", "v").incarnation
-    if how == "leaves":
-        server.get(Leave("finished"), "v")
-    else:
-        server.get(Departed(incarnation, 1))
+    if is_lost:
+        server.get(m.Departed(hello("worker", "v").incarnation, 1))
         assert errors(server.get(pull(version=1), "v")) == [EvictedError.code]
+    else:
+        server.get(m.Leave("finished"), "v")
     assert server.machine.counters()["parked"] == 0
-    assert sent(step(server), Values) == []
+    assert sent(step(server), m.Values) == []
 
 
 def test_a_pull_parked_for_a_job_that_was_given_up_is_refused() -> None:
     server = serve("w")
     server.get(pull(version=1), "w")
-    assert errors(server.get(Discard(1)), peer("w")) == [JobEndedError.code]
+    assert errors(server.get(m.Discard(1)), peer("w")) == [JobEndedError.code]
     assert server.machine.tenants == {}
 
 
@@ -269,7 +252,7 @@ def test_a_worker_parks_so_much_and_no_more(limit: str, value: int, monkeypatch:
         assert server.get(pull(request, version=1), "w") == []
     assert errors(server.get(pull(9, version=1), "w")) == [LimitError.code]
     assert server.get(pull(9, version=1), "v") == [], "another one is not concerned"
-    assert len(sent(step(server), Values)) == 4
+    assert len(sent(step(server), m.Values)) == 4
 
 
 def test_where_all_have_parked_too_much_who_has_most_pays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -279,11 +262,11 @@ def test_where_all_have_parked_too_much_who_has_most_pays(monkeypatch: pytest.Mo
         assert server.get(pull(request, version=1), "w") == []
     assert errors(server.get(pull(5, version=1), "w"), peer("w")) == [LimitError.code]
     for request in (1, 2):
-        (refused,) = sent(server.get(pull(request, version=1), "v"), Error, peer("w"))
+        (refused,) = sent(server.get(pull(request, version=1), "v"), m.Error, peer("w"))
         assert refused.code == LimitError.code
     assert errors(server.get(pull(3, version=1), "v"), peer("v")) == [LimitError.code]
     done = step(server)
-    assert [len(sent(done, Values, peer(name))) for name in ("w", "v")] == [2, 2]
+    assert [len(sent(done, m.Values, peer(name))) for name in ("w", "v")] == [2, 2]
 
 
 def test_whose_pull_makes_room_for_one_that_does_not_fit_all_the_same_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,11 +274,11 @@ def test_whose_pull_makes_room_for_one_that_does_not_fit_all_the_same_is_told(mo
     server = serve("w", "v")
     for request in (1, 2):
         server.get(pull(request, version=1), "w")
-    larger = Pull(3, 1, 1, 0, "raw", ((0, 0, ()), (1, 0, ())))  # does not fit beside one, and is more than it
+    larger = m.Pull(3, 1, 1, 0, "raw", ((0, 0, ()), (1, 0, ())))  # does not fit beside one, and is more than it
     refused = server.get(larger, "v")
-    assert [error.request for error in sent(refused, Error, peer("w"))] == [2]
-    assert [error.request for error in sent(refused, Error, peer("v"))] == [3]
-    assert [values.request for values in sent(step(server), Values)] == [1]
+    assert [error.request for error in sent(refused, m.Error, peer("w"))] == [2]
+    assert [error.request for error in sent(refused, m.Error, peer("v"))] == [3]
+    assert [values.request for values in sent(step(server), m.Values)] == [1]
 
 
 def test_an_update_looks_only_at_the_pulls_that_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,7 +289,7 @@ def test_an_update_looks_only_at_the_pulls_that_wait_for_it(monkeypatch: pytest.
     looked = []
     available = DensePart.available
     monkeypatch.setattr(DensePart, "available", lambda *a, **k: looked.append(1) or available(*a, **k))
-    (values,) = sent(server.get(push(1), "w"), Values, peer("v"))
+    (values,) = sent(server.get(push(1), "w"), m.Values, peer("v"))
     assert values.request == 2000
     assert len(looked) == 1
 
@@ -322,11 +305,10 @@ def large(**options: Any) -> Server:
     server.spec = job("a", "b", size=400, **options)
     server.get(WELCOME)
     where = Placement.balance(KeySpace(server.spec.parameters), 1, 1600)
-    (run,) = [a for a in server.get(assign(server.spec, where)) if isinstance(a, Run)]
-    server.handle(Returned(run.tag, run.work()))
+    server.build(*runs_of(server.get(assign(server.spec, where))))
     for name in ("w", "loader"):
         server.get(ticketed("worker", name, loads=name == "loader"), name)
-    server.get(Load(1, 1, ((0, 0, ()), (1, 0, ())), (np.zeros(800, np.float32),)), "loader")
+    server.get(m.Load(1, 1, ((0, 0, ()), (1, 0, ())), (np.zeros(800, np.float32),)), "loader")
     return server
 
 
@@ -334,18 +316,17 @@ def large(**options: Any) -> Server:
 def test_a_push_in_a_codec_is_what_the_blob_says(spec: str) -> None:
     server, codec = large(), parse(spec)
     blob = codec.encode(LARGE)
-    assert sent(server.get(push(1, blob, codec=spec), "w"), Ack)
+    assert sent(server.get(push(1, blob, codec=spec), "w"), m.Ack)
     expected, _ = codec.decode(blob, LARGE.size, LARGE.dtype)
     assert server.values()[:400] == (-expected).tolist()
-    counted = server.machine.counters()["pushed_nbytes"]
-    assert counted == blob.nbytes
+    assert server.machine.counters()["pushed_nbytes"] == blob.nbytes
 
 
 def test_a_push_in_a_codec_of_two_parts_is_two_blobs() -> None:
     server, codec = large(), parse("int8")
     blobs = [codec.encode(LARGE), codec.encode(2 * LARGE)]
     message = replace(push(1, codec="int8"), parts=((0, 0, ()), (1, 0, ())), payload=tuple(blobs))
-    assert sent(server.get(message, "w"), Ack)
+    assert sent(server.get(message, "w"), m.Ack)
     np.testing.assert_allclose(server.values(), -np.concatenate([LARGE, 2 * LARGE]), atol=0.02)
 
 
@@ -366,14 +347,14 @@ def test_a_push_in_a_codec_that_is_refused_changes_nothing(changes: dict[str, An
     server = large()
     assert errors(server.get(replace(push(1, LARGE), **changes), "w")) == [code]
     assert server.values() == [0.0] * 800
-    assert len(sent(server.get(push(1, LARGE), "w"), Ack)) == 1, "it is not in the ledger either"
+    assert len(sent(server.get(push(1, LARGE), "w"), m.Ack)) == 1, "it is not in the ledger either"
 
 
 @pytest.mark.parametrize("spec", ["bf16", "fp16", "int8:block=64"])
 def test_values_come_in_the_codec_that_was_asked_for(spec: str) -> None:
     server, codec = large(), parse(spec)
-    (answer,) = sent(server.get(push(1, LARGE, reply=1, reply_codec=spec), "w"), Values)
-    (pulled,) = sent(server.get(pull(codec=spec), "w"), Values)
+    (answer,) = sent(server.get(push(1, LARGE, reply=1, reply_codec=spec), "w"), m.Values)
+    (pulled,) = sent(server.get(pull(codec=spec), "w"), m.Values)
     for values in (answer, pulled):
         assert values.codec == codec.spec
         array, _ = codec.decode(np.concatenate(values.payload), LARGE.size, LARGE.dtype)
@@ -382,7 +363,7 @@ def test_values_come_in_the_codec_that_was_asked_for(spec: str) -> None:
 
 def test_small_values_come_raw_and_what_leaves_something_out_is_refused_however_small() -> None:
     server = serve("w", spec=job("a", "b"))
-    (values,) = sent(server.get(pull(codec="int8"), "w"), Values)
+    (values,) = sent(server.get(pull(codec="int8"), "w"), m.Values)
     assert (values.codec, len(values.payload)) == ("raw", 1)
     for codec in ("zip", "topk", "onebit"):
         assert errors(server.get(pull(codec=codec), "w")) == [ProtocolError.code]

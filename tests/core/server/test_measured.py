@@ -7,8 +7,7 @@ from zmqps.core.server.measured import measured
 
 
 def test_a_server_counts_what_it_holds_by_job() -> None:
-    server = Server()
-    server.train("w0")
+    server = Server.trained("w0")
     server.get(push(), "w0")
     process, job = measured(server.machine, {"cpu_seconds": 1.5}).counted
     assert (process.scope, process.labels) == ("server", {"role": "server", "rank": "0"})
@@ -20,8 +19,7 @@ def test_a_server_counts_what_it_holds_by_job() -> None:
 
 
 def test_of_two_copies_the_sum_is_told_and_the_longest_wait() -> None:
-    server = Server()
-    server.get(__import__("tests.core.server.test_machine", fromlist=["WELCOME"]).WELCOME)
+    server = Server.joined()
     for epoch in (1, 2):
         server.assign(epoch)
     first, second = server.machine.tenants.values()

@@ -5,42 +5,39 @@ from __future__ import annotations
 import pytest
 
 from tests.core.machines import exits_of, logged, peer, sent, ticketed
-from tests.core.server.test_machine import WELCOME, Server
+from tests.core.server.test_machine import Server
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import COORDINATOR, Send
 from zmqps.core.protocol.messages import Departed, Error, Forgotten, HeartbeatAck, Shutdown
 from zmqps.core.server.orders import HANDLERS
-from zmqps.errors import EvictedError, JobError, PSError
+from zmqps.errors import EvictedError, JobError
 
 
 def test_what_no_order_is_concerns_the_member_alone() -> None:
-    server = Server()
-    server.train("w")
+    server = Server.trained("w")
     assert HeartbeatAck not in HANDLERS
     assert server.get(HeartbeatAck(3)) == []
     assert server.machine.member.cluster.num_workers == 3
 
 
-@pytest.mark.parametrize(("error", "code"), [(EvictedError("gone"), exits.EVICTED), (JobError("no"), exits.FAILED)])
-def test_an_error_of_the_coordinator_ends_the_server_and_says_why_in_the_exit(error: PSError, code: int) -> None:
-    server = Server()
-    server.get(WELCOME)
-    actions = server.get(Error.of(0, error))
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        (Shutdown("all jobs are done"), exits.OK),
+        (Error.of(0, EvictedError("gone")), exits.EVICTED),
+        (Error.of(0, JobError("too many")), exits.FAILED),
+    ],
+)
+def test_the_coordinators_word_ends_the_server_and_an_error_says_why(message: Shutdown | Error, code: int) -> None:
+    actions = Server.joined().get(message)
     assert exits_of(actions) == [code]
-    assert str(error) in logged(actions)
+    assert not isinstance(message, Error) or message.text in logged(actions)
 
 
 def test_who_has_departed_is_barred_and_that_is_confirmed_however_often_it_is_said() -> None:
-    server = Server()
-    server.train("w")
+    server = Server.trained("w")
     who = ticketed("worker", "w").incarnation
     for _ in range(2):
         assert server.get(Departed(who, 1)) == [Send(COORDINATOR, Forgotten(who))]
     (refused,) = sent(server.get(ticketed("worker", "w"), "w"), Error, peer("w"))
     assert refused.code == EvictedError.code
-
-
-def test_a_finished_cluster_ends_the_server_with_what_it_was_told() -> None:
-    server = Server()
-    server.get(WELCOME)
-    assert exits_of(server.get(Shutdown("all jobs are done"))) == [exits.OK]

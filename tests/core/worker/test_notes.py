@@ -6,8 +6,8 @@ import pytest
 
 from tests.core.machines import exits_of, resolved, sent
 from tests.core.worker.test_session import WELCOME, Session
+from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import COORDINATOR, Action, Connected, Disconnected, Send, Stop
-from zmqps.core.protocol.messages import Heartbeat, HeartbeatAck, Leave, Left, Note, Noted
 from zmqps.core.worker.notes import LAST_S, PAUSE_S, RETRY_S
 from zmqps.core.worker.operations import Finish
 
@@ -28,12 +28,12 @@ class Logging(Session):
     def beat(self) -> list[Action]:
         """Pass to the next heartbeat, which is answered."""
         actions = self.wait(self.now + 1.0)
-        self.get(HeartbeatAck(4))
+        self.get(m.HeartbeatAck(4))
         return actions
 
 
 def numbers(actions: list[Action]) -> list[list[float]]:
-    return [[values["x"] for _, _, values in note.entries] for note in sent(actions, Note)]
+    return [[values["x"] for _, _, values in note.entries] for note in sent(actions, m.Note)]
 
 
 def test_what_is_logged_leaves_with_the_next_heartbeat() -> None:
@@ -41,18 +41,18 @@ def test_what_is_logged_leaves_with_the_next_heartbeat() -> None:
     session.log(3)
     actions = session.wait(1.0)
     assert numbers(actions) == [[0.0, 1.0, 2.0]]
-    assert [age for age, _, _ in sent(actions, Note)[0].entries] == [1.0, 1.0, 1.0]
+    assert [age for age, _, _ in sent(actions, m.Note)[0].entries] == [1.0, 1.0, 1.0]
 
 
 def test_while_a_script_logs_it_is_looked_at_twice_a_second_and_then_no_more_than_heartbeats() -> None:
     session = Logging()
     session.log()
     session.wait(1.0)
-    session.get(Noted(1))
+    session.get(m.Noted(1))
     session.log()
     assert numbers(session.wait(1.0 + PAUSE_S)) == [[1.0]]
-    session.get(Noted(2))
-    session.get(HeartbeatAck(4))
+    session.get(m.Noted(2))
+    session.get(m.HeartbeatAck(4))
     actions = session.wait(1.9)
     assert session.machine.notes.due is None or session.machine.notes.due > 1.9
     assert actions == []
@@ -65,7 +65,7 @@ def test_one_message_is_on_its_way_at_a_time_and_comes_again_until_it_is_confirm
     session.log()
     actions = [action for _ in range(3) for action in session.beat()]
     assert numbers(actions) == [[0.0]], f"after {RETRY_S} s once more"
-    session.get(Noted(1))
+    session.get(m.Noted(1))
     assert numbers(session.beat()) == [[1.0]]
 
 
@@ -73,10 +73,10 @@ def test_an_answer_that_comes_twice_changes_nothing() -> None:
     session = Logging()
     session.log()
     session.beat()
-    session.get(Noted(1))
+    session.get(m.Noted(1))
     session.log()
     assert numbers(session.beat()) == [[1.0]]
-    assert session.get(Noted(1)) == []
+    assert session.get(m.Noted(1)) == []
     assert len(session.machine.notes.notebook) == 1
 
 
@@ -102,10 +102,10 @@ def test_a_worker_that_finishes_waits_until_all_is_confirmed() -> None:
     finish = Finish(0.0)
     actions = session.ask(finish)
     assert numbers(actions) == [[0.0, 1.0]]
-    assert sent(actions, Leave) == []
-    actions = session.get(Noted(2))
-    assert [leave.reason for leave in sent(actions, Leave)] == ["finished"]
-    assert resolved(session.get(Left())) == [(finish, None)]
+    assert sent(actions, m.Leave) == []
+    actions = session.get(m.Noted(2))
+    assert [leave.reason for leave in sent(actions, m.Leave)] == ["finished"]
+    assert resolved(session.get(m.Left())) == [(finish, None)]
 
 
 def test_a_worker_that_finishes_does_not_wait_for_long() -> None:
@@ -113,8 +113,8 @@ def test_a_worker_that_finishes_does_not_wait_for_long() -> None:
     session.log(2)
     session.ask(Finish(0.0), timeout=60.0)
     actions = session.wait(LAST_S + 0.01)
-    assert len(sent(actions, Leave)) == 1
-    before = actions[: next(i for i, a in enumerate(actions) if isinstance(a, Send) and isinstance(a.message, Leave))]
+    assert len(sent(actions, m.Leave)) == 1
+    before = actions[: next(i for i, a in enumerate(actions) if isinstance(a, Send) and isinstance(a.message, m.Leave))]
     assert numbers(before) == [[0.0, 1.0]], "once more, ahead of the goodbye"
 
 
@@ -125,27 +125,27 @@ def test_a_worker_that_is_closed_sends_the_rest_ahead_of_its_goodbye() -> None:
     session.log(2)
     actions = session.handle(Stop("closed"))
     kinds = [type(action.message) for action in actions if isinstance(action, Send)]
-    assert kinds == [Note, Heartbeat, Leave]
+    assert kinds == [m.Note, m.Heartbeat, m.Leave]
     assert numbers(actions) == [[0.0, 1.0, 2.0]]
-    assert exits_of(session.get(Left())) == [0]
+    assert exits_of(session.get(m.Left())) == [0]
 
 
 def test_the_statistics_and_the_heartbeats_say_how_much_is_logged_and_lost() -> None:
     session = Logging()
-    assert "logged" not in sent(session.beat(), Heartbeat)[0].counters
+    assert "logged" not in sent(session.beat(), m.Heartbeat)[0].counters
     session.log(2000)
     statistics = session.machine.statistics()
     assert (statistics.logged, statistics.log_dropped) == (2000, 976)
-    counters = sent(session.beat(), Heartbeat)[0].counters
+    counters = sent(session.beat(), m.Heartbeat)[0].counters
     assert (counters["logged"], counters["log_dropped"]) == (2000, 976)
 
 
 @pytest.mark.parametrize("upto", [0, 5, 1 << 60])
 def test_whatever_the_coordinator_confirms_nothing_breaks(upto: int) -> None:
     session = Logging()
-    session.get(Noted(upto))
+    session.get(m.Noted(upto))
     session.log(3)
     session.beat()
-    session.get(Noted(upto))
+    session.get(m.Noted(upto))
     session.log()
     session.beat()

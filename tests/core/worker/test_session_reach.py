@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.core.machines import logged, resolved, sent, zeros
+from tests.core.machines import failed, logged, resolved, sent
 from tests.core.worker.test_session import S0, S1, WELCOME, Session, error
 from zmqps.core.node.handshake import BROKEN_LOOK_S, LOOK_AGAIN_S, LOOK_S
+from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import COORDINATOR, Action, Connected, Disconnected, Look, Looked
-from zmqps.core.protocol.messages import Heartbeat, Hello, Left, Lost, Push, Shutdown, Welcome
-from zmqps.core.worker.operations import Finish, Join, StartJob
+from zmqps.core.worker.operations import Finish, Join
 from zmqps.errors import (
     ConfigurationError,
     DeadlineError,
@@ -34,11 +34,8 @@ def looks(actions: list[Action]) -> list[tuple[bytes, str]]:
 
 def half_attached() -> Session:
     """Return a session of which the second server does not answer."""
-    session = Session()
-    session.get(WELCOME)
-    init = StartJob(0.0, job=session.spec, values=zeros(session.spec))
-    session.ask(init)
-    session.get(session.job(init.request))
+    session = Session.joined()
+    session.get(session.job(session.start().request))
     session.get(WELCOME, S0)
     return session
 
@@ -50,8 +47,11 @@ def test_a_server_that_does_not_answer_is_named_within_five_seconds_with_the_rea
     assert session.now < 5.0
     said = session.handle(Looked(S1, REFUSED))
     assert f"cannot reach server 1 (s1, tcp://s1:1) for 3 s: {REFUSED}" in logged(said)
-    beat = sent(session.wait(session.now), Heartbeat, COORDINATOR)  # at once, not at the next interval
+    beat = sent(session.wait(session.now), m.Heartbeat, COORDINATOR)  # at once, not at the next interval
     assert beat[0].counters["unreached"] == f"server 1 (s1, tcp://s1:1) for 3 s ({REFUSED})"
+    assert looks(session.wait(LOOK_S + LOOK_AGAIN_S + 2.0, hear=True)) == [(S1, "tcp://s1:1")], "again"
+    assert logged(session.handle(Looked(S1, REFUSED))) == ""
+    assert "no answer" in logged(session.handle(Looked(S1, "no answer"))), "when it changes"
 
 
 def test_a_server_that_does_not_answer_over_a_later_connection_is_named_with_the_time_since_then() -> None:
@@ -67,24 +67,12 @@ def test_a_server_that_does_not_answer_over_a_later_connection_is_named_with_the
     assert "unreached" not in session.machine.counters()
 
 
-def test_the_reason_is_looked_for_again_and_said_when_it_changes() -> None:
-    session = half_attached()
-    session.wait(LOOK_S + 1.0, hear=True)
-    session.handle(Looked(S1, REFUSED))
-    again = looks(session.wait(LOOK_S + LOOK_AGAIN_S + 2.0, hear=True))
-    assert again == [(S1, "tcp://s1:1")]
-    assert logged(session.handle(Looked(S1, REFUSED))) == ""
-    assert "no answer" in logged(session.handle(Looked(S1, "no answer")))
-
-
 def test_an_operation_that_times_out_says_why() -> None:
     session = half_attached()
-    push = session.transfer("push")
-    session.ask(push, 5.0)
+    session.ask(session.transfer("push"), 5.0)
     session.wait(LOOK_S + 1.0, hear=True)
     session.handle(Looked(S1, REFUSED))
-    ((_, value),) = resolved(session.wait(6.0, hear=True))
-    assert isinstance(value, DeadlineError)
+    value = failed(session.wait(6.0, hear=True), DeadlineError)
     assert f"server 1 (s1, tcp://s1:1) to accept the connection ({REFUSED})" in str(value)
 
 
@@ -102,8 +90,7 @@ def test_nothing_is_said_of_a_server_that_answers_in_time_or_meanwhile() -> None
 
 def attached() -> Session:
     """Return a session whose servers have answered, some time ago."""
-    session = Session()
-    session.attach()
+    session = Session.attached()
     session.wait(20.0, hear=True)
     return session
 
@@ -116,11 +103,11 @@ def test_a_server_whose_connection_does_not_come_back_is_named_within_five_secon
     assert session.handle(Disconnected(S1)) == []
     actions = session.wait(20.0 + BROKEN_LOOK_S, hear=True)  # the end may have taken seconds to be noticed
     assert looks(actions) == [(S1, "tcp://s1:1")]
-    assert sent(actions, Hello) == [], "it would go nowhere"
+    assert sent(actions, m.Hello) == [], "it would go nowhere"
     session.wait(21.5, hear=True)
     said = session.handle(Looked(S1, REFUSED))
     assert f"cannot reach server 1 (s1, tcp://s1:1) for 2 s: {REFUSED}" in logged(said)
-    beat = sent(session.wait(session.now), Heartbeat, COORDINATOR)
+    beat = sent(session.wait(session.now), m.Heartbeat, COORDINATOR)
     assert beat[0].counters["unreached"] == f"server 1 (s1, tcp://s1:1) for 2 s ({REFUSED})"
     again = session.wait(20.0 + BROKEN_LOOK_S + LOOK_AGAIN_S, hear=True)
     assert looks(again) == [(S1, "tcp://s1:1")]
@@ -134,7 +121,7 @@ def test_a_server_that_comes_back_late_is_greeted_and_not_named_any_more() -> No
     session.wait(30.0, hear=True)
     session.handle(Looked(S1, REFUSED))
     assert "unreached" in session.machine.counters()
-    assert len(sent(session.handle(Connected(S1)), Hello, S1)) == 1
+    assert len(sent(session.handle(Connected(S1)), m.Hello, S1)) == 1
     assert "for 10 s" in session.machine.counters()["unreached"], "not before it has answered"
     session.get(WELCOME, S1)
     assert "unreached" not in session.machine.counters()
@@ -173,19 +160,18 @@ def test_the_time_counts_from_the_first_hello_where_a_connection_ends_before_it_
     session.handle(Disconnected(S1))
     actions = session.wait(LOOK_S + 1.0, hear=True)
     assert looks(actions) == [(S1, "tcp://s1:1")]
-    assert sent(actions, Hello, S1) == []
+    assert sent(actions, m.Hello, S1) == []
     assert "for 3 s" in logged(session.handle(Looked(S1, REFUSED)))
 
 
 def test_an_answer_that_came_over_the_connection_that_has_ended_does_not_end_the_silence() -> None:
     session = attached()
-    push = session.transfer("push")
-    session.ask(push, timeout=60.0)
+    session.ask(session.transfer("push"), timeout=60.0)
     session.handle(Disconnected(S1))
     assert session.get(WELCOME, S1) == []
     assert looks(session.wait(20.0 + LOOK_S, hear=True)) == [(S1, "tcp://s1:1")]
     session.handle(Connected(S1))
-    assert sent(session.get(WELCOME, S1), Push, S1)
+    assert sent(session.get(WELCOME, S1), m.Push, S1)
 
 
 def test_an_operation_that_times_out_says_why_the_connection_does_not_come_back() -> None:
@@ -194,23 +180,22 @@ def test_an_operation_that_times_out_says_why_the_connection_does_not_come_back(
     session.handle(Disconnected(S1))
     session.wait(20.0 + LOOK_S + 1.0, hear=True)
     session.handle(Looked(S1, REFUSED))
-    ((_, value),) = resolved(session.wait(26.0, hear=True))
-    assert isinstance(value, DeadlineError)
+    value = failed(session.wait(26.0, hear=True), DeadlineError)
     assert "the connection to server 1 (s1, tcp://s1:1) to come back, last heard from 26.0 s ago" in str(value)
     assert f"({REFUSED})" in str(value)
 
 
 def finish(session: Session) -> None:
     session.ask(Finish(0.0))
-    session.get(Left())
+    session.get(m.Left())
 
 
 def lose(session: Session) -> None:
-    session.get(Lost("server", 1, "s1", b"s" * 16, 10.0))
+    session.get(m.Lost("server", 1, "s1", b"s" * 16, 10.0))
 
 
 def end(session: Session) -> None:
-    session.get(Shutdown("the end"))
+    session.get(m.Shutdown("the end"))
 
 
 @pytest.mark.parametrize("over", [finish, lose, end])
@@ -261,35 +246,28 @@ def test_the_reason_of_a_peer_is_bounded_and_printable() -> None:
     "refusal",
     [
         error(IdentityError, reason="worker w has no ticket for this server and the job of epoch 1"),  # of this cluster
-        error(
-            JobError, reason="this server has no shard yet; call worker.init(...) first"
-        ),  # begun anew, or of another
+        error(JobError, reason="this server has no shard yet; call worker.init(...) first"),  # begun anew
         error(StaleEpochError, ours=9, theirs=1),
         error(ProtocolError, reason="epoch 1 is not of the job 'default'"),
     ],
 )
 def test_a_server_that_is_not_the_one_that_was_meant_is_named_at_once_and_gets_nothing(refusal: object) -> None:
     session = half_attached()
-    push = session.transfer("push")
-    session.ask(push)
+    session.ask(push := session.transfer("push"))
     actions = session.get(refusal, S1)
-    ((operation, value),) = resolved(actions)
-    assert operation is push
-    assert isinstance(value, WrongPeerError)
+    value = failed(actions, WrongPeerError, push)
     assert "what listens at the endpoint of server 1 (s1, tcp://s1:1) is not the server" in str(value)
     assert str(value) in logged(actions)
-    assert not sent(actions, Push, S1)
+    assert not sent(actions, m.Push, S1)
 
 
 def test_a_welcome_without_the_proof_is_the_wrong_servers_and_nothing_is_sent_there() -> None:
     session = half_attached()
-    push = session.transfer("push")
-    session.ask(push)
-    other = Welcome(WELCOME.version, b"x" * 16, "other", 0, 1.0, 10.0, 4, 2, proof=b"q" * 16)
+    session.ask(session.transfer("push"))
+    other = m.Welcome(WELCOME.version, b"x" * 16, "other", 0, 1.0, 10.0, 4, 2, proof=b"q" * 16)
     actions = session.get(other, S1)
-    ((_, value),) = resolved(actions)
-    assert isinstance(value, WrongPeerError)
-    assert not sent(actions, Push, S1)
+    failed(actions, WrongPeerError)
+    assert not sent(actions, m.Push, S1)
 
 
 @pytest.mark.parametrize(
@@ -299,16 +277,12 @@ def test_a_welcome_without_the_proof_is_the_wrong_servers_and_nothing_is_sent_th
 def test_what_the_right_server_says_is_not_taken_for_anothers(refusal: object) -> None:
     session = half_attached()
     session.ask(session.transfer("push"))
-    ((_, value),) = resolved(session.get(refusal, S1))
-    assert isinstance(value, PSError)
+    value = failed(session.get(refusal, S1), PSError)
     assert not isinstance(value, WrongPeerError)
 
 
 def test_two_servers_of_one_job_at_one_endpoint_fail_the_init() -> None:
-    session = Session()
-    session.get(WELCOME)
-    init = StartJob(0.0, job=session.spec, values=zeros(session.spec))
-    session.ask(init)
-    ((_, value),) = resolved(session.get(session.job(init.request, names="00")))
-    assert isinstance(value, ConfigurationError)
+    session = Session.joined()
+    init = session.start()
+    value = failed(session.get(session.job(init.request, names="00")), ConfigurationError)
     assert "two servers of this job advertise tcp://s0:1" in str(value)

@@ -102,15 +102,6 @@ def test_backup_workers_that_die_do_not_stop_the_rest() -> None:
     assert contributors(arrive(policy, A, 0, attempt=2)) == {A}
 
 
-def test_what_a_worker_brings_to_a_step_adds_up() -> None:
-    policy = make(A, aggregate=2)
-    policy.arrive(A, 0, (1,), 0.0)
-    decide(policy)
-    policy.arrive(A, 0, (2,), 0.0)
-    commitment = committed(decide(policy))
-    assert commitment.contributors == ((A, (1, 2)),)
-
-
 def warmed_up(on_straggler: str) -> Synchronous:
     policy = make(A, B, on_straggler=on_straggler)
     for step in range(WARM_UP):
@@ -144,7 +135,8 @@ def test_a_late_worker_fails_those_who_wait_when_the_policy_says_so() -> None:
     arrive(policy, A, WARM_UP, now=100.0)
     due = policy.next_deadline()
     assert due is not None
-    assert decide(policy, now=due).failed == (A,)
+    decision = decide(policy, now=due)
+    assert (decision.failed, decision.awaited) == ((A,), (B,))
     assert policy.next_deadline() is None
     policy.arrive(A, WARM_UP, (), due + 1.0)  # it waits once more, for what it brought before
     decision = arrive(policy, B, WARM_UP, now=due + 1.0)
@@ -221,6 +213,7 @@ def test_nobody_is_late_for_a_step_to_which_nothing_was_brought() -> None:
 
 def test_without_a_policy_for_stragglers_nobody_is_late() -> None:
     policy = warmed_up("wait")
+    assert policy.status()["patience_s"] is None
     arrive(policy, A, WARM_UP, now=100.0)
     assert policy.next_deadline() is None
     assert decide(policy, now=1e9) == Decision()
@@ -381,17 +374,3 @@ def test_there_is_something_to_decide_only_once_somebody_has_arrived() -> None:
     assert policy.pending, "it came too late, and is to be told so"
     decide(policy)
     assert not policy.pending
-
-
-def test_a_wait_that_fails_says_whom_it_was_for() -> None:
-    policy = warmed_up("fail")
-    arrive(policy, A, WARM_UP, now=100.0)
-    decision = decide(policy, now=100.0 + FLOOR_S)
-    assert (decision.failed, decision.awaited) == ((A,), (B,))
-
-
-def test_no_arrival_is_late_where_steps_wait() -> None:
-    policy = warmed_up("wait")
-    assert policy.status()["patience_s"] is None
-    arrive(policy, A, WARM_UP, now=100.0)
-    assert policy.next_deadline() is None

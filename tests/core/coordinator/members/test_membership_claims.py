@@ -19,23 +19,8 @@ from tests.core.machines import (
     sent,
 )
 from zmqps.core.coordinator.members.membership import Roster
+from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action, Received
-from zmqps.core.protocol.messages import (
-    Arrive,
-    Commit,
-    Departed,
-    Enter,
-    Error,
-    Heartbeat,
-    Hello,
-    Job,
-    Leave,
-    Proceed,
-    Range,
-    Released,
-    Take,
-    Welcome,
-)
 from zmqps.core.protocol.security.keys import claim_of
 from zmqps.core.protocol.security.roles import KeyHolder
 from zmqps.errors import EvictedError
@@ -43,7 +28,7 @@ from zmqps.errors import EvictedError
 TOKEN = b"the token of w1."
 
 
-def life(name: str, number: int, known_as: str = "", token: bytes = TOKEN, role: str = "worker") -> Hello:
+def life(name: str, number: int, known_as: str = "", token: bytes = TOKEN, role: str = "worker") -> m.Hello:
     """Return what a life of a task says; ``name``: of this process among those of a test."""
     who = identity(role, name, "default")
     return replace(who, name=known_as or name.partition("'")[0], token=token, life=number).hello()
@@ -54,7 +39,7 @@ def joins(coordinator: Coordinator, name: str, number: int, **facts: object) -> 
 
 
 def rank(actions: list[Action]) -> int:
-    (welcome,) = sent(actions, Welcome)
+    (welcome,) = sent(actions, m.Welcome)
     return welcome.rank
 
 
@@ -65,8 +50,7 @@ def trained(*names: str, expected: int | None = 2, **options: object) -> Coordin
         joins(coordinator, name, 0, token=name.encode().ljust(16, b"."))
     for name in names:
         coordinator.init(name, job(**options))
-    coordinator.ready("s0", loaded=False)
-    coordinator.ready("s0")
+    coordinator.build("s0")
     return coordinator
 
 
@@ -80,7 +64,7 @@ def loses(coordinator: Coordinator, name: str, living: tuple[str, ...]) -> None:
     for _ in range(2):
         coordinator.now += TIMEOUT / 2
         for other in living:
-            coordinator.take(other, Heartbeat({}))
+            coordinator.take(other, m.Heartbeat({}))
         coordinator.machine.on_deadline(coordinator.now)
     assert name in {gone["name"] for gone in coordinator.machine.status(coordinator.now)["gone"]}
 
@@ -92,9 +76,9 @@ def test_the_next_life_takes_rank_and_place_at_once() -> None:
     coordinator = trained("w0", "w1", "w2", expected=3)
     actions = back(coordinator, "w1")
     assert rank(actions) == 1
-    assert [m.hello.name for m in coordinator.run().workers] == ["w0", "w1", "w2"]
+    assert [got.hello.name for got in coordinator.run().workers] == ["w0", "w1", "w2"]
     assert coordinator.run().attendance.spares == {}
-    assert receivers(actions, Departed) == [peer("s0")]
+    assert receivers(actions, m.Departed) == [peer("s0")]
     assert "worker 1 (w1, host, pid 7) had died and was started again (restart 1)" in logged(actions)
     (gone,) = coordinator.machine.status(0.0)["gone"]
     assert (gone["name"], gone["rank"], gone["how"]) == ("w1", 1, "restarted")
@@ -108,10 +92,10 @@ def test_the_next_life_takes_rank_and_place_at_once() -> None:
 def test_the_old_life_is_taken_back_no_more() -> None:
     coordinator = trained("w0", "w1")
     back(coordinator, "w1")
-    for late in (Heartbeat({}), life("w1", 0, token=b"w1".ljust(16, b"."))):
+    for late in (m.Heartbeat({}), life("w1", 0, token=b"w1".ljust(16, b"."))):
         actions = coordinator.take("w1", late)
         assert errors(actions) == [EvictedError.code]
-        assert "was started again" in sent(actions, Error)[0].text
+        assert "was started again" in sent(actions, m.Error)[0].text
 
 
 def test_an_echo_of_an_earlier_life_is_refused() -> None:
@@ -119,7 +103,7 @@ def test_an_echo_of_an_earlier_life_is_refused() -> None:
     back(coordinator, "w1", 2)
     actions = joins(coordinator, "w1''", 1, token=b"w1".ljust(16, b"."))
     assert errors(actions) == [EvictedError.code]
-    assert "worker 1 (w1, host, pid 7) has its place" in sent(actions, Error)[0].text
+    assert "worker 1 (w1, host, pid 7) has its place" in sent(actions, m.Error)[0].text
     assert len(coordinator.run().workers) == 2
 
 
@@ -128,9 +112,9 @@ def test_a_spare_does_not_get_the_place_of_one_that_comes_back() -> None:
     (spare,) = coordinator.run().attendance.spares.values()
     assert spare.hello.name == "w2"
     back(coordinator, "w1")
-    assert [m.hello.name for m in coordinator.run().attendance.spares.values()] == ["w2"]
+    assert [got.hello.name for got in coordinator.run().attendance.spares.values()] == ["w2"]
     coordinator.init("w1'", job())
-    assert {m.hello.name for m in coordinator.run().attendance} == {"w0", "w1"}
+    assert {got.hello.name for got in coordinator.run().attendance} == {"w0", "w1"}
 
 
 def test_one_that_dies_again_before_it_has_begun_is_missed() -> None:
@@ -142,48 +126,48 @@ def test_one_that_dies_again_before_it_has_begun_is_missed() -> None:
 
 def test_a_synchronous_step_goes_on_without_the_old_life_and_waits_for_the_new_one() -> None:
     coordinator = trained("w0", "w1", staleness=0)
-    coordinator.take("w0", Arrive(2, 0, (1,)))
-    assert not sent(coordinator.take("w0", Heartbeat({})), Commit)
+    coordinator.take("w0", m.Arrive(2, 0, (1,)))
+    assert not sent(coordinator.take("w0", m.Heartbeat({})), m.Commit)
     actions = back(coordinator, "w1")
-    (commit,) = sent(actions, Commit)
+    (commit,) = sent(actions, m.Commit)
     assert [who for who, _ in commit.contributors] == [hello("worker", "w0").incarnation]
-    assert [type(a.message) for a in actions if getattr(a, "peer", b"") == peer("s0")] == [Departed, Commit]  # type: ignore[union-attr]
-    assert sent(actions, Proceed, peer("w0"))
-    (told,) = sent(coordinator.init("w1'", job(staleness=0)), Job)
+    assert [type(a.message) for a in actions if getattr(a, "peer", b"") == peer("s0")] == [m.Departed, m.Commit]  # type: ignore[union-attr]
+    assert sent(actions, m.Proceed, peer("w0"))
+    (told,) = sent(coordinator.init("w1'", job(staleness=0)), m.Job)
     assert (told.step, told.rank) == (1, 1)
-    assert not sent(coordinator.take("w0", Arrive(3, 1, (2,))), Commit)
-    assert sent(coordinator.take("w1'", Arrive(2, 1, (1,))), Commit)
+    assert not sent(coordinator.take("w0", m.Arrive(3, 1, (2,))), m.Commit)
+    assert sent(coordinator.take("w1'", m.Arrive(2, 1, (1,))), m.Commit)
 
 
 def test_a_barrier_waits_for_the_next_life() -> None:
     coordinator = trained("w0", "w1")
-    coordinator.take("w0", Enter(5, "end"))
+    coordinator.take("w0", m.Enter(5, "end"))
     actions = back(coordinator, "w1")
     assert not errors(actions, peer("w0"))
     assert errors(actions, peer("w1")) == [EvictedError.code], "should it still be there"
-    assert not sent(actions, Released)
+    assert not sent(actions, m.Released)
     coordinator.init("w1'", job())
-    released = coordinator.take("w1'", Enter(5, "end"))
-    assert receivers(released, Released) == [peer("w0"), peer("w1'")]
+    released = coordinator.take("w1'", m.Enter(5, "end"))
+    assert receivers(released, m.Released) == [peer("w0"), peer("w1'")]
 
 
 @pytest.mark.parametrize("expected", [2, None])
 def test_who_had_entered_a_barrier_has_to_enter_again(expected: int | None) -> None:
     coordinator = trained("w0", "w1", expected=expected)
-    coordinator.take("w1", Enter(5, "end"))
-    assert not sent(back(coordinator, "w1"), Released)
+    coordinator.take("w1", m.Enter(5, "end"))
+    assert not sent(back(coordinator, "w1"), m.Released)
     coordinator.init("w1'", job())
-    assert not sent(coordinator.take("w0", Enter(5, "end")), Released)
-    assert len(sent(coordinator.take("w1'", Enter(5, "end")), Released)) == 2
+    assert not sent(coordinator.take("w0", m.Enter(5, "end")), m.Released)
+    assert len(sent(coordinator.take("w1'", m.Enter(5, "end")), m.Released)) == 2
 
 
 def test_the_range_of_the_old_life_is_handed_out_again() -> None:
     coordinator = trained("w0", "w1")
-    take = Take(4, "data", 30, 10, 1, (), ())
-    (first,) = sent(coordinator.take("w1", take), Range)
+    take = m.Take(4, "data", 30, 10, 1, (), ())
+    (first,) = sent(coordinator.take("w1", take), m.Range)
     back(coordinator, "w1")
     coordinator.init("w1'", job())
-    (again,) = sent(coordinator.take("w1'", take), Range)
+    (again,) = sent(coordinator.take("w1'", take), m.Range)
     assert again.number == first.number == 0
 
 
@@ -192,7 +176,7 @@ def test_a_job_of_one_worker_stays_when_that_comes_back() -> None:
     epoch = coordinator.run().startup.epoch
     assert rank(back(coordinator, "w0")) == 0
     assert coordinator.run().startup.epoch == epoch
-    (told,) = sent(coordinator.init("w0'", job()), Job)
+    (told,) = sent(coordinator.init("w0'", job()), m.Job)
     assert "goes on with what was trained" in told.note
 
 
@@ -275,26 +259,26 @@ def test_a_rank_that_somebody_else_has_taken_is_nobodys_any_more() -> None:
 
 def test_a_job_does_not_end_while_a_worker_that_is_lost_may_be_started_again() -> None:
     coordinator = trained("w0", "w1")
-    coordinator.take("w0", Leave("finished"))
+    coordinator.take("w0", m.Leave("finished"))
     loses(coordinator, "w1", living=("s0",))
     assert coordinator.run().state == "idle"
     assert "worker 1 (w1, host, pid 7) was lost" in coordinator.run().losses.text
     assert rank(back(coordinator, "w1")) == 1, "it is started again after it was missed"
     coordinator.init("w1'", job())
     assert coordinator.run().losses.text == ""
-    actions = coordinator.take("w1'", Leave("finished"))
+    actions = coordinator.take("w1'", m.Leave("finished"))
     assert "job 'default' has ended: its workers have finished" in logged(actions)
 
 
 def test_a_job_ends_with_its_lease_where_nobody_is_started_again() -> None:
     coordinator = trained("w0", "w1")
-    coordinator.take("w0", Leave("finished"))
+    coordinator.take("w0", m.Leave("finished"))
     loses(coordinator, "w1", living=("s0",))
     lease = coordinator.machine.options.lease
     while coordinator.now < TIMEOUT + lease - 1.0:
         assert coordinator.run().state == "idle"
         coordinator.now += TIMEOUT / 2
-        coordinator.take("s0", Heartbeat({}))
+        coordinator.take("s0", m.Heartbeat({}))
         coordinator.machine.on_deadline(coordinator.now)
     coordinator.now += 1.0
     coordinator.machine.on_deadline(coordinator.now)
@@ -319,10 +303,10 @@ def test_the_rank_of_one_with_a_claim_is_not_for_its_name_alone() -> None:
 
 def test_drained_is_not_lost_and_its_range_is_handed_out_again() -> None:
     coordinator = trained("w0", "w1")
-    coordinator.take("w1", Take(4, "data", 30, 10, 1, (), ()))
-    actions = coordinator.handle(Received(peer("w1"), Leave("drained")))
+    coordinator.take("w1", m.Take(4, "data", 30, 10, 1, (), ()))
+    actions = coordinator.handle(Received(peer("w1"), m.Leave("drained")))
     assert "worker 1 (w1, host, pid 7) drained" in logged(actions)
     assert coordinator.run().losses.text == ""
     assert coordinator.machine.status(0.0)["gone"][0]["how"] == "drained"
-    (again,) = sent(coordinator.take("w0", Take(4, "data", 30, 10, 1, (), ())), Range)
+    (again,) = sent(coordinator.take("w0", m.Take(4, "data", 30, 10, 1, (), ())), m.Range)
     assert again.number == 0

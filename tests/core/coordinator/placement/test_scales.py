@@ -5,30 +5,8 @@ from __future__ import annotations
 from tests.core.coordinator.placement.test_drains import Cluster
 from tests.core.machines import errors, logged, peer, receivers, sent, sent_to
 from zmqps.core.coordinator.placement.scales import MAX_ASKED, plan
+from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action
-from zmqps.core.protocol.messages import (
-    Arrive,
-    Assign,
-    Commit,
-    Committed,
-    Cut,
-    Discard,
-    Draining,
-    Error,
-    Followed,
-    GoOn,
-    Hold,
-    Holding,
-    Leave,
-    Proceed,
-    Ready,
-    Recut,
-    Replicas,
-    Replicating,
-    Scale,
-    Yield,
-    Yielded,
-)
 from zmqps.core.protocol.messages.resizing import DrainState
 from zmqps.errors import JobMemoryError, ScaleError
 
@@ -36,37 +14,37 @@ NONCE = b"n" * 16
 
 
 def scale(cluster: Cluster, servers: int, nonce: bytes = NONCE) -> list[Action]:
-    return cluster.take("outsider", Scale(1, servers, nonce))
+    return cluster.take("outsider", m.Scale(1, servers, nonce))
 
 
 def built(cluster: Cluster, actions: list[Action]) -> list[Action]:
-    return cluster.reply(actions, Assign, lambda assign: Ready(assign.epoch, 0))
+    return cluster.reply(actions, m.Assign, lambda assign: m.Ready(assign.epoch, 0))
 
 
 def held(cluster: Cluster, actions: list[Action]) -> list[Action]:
-    return cluster.reply(actions, Hold, lambda hold: Holding(hold.number))
+    return cluster.reply(actions, m.Hold, lambda hold: m.Holding(hold.number))
 
 
 def replicated() -> Cluster:
     cluster = Cluster(3, replicas=1)
     for copy in list(cluster.run().startup.copies):
         for loaded in (0, 1):
-            cluster.take(copy.server.hello.name, Ready(copy.epoch, loaded))
+            cluster.take(copy.server.hello.name, m.Ready(copy.epoch, loaded))
     return cluster
 
 
 def yielded(cluster: Cluster, actions: list[Action], **numbers: dict[str, int]) -> list[Action]:
     copies = cluster.run().startup.copies
 
-    def answer(order: Yield) -> Yielded:
+    def answer(order: m.Yield) -> m.Yielded:
         backups = copies.backups(copies[order.epoch].shard)
-        return Yielded(order.epoch, order.generation, 0, numbers.get("numbers", {str(b.epoch): 0 for b in backups}))
+        return m.Yielded(order.epoch, order.generation, 0, numbers.get("numbers", {str(b.epoch): 0 for b in backups}))
 
-    return cluster.reply(actions, Yield, answer)
+    return cluster.reply(actions, m.Yield, answer)
 
 
 def filled(cluster: Cluster, actions: list[Action]) -> list[Action]:
-    return cluster.reply(actions, Cut, lambda cut: Ready(cut.epoch, 1))
+    return cluster.reply(actions, m.Cut, lambda cut: m.Ready(cut.epoch, 1))
 
 
 def test_too_few_servers_are_refused_with_how_many_are_missing() -> None:
@@ -84,12 +62,12 @@ def test_backups_need_other_servers() -> None:
 def test_backups_are_cut_like_their_leaders_and_begin_with_the_same() -> None:
     cluster = replicated()
     cutting = held(cluster, built(cluster, cluster.fill(scale(cluster, 2))))
-    assert not sent(cutting, Cut)
+    assert not sent(cutting, m.Cut)
     filling = yielded(cluster, cutting)
     copies = cluster.run().startup.copies
-    for to, cut in sent_to(filling, Cut):
+    for to, cut in sent_to(filling, m.Cut):
         assert {copies[parent].server.hello.name for parent in cut.parents} == {to}
-    assert {copies[cut.epoch].backup for cut in sent(filling, Cut)} == {True, False}
+    assert {copies[cut.epoch].backup for cut in sent(filling, m.Cut)} == {True, False}
     leaders = [copy for copy in copies.coming.values() if not copy.backup]
     for leader in leaders:
         rows = copies.rows_of_backups(leader)["rows"]
@@ -103,8 +81,8 @@ def test_backups_are_cut_like_their_leaders_and_begin_with_the_same() -> None:
 def test_a_backup_that_lacks_something_keeps_shards_from_being_cut() -> None:
     cluster = replicated()
     back = yielded(cluster, held(cluster, built(cluster, cluster.fill(scale(cluster, 2)))), numbers={})
-    assert set(receivers(back, GoOn)) == {peer("w0"), peer("w1")}
-    assert not sent(back, Cut)
+    assert set(receivers(back, m.GoOn)) == {peer("w0"), peer("w1")}
+    assert not sent(back, m.Cut)
     assert not cluster.run().startup.copies.coming
 
 
@@ -115,11 +93,11 @@ def test_shards_get_copies_where_they_are_to_be_and_no_others_remain() -> None:
     third = list(cluster.machine.servers)[2]
     actions, why = replication.spread({0: [third]}, 1.0)
     assert why == ""
-    assert [assign.backup for assign in sent(actions, Assign)] == [1]
-    assert receivers(actions, Replicas) == [copies.leader(0).server.peer]
+    assert [assign.backup for assign in sent(actions, m.Assign)] == [1]
+    assert receivers(actions, m.Replicas) == [copies.leader(0).server.peer]
     assert replication.spread({0: [third]}, 1.0) == ([], "")
     actions, why = replication.spread({}, 1.0)
-    assert [len(replicas.backups) for replicas in sent(actions, Replicas)] == [0]
+    assert [len(replicas.backups) for replicas in sent(actions, m.Replicas)] == [0]
     assert not any(copy.backup for copy in copies)
 
 
@@ -148,22 +126,22 @@ def test_shards_are_cut_once_no_push_is_under_way_and_members_are_told() -> None
     cluster = Cluster(2)
     cluster.join("s2", "s3")
     asked = scale(cluster, 4)
-    assert sent(asked, Draining, peer("outsider"))[0].state == DrainState.GOING
-    assert {bool(assign.restore["cut"]) for assign in sent(asked, Assign)} == {True}
+    assert sent(asked, m.Draining, peer("outsider"))[0].state == DrainState.GOING
+    assert {bool(assign.restore["cut"]) for assign in sent(asked, m.Assign)} == {True}
     pausing = built(cluster, asked)
-    assert set(receivers(pausing, Hold)) == {peer("w0"), peer("w1")}
-    assert not sent(pausing, Cut)
+    assert set(receivers(pausing, m.Hold)) == {peer("w0"), peer("w1")}
+    assert not sent(pausing, m.Cut)
     cutting = yielded(cluster, held(cluster, pausing))
     old = set(cluster.run().startup.copies.by_epoch)
     done = filled(cluster, cutting)
-    assert set(receivers(done, Recut)) == {peer("w0"), peer("w1")}
-    assert {discard.epoch for discard in sent(done, Discard)} == old
+    assert set(receivers(done, m.Recut)) == {peer("w0"), peer("w1")}
+    assert {discard.epoch for discard in sent(done, m.Discard)} == old
     placement = cluster.run().startup.placement
     assert placement is not None
     for worker in ("w0", "w1"):
-        (told,) = sent(done, Recut, peer(worker))
+        (told,) = sent(done, m.Recut, peer(worker))
         assert len(told.placement["servers"]) == placement.num_shards
-        cluster.take(worker, Followed(told.epoch, told.revision, 0))
+        cluster.take(worker, m.Followed(told.epoch, told.revision, 0))
     assert not cluster.run().replication.recuts.is_cutting
 
 
@@ -171,13 +149,13 @@ def test_a_cut_that_a_leader_is_not_ready_for_is_taken_back() -> None:
     cluster = Cluster(2)
     cluster.join("s2")
     stopping = held(cluster, built(cluster, scale(cluster, 3)))
-    (first, *_), (to, *_) = sent(stopping, Yield), receivers(stopping, Yield)
+    (first, *_), (to, *_) = sent(stopping, m.Yield), receivers(stopping, m.Yield)
     generation = first.generation
-    back = cluster.take(to[1:].decode(), Yielded(first.epoch, generation, 1))
-    assert set(receivers(back, GoOn)) == {peer("w0"), peer("w1")}
-    assert {replicas.generation for replicas in sent(back, Replicas)} == {generation + 1}
+    back = cluster.take(to[1:].decode(), m.Yielded(first.epoch, generation, 1))
+    assert set(receivers(back, m.GoOn)) == {peer("w0"), peer("w1")}
+    assert {replicas.generation for replicas in sent(back, m.Replicas)} == {generation + 1}
     assert not cluster.run().startup.copies.coming
-    cluster.reply(back, Replicas, lambda replicas: Replicating(replicas.epoch, replicas.generation))
+    cluster.reply(back, m.Replicas, lambda replicas: m.Replicating(replicas.epoch, replicas.generation))
     assert cluster.machine.scales.wanted is not None  # and it is tried again
 
 
@@ -185,32 +163,32 @@ def test_a_cut_that_finds_gradients_of_a_step_waits_for_its_end_and_no_longer() 
     cluster = Cluster(2, staleness=0)
     cluster.join("s2")
     pausing = built(cluster, scale(cluster, 3))
-    assert set(receivers(pausing, Hold)) == {peer("w0"), peer("w1")}, "nobody has arrived, as far as is known"
+    assert set(receivers(pausing, m.Hold)) == {peer("w0"), peer("w1")}, "nobody has arrived, as far as is known"
     stopping = held(cluster, pausing)
     back = cluster.give_up(stopping, busy=1)
-    assert set(receivers(back, GoOn)) == {peer("w0"), peer("w1")}, "only they can end it"
-    for asked, kept in zip(sent(stopping, Yield), sent(back, Replicas), strict=True):
+    assert set(receivers(back, m.GoOn)) == {peer("w0"), peer("w1")}, "only they can end it"
+    for asked, kept in zip(sent(stopping, m.Yield), sent(back, m.Replicas), strict=True):
         assert (kept.epoch, kept.generation > asked.generation) == (asked.epoch, True)
     cluster.fill(back)
-    cluster.take("w0", Arrive(10, 0, (1,)))
-    again = cluster.take("w1", Arrive(10, 0, (1,)))
-    assert not sent(again, Hold), "servers have its gradients until it is committed"
-    again += cluster.reply(again, Commit, lambda commit: Committed(commit.epoch, 0))
-    assert set(receivers(again, Hold)) == {peer("w0"), peer("w1")}
-    assert not sent(again, Proceed)
+    cluster.take("w0", m.Arrive(10, 0, (1,)))
+    again = cluster.take("w1", m.Arrive(10, 0, (1,)))
+    assert not sent(again, m.Hold), "servers have its gradients until it is committed"
+    again += cluster.reply(again, m.Commit, lambda commit: m.Committed(commit.epoch, 0))
+    assert set(receivers(again, m.Hold)) == {peer("w0"), peer("w1")}
+    assert not sent(again, m.Proceed)
     done = filled(cluster, yielded(cluster, held(cluster, again)))
-    assert set(receivers(done, Recut)) == set(receivers(done, Proceed)) == {peer("w0"), peer("w1")}
+    assert set(receivers(done, m.Recut)) == set(receivers(done, m.Proceed)) == {peer("w0"), peer("w1")}
 
 
 def test_a_leader_that_has_gradients_between_steps_is_asked_again_a_while_later() -> None:
     cluster = Cluster(2, staleness=0)
     cluster.join("s2")
     cluster.fill(cluster.give_up(held(cluster, built(cluster, scale(cluster, 3))), busy=1))
-    again = [*cluster.take("w0", Arrive(10, 0, (1,))), *cluster.take("w1", Arrive(10, 0, (1,)))]
-    again += cluster.reply(again, Commit, lambda commit: Committed(commit.epoch, 0))
+    again = [*cluster.take("w0", m.Arrive(10, 0, (1,))), *cluster.take("w1", m.Arrive(10, 0, (1,)))]
+    again += cluster.reply(again, m.Commit, lambda commit: m.Committed(commit.epoch, 0))
     back = cluster.give_up(held(cluster, again), busy=1)
     assert "is not cut anew yet" in logged(back)
-    assert set(receivers(back, Proceed)) == {peer("w0"), peer("w1")}
+    assert set(receivers(back, m.Proceed)) == {peer("w0"), peer("w1")}
     assert not cluster.run().startup.copies.coming
 
 
@@ -219,7 +197,7 @@ def test_a_server_that_is_lost_ends_what_needs_it() -> None:
     cluster.join("s2", "s3")
     scale(cluster, 4)
     assert cluster.machine.servers.wanted == 4
-    cluster.take("s3", Leave("closed"))
+    cluster.take("s3", m.Leave("closed"))
     assert errors(scale(cluster, 4), peer("outsider")) == [ScaleError.code]
     assert cluster.machine.servers.wanted == 2, "a new job does not wait for the one that has gone"
     assert not cluster.run().startup.copies.coming
@@ -244,14 +222,14 @@ def test_each_shard_that_is_to_be_has_a_server_of_its_own() -> None:
 def test_what_a_server_had_no_memory_for_is_tried_again_when_it_is_asked_for_again() -> None:
     cluster = Cluster(2)
     first = scale(cluster, 1)
-    (lacking,), (to,) = sent(first, Assign), receivers(first, Assign)
+    (lacking,), (to,) = sent(first, m.Assign), receivers(first, m.Assign)
     memory = JobMemoryError(server="s0", what="shard 1", needed_nbytes=9, free_nbytes=1)
-    cluster.take(to[1:].decode(), Error.of(lacking.epoch, memory))
+    cluster.take(to[1:].decode(), m.Error.of(lacking.epoch, memory))
     assert errors(scale(cluster, 1), peer("outsider")) == [ScaleError.code]
     assert cluster.machine.scales.wanted is None
     again = scale(cluster, 1, b"m" * 16)
-    assert receivers(again, Assign) == [to]
-    assert sent(again, Draining, peer("outsider"))[0].state == DrainState.GOING
+    assert receivers(again, m.Assign) == [to]
+    assert sent(again, m.Draining, peer("outsider"))[0].state == DrainState.GOING
 
 
 def test_of_those_who_ask_so_many_are_remembered() -> None:
@@ -274,10 +252,10 @@ def test_the_pause_that_is_told_is_of_this_change_alone() -> None:
 def test_a_pause_begins_when_the_first_worker_has_nothing_under_way() -> None:
     cluster = Cluster(2)
     cluster.join("s2", "s3")
-    (number,) = {hold.number for hold in sent(built(cluster, scale(cluster, 4)), Hold)}
+    (number,) = {hold.number for hold in sent(built(cluster, scale(cluster, 4)), m.Hold)}
     cluster.now += 1.0
-    cluster.take("w0", Holding(number))
+    cluster.take("w0", m.Holding(number))
     cluster.now += 2.0
-    done = filled(cluster, yielded(cluster, cluster.take("w1", Holding(number))))
+    done = filled(cluster, yielded(cluster, cluster.take("w1", m.Holding(number))))
     assert "after a pause of 2.000 s, of which it took 0.000 s" in logged(done)
     assert cluster.run().replication.recuts.longest_s == 2.0

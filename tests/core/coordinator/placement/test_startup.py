@@ -7,20 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.core.machines import Coordinator, errors, job, peer, receivers, sent
-from zmqps.core.protocol.messages import (
-    Assign,
-    Discard,
-    Error,
-    Heartbeat,
-    Job,
-    Leave,
-    Ready,
-    Status,
-    StatusRequest,
-    Take,
-    Waiting,
-    Withdraw,
-)
+from zmqps.core.protocol import messages as m
 from zmqps.errors import (
     ConfigurationError,
     JobError,
@@ -33,38 +20,42 @@ from zmqps.errors import (
 )
 
 
+def begun(servers: int = 1) -> Coordinator:
+    """Return a coordinator whose servers and two workers begin a job."""
+    coordinator = Coordinator.joined(*[f"s{n}" for n in range(servers)], "w0", "w1", servers=servers)
+    coordinator.init_all(job(), "w0", "w1")
+    return coordinator
+
+
 def fail_to_build(coordinator: Coordinator, server: str, epoch: int) -> list:  # type: ignore[type-arg]
     error = OptimizerError("no such optimizer here")
-    return coordinator.take(server, Error(epoch, error.code, str(error), error.facts()))
+    return coordinator.take(server, m.Error(epoch, error.code, str(error), error.facts()))
 
 
 def test_placing_waits_for_all_servers() -> None:
-    coordinator = Coordinator(servers=2)
-    coordinator.join("s0", "w0")
+    coordinator = Coordinator.joined("s0", "w0", servers=2)
     actions = coordinator.init("w0", job())
-    assert sent(actions, Assign) == []
-    assert "1 of 2 servers to join" in sent(actions, Waiting, peer("w0"))[-1].text
-    assert receivers(coordinator.join("s1"), Assign) == [peer("s0"), peer("s1")]
+    assert sent(actions, m.Assign) == []
+    assert "1 of 2 servers to join" in sent(actions, m.Waiting, peer("w0"))[-1].text
+    assert receivers(coordinator.join("s1"), m.Assign) == [peer("s0"), peer("s1")]
 
 
 def test_a_worker_uploads_the_values_once_all_shards_are_built_and_is_answered_once_all_are_loaded() -> None:
-    coordinator = Coordinator(servers=2)
-    coordinator.join("s0", "s1", "w0", "w1")
-    coordinator.init("w0", job())
-    coordinator.init("w1", job())
-    assert sent(coordinator.ready("s0", loaded=False), Job) == []
-    assert [(m.load, m.request) for m in sent(coordinator.ready("s1", loaded=False), Job, peer("w0"))] == [(1, 1)]
-    assert sent(coordinator.ready("s0"), Job) == []
+    coordinator = begun(servers=2)
+    assert sent(coordinator.ready("s0", loaded=False), m.Job) == []
+    (told,) = sent(coordinator.ready("s1", loaded=False), m.Job, peer("w0"))
+    assert (told.load, told.request) == (1, 1)
+    assert sent(coordinator.ready("s0"), m.Job) == []
     done = coordinator.ready("s1")
-    assert receivers(done, Job) == [peer("w0"), peer("w1")]
-    assert {message.load for message in sent(done, Job)} == {0}
+    assert receivers(done, m.Job) == [peer("w0"), peer("w1")]
+    assert {message.load for message in sent(done, m.Job)} == {0}
 
 
 def test_the_status_names_who_the_start_waits_for_at_each_of_its_stages() -> None:
     coordinator = Coordinator(servers=2)
 
     def waiting() -> list[str]:
-        (status,) = sent(coordinator.take("w0", StatusRequest(9)), Status)
+        (status,) = sent(coordinator.take("w0", m.StatusRequest(9)), m.Status)
         return list(status.status["waiting"])
 
     coordinator.join("s0", "s1", "w0", "w1")
@@ -79,226 +70,180 @@ def test_the_status_names_who_the_start_waits_for_at_each_of_its_stages() -> Non
     assert waiting() == []
 
 
-@pytest.mark.parametrize("goodbye", [Leave("closed"), Withdraw(1)])
-def test_a_loader_that_goes_is_replaced_by_another_worker(goodbye: Leave | Withdraw) -> None:
-    coordinator = Coordinator()
-    coordinator.join("s0", "w0", "w1")
-    coordinator.init("w0", job())
-    coordinator.init("w1", job())
+@pytest.mark.parametrize("goodbye", [m.Leave("closed"), m.Withdraw(1), None], ids=["leaves", "withdraws", "is lost"])
+def test_a_loader_that_goes_is_replaced_by_another_worker(goodbye: m.Leave | m.Withdraw | None) -> None:
+    coordinator = begun()
     coordinator.ready("s0", loaded=False)
-    assert [m.load for m in sent(coordinator.take("w0", goodbye), Job, peer("w1"))] == [1]
+    actions = coordinator.take("w0", goodbye) if goodbye else coordinator.wait(15.0, "s0", "w1")
+    assert [got.load for got in sent(actions, m.Job, peer("w1"))] == [1]
 
 
 def test_what_a_server_says_late_of_a_job_that_was_given_up_does_not_make_the_next_one_ready() -> None:
-    coordinator = Coordinator()
-    coordinator.join("s0", "w0")
+    coordinator = Coordinator.joined("s0", "w0")
     coordinator.init("w0", job())
-    coordinator.take("w0", Withdraw(1))
-    coordinator.take("s0", Ready(1, 0))
-    coordinator.take("s0", Ready(1, 1))
-    assert sent(coordinator.init("w0", job("a"), 2), Job) == [], "s0 has yet to build its shard"
-    assert [m.load for m in sent(coordinator.ready("s0", loaded=False), Job, peer("w0"))] == [1]
-
-
-def test_a_loader_that_is_lost_is_replaced_by_another_worker() -> None:
-    coordinator = Coordinator()
-    coordinator.join("s0", "w0", "w1")
-    coordinator.init("w0", job())
-    coordinator.init("w1", job())
-    coordinator.ready("s0", loaded=False)
-    assert [m.load for m in sent(coordinator.wait(15.0, "s0", "w1"), Job, peer("w1"))] == [1]
+    coordinator.take("w0", m.Withdraw(1))
+    coordinator.take("s0", m.Ready(1, 0))
+    coordinator.take("s0", m.Ready(1, 1))
+    assert sent(coordinator.init("w0", job("a"), 2), m.Job) == [], "s0 has yet to build its shard"
+    assert [got.load for got in sent(coordinator.ready("s0", loaded=False), m.Job, peer("w0"))] == [1]
 
 
 def test_who_has_no_values_is_not_asked_to_upload_them() -> None:
-    coordinator = Coordinator()
-    coordinator.join("s0", "w0", "w1", "o0")
+    coordinator = Coordinator.joined("s0", "w0", "w1", "o0")
     coordinator.init("w0", job())
     coordinator.init("w1", None)
     coordinator.init("o0", None)
     coordinator.ready("s0", loaded=False)
-    assert sent(coordinator.take("w0", Withdraw(1)), Job) == []
-    assert [m.load for m in sent(coordinator.init("w0", job(), request=2), Job, peer("w0"))] == [1]
+    assert sent(coordinator.take("w0", m.Withdraw(1)), m.Job) == []
+    assert [got.load for got in sent(coordinator.init("w0", job(), request=2), m.Job, peer("w0"))] == [1]
 
 
 def test_a_job_that_is_asked_for_before_there_is_one_is_an_error() -> None:
-    coordinator = Coordinator()
-    coordinator.join("w0", "o0")
-    assert errors(coordinator.init("w0", None)) == [JobError.code]
-    assert errors(coordinator.init("o0", None)) == [JobError.code]
+    assert errors(Coordinator.joined("w0", "o0").init_all(None, "w0", "o0")) == [JobError.code] * 2
 
 
 def test_a_server_that_cannot_build_its_shard_fails_the_init_and_a_better_one_works() -> None:
-    coordinator = Coordinator()
-    coordinator.join("s0", "w0", "w1")
-    coordinator.init("w0", job())
-    coordinator.init("w1", job())
+    coordinator = begun()
     failed = fail_to_build(coordinator, "s0", epoch=1)
-    assert receivers(failed, Error) == [peer("w0"), peer("w1")]
+    assert receivers(failed, m.Error) == [peer("w0"), peer("w1")]
     assert errors(failed) == [OptimizerError.code] * 2
-    assert receivers(coordinator.init("w0", job(learning_rate=0.5), request=2), Assign) == [peer("s0")]
-    assert [m.load for m in sent(coordinator.ready("s0", loaded=False), Job, peer("w0"))] == [1]
+    assert receivers(coordinator.init("w0", job(learning_rate=0.5), request=2), m.Assign) == [peer("s0")]
+    assert [got.load for got in sent(coordinator.ready("s0", loaded=False), m.Job, peer("w0"))] == [1]
 
 
 def test_a_server_that_fails_in_general_fails_the_inits_of_all_jobs_that_begin() -> None:
-    coordinator = Coordinator()
-    coordinator.train("s0", "w0", "w1.b")
+    coordinator = Coordinator.trains("s0", "w0", "w1.b")
     coordinator.join("w2.c", "w3.d")
     for worker in ("w2.c", "w3.d"):
         coordinator.init(worker, job())
-    failed = coordinator.take("s0", Error.of(0, JobError("s0 is broken")))
-    assert receivers(failed, Error) == [peer("w2.c"), peer("w3.d")], "what is trained already goes on"
+    failed = coordinator.take("s0", m.Error.of(0, JobError("s0 is broken")))
+    assert receivers(failed, m.Error) == [peer("w2.c"), peer("w3.d")], "what is trained already goes on"
 
 
 def test_what_servers_say_of_a_job_that_failed_does_not_touch_the_next_one() -> None:
-    coordinator = Coordinator(servers=3)
-    coordinator.join("s0", "s1", "s2", "w0")
+    coordinator = Coordinator.joined("s0", "s1", "s2", "w0", servers=3)
     coordinator.init("w0", job())
     fail_to_build(coordinator, "s0", epoch=1)
     coordinator.ready("s1", epoch=2, loaded=False)
     coordinator.init("w0", job(learning_rate=0.5), request=2)
     assert errors(fail_to_build(coordinator, "s2", epoch=3)) == [], "the second init is not to blame"
-    assert sent(coordinator.ready("s0", "s2", loaded=False), Job) == [], "s1 is still building"
-    assert [m.load for m in sent(coordinator.ready("s1", loaded=False), Job)] == [1]
+    assert sent(coordinator.ready("s0", "s2", loaded=False), m.Job) == [], "s1 is still building"
+    assert [got.load for got in sent(coordinator.ready("s1", loaded=False), m.Job)] == [1]
 
 
 def test_a_mismatch_names_both_sides() -> None:
-    coordinator = Coordinator()
-    coordinator.join("w0", "w1")
+    coordinator = Coordinator.joined("w0", "w1")
     coordinator.init("w0", job("w", "b"))
-    (message,) = sent(coordinator.init("w1", job("w", "c")), Error)
+    (message,) = sent(coordinator.init("w1", job("w", "c")), m.Error)
     error = from_wire(message.code, message.text, message.facts)
     assert isinstance(error, JobMismatchError)
     assert (error.what, error.ours, error.theirs) == ("parameter 'b'", "no such parameter", "float32 (8,)")
     assert "worker 0 (w0" in error.owner
 
 
-def test_a_job_that_everybody_withdrew_before_placement_is_forgotten() -> None:
-    coordinator = Coordinator()
-    coordinator.join("w0", "w1")
+@pytest.mark.parametrize("servers", [(), ("s0",)], ids=["before placement", "while servers built"])
+def test_a_job_that_everybody_withdrew_is_forgotten(servers: tuple[str, ...]) -> None:
+    coordinator = Coordinator.joined(*servers, "w0", "w1")
     coordinator.init("w0", job("a"))
-    coordinator.take("w0", Withdraw(1))
-    assert errors(coordinator.init("w1", job("b"))) == []
-
-
-def test_a_job_that_everybody_withdrew_while_servers_built_is_forgotten_too() -> None:
-    coordinator = Coordinator()
-    coordinator.join("s0", "w0", "w1")
-    coordinator.init("w0", job("a"))
-    coordinator.take("w0", Withdraw(1))
+    coordinator.take("w0", m.Withdraw(1))
     actions = coordinator.init("w1", job("b"))
     assert errors(actions) == []
-    assert [message.epoch for message in sent(actions, Assign)] == [2]
-    assert sent(coordinator.ready("s0", epoch=1, loaded=False), Job) == []
+    assert [message.epoch for message in sent(actions, m.Assign)] == [2] * len(servers)
+    assert all(sent(coordinator.ready(server, epoch=1, loaded=False), m.Job) == [] for server in servers)
 
 
 def test_a_running_job_outlives_its_workers() -> None:
-    coordinator = Coordinator()
-    coordinator.train("s0", "w0")
-    coordinator.take("w0", Leave("closed"))
+    coordinator = Coordinator.trains("s0", "w0")
+    coordinator.take("w0", m.Leave("closed"))
     coordinator.join("w1")
-    assert [m.load for m in sent(coordinator.init("w1", job()), Job)] == [0]
+    assert [got.load for got in sent(coordinator.init("w1", job()), m.Job)] == [0]
 
 
 def test_an_init_sent_twice_is_answered_and_parks_once() -> None:
-    coordinator = Coordinator()
-    coordinator.join("s0", "w0")
-    coordinator.init("w0", job())
-    coordinator.init("w0", job())
-    coordinator.ready("s0", loaded=False)
-    assert len(sent(coordinator.ready("s0"), Job)) == 1
+    coordinator = Coordinator.joined("s0", "w0")
+    coordinator.init_all(job(), "w0", "w0")
+    assert len(sent(coordinator.build("s0"), m.Job, peer("w0"))) == 1
 
 
 def test_who_asks_again_first_makes_the_coordinator_repeat_what_may_have_been_lost() -> None:
-    coordinator = Coordinator(servers=2)
-    coordinator.join("s0", "s1", "w0", "w1")
-    coordinator.init("w0", job())
-    coordinator.init("w1", job())
-    assert receivers(coordinator.init("w0", job()), Assign) == [peer("s0"), peer("s1")]
-    assert receivers(coordinator.init("w1", job()), Assign) == []
+    coordinator = begun(servers=2)
+    assert receivers(coordinator.init("w0", job()), m.Assign) == [peer("s0"), peer("s1")]
+    assert receivers(coordinator.init("w1", job()), m.Assign) == []
     coordinator.ready("s0", loaded=False)
     coordinator.ready("s1", loaded=False)
     again = coordinator.init("w0", job())
-    assert receivers(again, Assign) == [peer("s0"), peer("s1")]  # it answers with what it has
-    assert [(m.load, m.request) for m in sent(again, Job, peer("w0"))] == [(1, 1)]
+    assert receivers(again, m.Assign) == [peer("s0"), peer("s1")]  # it answers with what it has
+    assert [(got.load, got.request) for got in sent(again, m.Job, peer("w0"))] == [(1, 1)]
     coordinator.ready("s0")
-    assert receivers(coordinator.init("w0", job()), Assign) == [peer("s1")]
+    assert receivers(coordinator.init("w0", job()), m.Assign) == [peer("s1")]
     coordinator.ready("s1")
-    assert receivers(coordinator.init("w0", job()), Assign) == []
+    assert receivers(coordinator.init("w0", job()), m.Assign) == []
 
 
 def test_a_deterministic_job_must_know_how_many_workers_to_wait_for() -> None:
     deterministic = replace(job(), staleness=0, deterministic=True)
-    coordinator = Coordinator()
-    coordinator.join("s0", "w0")
-    (refused,) = sent(coordinator.init("w0", deterministic), Error, peer("w0"))
+    coordinator = Coordinator.joined("s0", "w0")
+    (refused,) = sent(coordinator.init("w0", deterministic), m.Error, peer("w0"))
     assert refused.code == ConfigurationError.code
     assert "init(..., workers=4), or start the cluster with --workers" in refused.text
-    assert sent(coordinator.init("w0", job(), request=2), Assign)  # and another job is none the worse for it
+    assert sent(coordinator.init("w0", job(), request=2), m.Assign)  # and another job is none the worse for it
 
     for expected, workers in ((1, None), (None, 1)):  # the cluster says how many, or the job itself
-        coordinator = Coordinator(workers=expected)
-        coordinator.join("s0", "w0")
-        assert sent(coordinator.init("w0", replace(deterministic, workers=workers)), Assign)
+        coordinator = Coordinator.joined("s0", "w0", workers=expected)
+        assert sent(coordinator.init("w0", replace(deterministic, workers=workers)), m.Assign)
 
 
 def test_a_deterministic_job_hands_out_no_ranges() -> None:
-    coordinator = Coordinator(workers=1)
-    coordinator.join("s0", "w0")
+    coordinator = Coordinator.joined("s0", "w0", workers=1)
     coordinator.init("w0", replace(job(), staleness=0, deterministic=True))
-    assert errors(coordinator.take("w0", Take(2, "data", 100, 10, 1, (), ()))) == [ConfigurationError.code]
+    assert errors(coordinator.take("w0", m.Take(2, "data", 100, 10, 1, (), ()))) == [ConfigurationError.code]
 
 
 def test_a_job_whose_server_is_lost_before_it_has_values_begins_again_on_a_spare() -> None:
-    coordinator = Coordinator(servers=2)
-    coordinator.join("s0", "s1", "s2", "w0")
+    coordinator = Coordinator.joined("s0", "s1", "s2", "w0", servers=2)
     coordinator.init("w0", job())
     coordinator.ready("s0", loaded=False)
     before = coordinator.epochs("s0")
-    again = coordinator.take("s1", Leave("closed"))
-    assert receivers(again, Assign) == [peer("s0"), peer("s2")]
+    again = coordinator.take("s1", m.Leave("closed"))
+    assert receivers(again, m.Assign) == [peer("s0"), peer("s2")]
     assert not errors(again)
-    assert sent(again, Discard, peer("s0")) == [Discard(before[0])]
-    coordinator.ready("s0", "s2", loaded=False)
-    coordinator.ready("s0", "s2")
+    assert sent(again, m.Discard, peer("s0")) == [m.Discard(before[0])]
+    coordinator.build("s0", "s2")
     assert coordinator.run().startup.ready
 
 
 def test_a_job_whose_server_is_lost_while_values_are_brought_fails() -> None:
-    coordinator = Coordinator(servers=2)
-    coordinator.join("s0", "s1", "s2", "w0")
+    coordinator = Coordinator.joined("s0", "s1", "s2", "w0", servers=2)
     coordinator.init("w0", job())
     coordinator.ready("s0", "s1", loaded=False)
-    assert errors(coordinator.take("s1", Leave("closed")), peer("w0")) == [PeerLostError.code]
+    assert errors(coordinator.take("s1", m.Leave("closed")), peer("w0")) == [PeerLostError.code]
 
 
 # --- sizes --------------------------------------------------------------------------------------
 
 
 def test_a_job_larger_than_the_memory_of_all_servers_is_refused_before_a_server_is_asked() -> None:
-    coordinator = Coordinator(servers=2, replicas=1)
-    coordinator.join("s0", "s1", "w0", "w1")
+    coordinator = Coordinator.joined("s0", "s1", "w0", "w1", servers=2, replicas=1)
     for server in ("s0", "s1"):
-        coordinator.take(server, Heartbeat({"memory_nbytes": 1 << 20}))
+        coordinator.take(server, m.Heartbeat({"memory_nbytes": 1 << 20}))
     large = job("w", size=(1 << 20) // 4 + 1)
-    (refusal,) = sent(coordinator.init("w0", large), Error, peer("w0"))
+    (refusal,) = sent(coordinator.init("w0", large), m.Error, peer("w0"))
     error = from_wire(refusal.code, refusal.text, refusal.facts)
     assert isinstance(error, JobMemoryError)
     assert (error.needed_nbytes, error.free_nbytes) == (2 * ((1 << 20) + 4), 2 << 20)
     assert "the cluster's 2 servers" in str(error)
     assert "2 copies of each (the largest is 'w', float32 (262145,))" in str(error)
     actions = coordinator.init("w1", job("w", size=(1 << 20) // 4), request=2)
-    assert len(receivers(actions, Assign)) == 4, "this one fits, just so"
+    assert len(receivers(actions, m.Assign)) == 4, "this one fits, just so"
 
 
 def test_a_job_of_a_size_that_nobody_can_refuse_yet_is_the_servers_to_refuse() -> None:
-    coordinator = Coordinator(servers=2)
-    coordinator.join("s0", "s1", "w0")
-    coordinator.take("s0", Heartbeat({"memory_nbytes": 1 << 20}))
-    assert len(sent(coordinator.init("w0", job("w", size=1 << 43)), Assign)) == 2
+    coordinator = Coordinator.joined("s0", "s1", "w0", servers=2)
+    coordinator.take("s0", m.Heartbeat({"memory_nbytes": 1 << 20}))
+    assert len(sent(coordinator.init("w0", job("w", size=1 << 43)), m.Assign)) == 2
 
 
 def test_a_job_of_more_slices_than_anybody_makes_is_refused_and_another_one_may_begin() -> None:
-    coordinator = Coordinator(slice_nbytes=4)
-    coordinator.join("s0", "w0")
+    coordinator = Coordinator.joined("s0", "w0", slice_nbytes=4)
     assert errors(coordinator.init("w0", job("w", size=(1 << 24) + 1))) == [LimitError.code]
-    assert sent(coordinator.init("w0", job(), request=2), Assign)
+    assert sent(coordinator.init("w0", job(), request=2), m.Assign)

@@ -11,25 +11,8 @@ from tests.core.machines import Coordinator, errors, job, logged, peer, receiver
 from zmqps.core.coordinator.saving.checkpoints import AGAIN_S, HOLD_S, STUCK_S
 from zmqps.core.coordinator.saving.making import Storing
 from zmqps.core.coordinator.saving.wishes import BURST, EVERY_S, MAX_WAITING
-from zmqps.core.job.tables import TableSpec
+from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action, Returned, Run
-from zmqps.core.protocol.messages import (
-    Arrive,
-    Checkpoint,
-    Checkpointed,
-    Commit,
-    Committed,
-    EndJob,
-    Error,
-    GoOn,
-    Heartbeat,
-    Hold,
-    Holding,
-    Leave,
-    Save,
-    Saved,
-    Unsave,
-)
 from zmqps.core.protocol.messages.saving import SaveStage
 from zmqps.errors import (
     CheckpointFailedError,
@@ -81,16 +64,10 @@ class Cluster(Coordinator):
     """A coordinator with a store, two servers and two workers that train; what the store is to do waits in ``work``."""
 
     def __init__(
-        self,
-        mode: str = "async",
-        jobs: tuple[str, ...] = ("default",),
-        *,
-        at_end: bool = False,
-        tables: tuple[TableSpec, ...] = (),
-        **options: Any,
+        self, mode: str = "async", jobs: tuple[str, ...] = ("default",), *, tables: Any = (), **options: Any
     ) -> None:
         self.store = Store()
-        super().__init__(self.store, servers=2, checkpoint_at_end=at_end, **options)
+        super().__init__(self.store, **{"servers": 2, "checkpoint_at_end": False, **options})
         self.work: list[Run] = []
         staleness = {"async": None, "ssp": 1, "sync": 0}[mode]
         self.join(*SERVERS)
@@ -99,8 +76,7 @@ class Cluster(Coordinator):
             for worker in WORKERS:
                 self.join(worker + suffix)
                 self.init(worker + suffix, job(staleness=staleness, tables=tables))
-            self.ready(*SERVERS, loaded=False, job=name)
-            self.ready(*SERVERS, job=name)
+            self.build(*SERVERS, job=name)
 
     def handle(self, event: Any) -> list[Action]:
         return self.seen(super().handle(event))
@@ -110,7 +86,7 @@ class Cluster(Coordinator):
         return actions
 
     def ask(self, who: str = "w0", request: int = 9, *, consistent: int = 0, state: Any = None) -> list[Action]:
-        return self.take(who, Checkpoint(request, "", consistent, state or {}))
+        return self.take(who, m.Checkpoint(request, "", consistent, state or {}))
 
     def do(self) -> list[Action]:
         """Let the store do one thing."""
@@ -123,7 +99,7 @@ class Cluster(Coordinator):
 
     def say(self, server: str, stage: int, number: int = 1, job_name: str = "default", **facts: Any) -> list[Action]:
         copies = {who.hello.name: epoch for _, epoch, who in self.run(job_name).startup.leaders()}
-        return self.take(server, Saved(copies[server], number, stage, facts))
+        return self.take(server, m.Saved(copies[server], number, stage, facts))
 
     def write(self, number: int = 1, job_name: str = "default") -> list[Action]:
         """Let servers keep and write all."""
@@ -132,8 +108,23 @@ class Cluster(Coordinator):
             a for s in SERVERS for a in self.say(s, SaveStage.WRITTEN, number, job_name, nbytes=10, files=[s])
         ]
 
+    def publish(self, number: int = 1, job_name: str = "default") -> list[Action]:
+        """Let servers write all, and the store publish it."""
+        self.write(number, job_name)
+        return self.do()
+
+    def complete(self, number: int = 1, job_name: str = "default") -> list[Action]:
+        """Make a checkpoint that has begun, and return what follows."""
+        self.do()
+        return self.publish(number, job_name)
+
+    def come(self, name: str = "w2") -> list[Action]:
+        """Let a worker come to a job of the bounded mode."""
+        self.join(name)
+        return self.init(name, job(staleness=1))
+
     def hold(self, number: int = 1, *names: str) -> list[Action]:
-        return [action for name in names or WORKERS for action in self.take(name, Holding(number))]
+        return [action for name in names or WORKERS for action in self.take(name, m.Holding(number))]
 
     def wait(self, until: float, *alive: str) -> list[Action]:
         return self.seen_twice(super().wait(until, *(alive or EVERYBODY)))
@@ -159,7 +150,7 @@ def saving(mode: str = "async", **options: Any) -> Cluster:
 
 
 def whys(actions: list[Action], to: str = "w0") -> str:
-    return "; ".join(message.text for message in sent(actions, Error, peer(to)))
+    return "; ".join(message.text for message in sent(actions, m.Error, peer(to)))
 
 
 # --- one that is made -----------------------------------------------------------------------------
@@ -170,13 +161,13 @@ def test_it_is_kept_written_published_and_answered(mode: str) -> None:
     cluster = Cluster(mode)
     assert cluster.ask(state={"epoch": 3}) == cluster.work
     told = cluster.do()
-    assert [m.path for m in sent(told, Save)] == ["/default"] * 2
-    assert {m.exact for m in sent(told, Save)} == {int(mode == "sync")}
-    assert not sent(told, Hold)
+    assert [got.path for got in sent(told, m.Save)] == ["/default"] * 2
+    assert {got.exact for got in sent(told, m.Save)} == {int(mode == "sync")}
+    assert not sent(told, m.Hold)
     cluster.now = 2.0
-    assert not sent(cluster.write(), Checkpointed)
+    assert not sent(cluster.write(), m.Checkpointed)
     told = cluster.do()
-    assert sent(told, Checkpointed, peer("w0")) == [Checkpointed(9, "/default/ckpt", 0, 2.0, 1000)]
+    assert sent(told, m.Checkpointed, peer("w0")) == [m.Checkpointed(9, "/default/ckpt", 0, 2.0, 1000)]
     (manifest,) = cluster.store.manifests
     assert manifest["state"] == {"epoch": 3}
     assert manifest["consistent"] == (mode == "sync")
@@ -188,9 +179,9 @@ def test_it_is_kept_written_published_and_answered(mode: str) -> None:
 def test_the_synchronous_mode_saves_the_version_after_the_last_step() -> None:
     cluster = Cluster("sync")
     for worker in WORKERS:
-        cluster.take(worker, Arrive(2, 0, (1,)))
+        cluster.take(worker, m.Arrive(2, 0, (1,)))
     cluster.ask()
-    assert {m.version for m in sent(cluster.do(), Save)} == {1}
+    assert {got.version for got in sent(cluster.do(), m.Save)} == {1}
 
 
 def test_who_asks_again_hears_of_the_same_one_and_of_its_end_again() -> None:
@@ -201,19 +192,17 @@ def test_who_asks_again_hears_of_the_same_one_and_of_its_end_again() -> None:
     assert cluster.ask() == []
     cluster.write()
     assert cluster.ask() == []
-    (answer,) = sent(cluster.do(), Checkpointed)
-    assert sent(cluster.ask(), Checkpointed, peer("w0")) == [answer]
+    (answer,) = sent(cluster.do(), m.Checkpointed)
+    assert sent(cluster.ask(), m.Checkpointed, peer("w0")) == [answer]
     assert not cluster.work
 
 
 def test_somebody_who_has_not_joined_may_ask_and_ask_again() -> None:
     cluster = Cluster()
-    message = Checkpoint(4, "default", 0, {}, b"n" * 16)
+    message = m.Checkpoint(4, "default", 0, {}, b"n" * 16)
     cluster.take("x", message)
-    cluster.do()
-    cluster.write()
-    (answer,) = sent(cluster.do(), Checkpointed, peer("x"))
-    assert sent(cluster.take("x", message), Checkpointed, peer("x")) == [answer]
+    (answer,) = sent(cluster.complete(), m.Checkpointed, peer("x"))
+    assert sent(cluster.take("x", message), m.Checkpointed, peer("x")) == [answer]
     assert not cluster.work
 
 
@@ -222,14 +211,10 @@ def test_one_is_made_at_a_time_and_each_has_its_turn() -> None:
     cluster.ask("w0")
     cluster.ask("w1.other", 5)
     assert len(cluster.work) == 1
-    cluster.do()
-    cluster.write()
-    told = cluster.do()
-    assert receivers(told, Checkpointed) == [peer("w0")]
+    told = cluster.complete()
+    assert receivers(told, m.Checkpointed) == [peer("w0")]
     assert [run.tag for run in cluster.work] == [Storing(2, "begin")]
-    cluster.do()
-    cluster.write(2, "other")
-    assert receivers(cluster.do(), Checkpointed) == [peer("w1.other")]
+    assert receivers(cluster.complete(2, "other"), m.Checkpointed) == [peer("w1.other")]
 
 
 # --- what is refused ------------------------------------------------------------------------------
@@ -237,9 +222,9 @@ def test_one_is_made_at_a_time_and_each_has_its_turn() -> None:
 
 def test_without_a_place_or_a_job_there_is_none() -> None:
     nowhere = Coordinator.trains("s0", "w0")
-    assert errors(nowhere.take("w0", Checkpoint(9, "", 0, {}))) == [ConfigurationError.code]
+    assert errors(nowhere.take("w0", m.Checkpoint(9, "", 0, {}))) == [ConfigurationError.code]
     cluster = Cluster()
-    assert errors(cluster.take("x", Checkpoint(1, "none", 0, {}, b"n" * 16))) == [JobError.code]
+    assert errors(cluster.take("x", m.Checkpoint(1, "none", 0, {}, b"n" * 16))) == [JobError.code]
     cluster.join("w2.young")
     assert errors(cluster.ask("w2.young")) == [JobError.code]
 
@@ -250,9 +235,9 @@ def test_of_a_job_that_has_lost_a_shard_there_is_none() -> None:
     assert errors(cluster.ask()) == [PeerLostError.code]
 
 
-def order(number: int, job_name: str = "default") -> Checkpoint:
+def order(number: int, job_name: str = "default") -> m.Checkpoint:
     """Return what an operator asks for."""
-    return Checkpoint(number, job_name, 0, {}, number.to_bytes(16))
+    return m.Checkpoint(number, job_name, 0, {}, number.to_bytes(16))
 
 
 def test_of_operators_so_many_wait_and_no_more() -> None:
@@ -262,19 +247,12 @@ def test_of_operators_so_many_wait_and_no_more() -> None:
     assert errors(cluster.take("x", order(MAX_WAITING + 1))) == [LimitError.code]
 
 
-def made(cluster: Cluster, number: int, job_name: str = "default") -> list[Action]:
-    """Make a checkpoint that has begun, and return what follows."""
-    cluster.do()
-    cluster.write(number, job_name)
-    return cluster.do()
-
-
 def test_workers_ask_for_so_many_at_once_and_are_told_when_they_may_ask_for_the_next() -> None:
     cluster = Cluster()
     for number in range(BURST):  # of both together: a key may join as many workers as it likes
         assert not errors(cluster.ask(WORKERS[number % 2], 10 + number))
-        made(cluster, number + 1)
-    (refused,) = sent(cluster.ask(request=100), Error)
+        cluster.complete(number + 1)
+    (refused,) = sent(cluster.ask(request=100), m.Error)
     error = from_wire(refused.code, refused.text, refused.facts)
     assert isinstance(error, CheckpointTooSoonError)
     assert (error.job, error.seconds, error.every) == ("default", EVERY_S, EVERY_S)
@@ -283,7 +261,7 @@ def test_workers_ask_for_so_many_at_once_and_are_told_when_they_may_ask_for_the_
     cluster.now += error.seconds
     assert not errors(cluster.ask(request=100))
     assert errors(cluster.ask(request=101)) == [CheckpointTooSoonError.code]
-    made(cluster, BURST + 1)
+    cluster.complete(BURST + 1)
     cluster.now += BURST * EVERY_S
     assert not errors(cluster.ask(request=102)), "what was not asked for may be asked for later"
 
@@ -292,7 +270,7 @@ def test_what_is_asked_again_counts_once() -> None:
     cluster = Cluster()
     for _ in range(3 * BURST):
         assert not errors(cluster.ask())
-    made(cluster, 1)
+    cluster.complete(1)
     for request in range(BURST - 1):
         assert not errors(cluster.ask(request=20 + request))
 
@@ -306,10 +284,10 @@ def test_workers_of_a_job_keep_neither_operators_nor_other_jobs_from_theirs() ->
     assert not errors(cluster.ask("w1.other", 5))
     assert not errors(cluster.take("x", order(1)))
     assert not errors(cluster.take("y", order(2, "other")))
-    made(cluster, 1)
-    assert receivers(made(cluster, 2), Checkpointed) == [peer("x")], "before those of workers"
-    assert receivers(made(cluster, 3, "other"), Checkpointed) == [peer("y")]
-    assert receivers(made(cluster, 4), Checkpointed) == [peer("w0")]
+    cluster.complete(1)
+    assert receivers(cluster.complete(2), m.Checkpointed) == [peer("x")], "before those of workers"
+    assert receivers(cluster.complete(3, "other"), m.Checkpointed) == [peer("y")]
+    assert receivers(cluster.complete(4), m.Checkpointed) == [peer("w0")]
 
 
 # --- cuts -----------------------------------------------------------------------------------------
@@ -319,45 +297,45 @@ def test_workers_of_a_job_keep_neither_operators_nor_other_jobs_from_theirs() ->
 def test_a_cut_is_made_while_all_workers_hold_and_no_longer(mode: str, consistent: int) -> None:
     cluster = Cluster(mode)
     cluster.ask(consistent=consistent)
-    assert receivers(cluster.do(), Hold) == [peer("w0"), peer("w1")]
-    assert not sent(cluster.hold(1, "w0", "w0"), Save)
-    assert len(sent(cluster.hold(1, "w1"), Save)) == 2
-    assert not sent(cluster.hold(1), GoOn), "before all servers keep what they have"
-    assert not sent(cluster.say("s0", SaveStage.KEPT), GoOn)
-    assert not sent(cluster.say("s0", SaveStage.WRITTEN), GoOn)
-    assert receivers(cluster.say("s1", SaveStage.KEPT), GoOn) == [peer("w0"), peer("w1")]
+    assert receivers(cluster.do(), m.Hold) == [peer("w0"), peer("w1")]
+    assert not sent(cluster.hold(1, "w0", "w0"), m.Save)
+    assert len(sent(cluster.hold(1, "w1"), m.Save)) == 2
+    assert not sent(cluster.hold(1), m.GoOn), "before all servers keep what they have"
+    assert not sent(cluster.say("s0", SaveStage.KEPT), m.GoOn)
+    assert not sent(cluster.say("s0", SaveStage.WRITTEN), m.GoOn)
+    assert receivers(cluster.say("s1", SaveStage.KEPT), m.GoOn) == [peer("w0"), peer("w1")]
     cluster.say("s1", SaveStage.WRITTEN)
-    assert sent(cluster.do(), Checkpointed)
+    assert sent(cluster.do(), m.Checkpointed)
     assert cluster.store.manifests[0]["consistent"]
 
 
 def test_what_is_not_held_any_more_goes_on() -> None:
     cluster = Cluster()
-    assert sent(cluster.hold(7, "w0"), GoOn) == [GoOn(7)]
+    assert sent(cluster.hold(7, "w0"), m.GoOn) == [m.GoOn(7)]
     cluster.ask()
     cluster.do()
-    assert sent(cluster.hold(1, "w0"), GoOn) == [GoOn(1)]
+    assert sent(cluster.hold(1, "w0"), m.GoOn) == [m.GoOn(1)]
 
 
 def test_a_hold_or_a_save_that_was_lost_is_said_again() -> None:
     cluster = saving("ssp")
     cluster.hold(1, "w0")
     again = cluster.wait(AGAIN_S + 0.1)
-    assert set(receivers(again, Hold)) == {peer("w1")}
+    assert set(receivers(again, m.Hold)) == {peer("w1")}
     cluster.hold(1, "w1")
     cluster.say("s0", SaveStage.KEPT)
     again = cluster.wait(cluster.now + AGAIN_S + 0.1)
-    assert peer("s1") in receivers(again, Save)
+    assert peer("s1") in receivers(again, m.Save)
 
 
 def test_a_worker_that_does_not_hold_in_time_fails_it_and_the_others_go_on() -> None:
     cluster = saving("ssp")
     cluster.hold(1, "w0")
     actions = cluster.wait(HOLD_S + 0.1)
-    assert set(receivers(actions, GoOn)) == {peer("w0"), peer("w1")}
+    assert set(receivers(actions, m.GoOn)) == {peer("w0"), peer("w1")}
     assert "worker 1 (w1" in whys(actions)
     assert errors(actions, peer("w0")) == [CheckpointFailedError.code]
-    assert not sent(actions, Save)
+    assert not sent(actions, m.Save)
     assert cluster.work[-1].tag == Storing(0, "abandon")
     assert cluster.is_free()
 
@@ -368,8 +346,8 @@ def test_a_server_that_does_not_keep_in_time_fails_it_for_workers_would_go_on() 
     cluster.say("s0", SaveStage.KEPT)
     actions = cluster.wait(HOLD_S + 0.1)
     assert "server 1 (s1" in whys(actions)
-    assert set(receivers(actions, Unsave)) == {peer("s0"), peer("s1")}
-    assert set(receivers(actions, GoOn)) == {peer("w0"), peer("w1")}
+    assert set(receivers(actions, m.Unsave)) == {peer("s0"), peer("s1")}
+    assert set(receivers(actions, m.GoOn)) == {peer("w0"), peer("w1")}
 
 
 def test_workers_are_held_no_longer_than_they_wait_for_the_coordinator() -> None:
@@ -379,55 +357,48 @@ def test_workers_are_held_no_longer_than_they_wait_for_the_coordinator() -> None
 
 def test_a_worker_that_comes_before_all_hold_is_held_as_well() -> None:
     cluster = saving("ssp")
-    cluster.join("w2")
-    cluster.init("w2", job(staleness=1))
+    cluster.come()
     actions = cluster.hold()
-    assert receivers(actions, Hold) == [peer("w2")]
-    assert not sent(actions, Save)
-    assert len(sent(cluster.hold(1, "w2"), Save)) == 2
+    assert receivers(actions, m.Hold) == [peer("w2")]
+    assert not sent(actions, m.Save)
+    assert len(sent(cluster.hold(1, "w2"), m.Save)) == 2
 
 
 def test_one_that_comes_before_all_servers_keep_makes_it_begin_anew() -> None:
     cluster = saving("ssp")
     cluster.hold()
-    cluster.join("w2")
-    cluster.init("w2", job(staleness=1))
+    cluster.come()
     cluster.say("s0", SaveStage.KEPT)
     actions = cluster.say("s1", SaveStage.KEPT)
-    assert len(sent(actions, Unsave)) == 2
-    assert set(receivers(actions, GoOn)) == {peer("w0"), peer("w1")}
+    assert len(sent(actions, m.Unsave)) == 2
+    assert set(receivers(actions, m.GoOn)) == {peer("w0"), peer("w1")}
     assert not errors(actions)
     assert {run.tag for run in cluster.work} == {Storing(0, "abandon"), Storing(2, "begin")}
     cluster.do()
-    assert len(sent(cluster.do(), Hold)) == 3
+    assert len(sent(cluster.do(), m.Hold)) == 3
     cluster.hold(2, "w0", "w1", "w2")
-    cluster.write(2)
-    assert receivers(cluster.do(), Checkpointed) == [peer("w0")]
-
-
-def test_so_does_one_that_has_come_and_gone() -> None:
-    cluster = saving("ssp")
-    cluster.hold()
-    cluster.join("w2")
-    cluster.init("w2", job(staleness=1))
-    assert len(sent(cluster.take("w2", Leave("finished")), Unsave)) == 2
+    assert receivers(cluster.publish(2), m.Checkpointed) == [peer("w0")]
+    gone = saving("ssp")
+    gone.hold()
+    gone.come()
+    assert len(sent(gone.take("w2", m.Leave("finished")), m.Unsave)) == 2, "though it has gone again"
 
 
 def test_a_worker_that_goes_while_it_is_awaited_is_not_waited_for() -> None:
     cluster = saving("ssp")
     cluster.hold(1, "w0")
-    actions = cluster.take("w1", Leave("closed"))
-    assert len(sent(actions, Save)) == 2
-    assert not sent(actions, Hold)
+    actions = cluster.take("w1", m.Leave("closed"))
+    assert len(sent(actions, m.Save)) == 2
+    assert not sent(actions, m.Hold)
 
 
 def test_where_no_worker_is_there_is_nobody_to_hold() -> None:
     cluster = Cluster("ssp")
     cluster.join("o0")
     for worker in WORKERS:
-        cluster.take(worker, Leave("closed"))
-    cluster.take("operator", Checkpoint(1, "default", 1, {}, b"n" * 16))
-    assert len(sent(cluster.do(), Save)) == 2
+        cluster.take(worker, m.Leave("closed"))
+    cluster.take("operator", m.Checkpoint(1, "default", 1, {}, b"n" * 16))
+    assert len(sent(cluster.do(), m.Save)) == 2
 
 
 # --- what goes wrong ------------------------------------------------------------------------------
@@ -440,19 +411,15 @@ def test_a_store_that_fails_fails_it_and_the_status_says_why(what: str) -> None:
     cluster.ask()
     actions = cluster.do()
     if what == "publish":
-        cluster.write()
-        actions = cluster.do()
+        actions = cluster.publish()
         assert cluster.work[-1].tag == Storing(0, "abandon")
     assert "read-only" in whys(actions)
     assert "read-only" in logged(actions)
     assert "read-only" in cluster.status()["failed"]
     cluster.work.clear()
     cluster.store.fails = ""
-    number = 2
     cluster.ask(request=10)
-    cluster.do()
-    cluster.write(number)
-    assert sent(cluster.do(), Checkpointed)
+    assert sent(cluster.complete(2), m.Checkpointed)
     assert "failed" not in cluster.status()
 
 
@@ -465,9 +432,9 @@ def test_a_server_that_fails_fails_it_and_the_others_keep_nothing(before: list[i
     actions = cluster.say("s0", SaveStage.FAILED, why="the disk is full")
     assert "server 0 (s0" in whys(actions)
     assert "the disk is full" in whys(actions)
-    assert set(receivers(actions, Unsave)) == {peer("s0"), peer("s1")}
+    assert set(receivers(actions, m.Unsave)) == {peer("s0"), peer("s1")}
     assert cluster.is_free()
-    assert sent(cluster.say("s1", SaveStage.WRITTEN), Unsave), "what comes late is not kept"
+    assert sent(cluster.say("s1", SaveStage.WRITTEN), m.Unsave), "what comes late is not kept"
     assert not cluster.say("s1", SaveStage.FAILED)
 
 
@@ -479,21 +446,21 @@ def test_a_server_that_is_lost_fails_it_at_every_stage(stage: str) -> None:
         cluster.do()
     if stage == "held":
         cluster.hold(1, "w0")
-    actions = cluster.take("s1", Leave("closed"))
+    actions = cluster.take("s1", m.Leave("closed"))
     assert "server 1 (s1" in whys(actions)
     assert cluster.is_free()
     while cluster.work:
-        assert not sent(cluster.do(), Save)
+        assert not sent(cluster.do(), m.Save)
 
 
 def test_a_server_that_goes_when_its_part_is_written_is_not_missed() -> None:
     cluster = saving()
     cluster.say("s1", SaveStage.KEPT)
     cluster.say("s1", SaveStage.WRITTEN)
-    cluster.take("s1", Leave("closed"))
+    cluster.take("s1", m.Leave("closed"))
     cluster.say("s0", SaveStage.KEPT)
     cluster.say("s0", SaveStage.WRITTEN)
-    assert sent(cluster.do(), Checkpointed)
+    assert sent(cluster.do(), m.Checkpointed)
 
 
 def test_a_server_that_gets_no_further_is_not_waited_for_forever_though_it_answers() -> None:
@@ -528,21 +495,20 @@ def test_a_job_that_ends_meanwhile_takes_its_checkpoints_along(steps: int) -> No
         cluster.hold()
     if steps > 2:
         cluster.say("s0", SaveStage.KEPT)
-    ended = cluster.take("x", EndJob(1, "default", b"n" * 16))
+    ended = cluster.take("x", m.EndJob(1, "default", b"n" * 16))
     assert CheckpointFailedError.code in errors(ended, peer("w0"))
     assert JobError.code in errors(ended, peer("w1"))
     assert cluster.is_free()
     while cluster.work:
         cluster.do()
     assert not cluster.store.manifests
-    checkpoints = cluster.machine.checkpoints
-    assert not checkpoints._saves
+    assert not cluster.machine.checkpoints._saves
 
 
 def test_what_is_written_is_published_though_the_job_has_ended() -> None:
     cluster = saving()
     cluster.write()
-    cluster.take("x", EndJob(1, "default", b"n" * 16))
+    cluster.take("x", m.EndJob(1, "default", b"n" * 16))
     cluster.do()
     assert len(cluster.store.manifests) == 1
     assert "abandon" not in cluster.store.said
@@ -554,9 +520,8 @@ def test_who_has_asked_and_gone_is_not_answered() -> None:
     cluster = Cluster()
     cluster.ask("w0")
     cluster.do()
-    cluster.take("w0", Leave("closed"))
-    cluster.write()
-    assert not sent(cluster.do(), Checkpointed)
+    cluster.take("w0", m.Leave("closed"))
+    assert not sent(cluster.publish(), m.Checkpointed)
     assert len(cluster.store.manifests) == 1
 
 
@@ -565,15 +530,10 @@ def test_who_has_asked_and_gone_is_not_answered() -> None:
 
 def test_jobs_are_saved_every_so_many_seconds() -> None:
     cluster = Cluster(checkpoint_seconds=20.0)
-    number = 0
-    for _ in range(3):
-        actions = cluster.wait(cluster.now + 26.0)
-        assert not errors(actions)
-        number += 1
+    for number in (1, 2, 3):
+        assert not errors(cluster.wait(cluster.now + 26.0))
         assert [run.tag for run in cluster.work] == [Storing(number, "begin")]
-        cluster.do()
-        cluster.write(number)
-        cluster.do()
+        cluster.complete(number)
     assert len(cluster.store.manifests) == 3
 
 
@@ -590,13 +550,13 @@ def test_jobs_are_saved_every_so_many_steps() -> None:
     cluster = Cluster("sync", checkpoint_steps=2)
     begun = []
     for step in range(5):
-        actions = [a for w in WORKERS for a in cluster.take(w, Arrive(step + 2, step, (step + 1,)))]
-        assert sent(actions, Commit)
+        actions = [a for w in WORKERS for a in cluster.take(w, m.Arrive(step + 2, step, (step + 1,)))]
+        assert sent(actions, m.Commit)
         for server in SERVERS:
-            cluster.take(server, Committed(1, step))
+            cluster.take(server, m.Committed(1, step))
         if cluster.work:
             begun.append(step + 1)
-            (save, _) = sent(cluster.do(), Save)
+            (save, _) = sent(cluster.do(), m.Save)
             assert save.version == step + 1
             cluster.write(len(begun))
             cluster.do()
@@ -605,25 +565,23 @@ def test_jobs_are_saved_every_so_many_steps() -> None:
 
 def test_in_the_asynchronous_mode_pushes_are_steps_though_who_has_made_them_goes() -> None:
     cluster = Cluster(checkpoint_steps=10)
-    cluster.take("w0", Heartbeat({"pushes": 50}))
-    cluster.take("w1", Heartbeat({"pushes": 5}))
+    cluster.take("w0", m.Heartbeat({"pushes": 50}))
+    cluster.take("w1", m.Heartbeat({"pushes": 5}))
     assert not cluster.work, "counted is from the first look"
-    cluster.take("w0", Heartbeat({"pushes": 55}))
+    cluster.take("w0", m.Heartbeat({"pushes": 55}))
     assert [run.tag for run in cluster.work] == [Storing(1, "begin")]
-    cluster.do()
-    cluster.write()
-    cluster.do()
-    cluster.take("w0", Leave("finished"))
-    cluster.take("w1", Heartbeat({"pushes": 6}))
+    cluster.complete()
+    cluster.take("w0", m.Leave("finished"))
+    cluster.take("w1", m.Heartbeat({"pushes": 6}))
     assert not cluster.work
-    cluster.take("w1", Heartbeat({"pushes": 16}))
+    cluster.take("w1", m.Heartbeat({"pushes": 16}))
     assert [run.tag for run in cluster.work] == [Storing(2, "begin")]
 
 
 def test_a_job_that_nobody_trains_is_not_saved_by_itself() -> None:
     cluster = Cluster(checkpoint_seconds=5.0)
     for worker in WORKERS:
-        cluster.take(worker, Leave("closed"))
+        cluster.take(worker, m.Leave("closed"))
     cluster.wait(60.0, *SERVERS)
     assert not cluster.work
 

@@ -46,18 +46,13 @@ def test_it_is_whole_once_what_has_changed_takes_more_room() -> None:
     assert numbers(Chains(50), 100, 60, 30, 10, 100, 100, 100) == [0, 1, 2, 3, 0, 5, 0]
 
 
-def test_other_copies_begin_with_a_whole_one() -> None:
-    chains = Chains(9)
-    published(chains, 1, 100)
-    assert published(chains, 2, 100, {7: 0, 9: 1}) is None
-    assert published(chains, 3, 100, {7: 0, 9: 1}) is not None
-    assert chains.base("job", SHARDS) is None
-
-
-def test_another_job_is_none_of_it() -> None:
+def test_other_copies_begin_with_a_whole_one_and_another_job_is_none_of_it() -> None:
     chains = Chains(9)
     published(chains, 1, 100)
     assert chains.base("other", SHARDS) is None
+    assert published(chains, 2, 100, {7: 0, 9: 1}) is None
+    assert published(chains, 3, 100, {7: 0, 9: 1}) is not None
+    assert chains.base("job", SHARDS) is None
 
 
 # --- in a coordinator -----------------------------------------------------------------------------
@@ -79,9 +74,16 @@ class Chained(Cluster):
     def make(self) -> tuple[set[int], Any]:
         """Make a checkpoint; return what servers are told to build upon, and what the manifest says."""
         told = self.begin()
-        self.write(self.number)
-        self.do()
+        self.publish(self.number)
         return {message.base for message in told}, self.store.manifests[-1]["base"]
+
+
+def begun_second() -> Chained:
+    """Return a cluster that has made a checkpoint, and has begun one that builds upon it."""
+    cluster = Chained()
+    cluster.make()
+    assert {message.base for message in cluster.begin()} == {1}
+    return cluster
 
 
 def test_servers_and_the_manifest_are_told_of_the_same_one() -> None:
@@ -109,9 +111,7 @@ def test_the_status_and_the_log_say_what_it_builds_upon() -> None:
 
 @pytest.mark.parametrize("stage", ["begun", "kept", "written in part"])
 def test_one_that_has_failed_is_never_built_upon(stage: str) -> None:
-    cluster = Chained()
-    cluster.make()
-    assert {message.base for message in cluster.begin()} == {1}
+    cluster = begun_second()
     if stage != "begun":
         for server in SERVERS:
             cluster.say(server, SaveStage.KEPT, 2)
@@ -132,9 +132,7 @@ def failing_once(cluster: Chained) -> list[Action]:
 
 
 def test_what_cannot_be_published_upon_another_is_made_anew_as_a_whole_at_once() -> None:
-    cluster = Chained()
-    cluster.make()
-    cluster.begin()
+    cluster = begun_second()
     cluster.write(2)
     actions = failing_once(cluster)
     assert "is made anew as a whole" in logged(actions)
@@ -143,8 +141,7 @@ def test_what_cannot_be_published_upon_another_is_made_anew_as_a_whole_at_once()
     while cluster.work:
         told += cluster.do()
     assert {(message.number, message.base) for message in sent(told, Save)} == {(3, 0)}
-    cluster.write(3)
-    (answer,) = sent(cluster.do(), Checkpointed, peer("w0"))
+    (answer,) = sent(cluster.publish(3), Checkpointed, peer("w0"))
     assert answer.request == 102
     assert cluster.store.manifests[-1]["base"] is None
     cluster.number = 3
@@ -162,9 +159,7 @@ def test_a_whole_one_that_cannot_be_published_fails_and_the_next_one_is_whole() 
 
 
 def test_after_a_disk_that_has_not_answered_the_next_one_is_whole() -> None:
-    cluster = Chained()
-    cluster.make()
-    cluster.begin()
+    cluster = begun_second()
     cluster.write(2)
     cluster.wait(cluster.now + STUCK_S + 1)
     cluster.work = [run for run in cluster.work if "publish" not in repr(run.tag)]
@@ -187,9 +182,7 @@ def test_a_cut_that_is_made_again_builds_upon_the_same_one() -> None:
 
 
 def test_who_is_asked_again_is_told_the_same() -> None:
-    cluster = Chained()
-    cluster.make()
-    cluster.begin()
+    cluster = begun_second()
     told = sent(cluster.wait(cluster.now + 3.0), Save)
     assert told
     assert {message.base for message in told} == {1}

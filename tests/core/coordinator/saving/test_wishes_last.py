@@ -11,22 +11,8 @@ from tests.core.machines import Action, errors, exits_of, hello, job, logged, pe
 from zmqps.core.coordinator.saving.checkpoints import HOLD_S
 from zmqps.core.coordinator.saving.wishes import TRIES, WAITS_S
 from zmqps.core.protocol import exits
+from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Exit, Returned, Stop
-from zmqps.core.protocol.messages import (
-    Arrive,
-    Checkpointed,
-    EndJob,
-    GoOn,
-    Hold,
-    Job,
-    JobEnded,
-    Leave,
-    Save,
-    Shutdown,
-    Unsave,
-    Waiting,
-    Welcome,
-)
 from zmqps.core.protocol.messages.saving import SaveStage
 from zmqps.errors import JobEndedError, JobError
 
@@ -35,10 +21,10 @@ class Ending(Cluster):
     """A cluster whose jobs are saved before they end."""
 
     def __init__(self, mode: str = "async", jobs: tuple[str, ...] = ("default",), **options: Any) -> None:
-        super().__init__(mode, jobs, at_end=True, **options)
+        super().__init__(mode, jobs, checkpoint_at_end=True, **options)
 
     def finish(self) -> list[Action]:
-        return [action for worker in WORKERS for action in self.take(worker, Leave("finished"))]
+        return [action for worker in WORKERS for action in self.take(worker, m.Leave("finished"))]
 
     def save(self, number: int = 1) -> list[Action]:
         """Let what is to be saved be saved; return what is done at its end."""
@@ -61,8 +47,8 @@ def test_a_job_that_is_finished_is_saved_and_ends_then() -> None:
 
 def test_a_cluster_that_is_there_for_one_job_ends_with_it_once_that_is_saved() -> None:
     cluster = Ending(once=True)
-    assert not receivers(cluster.finish(), Shutdown)
-    assert receivers(cluster.save(), Shutdown) == [peer(server) for server in SERVERS]
+    assert not receivers(cluster.finish(), m.Shutdown)
+    assert receivers(cluster.save(), m.Shutdown) == [peer(server) for server in SERVERS]
 
 
 def test_a_cluster_that_is_to_end_saves_its_jobs_first() -> None:
@@ -74,22 +60,24 @@ def test_a_cluster_that_is_to_end_saves_its_jobs_first() -> None:
     cluster.do()
     cluster.write(2, "other")
     ended = cluster.do()
-    assert len(receivers(ended, Shutdown)) == len(SERVERS) + 4
+    assert len(receivers(ended, m.Shutdown)) == len(SERVERS) + 4
     assert len(cluster.store.manifests) == 2
 
 
 def test_who_comes_to_a_cluster_that_is_about_to_end_is_told() -> None:
     cluster = Ending()
     cluster.handle(Stop("SIGTERM"))
-    assert receivers(cluster.join("w9"), Shutdown) == [peer("w9")]
-    assert not receivers(cluster.take("w0", hello("worker", "w0")), Shutdown), "it is here, and the job is being saved"
+    assert receivers(cluster.join("w9"), m.Shutdown) == [peer("w9")]
+    assert not receivers(cluster.take("w0", hello("worker", "w0")), m.Shutdown), (
+        "it is here, and the job is being saved"
+    )
 
 
 @pytest.mark.parametrize("mode", ["async", "ssp", "sync"])
 def test_it_is_left_where_that_is_said(mode: str) -> None:
     cluster = Cluster(mode)
     for worker in WORKERS:
-        cluster.take(worker, Leave("finished"))
+        cluster.take(worker, m.Leave("finished"))
     assert not cluster.machine.runs
     assert not cluster.work
 
@@ -112,21 +100,21 @@ def test_what_a_script_gave_with_the_checkpoint_before_is_in_the_last_one() -> N
 
 def test_who_asks_for_the_end_of_a_job_is_answered_when_it_is_saved() -> None:
     cluster = Ending()
-    question = EndJob(1, "default", b"n" * 16)
-    assert not sent(cluster.take("x", question), JobEnded)
-    assert not sent(cluster.take("x", question), JobEnded), "asked again"
+    question = m.EndJob(1, "default", b"n" * 16)
+    assert not sent(cluster.take("x", question), m.JobEnded)
+    assert not sent(cluster.take("x", question), m.JobEnded), "asked again"
     ended = cluster.save()
-    assert receivers(ended, JobEnded) == [peer("x")]
+    assert receivers(ended, m.JobEnded) == [peer("x")]
     assert JobEndedError.code in errors(ended, peer("w0"))
-    again = sent(cluster.take("x", question), JobEnded)
-    assert again == sent(ended, JobEnded)
+    again = sent(cluster.take("x", question), m.JobEnded)
+    assert again == sent(ended, m.JobEnded)
 
 
 def test_the_end_of_a_job_waits_for_a_checkpoint_that_is_under_way() -> None:
     cluster = Ending()
     cluster.ask()
-    cluster.take("x", EndJob(1, "default", b"n" * 16))
-    assert receivers(cluster.save(), Checkpointed) == [peer("w0")]
+    cluster.take("x", m.EndJob(1, "default", b"n" * 16))
+    assert receivers(cluster.save(), m.Checkpointed) == [peer("w0")]
     cluster.save(2)
     assert not cluster.machine.runs
 
@@ -134,24 +122,24 @@ def test_the_end_of_a_job_waits_for_a_checkpoint_that_is_under_way() -> None:
 def test_a_worker_that_comes_meanwhile_begins_the_next_job() -> None:
     cluster = Ending()
     cluster.finish()
-    assert receivers(cluster.join("w2"), Welcome) == [peer("w2")]
-    (waiting,) = sent(cluster.init("w2", job("other")), Waiting)
+    assert receivers(cluster.join("w2"), m.Welcome) == [peer("w2")]
+    (waiting,) = sent(cluster.init("w2", job("other")), m.Waiting)
     assert "last checkpoint of the job 'default'" in waiting.text
     cluster.save()
     cluster.ready(*SERVERS, loaded=False)
     assert "begins anew" in cluster.run().occupancy.note(
         next(iter(cluster.run().workers)), "worker 0 (w2, host, pid 7)"
     )
-    assert receivers(cluster.ready(*SERVERS), Job) or cluster.run().startup.job is not None
+    assert receivers(cluster.ready(*SERVERS), m.Job) or cluster.run().startup.job is not None
     assert [p.name for p in cluster.run().startup.job.parameters] == ["other"]  # type: ignore[union-attr]
 
 
 def test_a_job_that_makes_way_for_another_is_saved_before() -> None:
     cluster = Ending()
     for worker in WORKERS:
-        cluster.take(worker, Leave("closed"))
+        cluster.take(worker, m.Leave("closed"))
     cluster.join("w2")
-    assert receivers(cluster.init("w2", job("other")), Waiting) == [peer("w2")]
+    assert receivers(cluster.init("w2", job("other")), m.Waiting) == [peer("w2")]
     cluster.save()
     assert len(cluster.store.manifests) == 1
     assert [p.name for p in cluster.run().startup.job.parameters] == ["other"]  # type: ignore[union-attr]
@@ -160,7 +148,7 @@ def test_a_job_that_makes_way_for_another_is_saved_before() -> None:
 def test_a_job_whose_lease_is_over_is_saved_before() -> None:
     cluster = Ending(lease=5.0)
     for worker in WORKERS:
-        cluster.take(worker, Leave("closed"))
+        cluster.take(worker, m.Leave("closed"))
     cluster.wait(6.0, *SERVERS)
     assert cluster.work
     assert "no worker for 5 s" in logged(cluster.save())
@@ -178,8 +166,8 @@ def test_a_disk_that_fails_is_tried_again_and_then_the_job_ends_without() -> Non
 
 def test_workers_that_do_not_pause_are_not_waited_for_a_second_time() -> None:
     cluster = Ending("ssp")
-    assert not receivers(cluster.handle(Stop("SIGTERM")), Hold)
-    assert receivers(cluster.do(), Hold) == [peer(worker) for worker in WORKERS]
+    assert not receivers(cluster.handle(Stop("SIGTERM")), m.Hold)
+    assert receivers(cluster.do(), m.Hold) == [peer(worker) for worker in WORKERS]
     text = logged(cluster.wait(HOLD_S + 0.5, *SERVERS, *WORKERS))
     assert "tried once more: worker 0" in text
     while cluster.work and not cluster.store.manifests:
@@ -217,7 +205,7 @@ def test_a_cluster_that_nobody_uses_says_so_too() -> None:
     cluster = Ending(idle_timeout=20.0, lease=5.0)
     cluster.store.fails = "publish"
     for worker in WORKERS:
-        cluster.take(worker, Leave("closed"))
+        cluster.take(worker, m.Leave("closed"))
     cluster.wait(6.0, *SERVERS)
     for number in range(1, 1 + TRIES):
         cluster.do()
@@ -242,9 +230,9 @@ def test_nobody_stays_paused_where_a_cluster_is_saved() -> None:
     cluster.handle(Stop("SIGTERM"))
     cluster.do()
     saves = cluster.hold()
-    assert receivers(saves, Save) == [peer(server) for server in SERVERS]
+    assert receivers(saves, m.Save) == [peer(server) for server in SERVERS]
     ended = cluster.write()
-    assert receivers(ended, GoOn) == [peer(worker) for worker in WORKERS]
+    assert receivers(ended, m.GoOn) == [peer(worker) for worker in WORKERS]
     cluster.do()
 
 
@@ -267,7 +255,7 @@ def test_what_is_trained_after_the_cut_of_the_last_checkpoint_is_in_another_one(
 def test_the_clock_of_a_bounded_job_does_not_fall_back_when_all_have_left() -> None:
     cluster = Ending("ssp")
     for worker in WORKERS:
-        cluster.take(worker, Arrive(7, 0, (1,)))
+        cluster.take(worker, m.Arrive(7, 0, (1,)))
     cluster.finish()
     cluster.save()
     assert [manifest["version"] for manifest in cluster.store.manifests] == [1]
@@ -278,7 +266,7 @@ def test_the_clock_of_a_bounded_job_does_not_fall_back_when_all_have_left() -> N
 
 def goodbye(cluster: Ending) -> list[Action]:
     """Let servers leave a cluster that ends, and the store do all that it still has to."""
-    actions = [action for server in SERVERS for action in cluster.take(server, Leave("finished"))]
+    actions = [action for server in SERVERS for action in cluster.take(server, m.Leave("finished"))]
     while cluster.work:
         actions += cluster.do()
     return actions
@@ -289,13 +277,13 @@ def test_a_checkpoint_that_waits_behind_the_last_one_is_not_begun_and_is_answere
     cluster.ask("w0")
     cluster.handle(Stop("SIGTERM"))
     cluster.ask("w1")
-    assert receivers(cluster.save(1), Checkpointed) == [peer("w0")]
+    assert receivers(cluster.save(1), m.Checkpointed) == [peer("w0")]
     ended = cluster.save(2)
     assert errors(ended, peer("w1")) == [JobError.code]
     assert "no checkpoint of the job 'default' was begun: the job is ending, and its last one has begun" in whys(
         ended, "w1"
     )
-    assert receivers(ended, Shutdown)[0] == peer("s0")
+    assert receivers(ended, m.Shutdown)[0] == peer("s0")
     assert not cluster.work
     assert logged(goodbye(cluster)).count("checkpoint") == 0
 
@@ -310,10 +298,10 @@ def test_who_asks_once_the_last_one_has_begun_is_refused() -> None:
     assert errors(cluster.take("x", order(3))) == [JobError.code], "the other job is yet to be saved"
     cluster.do()
     cluster.write(2, "other")
-    assert receivers(cluster.do(), Checkpointed) == [peer("y")]
+    assert receivers(cluster.do(), m.Checkpointed) == [peer("y")]
     cluster.do()
     cluster.write(3, "other")
-    assert receivers(cluster.do(), Shutdown)
+    assert receivers(cluster.do(), m.Shutdown)
 
 
 def test_a_job_is_not_saved_by_time_once_its_last_checkpoint_has_begun() -> None:
@@ -338,7 +326,7 @@ def test_what_is_being_saved_when_a_cluster_ends_is_given_up_before_servers_leav
     ended = cluster.handle(Stop("SIGTERM"))  # no step was made: there is nothing to save before
     assert "no checkpoint of the job 'default' was made: the cluster is ending" in whys(ended, "w0")
     assert "no checkpoint of the job 'default' was begun: the cluster is ending" in whys(ended, "w1")
-    assert receivers(ended, Unsave) == [peer(server) for server in SERVERS]
+    assert receivers(ended, m.Unsave) == [peer(server) for server in SERVERS]
     assert errors(cluster.ask("w0", 10)) == [JobError.code]
     assert "no checkpoint of the job" not in logged(goodbye(cluster))
     assert cluster.store.said == ["begin", "abandon"]

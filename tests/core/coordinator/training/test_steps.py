@@ -11,26 +11,8 @@ import pytest
 from tests.core.machines import TIMEOUT, Coordinator, errors, hello, job, logged, peer, receivers, sent
 from zmqps.core.coordinator.consistency.bsp import FLOOR_S, WARM_UP
 from zmqps.core.coordinator.training.steps import COMMIT_RETRY_S
+from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action
-from zmqps.core.protocol.messages import (
-    Arrive,
-    Commit,
-    Committed,
-    Enter,
-    Error,
-    Heartbeat,
-    Init,
-    Job,
-    Leave,
-    Proceed,
-    Range,
-    Released,
-    Status,
-    StatusRequest,
-    Take,
-    Waiting,
-    Withdraw,
-)
 from zmqps.errors import DeadlineError, JobError, PeerLostError, ServerMemoryError
 
 
@@ -53,12 +35,12 @@ class Cluster(Coordinator):
     def arrive(self, name: str, step: int, attempts: Sequence[int] = (1,), *, again: bool = False) -> list[Action]:
         """Let a worker arrive; ``again`` with the request of the last time."""
         self.requests[name] = self.requests.get(name, 100) + (not again)
-        return self.take(name, Arrive(self.requests[name], step, attempts))
+        return self.take(name, m.Arrive(self.requests[name], step, attempts))
 
     def confirm(self, step: int, *servers: str, epoch: int | None = None) -> None:
         for name in servers or self.servers:
             for number in self.epochs(name) if epoch is None else [epoch]:
-                assert self.take(name, Committed(number, step)) == []
+                assert self.take(name, m.Committed(number, step)) == []
 
     def due(self) -> list[Action]:
         """Let time pass until the next deadline."""
@@ -79,7 +61,7 @@ class Cluster(Coordinator):
 
 
 def proceeded(actions: list[Action]) -> dict[bytes, tuple[int, int]]:
-    sends = zip(receivers(actions, Proceed), sent(actions, Proceed), strict=True)
+    sends = zip(receivers(actions, m.Proceed), sent(actions, m.Proceed), strict=True)
     return {to: (message.version, message.counted) for to, message in sends}
 
 
@@ -88,14 +70,14 @@ def proceeded(actions: list[Action]) -> dict[bytes, tuple[int, int]]:
 
 def test_every_server_commits_the_same_contributors_in_the_order_of_ranks() -> None:
     cluster = Cluster("s0", "s1", "w0", "w1", "w2")
-    assert sent(cluster.arrive("w2", 0, (7, 8)), Commit) == []
+    assert sent(cluster.arrive("w2", 0, (7, 8)), m.Commit) == []
     cluster.arrive("w0", 0, (5,))
     actions = cluster.arrive("w1", 0, (9,))
-    commits = sent(actions, Commit)
-    assert receivers(actions, Commit) == [peer("s0"), peer("s1")]
+    commits = sent(actions, m.Commit)
+    assert receivers(actions, m.Commit) == [peer("s0"), peer("s1")]
     ranks = [hello("worker", name).incarnation for name in ("w0", "w1", "w2")]
     contributors = ((ranks[0], (5,)), (ranks[1], (9,)), (ranks[2], (7, 8)))
-    assert commits == [Commit(1, 0, contributors), Commit(2, 0, contributors)]
+    assert commits == [m.Commit(1, 0, contributors), m.Commit(2, 0, contributors)]
     assert proceeded(actions) == {peer(name): (1, 1) for name in ("w0", "w1", "w2")}
 
 
@@ -103,8 +85,8 @@ def test_nobody_begins_a_step_that_a_server_cannot_take_yet() -> None:
     cluster = Cluster("s0", "s1", "w0")
     assert proceeded(cluster.arrive("w0", 0)) == {peer("w0"): (1, 1)}
     assert proceeded(cluster.arrive("w0", 1)) == {}, "both have yet to commit the step before, and a third would follow"
-    assert proceeded(cluster.take("s0", Committed(1, 0))) == {}
-    assert proceeded(cluster.take("s1", Committed(2, 0))) == {peer("w0"): (2, 1)}
+    assert proceeded(cluster.take("s0", m.Committed(1, 0))) == {}
+    assert proceeded(cluster.take("s1", m.Committed(2, 0))) == {peer("w0"): (2, 1)}
 
 
 def test_a_commit_is_sent_again_until_its_server_confirms_it() -> None:
@@ -113,11 +95,11 @@ def test_a_commit_is_sent_again_until_its_server_confirms_it() -> None:
     cluster.confirm(0, "s0")
     cluster.arrive("w0", 1)
     again = [action for action in cluster.wait(COMMIT_RETRY_S, "s0", "s1", "w0")]
-    assert [m.step for m in sent(again, Commit, peer("s0"))] == [1]
-    assert [m.step for m in sent(again, Commit, peer("s1"))] == [0, 1], "in order"
+    assert [got.step for got in sent(again, m.Commit, peer("s0"))] == [1]
+    assert [got.step for got in sent(again, m.Commit, peer("s1"))] == [0, 1], "in order"
     cluster.confirm(1, "s0")
-    assert receivers(cluster.take("s1", Committed(2, 1)), Commit) == []
-    assert sent(cluster.wait(20.0, "s0", "s1", "w0"), Commit) == []
+    assert receivers(cluster.take("s1", m.Committed(2, 1)), m.Commit) == []
+    assert sent(cluster.wait(20.0, "s0", "s1", "w0"), m.Commit) == []
 
 
 def test_a_commit_for_which_a_server_lacked_the_memory_is_logged_and_sent_again() -> None:
@@ -126,11 +108,11 @@ def test_a_commit_for_which_a_server_lacked_the_memory_is_logged_and_sent_again(
     cluster.confirm(0, "s1")
     short = ServerMemoryError(server="s0", what="step 0", why="no more")
     for number in range(2):
-        failed = cluster.take("s0", Error(1, short.code, str(short), short.facts()))
+        failed = cluster.take("s0", m.Error(1, short.code, str(short), short.facts()))
         assert ("lacks the memory for step 0 (no more)" in logged(failed)) == (number == 0), "it is logged once"
         again = cluster.wait(cluster.now + COMMIT_RETRY_S, "s0", "s1", "w0")
-        assert [m.step for m in sent(again, Commit, peer("s0"))] == [0]
-        assert sent(again, Commit, peer("s1")) == []
+        assert [got.step for got in sent(again, m.Commit, peer("s0"))] == [0]
+        assert sent(again, m.Commit, peer("s1")) == []
     cluster.confirm(0, "s0")
     assert cluster.run().state == "training", "nothing is lost by it"
 
@@ -139,15 +121,15 @@ def test_a_confirmation_of_another_epoch_confirms_nothing() -> None:
     cluster = Cluster("s0", "w0")
     cluster.arrive("w0", 0)
     cluster.confirm(0, epoch=7)
-    assert len(sent(cluster.wait(COMMIT_RETRY_S, "s0", "w0"), Commit)) == 1
+    assert len(sent(cluster.wait(COMMIT_RETRY_S, "s0", "w0"), m.Commit)) == 1
 
 
 def test_a_server_that_is_gone_is_told_no_more() -> None:
     cluster = Cluster("s0", "s1", "w0")
     cluster.arrive("w0", 0)
     cluster.confirm(0, "s0")
-    cluster.take("s1", Leave("closed"))
-    assert sent(cluster.wait(5.0, "s0", "w0"), Commit) == []
+    cluster.take("s1", m.Leave("closed"))
+    assert sent(cluster.wait(5.0, "s0", "w0"), m.Commit) == []
 
 
 @pytest.mark.parametrize("staleness", [0, 1])
@@ -155,12 +137,12 @@ def test_when_a_server_is_lost_no_step_is_committed_and_whoever_waits_is_told(st
     cluster = Cluster("s0", "s1", "w0", "w1", staleness=staleness)
     for step in range(staleness + 1):
         waits = cluster.arrive("w0", step)
-    assert sent(waits, Proceed) == []
-    lost = cluster.take("s1", Leave("closed"))
+    assert sent(waits, m.Proceed) == []
+    lost = cluster.take("s1", m.Leave("closed"))
     assert errors(lost, peer("w0")) == [PeerLostError.code]
     late = cluster.arrive("w1", 0)
     assert errors(late) == [PeerLostError.code]
-    assert sent(late, Commit) == sent(late, Proceed) == []
+    assert sent(late, m.Commit) == sent(late, m.Proceed) == []
 
 
 # --- arrivals -----------------------------------------------------------------------------------
@@ -170,11 +152,11 @@ def test_an_arrival_sent_again_is_counted_once_and_answered_again() -> None:
     cluster = Cluster("s0", "w0", "w1")
     cluster.arrive("w0", 0, (1,))
     assert cluster.arrive("w0", 0, (1,), again=True) == []
-    (commit,) = sent(cluster.arrive("w1", 0), Commit)
+    (commit,) = sent(cluster.arrive("w1", 0), m.Commit)
     assert [attempts for _, attempts in commit.contributors] == [(1,), (1,)]
     for _ in range(2):  # its Proceed was lost
         again = cluster.arrive("w0", 0, (1,), again=True)
-        assert sent(again, Commit) == []
+        assert sent(again, m.Commit) == []
         assert proceeded(again) == {peer("w0"): (1, 1)}
 
 
@@ -183,29 +165,29 @@ def test_who_comes_after_the_commit_is_told_that_nothing_of_it_counts() -> None:
     cluster.arrive("w0", 0)
     cluster.arrive("w1", 0)
     late = cluster.arrive("w2", 0)
-    assert sent(late, Commit) == []
+    assert sent(late, m.Commit) == []
     assert proceeded(late) == {peer("w2"): (1, 0)}
 
 
 def test_the_first_step_waits_for_all_even_if_one_was_restarted_meanwhile() -> None:
     cluster = Cluster("s0", "w0", expected=2)
-    cluster.take("w0", Leave("closed"))
+    cluster.take("w0", m.Leave("closed"))
     again = replace(hello("worker", "w0"), incarnation=b"2" * 16)
     cluster.take("w0again", again)
     cluster.init("w0again", cluster.spec)
-    assert sent(cluster.take("w0again", Arrive(9, 0, (1,))), Commit) == []
-    assert sent(cluster.join("w1"), Commit) == [], "it is here, but does not train yet"
+    assert sent(cluster.take("w0again", m.Arrive(9, 0, (1,))), m.Commit) == []
+    assert sent(cluster.join("w1"), m.Commit) == [], "it is here, but does not train yet"
     cluster.init("w1", cluster.spec)
-    assert len(sent(cluster.arrive("w1", 0), Commit)[0].contributors) == 2
-    assert sent(cluster.join("w2"), Commit) == []
-    cluster.take("w1", Leave("closed"))
-    assert len(sent(cluster.take("w0again", Arrive(10, 1, (2,))), Commit)) == 1, "later ones for those who live"
+    assert len(sent(cluster.arrive("w1", 0), m.Commit)[0].contributors) == 2
+    assert sent(cluster.join("w2"), m.Commit) == []
+    cluster.take("w1", m.Leave("closed"))
+    assert len(sent(cluster.take("w0again", m.Arrive(10, 1, (2,))), m.Commit)) == 1, "later ones for those who live"
 
 
 def test_who_waits_is_told_for_whom() -> None:
     cluster = Cluster("s0", "w0", "w1", "w2", expected=4)
     cluster.arrive("w1", 0)
-    (waiting,) = sent(cluster.due(), Waiting)
+    (waiting,) = sent(cluster.due(), m.Waiting)
     assert waiting.request == cluster.requests["w1"]
     assert waiting.text.startswith("worker 0 (w0, host, pid 7), worker 2 (w2, host, pid 7), 1 of 4 workers that has ")
     assert "not joined the job (start it, or begin with those here: init(workers=3)): step 0 has" in waiting.text
@@ -215,7 +197,7 @@ def test_who_waits_is_told_for_whom() -> None:
 def test_who_waits_for_workers_that_have_not_joined_is_told_how_many_and_what_to_do() -> None:
     cluster = Cluster("s0", "w0", expected=3)
     cluster.arrive("w0", 0)
-    (waiting,) = sent(cluster.due(), Waiting)
+    (waiting,) = sent(cluster.due(), m.Waiting)
     said = "2 of 3 workers that have not joined the job (start them, or begin with the one here: init(workers=1))"
     assert waiting.text == f"{said}: step 0 has the gradients of 1 worker, and waits for all"
 
@@ -224,9 +206,9 @@ def test_a_worker_that_is_lost_is_awaited_no_more_and_what_it_brought_counts() -
     cluster = Cluster("s0", "w0", "w1", "w2")
     cluster.arrive("w0", 0)
     cluster.arrive("w1", 0)
-    cluster.take("w1", Leave("closed"))
+    cluster.take("w1", m.Leave("closed"))
     actions = cluster.wait(2 * TIMEOUT, "s0", "w0")
-    (commit,) = {commit.step: commit for commit in sent(actions, Commit)}.values()
+    (commit,) = {commit.step: commit for commit in sent(actions, m.Commit)}.values()
     assert [who for who, _ in commit.contributors] == [hello("worker", name).incarnation for name in ("w0", "w1")]
     assert proceeded(actions) == {peer("w0"): (1, 1)}
 
@@ -234,7 +216,7 @@ def test_a_worker_that_is_lost_is_awaited_no_more_and_what_it_brought_counts() -
 def test_a_worker_that_finishes_before_the_others_lets_them_go_on() -> None:
     cluster = Cluster("s0", "w0", "w1")
     cluster.arrive("w0", 0)
-    assert proceeded(cluster.take("w1", Leave("finished"))) == {peer("w0"): (1, 1)}
+    assert proceeded(cluster.take("w1", m.Leave("finished"))) == {peer("w0"): (1, 1)}
 
 
 def test_a_late_worker_begins_at_the_step_the_others_are_at() -> None:
@@ -242,10 +224,10 @@ def test_a_late_worker_begins_at_the_step_the_others_are_at() -> None:
     for step in range(3):
         cluster.arrive("w0", step)
     cluster.join("w1")
-    (answer,) = sent(cluster.take("w1", Init(1, {})), Job)
+    (answer,) = sent(cluster.take("w1", m.Init(1, {})), m.Job)
     assert answer.step == 3
     assert cluster.arrive("w0", 3) == [], "it is waited for from now on"
-    assert len(sent(cluster.arrive("w1", 3), Commit)) == 1
+    assert len(sent(cluster.arrive("w1", 3), m.Commit)) == 1
 
 
 def test_who_idles_in_a_job_of_so_many_workers_is_not_waited_for_and_does_not_end_it() -> None:
@@ -253,24 +235,25 @@ def test_who_idles_in_a_job_of_so_many_workers_is_not_waited_for_and_does_not_en
     coordinator.join("w0")
     spec = job(staleness=0)
     coordinator.init("w0", spec)
-    coordinator.ready("s0", loaded=False)
-    coordinator.ready("s0")
+    coordinator.build("s0")
     for name in ("w7", "w8"):  # strangers, who take the job as it is
-        (told,) = sent(coordinator.init(name, None), Job)
+        (told,) = sent(coordinator.init(name, None), m.Job)
         assert (told.step, told.num_workers) == (0, 2)
     run = coordinator.run()
     assert (run.num_workers, run.num_missing) == (2, 1)
-    assert sent(coordinator.take("w0", Arrive(5, 0, (1,))), Commit) == [], "another one is expected, and has not come"
-    coordinator.take("w8", Leave("finished"))
-    assert sent(coordinator.take("w0", Heartbeat({})), Commit) == []
+    assert sent(coordinator.take("w0", m.Arrive(5, 0, (1,))), m.Commit) == [], (
+        "another one is expected, and has not come"
+    )
+    coordinator.take("w8", m.Leave("finished"))
+    assert sent(coordinator.take("w0", m.Heartbeat({})), m.Commit) == []
     assert "w7" in coordinator.machine.status(0.0)["jobs"]["default"]["idle"]
     coordinator.join("w1")
-    (told,) = sent(coordinator.init("w1", spec), Job)
+    (told,) = sent(coordinator.init("w1", spec), m.Job)
     assert told.num_workers == 2
-    assert len(sent(coordinator.take("w1", Arrive(5, 0, (1,))), Commit)) == 1, "nobody waits for who idles"
-    assert errors(coordinator.take("w7", Arrive(5, 1, (1,)))) == [JobError.code], "it has not named the job"
-    coordinator.take("w0", Arrive(6, 1, (2,)))
-    assert len(sent(coordinator.take("w1", Arrive(6, 1, (2,))), Commit)[0].contributors) == 2
+    assert len(sent(coordinator.take("w1", m.Arrive(5, 0, (1,))), m.Commit)) == 1, "nobody waits for who idles"
+    assert errors(coordinator.take("w7", m.Arrive(5, 1, (1,)))) == [JobError.code], "it has not named the job"
+    coordinator.take("w0", m.Arrive(6, 1, (2,)))
+    assert len(sent(coordinator.take("w1", m.Arrive(6, 1, (2,))), m.Commit)[0].contributors) == 2
 
 
 def test_a_barrier_does_not_wait_for_who_idles_and_does_not_fail_when_it_is_lost() -> None:
@@ -278,19 +261,18 @@ def test_a_barrier_does_not_wait_for_who_idles_and_does_not_fail_when_it_is_lost
     for name in ("w0", "w1"):
         coordinator.join(name)
         coordinator.init(name, job(staleness=0))
-    coordinator.ready("s0", loaded=False)
-    coordinator.ready("s0")
+    coordinator.build("s0")
     coordinator.init("w7", None)
-    (waiting,) = sent(coordinator.take("w0", Enter(8, "end")), Waiting)
+    (waiting,) = sent(coordinator.take("w0", m.Enter(8, "end")), m.Waiting)
     assert "w1" in waiting.text
     assert "w7" not in waiting.text
     for now in (4.0, 8.0, 12.0):  # the idle one says nothing
         for name in ("s0", "w0", "w1"):
-            coordinator.take(name, Heartbeat({}))
+            coordinator.take(name, m.Heartbeat({}))
         coordinator.now = now
         coordinator.machine.on_deadline(now)
     assert len(coordinator.run().workers) == 2
-    assert len(sent(coordinator.take("w1", Enter(8, "end")), Released)) == 2
+    assert len(sent(coordinator.take("w1", m.Enter(8, "end")), m.Released)) == 2
 
 
 def test_strangers_that_finish_before_the_workers_have_come_do_not_end_the_job() -> None:
@@ -298,77 +280,77 @@ def test_strangers_that_finish_before_the_workers_have_come_do_not_end_the_job()
     for name in ("w7", "w8"):
         coordinator.join(name)
         coordinator.init(name, None)
-    coordinator.take("w0", Leave("closed"))  # it comes back
+    coordinator.take("w0", m.Leave("closed"))  # it comes back
     for name in ("w7", "w8"):
-        coordinator.take(name, Leave("finished"))
+        coordinator.take(name, m.Leave("finished"))
     assert "default" in coordinator.machine.runs
 
 
 def test_an_arrival_before_there_is_a_job_is_left_without_an_answer() -> None:
     coordinator = Coordinator.joined("w0", servers=1)
-    assert coordinator.take("w0", Arrive(5, 0, (1,))) == []
+    assert coordinator.take("w0", m.Arrive(5, 0, (1,))) == []
 
 
 def test_no_step_waits_for_who_waits_at_a_barrier_and_it_goes_on_where_the_others_are() -> None:
     cluster = Cluster("s0", "w0", "w1", on_straggler="fail")
     step = cluster.warm_up()
     cluster.arrive("w0", step)
-    actions = cluster.take("w1", Enter(51, "end of the pass"))  # it had fewer batches than the other
+    actions = cluster.take("w1", m.Enter(51, "end of the pass"))  # it had fewer batches than the other
     assert proceeded(actions) == {peer("w0"): (step + 1, 1)}
     cluster.confirm(step)
     assert proceeded(cluster.arrive("w0", step + 1)) == {peer("w0"): (step + 2, 1)}
-    actions = cluster.take("w0", Enter(51, "end of the pass"))
-    assert sent(actions, Released) == [Released(51, step + 2)] * 2
+    actions = cluster.take("w0", m.Enter(51, "end of the pass"))
+    assert sent(actions, m.Released) == [m.Released(51, step + 2)] * 2
     cluster.arrive("w0", step + 2)
-    assert len(sent(cluster.arrive("w1", step + 2), Commit)[0].contributors) == 2, "both are waited for again"
+    assert len(sent(cluster.arrive("w1", step + 2), m.Commit)[0].contributors) == 2, "both are waited for again"
 
 
 def test_a_step_is_over_before_the_barrier_that_makes_it_complete() -> None:
     cluster = Cluster("s0", "w0", "w1", "w2")
     cluster.arrive("w0", 0)  # the others have had fewer batches
-    cluster.take("w0", Enter(51, "end"))
-    cluster.take("w1", Enter(51, "end"))
-    actions = cluster.take("w2", Enter(51, "end"))
-    assert [len(commit.contributors) for commit in sent(actions, Commit)] == [1]
-    assert [released.step for released in sent(actions, Released)] == [1, 1, 1]
+    cluster.take("w0", m.Enter(51, "end"))
+    cluster.take("w1", m.Enter(51, "end"))
+    actions = cluster.take("w2", m.Enter(51, "end"))
+    assert [len(commit.contributors) for commit in sent(actions, m.Commit)] == [1]
+    assert [released.step for released in sent(actions, m.Released)] == [1, 1, 1]
 
 
 def test_what_a_worker_brought_before_it_entered_a_barrier_counts() -> None:
     cluster = Cluster("s0", "w0", "w1", "w2")
     cluster.arrive("w1", 0)
-    cluster.take("w1", Enter(51, "x"))
+    cluster.take("w1", m.Enter(51, "x"))
     cluster.arrive("w0", 0)
     actions = cluster.arrive("w2", 0)
-    assert len(sent(actions, Commit)[0].contributors) == 3
+    assert len(sent(actions, m.Commit)[0].contributors) == 3
     assert set(proceeded(actions)) == {peer("w0"), peer("w1"), peer("w2")}
 
 
 def test_who_gives_a_barrier_up_is_waited_for_again() -> None:
     cluster = Cluster("s0", "w0", "w1")
-    cluster.take("w1", Enter(51, "x"))
-    cluster.take("w1", Withdraw(51))
-    assert sent(cluster.arrive("w0", 0), Commit) == []
+    cluster.take("w1", m.Enter(51, "x"))
+    cluster.take("w1", m.Withdraw(51))
+    assert sent(cluster.arrive("w0", 0), m.Commit) == []
 
 
 def test_who_waits_for_two_things_is_waited_for_when_it_has_both() -> None:
     cluster = Cluster("s0", "w0", "w1")
-    cluster.take("w0", Take(51, "data", 5, 5, 1, (), ()))  # the only range
-    cluster.take("w1", Take(52, "data", 5, 5, 1, (), ()))
-    cluster.take("w1", Enter(53, "x"))
+    cluster.take("w0", m.Take(51, "data", 5, 5, 1, (), ()))  # the only range
+    cluster.take("w1", m.Take(52, "data", 5, 5, 1, (), ()))
+    cluster.take("w1", m.Enter(53, "x"))
     assert proceeded(cluster.arrive("w0", 0)) == {peer("w0"): (1, 1)}
-    (over,) = sent(cluster.take("w0", Take(54, "data", 5, 5, 1, (), (0, 0))), Range, peer("w1"))
+    (over,) = sent(cluster.take("w0", m.Take(54, "data", 5, 5, 1, (), (0, 0))), m.Range, peer("w1"))
     assert over.step == 0, "it is still in the barrier"
     cluster.confirm(0)
     assert proceeded(cluster.arrive("w0", 1)) == {peer("w0"): (2, 1)}
-    assert sent(cluster.take("w0", Enter(55, "x")), Released, peer("w1")) == [Released(53, 2)]
+    assert sent(cluster.take("w0", m.Enter(55, "x")), m.Released, peer("w1")) == [m.Released(53, 2)]
 
 
 def test_a_bounded_worker_in_a_barrier_holds_up_nobody() -> None:
     cluster = Cluster("s0", "w0", "w1", staleness=1)
-    cluster.take("w1", Enter(51, "x"))
+    cluster.take("w1", m.Enter(51, "x"))
     for step in range(5):
         assert set(proceeded(cluster.arrive("w0", step))) == {peer("w0")}
-    assert sent(cluster.take("w0", Enter(51, "x")), Released, peer("w1")) == [Released(51, 5)]
+    assert sent(cluster.take("w0", m.Enter(51, "x")), m.Released, peer("w1")) == [m.Released(51, 5)]
 
 
 # --- stragglers ---------------------------------------------------------------------------------
@@ -379,12 +361,12 @@ def test_a_wait_that_fails_names_the_straggler_and_may_be_repeated() -> None:
     step = cluster.warm_up()
     cluster.arrive("w0", step, (9,))
     actions = cluster.wait(cluster.now + 1.5 * FLOOR_S, "s0", "w0", "w1")
-    (error,) = sent(actions, Error, peer("w0"))
+    (error,) = sent(actions, m.Error, peer("w0"))
     assert (error.request, error.code) == (cluster.requests["w0"], DeadlineError.code)
     assert "waiting for worker 1 (w1, host, pid 7): step 5 has the gradients of 1 worker," in error.text
     assert "worker 1" in logged(actions)
     assert errors(cluster.arrive("w0", step, ()), peer("w0")) == [], "it is given time anew"
-    (commit,) = sent(cluster.arrive("w1", step, (4,)), Commit)
+    (commit,) = sent(cluster.arrive("w1", step, (4,)), m.Commit)
     assert [attempts for _, attempts in commit.contributors] == [(9,), (4,)]
 
 
@@ -393,7 +375,7 @@ def test_a_wait_repeated_after_the_step_was_committed_is_no_loss() -> None:
     step = cluster.warm_up()
     cluster.arrive("w0", step)
     assert errors(cluster.wait(cluster.now + 1.5 * FLOOR_S, "s0", "w0", "w1"))
-    commit = sent(cluster.arrive("w1", step), Commit)[0]
+    commit = sent(cluster.arrive("w1", step), m.Commit)[0]
     assert len(commit.contributors) == 2
     assert proceeded(cluster.arrive("w0", step, ())) == {peer("w0"): (step + 1, 1)}
     assert cluster.run().steps.status(0, cluster.now)["dropped"] == 0
@@ -415,7 +397,7 @@ def test_the_others_go_on_without_a_straggler_if_the_job_says_so() -> None:
     step = cluster.warm_up()
     cluster.arrive("w0", step)
     actions = cluster.wait(cluster.now + 1.5 * FLOOR_S, "s0", "w0", "w1")
-    assert [len(m.contributors) for m in sent(actions, Commit)] == [1]
+    assert [len(got.contributors) for got in sent(actions, m.Commit)] == [1]
     assert proceeded(cluster.arrive("w1", step)) == {peer("w1"): (step + 1, 0)}
 
 
@@ -427,10 +409,10 @@ def test_nobody_runs_ahead_of_the_slowest_by_more_than_the_bound() -> None:
     assert proceeded(cluster.arrive("w0", 0)) == {peer("w0"): (0, 1)}
     assert proceeded(cluster.arrive("w0", 1)) == {peer("w0"): (0, 1)}
     assert cluster.arrive("w0", 2) == []
-    assert "worker 1 (w1, host, pid 7): the slowest worker is at clock 0" in sent(cluster.due(), Waiting)[0].text
+    assert "worker 1 (w1, host, pid 7): the slowest worker is at clock 0" in sent(cluster.due(), m.Waiting)[0].text
     actions = cluster.arrive("w1", 0)
     assert set(proceeded(actions)) == {peer("w0"), peer("w1")}
-    assert sent(actions, Commit) == []
+    assert sent(actions, m.Commit) == []
 
 
 # --- the rest -----------------------------------------------------------------------------------
@@ -440,7 +422,7 @@ def test_the_status_says_the_mode_the_step_and_who_is_awaited() -> None:
     cluster = Cluster("s0", "w0", "w1")
     cluster.arrive("w0", 0)
     cluster.now += 2.5
-    (answer,) = sent(cluster.take("anybody", StatusRequest(1)), Status)
+    (answer,) = sent(cluster.take("anybody", m.StatusRequest(1)), m.Status)
     steps = answer.status["jobs"]["default"]["steps"]
     assert (steps["mode"], steps["step"], steps["arrived"], steps["since_s"]) == ("sync", 0, 1, 2.5)
     assert "worker 1 (w1" in steps["waiting"]
@@ -454,7 +436,7 @@ def test_those_who_are_gone_are_forgotten() -> None:
             name = f"w{number}"
             cluster.join(name)
             cluster.init(name, cluster.spec)
-            cluster.take(name, Leave("closed"))
+            cluster.take(name, m.Leave("closed"))
             cluster.arrive("w0", number - 1)
             cluster.confirm(number - 1)
         assert list(cluster.run().steps.trainees) == [hello("worker", "w0").incarnation]

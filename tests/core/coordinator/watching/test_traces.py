@@ -12,19 +12,8 @@ from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.watching.traces import MAX_FETCHES
 from zmqps.core.node.tracing import KEEP_S, LONGEST_S, MAX_RING_NBYTES
+from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action, Received
-from zmqps.core.protocol.messages import (
-    Clock,
-    Error,
-    Fetch,
-    Heartbeat,
-    Message,
-    Piece,
-    RecordSpans,
-    SpansRecorded,
-    Trace,
-    Tracing,
-)
 from zmqps.core.protocol.messages.tracing import TraceAction, TraceState
 from zmqps.core.protocol.security.guard import proved
 from zmqps.core.protocol.security.roles import KeyHolder
@@ -52,7 +41,7 @@ class Cluster:
         return self.take(hello(role, name, job), now, peer(name))
 
     def take(
-        self, message: Message, now: float = 1.0, who: bytes = OPERATOR, holder: KeyHolder | None = None
+        self, message: m.Message, now: float = 1.0, who: bytes = OPERATOR, holder: KeyHolder | None = None
     ) -> list[Action]:
         actions = self.machine.handle(Received(who, message, holder=holder), now)
         self.machine.validate()
@@ -60,11 +49,11 @@ class Cluster:
 
     def ask(self, action: int = TraceAction.START, now: float = 1.0, nonce: bytes = NONCE, **told: Any) -> list[Action]:
         told = {"job": "", "seconds": 2.0, "steps": 0, "nbytes": 4096, **told}
-        message = Trace(1, action, told["job"], told["seconds"], told["steps"], told["nbytes"], nonce)
+        message = m.Trace(1, action, told["job"], told["seconds"], told["steps"], told["nbytes"], nonce)
         return self.take(proved(self.secret, message), now)
 
     def fetch(self, name: str, offset: int = 0, now: float = 4.0) -> list[Action]:
-        message = Fetch(5, NUMBER, name.encode().ljust(16, b"."), offset, NONCE)
+        message = m.Fetch(5, NUMBER, name.encode().ljust(16, b"."), offset, NONCE)
         return self.take(proved(self.secret, message), now)
 
     def wait(self, until: float) -> list[Action]:
@@ -76,7 +65,7 @@ class Cluster:
 
     def say(self, name: str, state: int, now: float, steps: int = 0) -> list[Action]:
         return self.take(
-            SpansRecorded(NUMBER, state, now, 100, 0, steps, {"offset_s": -2.0, "error_s": 0.5}), now, peer(name)
+            m.SpansRecorded(NUMBER, state, now, 100, 0, steps, {"offset_s": -2.0, "error_s": 0.5}), now, peer(name)
         )
 
 
@@ -89,11 +78,11 @@ def traced() -> Cluster:
 
 def told(actions: list[Action]) -> dict[str, float]:
     """Return who is told to record, and for how long."""
-    return {name: watch.seconds for name in "sabd" for watch in sent(actions, RecordSpans, peer(name))}
+    return {name: watch.seconds for name in "sabd" for watch in sent(actions, m.RecordSpans, peer(name))}
 
 
 def refused(actions: list[Action], error: type[Exception]) -> str:
-    [answer] = sent(actions, Error, OPERATOR)
+    [answer] = sent(actions, m.Error, OPERATOR)
     assert answer.code == error.code  # type: ignore[attr-defined]
     return answer.text
 
@@ -102,7 +91,7 @@ def test_all_nodes_are_told_to_record_and_those_who_come_later_too() -> None:
     cluster = Cluster()
     actions = cluster.ask()
     assert told(actions) == {"s": 2.0, "a": 2.0, "b": 2.0}
-    [answer] = sent(actions, Tracing, OPERATOR)
+    [answer] = sent(actions, m.Tracing, OPERATOR)
     assert (answer.number, answer.state, answer.left) == (NUMBER, TraceState.ON, 2.0)
     assert [node["role"] for node in answer.nodes["nodes"]] == ["coordinator", "server", "worker", "worker"]
     cluster.say("s", TraceState.ON, 1.1), cluster.say("a", TraceState.ON, 1.1), cluster.say("b", TraceState.ON, 1.1)
@@ -155,18 +144,18 @@ def test_it_ends_at_its_time_and_who_does_not_hear_is_told_again() -> None:
     cluster.say("s", TraceState.OFF, 3.3)
     cluster.say("a", TraceState.OFF, 3.3)
     assert told(cluster.wait(4.6)) == {"b": 0.0}
-    [answer] = sent(cluster.ask(TraceAction.LOOK, 4.6), Tracing)
+    [answer] = sent(cluster.ask(TraceAction.LOOK, 4.6), m.Tracing)
     by_role = {node["name"]: node for node in answer.nodes["nodes"]}
     assert (by_role["a"]["state"], by_role["a"]["nbytes"], by_role["a"]["offset_s"]) == (TraceState.OFF, 100, -2.0)
     assert by_role["b"]["state"] == TraceState.ON
     cluster.wait(4.6 + KEEP_S)
-    assert sent(cluster.ask(TraceAction.LOOK, 200.0), Tracing)[0].state == TraceState.NONE
+    assert sent(cluster.ask(TraceAction.LOOK, 200.0), m.Tracing)[0].state == TraceState.NONE
 
 
 def test_it_can_be_ended_early_and_ends_when_all_workers_have_done_their_steps() -> None:
     cluster = Cluster()
     cluster.ask(seconds=60.0)
-    assert sent(cluster.ask(TraceAction.STOP, 2.0), Tracing)[0].state == TraceState.OFF
+    assert sent(cluster.ask(TraceAction.STOP, 2.0), m.Tracing)[0].state == TraceState.OFF
     cluster = Cluster()
     cluster.ask(seconds=60.0, steps=10)
     cluster.say("a", TraceState.ON, 2.0, steps=12)
@@ -181,19 +170,19 @@ def test_it_can_be_ended_early_and_ends_when_all_workers_have_done_their_steps()
 def test_each_sign_of_a_node_is_answered_with_the_time() -> None:
     cluster = traced()
     cluster.machine.traces.recorder.time = lambda: 7.5  # type: ignore[method-assign]
-    assert sent(cluster.say("a", TraceState.ON, 1.5), Clock) == [Clock(NUMBER, TraceState.ON, 1.5, 7.5)]
+    assert sent(cluster.say("a", TraceState.ON, 1.5), m.Clock) == [m.Clock(NUMBER, TraceState.ON, 1.5, 7.5)]
 
 
 def test_a_node_that_records_what_nobody_knows_of_is_ended() -> None:
     cluster = Cluster()
-    actions = cluster.take(SpansRecorded(99, TraceState.ON, 1.0, 0, 0, 0, {}), 1.0, peer("a"))
-    assert sent(actions, RecordSpans) == [RecordSpans(99, 0.0, 0)]
+    actions = cluster.take(m.SpansRecorded(99, TraceState.ON, 1.0, 0, 0, 0, {}), 1.0, peer("a"))
+    assert sent(actions, m.RecordSpans) == [m.RecordSpans(99, 0.0, 0)]
 
 
 def test_what_a_node_says_of_its_trace_is_a_sign_of_life() -> None:
     cluster = traced()
     cluster.say("a", TraceState.ON, 1.5)
-    assert {m.hello.name: m.seen_at for m in cluster.machine.membership.members.values()} == {
+    assert {got.hello.name: got.seen_at for got in cluster.machine.membership.members.values()} == {
         "s": 0.0,
         "a": 1.5,
         "b": 0.0,
@@ -203,20 +192,20 @@ def test_what_a_node_says_of_its_trace_is_a_sign_of_life() -> None:
 def test_pieces_are_passed_on_to_who_wants_them() -> None:
     cluster = traced()
     cluster.wait(3.3)
-    [asked] = sent(cluster.fetch("a", 7), Fetch, peer("a"))
+    [asked] = sent(cluster.fetch("a", 7), m.Fetch, peer("a"))
     assert (asked.offset, asked.nonce, asked.guard) == (7, b"", b"")
-    piece = Piece(asked.request, NUMBER, asked.who, 7, 10, b"abc")
-    assert sent(cluster.take(piece, 4.1, peer("a")), Piece, OPERATOR) == [replace(piece, request=5)]
-    assert not sent(cluster.take(piece, 4.2, peer("a")), Piece)  # said twice
+    piece = m.Piece(asked.request, NUMBER, asked.who, 7, 10, b"abc")
+    assert sent(cluster.take(piece, 4.1, peer("a")), m.Piece, OPERATOR) == [replace(piece, request=5)]
+    assert not sent(cluster.take(piece, 4.2, peer("a")), m.Piece)  # said twice
 
 
 def test_a_node_hands_out_what_is_its_own() -> None:
     cluster = traced()
     cluster.wait(3.3)
-    [asked] = sent(cluster.fetch("a"), Fetch, peer("a"))
-    [error] = sent(cluster.take(Piece(asked.request, NUMBER, asked.who, 0, 3, b"abc"), 4.0, peer("b")), Error)
+    [asked] = sent(cluster.fetch("a"), m.Fetch, peer("a"))
+    [error] = sent(cluster.take(m.Piece(asked.request, NUMBER, asked.who, 0, 3, b"abc"), 4.0, peer("b")), m.Error)
     assert error.code == ProtocolError.code
-    cluster.take(Piece(asked.request, NUMBER, asked.who, 0, 3, b"abc"), 4.0, peer("a"))
+    cluster.take(m.Piece(asked.request, NUMBER, asked.who, 0, 3, b"abc"), 4.0, peer("a"))
 
 
 def test_what_is_not_there_is_said_not_to_be() -> None:
@@ -238,7 +227,7 @@ def test_only_who_may_end_jobs_may_trace_them() -> None:
     cluster = Cluster(SECRET)
     assert told(cluster.ask()).keys() == {"s", "a", "b"}
     cluster.wait(3.3)
-    assert sent(cluster.fetch("a"), Fetch)
+    assert sent(cluster.fetch("a"), m.Fetch)
     cluster.secret = b""
     refused(cluster.ask(nonce=NONCE[::-1]), IdentityError)
     refused(cluster.ask(TraceAction.LOOK), IdentityError)
@@ -248,12 +237,12 @@ def test_only_who_may_end_jobs_may_trace_them() -> None:
 @pytest.mark.parametrize(("role", "may"), [("node", True), ("worker", False), ("observer", False)])
 def test_where_there_are_keys_it_takes_a_nodes(role: str, may: bool) -> None:
     cluster = Cluster(keyed=True)
-    message = Trace(1, TraceAction.START, "", 2.0, 0, 4096, NONCE)
+    message = m.Trace(1, TraceAction.START, "", 2.0, 0, 4096, NONCE)
     actions = cluster.take(message, holder=KeyHolder(role, "k"))
-    assert bool(sent(actions, Tracing)) == may
+    assert bool(sent(actions, m.Tracing)) == may
 
 
 def test_who_has_not_joined_says_nothing_for_a_node() -> None:
     cluster = traced()
-    refused(cluster.take(SpansRecorded(NUMBER, TraceState.OFF, 1.0, 0, 0, 0, {})), NotJoinedError)
-    cluster.take(Heartbeat({}), 1.0, peer("a"))
+    refused(cluster.take(m.SpansRecorded(NUMBER, TraceState.OFF, 1.0, 0, 0, 0, {})), NotJoinedError)
+    cluster.take(m.Heartbeat({}), 1.0, peer("a"))

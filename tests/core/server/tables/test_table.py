@@ -28,15 +28,8 @@ def table(more: Any = lambda nbytes: True, **options: Any) -> RowTable:
     spec = TableSpec(name="items", dim=DIM, initial=Initial("constant", 1.0).to_wire(), **options)
     job = JobSpec(parameters=(), optimizer=optim.sgd(1.0).to_wire(), tables=(spec,))
     placement = Placement.balance(KeySpace.of(job), 1, 4096)
-    rows = make_rows(
-        job,
-        placement,
-        0,
-        lambda one: kernel_of_table(one.optimizer, one.name, one.dim),
-        available_nbytes=1 << 20,
-        more=more,
-    )
-    return rows.tables[0]
+    kernel = lambda one: kernel_of_table(one.optimizer, one.name, one.dim)  # noqa: E731
+    return make_rows(job, placement, 0, kernel, available_nbytes=1 << 20, more=more).tables[0]
 
 
 def ids(*numbers: int) -> Array:
@@ -52,6 +45,11 @@ def touch(of: RowTable, *numbers: int, by: float = 1.0) -> None:
 def values(of: RowTable, *numbers: int) -> list[float]:
     """Return the first element of the rows of some ids."""
     return of.read(ids(*numbers))[:, 0].tolist()  # type: ignore[no-any-return]
+
+
+def pass_time(of: RowTable, begin: float, end: float) -> None:
+    for now in np.arange(begin, end, 0.1):
+        of.tick(now)
 
 
 def test_only_rows_that_are_named_change_and_reading_makes_none() -> None:
@@ -101,11 +99,9 @@ def test_a_row_without_a_push_for_some_seconds_is_as_if_it_had_never_been() -> N
     touch(items, 2)
     items.tick(109.0)
     assert values(items, 1, 2) == [0.0, 0.0]
-    for now in np.arange(110.0, 114.9, 0.1):
-        items.tick(now)
+    pass_time(items, 110.0, 114.9)
     assert values(items, 1, 2) == [1.0, 0.0]
-    for now in np.arange(115.0, 115.3, 0.1):
-        items.tick(now)
+    pass_time(items, 115.0, 115.3)
     assert values(items, 1, 2) == [1.0, 1.0]
     touch(items, 2)
     assert values(items, 2) == [0.0]
@@ -149,8 +145,7 @@ def test_what_comes_late_with_an_update_has_its_seconds() -> None:
     follow(items, 2)  # a message of the same push that was on its way for long
     items.tick(118.9)
     assert values(items, 2) == [0.0]
-    for now in np.arange(118.9, 130.0, 0.1):
-        items.tick(now)
+    pass_time(items, 118.9, 130.0)
     assert values(items, 1, 2) == [1.0, 1.0]
     follow(items, 2)
     assert values(items, 1, 2) == [1.0, 0.0]
@@ -163,11 +158,9 @@ def test_rows_that_are_set_have_their_seconds(idle_s: float) -> None:
     now = 100.0 + idle_s
     items.tick(now)  # nobody has pushed anything
     items.put(ids(1), np.full((1, DIM), 7.0, np.float32))
-    for later in np.arange(now, now + 9.9, 0.1):
-        items.tick(later)
+    pass_time(items, now, now + 9.9)
     assert values(items, 1) == [7.0]
-    for later in np.arange(now + 9.9, now + 11.0, 0.1):
-        items.tick(later)
+    pass_time(items, now + 9.9, now + 11.0)
     assert values(items, 1) == [1.0]
 
 

@@ -239,16 +239,6 @@ def test_a_server_that_answers_nothing_but_questions_is_asked_ever_more_rarely_t
     assert np.diff([0.0, *times]).tolist() == [PROBE_S * 2**i for i in range(4)]
 
 
-def test_of_questions_without_answers_the_oldest_are_forgotten() -> None:
-    connection = Connection()
-    connection.transfer("push")
-    first = connection.probe()
-    for _ in range(MAX_OUT):
-        last = connection.probe()
-    assert connection.has(first) == []
-    assert connection.has(last)
-
-
 @pytest.mark.parametrize("kind", ["pull", "push", "push_pull", "load"])
 def test_over_a_new_connection_all_that_is_in_flight_is_sent_again_once_the_server_has_welcomed_us(kind: str) -> None:
     connection = Connection()
@@ -449,11 +439,6 @@ def test_versions_that_were_read_are_what_a_push_is_measured_by() -> None:
     assert push.staleness == 2
 
 
-def test_initial_values_go_as_loads() -> None:
-    _, actions = Connection().transfer("load")
-    assert len(sent(actions, Load)) == 3
-
-
 def test_what_stays_in_place_goes_in_few_messages_beside_the_window() -> None:
     connection = Connection(large(megabytes=12), slice_nbytes=1 << 20)
     transfer, actions = connection.transfer("pull", in_place=5 << 20)
@@ -621,15 +606,6 @@ def test_as_many_questions_are_remembered_as_can_be_on_their_way() -> None:
     for number in range(MAX_OUT + 1):
         probe.ask(0.0, number)
     assert [probe.answered(number) for number in (0, 1, MAX_OUT)] == [0, 1, 1]
-
-
-def test_questions_are_asked_ever_more_rarely() -> None:
-    probe, dues = SilenceProbe(), []
-    for _ in range(5):
-        probe.ask(10.0, number=1)
-        assert probe.due is not None
-        dues.append(probe.due - 10.0)
-    assert dues == [min(PROBE_S * 2**i, SLOWEST_PROBE_S) for i in range(1, 6)]
 
 
 # --- requests that wait to be sent again ---------------------------------------------------------
