@@ -34,7 +34,6 @@ STILL = [
     "job/spec -> job/tables",
     "job/spec -> treatments",
     "node/inquiry -> protocol/messages/resizing",
-    "node/member -> node/tracing",
     "protocol/wire -> protocol/messages/notes",
     "protocol/wire -> protocol/messages/resizing",
     "protocol/wire -> protocol/messages/saving",

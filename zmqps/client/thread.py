@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 
 from zmqps import checks
 from zmqps.client.turns import Turns, check_own_thread, not_started, running
+from zmqps.core.node.tracing import trace
 from zmqps.core.protocol.events import Stop
 from zmqps.core.protocol.messages.membership import DepartureCause
 from zmqps.core.worker.operations import Cancelled, Finish, Operation
@@ -233,7 +234,7 @@ class SessionThread:
         self._driver.notify, self._driver.more = self._notify, self._more
         DOORS.add(session.transfers, "all_finite", DOORS.function("check", "worker"))
         member = session.member
-        member.tracing.recorder = Switch(self._driver, member.identity, operation_of=session.operation_of)
+        trace(member, Switch(self._driver, member.identity, operation_of=session.operation_of))
         self._loop.call_soon(self._ready.set)
         await self._driver.run()
 
