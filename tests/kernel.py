@@ -59,6 +59,7 @@ EXTENSIONS = (
     "worker/layout/",
     "worker/notebook.py",
     "worker/notes.py",
+    "worker/ranges.py",
     "worker/rows.py",
     "worker/statistics.py",
 )

@@ -60,20 +60,6 @@ STILL = [
     "server/tenant -> protocol/figures",
     "server/tenant -> server/replicas/backup",
     "server/tenant -> server/replicas/stream",
-    "worker/connections/link -> worker/layout/sent",
-    "worker/connections/link -> worker/rows",
-    "worker/operations -> job/data",
-    "worker/operations -> treatments",
-    "worker/pace -> worker/rows",
-    "worker/session -> worker/layout/moves",
-    "worker/session -> worker/notebook",
-    "worker/session -> worker/notes",
-    "worker/session -> worker/statistics",
-    "worker/transfers -> worker/early",
-    "worker/transfers -> worker/layout/moves",
-    "worker/transfers -> worker/layout/recuts",
-    "worker/transfers -> worker/layout/rollbacks",
-    "worker/transfers -> worker/statistics",
 ]
 
 

@@ -10,8 +10,9 @@ from zmqps.core.job.data import DataSpec
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.messages import Arrive, Fetch, Proceed, Pull, Push, Range, Waiting, Withdraw
 from zmqps.core.protocol.messages import Take as TakeMessage
-from zmqps.core.worker.operations import Advance, TakeRange
+from zmqps.core.worker.operations import Advance
 from zmqps.core.worker.questions import RETRY_S
+from zmqps.core.worker.ranges import TakeRange
 from zmqps.errors import DeadlineError
 
 SPEC = DataSpec(name="data", num_examples=100, range_size=10, passes=2, shuffle_seed=7)
