@@ -19,7 +19,7 @@ from zmqps.core.protocol.events import Action
 from zmqps.core.worker.host import listen
 from zmqps.core.worker.layout.moves import ShardMoves
 from zmqps.core.worker.layout.rollbacks import Rollbacks
-from zmqps.core.worker.operations import Advance, Attached, Exchange
+from zmqps.core.worker.operations import Attached, Exchange
 from zmqps.core.worker.rows import RowCargo
 from zmqps.core.worker.session import SessionMachine
 
@@ -44,21 +44,16 @@ class Early:
         first = next(iter(pace.held))
         if pace.arrive is None or pace.paused is not None or pace.arrive.request == self._tried:
             return []
-        if not self._can_begin(first):
+        if not isinstance(first, Exchange) or first.pull is None or (first.push is not None and not first.push.done):
             return []
-        assert isinstance(first, Exchange)
-        assert first.pull is not None
+        cargoes = next(filter(None, first.pull.cargoes), ())
+        if not cargoes or isinstance(cargoes[0], RowCargo) or first.pull.exact or first.pull.target.missing is not None:
+            return []
+        if self._moves.replicas or self._rollbacks.stale_values:
+            return []
+        for link in self._session.links.by_shard:
+            if link.server.lost is not None:
+                return []
         self._tried = pace.arrive.request
         transfers.ahead = replace(first.pull, version=max(first.pull.version, pace.arrive.step + 1))
         return transfers.start(first, transfers.ahead, now)
-
-    def _can_begin(self, first: Exchange | Advance) -> bool:
-        if not isinstance(first, Exchange) or first.pull is None or (first.push is not None and not first.push.done):
-            return False
-        pull = first.pull
-        cargo = next((cargo for cargoes in pull.cargoes for cargo in cargoes), None)
-        if pull.exact or pull.target.missing is not None or cargo is None or isinstance(cargo, RowCargo):
-            return False
-        if self._moves.replicas or self._rollbacks.stale_values:
-            return False
-        return not any(link.server.lost for link in self._session.links.by_shard)

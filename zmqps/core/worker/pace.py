@@ -100,10 +100,6 @@ class Unfinished:
         self.lacking = lacking if self.lacking is None else self.lacking & lacking
         self._expected = push.expected
 
-    def clear(self) -> None:
-        """The step is over."""
-        self.lacking = None
-
     def alone(self, push: PushTransfer, attached: Attached | None) -> list[Action]:
         """Tell whoever pushes a part where each push is applied by itself; nothing the second time."""
         if self._warned or attached is None:
@@ -180,7 +176,7 @@ class StepPushes:
 
     def clear(self) -> None:
         """The step is over: nothing is of it any more but pushes that are under way."""
-        self.unfinished.clear()
+        self.unfinished.lacking = None
         self.examples.clear()
         self.attempts.clear()
 

@@ -40,18 +40,23 @@ class Source:
 
     def payload(self, cargoes: Sequence[Cargo]) -> list[Array]:
         """Return buffers that hold what to send of some cargoes."""
-        pieces = [piece for cargo in cargoes for piece in self.pieces(cargo)]
+        one = len(cargoes) == 1
+        pieces = self.pieces(cargoes[0]) if one else [piece for cargo in cargoes for piece in self.pieces(cargo)]
         return pieces if len(pieces) == 1 and pieces[0].nbytes else gather(pieces)
 
     def pieces(self, cargo: Cargo) -> list[Array]:
         """Return what to send of a cargo, in the dtype of the wire."""
         if self.tables is not None:
             return _of_table(self.tables, cargo)
-        found = [(self.arrays[parameter], start, stop) for parameter, start, stop in cargo.extents]
-        if all([a is None or a.dtype == cargo.dtype for a, _, _ in found]):
-            return [a[start:stop] for a, start, stop in found if a is not None]
+        found, as_sent = [], True
+        for parameter, start, stop in cargo.extents:
+            if (array := self.arrays[parameter]) is not None:
+                as_sent = as_sent and array.dtype == cargo.dtype
+                found.append(array[start:stop])
+        if as_sent:
+            return found
         with np.errstate(over="ignore"):  # what becomes infinite is refused, or was allowed
-            return [a[start:stop].astype(cargo.dtype, copy=False) for a, start, stop in found if a is not None]
+            return [piece.astype(cargo.dtype, copy=False) for piece in found]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

@@ -283,7 +283,7 @@ class Transfers:
             names = [repr(name) for name in source.nonfinite]
             return NonFiniteGradientError(worker=self._host.title, parameters=listed(names, 5))
         # tables are the same as the arrays, in fewer pieces, and converted
-        as_sent, others = [table for table in source.tables or () if table.size], []
+        as_sent, others = [table for table in source.tables if table.size] if source.tables else [], []
         for array, dtype in zip(source.arrays, attached.dtypes, strict=True) if source.tables is None else ():
             if array is not None and array.dtype == dtype:
                 as_sent.append(array)

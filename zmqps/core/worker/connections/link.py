@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count
 from math import inf
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from zmqps.core.node.handshake import Handshake
@@ -48,6 +49,7 @@ SHORT_S = 10.0
 #: No answer of any kind for this long, and a server is asked; then after twice as long each time, up to
 PROBE_S = 3.0
 SLOWEST_PROBE_S = 30.0
+_NBYTES = attrgetter("nbytes")
 #: Questions whose answers may be on their way; older ones are forgotten.
 MAX_OUT = 16
 
@@ -318,14 +320,16 @@ class Link:
         codec = RAW if source is None else source.codec
         # encoded they would travel; and whether something small goes raw must not depend on its neighbours
         raw = codec == RAW and (target is None or target.codec == RAW)
-        in_place = min([end.in_place for end in (source, target) if end is not None]) if raw else 0
+        in_place = source.in_place if raw and source is not None else 0
+        if raw and target is not None:
+            in_place = target.in_place if source is None else min(in_place, target.in_place)
         if transfer.atomic or len(cargoes) == 1:
             groups: Sequence[tuple[Cargo, ...]] = (cargoes,)
         else:
             groups = list(filter(None, batches(cargoes, in_place)))
         numbers = self._commons.numbers
         for group in groups:
-            nbytes, head = 0 if in_place else sum([cargo.nbytes for cargo in group]), group is groups[0]
+            nbytes, head = 0 if in_place else sum(map(_NBYTES, group)), group is groups[0]
             self.queue.add(
                 Request(transfer=transfer, cargoes=group, nbytes=nbytes, head=head, codec=codec, number=next(numbers))
             )
