@@ -62,6 +62,7 @@ EXTENSIONS = (
     "worker/ranges.py",
     "worker/rows.py",
     "worker/statistics.py",
+    "worker/views.py",
 )
 #: The list of all messages, from which the wire makes its tables.
 LISTS = ("zmqps/core/protocol/messages/__init__.py",)
