@@ -58,8 +58,10 @@ EXTENSIONS = (
     "worker/layout/",
     "worker/notebook.py",
     "worker/notes.py",
+    "worker/ranges.py",
     "worker/rows.py",
     "worker/statistics.py",
+    "worker/views.py",
 )
 #: The list of all messages, from which the wire makes its tables.
 LISTS = ("zmqps/core/protocol/messages/__init__.py",)

@@ -11,7 +11,6 @@ STILL = [
     "job/spec -> job/tables",
     "job/spec -> treatments",
     "node/inquiry -> protocol/messages/resizing",
-    "node/member -> node/tracing",
     "protocol/wire -> protocol/messages/notes",
     "protocol/wire -> protocol/messages/resizing",
     "protocol/wire -> protocol/messages/saving",
@@ -38,20 +37,6 @@ STILL = [
     "server/tenant -> protocol/figures",
     "server/tenant -> server/replicas/backup",
     "server/tenant -> server/replicas/stream",
-    "worker/connections/link -> worker/layout/sent",
-    "worker/connections/link -> worker/rows",
-    "worker/operations -> job/data",
-    "worker/operations -> treatments",
-    "worker/pace -> worker/rows",
-    "worker/session -> worker/layout/moves",
-    "worker/session -> worker/notebook",
-    "worker/session -> worker/notes",
-    "worker/session -> worker/statistics",
-    "worker/transfers -> worker/early",
-    "worker/transfers -> worker/layout/moves",
-    "worker/transfers -> worker/layout/recuts",
-    "worker/transfers -> worker/layout/rollbacks",
-    "worker/transfers -> worker/statistics",
 ]
 
 

@@ -41,9 +41,9 @@ from zmqps.core.server.admission import Room
 from zmqps.core.server.dense.rules import UpdateKernel
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Shard
+from zmqps.core.worker.extensions import ExtendedSession
 from zmqps.core.worker.operations import Attached, Exchange, Operation, StartJob
 from zmqps.core.worker.plan import plan
-from zmqps.core.worker.session import SessionMachine
 from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Source, Target
 from zmqps.gpu.handover import Handover
 
@@ -85,17 +85,17 @@ class Wires:
             "server": ServerMachine(_identity("server", "server", "inproc://s"), "inproc://c", make_shard or _shard),
         }
         for name in (f"worker{index}" for index in range(workers)):
-            self._machines[name] = SessionMachine(_identity("worker", name, ""), "inproc://c", lambda array: True)
+            self._machines[name] = ExtendedSession(_identity("worker", name, ""), "inproc://c", lambda array: True)
         self._frames: deque[tuple[str, Peer, list[Any]]] = deque()
         self._resolved: dict[Operation, Any] = {}
         for name, machine in self._machines.items():
             self._execute(name, machine.start(0.0))
 
     @property
-    def worker(self) -> SessionMachine:
+    def worker(self) -> ExtendedSession:
         """The first worker's machine."""
         machine = self._machines["worker0"]
-        assert isinstance(machine, SessionMachine)
+        assert isinstance(machine, ExtendedSession)
         return machine
 
     def run(self, *operations: Operation) -> list[Any]:

@@ -207,12 +207,12 @@ def recording() -> dict[str, float]:
     attached: Attached
     [attached] = wires.run(StartJob(FOREVER, job=job, values=flat))
     gradients, cargoes = [np.full_like(array, GRADIENT_SCALE) for array in flat], plan(attached.placement)
-    before, steps = wires.messages, sum(wires.worker.transfers.tally.counters()["step_seconds"][1:])
+    before, steps = wires.messages, sum(wires.worker.tally.counters()["step_seconds"][1:])
     for _ in range(BATCH):
         push = PushTransfer(cargoes=cargoes, source=Source(arrays=gradients))
         wires.run(Exchange(FOREVER, push=push, pull=PullTransfer(cargoes=cargoes, target=Target(arrays=flat))))
-    recorded = sum(wires.worker.transfers.tally.counters()["step_seconds"][1:]) - steps
-    messages, tally = (wires.messages - before) / BATCH, wires.worker.transfers.tally
+    recorded = sum(wires.worker.tally.counters()["step_seconds"][1:]) - steps
+    messages, tally = (wires.messages - before) / BATCH, wires.worker.tally
     taken = []
     for _ in range(ROUNDS):
         step = recorded / BATCH * (_timed(lambda: tally.stepped(0.001)) - _timed(_nothing))

@@ -39,7 +39,7 @@ WRITTEN = (
         harm="after one silence, every later loss on the connection is noticed ever more slowly",
     ),
     Written(
-        path="zmqps/core/worker/transfer.py",
+        path="zmqps/core/worker/views.py",
         old="self.views.forget(place)",
         new="pass",
         harm="a synchronous pull in place returns arrays of two versions",

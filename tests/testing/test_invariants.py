@@ -57,11 +57,11 @@ from zmqps.core.worker.connections.link import Link
 from zmqps.core.worker.connections.links import Links
 from zmqps.core.worker.early import Early
 from zmqps.core.worker.operations import Advance
-from zmqps.core.worker.orphaned import Orphaned
 from zmqps.core.worker.pace import Pace, Pause
 from zmqps.core.worker.session import SessionMachine
 from zmqps.core.worker.transfer import LoadTransfer, PullTransfer, PushTransfer, Target
 from zmqps.core.worker.transfers import Transfers
+from zmqps.core.worker.waits import Orphaned
 from zmqps.errors import DeadlineError, PeerLostError, ServerMemoryError
 from zmqps.testing import Simulation, SimulationError
 from zmqps.testing.jobs.synchronous import SyncTraining, overwrite
@@ -422,32 +422,32 @@ def test_a_worker_that_goes_on_waiting_for_what_it_has_given_up(monkeypatch: Pat
 def test_a_worker_that_counts_values_it_has_asked_for_early_though_it_goes_on_at_a_later_step(
     monkeypatch: Patch,
 ) -> None:
-    def is_due(original: Any, early: Early) -> bool:
-        early.forget()
-        return True
+    def recall(original: Any, transfers: Transfers, now: float) -> list[Action]:
+        transfers.ahead = None
+        return []
 
-    wrap(monkeypatch, Early, "is_due", is_due)
+    wrap(monkeypatch, Transfers, "recall", recall)
     caught("sync-together-backup", "and has read version", begin=6)
 
 
 def test_a_worker_that_takes_an_early_pull_back_and_leaves_it_with_the_servers(monkeypatch: Patch) -> None:
-    def recall(original: Any, early: Early, now: float) -> list[Action]:
-        pull = early.pull
-        early.forget()
+    def recall(original: Any, transfers: Transfers, now: float) -> list[Action]:
+        pull, transfers.ahead = transfers.ahead, None
         if pull is not None:
-            early._transfers.drop(pull)
+            transfers.drop(pull)
         return []
 
-    wrap(monkeypatch, Early, "recall", recall)
+    wrap(monkeypatch, Transfers, "recall", recall)
     caught("sync-together-several", "PullTransfer) and transfer.done")
 
 
 def test_a_worker_that_goes_on_with_an_early_pull_before_the_step_is_over(monkeypatch: Patch) -> None:
     def begin(original: Any, early: Early, now: float) -> list[Action]:
         actions: list[Action] = original(early, now)
-        if early.pull is not None:  # as if its turn had come
-            del early._pace.held[early._operation]
-            early.forget()
+        transfers = early._session.transfers
+        if transfers.ahead is not None:  # as if its turn had come
+            transfers.pace.held.popitem(last=False)
+            transfers.ahead = None
         return actions
 
     wrap(monkeypatch, Early, "begin", begin)

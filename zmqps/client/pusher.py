@@ -297,7 +297,7 @@ class Pusher(Puller):
         The count rises when the next transfer ends: compare it before and after a `push_pull`, or before a push and
         after the next pull. Reading it sends nothing and never blocks. `rejoin` resets it to 0.
         """
-        return self._thread.machine.transfers.tally.counts["left_out"]
+        return self._thread.machine.transfers.counts["left_out"]
 
     def _end_step(self, advance: Advance, timeout: float | None) -> Future[None]:
         if self._role == "observer":

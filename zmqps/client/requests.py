@@ -23,7 +23,7 @@ from zmqps.core.protocol.terms import SET_TO_MEAN, terms_of
 from zmqps.core.worker.operations import Attached
 from zmqps.core.worker.plan import Cargo, in_order, plan
 from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Source, Target
-from zmqps.core.worker.views import Views
+from zmqps.core.worker.views import Views, ViewTarget
 from zmqps.errors import ConfigurationError, DtypeError
 from zmqps.gpu.encoder import Encoder
 from zmqps.gpu.handover import Handover, Remote
@@ -387,7 +387,8 @@ class Requests:
             target.arrays = Destination(ordered, parameters, self._index, self._handover).flat
         if copy:
             return target, lambda _: Params(ordered, min(target.versions.values(), default=0))
-        views = target.views = Views([array.reshape(-1) for array in ordered.values()])
+        views = Views([array.reshape(-1) for array in ordered.values()])
+        target = ViewTarget(views=views, arrays=target.arrays, tables=target.tables, codec=target.codec)
 
         def look(_: Any) -> Params:
             arrays = views.arrays()

@@ -19,6 +19,7 @@ from zmqps.core.protocol.arrays import Array
 from zmqps.errors import ConfigurationError, DtypeError, ShapeError
 from zmqps.gpu.handover import Handover, Remote
 from zmqps.optim import all_finite
+from zmqps.optim.kernels import finite_loop
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -362,7 +363,8 @@ def are_finite(arrays: Sequence[Array]) -> bool:
         Flat, contiguous, float32 or float64.
     """
     if len(arrays) == 1 and arrays[0].nbytes < SMALL_NBYTES:
-        return all_finite(arrays[0], "numba")
+        loop, integers, exponent = finite_loop(arrays[0].dtype)
+        return loop(arrays[0].view(integers), exponent)
     arrays = _joined(arrays)
     if NUM_THREADS == 1 or sum(array.nbytes for array in arrays) < SMALL_NBYTES:
         return _look(arrays)

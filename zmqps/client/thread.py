@@ -19,10 +19,12 @@ from typing import Any, TypeVar
 
 from zmqps import checks
 from zmqps.client.turns import Turns, check_own_thread, not_started, running
+from zmqps.core.node.tracing import trace
 from zmqps.core.protocol.events import Stop
 from zmqps.core.protocol.messages.membership import DepartureCause
+from zmqps.core.worker.extensions import ExtendedSession
 from zmqps.core.worker.operations import Cancelled, Finish, Operation
-from zmqps.core.worker.session import FAREWELL_S, SessionMachine
+from zmqps.core.worker.session import FAREWELL_S
 from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, ForkedError, InternalError, PSError
 from zmqps.logs.handler import About
 from zmqps.net.deadlines import Deadline
@@ -173,7 +175,7 @@ class SessionThread:
 
     def __init__(
         self,
-        machine: SessionMachine,
+        machine: ExtendedSession,
         make_transport: Callable[[], Transport],
         listeners: Sequence[Callable[[Any], object]] = (),
         more: Callable[[], Mapping[str, Any]] = dict,
@@ -233,7 +235,7 @@ class SessionThread:
         self._driver.notify, self._driver.more = self._notify, self._more
         DOORS.add(session.transfers, "all_finite", DOORS.function("check", "worker"))
         member = session.member
-        member.tracing.recorder = Switch(self._driver, member.identity, operation_of=session.operation_of)
+        trace(member, Switch(self._driver, member.identity, operation_of=session.operation_of))
         self._loop.call_soon(self._ready.set)
         await self._driver.run()
 

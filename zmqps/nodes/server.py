@@ -20,6 +20,7 @@ from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.job.tables import TableSpec
 from zmqps.core.node.member import Identity
+from zmqps.core.node.tracing import trace
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.messages.large import decode_but_assign
@@ -400,7 +401,7 @@ async def _serve(config: ServerConfig, source: Source, log: logging.Logger, pare
     driver = Driver(*watch(machine, transport, identity), log, resolve=relay.resolve)
     # what nobody needs costs time to refuse
     driver.decode = partial(decode_but_assign, data_nbytes=lambda: largest_header)
-    machine.member.tracing.recorder = Switch(driver, identity, known=machine.clients.incarnation)
+    trace(machine.member, Switch(driver, identity, known=machine.clients.incarnation))
     relay.submit = partial(_submit, asyncio.get_running_loop(), driver)
     most = {} if streams is not None else {"memory_nbytes": config.memory_nbytes or total_nbytes()}
     driver.more = lambda: {"free_nbytes": available_nbytes(), **most}

@@ -312,7 +312,7 @@ def all_finite(g: NDArray[Any], backend: Backend = "numpy", xp: Any = np) -> boo
         As in `make_kernel`.
     """
     if backend == "numba":
-        loop, integers, exponent = _finite_loop(g.dtype)
+        loop, integers, exponent = finite_loop(g.dtype)
         return loop(g.view(integers), exponent)
     block = max(g.size, 1) if backend == "device" else BLOCK_NBYTES // g.itemsize
     return all(bool(xp.isfinite(g[start : start + block]).all()) for start in range(0, g.size, block))
@@ -392,7 +392,7 @@ def _compiled(
 
 
 @lru_cache(maxsize=2)
-def _finite_loop(dtype: np.dtype[Any]) -> tuple[Callable[..., bool], np.dtype[Any], Any]:
+def finite_loop(dtype: np.dtype[Any]) -> tuple[Callable[..., bool], np.dtype[Any], Any]:
     """Return the loop, the integers to see floats of `dtype` as, and the exponent to look for."""
     import numba
     from numba import types

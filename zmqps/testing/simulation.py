@@ -20,9 +20,9 @@ from zmqps.core.protocol.security.keys import KEY_NBYTES, process_of
 from zmqps.core.server.admission import Room
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Shard
+from zmqps.core.worker.extensions import ExtendedSession
 from zmqps.core.worker.layout.rollbacks import Rollback
 from zmqps.core.worker.operations import Operation, StartJob
-from zmqps.core.worker.session import SessionMachine
 from zmqps.errors import DeadlineError
 from zmqps.testing.cluster import SimulatedCluster, token_of
 from zmqps.testing.engine import Node, Program
@@ -407,7 +407,7 @@ class Simulation(SimulatedCluster):
             name=name,
             role="worker",
             identity=identity,
-            machine=SessionMachine(identity, "sim://coordinator"),
+            machine=ExtendedSession(identity, "sim://coordinator"),
             number=self.num_started,
         )
         node.program = program or self.training.program(self, node)
@@ -525,7 +525,7 @@ class Simulation(SimulatedCluster):
         """When all has been calm for long, nothing waits in vain in a cluster that can work."""
         if self._began_at is None and isinstance(operation, StartJob):
             self._began_at = self.now
-        assert isinstance(node.machine, SessionMachine)
+        assert isinstance(node.machine, ExtendedSession)
         if self._has.validate:
             self.sleepers.resolved(node, operation, value)
         if self._orphans is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.core.machines import identity, sent
 from zmqps.core.node.member import Member
-from zmqps.core.node.tracing import AGAIN_S, KEEP_S, LONGEST_S, MAX_RING_NBYTES, REPORT_S
+from zmqps.core.node.tracing import AGAIN_S, KEEP_S, LONGEST_S, MAX_RING_NBYTES, REPORT_S, trace
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.limits import MAX_BLOB_NBYTES
@@ -51,14 +51,14 @@ class Joined:
         self.pushes = 3
         self.member = Member(identity("worker"), "tcp://c:1", lambda: {"pushes": self.pushes})
         self.recorder = Recorder()
-        self.member.tracing.recorder = self.recorder
+        self.tracing = trace(self.member, self.recorder)
         self.member.start(0.0)
         self.tell(WELCOME, 0.0)
 
     def tell(self, message: m.Message, now: float) -> list[Action]:
         self.recorder.now = now
         actions = self.member.on_message(message, now)
-        self.member.tracing.validate()
+        self.tracing.validate()
         return actions
 
     def wait(self, until: float) -> list[Action]:
@@ -67,7 +67,7 @@ class Joined:
             self.recorder.now = due
             actions += self.member.on_deadline(due)
             self.member.on_message(m.HeartbeatAck(4), due)
-            self.member.tracing.validate()
+            self.tracing.validate()
         return actions
 
 
@@ -94,7 +94,7 @@ def test_that_it_is_over_is_said_until_it_is_heard() -> None:
     assert node.recorder.data
     node.wait(11.0 + KEEP_S)
     assert node.recorder.calls[-1] == "forget"
-    assert node.member.tracing.state == TraceState.NONE
+    assert node.tracing.state == TraceState.NONE
 
 
 def test_it_learns_of_the_coordinators_clock_from_the_answers() -> None:
@@ -105,8 +105,8 @@ def test_it_learns_of_the_coordinators_clock_from_the_answers() -> None:
     assert abs(said.facts["offset_s"] + 5.0) < 1e-9  # type: ignore[operator]
     assert abs(said.facts["error_s"] - 0.1) < 1e-9  # type: ignore[operator]
     node.tell(m.Clock(8, TraceState.ON, 10.0, 900.0), 10.01)  # of another trace
-    assert node.member.tracing.samples.offset is not None
-    assert node.member.tracing.samples.offset.offset_s < 0
+    assert node.tracing.samples.offset is not None
+    assert node.tracing.samples.offset.offset_s < 0
 
 
 def test_a_trace_that_is_ended_early_ends_once() -> None:
@@ -133,7 +133,7 @@ def test_nobody_makes_it_record_for_ever_or_into_all_its_memory() -> None:
     node = Joined()
     node.tell(m.RecordSpans(7, 1e9, 0xFFFFFFFF), 10.0)
     assert node.recorder.calls == [f"start {MAX_RING_NBYTES}"]
-    assert node.member.tracing.ends_at == 10.0 + LONGEST_S
+    assert node.tracing.ends_at == 10.0 + LONGEST_S
 
 
 def test_another_trace_takes_the_place_of_the_one_before() -> None:

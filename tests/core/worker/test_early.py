@@ -152,7 +152,7 @@ def test_what_is_told_of_one_by_one_or_is_no_read_of_the_next_version_is_not_ask
 
 def test_nothing_is_asked_for_where_shards_have_backups() -> None:
     training = Training()
-    training.machine.transfers.moves.replicas = 1
+    training.machine.moves.replicas = 1
     _, asked = waiting(training)
     assert sent(asked, m.Pull) == []
     assert len(sent(training.proceed(asked), m.Pull)) == 4

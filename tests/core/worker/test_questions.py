@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from tests.core.machines import sent
+from zmqps.core.node.timers import Alarm
 from zmqps.core.protocol.messages import StatusRequest
-from zmqps.core.worker.alarm import Alarm
 from zmqps.core.worker.questions import RETRY_S, SLOWEST_RETRY_S, Questions
 
 

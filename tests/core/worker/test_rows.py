@@ -23,8 +23,8 @@ from zmqps.core.protocol.events import Action, Send, server_peer
 from zmqps.core.protocol.messages import Ack, PullRows, PushRows, ScanRows, Values, Welcome
 from zmqps.core.protocol.messages.rows import SCANNED
 from zmqps.core.worker import rows
-from zmqps.core.worker.connections.link import Link, ShardServer
-from zmqps.core.worker.rows import RowCargo, RowParts, RowSource, RowTarget, ScanTarget
+from zmqps.core.worker.connections.link import Link, LinkCommons, ShardServer
+from zmqps.core.worker.rows import RowCargo, RowParts, RowSource, RowTarget, ScanTarget, row_message
 from zmqps.core.worker.transfer import PullTransfer, PushTransfer
 from zmqps.errors import ProtocolError
 from zmqps.optim import sgd
@@ -346,7 +346,8 @@ class Connection:
         self.parts = parts_of(1)
         self.index = self.parts.slices[0].index
         handshake = Handshake(hello("worker"), server_peer(0), "tcp://s0:1")
-        self.link = Link(ShardServer(title="server 0", handshake=handshake, proof=b"", epoch=1), self.index + 1)
+        server = ShardServer(title="server 0", handshake=handshake, proof=b"", epoch=1)
+        self.link = Link(server, self.index + 1, LinkCommons(messages={RowCargo: row_message}))
         handshake.start(0.0)
         self.link.on_welcome(WELCOME, 0.0)
 

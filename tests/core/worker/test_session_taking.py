@@ -9,8 +9,9 @@ from tests.core.worker.test_session import Session
 from zmqps.core.job.data import DataSpec
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action
-from zmqps.core.worker.operations import Advance, TakeRange
+from zmqps.core.worker.operations import Advance
 from zmqps.core.worker.questions import RETRY_S
+from zmqps.core.worker.ranges import TakeRange
 from zmqps.errors import DeadlineError
 
 SPEC = DataSpec(name="data", num_examples=100, range_size=10, passes=2, shuffle_seed=7)

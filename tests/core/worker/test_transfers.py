@@ -14,7 +14,7 @@ from zmqps.core.protocol.events import COORDINATOR, Action, Connected, Disconnec
 from zmqps.core.protocol.loans import borrow
 from zmqps.core.worker.operations import Advance, Cancelled, Exchange, Finish
 from zmqps.core.worker.pace import Gate
-from zmqps.core.worker.views import Views
+from zmqps.core.worker.views import Views, ViewTarget
 from zmqps.errors import (
     DeadlineError,
     JobError,
@@ -347,8 +347,8 @@ def test_what_is_read_again_replaces_values_that_were_looked_at_in_the_servers_m
     training = Training()
     pull = training.whole("pull")
     assert pull.pull is not None
-    target = pull.pull.target
-    target.views = Views([array for array in target.arrays if array is not None])
+    arrays = pull.pull.target.arrays
+    target = pull.pull.target = ViewTarget(arrays=arrays, views=Views([a for a in arrays if a is not None]))
     actions = training.ask(pull)
     for request in sent(actions, m.Pull, S0):
         memory = np.full(8, 1, np.float32).view(np.uint8)
@@ -356,8 +356,7 @@ def test_what_is_read_again_replaces_values_that_were_looked_at_in_the_servers_m
         training.get(m.Values(request.request, "raw", [1], [], [borrow(memory, 0, 32, object())]), S0)
     again = training.read(actions, {S1: 2})
     assert outcome(training.read(again, {S0: 2}), pull) is None  # this time copied: the server had no memory to lend
-    arrays = target.views.arrays()
-    assert [array.tolist() for array in arrays] == [[2.0] * 8] * 4
+    assert [array.tolist() for array in target.views.arrays()] == [[2.0] * 8] * 4
 
 
 def test_in_the_asynchronous_mode_slices_may_have_different_versions() -> None:

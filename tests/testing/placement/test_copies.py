@@ -147,7 +147,7 @@ def test_a_worker_that_numbers_its_pushes_anew_for_a_new_server(monkeypatch: Pat
         original(link, *rest)
         for request in link.in_flight.values():
             if request.seq:
-                request.seq, link.sent.next_seq = link.sent.next_seq, link.sent.next_seq + 1
+                request.seq, link.next_seq = link.next_seq, link.next_seq + 1
 
     wrap(monkeypatch, Link, "retarget", retarget)
     caught("async-replicas", "a push was applied twice", begin=8)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
 
 from zmqps.core.node.handshake import Handshake
-from zmqps.core.node.tracing import NodeTracing
 from zmqps.core.protocol.events import COORDINATOR, Action, Log, Send
 from zmqps.core.protocol.messages import (
     MAGIC,
     PROTOCOL_VERSION,
     Back,
-    Clock,
     Error,
     Farewell,
-    Fetch,
     Heartbeat,
     HeartbeatAck,
     Hello,
@@ -26,7 +24,6 @@ from zmqps.core.protocol.messages import (
     Message,
     Probe,
     Probed,
-    RecordSpans,
     Welcome,
 )
 from zmqps.core.protocol.messages.hello import SPARE
@@ -143,6 +140,28 @@ class Absence:
     due: float
 
 
+class MemberPart(ABC):
+    """What extends a member, by something of its own that is ``due``."""
+
+    due: float | None = None
+
+    @abstractmethod
+    def on_deadline(self, now: float) -> list[Action]:
+        """Do what is due."""
+
+    @abstractmethod
+    def end(self) -> None:
+        """The coordinator is lost, or the node has left."""
+
+
+@dataclass(slots=True)
+class MemberHooks:
+    """What a member does about messages, by their types (about any other nothing), and what extends it."""
+
+    takes: dict[type[Message], Callable[[Any, float], list[Action]]]
+    parts: list[MemberPart] = field(default_factory=list)
+
+
 class Member:
     """The coordinator as seen by a server, worker or observer; ``counters`` returns what each heartbeat shows of it."""
 
@@ -154,8 +173,17 @@ class Member:
         self.standing = Standing.JOINING
         self.heard_at = 0.0
         self.due: float | None = None  # when `on_deadline` is to be called
-        self.tracing = NodeTracing(counters)
-        self._counters = counters
+        self.hooks = MemberHooks(
+            {
+                Back: self._on_back,
+                Welcome: self._on_welcome,
+                HeartbeatAck: self._on_beat,
+                Error: self._on_error,
+                Left: self._on_left,
+                Probe: self._on_probe,
+            }
+        )
+        self.counters = counters
         self._beat_due: float | None = None  # the next heartbeat; before the welcome: word of whom this node waits for
         self._goodbye: Goodbye | None = None
         self._absence: Absence | None = None
@@ -220,29 +248,29 @@ class Member:
         self.heard_at = now
         self._beat_due = now + REMINDER_INTERVAL_S
         actions = self.handshake.start(now)
-        self._set_due()
+        self.set_due()
         return actions
 
     def on_message(self, message: Message, now: float) -> list[Action]:
         """Take a message of the coordinator; any is a sign of life."""
         self.heard_at = now
-        take = _TAKES.get(type(message))
+        take = self.hooks.takes.get(type(message))
         if take is None and self.standing is Standing.JOINED and self._absence is None:
             return []  # as most of a step
         if isinstance(message, Back | Welcome):
             assert take is not None
-            return take(self, message, now)
+            return take(message, now)
         if self.standing is Standing.RETURNING:
             return []  # said before it had gone
         actions = self._heard(now)
-        return actions if take is None else [*take(self, message, now), *actions]
+        return actions if take is None else [*take(message, now), *actions]
 
     def _heard(self, now: float) -> list[Action]:
         """The coordinator knows who is behind the connection: it has said something."""
         if self.standing is Standing.UNSURE:
             self.standing = Standing.JOINED
             self._beat_due = now  # with all there is to say
-            self._set_due()
+            self.set_due()
         if self._absence is None:
             return []
         away, self._absence = now - self._absence.since, None
@@ -260,14 +288,14 @@ class Member:
         self.handshake.on_welcome(message)
         self.rank = message.rank
         if not is_first:
-            self._set_due()
+            self.set_due()
             return self._heard(now)
         self.cluster.num_workers, self.cluster.num_servers = message.num_workers, message.num_servers
         if self.standing is not Standing.JOINING:
             return []
         self.standing = Standing.JOINED
         self._beat_due = now + message.heartbeat_interval
-        self._set_due()
+        self.set_due()
         return [Log("info", f"joined as {self.identity.role} {self.rank} at {self.handshake.endpoint}")]
 
     def _on_back(self, message: Back, now: float) -> list[Action]:
@@ -285,7 +313,7 @@ class Member:
             return []
         self.standing = Standing.RETURNING
         actions = self.handshake.again(now)
-        self._set_due()
+        self.set_due()
         return actions
 
     def _on_beat(self, message: HeartbeatAck, now: float) -> list[Action]:
@@ -301,24 +329,17 @@ class Member:
     def _on_left(self, message: Left, now: float) -> list[Action]:
         if self._goodbye is not None:
             self._goodbye.due = None
-            self._set_due()
+            self.set_due()
         return []
 
     def _on_probe(self, message: Probe, now: float) -> list[Action]:
         return [Send(COORDINATOR, Probed(message.number, message.stacks))] if self.joined else []
 
-    def _on_trace(self, message: RecordSpans | Clock | Fetch, now: float) -> list[Action]:
-        if not self.joined:
-            return []
-        actions = self.tracing.take(message, now)
-        self._set_due()
-        return actions
-
     def _restart(self) -> None:
         """Another coordinator answers."""
         self.standing = Standing.REPLACED
         self.handshake.due = self._beat_due = None
-        self._set_due()
+        self.set_due()
 
     def on_connected(self, now: float) -> list[Action]:
         """The connection is there, perhaps again: say what may have been lost with the one before it."""
@@ -330,10 +351,10 @@ class Member:
         elif self.standing in HERE and self.welcome is not None:
             self.standing = Standing.UNSURE if self.may_return else Standing.JOINED
             # little is taken of those that a coordinator does not know yet
-            actions = [Send(COORDINATOR, Heartbeat({} if self.may_return else dict(self._counters())))]
+            actions = [Send(COORDINATOR, Heartbeat({} if self.may_return else dict(self.counters())))]
         if self.standing in HERE and self.welcome is not None:
             self._beat_due = now + self.welcome.heartbeat_interval
-        self._set_due()
+        self.set_due()
         return actions
 
     def looked(self, why: str, now: float) -> list[Action]:
@@ -347,7 +368,7 @@ class Member:
         """Let the coordinator have the counters soon."""
         if self.joined:
             self._beat_due = now
-            self._set_due()
+            self.set_due()
 
     def leave(self, reason: DepartureCause, now: float) -> list[Action]:
         """Say goodbye, also to a coordinator that has not answered yet: it may know us anyway."""
@@ -359,9 +380,9 @@ class Member:
             return []
         self._goodbye = Goodbye(Leave(reason))
         # the last word on what it has done, which the status keeps showing
-        counters: list[Action] = [Send(COORDINATOR, Heartbeat(dict(self._counters())))] if known else []
+        counters: list[Action] = [Send(COORDINATOR, Heartbeat(dict(self.counters())))] if known else []
         goodbye = self._say_goodbye(self._goodbye, now)
-        self._set_due()
+        self.set_due()
         return [*counters, *goodbye]
 
     def abandon(self) -> None:
@@ -370,7 +391,7 @@ class Member:
             self.standing = Standing.LEFT
         self.handshake.stop()
         self._beat_due = None
-        self._set_due()
+        self.set_due()
 
     def _say_goodbye(self, goodbye: Goodbye, now: float) -> list[Action]:
         goodbye.num_said += 1
@@ -393,11 +414,13 @@ class Member:
         """Return when something is due."""
         return self.due
 
-    def _set_due(self) -> None:
+    def set_due(self) -> None:
+        """Something may be due sooner, or later."""
         if self.lost or self.left:
-            self.tracing.end()
+            for part in self.hooks.parts:
+                part.end()
         goodbye_due = None if self._goodbye is None else self._goodbye.due
-        dues = (self.handshake.due, self._beat_due, goodbye_due, self.tracing.due)
+        dues = (self.handshake.due, self._beat_due, goodbye_due, *(part.due for part in self.hooks.parts))
         self.due = min((due for due in dues if due is not None), default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
@@ -409,8 +432,9 @@ class Member:
             actions += self._remind(now) if self.welcome is None else self._beat(self.welcome.heartbeat_interval, now)
         if self._goodbye is not None and self._goodbye.due is not None and now >= self._goodbye.due:
             actions += self._say_goodbye(self._goodbye, now)
-        actions += self.tracing.on_deadline(now)
-        self._set_due()
+        for part in self.hooks.parts:
+            actions += part.on_deadline(now)
+        self.set_due()
         return actions
 
     def _remind(self, now: float) -> list[Action]:
@@ -423,7 +447,7 @@ class Member:
     def _beat(self, interval_s: float, now: float) -> list[Action]:
         """Send a heartbeat, and notice whether the coordinator answers any."""
         self._beat_due = now + interval_s
-        beat = Send(COORDINATOR, Heartbeat({} if self.unsure else dict(self._counters())))
+        beat = Send(COORDINATOR, Heartbeat({} if self.unsure else dict(self.counters())))
         if self.silence(now) > self.patience:
             self.standing = Standing.LOST
             self.handshake.due = self._beat_due = None
@@ -441,17 +465,3 @@ class Member:
         where, silent = self.handshake.endpoint, self.silence(now)
         text = f"the coordinator at {where} has been away for {silent:.0f} s; started again there, it goes on from its "
         return [Log("warning", f"{text}journal: waiting for it for {self.patience - silent:.0f} s more")]
-
-
-#: What a member does about a message, whatever its role; about any other nothing.
-_TAKES: Mapping[type[Message], Callable[[Member, Any, float], list[Action]]] = {
-    Back: Member._on_back,
-    Welcome: Member._on_welcome,
-    HeartbeatAck: Member._on_beat,
-    Error: Member._on_error,
-    Left: Member._on_left,
-    Probe: Member._on_probe,
-    RecordSpans: Member._on_trace,
-    Clock: Member._on_trace,
-    Fetch: Member._on_trace,
-}

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 from zmqps.core.node.clock import Samples
+from zmqps.core.node.member import Member, MemberPart
 from zmqps.core.protocol.events import COORDINATOR, Action, Send
 from zmqps.core.protocol.limits import MAX_BLOB_NBYTES
 from zmqps.core.protocol.messages import Clock, Fetch, Piece, RecordSpans, SpansRecorded
@@ -74,27 +74,37 @@ class Nothing:
         return b""
 
 
-class NodeTracing:
+def trace(member: Member, recorder: Recorder) -> NodeTracing:
+    """Let a node that has not started yet record what the coordinator wants to see; of a worker ``pushes``, too."""
+    tracing = NodeTracing(member, recorder)
+    member.hooks.takes |= {RecordSpans: tracing.take, Clock: tracing.take, Fetch: tracing.take}
+    member.hooks.parts.append(tracing)
+    return tracing
+
+
+class NodeTracing(MemberPart):
     """One trace at a time: the last that the coordinator has told of."""
 
-    # what the node counts; of a worker ``pushes``
-    def __init__(self, counters: Callable[[], Mapping[str, Any]]) -> None:
-        self.recorder: Recorder = Nothing()  # records; a shell puts its own here before the node starts
+    def __init__(self, member: Member, recorder: Recorder) -> None:
+        self.recorder = recorder
         self.number = 0
         self.state = TraceState.NONE  # whether it records, has recorded, or there is nothing
         self.ends_at = 0.0
-        self.due: float | None = None  # when something is to be said or done
         self.samples = Samples()
-        self._counters = counters
+        self._member = member
         self._began_with = 0  # pushes
         self._heard = False  # whether the coordinator knows that it is over
         self._report_due = 0.0
 
     def take(self, message: RecordSpans | Clock | Fetch, now: float) -> list[Action]:
         """Do what the coordinator says about traces."""
-        if isinstance(message, RecordSpans):
-            return self._watch(message, now)
-        return self._clock(message, now) if isinstance(message, Clock) else self._fetch(message)
+        if not self._member.joined:
+            return []
+        if isinstance(message, Fetch):
+            return self._fetch(message)
+        actions = self._watch(message, now) if isinstance(message, RecordSpans) else self._clock(message)
+        self._member.set_due()
+        return actions
 
     def on_deadline(self, now: float) -> list[Action]:
         """End what was to last until now, say how far it is, and forget what nobody has fetched."""
@@ -149,7 +159,7 @@ class NodeTracing:
         self.state, self.ends_at = TraceState.OFF, now
         self._report_due = now
 
-    def _clock(self, message: Clock, now: float) -> list[Action]:
+    def _clock(self, message: Clock) -> list[Action]:
         if message.number == self.number and self.state != TraceState.NONE:
             self.samples.add(message.sent, message.at, self.recorder.time())
             if message.state == TraceState.OFF == self.state:
@@ -175,7 +185,7 @@ class NodeTracing:
 
     @property
     def _pushes(self) -> int:
-        pushes = self._counters().get("pushes", 0)
+        pushes = self._member.counters().get("pushes", 0)
         return pushes if type(pushes) is int else 0
 
     def _set_due(self) -> None:

@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.node.inquiry import presented
 from zmqps.core.protocol.events import COORDINATOR, Action, Log, Send
-from zmqps.core.protocol.messages import Checkpoint as CheckpointMessage
 from zmqps.core.protocol.messages import (
     Checkpointed,
     Error,
     Job,
     Message,
-    Range,
     RatesSet,
     Released,
     Status,
-    StatusRequest,
     Waiting,
     Withdraw,
 )
-from zmqps.core.protocol.messages import Enter as EnterMessage
-from zmqps.core.protocol.messages import Init as InitMessage
-from zmqps.core.protocol.messages import SetRates as SetRatesMessage
 from zmqps.core.worker.connections.links import Links
+from zmqps.core.worker.host import SessionHost
 from zmqps.core.worker.operations import (
     AskStatus,
     Attached,
@@ -35,10 +30,8 @@ from zmqps.core.worker.operations import (
     Restored,
     SavedCheckpoint,
     SaveJob,
-    SessionHost,
     SetNumbers,
     StartJob,
-    TakeRange,
 )
 from zmqps.core.worker.plan import plan
 from zmqps.core.worker.questions import Questions
@@ -47,24 +40,18 @@ from zmqps.core.worker.transfers import Transfers
 from zmqps.errors import PSError, from_wire, printable
 
 
-class RequestsHost(SessionHost, Protocol):
-    """What is needed of the session."""
-
-    links: Links
-    transfers: Transfers
-
-
 class Asked(Questions):
     """What one session has asked the coordinator: on behalf of operations, and when it arrives."""
 
-    def __init__(self, host: RequestsHost) -> None:
-        super().__init__(host.links.commons.alarm)
+    def __init__(self, host: SessionHost, links: Links, transfers: Transfers) -> None:
+        super().__init__(links.commons.alarm)
         self._host = host
+        self._links = links
+        self._transfers = transfers
         self._operations: dict[int, Question] = {}  # by the number of the request
-        self._answers: dict[tuple[type[Question], type[Message]], Callable[[Any, Any, float], list[Action]]] = {
+        self.answers: dict[tuple[type[Question], type[Message]], Callable[[Any, Any, float], list[Action]]] = {
             (StartJob, Job): self._job,
             (EnterBarrier, Released): self._released,
-            (TakeRange, Range): self._range,
             (AskStatus, Status): self._status,
             (SetNumbers, RatesSet): self._rates_set,
             (SaveJob, Checkpointed): self._saved,
@@ -74,7 +61,7 @@ class Asked(Questions):
         """Send the request of an operation, and again until it is answered."""
         operation.request = next(self.numbers)
         self._operations[operation.request] = operation
-        return self.ask(_request(operation, self._host.transfers.pace.next_step), now)
+        return self.ask(operation.message(self._transfers.pace.next_step), now)
 
     def end(self, operation: Question, value: Any) -> list[Action]:
         """Forget an operation, which is done; the coordinator too, if it failed and could still be answered."""
@@ -95,7 +82,7 @@ class Asked(Questions):
             return []
         if isinstance(message, Error):
             return self._host.resolve(operation, from_wire(message.code, message.text, message.facts))
-        take = self._answers.get((type(operation), type(message)))
+        take = self.answers.get((type(operation), type(message)))
         return [] if take is None else take(operation, message, now)
 
     def validate(self) -> None:
@@ -105,11 +92,7 @@ class Asked(Questions):
     # --- the answers ---------------------------------------------------------------------------
 
     def _released(self, enter: EnterBarrier, message: Released, now: float) -> list[Action]:
-        return [*self._host.transfers.resume(message.step), *self._host.resolve(enter, None)]
-
-    def _range(self, take: TakeRange, message: Range, now: float) -> list[Action]:
-        self._host.transfers.pace.took(some=message.start < message.stop)
-        return [*self._host.transfers.resume(message.step), *self._host.resolve(take, message)]
+        return [*self._transfers.resume(message.step), *self._host.resolve(enter, None)]
 
     def _status(self, ask: AskStatus, message: Status, now: float) -> list[Action]:
         return self._host.resolve(ask, presented(message.status))
@@ -135,20 +118,17 @@ class Asked(Questions):
         ):  # another one if the first could not be started
             job = JobSpec.from_wire(message.job)
             placement = Placement.from_wire(KeySpace.of(job), message.placement)
-            actions += host.links.connect(placement, message.placement, now)
+            actions += self._links.connect(placement, message.placement, now)
             host.attached = Attached(job, placement, Restored.from_wire(message.restored), message.epoch)
-            replicas = message.placement.get("replicas", 0)
-            falls_back = message.placement.get("falls_back") == 1
-            host.transfers.moves.attach(replicas if type(replicas) is int else 0, falls_back=falls_back)
-            host.transfers.rollbacks.attach()
-            host.transfers.recuts.attach(message.placement.get("cut", 0))
+            for attached in host.hooks.attached:
+                attached(host.attached, message.placement)
         host.member.rank = message.rank
         if not message.load:
             host.member.cluster.num_workers = message.num_workers
             host.member.cluster.is_chief |= bool(message.chief)  # unless it has heard of it before
             host.member.cluster.terms = message.terms  # none: the optimizer's own numbers hold
             mode, counts_all = host.attached.job.mode, host.attached.job.mean == "workers"
-            host.transfers.pace.attach(mode, message.step, counts_all=counts_all)
+            self._transfers.pace.attach(mode, message.step, counts_all=counts_all)
             actions += [Log("warning", message.note)] if message.note else []
             return actions + host.resolve(init, host.attached)
         if not init.loads:
@@ -158,22 +138,5 @@ class Asked(Questions):
             index = {parameter.name: i for i, parameter in enumerate(init.job.parameters)}
             values = [init.values[index[parameter.name]] for parameter in host.attached.job.parameters]
             load = LoadTransfer(cargoes=plan(host.attached.placement), source=Source(arrays=values))
-            actions += host.transfers.start(init, load, now)
+            actions += self._transfers.start(init, load, now)
         return actions
-
-
-def _request(operation: Question, step: int) -> Message:
-    """Return the message that asks for an operation."""
-    if isinstance(operation, StartJob):
-        return InitMessage(operation.request, operation.job.to_wire() if operation.job else {})
-    if isinstance(operation, EnterBarrier):
-        return EnterMessage(operation.request, operation.barrier)
-    if isinstance(operation, TakeRange):
-        assert operation.data is not None
-        return operation.data.take(operation.request, operation.used)
-    if isinstance(operation, SetNumbers):
-        return SetRatesMessage(operation.request, step, (1.0, *operation.rates))
-    if isinstance(operation, SaveJob):
-        return CheckpointMessage(operation.request, "", int(operation.consistent), operation.state)
-    assert isinstance(operation, AskStatus)
-    return StatusRequest(operation.request)

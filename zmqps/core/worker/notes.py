@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
-
 from zmqps.core.node.member import Member
 from zmqps.core.protocol.events import COORDINATOR, Action, Send
 from zmqps.core.protocol.messages import Note, Noted
@@ -38,6 +36,10 @@ class NoteSender:
     @property
     def _reachable(self) -> bool:
         return self._member.joined and not self._member.unsure
+
+    def on_deadline(self, now: float) -> list[Action]:
+        """See what there is, for it is time."""
+        return self.look(now)
 
     def look(self, now: float) -> list[Action]:
         """See what the script has logged, and send it if it is time."""
@@ -91,11 +93,6 @@ class NoteSender:
         if not self._reachable:
             return []
         return [Send(COORDINATOR, Note(*some)) for some in self.notebook.rest(now)]
-
-    def count(self, counts: MutableMapping[str, int]) -> None:
-        """Say how often the script has logged, and how much of that is lost."""
-        self.notebook.take()
-        counts["logged"], counts["log_dropped"] = self.notebook.num_logged, self.notebook.num_dropped
 
     def validate(self) -> None:
         """Assert the invariants."""

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from zmqps.core.job.data import DataSpec
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
-from zmqps.core.node.member import Member
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.protocol.events import Action
+from zmqps.core.protocol.messages import Checkpoint, Enter, Init, Message, SetRates, StatusRequest
 from zmqps.core.protocol.messages.membership import DepartureCause
-from zmqps.core.treatments import Treatment, make_treatment
-from zmqps.core.worker.questions import Questions
 from zmqps.core.worker.transfer import AnyTransfer, PullTransfer, PushTransfer
-from zmqps.errors import ProtocolError, PSError, printable
+from zmqps.errors import ProtocolError, printable
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -48,6 +45,10 @@ class Question(Operation):
 
     request: int = 0
 
+    @abstractmethod
+    def message(self, step: int) -> Message:
+        """Return the request; ``step``: of the next push."""
+
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class StartJob(Question):
@@ -58,6 +59,10 @@ class StartJob(Question):
     loads: bool = False  # was asked to upload them
 
     title = "init"
+
+    def message(self, step: int) -> Message:
+        """Return the request."""
+        return Init(self.request, self.job.to_wire() if self.job else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +131,9 @@ class Attached:
     restored: Restored | None = None
     epoch: int = 0  # of the job
     dtypes: tuple[np.dtype[Any], ...] = field(init=False)  # in which gradients travel, by parameter
-    treatment: Treatment | None = field(init=False)  # of stale ones
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtypes", tuple(parameter.storage_dtype for parameter in self.job.parameters))
-        object.__setattr__(self, "treatment", make_treatment(self.job.treatment))
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -179,15 +182,9 @@ class EnterBarrier(Question):
         """Its name in errors."""
         return f"barrier {self.barrier!r}"
 
-
-@dataclass(slots=True, eq=False, kw_only=True)
-class TakeRange(Question):
-    """Take a range of a data set, and say which one was used. Resolves to a `zmqps.core.protocol.messages.Range`."""
-
-    data: DataSpec | None = None
-    used: tuple[int, int] | None = None
-
-    title = "ranges"
+    def message(self, step: int) -> Message:
+        """Return the request."""
+        return Enter(self.request, self.barrier)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -198,12 +195,20 @@ class SetNumbers(Question):
 
     title = "set_hyperparameters"
 
+    def message(self, step: int) -> Message:
+        """Return the request."""
+        return SetRates(self.request, step, (1.0, *self.rates))
+
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class AskStatus(Question):
     """Ask the coordinator for the status."""
 
     title = "status"
+
+    def message(self, step: int) -> Message:
+        """Return the request."""
+        return StatusRequest(self.request)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -214,6 +219,10 @@ class SaveJob(Question):
     state: Mapping[str, Any] = field(default_factory=dict)
 
     title = "checkpoint"
+
+    def message(self, step: int) -> Message:
+        """Return the request."""
+        return Checkpoint(self.request, "", int(self.consistent), self.state)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -234,30 +243,3 @@ class Cancelled:
     """
 
     operation: Operation
-
-
-class SessionHost(Protocol):
-    """What the parts of a session need of it."""
-
-    now: float
-    member: Member
-    attached: Attached | None
-    operations: dict[Operation, None]
-
-    @property
-    def questions(self) -> Questions:
-        """What it has asked the coordinator."""
-
-    @property
-    def epoch(self) -> int:
-        """The job's."""
-
-    @property
-    def title(self) -> str:
-        """Who this worker is, for errors."""
-
-    def resolve(self, operation: Operation, value: Any) -> list[Action]:
-        """An operation is done."""
-
-    def coordinator_lost(self, now: float) -> PSError | None:
-        """Return the error for what only the coordinator can allow, if it is gone."""

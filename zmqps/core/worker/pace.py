@@ -12,7 +12,6 @@ from zmqps.core.protocol.events import Action, Log
 from zmqps.core.protocol.messages import Arrive, Proceed
 from zmqps.core.protocol.terms import are_values, terms_of
 from zmqps.core.worker.operations import Advance, Attached, Exchange
-from zmqps.core.worker.rows import RowSource
 from zmqps.core.worker.transfer import AnyTransfer, PullTransfer, PushTransfer
 from zmqps.errors import counted, listed
 
@@ -37,14 +36,6 @@ class Gate(Enum):
 
 #: Transfers are held.
 SHUT = (Gate.CLOSING, Gate.COMPLETE, Gate.ARRIVED)
-
-
-class RangeState(Enum):
-    """A worker's range of a data set: NONE, one that it has TAKEN, or one that is STALE since the job has gone back."""
-
-    NONE = "none"
-    TAKEN = "taken"
-    STALE = "stale"
 
 
 @dataclass(slots=True)
@@ -78,7 +69,7 @@ class StepExamples:
         if not self.wanted or are_values(push.terms):
             return
         self._largest = max(self._largest, push.examples)
-        if not alone and not isinstance(push.source, RowSource):
+        if not alone:
             brought = {extent.parameter for shard in push.cargoes for cargo in shard for extent in cargo.extents}
             self._of.update(dict.fromkeys(brought, push.examples))
 
@@ -108,10 +99,6 @@ class Unfinished:
         lacking = set(push.lacking)
         self.lacking = lacking if self.lacking is None else self.lacking & lacking
         self._expected = push.expected
-
-    def clear(self) -> None:
-        """The step is over."""
-        self.lacking = None
 
     def alone(self, push: PushTransfer, attached: Attached | None) -> list[Action]:
         """Tell whoever pushes a part where each push is applied by itself; nothing the second time."""
@@ -189,7 +176,7 @@ class StepPushes:
 
     def clear(self) -> None:
         """The step is over: nothing is of it any more but pushes that are under way."""
-        self.unfinished.clear()
+        self.unfinished.lacking = None
         self.examples.clear()
         self.attempts.clear()
 
@@ -213,8 +200,6 @@ class Pace:
         self.held: OrderedDict[Exchange | Advance, None] = OrderedDict()  # in the order in which they begin
         self.paused: Pause | None = None
         self.step = StepPushes()
-        self.stale_values = False  # since the job has gone back: the next gradients are of values that are gone
-        self.range = RangeState.NONE
 
     def attach(self, mode: str, clock: int, *, counts_all: bool = False) -> None:
         """The job is known."""
@@ -249,9 +234,6 @@ class Pace:
             if transfer.whole:
                 self._close()
         elif isinstance(transfer, PullTransfer):
-            if self.stale_values:
-                self.stale_values = False
-                transfer.version = transfer.version if transfer.exact else 0  # what it asked for, it knew from before
             transfer.slowest = self.slowest
             if not transfer.exact:  # else an older version was asked for
                 transfer.version = max(transfer.version, self.version)
@@ -308,26 +290,13 @@ class Pace:
             self.clock, self.slowest = max(self.clock, self.arrive.step + 1), max(self.slowest, message.version)
         self.gate, self.arrive, self.awaited = Gate.OPEN, None, ""
 
-    def go_back(self, clock: int, *, complete: bool) -> None:
-        """The job is at an earlier step; ``complete``: gradients of a whole step were dropped by that already."""
+    def go_back(self, clock: int) -> None:
+        """The job is at an earlier step."""
         self.clock = self.version = clock
         self.step.clear()
         self.step.unacknowledged.clear()
         self.step.closing = None
-        self.stale_values = not complete
-        if self.range is not RangeState.NONE:
-            self.range = RangeState.TAKEN if complete else RangeState.STALE
         self.gate, self.arrive, self.awaited = Gate.OPEN, None, ""
-
-    def dropped(self) -> None:
-        """Gradients of values, or of examples, that are gone were dropped: those to come are of others."""
-        self.stale_values = False
-        if self.range is RangeState.STALE:
-            self.range = RangeState.TAKEN
-
-    def took(self, *, some: bool) -> None:
-        """A range of examples was handed out, or there is none any more."""
-        self.range = RangeState.TAKEN if some else RangeState.NONE
 
     def resume(self, clock: int) -> bool:
         """The others did not wait for this worker for a while, and are at ``clock`` or beyond ours.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import count
 from typing import Any
 
+from zmqps.core.node.timers import Alarm
 from zmqps.core.protocol.events import COORDINATOR, Action, Send
 from zmqps.core.protocol.messages import Message
-from zmqps.core.worker.alarm import Alarm
 
 #: What is not answered is asked again after so long: it may be lost with a coordinator's memory, or on a busy one. Then
 #: after twice as long each time, for it may be a question that takes its time, up to

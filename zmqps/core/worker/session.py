@@ -29,16 +29,12 @@ from zmqps.core.protocol.events import (
 )
 from zmqps.core.protocol.messages import (
     Error,
-    GoBack,
     GoOn,
     Hold,
     Left,
     Lost,
     Message,
-    Moved,
-    Noted,
     Proceed,
-    Recut,
     Resumed,
     Shutdown,
     Waiting,
@@ -48,9 +44,7 @@ from zmqps.core.protocol.messages.membership import DepartureCause
 from zmqps.core.protocol.security.guard import check_welcome
 from zmqps.core.worker.asked import Asked
 from zmqps.core.worker.connections.links import Links
-from zmqps.core.worker.layout.moves import ReplayGradients
-from zmqps.core.worker.notebook import Notebook
-from zmqps.core.worker.notes import NoteSender
+from zmqps.core.worker.host import SessionHooks, told
 from zmqps.core.worker.operations import (
     Advance,
     Attached,
@@ -61,12 +55,10 @@ from zmqps.core.worker.operations import (
     Operation,
     Question,
 )
-from zmqps.core.worker.orphaned import Orphaned
 from zmqps.core.worker.pace import Gate
-from zmqps.core.worker.statistics import Statistics
 from zmqps.core.worker.transfer import all_finite
 from zmqps.core.worker.transfers import Transfers
-from zmqps.core.worker.waits import Waits
+from zmqps.core.worker.waits import Orphaned, Waits
 from zmqps.errors import (
     ClosedError,
     KeyRefusedError,
@@ -112,31 +104,26 @@ class SessionMachine:
         coordinator: str,
         all_finite: Callable[[Sequence[Array]], bool] = all_finite,
         coding: Coding = CODING,
-        notebook: Notebook | None = None,
     ) -> None:
         self.member = Member(identity, coordinator, self.counters)
-        self.notes = NoteSender(Notebook() if notebook is None else notebook, self.member)
+        self.hooks = SessionHooks()
         self.attached: Attached | None = None
         self.operations: dict[Operation, None] = {}  # in the order they came
         self.links = Links(self.member, coding)
         self.transfers = Transfers(self, self.links, all_finite)
         self.now = 0.0  # of the event being handled
-        self.questions = Asked(self)  # at the coordinator, arrivals included
-        self._news: dict[type[Message], Callable[[Any, float], list[Action]]] = {
+        self.questions = Asked(self, self.links, self.transfers)  # at the coordinator, arrivals included
+        self.news: dict[type[Message], Callable[[Any, float], list[Action]]] = {
             Welcome: self._on_welcome,
             Lost: self.transfers.lose_server,
-            Moved: self.transfers.follow,
-            GoBack: self.transfers.rollbacks.take,
             Shutdown: self._on_shutdown,
             Left: self._on_left,
             Proceed: self.transfers.proceed,
             Hold: self.transfers.pause,
             GoOn: self.transfers.end_pause,
-            Noted: self.notes.noted,
-            Recut: self.transfers.recuts.take,
         }
         self._end = SessionEnd()
-        self._waits = Waits(self)
+        self._waits = Waits(self, self.transfers)
         self._orphaned = Orphaned(self.member, self.transfers.pace)
 
     def start(self, now: float) -> list[Action]:
@@ -147,37 +134,20 @@ class SessionMachine:
 
     # --- what others may look at ---------------------------------------------------------------
 
-    def statistics(self) -> Statistics:
-        """Return what was done so far."""
-        counts, tally = self.links.counts, self.transfers.tally
-        for name in ("bytes_sent", "bytes_received", "retries"):
-            tally.counts[name] = counts[name]
-        self.notes.count(tally.counts)
-        mode = self.attached.job.mode if self.attached else ""
-        links = self.links
-        return tally.statistics(links.in_flight_nbytes, mode, self.transfers.pace.clock, links.wires)
-
     def counters(self) -> Mapping[str, Any]:
         """Return the counters shown in the status."""
-        s = self.statistics()
-        names = ("pushes", "pulls", "bytes_sent", "bytes_received", "retries", "nonfinite", "dropped", "clock")
+        links, counts = self.links, self.links.counts
         return {
-            **{name: getattr(s, name) for name in (*names, *(("logged", "log_dropped") if s.logged else ()))},
-            "staleness_mean": round(s.staleness_mean, 3),
-            "staleness_max": s.staleness_max,
-            "in_flight_nbytes": s.in_flight_bytes,
-            "saved_nbytes": self.links.saved_nbytes,
+            **{name: self.transfers.counts[name] for name in ("pushes", "pulls", "nonfinite", "dropped")},
+            **{name: counts[name] for name in ("bytes_sent", "bytes_received", "retries")},
+            "clock": self.transfers.pace.clock,
+            "in_flight_nbytes": links.in_flight_nbytes,
+            "saved_nbytes": links.saved_nbytes,
             "oldest_request_s": round(self._waits.oldest_s(self.now), 3),
             "doing": self._waits.doing(),
             "waiting_seconds": round(self._waits.waited_s(self.now), 6),
-            **self.transfers.tally.counters(),
-            **self.links.counters(self.now),
+            **links.counters(self.now),
         }
-
-    def operation_of(self, peer: Peer, request: int) -> Operation | None:
-        """Return the operation that a request under way to a server is a part of."""
-        requests = [link.in_flight.get(request) for link in self.links.by_shard if link.server.peer == peer]
-        return next((self.transfers.operation(found.transfer) for found in requests if found), None)
 
     @property
     def epoch(self) -> int:
@@ -244,8 +214,9 @@ class SessionMachine:
     def _dues(self) -> list[float | None]:
         """Return when each part that is not on the way of a step has something to do."""
         pause = self.transfers.pace.paused
-        parts = (self.member, self.notes, self.questions, self._waits, self._orphaned, self._end)
-        return [*(part.due for part in parts), None if pause is None else pause.due]
+        parts = (self.member, self.questions, self._waits, self._orphaned, self._end)
+        dues = [*(part.due for part in parts), *(part.due for part in self.hooks.timed)]
+        return dues if pause is None else [*dues, pause.due]
 
     def _set_alarm(self) -> None:
         """Something may be due sooner than before."""
@@ -260,9 +231,10 @@ class SessionMachine:
             actions += self.member.on_deadline(now)
             if self.member.lost:
                 actions += self._lose_coordinator(now)
-            actions += self.notes.look(now)
-        elif self.notes.due is not None and now >= self.notes.due:
-            actions += self.notes.look(now)
+            actions += told(self.hooks.beating, now)
+        for part in self.hooks.timed:
+            if part.due is not None and now >= part.due:
+                actions += part.on_deadline(now)
         actions += self.links.on_deadline(now)
         if self._end.due is not None and now >= self._end.due:
             actions += self._on_farewell_due(now)
@@ -287,10 +259,8 @@ class SessionMachine:
         """Assert the invariants."""
         for operation in self.operations:
             assert not operation.done
-        deadlines = [o.deadline for o in self.operations if not isinstance(o, ReplayGradients)]  # these have none
-        self.links.commons.alarm.validate([*self._dues(), *deadlines])
+        self.links.commons.alarm.validate([*self._dues(), *(operation.deadline for operation in self.operations)])
         self.questions.validate()
-        self.notes.validate()
         self.transfers.validate()
 
     # --- operations ----------------------------------------------------------------------------
@@ -320,8 +290,8 @@ class SessionMachine:
             return self.resolve(operation, None) if self.member.joined else []
         if isinstance(operation, Finish):
             self._end.finish = operation
-            actions = self.notes.finish(now)
-            alarm.by(self.notes.due)
+            actions = told(self.hooks.finishing, now)
+            self._set_alarm()
             return actions
         assert isinstance(operation, Question)
         return self.questions.begin(operation, now)
@@ -334,8 +304,8 @@ class SessionMachine:
         if not self.operations:
             self._waits.busy_s += self.now - self._waits.busy_since
         actions = self.questions.end(operation, value) if isinstance(operation, Question) else []
-        if isinstance(operation, ReplayGradients):
-            actions += self.transfers.moves.brought(operation, value)
+        if (ended := self.hooks.ended.get(type(operation))) is not None:
+            actions += ended(operation, value)
         actions.append(Resolve(operation, value))
         pace = self.transfers.pace
         if operation.transfer is not None or pace.held or pace.step.closing is not None:
@@ -358,11 +328,8 @@ class SessionMachine:
             return []
         busy = any(isinstance(operation, (Exchange, Advance)) for operation in self.operations)
         pace = self.transfers.pace
-        # where shards have backups a step may need us until it is committed
-        needed = pace.arrive is not None and pace.mode == "sync" and self.transfers.moves.replicas > 0
-        unheard = self.member.joined and (
-            (pace.arrive is not None and not pace.awaited) or needed or self.notes.waits(self.now)
-        )
+        stays = any(stays(self.now) for stays in self.hooks.staying)
+        unheard = self.member.joined and ((pace.arrive is not None and not pace.awaited) or stays)
         if busy or unheard:
             return []
         actions = self._goodbye(finish.reason)
@@ -374,7 +341,7 @@ class SessionMachine:
         if self.member.left:
             return farewells
         self._end.due = self.now + FAREWELL_S
-        actions = [*farewells, *self.notes.last(self.now), *self.member.leave(reason, self.now)]
+        actions = [*farewells, *told(self.hooks.leaving, self.now), *self.member.leave(reason, self.now)]
         self._set_alarm()
         return actions
 
@@ -422,7 +389,7 @@ class SessionMachine:
             return actions if before in GONE else [*actions, *self._lose_coordinator(now)]
         if self.member.standing in UNSURE or before in UNSURE:
             actions += self._ask_again(now, returned=isinstance(message, Welcome))
-        if (take := self._news.get(type(message))) is not None:
+        if (take := self.news.get(type(message))) is not None:
             actions += take(message, now)
         elif isinstance(message, Error) and message.request == 0:
             self.member.abandon()
@@ -440,7 +407,7 @@ class SessionMachine:
         if not self.member.joined or self.member.unsure:
             self.questions.held = self.member.unsure
             return []
-        actions = [*self.questions.again(now), *self.notes.again(now)]
+        actions = [*self.questions.again(now), *told(self.hooks.back, now)]
         return [*actions, Send(COORDINATOR, Resumed(self.transfers.pace.clock))] if returned else actions
 
     def _on_welcome(self, message: Welcome, now: float) -> list[Action]:

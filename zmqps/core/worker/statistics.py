@@ -10,8 +10,10 @@ from typing import Any
 
 from zmqps.core.node.histogram import tallied
 from zmqps.core.protocol.figures import BOUNDS
+from zmqps.core.treatments import Treatment, make_treatment
 from zmqps.core.worker.connections.wire import WireSpeed
-from zmqps.core.worker.transfer import PullTransfer, PushTransfer
+from zmqps.core.worker.operations import Attached, Operation
+from zmqps.core.worker.transfer import PushTransfer
 
 STEP_SECONDS = BOUNDS["step_seconds"]
 #: Pushes that were staler are counted by the next power of two: that of a worker that never pulls grows with each.
@@ -86,64 +88,60 @@ class Statistics:
 
 
 class Tally:
-    """Counts what becomes `Statistics`."""
+    """Counts what becomes `Statistics`, beside the ``counts`` of transfers."""
 
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
+    def __init__(self, counts: Counter[str]) -> None:
+        self._counts = counts
+        self._steps_are_pushes = False
+        self._treatment: Treatment | None = None  # of stale gradients
         self.staleness: Counter[int] = Counter()
         self.staleness_last = self._staleness_max = self._staleness_total = 0
         self._steps_s = 0.0
         self._steps = [0] * (len(STEP_SECONDS) + 1)  # how many took how long, as in `zmqps.core.node.histogram`
         self._stepped_at: float | None = None
 
-    def completed(self, transfer: PushTransfer | PullTransfer, steps_at: float | None) -> None:
-        """A transfer was completed; ``steps_at``: now, where a push is a step."""
-        if transfer.target is not None:
-            self.counts["pulls"] += 1
-        if isinstance(transfer, PushTransfer):
-            self.counts["pushes"] += 1
-            self.staleness_last = stale = transfer.staleness
-            self.staleness[stale if stale <= MAX_EXACT else 1 << stale.bit_length()] += 1
-            self._staleness_total += stale
-            self._staleness_max = max(self._staleness_max, stale)
-            if steps_at is not None:
-                self.stepped(steps_at)
+    def attached(self, attached: Attached, placement: Mapping[str, Any]) -> None:
+        """The job is another one."""
+        self._steps_are_pushes = attached.job.mode == "async"
+        self._treatment = make_treatment(attached.job.treatment)
 
-    def stepped(self, now: float, left_out: int = 0) -> None:
-        """A step is over: a synchronous or bounded one, or asynchronous a push; ``left_out`` 1: for all."""
-        self.counts["left_out"] += left_out
+    def pushed(self, push: PushTransfer, operation: Operation, now: float) -> None:
+        """A push is with all servers."""
+        self.staleness_last = stale = push.staleness
+        self.staleness[stale if stale <= MAX_EXACT else 1 << stale.bit_length()] += 1
+        self._staleness_total += stale
+        self._staleness_max = max(self._staleness_max, stale)
+        if self._treatment is not None:
+            self._counts["dropped"] += self._treatment.drops(stale)
+        if self._steps_are_pushes:
+            self.stepped(now)
+
+    def stepped(self, now: float) -> None:
+        """A step is over: a synchronous or bounded one, or asynchronous a push."""
         if self._stepped_at is not None:
             self._steps_s += (took := now - self._stepped_at)
             self._steps[bisect_left(STEP_SECONDS, took)] += 1
         self._stepped_at = now
 
+    @property
+    def _mean(self) -> float:
+        return self._staleness_total / max(1, sum(self.staleness.values()))
+
     def counters(self) -> dict[str, Any]:
-        """Return the histograms that the status and metrics show."""
+        """Return what the status and metrics show."""
         return {
+            "staleness_mean": round(self._mean, 3),
+            "staleness_max": self._staleness_max,
             "step_seconds": [round(self._steps_s, 6), *self._steps],
             "staleness": [float(self._staleness_total), *tallied(self.staleness, BOUNDS["staleness"])[1:]],
         }
 
-    def dropped(self) -> None:
-        """A step was over before our gradients were complete, or they were too stale."""
-        self.counts["dropped"] += 1
-
-    def refused(self) -> None:
-        """A push was refused because of NaN or infinity."""
-        self.counts["nonfinite"] += 1
-
-    def statistics(
-        self, in_flight_bytes: int, mode: str, clock: int = 0, wires: Mapping[int, WireSpeed] | None = None
-    ) -> Statistics:
-        """Return a frozen copy."""
+    def statistics(self, **counted: Any) -> Statistics:
+        """Return a frozen copy, with what others have counted."""
         return Statistics(
-            **self.counts,
-            in_flight_bytes=in_flight_bytes,
-            clock=clock,
-            staleness_mean=self._staleness_total / max(1, self.counts["pushes"]),
+            staleness_mean=self._mean,
             staleness_max=self._staleness_max,
             staleness_last=self.staleness_last,
             staleness_histogram=dict(sorted(self.staleness.items())),
-            mode=mode,
-            wires=wires or {},
+            **counted,
         )

@@ -10,7 +10,6 @@ import numpy as np
 
 from zmqps.core.protocol.arrays import Array, gather, scatter
 from zmqps.core.worker.plan import Cargo
-from zmqps.core.worker.views import Views
 
 if TYPE_CHECKING:
     from zmqps.core.protocol.messages import Buffer
@@ -40,18 +39,23 @@ class Source:
 
     def payload(self, cargoes: Sequence[Cargo]) -> list[Array]:
         """Return buffers that hold what to send of some cargoes."""
-        pieces = [piece for cargo in cargoes for piece in self.pieces(cargo)]
+        one = len(cargoes) == 1
+        pieces = self.pieces(cargoes[0]) if one else [piece for cargo in cargoes for piece in self.pieces(cargo)]
         return pieces if len(pieces) == 1 and pieces[0].nbytes else gather(pieces)
 
     def pieces(self, cargo: Cargo) -> list[Array]:
         """Return what to send of a cargo, in the dtype of the wire."""
         if self.tables is not None:
             return _of_table(self.tables, cargo)
-        found = [(self.arrays[parameter], start, stop) for parameter, start, stop in cargo.extents]
-        if all([a is None or a.dtype == cargo.dtype for a, _, _ in found]):
-            return [a[start:stop] for a, start, stop in found if a is not None]
+        found, as_sent = [], True
+        for parameter, start, stop in cargo.extents:
+            if (array := self.arrays[parameter]) is not None:
+                as_sent = as_sent and array.dtype == cargo.dtype
+                found.append(array[start:stop])
+        if as_sent:
+            return found
         with np.errstate(over="ignore"):  # what becomes infinite is refused, or was allowed
-            return [a[start:stop].astype(cargo.dtype, copy=False) for a, start, stop in found if a is not None]
+            return [piece.astype(cargo.dtype, copy=False) for piece in found]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -60,8 +64,6 @@ class Target:
 
     arrays: Sequence[Array | None] = ()  # flat writable arrays by parameter; not with ``tables``
     tables: Sequence[Array] | None = None  # the flat tables that all of them lie in
-    # leave values where they lie if they may stay there; what may not is put into ``arrays`` or ``tables``
-    views: Views | None = None
     codec: str = "raw"  # how values travel
     in_place: int = 0  # where values stay in place: the bytes of a message. They do not count as in flight
     # how many elements of each parameter are missing, if the caller wants to know when one is complete; else None
@@ -83,7 +85,7 @@ class Target:
     def land(self, cargoes: Sequence[Cargo], payload: Sequence[Buffer], versions: Sequence[int]) -> None:
         """Put values of cargoes where they belong; none, but a `ProtocolError`, if they are not of their size."""
         places = [(place, cargo.dtype) for cargo in cargoes for place in self.places(cargo)]
-        if len(cargoes) == len(places) == len(payload) == 1 and self.views is None:  # as of most messages
+        if len(cargoes) == len(places) == len(payload) == 1:  # as of most messages
             [(place, dtype)], nbytes = places, memoryview(payload[0]).nbytes
             if nbytes and nbytes == place.size * dtype.itemsize:
                 np.copyto(place, np.frombuffer(payload[0], dtype), casting="unsafe")
@@ -91,11 +93,7 @@ class Target:
                 return
         # the wire has the table's dtype, the caller's arrays may have another
         for run, offset, array in scatter(payload, [(place.size, dtype) for place, dtype in places]):
-            place = places[run][0][offset : offset + array.size]
-            if self.views is None:
-                np.copyto(place, array, casting="unsafe")
-            else:
-                self.views.land(place, array)
+            np.copyto(places[run][0][offset : offset + array.size], array, casting="unsafe")
         for cargo, version in zip(cargoes, versions, strict=True):
             self.landed(cargo, version)
 
@@ -117,9 +115,6 @@ class Target:
         """The values of some cargoes are out of date, and will come again."""
         for cargo in cargoes:
             del self.versions[cargo]
-            if self.views is not None:
-                for place in self.places(cargo):
-                    self.views.forget(place)
 
 
 def _of_table(tables: Sequence[Array], cargo: Cargo) -> list[Array]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -20,9 +20,7 @@ from zmqps.core.protocol.messages import (
     Holding,
     Lost,
     Message,
-    Moved,
     Proceed,
-    Recalled,
     Values,
     Waiting,
     Welcome,
@@ -30,19 +28,14 @@ from zmqps.core.protocol.messages import (
 from zmqps.core.protocol.wire import MAX_FRAMES
 from zmqps.core.worker.connections.link import SHORT_S, Link
 from zmqps.core.worker.connections.links import Links
-from zmqps.core.worker.early import Early
-from zmqps.core.worker.layout.moves import ReplayGradients, ShardMoves
-from zmqps.core.worker.layout.recuts import SessionRecuts
-from zmqps.core.worker.layout.rollbacks import Rollbacks
-from zmqps.core.worker.operations import Advance, Exchange, Operation, SessionHost
-from zmqps.core.worker.pace import SHUT, Gate, Pace, Pause, RangeState
+from zmqps.core.worker.host import SessionHost, TransferHooks
+from zmqps.core.worker.operations import Advance, Exchange, Operation
+from zmqps.core.worker.pace import SHUT, Gate, Pace, Pause
 from zmqps.core.worker.plan import Cargo
-from zmqps.core.worker.statistics import Tally
 from zmqps.core.worker.transfer import AnyTransfer, LoadTransfer, PullTransfer, PushTransfer, Source
 from zmqps.errors import (
     DeposedError,
     IdentityError,
-    JobEndedError,
     JobError,
     LimitError,
     NonFiniteGradientError,
@@ -69,36 +62,29 @@ class Transfers:
     def __init__(self, host: SessionHost, links: Links, all_finite: Callable[[Sequence[Array]], bool]) -> None:
         self._links = links
         self.pace = Pace()
-        self.tally = Tally()
+        self.hooks = TransferHooks()
+        self.counts: Counter[str] = Counter()  # what has become of them
         self._host = host
         self.all_finite = all_finite
-        self._asked: dict[AnyTransfer, Operation] = {}  # on whose behalf transfers are under way
-        self.moves = ShardMoves(host, links, self.pace)
-        self.rollbacks = Rollbacks(host, self, links, self.pace)
-        self.recuts = SessionRecuts(host, self, links)
-        self.early = Early(self, links, self.pace)
+        self.under_way: dict[AnyTransfer, Operation] = {}  # on whose behalf they are
+        self.ahead: PullTransfer | None = None  # under way although its operation is held: it ends no sooner than that
+        self.answers: dict[type[Message], Callable[[Peer, Sequence[Link], Any, float], list[Action]]] = {
+            Welcome: self._welcomed,
+            Error: self._refused,
+        }
 
     def waiting_for(self, transfer: AnyTransfer, now: float) -> str:
         """Say what a transfer waits for."""
         texts = [link.waiting_for(transfer, now) for link in self._links.by_shard]
         return "; ".join(text for text in texts if text) or "nobody"
 
-    def operation(self, transfer: AnyTransfer) -> Operation | None:
-        """Return on whose behalf a transfer is under way; None if it has ended."""
-        return self._asked.get(transfer)
-
-    @property
-    def all(self) -> list[tuple[AnyTransfer, Operation]]:
-        """The transfers under way, and on whose behalf."""
-        return list(self._asked.items())
-
     def forget(self, operation: Operation) -> list[Action]:
         """An operation is done, well or not: forget it, and let servers forget what nobody waits for any more."""
         actions, transfer = list[Action](), operation.transfer
         if transfer is not None:
             self.drop(transfer)
-            if transfer is self.early.pull:
-                self.early.forget()
+            if transfer is self.ahead:
+                self.ahead = None
             if isinstance(transfer, PullTransfer) and transfer.remaining:
                 for link in self._links.by_shard:
                     actions += link.withdraw(transfer, self._host.now)
@@ -121,8 +107,9 @@ class Transfers:
                 actions += self.begin(pace.held.popitem(last=False)[0], now)
             else:
                 break
-        if pace.held and pace.gate is Gate.ARRIVED and self.early.pull is None:
-            actions += self.early.begin(now)
+        if self.hooks.waiting and pace.held and pace.gate is Gate.ARRIVED and self.ahead is None:
+            for waiting in self.hooks.waiting:
+                actions += waiting(now)
         return actions if pace.paused is None else [*actions, *self._say_paused(now)]
 
     def pause(self, message: Hold, now: float) -> list[Action]:
@@ -152,7 +139,7 @@ class Transfers:
 
     def _say_paused(self, now: float) -> list[Action]:
         pause = self.pace.paused
-        if pause is None or pause.says_at is not None or any(isinstance(push, PushTransfer) for push in self._asked):
+        if pause is None or pause.says_at is not None or any(isinstance(push, PushTransfer) for push in self.under_way):
             return []
         pause.says_at = now + AGAIN_S
         self._links.commons.alarm.by(pause.due)
@@ -161,8 +148,10 @@ class Transfers:
     def validate(self) -> None:
         """Assert the invariants."""
         self.pace.validate()
-        self.early.validate()
         self._links.validate()
+        if self.ahead is not None:
+            assert self.pace.closed
+            assert self.under_way[self.ahead] is next(iter(self.pace.held))
         transfers = []  # of all requests that are not answered
         for link in self._links.by_shard:
             transfers += [request.transfer for request in link.queue]
@@ -171,15 +160,14 @@ class Transfers:
         for operation in self._host.operations:
             if (transfer := operation.transfer) is not None:
                 assert not transfer.done
-                assert self._asked[transfer] is operation
+                assert self.under_way[transfer] is operation
                 assert transfer.remaining == transfers.count(transfer)
 
     def begin(self, operation: Exchange | Advance, now: float) -> list[Action]:
         """Begin a transfer, or hold it until the consistency gate is open."""
         pace, actions = self.pace, list[Action]()
         if pace.mode != "async" or pace.gate is not Gate.OPEN or pace.paused is not None:
-            is_stale = pace.stale_values or pace.range is RangeState.STALE
-            if is_stale and self.rollbacks.drops(operation):
+            if self.hooks.dropping and any(drops(operation) for drops in self.hooks.dropping):
                 return self._host.resolve(operation, None)
             if pace.gate is Gate.FAILED and pace.paused is None:
                 actions += self._arrive(now)
@@ -193,10 +181,8 @@ class Transfers:
         push, pull = operation.push, operation.pull
         if push is None or push.done:
             assert pull is not None
-            if (early := self.early.pull) is not None and early is operation.transfer:
-                if self.early.is_due():
-                    return actions if early.remaining else actions + self._complete(early)
-                actions += self.early.recall(now)
+            if (begun := operation.transfer) is not None:  # ahead of this
+                return actions if begun.remaining else actions + self._complete(begun)
             if pace.step.unfinished.lacking is not None and pace.gate is Gate.OPEN and pace.brought:
                 actions += pace.step.unfinished.warning(self._host.attached)
             return actions + self.start(operation, pull, now)
@@ -215,15 +201,28 @@ class Transfers:
         if pace.arrive is None or message.request != pace.arrive.request:
             return actions
         if not message.counted:
-            self.tally.dropped()
+            self.counts["dropped"] += 1
             said = f"step {pace.clock} was over before our gradients were complete: dropped"
             actions.append(Log("warning", said))
         self._host.questions.answered(message.request)
+        after = pace.arrive.step + 1
         pace.proceed(message)
-        self.tally.stepped(now, left_out=message.left_out)
-        if self.moves.replicas:
-            self.moves.proceeded(pace.clock)
+        self.counts["left_out"] += message.left_out
+        for proceeded in self.hooks.proceeded:
+            proceeded(now)
+        if self.ahead is not None and pace.version != after:  # it reads another version
+            actions += self.recall(now)
+        self.ahead = None
         return actions
+
+    def recall(self, now: float) -> list[Action]:
+        """Take back the pull that is ahead, as if it had not been sent; its operation waits on."""
+        pull, self.ahead = self.ahead, None
+        if pull is None:
+            return []
+        pull.target.forget(list(pull.target.versions))
+        self.drop(pull)
+        return [action for link in self._links.by_shard for action in link.withdraw(pull, now)]
 
     def wait(self, message: Message) -> list[Action]:
         """Take what else the coordinator says to our arrival: for whom we wait, or what is wrong."""
@@ -243,22 +242,20 @@ class Transfers:
         """The others did not wait for this worker for a while."""
         if not self.pace.resume(clock):
             return []
-        self.tally.dropped()
+        self.counts["dropped"] += 1
         return [Log("warning", "the step of our last gradients was over before it was complete: dropped")]
 
     def start(self, operation: Operation, transfer: AnyTransfer, now: float) -> list[Action]:
         """Queue the requests of a transfer on behalf of an operation."""
         if isinstance(transfer, PushTransfer) and (error := self._nonfinite(transfer.source)) is not None:
-            self.tally.refused()
+            self.counts["nonfinite"] += 1
             return self._host.resolve(operation, error)
         operation.transfer = transfer
-        self._asked[transfer] = operation
-        if self.recuts.any:
-            self.recuts.adapt(transfer)
+        self.under_way[transfer] = operation
+        for starting in self.hooks.starting:
+            starting(transfer)
         if self.pace.mode != "async" or self._host.member.cluster.terms:
             self.pace.start(transfer, self._host.member.cluster.terms)
-        if self.pace.mode != "async" and self.moves.replicas and isinstance(transfer, PushTransfer):
-            transfer.blobs, transfer.source.stays = {}, False
         if isinstance(transfer, PullTransfer) and transfer.target.missing is not None and self.pace.mode == "sync":
             transfer.exact = True  # what was told to be there cannot be read again if a step is committed meanwhile
         for link, cargoes in zip(self._links.by_shard, transfer.cargoes, strict=True):
@@ -286,7 +283,7 @@ class Transfers:
             names = [repr(name) for name in source.nonfinite]
             return NonFiniteGradientError(worker=self._host.title, parameters=listed(names, 5))
         # tables are the same as the arrays, in fewer pieces, and converted
-        as_sent, others = [table for table in source.tables or () if table.size], []
+        as_sent, others = [table for table in source.tables if table.size] if source.tables else [], []
         for array, dtype in zip(source.arrays, attached.dtypes, strict=True) if source.tables is None else ():
             if array is not None and array.dtype == dtype:
                 as_sent.append(array)
@@ -308,26 +305,21 @@ class Transfers:
             target = transfer.target
             if len(set(target.versions.values())) > 1 and (outdated := target.outdated()):
                 return self._read_again(transfer, outdated)
-        if transfer is self.early.pull:
+        if transfer is self.ahead:
             return []  # until its turn has come
-        operation = self._asked[transfer]
-        if isinstance(operation, ReplayGradients):
+        operation = self.under_way[transfer]
+        if not isinstance(operation, Exchange):  # an init, which the coordinator answers, or the session's own
             self.drop(transfer)
-            return self._host.resolve(operation, None)
+            return [] if isinstance(transfer, LoadTransfer) else self._host.resolve(operation, None)
         if isinstance(transfer, PushTransfer) and transfer.attempt:
-            if self.moves.replicas:
-                self.moves.keep(transfer, operation)
             self.pace.pushed(transfer)
         self.drop(transfer)
-        if isinstance(transfer, LoadTransfer):
-            return []  # the coordinator answers the init
-        self.tally.completed(transfer, self._host.now if self.pace.mode == "async" else None)
+        self.counts["pulls"] += transfer.target is not None
         if isinstance(transfer, PushTransfer):
-            attached = self._host.attached
-            if attached is not None and attached.treatment is not None:
-                if attached.treatment.drops(transfer.staleness):
-                    self.tally.dropped()
-            if isinstance(operation, Exchange) and operation.pull is not None and transfer.target is None:
+            self.counts["pushes"] += 1
+            for pushed in self.hooks.pushed:
+                pushed(transfer, operation, self._host.now)
+            if operation.pull is not None and transfer.target is None:
                 self.pace.held[operation] = None  # now for the values after it
                 return []
         return self._host.resolve(operation, None)
@@ -357,33 +349,12 @@ class Transfers:
     def drop(self, transfer: AnyTransfer) -> None:
         """Forget a transfer; what is in flight stays in flight: its answer makes room."""
         transfer.done = True
-        self._asked.pop(transfer).transfer = None
+        self.under_way.pop(transfer).transfer = None
         if isinstance(transfer, PushTransfer) and transfer in self.pace.step.unacknowledged:
             self.pace.forget(transfer)
         if transfer.remaining:
             for link in self._links.by_shard:
                 link.queue.drop(transfer)
-
-    def follow(self, message: Moved, now: float) -> list[Action]:
-        """A shard has another server, or will have."""
-        begun = [transfer for transfer in self._asked if isinstance(transfer, PushTransfer) and transfer.attempt]
-        begun = [push for push in begun if not isinstance(self._asked[push], ReplayGradients)]
-        ended = [o for o in self._host.operations if isinstance(o, ReplayGradients) and o.shard == message.shard]
-        actions = list[Action]()
-        link = self._links.by_shard[message.shard] if message.shard < len(self._links.by_shard) else None
-        told, again = self.moves.follow(message, begun, now)
-        for bring in ended:
-            if not self.moves.awaits(bring):  # it has moved once more
-                actions += self._host.resolve(bring, None)
-        actions += told
-        for bring, push in again:
-            assert link is not None
-            bring.transfer, bring.started_at = push, now
-            self._host.operations[bring] = None
-            self._asked[push] = bring
-            link.enqueue(push, push.cargoes[message.shard])
-            actions += link.pump(now)
-        return actions
 
     def lose_server(self, lost: Lost, now: float) -> list[Action]:
         """A server vanished: what needs it fails."""
@@ -407,7 +378,7 @@ class Transfers:
         actions: list[Action] = []
         for transfer in link.fail(error):
             if not transfer.done:
-                actions += self._host.resolve(self._asked[transfer], error)
+                actions += self._host.resolve(self.under_way[transfer], error)
         return actions
 
     def handle(self, peer: Peer, message: Message, now: float) -> list[Action]:
@@ -426,19 +397,20 @@ class Transfers:
             actions = link.pump(now)
             if transfer is not None:
                 if (target := transfer.target) is not None and target.arrived:
-                    actions.append(Landed(self._asked[transfer], tuple(target.arrived)))
+                    actions.append(Landed(self.under_way[transfer], tuple(target.arrived)))
                     target.arrived.clear()
                 if not transfer.remaining:
                     actions += self._complete(transfer)
             return actions
-        if isinstance(message, Recalled):
-            return self.rollbacks.recalled(links, message)
-        if isinstance(message, Welcome):
-            welcomed = self._links.of_proof(peer, message.proof)
-            if welcomed is not None:
-                return welcomed.on_welcome(message, now)
-            return self._mistaken(links, "it does not prove to be that one")
-        return self._refused(peer, links, message, now) if isinstance(message, Error) else []
+        take = self.answers.get(type(message))
+        return [] if take is None else take(peer, links, message, now)
+
+    def _welcomed(self, peer: Peer, links: Sequence[Link], message: Welcome, now: float) -> list[Action]:
+        """Take the answer to a hello."""
+        welcomed = self._links.of_proof(peer, message.proof)
+        if welcomed is not None:
+            return welcomed.on_welcome(message, now)
+        return self._mistaken(links, "it does not prove to be that one")
 
     def _mistaken(self, links: Sequence[Link], why: str) -> list[Action]:
         """Somebody else answers where a server is to be: nothing that this one was to do can be done."""
@@ -455,14 +427,14 @@ class Transfers:
             if deposed is not None:
                 deposed.wait_for_move(message.request, now)
             return []
-        if self.moves.follows and message.request == 0 and _may_move(error):
-            return []  # the coordinator says where the shard is, or that it is gone
+        if message.request == 0 and any(excuses(error) for excuses in self.hooks.excusing):
+            return []
         if message.request == 0 and _is_stranger(error):
             return self._mistaken(links, f"it says: {error}"[:MAX_FACT_CHARS])
         if message.request == 0:
             return self._fail_links(links, error)
         if isinstance(error, NonFiniteGradientError):
-            self.tally.refused()
+            self.counts["nonfinite"] += 1
         link = links[0] if len(links) == 1 else self._links.of_answer(peer, message.request)
         if link is None:
             return []
@@ -475,11 +447,11 @@ class Transfers:
         request = link.answered(message.request, now)
         actions = link.pump(now)
         if request is not None and request.seq:
-            link.sent.void(request.seq)
-        if request is not None and request.transfer is self.early.pull:
-            actions += self.early.refused(now)
+            link.void(request.seq)
+        if request is not None and request.transfer is self.ahead:
+            actions += self.recall(now)  # it is told so again when its turn has come
         elif request is not None and not request.transfer.done:
-            actions += self._host.resolve(self._asked[request.transfer], error)
+            actions += self._host.resolve(self.under_way[request.transfer], error)
         return actions
 
 
@@ -495,9 +467,3 @@ def _is_stranger(error: PSError) -> bool:
     The server that the coordinator means knows ticket, job and epoch, for it is told before its workers are.
     """
     return isinstance(error, IdentityError | StaleEpochError) or type(error) in (JobError, ProtocolError)
-
-
-def _may_move(error: PSError) -> bool:
-    """Whether what a server says of no request in particular is what one says that has lost its shard, or its place."""
-    lost = isinstance(error, PeerLostError) and error.role == "coordinator"
-    return lost or isinstance(error, StaleEpochError | JobEndedError) or type(error) is JobError

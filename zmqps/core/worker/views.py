@@ -8,12 +8,18 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from zmqps.core.protocol.arrays import Array
+from zmqps.core.protocol.arrays import Array, scatter
 from zmqps.core.protocol.loans import Borrowed, borrow, lender_of, received
+from zmqps.core.worker.plan import Cargo
+from zmqps.core.worker.transfer import Target
+
+if TYPE_CHECKING:
+    from zmqps.core.protocol.messages import Buffer
 
 #: Who keeps one value keeps the frame that it is a view of: at most so many times its own size.
 MOST_KEPT = 16
@@ -103,6 +109,27 @@ class Views:
             over = [piece for piece in pieces[first : bisect_left(starts, stop)] if piece.stop > start]
             results.append(_joined(buffer, start, over))
         return results
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class ViewTarget(Target):
+    """Leaves values where they lie if they may stay there; what may not is put into ``arrays`` or ``tables``."""
+
+    views: Views
+
+    def land(self, cargoes: Sequence[Cargo], payload: Sequence[Buffer], versions: Sequence[int]) -> None:
+        """Take values of cargoes; none, but a `ProtocolError`, if they are not of their size."""
+        places = [(place, cargo.dtype) for cargo in cargoes for place in self.places(cargo)]
+        for run, offset, array in scatter(payload, [(place.size, dtype) for place, dtype in places]):
+            self.views.land(places[run][0][offset : offset + array.size], array)
+        for cargo, version in zip(cargoes, versions, strict=True):
+            self.landed(cargo, version)
+
+    def forget(self, cargoes: Sequence[Cargo]) -> None:
+        """The values of some cargoes are out of date, and will come again."""
+        Target.forget(self, cargoes)
+        for place in [place for cargo in cargoes for place in self.places(cargo)]:
+            self.views.forget(place)
 
 
 def _joined(buffer: Array, start: int, pieces: Sequence[_Piece]) -> Array:

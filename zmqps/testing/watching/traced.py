@@ -11,6 +11,7 @@ from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.node.inquiry import Inquiry
 from zmqps.core.node.member import Identity
 from zmqps.core.node.tracer import TraceKey, Tracer
+from zmqps.core.node.tracing import NodeTracing, trace
 from zmqps.core.protocol.limits import MAX_BLOB_NBYTES
 from zmqps.core.protocol.messages.tracing import TraceState
 from zmqps.testing.engine import Node
@@ -92,6 +93,7 @@ class Traced(Simulation):
 
     def __init__(self, seed: int, *args: Any, **kwargs: Any) -> None:
         self.recorders: dict[bytes, FakeRecorder] = {}  # by incarnation
+        self._tracing: dict[bytes, NodeTracing] = {}  # likewise
         self.num_fetched = 0
         self._seconds: dict[int, float] = {}  # by the number of a trace: for how long it was asked for
         self._tracers: dict[str, tuple[float, Tracer]] = {}  # until when each is to be done
@@ -125,7 +127,7 @@ class Traced(Simulation):
         if isinstance(machine, CoordinatorMachine):
             machine.traces.recorder = recorder
         elif not isinstance(machine, (Inquiry, Tracer)):
-            machine.member.tracing.recorder = recorder
+            self._tracing[node.identity.incarnation] = trace(machine.member, recorder)
         return super().start(node)
 
     def check(self, node: Node) -> None:
@@ -137,8 +139,7 @@ class Traced(Simulation):
         if isinstance(node.machine, Inquiry):
             return
         if not isinstance(node.machine, CoordinatorMachine):
-            tracing = node.machine.member.tracing
-            if (known := tracing.samples.offset) is not None:
+            if (known := self._tracing[node.identity.incarnation].samples.offset) is not None:
                 wrong = abs(known.offset_s)  # all clocks of a simulation are one
                 assert wrong <= known.error_s + 1e-9, f"{node.name} is {wrong} s wrong about a clock it knows better"
         for other in self.nodes.values():  # whether anything happens to them or not
@@ -153,7 +154,9 @@ class Traced(Simulation):
         """Assert that a node records while its machine says so, and no longer than it was asked to."""
         machine, recorder = node.machine, self.recorders[node.identity.incarnation]
         assert not isinstance(machine, (Inquiry, Tracer))
-        traces = machine.traces if isinstance(machine, CoordinatorMachine) else machine.member.tracing
+        tracing = self._tracing.get(node.identity.incarnation)  # None: it is the coordinator
+        traces = machine.traces if isinstance(machine, CoordinatorMachine) else tracing
+        assert traces is not None
         assert recorder.is_on == (traces.state == TraceState.ON)
         over_at = recorder.began_at + self._seconds.get(traces.number, 0.0)
         is_over = self.time_of(node) > over_at + LATE_S

@@ -397,7 +397,7 @@ def test_a_push_is_never_so_old_that_the_ledger_has_forgotten_it(first: str) -> 
                 connection.link.answered(push.request, 0.0)
         _, actions = connection.transfer("push")
     assert actions == []
-    assert connection.link.sent.next_seq - oldest.seq <= PUSH_WINDOW
+    assert connection.link.next_seq - oldest.seq <= PUSH_WINDOW
 
 
 @pytest.mark.parametrize(
@@ -472,7 +472,7 @@ def test_only_what_a_codec_leaves_out_is_kept(codec: str, keeps: bool) -> None:
     link = Link(
         ShardServer(title="server 0", handshake=Handshake(hello("worker"), server_peer(0), ""), proof=b"", epoch=1),
         1,
-        LinkCommons(Coding(compress=compress)),
+        LinkCommons(coding=Coding(compress=compress)),
     )
     link.on_welcome(WELCOME, 0.0)
     push = transfers.PushTransfer(

@@ -209,11 +209,11 @@ def test_a_step_of_several_pushes_is_dropped_as_a_whole() -> None:
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_range_in_hand_is_to_do_again_so_its_gradients_do_not_count(whole: bool) -> None:
     session = synchronous(9)
-    session.machine.transfers.pace.took(some=True)
+    session.machine.rollbacks.took(some=True)
     session.gone_back()
     session.read(session.ask(session.transfer("pull")), {S2: 7, S3: 7})
     if whole:
-        session.machine.transfers.pace.took(some=True)
+        session.machine.rollbacks.took(some=True)
     assert bool(sent(session.ask(session.transfer("push", whole=True)), m.Push)) is whole
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count
 from math import inf
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from zmqps.core.node.handshake import Handshake
+from zmqps.core.node.timers import Alarm
+from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import CODING, RAW, Coding, named
 from zmqps.core.protocol.events import Action, Peer, Send
 from zmqps.core.protocol.fields import Part
@@ -19,12 +22,9 @@ from zmqps.core.protocol.messages import Ack, Message, Values, Welcome, Withdraw
 from zmqps.core.protocol.messages import Load as LoadMessage
 from zmqps.core.protocol.messages import Pull as PullMessage
 from zmqps.core.protocol.messages import Push as PushMessage
-from zmqps.core.worker.alarm import Alarm
 from zmqps.core.worker.connections.wire import Wire
-from zmqps.core.worker.layout.sent import MAX_HEADS, Sent
 from zmqps.core.worker.packer import Packer
 from zmqps.core.worker.plan import Cargo, batches
-from zmqps.core.worker.rows import RowCargo, row_message
 from zmqps.core.worker.transfer import (
     AnyTransfer,
     Delay,
@@ -32,6 +32,7 @@ from zmqps.core.worker.transfer import (
     PullTransfer,
     PushTransfer,
     Request,
+    Source,
     Target,
     Transfer,
 )
@@ -48,6 +49,7 @@ SHORT_S = 10.0
 #: No answer of any kind for this long, and a server is asked; then after twice as long each time, up to
 PROBE_S = 3.0
 SLOWEST_PROBE_S = 30.0
+_NBYTES = attrgetter("nbytes")
 #: Questions whose answers may be on their way; older ones are forgotten.
 MAX_OUT = 16
 
@@ -259,7 +261,12 @@ class ShardServer:
         self.peer = self.handshake.peer
 
 
-@dataclass(slots=True, eq=False)
+#: Makes a message of a request; given the epoch of the copy of the shard, the versions at which slices were last read,
+#: and what encodes gradients.
+MessageOf = Callable[[Request, int, Sequence[int], Callable[[Request, Source], tuple[str, list[Array]]]], Message]
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
 class LinkCommons:
     """What all links of a session share."""
 
@@ -267,6 +274,13 @@ class LinkCommons:
     #: Of the requests: never one twice on a connection, even if the job on it is another one now.
     numbers: Iterator[int] = field(default_factory=lambda: count(1))
     alarm: Alarm = field(default_factory=Alarm)
+    #: How requests travel that are about something else than parameters, by the types of their cargoes.
+    messages: dict[type[Cargo], MessageOf] = field(default_factory=dict)
+    #: Extensions that are told of pushes: of each that leaves, of those that nobody was told to be applied, and that
+    #: the shard has another server, where what is in flight is sent again.
+    sending: list[Callable[[Link, Request], None]] = field(default_factory=list)
+    voiding: list[Callable[[Link, int], None]] = field(default_factory=list)
+    moving: list[Callable[[Link], None]] = field(default_factory=list)
 
 
 class Link:
@@ -292,7 +306,7 @@ class Link:
         self.resends = Resends()
         self.probe = SilenceProbe()
         self.wire = Wire()
-        self.sent = Sent()
+        self.next_seq = 1  # of the next push
         self.versions = [0] * num_slices  # of each slice, when last read
         self.counts: Counter[str] = Counter()
         self._commons = commons or LinkCommons()
@@ -306,14 +320,16 @@ class Link:
         codec = RAW if source is None else source.codec
         # encoded they would travel; and whether something small goes raw must not depend on its neighbours
         raw = codec == RAW and (target is None or target.codec == RAW)
-        in_place = min([end.in_place for end in (source, target) if end is not None]) if raw else 0
+        in_place = source.in_place if raw and source is not None else 0
+        if raw and target is not None:
+            in_place = target.in_place if source is None else min(in_place, target.in_place)
         if transfer.atomic or len(cargoes) == 1:
             groups: Sequence[tuple[Cargo, ...]] = (cargoes,)
         else:
             groups = list(filter(None, batches(cargoes, in_place)))
         numbers = self._commons.numbers
         for group in groups:
-            nbytes, head = 0 if in_place else sum([cargo.nbytes for cargo in group]), group is groups[0]
+            nbytes, head = 0 if in_place else sum(map(_NBYTES, group)), group is groups[0]
             self.queue.add(
                 Request(transfer=transfer, cargoes=group, nbytes=nbytes, head=head, codec=codec, number=next(numbers))
             )
@@ -335,17 +351,14 @@ class Link:
             if in_flight and in_flight.nbytes + request.nbytes > wire.window(request.nbytes):
                 break
             if isinstance(request.transfer, PushTransfer):
-                next_seq = self.sent.next_seq
+                next_seq = self.next_seq
                 if in_flight:
                     oldest = next((r.seq for r in in_flight.values() if r.seq), next_seq)
                     if next_seq - oldest >= PUSH_WINDOW:
                         break  # a resend of the oldest must still be inside the server's ledger
-                request.seq = next_seq
-                self.sent.next_seq = next_seq + 1
-                if request.head:
-                    self.sent.heads.append(request.seq)
-                    if len(self.sent.heads) >= MAX_HEADS:
-                        self.sent.fold()
+                request.seq, self.next_seq = next_seq, next_seq + 1
+                for sending in self._commons.sending:
+                    sending(self, request)
             queue.pop(request)
             counts = request.nbytes >= wire.sample_nbytes or queue.waiting or not wire.round_trip_s
             if counts and wire.since is None:  # one that is small and alone tells something once
@@ -373,8 +386,8 @@ class Link:
 
     def _message(self, request: Request) -> Message:
         transfer, epoch = request.transfer, self.server.epoch
-        if isinstance(request.cargoes[0], RowCargo):
-            return row_message(request, epoch, self.versions, self.packer.pack)
+        if (message_of := self._commons.messages.get(type(request.cargoes[0]))) is not None:
+            return message_of(request, epoch, self.versions, self.packer.pack)
         parts: list[Part] = [(c.slice.index, self.versions[c.slice.index], c.ranges) for c in request.cargoes]
         if isinstance(transfer, PullTransfer):
             codec = transfer.target.codec
@@ -430,7 +443,13 @@ class Link:
         self._break()
         self.server, self.wire = server, Wire()
         self.resends.all = bool(self.in_flight)
-        self.sent.mark(request.seq for request in self.in_flight.values())
+        for moving in self._commons.moving:
+            moving(self)
+
+    def void(self, seq: int) -> None:
+        """A push was refused, or given up: nobody was told that it was applied."""
+        for voiding in self._commons.voiding:
+            voiding(self, seq)
 
     def requests_of(self, transfer: Transfer) -> list[Request]:
         """Return what is not answered of a transfer."""
@@ -463,7 +482,7 @@ class Link:
                 continue
             if push.done:  # given up: make room, never send it again
                 if request.seq:
-                    self.sent.void(request.seq)
+                    self.void(request.seq)
                 self.in_flight.take(number)
                 continue
             # its values may yet be copied, and leave later

@@ -29,7 +29,7 @@ class Links:
     def __init__(self, member: Member, coding: Coding) -> None:
         self.by_shard: list[Link] = []
         self.by_peer: dict[Peer, list[Link]] = {}
-        self.commons = LinkCommons(coding)
+        self.commons = LinkCommons(coding=coding)
         self._member = member
         self._connections = Connections()
 

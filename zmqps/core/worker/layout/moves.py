@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import inf
+from typing import Any
 
 import numpy as np
 
 from zmqps.core.protocol.encoding import RAW
 from zmqps.core.protocol.events import COORDINATOR, Action, Log, Send
 from zmqps.core.protocol.messages import Followed, Moved
-from zmqps.core.worker.connections.links import Links
-from zmqps.core.worker.operations import Exchange, Operation, SessionHost
-from zmqps.core.worker.pace import Pace
+from zmqps.core.worker.host import listen
+from zmqps.core.worker.operations import Attached, Exchange, Operation
 from zmqps.core.worker.plan import Cargo
-from zmqps.core.worker.transfer import PushTransfer, Source
-from zmqps.errors import PSError
-
-#: Gradients that are brought again have no deadline of their own: they are over when the step is.
-FOREVER_S = 1e9
+from zmqps.core.worker.session import SessionMachine
+from zmqps.core.worker.transfer import AnyTransfer, PushTransfer, Source
+from zmqps.errors import JobEndedError, JobError, PeerLostError, PSError, StaleEpochError
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ReplayGradients(Operation):
-    """Bring a part of a step's gradients again, on the session's own behalf."""
+    """Bring a part of a step's gradients again, on the session's own behalf: until it is there, or the step is over."""
 
     shard: int
     revision: int
@@ -37,22 +37,28 @@ class ShardMoves:
     worker keeps what it has brought until it may proceed: as it is, where the user waits for that; else in copies.
     """
 
-    def __init__(self, host: SessionHost, links: Links, pace: Pace) -> None:
+    def __init__(self, session: SessionMachine) -> None:
         self.replicas = 0  # backups of each shard
-        self.follows = False  # whether the coordinator says where a shard is whose server is lost
-        self._host = host
-        self._links = links
-        self._pace = pace
+        self._session = session
+        self._links = session.links
+        self._pace = session.transfers.pace
         self._kept: list[PushTransfer] = []  # complete pushes of steps that may be open
         self._revisions: dict[int, int] = {}  # the newest that was told, by shard
         self._bringing: dict[int, set[ReplayGradients]] = {}  # by shard
 
-    def attach(self, replicas: int, *, falls_back: bool = False) -> None:
+    def attached(self, attached: Attached, placement: Mapping[str, Any]) -> None:
         """The job is another one."""
-        self.replicas, self.follows = replicas, replicas > 0 or falls_back
-        self._kept.clear()
-        self._revisions.clear()
-        self._bringing.clear()
+        replicas = placement.get("replicas", 0)
+        self.replicas = replicas if type(replicas) is int else 0
+        hooks, mode = self._session.transfers.hooks, attached.job.mode if self.replicas else ""
+        again = mode == "sync"
+        # else nobody says where a shard is whose server is lost
+        listen(hooks.excusing, _may_move, wanted=self.replicas > 0 or placement.get("falls_back") == 1)
+        listen(hooks.starting, self._start, wanted=mode in ("sync", "ssp"))
+        listen(hooks.pushed, self._keep, wanted=again)
+        listen(hooks.proceeded, self._proceeded, wanted=again)
+        listen(self._session.hooks.staying, self._is_needed, wanted=again)
+        self.recut()
 
     def recut(self) -> None:
         """The job lies in other shards, which have not moved yet and have all of the steps before."""
@@ -67,50 +73,69 @@ class ShardMoves:
 
     # --- what is kept --------------------------------------------------------------------------
 
-    def keep(self, push: PushTransfer, operation: Operation) -> None:
+    def _start(self, transfer: AnyTransfer) -> None:
+        if isinstance(transfer, PushTransfer):
+            transfer.blobs, transfer.source.stays = {}, False
+
+    def _keep(self, push: PushTransfer, operation: Operation, now: float) -> None:
         """All shards have a push: keep it until its step is over."""
-        if self._pace.mode != "sync" or not self.replicas:
+        if not push.attempt:
             return
         waits = isinstance(operation, Exchange) and operation.pull is not None
         source = _as_sent(push) if waits and not push.blobs else _copied(push)
         self._kept.append(_like(push, push.cargoes, source))
 
-    def proceeded(self, clock: int) -> None:
+    def _proceeded(self, now: float) -> None:
         """All steps before this one are committed, and the backups have them."""
         if self._kept:
-            self._kept = [push for push in self._kept if push.step >= clock]
+            self._kept = [push for push in self._kept if push.step >= self._pace.clock]
+
+    def _is_needed(self, now: float) -> bool:
+        """Whether a step may need us until it is committed."""
+        return self._pace.arrive is not None
 
     # --- moves ---------------------------------------------------------------------------------
 
-    def follow(
-        self, message: Moved, begun: list[PushTransfer], now: float
-    ) -> tuple[list[Action], list[tuple[ReplayGradients, PushTransfer]]]:
-        """A shard has moved, or will; return what is to be brought there again, of all that is complete or begun."""
-        if message.epoch != self._host.epoch or message.shard >= len(self._links.by_shard):
-            return [], []
+    def follow(self, message: Moved, now: float) -> list[Action]:
+        """A shard has another server, or will have."""
+        if message.epoch != self._session.epoch or message.shard >= len(self._links.by_shard):
+            return []
         shard, link = message.shard, self._links.by_shard[message.shard]
         if message.revision < self._revisions.get(shard, 0):
-            return [], []
+            return []
         self._revisions[shard] = message.revision
         if not message.server:
             link.promise()
-            return [Log("warning", f"{link.server.title} was lost; its backup takes over")], []
+            return [*self._end_others(shard), Log("warning", f"{link.server.title} was lost; its backup takes over")]
         if message.server.get("epoch") == link.server.epoch and not link.server.promised:
-            return self._followed(shard), []  # told again, or the job was told with it
-        actions = self._links.move(shard, message.server, now)
-        again = self._again(shard, message.revision, begun)
+            return [*self._end_others(shard), *self._followed(shard)]  # told again, or the job was told with it
+        moved = self._links.move(shard, message.server, now)
+        again = self._again(shard, message.revision)
         self._bringing[shard] = {bring for bring, _ in again}
         text = f"shard {shard} is on {link.server.title} now"
-        return [Log("warning", text), *actions, *self._followed(shard)], again
+        actions = [*self._end_others(shard), Log("warning", text), *moved, *self._followed(shard)]
+        for bring, push in again:
+            bring.transfer, bring.started_at = push, now
+            self._session.operations[bring] = None
+            self._session.transfers.under_way[push] = bring
+            link.enqueue(push, push.cargoes[shard])
+            actions += link.pump(now)
+        return actions
 
-    def _again(
-        self, shard: int, revision: int, begun: list[PushTransfer]
-    ) -> list[tuple[ReplayGradients, PushTransfer]]:
+    def _end_others(self, shard: int) -> list[Action]:
+        """End what is on its way to where a shard was."""
+        bringing = [o for o in self._session.operations if isinstance(o, ReplayGradients) and o.shard == shard]
+        ended = [bring for bring in bringing if bring not in self._bringing.get(shard, ())]
+        return [action for bring in ended for action in self._session.resolve(bring, None)]
+
+    def _again(self, shard: int, revision: int) -> list[tuple[ReplayGradients, PushTransfer]]:
         """Return the pushes of which a new server lacks what the old one has acknowledged."""
         if self._pace.mode != "sync":
             return []
         link, again = self._links.by_shard[shard], list[tuple[ReplayGradients, PushTransfer]]()
-        for push in [*self._kept, *begun]:
+        under_way = self._session.transfers.under_way.items()
+        begun = [push for push, operation in under_way if not isinstance(operation, ReplayGradients)]
+        for push in [*self._kept, *(push for push in begun if isinstance(push, PushTransfer) and push.attempt)]:
             unanswered = {cargo for request in link.requests_of(push) for cargo in request.cargoes}
             cargoes = tuple(cargo for cargo in push.cargoes[shard] if cargo not in unanswered)
             if cargoes and push.step >= self._pace.clock - 1:
@@ -118,12 +143,8 @@ class ShardMoves:
                 where[shard] = cargoes
                 source = _as_sent(push) if not push.blobs else _copied(push)
                 part = _like(push, tuple(where), source)
-                again.append((ReplayGradients(deadline=FOREVER_S, shard=shard, revision=revision), part))
+                again.append((ReplayGradients(deadline=inf, shard=shard, revision=revision), part))
         return again
-
-    def awaits(self, bring: ReplayGradients) -> bool:
-        """Whether a part of a step's gradients is on its way to where the shard is now."""
-        return bring in self._bringing.get(bring.shard, ())
 
     def brought(self, bring: ReplayGradients, error: PSError | None) -> list[Action]:
         """A part of a step's gradients has come to the new server; or could not, and the coordinator asks again."""
@@ -141,7 +162,7 @@ class ShardMoves:
         if self._bringing.get(shard):
             return []
         self._bringing.pop(shard, None)
-        return [Send(COORDINATOR, Followed(self._host.epoch, self._revisions.get(shard, 0), 0))]
+        return [Send(COORDINATOR, Followed(self._session.epoch, self._revisions.get(shard, 0), 0))]
 
 
 def _like(push: PushTransfer, cargoes: tuple[tuple[Cargo, ...], ...], source: Source) -> PushTransfer:
@@ -167,3 +188,9 @@ def _copied(push: PushTransfer) -> Source:
             else:
                 encoded[cargo] = RAW, np.concatenate([piece.reshape(-1) for piece in source.pieces(cargo)])
     return Source(encoded=encoded, checked=push.source.checked)
+
+
+def _may_move(error: PSError) -> bool:
+    """Whether what a server says of no request in particular is what one says that has lost its shard, or its place."""
+    lost = isinstance(error, PeerLostError) and error.role == "coordinator"
+    return lost or isinstance(error, StaleEpochError | JobEndedError) or type(error) is JobError

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 
@@ -16,11 +16,13 @@ from zmqps.core.protocol.events import COORDINATOR, Action, Log, Notify, Send
 from zmqps.core.protocol.messages import Followed, Recut
 from zmqps.core.protocol.terms import are_values
 from zmqps.core.worker.connections.link import Link
-from zmqps.core.worker.connections.links import Links
-from zmqps.core.worker.layout.rollbacks import Rollbacks, RollbackTransfers
-from zmqps.core.worker.operations import Attached, SessionHost
+from zmqps.core.worker.host import listen
+from zmqps.core.worker.layout.moves import ShardMoves
+from zmqps.core.worker.layout.rollbacks import Rollbacks
+from zmqps.core.worker.operations import Attached
 from zmqps.core.worker.plan import Cargo, in_order, plan
 from zmqps.core.worker.rows import NO_IDS, RowCargo, RowParts, RowSource, RowTarget, ScanTarget
+from zmqps.core.worker.session import SessionMachine
 from zmqps.core.worker.transfer import AnyTransfer, PushTransfer, Source
 
 #: Plans that are kept, of transfers that were planned for the shards before.
@@ -29,29 +31,22 @@ MAX_PLANS = 64
 Plan = tuple[tuple[Cargo, ...], ...]
 
 
-class RecutTransfers(RollbackTransfers, Protocol):
-    """What is needed of the session's transfers."""
-
-    rollbacks: Rollbacks
-
-    def unpause(self, now: float) -> list[Action]:
-        """Go on."""
-
-
 class SessionRecuts:
     """What one session does about shards that are cut anew."""
 
-    def __init__(self, host: SessionHost, transfers: RecutTransfers, links: Links) -> None:
-        self._host = host
-        self._transfers = transfers
-        self._links = links
-        self.any = False  # whether shards were ever cut anew, and transfers may be planned for others
+    def __init__(self, session: SessionMachine, moves: ShardMoves, rollbacks: Rollbacks) -> None:
+        self._session = session
+        self._links = session.links
+        self._moves = moves
+        self._rollbacks = rollbacks
         self._revision = 0  # of the last one
         self._plans: dict[frozenset[int], Plan] = {}
 
-    def attach(self, revision: object = 0) -> None:
-        """The job is another one, of shards that were cut last under this revision."""
-        self._revision, self.any = revision if type(revision) is int else 0, False
+    def attached(self, attached: Attached, placement: Mapping[str, Any]) -> None:
+        """The job is another one."""
+        revision = placement.get("cut", 0)
+        self._revision = revision if type(revision) is int else 0
+        listen(self._session.transfers.hooks.starting, self.adapt, wanted=False)
         self._plans.clear()
 
     # --- what the coordinator says -------------------------------------------------------------
@@ -61,7 +56,7 @@ class SessionRecuts:
 
         No push is: workers have none when shards are cut. One that had gone on by itself since was refused everywhere.
         """
-        host, attached = self._host, self._host.attached
+        session, attached = self._session, self._session.attached
         if attached is None or message.epoch != attached.epoch or message.revision < self._revision:
             return []
         confirmed = Send(COORDINATOR, Followed(message.epoch, message.revision, 0))
@@ -69,20 +64,22 @@ class SessionRecuts:
             return [confirmed]
         placement = Placement.from_wire(KeySpace.of(attached.job), message.placement)
         before = self._links.by_shard
-        recalled = self._transfers.early.recall(now)
+        recalled = session.transfers.recall(now)
         actions = self._links.connect(placement, message.placement, now)
-        self._revision, self.any = message.revision, True
+        self._revision = message.revision
+        listen(session.transfers.hooks.starting, self.adapt)  # transfers may be planned for other shards from now on
         self._plans.clear()
         _inherit(before, attached.placement, self._links.by_shard, placement)
-        host.attached = replace(attached, placement=placement)
-        for transfer, _ in self._transfers.all:
+        session.attached = replace(attached, placement=placement)
+        for transfer in list(session.transfers.under_way):
             self._begin_anew(transfer)
-        self._transfers.moves.recut()
-        self._transfers.rollbacks.recut(message.revision)
+        self._moves.recut()
+        self._rollbacks.recut(message.revision)
         for link in self._links.by_shard:
             actions += link.pump(now)
         text = f"the job has {placement.num_shards} shards now, instead of {len(before)}"
-        return [Log("info", text), Notify(host.attached), confirmed, *recalled, *actions, *self._transfers.unpause(now)]
+        actions += session.transfers.unpause(now)
+        return [Log("info", text), Notify(session.attached), confirmed, *recalled, *actions]
 
     def _begin_anew(self, transfer: AnyTransfer) -> None:
         transfer.remaining = 0
@@ -98,7 +95,7 @@ class SessionRecuts:
 
     def _fetch_missing(self, transfer: AnyTransfer) -> None:
         """Ask again for the parameters that the caller was not told are there, and no others."""
-        target, attached = transfer.target, self._host.attached
+        target, attached = transfer.target, self._session.attached
         assert target is not None
         assert target.missing is not None
         assert attached is not None
@@ -113,7 +110,7 @@ class SessionRecuts:
 
     def adapt(self, transfer: AnyTransfer) -> None:
         """Plan a transfer again if it was planned for the shards before."""
-        attached = self._host.attached
+        attached = self._session.attached
         if attached is None:
             return
         first = next((cargo.slice for cargoes in transfer.cargoes for cargo in cargoes), None)
@@ -133,7 +130,7 @@ class SessionRecuts:
             transfer.cargoes = in_order(transfer.cargoes, list(transfer.target.missing))
 
     def _plan(self, numbers: frozenset[int]) -> Plan:
-        attached = self._host.attached
+        attached = self._session.attached
         assert attached is not None
         if numbers not in self._plans:
             if len(self._plans) >= MAX_PLANS:

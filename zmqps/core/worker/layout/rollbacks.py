@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from enum import Enum
+from typing import Any
 
-from zmqps.core.protocol.events import COORDINATOR, Action, Log, Notify, Send
+from zmqps.core.protocol.events import COORDINATOR, Action, Log, Notify, Peer, Send
 from zmqps.core.protocol.messages import Followed, GoBack, Recalled
 from zmqps.core.worker.connections.link import Link
-from zmqps.core.worker.connections.links import Links
-from zmqps.core.worker.early import Early, EarlyTransfers
-from zmqps.core.worker.operations import Advance, Exchange, Operation, Restored, SessionHost
-from zmqps.core.worker.pace import Pace
-from zmqps.core.worker.statistics import Tally
-from zmqps.core.worker.transfer import AnyTransfer, PullTransfer, PushTransfer
+from zmqps.core.worker.host import listen
+from zmqps.core.worker.layout.moves import ShardMoves
+from zmqps.core.worker.layout.sent import MAX_HEADS, Sent
+from zmqps.core.worker.operations import Advance, Attached, Exchange, Operation, Restored
+from zmqps.core.worker.session import SessionMachine
+from zmqps.core.worker.transfer import AnyTransfer, PullTransfer, PushTransfer, Request
 from zmqps.errors import ProtocolError, VersionError, counted, printable
 
 
@@ -48,33 +49,36 @@ class Rollback:
     path: str
 
 
-class RollbackTransfers(EarlyTransfers, Protocol):
-    """What is needed of the session's transfers."""
+class RangeState(Enum):
+    """A worker's range of a data set: NONE, one that it has TAKEN, or one that is STALE since the job has gone back."""
 
-    early: Early
-    tally: Tally
-
-    @property
-    def all(self) -> list[tuple[AnyTransfer, Operation]]:
-        """The transfers under way, and on whose behalf."""
+    NONE = "none"
+    TAKEN = "taken"
+    STALE = "stale"
 
 
 class Rollbacks:
     """What one session does about shards that go back."""
 
-    def __init__(self, host: SessionHost, transfers: RollbackTransfers, links: Links, pace: Pace) -> None:
-        self._host = host
-        self._transfers = transfers
-        self._links = links
-        self._pace = pace
+    def __init__(self, session: SessionMachine, moves: ShardMoves) -> None:
+        self.stale_values = False  # since the job has gone back: the next gradients are of values that are gone
+        self.range = RangeState.NONE
+        self._session = session
+        self._pace = session.transfers.pace
+        self._moves = moves
+        self._sent: dict[int, Sent] = {}  # by shard
         self._revisions: dict[int, int] = {}  # by shard: the newest message about it
         self._awaited: dict[int, GoBack] = {}  # by shard: what its new server is yet to say of our pushes
         self._lost: dict[int, int] = {}  # by revision: pushes that are lost, as far as it is known
         self._floor = 0  # all messages up to this revision are of shards that there are no more
         self._is_told = True  # where the servers are that we talk to was told together with the clock
 
-    def attach(self) -> None:
+    def attached(self, attached: Attached, placement: Mapping[str, Any]) -> None:
         """The job is another one."""
+        commons, counts = self._session.links.commons, placement.get("falls_back") == 1
+        listen(commons.sending, self._sending, wanted=counts)
+        listen(commons.voiding, self._voiding, wanted=counts)
+        listen(commons.moving, self._moving, wanted=counts)
         self._floor, self._is_told = 0, True
         self._clear()
 
@@ -87,13 +91,35 @@ class Rollbacks:
         self._revisions.clear()
         self._awaited.clear()
         self._lost.clear()
+        self._sent.clear()
+
+    # --- what is sent --------------------------------------------------------------------------
+
+    def _of(self, link: Link) -> Sent:
+        if link.shard not in self._sent:
+            self._sent[link.shard] = Sent()
+        return self._sent[link.shard]
+
+    def _sending(self, link: Link, request: Request) -> None:
+        sent = self._of(link)
+        sent.next_seq = request.seq + 1
+        if request.head:
+            sent.heads.append(request.seq)
+            if len(sent.heads) >= MAX_HEADS:
+                sent.fold()
+
+    def _voiding(self, link: Link, seq: int) -> None:
+        self._of(link).void(seq)
+
+    def _moving(self, link: Link) -> None:
+        self._of(link).mark(request.seq for request in link.in_flight.values())
 
     # --- what the coordinator says -------------------------------------------------------------
 
     def take(self, message: GoBack, now: float) -> list[Action]:
         """Shards go back, or have."""
-        shards, links = list(message.shards), self._links.by_shard
-        if message.epoch != self._host.epoch or not shards or max(shards) >= len(links):
+        shards, links = list(message.shards), self._session.links.by_shard
+        if message.epoch != self._session.epoch or not shards or max(shards) >= len(links):
             return []
         if message.revision <= self._floor or any(message.revision < self._revisions.get(shard, 0) for shard in shards):
             return []
@@ -119,12 +145,12 @@ class Rollbacks:
             return self._all(message, rows, restored, now)
         actions: list[Action] = []
         for shard, row in zip(shards, rows, strict=True):
-            actions += self._links.move(shard, row, now)
+            actions += self._session.links.move(shard, row, now)
             self._awaited[shard] = message
         return actions
 
     def _confirm(self, message: GoBack, lost: int) -> list[Action]:
-        return [Send(COORDINATOR, Followed(self._host.epoch, message.revision, lost))]
+        return [Send(COORDINATOR, Followed(self._session.epoch, message.revision, lost))]
 
     def _done(self, message: GoBack, restored: Restored, lost: int) -> list[Action]:
         """Tell the user, and the coordinator."""
@@ -141,13 +167,13 @@ class Rollbacks:
 
     # --- where each push is applied on arrival -------------------------------------------------
 
-    def recalled(self, links: Iterable[Link], message: Recalled) -> list[Action]:
+    def recalled(self, peer: Peer, links: Iterable[Link], message: Recalled, now: float) -> list[Action]:
         """A server says what it knows of our pushes."""
         actions: list[Action] = []
         for link in links:
             if link.server.epoch != message.epoch or (told := self._awaited.pop(link.shard, None)) is None:
                 continue
-            lost = self._lost.get(told.revision, 0) + link.sent.lose(message.floor, message.applied)
+            lost = self._lost.get(told.revision, 0) + self._of(link).lose(message.floor, message.applied)
             self._lost[told.revision] = lost
             restored = Restored.from_wire(told.restored)
             if restored is not None and told not in self._awaited.values():
@@ -158,11 +184,13 @@ class Rollbacks:
 
     def _all(self, message: GoBack, rows: list[Any], restored: Restored, now: float) -> list[Action]:
         """Everything goes back: nothing that was begun before counts."""
-        host, pace, transfers = self._host, self._pace, self._transfers
-        recalled = transfers.early.recall(now)
-        under_way, ends = transfers.all, list[Operation]()
+        host, pace, transfers = self._session, self._pace, self._session.transfers
+        listen(transfers.hooks.dropping, self.drops)
+        listen(transfers.hooks.starting, self._reads)
+        recalled = transfers.recall(now)
+        under_way, ends = list(transfers.under_way.items()), list[Operation]()
         complete = isinstance(pace.step.closing, Advance)  # whether a whole step's gradients are dropped
-        for link in self._links.by_shard:
+        for link in host.links.by_shard:
             link.forget()
         for transfer, operation in under_way:
             transfer.remaining = 0
@@ -194,13 +222,16 @@ class Rollbacks:
                 error = VersionError(version=version, oldest=message.version, newest=message.version)
                 actions += host.resolve(operation, error)
         if pace.brought or pace.arrive is not None or complete:
-            transfers.tally.dropped()
+            transfers.counts["dropped"] += 1
         if pace.arrive is not None:
             host.questions.answered(pace.arrive.request)
-        pace.go_back(message.version, complete=complete)
-        transfers.moves.go_back()
+        pace.go_back(message.version)
+        self.stale_values = not complete
+        if self.range is not RangeState.NONE:
+            self.range = RangeState.TAKEN if complete else RangeState.STALE
+        self._moves.go_back()
         for shard, row in zip(message.shards, rows, strict=True):
-            actions += self._links.move(shard, row, now)
+            actions += host.links.move(shard, row, now)
         pulls = [transfer for transfer, _ in under_way if isinstance(transfer, PullTransfer) and not transfer.done]
         for pull in pulls:
             self._again(pull)
@@ -217,7 +248,7 @@ class Rollbacks:
         """Ask for all of a pull again, of the version that there is now."""
         target = pull.target
         if not pull.exact or target.missing is not None:
-            pull.version, self._pace.stale_values = self._pace.version, False
+            pull.version, self.stale_values = self._pace.version, False
         target.forget(list(target.versions))
         if target.missing is not None:
             sizes = dict.fromkeys(target.missing, 0)
@@ -226,8 +257,8 @@ class Rollbacks:
                     sizes[extent.parameter] += extent.stop - extent.start
             handed_out = [number for number, missing in target.missing.items() if not missing and sizes[number]]
             target.missing |= {number: sizes[number] for number in sizes if number not in handed_out}
-            self._pace.stale_values = bool(handed_out)  # what is computed from both must not count
-        for link, cargoes in zip(self._links.by_shard, pull.cargoes, strict=True):
+            self.stale_values = bool(handed_out)  # what is computed from both must not count
+        for link, cargoes in zip(self._session.links.by_shard, pull.cargoes, strict=True):
             if cargoes:
                 link.enqueue(pull, cargoes)
 
@@ -236,6 +267,8 @@ class Rollbacks:
 
         Those of one step at most.
         """
+        if not self.stale_values and self.range is not RangeState.STALE:
+            return False
         if isinstance(operation, Advance):
             self._dropped()
             return True  # it was to end the step that is gone
@@ -247,9 +280,21 @@ class Rollbacks:
             self._dropped()
         return operation.pull is None
 
+    def took(self, *, some: bool) -> None:
+        """A range of examples was handed out, or there is none any more."""
+        self.range = RangeState.TAKEN if some else RangeState.NONE
+
     def _dropped(self) -> None:
-        self._pace.dropped()
-        self._transfers.tally.dropped()
+        """Those to come are of other values, and examples."""
+        self.stale_values = False
+        if self.range is RangeState.STALE:
+            self.range = RangeState.TAKEN
+        self._session.transfers.counts["dropped"] += 1
+
+    def _reads(self, transfer: AnyTransfer) -> None:
+        if self.stale_values and isinstance(transfer, PullTransfer):
+            self.stale_values = False
+            transfer.version = transfer.version if transfer.exact else 0  # what it asked for, it knew from before
 
 
 def _pushes(number: int) -> str:

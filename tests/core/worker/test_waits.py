@@ -5,9 +5,9 @@ from __future__ import annotations
 from tests.core.machines import identity
 from zmqps.core.node.member import Member
 from zmqps.core.worker.operations import Advance, EnterBarrier, Exchange, Finish
-from zmqps.core.worker.orphaned import LOOK_S, PATIENCE_S, Orphaned
 from zmqps.core.worker.pace import Pace
 from zmqps.core.worker.transfer import PullTransfer, Target
+from zmqps.core.worker.waits import LOOK_S, PATIENCE_S, Orphaned
 
 
 def orphan(mode: str = "async", heard_at: float = 0.0) -> Orphaned:

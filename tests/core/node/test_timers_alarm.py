@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from zmqps.core.worker.alarm import Alarm
+from zmqps.core.node.timers import Alarm
 
 OWNERS = st.integers(0, 5)
 SOON = st.floats(0.0, 10.0)
