@@ -46,7 +46,6 @@ EXTENSIONS = (
     "server/dense/snapshot.py",
     "server/dense/stale.py",
     "server/extensions.py",
-    "server/marks.py",
     "server/measured.py",
     "server/recut.py",
     "server/relay.py",

@@ -44,6 +44,7 @@ from zmqps.core.protocol.security.keys import proof_of, ticket_of
 from zmqps.core.protocol.wire import decode, encode
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Shard
+from zmqps.core.server.tables.rows import rows_in
 from zmqps.core.server.tables.table import RowTable
 
 LEADER = 1
@@ -90,7 +91,7 @@ class Node:
             (s.version, tuple(s.steps.tolist()), s.value.tobytes(), *[slot.tobytes() for slot in s.slots])
             for s in shard.slices
         ]
-        return shard.version, tuple(slices), tuple(map(rows_of, shard.rows.tables))
+        return shard.version, tuple(slices), tuple(map(rows_of, rows_in(shard).tables))
 
     def remembered(self, epoch: int) -> dict[tuple[bytes, int], Any]:
         """Return what the ledgers have of pushes that were applied."""

@@ -450,8 +450,8 @@ class ServerMachine:
         # the same of a version for everybody, however often and in whatever order they ask
         seed = versions[0] << 32 | message.parts[0][0] if versions else 0
         out = shard.memory.send(codec, parts, seed, readers)
-        if shard.remembers_reads:  # not before: what cannot be sent has not been read
-            part.note_sent(message, client.puller)
+        if shard.dense.remembers_reads:  # not before: what cannot be sent has not been read
+            shard.dense.note_read(message.parts, client.puller)
         for array in out.payload:
             tenant.counts["pulled_nbytes"] += array.nbytes
         text = RAW if codec is None else codec.spec

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from zmqps.core.server.dense.recut import fill_slices
 from zmqps.core.server.shard import Shard
+from zmqps.core.server.tables.rows import rows_in
 from zmqps.core.server.tenant import Tenant
 from zmqps.errors import ProtocolError
 
@@ -45,8 +47,7 @@ def fill(shard: Shard, parents: Sequence[Shard], version: int = 0) -> None:
     versions = {parent.version for parent in parents if not parent.is_empty}
     if len(versions) > 1:
         raise ProtocolError(f"shards of versions {sorted(versions)} cannot be put together")
-    theirs = [part for parent in parents for part in parent.parts]
-    for part in shard.parts:
-        part.refill([other for other in theirs if type(other) is type(part)])
+    fill_slices(shard.slices, [state for parent in parents for state in parent.slices], shard.memory)
+    rows_in(shard).refill([rows_in(parent) for parent in parents])
     shard.begin_at(versions.pop() if versions else version)
     shard.filled()

@@ -15,6 +15,7 @@ from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.replicas.record import RECORD_NBYTES
 from zmqps.core.server.replicas.stream import Stream
 from zmqps.core.server.shard import Shard
+from zmqps.core.server.tables.rows import rows_in
 from zmqps.core.server.tenant import Tenant
 from zmqps.testing.engine import Node
 
@@ -131,7 +132,7 @@ class CopyWitness:
         if unconfirmed.nbytes > unconfirmed.limit:  # one push may be larger, and the mean of a step is
             shards = [t.shard for t in machine.tenants.values() if t.shard is not None]
             most = sum(s.placement.nbytes(s.index) + (len(s.slices) + 2) * RECORD_NBYTES for s in shards)
-            tables = [table for s in shards for table in (s.rows.tables if s.rows else ())]
+            tables = [table for s in shards for table in rows_in(s).tables]
             most += sum(2 * RECORD_NBYTES + len(table) * table.store.row_nbytes for table in tables)
             assert unconfirmed.nbytes <= most, f"{unconfirmed.nbytes} bytes wait for backups"
 
@@ -218,7 +219,7 @@ def _check_same(who: str, ours: Shard, theirs: Shard) -> None:
 def _tables(shard: Shard) -> list[object]:
     """Return all that a shard has of its tables: their numbers, and their rows by ids."""
     found: list[object] = []
-    for table in shard.rows.tables:
+    for table in rows_in(shard).tables:
         store = table.store
         rows = np.flatnonzero(store.live[: store.end])
         kept = table.kept(rows[np.argsort(store.ids[rows])])

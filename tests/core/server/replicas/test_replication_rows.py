@@ -32,7 +32,7 @@ from zmqps.core.protocol.messages.replication import ROWS
 from zmqps.core.protocol.terms import SET
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.tables import row_records
-from zmqps.core.server.tables.rows import make_rows
+from zmqps.core.server.tables.rows import make_rows, rows_in
 from zmqps.core.server.tables.table import RowTable
 from zmqps.errors import ServerMemoryError, ShardBrokenError, from_wire
 from zmqps.rows.initial import Initial
@@ -79,7 +79,7 @@ def push_rows(seq: int, *ids: int, by: float = 1.0, index: int = 1, wanted: tupl
 
 
 def table_of(copies: Copies, name: str = "p", epoch: int = LEADER, number: int = 0) -> RowTable:
-    return copies.nodes[name].shard(epoch).rows.tables[number]
+    return rows_in(copies.nodes[name].shard(epoch)).tables[number]
 
 
 def same(copies: Copies) -> bool:
