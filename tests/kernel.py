@@ -46,6 +46,7 @@ EXTENSIONS = (
     "server/dense/snapshot.py",
     "server/dense/stale.py",
     "server/extensions.py",
+    "server/leaving.py",
     "server/measured.py",
     "server/recut.py",
     "server/relay.py",

@@ -36,7 +36,7 @@ def copies(cluster: InProcessCluster) -> list[tuple[bool, dict[str, Any]]]:
         found.set_result(
             [
                 (
-                    t.backup is not None,
+                    t.follows,
                     {(t.built().index, of.spec.name): table_of(of) for of in rows_in(t.built()).tables},
                 )
                 for t in tenants

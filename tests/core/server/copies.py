@@ -42,7 +42,7 @@ from zmqps.core.protocol.messages import (
 )
 from zmqps.core.protocol.security.keys import proof_of, ticket_of
 from zmqps.core.protocol.wire import decode, encode
-from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.extensions import FullServer
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.tables.rows import rows_in
 from zmqps.core.server.tables.table import RowTable
@@ -76,7 +76,7 @@ class Node:
 
     def __init__(self, name: str, make: Any = make_shard) -> None:
         self.name = name
-        self.machine = ServerMachine(identity("server", name), "tcp://coordinator:1", make)
+        self.machine = FullServer(identity("server", name), "tcp://coordinator:1", make)
         self.told: list[Message] = []  # to the coordinator
         self.answers: dict[str, list[Message]] = {}  # by worker
         self.logged: list[str] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from zmqps.core.protocol.events import Action, Run
 from zmqps.core.protocol.messages import Assign
 from zmqps.core.server.admission import Room
 from zmqps.core.server.builds import Builds, build_error
+from zmqps.core.server.extensions import begin_from
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.tenant import Tenant
 from zmqps.errors import JobError, JobMemoryError, ProtocolError, PSError
@@ -29,7 +31,7 @@ class Host:
     def __init__(self, available: int = 1000) -> None:
         self.tenants: dict[int, Tenant] = {}
         self.available = available
-        self.builds = Builds(self.tenants, self.make, lambda: self.available)
+        self.builds = Builds(self.tenants, self.make, lambda: self.available, partial(begin_from, None))
         self.rooms: list[Room] = []
 
     def make(self, spec: JobSpec, where: Placement, index: int, room: Room) -> Shard:
@@ -155,7 +157,7 @@ class Saved:
 )
 def test_who_goes_on_with_a_checkpoint_is_known_unless_shards_were_cut_since(more: Any, ledgers: Any) -> None:
     spec, tenants = job("a", size=8), dict[int, Tenant]()
-    builds = Builds(tenants, make_shard, lambda: 1 << 20, Saved())
+    builds = Builds(tenants, make_shard, lambda: 1 << 20, partial(begin_from, Saved()))
     message = replace(assign(spec, placement(spec)), restore={**SOURCE, **more})
     tenants[1] = builds.new_tenant(message)
     (run,) = builds.add(message)
@@ -168,7 +170,7 @@ def test_a_shard_begins_from_a_checkpoint_with_its_step_though_it_may_have_no_sl
     spec = replace(job("a", size=8), staleness=0)
     where = Placement(placement(spec).keyspace, ((0, 8, 8),), 32)
     tenants: dict[int, Tenant] = {}
-    builds = Builds(tenants, make_shard, lambda: 1 << 20, Saved())
+    builds = Builds(tenants, make_shard, lambda: 1 << 20, partial(begin_from, Saved()))
     message = replace(assign(spec, where, shard=index), restore=SOURCE)
     tenants[1] = builds.new_tenant(message)
     (run,) = builds.add(message)

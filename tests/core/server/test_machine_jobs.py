@@ -223,7 +223,7 @@ def test_the_room_for_a_shard_says_how_many_workers_and_servers_to_count_on() ->
 def test_what_is_free_is_what_was_when_the_shard_was_assigned_less_what_other_jobs_have_yet_to_touch() -> None:
     server = Host()
     free = 1000
-    server.machine._orders._builds._available = lambda: free
+    server.machine.orders._builds._available = lambda: free
     (first,) = runs_of(server.get(replace(assign(ASYNC, placement(ASYNC), epoch=1), sharing=2)))
     server.get(replace(assign(ASYNC, placement(ASYNC), epoch=2), sharing=2))
     free = 900  # a server beside this one has built its own meanwhile
@@ -233,7 +233,7 @@ def test_what_is_free_is_what_was_when_the_shard_was_assigned_less_what_other_jo
     (second,) = runs_of(built)
     server.build(second)
     assert [room.available_nbytes for room in server.rooms] == [500, 500 - shard.required_nbytes]
-    third = server.machine._orders._builds.new_tenant(assign(ASYNC, placement(ASYNC), epoch=3))
+    third = server.machine.orders._builds.new_tenant(assign(ASYNC, placement(ASYNC), epoch=3))
     values = shard.placement.nbytes(0)
     for tenant in server.machine.tenants.values():
         assert tenant.untouched_nbytes == max(0, tenant.built().required_nbytes - (shard.dense.arena_nbytes - values))

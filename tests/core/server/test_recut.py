@@ -167,12 +167,12 @@ def test_buckets_that_are_missing_are_named() -> None:
 def test_a_leader_that_may_change_yet_is_no_source() -> None:
     placement = Placement.balance(KEYSPACE, 1, 1 << 14)
     (whole,), (parent,) = shards(placement), numbered(placement)
-    there = SimpleNamespace(backup=None, yielding=False, assign=SimpleNamespace(shard=0), ready=lambda: parent)
+    there = SimpleNamespace(yielding=False, assign=SimpleNamespace(shard=0, epoch=1), ready=lambda: parent)
     copy: Any = SimpleNamespace(built=lambda: whole)
     with pytest.raises(ProtocolError, match="has not yielded"):
-        cut(copy, [cast("Any", there)], 4)
+        cut(copy, [cast("Any", there)], {}, 4)
     there.yielding = True
-    cut(copy, [cast("Any", there)], 4)
+    cut(copy, [cast("Any", there)], {}, 4)
     assert whole.loaded
 
 
@@ -198,6 +198,6 @@ def test_a_shard_without_a_slice_is_at_the_step_of_the_others() -> None:
     (empty,) = [shard for shard in shards(placement, synchronous=True) if not shard.slices]
     empty.follow()
     assert not empty.loaded, "it is yet to be told which that is"
-    cut(cast("Any", SimpleNamespace(built=lambda: empty)), [], 4)
+    cut(cast("Any", SimpleNamespace(built=lambda: empty)), [], {}, 4)
     assert empty.loaded
     assert empty.version == 4

@@ -9,8 +9,9 @@ from tests.core.machines import assign, job, make_shard, placement
 from zmqps.core.protocol.messages import Pull
 from zmqps.core.server.dense.beside import GRANT_NBYTES, LEAST_NBYTES, Beside
 from zmqps.core.server.dense.stale import treated
+from zmqps.core.server.measured import in_all
 from zmqps.core.server.shard import Shard
-from zmqps.core.server.tenant import Tenant, in_all
+from zmqps.core.server.tenant import Tenant
 from zmqps.core.treatments import Compensate
 from zmqps.errors import JobError
 from zmqps.optim import sgd

@@ -55,6 +55,16 @@ class Files(Protocol):
         """
 
 
+def restore(files: Files | None, shard: Shard, job: JobSpec, source: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Let a shard that was just built begin with what a checkpoint has for it; return who has pushed to that."""
+    if files is None:
+        raise JobError("this server was started without a place for checkpoints, and cannot restore one")
+    state = files.read(shard, job, source)
+    shard.begin_at(source["version"])
+    found: Mapping[str, Any] = {} if source.get("anew") else state.get("ledgers", {})
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Saving:
     """Tag of what is done aside for a save; ``index`` is the number of the piece that was written, if it was one."""
@@ -228,6 +238,10 @@ class Saves:
             return []
         return self._let_go(save)
 
+    def discarded(self, tenant: Tenant, now: float) -> list[Action]:
+        """A shard is not here any more."""
+        return self.end(tenant.assign.epoch)
+
     def _give_up(self, save: _Save, why: str) -> list[Action]:
         return [*self._let_go(save), self._ended(save.message, SaveStage.FAILED, {"why": why[:MAX_WHY_CHARS]})]
 
@@ -248,9 +262,9 @@ class Saves:
         save.reported_at = now
         return Send(COORDINATOR, Saved(save.message.epoch, save.message.number, stage, {"nbytes": save.nbytes}))
 
-    def counters(self, epoch: int) -> Mapping[str, int]:
+    def counters(self, tenant: Tenant, now: float) -> Mapping[str, int]:
         """Return what the status shows of a shard that is being saved."""
-        save = self._under_way.get(epoch)
+        save = self._under_way.get(tenant.assign.epoch)
         if save is None:
             return {}
         kept = sum([snapshot.nbytes for snapshot in save.snapshots])

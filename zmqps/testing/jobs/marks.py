@@ -282,7 +282,7 @@ class MarkedRows:
             text = f"{table.spec.name} on {server.name}"
             marks[mine] = self._marks((_values(table, np.flatnonzero(mine)) - self._begin[number][mine]), text)
             self._check_marks(marks, self._attempted[life][number], table.spec)
-            follows = isinstance(server.machine, ServerMachine) and server.machine.tenants[epoch].backup is not None
+            follows = isinstance(server.machine, ServerMachine) and server.machine.tenants[epoch].follows
             self._copied |= {life} if follows else set()
             gone = self._check_gone(
                 simulation.time_of(server), server, table, marks, rows, self._seen.get(key), follows=follows

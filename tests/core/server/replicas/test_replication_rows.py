@@ -236,8 +236,8 @@ def test_a_backup_without_memory_for_rows_says_so_and_the_coordinator_hears_it()
 def test_what_is_no_record_of_rows_breaks_the_copy_and_nothing_else(payload: Any, why: str) -> None:
     copies = trained()
     record = Replicate(
-        BACKUP, copies.nodes["b"].machine.tenants[BACKUP].backup.number + 1, ROWS, bytes(16), 0, 0, "raw", (), (), (),  # type: ignore[union-attr]
-        ((1, 0, ()),), payload,
+        BACKUP, copies.nodes["b"].machine.replication.backups[BACKUP].number + 1, ROWS, bytes(16), 0, 0, "raw",
+        (), (), (), ((1, 0, ()),), payload,
     )  # fmt: skip
     copies.handle("b", Received(peer("p"), record))
     assert any(why in text for text in copies.nodes["b"].logged)
