@@ -14,6 +14,7 @@ from zmqps.client.tensors import describe
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.server.admission import Room
+from zmqps.core.server.dense.stale import treated
 from zmqps.core.server.shard import Shard
 from zmqps.core.treatments import make_treatment
 from zmqps.core.worker.operations import Attached, EnterBarrier, Exchange, Finish, Join, StartJob
@@ -158,7 +159,7 @@ class Run(Training):
         rules = ReferenceRules(OptimizerSpec.from_wire(job.optimizer))
         return Shard(
             placement, index, rules, reject_nonfinite=False, synchronous=job.mode == "sync",
-            treatment=make_treatment(job.treatment),
+            dense=treated(make_treatment(job.treatment)),
         )  # fmt: skip
 
     def program(self, simulation: Simulation, worker: Node) -> Program:

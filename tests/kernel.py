@@ -45,7 +45,7 @@ EXTENSIONS = (
     "server/dense/snapshot.py",
     "server/dense/stale.py",
     "server/extensions.py",
-    "server/marks.py",
+    "server/leaving.py",
     "server/measured.py",
     "server/recut.py",
     "server/relay.py",

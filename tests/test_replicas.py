@@ -33,7 +33,7 @@ def states(cluster: InProcessCluster) -> dict[int, list[tuple[bool, Any]]]:
         for tenant in tenants(cluster).values():
             shard = tenant.built()
             slices = [(s.version, s.value.tobytes(), *[slot.tobytes() for slot in s.slots]) for s in shard.slices]
-            copies.setdefault(shard.index, []).append((tenant.backup is not None, slices))
+            copies.setdefault(shard.index, []).append((tenant.follows, slices))
         found.set_result(copies)
 
     cluster._loop.call_soon_threadsafe(look)

@@ -11,6 +11,7 @@ import pytest
 import zmqps
 from tests.inprocess import PATIENCE, InProcessCluster
 from zmqps import initial, optim
+from zmqps.core.server.tables.rows import rows_in
 
 TABLES = {
     "adam": zmqps.table(5, optimizer=optim.adam(0.1), initial=initial.normal(0.1)),
@@ -34,7 +35,10 @@ def copies(cluster: InProcessCluster) -> list[tuple[bool, dict[str, Any]]]:
         tenants = [tenant for machine in machines for tenant in machine.tenants.values()]  # type: ignore[attr-defined]
         found.set_result(
             [
-                (t.backup is not None, {(t.built().index, of.spec.name): table_of(of) for of in t.built().rows.tables})
+                (
+                    t.follows,
+                    {(t.built().index, of.spec.name): table_of(of) for of in rows_in(t.built()).tables},
+                )
                 for t in tenants
             ]
         )

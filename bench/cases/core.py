@@ -39,7 +39,7 @@ from zmqps.core.protocol.messages import Message
 from zmqps.core.protocol.wire import decode, encode
 from zmqps.core.server.admission import Room
 from zmqps.core.server.dense.rules import UpdateKernel
-from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.extensions import FullServer
 from zmqps.core.server.shard import Shard
 from zmqps.core.worker.extensions import ExtendedSession
 from zmqps.core.worker.operations import Attached, Exchange, Operation, StartJob
@@ -82,7 +82,7 @@ class Wires:
             "coordinator": CoordinatorMachine(
                 _identity("coordinator", "coordinator", "inproc://c"), CoordinatorOptions(servers=1, workers=workers)
             ),
-            "server": ServerMachine(_identity("server", "server", "inproc://s"), "inproc://c", make_shard or _shard),
+            "server": FullServer(_identity("server", "server", "inproc://s"), "inproc://c", make_shard or _shard),
         }
         for name in (f"worker{index}" for index in range(workers)):
             self._machines[name] = ExtendedSession(_identity("worker", name, ""), "inproc://c", lambda array: True)

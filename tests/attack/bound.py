@@ -7,8 +7,8 @@ from zmqps.core.protocol.limits import MAX_ALL_BACKLOGS_NBYTES, MAX_BACKLOG_NBYT
 from zmqps.core.protocol.wire import MAX_DATA_HEADER_NBYTES, MAX_FRAME_NBYTES, MAX_GROWTH, MAX_STRANGE_HEADER_NBYTES
 from zmqps.core.server.clients import MAX_BARRED, MAX_CLIENTS
 from zmqps.core.server.dense.aggregate import PARTS_NBYTES, SPARE_GRADIENTS
+from zmqps.core.server.ledger import TABLE_NBYTES
 from zmqps.core.server.parked import MAX_ALL_PARKED_NBYTES, MAX_PARKED_NBYTES
-from zmqps.core.server.past import TABLE_NBYTES
 from zmqps.core.server.replicas.stream import MAX_UNCONFIRMED_NBYTES
 from zmqps.net.backlog import MUCH_NBYTES
 from zmqps.net.door import ALLOWANCE_NBYTES, ALLOWANCE_NBYTES_S, MAX_STRANGERS, MAX_UNREAD_NBYTES, PATIENCE_S

@@ -78,7 +78,9 @@ def make_shard(
 ) -> Shard:
     rules = ReferenceRules(OptimizerSpec.from_wire(spec.optimizer))
     options = {"synchronous": spec.mode == "sync", "aggregate": spec.aggregate, "retain": spec.retain}
-    return Shard(where, index, rules, reject_nonfinite=spec.nonfinite == "reject", rows=rows, **options)
+    return Shard(
+        where, index, rules, reject_nonfinite=spec.nonfinite == "reject", others=[rows or Rows((), 0)], **options
+    )
 
 
 def sent(actions: list[Action], kind: type[M], to: Peer | None = None) -> list[M]:

@@ -24,6 +24,7 @@ from zmqps.core.protocol.events import COORDINATOR, Received, Returned, Run, Sen
 from zmqps.core.protocol.messages import Assign, Hello, Load, Message, Welcome
 from zmqps.core.protocol.security.keys import LOADER, ticket_of
 from zmqps.core.protocol.wire import encode
+from zmqps.core.server.extensions import FullServer
 from zmqps.core.server.machine import ServerMachine
 from zmqps.net.driver import Driver
 from zmqps.net.identity import new_identity
@@ -51,7 +52,7 @@ def ticketed(role: str, incarnation: bytes, key: bytes = KEY, *, loads: bool = F
 def ready_server(assign: Assign = ASSIGN, placement: Placement = PLACEMENT) -> ServerMachine:
     """Return a server that has joined, built its shard and been loaded with ones."""
     identity = new_identity("server", endpoint="tcp://127.0.0.1:2")
-    machine = ServerMachine(
+    machine = FullServer(
         identity,
         "tcp://127.0.0.1:1",
         partial(make_shard, ServerConfig(coordinator="tcp://127.0.0.1:1", kernels="numpy")),
@@ -194,7 +195,7 @@ def live_cluster() -> Iterator[Cluster]:
             new_identity("coordinator", endpoint=endpoints[0]),
             CoordinatorOptions(servers=1, slice_nbytes=64, heartbeat_timeout=300.0),
         )
-        server = ServerMachine(
+        server = FullServer(
             new_identity("server", endpoint=endpoints[1]),
             endpoints[0],
             partial(make_shard, ServerConfig(coordinator="tcp://127.0.0.1:1", kernels="numpy")),

@@ -24,6 +24,7 @@ from zmqps.core.protocol.messages.rows import SCANNED
 from zmqps.core.protocol.terms import SET
 from zmqps.core.protocol.wire import encode
 from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.tables.rows import rows_in
 from zmqps.errors import BY_CODE, NonFiniteGradientError
 from zmqps.rows.initial import Initial
 
@@ -65,7 +66,7 @@ class State:
 
     @classmethod
     def of(cls, machine: ServerMachine) -> State:
-        rows = machine.tenants[EPOCH].built().rows
+        rows = rows_in(machine.tenants[EPOCH].built())
         found = []
         for table in rows.tables:
             live = np.flatnonzero(table.store.live[: table.store.end])

@@ -15,6 +15,7 @@ from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol.events import Stop
 from zmqps.core.server.dense.memory import HostMemory
+from zmqps.core.server.extensions import FullServer
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Shard
 from zmqps.net.driver import Driver
@@ -61,7 +62,7 @@ class Cluster:
                 endpoints = [await proxy.before(endpoint) for endpoint in endpoints]
             identity = new_identity("server", name=f"server-{rank}", endpoint=" ".join(endpoints))
             memory = HostMemory(lanes.arenas.empty)
-            server = ServerMachine(identity, self.address, partial(make_shard, config, memory=memory))
+            server = FullServer(identity, self.address, partial(make_shard, config, memory=memory))
             self.drivers.append(Driver(server, lanes, log))
             self.servers.append(lanes)
         tasks = [asyncio.create_task(driver.run()) for driver in self.drivers]

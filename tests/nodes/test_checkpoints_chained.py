@@ -28,7 +28,7 @@ from zmqps.core.protocol.messages import Save, Saved
 from zmqps.core.protocol.messages.saving import SaveStage
 from zmqps.core.server.saves import Saves
 from zmqps.core.server.shard import Shard
-from zmqps.core.server.tables.rows import make_rows
+from zmqps.core.server.tables.rows import make_rows, rows_in
 from zmqps.core.server.tenant import Tenant
 from zmqps.errors import CheckpointForeignError, CheckpointMismatchError
 from zmqps.nodes.checkpoints import CheckpointStore, ShardFiles
@@ -58,7 +58,7 @@ def shard(job: JobSpec, where: Placement, index: int) -> Shard:
     rows = make_rows(
         job, where, index, lambda one: kernel_of_table(one.optimizer, one.name, one.dim), available_nbytes=1 << 20
     )
-    return Shard(where, index, rules, synchronous=job.mode == "sync", rows=rows)
+    return Shard(where, index, rules, synchronous=job.mode == "sync", others=[rows])
 
 
 class Files(ShardFiles):
@@ -100,7 +100,7 @@ class Cluster:
     @staticmethod
     def _touch(of: Shard, numbers: Iterable[int]) -> None:
         ids = np.array(list(numbers), np.int64)
-        for table in of.rows.tables:
+        for table in rows_in(of).tables:
             buckets = buckets_of(ids, TABLE.bucket_seed)
             mine = ids[(buckets >= table.slice.start) & (buckets < table.slice.stop)]
             table.update(mine, np.full((mine.size, TABLE.dim), 0.5, np.float32))
@@ -176,7 +176,7 @@ class Cluster:
     def now(self) -> Any:
         """Return all that servers have, as a checkpoint is to have it."""
         shards = [tenant.ready() for tenant in self.tenants]
-        tables = [table for of in shards for table in of.rows.tables]
+        tables = [table for of in shards for table in rows_in(of).tables]
         return [
             [
                 (s.version, s.steps.tolist(), s.value.tobytes(), [slot.tobytes() for slot in s.slots])

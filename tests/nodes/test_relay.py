@@ -48,11 +48,11 @@ def joined(store: CheckpointStore, lose: Callable[[FileAsk], bool] = lambda aske
             (sent,) = files.returned(run.tag, value)
             assert isinstance(sent, Send)
             assert isinstance(sent.message, FileAnswer)
-            for resolved in relay.answer(sent.message):
+            for resolved in relay.answer(sent.message, 0.0):
                 assert isinstance(resolved, Resolve)
                 storage.resolve(resolved.operation, resolved.value)
 
-    storage.submit = lambda request: carry(relay.ask(request))
+    storage.submit = lambda request: carry(relay.ask(request, 0.0))
     return storage
 
 
@@ -179,7 +179,7 @@ def test_nothing_is_said_to_a_server_that_has_gone() -> None:
 
 def test_an_answer_that_nobody_waits_for_is_dropped() -> None:
     relay = FileRelay()
-    relay.ask(FileRequest(what="size", path="/x"))
-    assert relay.answer(FileAnswer(7, {}, ())) == []
-    assert len(relay.answer(FileAnswer(1, {}, ()))) == 1
-    assert relay.answer(FileAnswer(1, {}, ())) == []
+    relay.ask(FileRequest(what="size", path="/x"), 0.0)
+    assert relay.answer(FileAnswer(7, {}, ()), 0.0) == []
+    assert len(relay.answer(FileAnswer(1, {}, ()), 0.0)) == 1
+    assert relay.answer(FileAnswer(1, {}, ()), 0.0) == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import pytest
@@ -48,7 +47,7 @@ from zmqps.core.server.dense.snapshot import Snapshot
 from zmqps.core.server.dense.steps import ShardSteps
 from zmqps.core.server.dense.undo import Undo
 from zmqps.core.server.machine import ServerMachine
-from zmqps.core.server.orders import HANDLERS, Orders
+from zmqps.core.server.orders import Orders
 from zmqps.core.server.saves import Saves
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.tenant import Tenant
@@ -220,7 +219,7 @@ def test_a_server_that_forgets_a_commit(monkeypatch: Patch) -> None:
                 state.version += 1
         return original(orders, message, now)
 
-    monkeypatch.setitem(HANDLERS, Commit, partial(commit, HANDLERS[Commit]))
+    wrap(monkeypatch, Orders, "_commit", commit)
     caught("sync-twisted", "is not the sequential reference at version 4")
 
 
@@ -487,10 +486,15 @@ def test_a_run_in_which_nothing_happens_any_more(monkeypatch: Patch) -> None:
 
 
 def test_a_server_that_takes_one_job_for_another(monkeypatch: Patch) -> None:
-    def push(original: Any, server: ServerMachine, client: Any, tenant: Any, message: Any) -> Any:
-        return original(server, client, next(iter(server.tenants.values())), message)
+    def push(original: Any, server: ServerMachine, client: Any, message: Any) -> Any:
+        first, epochs = next(iter(server.tenants)), client.epochs
+        client.epochs = {*epochs, first}
+        try:
+            return original(server, client, replace(message, epoch=first))
+        finally:
+            client.epochs = epochs
 
-    wrap(monkeypatch, ServerMachine, "_push", push)
+    wrap(monkeypatch, ServerMachine, "push", push)
     caught("jobs-alike", "nobody pushed")
 
 
@@ -640,7 +644,7 @@ def test_workers_that_wait_for_another_coordinator_than_their_own(monkeypatch: P
 
 
 def test_servers_that_stay_although_their_coordinator_is_another_one(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Orders, "end", lambda self, now: [])
+    monkeypatch.setattr(ServerMachine, "end", lambda self, now: [])
     caught("async-succeeded", "stays although its coordinator is another one", begin=18)
 
 

@@ -28,6 +28,7 @@ from zmqps.core.protocol.encoding import CODING, Coding
 from zmqps.core.protocol.events import Reader
 from zmqps.core.server.admission import described, required_nbytes
 from zmqps.core.server.dense.memory import Located, Outgoing, Size
+from zmqps.core.server.dense.stale import copies_nbytes
 from zmqps.core.server.tables.rows import capacity_nbytes
 from zmqps.errors import DeviceError, DeviceMemoryError
 from zmqps.gpu.chunks import CHUNK_NBYTES
@@ -103,6 +104,7 @@ def device_nbytes(placement: Placement, index: int, num_slots: int, job: JobSpec
     staging = staged_nbytes(placement, index) * (INBOUND_SLOTS + SCRATCH_SLICES)
     return {
         **required_nbytes(placement, index, num_slots, job, num_workers),
+        **copies_nbytes(placement, index, job, num_workers),
         "rows of tables": capacity_nbytes(placement, index) + CHUNK_NBYTES * len(placement.row_slices[index]),
         "staging": staging,
     }

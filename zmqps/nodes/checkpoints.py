@@ -40,6 +40,7 @@ from zmqps.core.job.spec import MAX_NAME_CHARS, JobSpec
 from zmqps.core.server.dense.snapshot import SnapshotSlice
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.tables.row_snapshot import RowPiece
+from zmqps.core.server.tables.rows import rows_in
 from zmqps.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError, ConfigurationError
 from zmqps.nodes.checkpoint_rows import read_tables, slots_of_table
 from zmqps.nodes.host import Rests
@@ -217,7 +218,7 @@ class ShardFiles:
             # parts of it may have had more updates than others, and none may have had more than the slice
             version = source["version"] if job.mode == "sync" else max(found.version, *steps)
             shard.dense.restore(slice_.index, found.value, found.slots, steps, version)
-        read_tables(checkpoint, shard.rows, source, synchronous=job.mode == "sync")
+        read_tables(checkpoint, rows_in(shard), source, synchronous=job.mode == "sync")
         same = checkpoint.manifest.placement.to_wire() == shard.placement.to_wire()
         return checkpoint.shards[shard.index].state if same else {}
 

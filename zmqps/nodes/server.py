@@ -29,7 +29,8 @@ from zmqps.core.server.admission import Room, admit, required_nbytes
 from zmqps.core.server.dense.beside import Beside, beside_nbytes
 from zmqps.core.server.dense.memory import HostMemory, Memory
 from zmqps.core.server.dense.rules import UpdateKernel
-from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.dense.stale import copies_nbytes, treated
+from zmqps.core.server.extensions import FullServer
 from zmqps.core.server.measured import measured
 from zmqps.core.server.relay import FileRequest
 from zmqps.core.server.shard import Shard
@@ -238,16 +239,14 @@ def make_shard(
     """
     spec = OptimizerSpec.from_wire(job.optimizer)
     names = [parameter.name for parameter in job.parameters]
-    num_slots, num_workers = (
-        len(spec.slots(names)[0]),
-        max(1, room.num_workers),
-    )
+    num_slots, num_workers = len(spec.slots(names)[0]), max(1, room.num_workers)
     device, required, beside = None, 0, None
     if streams is not None:
         memory = device_memory(streams, placement, index, num_slots, job, num_workers, watched_coding())
         device = streams.device
     else:
         needs = required_nbytes(placement, index, num_slots, job, num_workers)
+        needs |= copies_nbytes(placement, index, job, num_workers)
         needs["values while others are looked at"] = beside_nbytes(placement.nbytes(index), num_workers)
         needs["rows of tables"] = capacity_nbytes(placement, index)
         required = admit(name, placement, index, needs, free_nbytes(config, room))
@@ -277,11 +276,11 @@ def make_shard(
         synchronous=job.mode == "sync",
         aggregate=job.aggregate,
         retain=job.retain,
-        treatment=make_treatment(job.treatment),
         memory=memory,
         required_nbytes=required,
         beside=beside,
-        rows=rows,
+        dense=treated(make_treatment(job.treatment)),
+        others=[rows],
     )
     shard.time_with(perf_counter)
     return shard
@@ -387,7 +386,7 @@ async def _serve(config: ServerConfig, source: Source, log: logging.Logger, pare
         return shard
 
     relay = RelayStorage()
-    machine = ServerMachine(identity, config.coordinator, build, available_nbytes, ShardFiles(relay))
+    machine = FullServer(identity, config.coordinator, build, available_nbytes, ShardFiles(relay))
 
     def more(nbytes: int) -> bool:
         reserved = sum(tenant.reserved_nbytes for tenant in machine.tenants.values())

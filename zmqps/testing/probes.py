@@ -120,7 +120,8 @@ _LOSSES = (
     CodeProbe(name="a step is torn: an heir can never have its gradients", of=Commits, method="_tear"),
     CodeProbe(
         name="a zombie leader is deposed while answers wait for its backups",
-        of=ReplicaStreams, method="_depose", before=lambda streams, tenant, _: tenant.stream.is_behind,
+        of=ReplicaStreams, method="_depose",
+        before=lambda streams, tenant, _: streams.streams[tenant.assign.epoch].is_behind,
     ),
 )  # fmt: skip
 _MOVES = (

@@ -18,6 +18,7 @@ from zmqps.core.protocol.messages import Discard, Message
 from zmqps.core.protocol.plain import unpack
 from zmqps.core.protocol.security.keys import KEY_NBYTES, process_of
 from zmqps.core.server.admission import Room
+from zmqps.core.server.extensions import FullServer
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Shard
 from zmqps.core.worker.extensions import ExtendedSession
@@ -375,7 +376,7 @@ class Simulation(SimulatedCluster):
         name = f"server-{len(self.servers)}"
         identity = replace(self._identity("server", name), spare=spare)
         make_shard = self._shard if self.faults.memory else self.training.shard
-        machine = ServerMachine(identity, "sim://coordinator", make_shard, files=self._disk)
+        machine = FullServer(identity, "sim://coordinator", make_shard, files=self._disk)
         if self._unconfirmed_nbytes is not None:
             machine.replication.unconfirmed.limit = self._unconfirmed_nbytes
         return self.start(Node(name=name, role="server", identity=identity, machine=machine))

@@ -27,8 +27,9 @@ from zmqps.core.protocol.events import (
 )
 from zmqps.core.protocol.security.keys import proof_of, ticket_of
 from zmqps.core.protocol.wire import decode, encode
-from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.extensions import FullServer
 from zmqps.core.server.shard import Shard
+from zmqps.core.server.tables.rows import rows_in
 from zmqps.core.server.tables.table import RowTable
 
 LEADER = 1
@@ -60,7 +61,7 @@ class Node:
 
     def __init__(self, name: str, make: Any = make_shard) -> None:
         self.name = name
-        self.machine = ServerMachine(identity("server", name), "tcp://coordinator:1", make)
+        self.machine = FullServer(identity("server", name), "tcp://coordinator:1", make)
         self.told: list[m.Message] = []  # to the coordinator
         self.answers: dict[str, list[m.Message]] = {}  # by worker
         self.logged: list[str] = []
@@ -75,7 +76,7 @@ class Node:
             (s.version, tuple(s.steps.tolist()), s.value.tobytes(), *[slot.tobytes() for slot in s.slots])
             for s in shard.slices
         ]
-        return shard.version, tuple(slices), tuple(map(rows_of, shard.rows.tables))
+        return shard.version, tuple(slices), tuple(map(rows_of, rows_in(shard).tables))
 
     def remembered(self, epoch: int) -> dict[tuple[bytes, int], Any]:
         """Return what the ledgers have of pushes that were applied."""

@@ -11,6 +11,7 @@ from zmqps.core.server.dense.aggregate import Stage
 from zmqps.core.server.dense.memory import HostMemory, Memory
 from zmqps.core.server.dense.part import DensePart
 from zmqps.core.server.dense.rules import UpdateKernel
+from zmqps.core.server.dense.stale import TreatedPart
 from zmqps.core.server.shard import Shard
 from zmqps.core.treatments import ReadCopies
 from zmqps.gpu.staging import DeviceMemory, Streams
@@ -133,9 +134,14 @@ def state_of(shard: Shard | DensePart) -> dict[str, Any]:
         "counters": {name: count for name, count in dense.counters.items() if count and "spare" not in name},
         "used": None if stage is None else {n: {w: c for w, c in u.items() if c} for n, u in stage._used.items() if u},
         "stage": None if stage is None else staged(stage),
-        "copies": None if dense.copies is None else copied(dense.copies),
+        "copies": None if (copies := copies_of(dense)) is None else copied(copies),
         "missing": sorted(dense.came.missing),
     }
+
+
+def copies_of(dense: DensePart) -> ReadCopies | None:
+    """Return what workers have read, where a treatment needs to know."""
+    return dense.copies if isinstance(dense, TreatedPart) else None
 
 
 def slice_state(state: Any) -> tuple[Any, ...]:

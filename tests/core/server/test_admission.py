@@ -10,6 +10,7 @@ from tests.core.machines import job, placement
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.server.admission import Room, admit, described, required_nbytes
+from zmqps.core.server.dense.stale import copies_nbytes
 from zmqps.core.treatments import Compensate, Divide
 from zmqps.errors import JobMemoryError
 
@@ -36,6 +37,7 @@ def test_a_shard_needs_what_its_job_keeps(
     spec: JobSpec, num_slots: int, num_workers: int, expected: dict[str, int]
 ) -> None:
     required = required_nbytes(placement(spec), 0, num_slots, spec, num_workers)
+    required |= copies_nbytes(placement(spec), 0, spec, num_workers)
     assert {what: nbytes for what, nbytes in required.items() if nbytes} == expected
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from zmqps.core.protocol.events import Action, Run
 from zmqps.core.protocol.messages import Assign
 from zmqps.core.server.admission import Room
 from zmqps.core.server.builds import Builds, build_error
+from zmqps.core.server.extensions import begin_from
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.tenant import Tenant
 from zmqps.errors import JobError, JobMemoryError, ProtocolError, PSError
@@ -28,7 +30,7 @@ class Host:
 
     def __init__(self, available: int = 1000, files: Any = None) -> None:
         self.tenants: dict[int, Tenant] = {}
-        self.builds = Builds(self.tenants, self.make, lambda: available, files)
+        self.builds = Builds(self.tenants, self.make, lambda: available, partial(begin_from, files))
         self.rooms: list[Room] = []
 
     def make(self, spec: JobSpec, where: Placement, index: int, room: Room) -> Shard:

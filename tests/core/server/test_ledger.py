@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -9,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from zmqps.core.protocol.limits import PUSH_WINDOW
 from zmqps.core.server import ledger
-from zmqps.core.server.ledger import Ledger
+from zmqps.core.server.ledger import TABLE_NBYTES, Ledger, Past
 from zmqps.errors import LedgerError
 
 SMALL_WINDOW = 8
@@ -141,3 +143,34 @@ def test_what_is_below_all_of_a_full_window_is_applied_and_not_remembered() -> N
 def test_sequence_numbers_start_at_one() -> None:
     with pytest.raises(LedgerError):
         Ledger().recall(0)
+
+
+# --- who has gone is never forgotten, however many they are, and memory does not grow ----------------
+
+
+def who(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def test_few_are_remembered_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger, "MAX_EXACT", 100)
+    past = Past(b"key")
+    for number in [*range(100), *range(100)]:
+        past.add(who(number))
+    assert past._table is None
+    assert [number for number in range(200) if who(number) in past] == list(range(100))
+
+
+def test_of_many_none_is_missed_and_hardly_anybody_else_is_taken_for_one() -> None:
+    past = Past(b"key")
+    for number in range(20_000):
+        past.add(who(number))
+    assert all(who(number) in past for number in range(20_000))
+    assert sum(who(number) in past for number in range(20_000, 40_000)) <= 2
+    assert past._table is not None
+    assert sys.getsizeof(past._table) < TABLE_NBYTES + 100
+    assert not past._exact
+
+
+def test_nobody_can_foresee_the_bits_of_an_incarnation() -> None:
+    assert Past(b"a")._bits(who(1)) != Past(b"b")._bits(who(1))

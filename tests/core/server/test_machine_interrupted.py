@@ -23,6 +23,7 @@ from zmqps.core.protocol.events import COORDINATOR
 from zmqps.core.protocol.messages import Ack, Committed, Error, Load, Message
 from zmqps.core.server import ledger, machine
 from zmqps.core.server.dense import aggregate, buffers, part, slices, stale, undo
+from zmqps.core.server.dense.stale import treated
 from zmqps.core.server.shard import Shard
 from zmqps.core.treatments import Compensate, Drop
 from zmqps.errors import ServerMemoryError, ShardBrokenError
@@ -96,7 +97,7 @@ def server_of(kind: str, rules: type[ReferenceRules]) -> Server:
     def make(spec: Any, where: Any, index: int, room: Any) -> Shard:
         treatment = Compensate(0.5) if kind == "treated" else Drop(0) if kind == "dropped" else None
         return Shard(
-            where, index, rules(OptimizerSpec.from_wire(spec.optimizer)), treatment=treatment,
+            where, index, rules(OptimizerSpec.from_wire(spec.optimizer)), dense=treated(treatment),
             synchronous=spec.mode == "sync", retain=spec.retain,
         )  # fmt: skip
 

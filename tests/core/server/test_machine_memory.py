@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from tests.core.machines import errors, job, logged, peer, sent, ticketed
-from tests.core.server.scarcity import ScarceHost, ScarceRules, Scarcity
+from tests.core.server.scarcity import ScarceHost, ScarceRules, Scarcity, copies_of
 from tests.core.server.test_machine import Server, pull, push
 from tests.core.server.test_machine_steps import ONES, brought, commit
 from zmqps.core.protocol.events import COORDINATOR
 from zmqps.core.protocol.messages import Ack, Commit, Committed, Error, Load, Values
 from zmqps.core.server.dense.memory import HostMemory
+from zmqps.core.server.dense.stale import treated
 from zmqps.core.server.shard import Shard
 from zmqps.core.treatments import Compensate
 from zmqps.errors import DeviceMemoryError, ServerMemoryError, ShardBrokenError, from_wire
@@ -195,13 +196,16 @@ def test_what_cannot_be_remembered_is_not_applied(failing: int) -> None:
 @pytest.mark.parametrize("with_push", [False, True])
 def test_what_could_not_be_sent_does_not_count_as_read(with_push: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def make(spec: Any, where: Any, index: int, room: Any) -> Shard:
-        return Shard(where, index, ReferenceRules(OptimizerSpec.from_wire(spec.optimizer)), treatment=Compensate(0.5))
+        return Shard(
+            where, index, ReferenceRules(OptimizerSpec.from_wire(spec.optimizer)), dense=treated(Compensate(0.5))
+        )
 
     server = Server(make)
     server.train("w", "v")
     server.get(pull(1), "w")
     server.get(push(1, ONES), "v")
-    copies = server.machine.tenants[1].built().dense.copies
+    shard = server.machine.tenants[1].built()
+    copies = copies_of(shard.dense)
     assert copies is not None
     (who,) = copies._copies
     failing_send(monkeypatch, 1)

@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.machines import exits_of, logged, peer, sent, ticketed
-from tests.core.server.test_machine import Server
+from tests.core.machines import errors, exits_of, identity, job, logged, make_shard, peer, sent, ticketed
+from tests.core.server.test_machine import EIGHT, WELCOME, Server, push
 from zmqps.core.protocol import exits
-from zmqps.core.protocol.events import COORDINATOR, Send
-from zmqps.core.protocol.messages import Departed, Error, Forgotten, HeartbeatAck, Shutdown
-from zmqps.core.server.orders import HANDLERS
-from zmqps.errors import EvictedError, JobError
+from zmqps.core.protocol.events import COORDINATOR, Send, Stop
+from zmqps.core.protocol.messages import (
+    Ack,
+    Commit,
+    Committed,
+    Departed,
+    Error,
+    Forgotten,
+    HeartbeatAck,
+    Pull,
+    ScanRows,
+    Shutdown,
+    Values,
+)
+from zmqps.core.server.builds import Builds, begin_anew
+from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.orders import Orders
+from zmqps.errors import EvictedError, JobError, ProtocolError
 
 
 def test_what_no_order_is_concerns_the_member_alone() -> None:
     server = Server.trained("w")
-    assert HeartbeatAck not in HANDLERS
+    assert HeartbeatAck not in server.machine.handlers.orders
     assert server.get(HeartbeatAck(3)) == []
     assert server.machine.member.cluster.num_workers == 3
 
@@ -41,3 +55,44 @@ def test_who_has_departed_is_barred_and_that_is_confirmed_however_often_it_is_sa
         assert server.get(Departed(who, 1)) == [Send(COORDINATOR, Forgotten(who))]
     (refused,) = sent(server.get(ticketed("worker", "w"), "w"), Error, peer("w"))
     assert refused.code == EvictedError.code
+
+
+def test_a_finished_cluster_ends_the_server_with_what_it_was_told() -> None:
+    server = Server()
+    server.get(WELCOME)
+    assert exits_of(server.get(Shutdown("all jobs are done"))) == [exits.OK]
+
+
+class Kernel(Server):
+    """A server without extensions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.machine = ServerMachine(identity("server", "s"), "tcp://coordinator:1")  # type: ignore[assignment]
+        Orders(self.machine, Builds(self.machine.tenants, make_shard, lambda: 1 << 30))
+        self.machine.start(0.0)
+
+
+@pytest.mark.parametrize("staleness", [None, 0])
+def test_the_kernel_alone_trains(staleness: int | None) -> None:
+    server = Kernel()
+    server.spec = job("a", "b", staleness=staleness)
+    server.train("w")
+    before = server.values()
+    assert sent(server.get(push(), "w"), Ack)
+    if staleness == 0:
+        assert server.values() == before
+        who = ticketed("worker", "w").incarnation
+        assert sent(server.get(Commit(1, 0, ((who, (0,)),))), Committed) == [Committed(1, 0)]
+    assert server.values() == [*(-EIGHT).tolist(), *before[8:]]
+    assert sent(server.get(Pull(9, 1, 0, 0, "raw", ((0, 0, ()),)), "w"), Values)
+    assert server.machine.counters()["jobs"]["1"]["pushes"] == 1
+    assert exits_of(server.handle(Stop("SIGTERM", 60.0))) == [exits.OK]
+
+
+def test_the_kernel_refuses_what_only_extensions_take_and_begins_with_nothing() -> None:
+    server = Kernel()
+    server.train("w")
+    assert errors(server.get(ScanRows(9, 1, 2, 0, 1), "w")) == [ProtocolError.code]
+    with pytest.raises(JobError, match="cannot begin with anything"):
+        begin_anew(server.machine.tenants[1].built(), server.spec, {"path": "/c"})

@@ -18,7 +18,7 @@ from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.job.tables import TableSpec
 from zmqps.core.server.recut import cut, fill
 from zmqps.core.server.shard import Shard
-from zmqps.core.server.tables.rows import make_rows
+from zmqps.core.server.tables.rows import make_rows, rows_in
 from zmqps.errors import ProtocolError
 from zmqps.optim import adam
 from zmqps.rows.hashing import buckets_of
@@ -82,13 +82,13 @@ def with_tables(placement: Placement) -> list[Shard]:
 
 def with_rows(job: JobSpec, placement: Placement, index: int) -> Shard:
     rows = make_rows(job, placement, index, lambda spec: row_rule(job, spec), available_nbytes=1 << 22)
-    return Shard(placement, index, ReferenceRules(adam(0.1)), rows=rows)
+    return Shard(placement, index, ReferenceRules(adam(0.1)), others=[rows])
 
 
 def rows_of(made: Sequence[Shard], name: str) -> dict[int, list[Any]]:
     """Return all rows of a table by their ids: what is kept of them, and how old they are."""
     found: dict[int, list[Any]] = {}
-    for table in (t for shard in made for t in shard.rows.tables if t.spec.name == name):
+    for table in (t for shard in made for t in rows_in(shard).tables if t.spec.name == name):
         rows = np.flatnonzero(table.store.live[: table.store.end])
         kept = table.kept(rows)
         ages = table.store.ages(rows, table.steps)
@@ -107,7 +107,7 @@ def test_rows_go_with_their_buckets_and_are_as_old_as_they_were(few: int, many: 
     before, after = (Placement.balance(KeySpace.of(TABLES), number, 1 << 14) for number in (few, many))
     there, placement, rng = with_tables(before), before, np.random.default_rng(few)
     for shard in there:
-        for table in shard.rows.tables:
+        for table in rows_in(shard).tables:
             table.version = 70 + shard.index
             for _ in range(60 + 3 * shard.index):  # not all shards have had as many
                 ids = rng.integers(-(1 << 40), 1 << 40, 40)
@@ -127,7 +127,7 @@ def test_rows_go_with_their_buckets_and_are_as_old_as_they_were(few: int, many: 
         there, placement = made, following
     for name, rows in wanted.items():
         assert rows_of(there, name) == rows
-    tables = [table for shard in there if shard.rows for table in shard.rows.tables]
+    tables = [table for shard in there for table in rows_in(shard).tables]
     assert {table.version for table in tables} <= set(range(70, 70 + few))
 
 
@@ -138,14 +138,14 @@ def test_a_full_table_is_cut_although_buckets_have_not_as_many_rows_each() -> No
     one, four = (Placement.balance(KeySpace.of(full), number, 1 << 14) for number in (1, 4))
 
     parent = with_rows(full, one, 0)
-    [table] = parent.rows.tables
+    [table] = rows_in(parent).tables
     table.update(np.arange(table.room.limit), np.ones((table.room.limit, 2), np.float32))
     children = [with_rows(full, four, index) for index in range(4)]
     for child in children:
         child.follow()
         fill(child, [parent])
         child.validate()
-    found = [child.rows.tables[0] for child in children]
+    found = [rows_in(child).tables[0] for child in children]
     assert sum(len(one) for one in found) == len(table)
     assert rows_of(children, "items") == rows_of([parent], "items")
     fullest = max(found, key=len)
@@ -167,12 +167,12 @@ def test_buckets_that_are_missing_are_named() -> None:
 def test_a_leader_that_may_change_yet_is_no_source() -> None:
     placement = Placement.balance(KEYSPACE, 1, 1 << 14)
     (whole,), (parent,) = shards(placement), numbered(placement)
-    there = SimpleNamespace(backup=None, yielding=False, assign=SimpleNamespace(shard=0), ready=lambda: parent)
+    there = SimpleNamespace(yielding=False, assign=SimpleNamespace(shard=0, epoch=1), ready=lambda: parent)
     copy: Any = SimpleNamespace(built=lambda: whole)
     with pytest.raises(ProtocolError, match="has not yielded"):
-        cut(copy, [cast("Any", there)], 4)
+        cut(copy, [cast("Any", there)], {}, 4)
     there.yielding = True
-    cut(copy, [cast("Any", there)], 4)
+    cut(copy, [cast("Any", there)], {}, 4)
     assert whole.loaded
 
 
@@ -198,6 +198,6 @@ def test_a_shard_without_a_slice_is_at_the_step_of_the_others() -> None:
     (empty,) = [shard for shard in shards(placement, synchronous=True) if not shard.slices]
     empty.follow()
     assert not empty.loaded, "it is yet to be told which that is"
-    cut(cast("Any", SimpleNamespace(built=lambda: empty)), [], 4)
+    cut(cast("Any", SimpleNamespace(built=lambda: empty)), [], {}, 4)
     assert empty.loaded
     assert empty.version == 4

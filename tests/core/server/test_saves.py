@@ -128,7 +128,7 @@ def test_a_shard_is_kept_at_once_written_slice_by_slice_and_closed_last() -> Non
     assert all((value == 0.0).all() for value in server.files.pieces.values())
     assert said[0].facts["nbytes"] == 3 * 32
     assert server.untouched
-    assert server.saves.counters(1) == {}
+    assert server.saves.counters(server.tenants[0], 0.0) == {}
 
 
 def test_a_slice_is_written_gently_where_somebody_has_pushed_since_the_one_before() -> None:
@@ -300,9 +300,9 @@ def test_the_status_says_what_is_kept_for_it() -> None:
     server = Server()
     server.ask()
     server.push(1.0)
-    counters = server.saves.counters(1)
+    counters = server.saves.counters(server.tenants[0], 0.0)
     assert counters["kept_for_checkpoint_nbytes"] == 3 * 32
-    assert server.saves.counters(2) == {}
+    assert server.saves.counters(server.tenants[1], 0.0) == {}
 
 
 def test_what_returns_of_nothing_under_way_changes_nothing() -> None:

@@ -8,9 +8,10 @@ import pytest
 from tests.core.machines import assign, job, make_shard, placement
 from zmqps.core.protocol.messages import Pull
 from zmqps.core.server.dense.beside import GRANT_NBYTES, LEAST_NBYTES, Beside
-from zmqps.core.server.dense.stale import Treating
+from zmqps.core.server.dense.stale import treated
+from zmqps.core.server.measured import in_all
 from zmqps.core.server.shard import Shard
-from zmqps.core.server.tenant import Tenant, in_all
+from zmqps.core.server.tenant import Tenant
 from zmqps.core.treatments import Compensate
 from zmqps.errors import JobError
 from zmqps.optim import sgd
@@ -63,10 +64,16 @@ def test_memory_of_gradients_and_of_copies_is_touched_once_it_is_there() -> None
     assert one.untouched_nbytes == 1_000 - 64
     shard.dense.collect([(0, 0, ())], [np.zeros(8, np.float32)], (WORKER, 1), 0, 1, "w")
     assert one.untouched_nbytes == 1_000 - 64 - 32
-    shard.dense.treating = Treating(Compensate(1.0), shard.memory)
-    assert shard.dense.copies is not None
-    shard.dense.copies.note(WORKER, 0, 0, np.zeros(8, np.float32))
-    assert one.untouched_nbytes == 1_000 - 64 - 32 - 32
+    assert one.untouched_nbytes == 1_000 - 64 - 32
+
+
+def test_memory_of_what_a_worker_has_read_is_touched_once_it_is_there() -> None:
+    one = tenant(built=False)
+    shard = one.shard = Shard(placement(SPEC), 0, ReferenceRules(sgd(1.0)), dense=treated(Compensate(1.0)))
+    shard.required_nbytes = 1_000
+    before = one.untouched_nbytes
+    shard.dense.pull([(0, 0, ())], puller=WORKER)
+    assert one.untouched_nbytes == before - 32
 
 
 def test_kept_versions_are_touched_once_they_are_there_and_what_slow_readers_need_was_not_admitted() -> None:

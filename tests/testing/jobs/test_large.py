@@ -52,8 +52,8 @@ def test_a_coordinator_that_forgets_what_it_has_opened(monkeypatch: Patch) -> No
 
 
 def test_a_server_that_forgets_the_large_message_that_it_has_read(monkeypatch: Patch) -> None:
-    def forget(original: Any, self: ServerMachine, found: Message) -> Any:
-        self._orders.opened()
+    def forget(original: Any, self: ServerMachine, *opened: Any) -> Any:
+        self._read_on()
         return []
 
     wrap(monkeypatch, ServerMachine, "_opened", forget)

@@ -72,24 +72,24 @@ def test_a_server_that_sets_again_what_was_set_before(monkeypatch: Patch) -> Non
 
     setting: list[bool] = []
 
-    def push(original: Any, machine: ServerMachine, client: Any, tenant: Any, message: Any) -> Any:
+    def push(original: Any, machine: ServerMachine, client: Any, message: Any) -> Any:
         setting[:] = [True] if message.terms and message.terms[0] == SET else []
-        return original(machine, client, tenant, message)
+        return original(machine, client, message)
 
     wrap(monkeypatch, Ledger, "recall", recall)
     monkeypatch.setattr(Ledger, "record", lambda self, seq, result: self.results.update({seq: result}))
-    wrap(monkeypatch, ServerMachine, "_push", push)
+    wrap(monkeypatch, ServerMachine, "push", push)
     caught("async-values", "which was set to")
 
 
 def test_a_server_that_counts_one_thing_that_is_set_for_another(monkeypatch: Patch) -> None:
-    def push(original: Any, machine: ServerMachine, client: Any, tenant: Any, message: Any) -> Any:
+    def push(original: Any, machine: ServerMachine, client: Any, message: Any) -> Any:
         index, version, ranges = message.parts[0]
         if message.terms and not ranges:  # a whole slice, of a buffer
             message = replace(message, parts=[(index ^ 1, version, ()), *message.parts[1:]])
-        return original(machine, client, tenant, message)
+        return original(machine, client, message)
 
-    wrap(monkeypatch, ServerMachine, "_push", push)
+    wrap(monkeypatch, ServerMachine, "push", push)
     caught("async-values", "nobody has set")
 
 

@@ -21,6 +21,7 @@ from zmqps.core.server.replicas.follower import Follower
 from zmqps.core.server.replicas.replication import ReplicaStreams
 from zmqps.core.server.replicas.stream import Stream, Unconfirmed
 from zmqps.core.server.shard import Shard
+from zmqps.core.server.tenant import Tenant
 from zmqps.core.worker.connections.link import Link
 from zmqps.core.worker.layout.moves import ShardMoves
 from zmqps.errors import DeposedError
@@ -84,10 +85,11 @@ def test_a_leader_that_waits_for_one_of_its_backups(monkeypatch: Patch) -> None:
 def test_a_deposed_leader_that_goes_on_alone(monkeypatch: Patch) -> None:
     def refused(original: Any, copies: ReplicaStreams, follower: Follower, message: Error, now: float) -> list[Action]:
         tenant = copies._tenant_behind(follower.epoch)
-        if message.code != DeposedError.code or tenant is None or tenant.stream is None:
+        stream = None if tenant is None else copies.streams.get(tenant.assign.epoch)
+        if message.code != DeposedError.code or tenant is None or stream is None:
             return original(copies, follower, message, now)  # type: ignore[no-any-return]
-        copies._lose(tenant.stream, follower.epoch)
-        return copies._released(tenant, tenant.stream)
+        copies._lose(stream, follower.epoch)
+        return copies._released(tenant, stream)
 
     wrap(monkeypatch, ReplicaStreams, "_refused", refused)
     caught("async-replicas-silent", "may not know soon", begin=3)
@@ -96,13 +98,14 @@ def test_a_deposed_leader_that_goes_on_alone(monkeypatch: Patch) -> None:
 def test_a_promoted_copy_that_takes_what_its_old_leader_says(monkeypatch: Patch) -> None:
     def promote(original: Any, copies: ReplicaStreams, message: Promote, now: float) -> list[Action]:
         tenant = copies._host.tenant_of(message.epoch)
-        before = tenant.backup
+        before = copies.backups.get(message.epoch)
         actions: list[Action] = original(copies, message, now)
-        tenant.backup = before
+        if before is not None:
+            copies.backups[message.epoch], tenant.follows = before, True
         return actions
 
     wrap(monkeypatch, ReplicaStreams, "promote", promote)
-    monkeypatch.setattr(ReplicaStreams, "check_role", lambda *rest: None)
+    monkeypatch.setattr(Tenant, "check_role", lambda *rest: None)
     caught("ssp-replicas-silent", "a push was applied twice", begin=23)
 
 

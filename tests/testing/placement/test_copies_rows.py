@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from tests.testing.test_invariants import caught, wrap
+from zmqps.core.server.replicas import filling
 from zmqps.core.server.replicas.stream import Stream
 from zmqps.core.server.shard import Shard
-from zmqps.core.server.tables import row_records, rows
+from zmqps.core.server.tables import row_records
 from zmqps.core.server.tables.row_records import RowNews
 from zmqps.core.server.tables.rows import Rows
 from zmqps.core.server.tables.table import RowTable
@@ -68,8 +69,8 @@ def test_a_backup_that_forgets_whose_push_has_changed_rows(monkeypatch: Patch) -
 
 
 def test_a_backup_that_is_filled_with_half_of_the_rows(monkeypatch: Patch) -> None:
-    original = rows.filling
-    monkeypatch.setattr(rows, "filling", lambda table, *where: original(_Half(table), *where))  # type: ignore[arg-type]
+    original = filling.filling
+    monkeypatch.setattr(filling, "filling", lambda table, *where: original(_Half(table), *where))  # type: ignore[arg-type]
     caught("async-rows-alone-replicas", "has other rows")
 
 

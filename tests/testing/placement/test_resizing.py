@@ -14,7 +14,7 @@ from zmqps.core.coordinator.placement.transitions import Recuts
 from zmqps.core.coordinator.placement.views import ChangeKind, MemberViews, ViewChange
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.messages import Cut, Discard, Followed, Hold, Holding, Message, Recut, Replicas, Yield, Yielded
-from zmqps.core.server import orders, recut
+from zmqps.core.server import extensions, recut
 from zmqps.core.server.dense.steps import ShardSteps
 from zmqps.core.worker.layout import recuts as worker_recuts
 from zmqps.core.worker.transfers import Transfers
@@ -123,11 +123,11 @@ def test_a_coordinator_that_is_back_and_takes_nothing_back(monkeypatch: Patch) -
 def test_a_backup_that_is_filled_in_part(monkeypatch: Patch) -> None:
     def fills(original, tenant, *what):  # type: ignore[no-untyped-def]
         original(tenant, *what)
-        if tenant.backup is not None and tenant.shard.slices:
+        if tenant.follows and tenant.shard.slices:
             tenant.shard.slices[-1].value[:] = 0
 
     original = recut.cut
-    monkeypatch.setattr(orders, "cut", lambda tenant, *what: fills(original, tenant, *what))
+    monkeypatch.setattr(extensions, "cut", lambda tenant, *what: fills(original, tenant, *what))
     caught("async-scales-replicas", "has another slice", begin=1)
 
 

@@ -11,10 +11,9 @@ from tests.testing.test_invariants import Patch, caught, wrap
 from zmqps.core.coordinator.saving.checkpoints import Checkpoints
 from zmqps.core.coordinator.saving.making import Chains, Making
 from zmqps.core.protocol.events import Action
-from zmqps.core.server.marks import Marks
-from zmqps.core.server.parts import Unmarked
 from zmqps.core.server.saves import Saves
-from zmqps.core.server.tables.row_changes import RowMarks
+from zmqps.core.server.tables.row_changes import Marks, RowMarks
+from zmqps.core.server.tables.rows import rows_in
 from zmqps.testing.placement.restores import Restored
 from zmqps.testing.scenarios import SCENARIOS
 
@@ -67,7 +66,7 @@ def test_a_server_that_notes_what_it_has_saved_when_it_is_written(monkeypatch: P
         save = saves._under_way.get(tag.epoch)
         actions: list[Action] = original(saves, tag, value, now)
         if save is not None and tag.epoch not in saves._under_way and (shard := save.tenant.shard) is not None:
-            saves._marks.note(tag.epoch, tag.number, save.message.base, [part.mark() for part in shard.parts])
+            saves._marks.note(tag.epoch, tag.number, save.message.base, RowMarks(rows_in(shard).tables))
         return actions
 
     wrap(monkeypatch, Saves, "returned", returned)
@@ -87,7 +86,7 @@ class _Unchanged(RowMarks):
 def test_copies_that_were_loaded_elsewhere_and_go_on_with_the_chain(monkeypatch: Patch) -> None:
     def base_of(original: Any, marks: Marks, epoch: int, base: int) -> Any:
         found = original(marks, epoch, base)
-        return [Unmarked(), _Unchanged()] if base and found is None else found
+        return _Unchanged() if base and found is None else found
 
     def any_copies(original: Any, chains: Chains, job: str, shards: Any) -> Any:
         link = chains._links.get(job)

@@ -6,8 +6,19 @@ from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush
 from itertools import count
 from math import inf
+from typing import Protocol
 
 from zmqps.core.protocol.events import Action
+
+
+class Timed(Protocol):
+    """A part of a node that has something to do at a time of its own."""
+
+    due: float | None
+
+    def on_deadline(self, now: float) -> list[Action]:
+        """Do what is due."""
+
 
 #: Entries of the heap that count no more are dropped as soon as there are more of them than of others, and so many.
 MOST_STALE = 64

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
-from zmqps.core.treatments import make_treatment
 from zmqps.errors import JobMemoryError, counted
 
 
@@ -29,13 +28,11 @@ class Room(NamedTuple):
 def required_nbytes(placement: Placement, index: int, num_slots: int, job: JobSpec, num_workers: int) -> dict[str, int]:
     """Return the bytes that a shard of a job takes with so many workers, by what they are for."""
     values = placement.nbytes(index)
-    treatment, workers = make_treatment(job.treatment), counted(num_workers, "worker")
     return {
         "values": values,
         "optimizer slots": values * num_slots,
         "kept versions": values * job.retain,
-        f"gradients of {workers}": values * num_workers if job.mode == "sync" else 0,
-        f"copies of what {workers} read": values * num_workers if treatment and treatment.needs_read else 0,
+        f"gradients of {counted(num_workers, 'worker')}": values * num_workers if job.mode == "sync" else 0,
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
@@ -13,7 +13,6 @@ from zmqps.core.protocol.events import Action, Run
 from zmqps.core.protocol.messages import Assign
 from zmqps.core.protocol.wire import uncollected
 from zmqps.core.server.admission import Room
-from zmqps.core.server.saves import Files
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.tenant import FreeMemory, Tenant
 from zmqps.errors import JobError, ProtocolError, PSError
@@ -26,6 +25,15 @@ class Built(NamedTuple):
     ledgers: Mapping[str, Any] | None = None
 
 
+#: ``begin(shard, job, restore)``, as in `Assign`: returns the ledgers of workers that go on, as `Built` has them.
+Begin: TypeAlias = Callable[[Shard, JobSpec, Mapping[str, Any]], Mapping[str, Any] | None]
+
+
+def begin_anew(shard: Shard, job: JobSpec, restore: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Begin with nothing that was there before."""
+    raise JobError("this server cannot begin with anything that was saved")
+
+
 class Builds:
     """The queue of shards to build."""
 
@@ -35,12 +43,12 @@ class Builds:
         # builds a shard: ``make_shard(job, placement, index, room)``
         make_shard: Callable[[JobSpec, Placement, int, Room], Shard],
         available: Callable[[], int],  # returns the bytes of memory that can be had on this host
-        files: Files | None = None,  # where shards are read that were saved; None: this server reads none
+        begin: Begin = begin_anew,  # lets a shard that is built begin with something that was there before
     ) -> None:
         self._tenants = tenants
         self._make_shard = make_shard
         self._available = available
-        self._files = files
+        self._begin_with = begin
         self._waiting: deque[Assign] = deque()  # the first of them is being built
 
     def new_tenant(self, assign: Assign) -> Tenant:
@@ -82,18 +90,8 @@ class Builds:
     def _build(self, assign: Assign, room: Room) -> Built:
         """Read the job, which takes long where it has many parameters, and build its shard; in another thread."""
         job, placement = _located(assign)
-        shard, state = self._make_shard(job, placement, assign.shard, room), dict[str, Any]()
-        if assign.restore.get("cut"):  # its memory is there when it is filled, in a pause
-            shard.follow()
-            for slice_ in shard.slices:
-                shard.memory.fill(slice_.value, 0)
-        elif assign.restore:
-            if self._files is None:
-                raise JobError("this server was started without a place for checkpoints, and cannot restore one")
-            state = dict(self._files.read(shard, job, assign.restore))
-            shard.begin_at(assign.restore["version"])
-        ledgers = {} if assign.restore.get("anew") else state.get("ledgers", {})
-        return Built(shard, ledgers if assign.restore.get("ledgers") else None)
+        shard = self._make_shard(job, placement, assign.shard, room)
+        return Built(shard, self._begin_with(shard, job, assign.restore) if assign.restore else None)
 
 
 def build_error(name: str, assign: Assign, error: Exception) -> PSError:

@@ -1,13 +1,12 @@
-"""The server's machine: joins, gets shards of jobs assigned, answers workers."""
+"""The server's machine: joins, takes what happens, and answers workers; what the coordinator says is in `orders.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from zmqps.core.job.keyspace import Placement
-from zmqps.core.job.spec import JobSpec
 from zmqps.core.node.member import Identity, Member
 from zmqps.core.node.throttle import Throttle
 from zmqps.core.protocol import exits
@@ -20,10 +19,10 @@ from zmqps.core.protocol.events import (
     Exit,
     Log,
     Looked,
-    NetworkEvent,
     Peer,
     Received,
     Returned,
+    Run,
     Send,
     Stop,
     Undecodable,
@@ -32,43 +31,33 @@ from zmqps.core.protocol.events import (
 from zmqps.core.protocol.messages import (
     PROTOCOL_VERSION,
     Ack,
-    Assign,
-    Commit,
-    Cut,
-    Discard,
     Error,
     Hello,
     Leave,
     Left,
     Load,
     Message,
-    Promote,
-    Replicas,
-    Replicate,
+    Pull,
+    Push,
+    Ready,
     Values,
     Welcome,
     Withdraw,
-    Yield,
 )
 from zmqps.core.protocol.messages.hello import check_hello
 from zmqps.core.protocol.messages.large import Large
+from zmqps.core.protocol.messages.membership import DepartureCause
+from zmqps.core.protocol.security import roles
 from zmqps.core.protocol.security.keys import alias
-from zmqps.core.protocol.security.roles import check_client
-from zmqps.core.server.admission import Room
-from zmqps.core.server.builds import Builds
 from zmqps.core.server.clients import Client, Clients, departed
 from zmqps.core.server.discarded import DiscardedJobs
-from zmqps.core.server.leaving import Leaving
+from zmqps.core.server.hooks import Handlers, Hooks
 from zmqps.core.server.ledger import Result
-from zmqps.core.server.orders import Orders
-from zmqps.core.server.parked import CONFIRMED, MAX_ALL_PARKED_NBYTES, nbytes_of
+from zmqps.core.server.parked import MAX_ALL_PARKED_NBYTES, nbytes_of
 from zmqps.core.server.parts import PULLS, PUSHES, AnyPull, AnyPush, Awaited
-from zmqps.core.server.relay import FileRelay, FileRequest
-from zmqps.core.server.replicas.replication import ReplicaStreams
-from zmqps.core.server.saves import Files, Saves, Saving
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.shortage import as_error
-from zmqps.core.server.tenant import Tenant, in_all
+from zmqps.core.server.tenant import Tenant
 from zmqps.errors import (
     DeposedError,
     IdentityError,
@@ -82,35 +71,47 @@ from zmqps.errors import (
     listed,
 )
 
-#: Messages about a copy: its number stands in the error that answers them.
-OF_COPY = (Assign, Commit, Cut, Discard, Replicas, Promote, Replicate, Yield)
+#: What happens to a connection, whoever has opened it.
+OF_CONNECTIONS = (Connected, Disconnected, Looked, Unreachable)
 
 
 class ServerMachine:
-    """A server process without its sockets."""
+    """A server process without its sockets.
+
+    With `Orders` it trains, and no more; `zmqps.core.server.extensions.FullServer` is what servers run.
+    """
 
     def __init__(
         self,
         identity: Identity,  # who this server is; ``endpoint`` is where workers reach it
         coordinator: str,  # the coordinator's endpoint
-        # builds a shard: ``make_shard(job, placement, index, room)``, one at a time. An error it raises is reported to
-        # the coordinator, and by it to the worker that started the job
-        make_shard: Callable[[JobSpec, Placement, int, Room], Shard],
-        available: Callable[[], int] = lambda: 1 << 62,  # returns the bytes of memory that can be had on this host
-        files: Files | None = None,  # where checkpoints are written and read; None: this server does neither
     ) -> None:
         self.member = Member(identity, coordinator, self.counters)
         self.tenants: dict[int, Tenant] = {}  # by epoch
         self.clients = Clients(keyed=identity.keyed)
         self.discarded = DiscardedJobs()
-        self.replication = ReplicaStreams(self)
-        self._saves = Saves(files)
-        self.relay = FileRelay()
-        self.leaving = Leaving(self.member)
-        self._orders = Orders(self, Builds(self.tenants, make_shard, available, files), self._saves)
+        self.now = 0.0  # of the event being handled
+        self.hooks = Hooks()
+        self.handlers = Handlers()
+        self.handlers.requests.update(
+            {Push: self.push, Pull: self.pull, Load: self.load, Withdraw: self._withdraw, Leave: self._leave}
+        )
+        self.handlers.returned[Large] = self._opened
+        self.handlers.events.update(
+            {
+                Stop: self._stop,
+                Undecodable: self._undecodable,
+                Unreachable: self._unreachable,
+                Disconnected: self._disconnected,
+                Connected: self._connected,
+                Looked: self._looked,
+                Returned: self._returned,
+            }
+        )
         self._num_refused = 0
         self._throttle = Throttle()
-        self._now = 0.0  # of the event being handled
+        self._unread: deque[Message] = deque()  # a large message that is being read, and what came behind it
+        self._ending = False
 
     @property
     def title(self) -> str:
@@ -124,62 +125,106 @@ class ServerMachine:
 
     def counters(self) -> Mapping[str, Any]:
         """Return the counters shown in the status."""
-        saving = self._saves.counters
-        of_jobs = {str(n): {**tenant.counters(self._now), **saving(n)} for n, tenant in self.tenants.items()}
-        return {**in_all(of_jobs.values()), "refused": self._num_refused, "clients": len(self.clients), "jobs": of_jobs}
+        of_jobs = {}
+        for epoch, tenant in self.tenants.items():
+            found = of_jobs[str(epoch)] = tenant.counters(self.now)
+            for counted in self.hooks.counted:
+                found |= counted(tenant, self.now)
+        return {"refused": self._num_refused, "clients": len(self.clients), "jobs": of_jobs}
 
-    def handle(self, event: NetworkEvent | Stop | Returned | FileRequest, now: float) -> list[Action]:
+    def handle(self, event: Any, now: float) -> list[Action]:
         """Take an event; every failure becomes an `Error` to its sender, never an exception."""
-        self._now = now
+        self.now = now
         if type(event) is Received:
             message = event.message
             if event.peer == COORDINATOR:
-                put_off = self._orders.in_turn(message, now)
+                put_off = self._in_turn(message, now)
                 return self._from_coordinator(message) if put_off is None else put_off
             try:
-                return self._from_client(event, message)
+                return self.from_client(event, message)
             except (MemoryError, PSError) as error:
-                return self._failed(event.peer, message, error)
-        if isinstance(event, Stop):
-            return self.leaving.stop(event, now)
-        if isinstance(event, Undecodable):
-            return self.refuse(event.peer, 0, event.error)
-        if isinstance(event, Unreachable) and event.peer == COORDINATOR:
+                return self.failed(event.peer, message, error)
+        take = self.handlers.links.get(event.peer) if isinstance(event, OF_CONNECTIONS) else None
+        return (take or self.handlers.events[type(event)])(event, now)
+
+    def _stop(self, event: Stop, now: float) -> list[Action]:
+        return [*self.member.leave(DepartureCause.CLOSED, now), Exit(exits.OK, event.reason)]
+
+    def _undecodable(self, event: Undecodable, now: float) -> list[Action]:
+        return self.refuse(event.peer, 0, event.error)
+
+    def _returned(self, event: Returned, now: float) -> list[Action]:
+        return self.handlers.returned[type(event.tag)](event.tag, event.value, now)
+
+    def _connected(self, event: Connected, now: float) -> list[Action]:
+        return self.member.on_connected(now)
+
+    def _unreachable(self, event: Unreachable, now: float) -> list[Action]:
+        if event.peer == COORDINATOR:
             return [Exit(exits.FAILED, str(event.error))]
-        if isinstance(event, (Disconnected, Unreachable)):  # if it comes back it asks again for what it has not got
-            if self.replication.takes(event.peer):
-                return self.replication.disconnected(event, now)
-            if (client := self.clients.find(event.peer)) is not None:
-                for epoch in client.epochs:
-                    self.tenants[epoch].parked.drop(client.hello.incarnation)
-            return []
-        if isinstance(event, Connected):
-            if self.replication.takes(event.peer):
-                return self.replication.connected(event.peer, now)
-            return [*self.member.on_connected(now), *self.relay.again()]
-        if isinstance(event, FileRequest):
-            return self.relay.ask(event)
-        if isinstance(event, Returned) and isinstance(event.tag, Saving):
-            return self._saves.returned(event.tag, event.value, now)
-        if isinstance(event, Returned) and isinstance(event.tag, Large):
-            return self._opened(event.value)
-        if isinstance(event, Returned):
-            return self._orders.built(event.tag, event.value, now)
-        if isinstance(event, Looked):
-            if self.replication.takes(event.peer):
-                return self.replication.looked(event, now)
-            return self.member.looked(event.why, now) if event.peer == COORDINATOR else []
-        raise AssertionError(f"a server does not know {event!r:.200}")
+        return self._disconnected(event, now)
+
+    def _disconnected(self, event: Disconnected | Unreachable, now: float) -> list[Action]:
+        """A client's connection has ended: if it comes back it asks again for what it has not got."""
+        if (client := self.clients.find(event.peer)) is not None:
+            for epoch in client.epochs:
+                self.tenants[epoch].parked.drop(client.hello.incarnation)
+        return []
+
+    def _looked(self, event: Looked, now: float) -> list[Action]:
+        return self.member.looked(event.why, now) if event.peer == COORDINATOR else []
+
+    # --- the coordinator ------------------------------------------------------------------------
+
+    def _in_turn(self, message: Message, now: float) -> list[Action] | None:
+        """Read a large message aside, and let what comes behind one wait; None: this one's turn is now."""
+        is_large = isinstance(message, Large)
+        if not is_large and not self._unread:
+            return None
+        self.member.heard_at = now
+        self._unread.append(message)
+        return (
+            [Run(message, message.opened, message.nbytes)]
+            if isinstance(message, Large) and len(self._unread) == 1
+            else []
+        )
+
+    def _read_on(self) -> tuple[list[Message], list[Action]]:
+        """The first large message is read: return those behind it whose turn is now, and read the next large one."""
+        self._unread.popleft()
+        ready: list[Message] = []
+        while self._unread:
+            if isinstance(message := self._unread[0], Large):
+                return ready, [Run(message, message.opened, message.nbytes)]
+            ready.append(self._unread.popleft())
+        return ready, []
 
     def _from_coordinator(self, message: Message) -> list[Action]:
         try:
-            return self._orders.handle(message, self._now)
+            roles.check_client(message, roles.COORDINATOR)
+            actions = self.member.on_message(message, self.now)
+            if self.member.restarted:
+                return [*actions, *self.end(self.now)]
+            take = self.handlers.orders.get(type(message))  # what is not there concerns the member alone
+            return actions if take is None else [*actions, *take(message, self.now)]
         except (MemoryError, PSError) as error:
-            return self._failed(COORDINATOR, message, error)
+            return self.failed(COORDINATOR, message, error)
 
-    def _opened(self, found: Message | Exception) -> list[Action]:
+    def end(self, now: float) -> list[Action]:
+        """The coordinator is gone: end as well, and tell the clients."""
+        if self._ending:
+            return []
+        self._ending = True
+        member = self.member
+        again = "start it again to join this one" if member.restarted else "start the cluster again"
+        error = member.loss(f"{member.title} has ended with it, and its values are gone; {again}", now)
+        told, clients = Error.of(0, error), self.clients.by_incarnation.values()
+        farewells: list[Action] = [Send(client.peer, told) for client in clients]
+        return [*farewells, Log("error", str(error), error=error.number), Exit(exits.COORDINATOR_LOST, str(error))]
+
+    def _opened(self, large: Large, found: Message | Exception, now: float) -> list[Action]:
         """A large message of the coordinator is read: take it, and what came behind it."""
-        behind, actions = self._orders.opened()
+        behind, actions = self._read_on()
         if isinstance(found, PSError):
             actions += self.refuse(COORDINATOR, 0, found)
         elif isinstance(found, Exception):
@@ -188,57 +233,36 @@ class ServerMachine:
             behind.insert(0, found)
         return [*(action for message in behind for action in self._from_coordinator(message)), *actions]
 
-    def _failed(self, peer: Peer, message: Message, error: Exception) -> list[Action]:
-        """Answer a request that has failed, and changed nothing."""
-        of_leader = isinstance(message, Hello) and message.role == "server"
-        of_copy = of_leader or isinstance(message, OF_COPY)
-        number = message.epoch if of_copy else getattr(message, "request", 0)  # type: ignore[attr-defined]
-        if isinstance(error, MemoryError):
-            error = as_error(self.member.identity.name, message, error)
-        assert isinstance(error, PSError)
-        if of_leader and isinstance(error, JobError | StaleEpochError):
-            return [Send(peer, Error.of(number, error))]  # it was told of this copy before we were, and asks again
-        if isinstance(error, DeposedError) and not of_copy:  # a shard has moved: nobody has done anything wrong
-            return [Send(peer, Error.of(number, error))]
-        actions = self.refuse(peer, number, error)
-        asked = (*PUSHES, *PULLS, Replicate)
-        if isinstance(error, ShardBrokenError) and peer != COORDINATOR and isinstance(message, asked):
-            tenant = self.tenants[message.epoch]
-            if not tenant.counts["broken"]:  # the coordinator logs it, too: one line is enough
-                actions.append(Send(COORDINATOR, Error.of(message.epoch, error)))
-            tenant.counts["broken"] = 1
-        return actions
-
     def next_deadline(self) -> float | None:
         """Return when something is due."""
-        dues = (self.replication.due, self.member.due, self.leaving.due)
+        dues = [self.member.due, *[timer.due for timer in self.hooks.timers]]
         return min([due for due in dues if due is not None], default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
-        """Heartbeats, what backups are due, and the end when the coordinator is gone."""
-        self._now = now
+        """Heartbeats, what extensions have to do, and the end when the coordinator is gone."""
+        self.now = now
         actions = self.member.on_deadline(now)
-        if self.replication.due is not None and now >= self.replication.due:
-            actions += self.replication.on_deadline(now)
-        if self.leaving.due is not None and now >= self.leaving.due:
-            actions += self.leaving.on_deadline(now)
+        for timer in self.hooks.timers:
+            if timer.due is not None and now >= timer.due:
+                actions += timer.on_deadline(now)
         if (left_out := self._throttle.summary(now)) is not None:
             actions.append(Log("warning", left_out))
-        return [*actions, *self._orders.end(now)] if self.member.lost else actions
+        return [*actions, *self.end(now)] if self.member.lost else actions
 
     def validate(self) -> None:
         """Assert the invariants."""
         self.clients.validate(self.tenants)
-        self._saves.validate()
         clients = self.clients.by_incarnation
         for epoch, tenant in self.tenants.items():
             assert epoch not in self.discarded
             # workers whose ledgers came from elsewhere may not have come here yet
-            inherited = tenant.ledgers.inherited or tenant.backup is not None
-            assert inherited or tenant.ledgers.keys() <= clients.keys()
+            assert tenant.ledgers.inherited or tenant.follows or tenant.ledgers.keys() <= clients.keys()
             tenant.validate(clients)
         assert self._parked_nbytes <= MAX_ALL_PARKED_NBYTES
-        self.replication.validate()
+        for validated in self.hooks.validated:
+            validated()
+
+    # --- jobs ----------------------------------------------------------------------------------
 
     def tenant_of(self, epoch: int, client: Client | None = None) -> Tenant:
         """Return the shard of an epoch, for one of its clients."""
@@ -256,36 +280,40 @@ class ServerMachine:
             raise DeposedError(job=tenant.name, generation=tenant.generation)
         return tenant
 
-    # --- workers -------------------------------------------------------------------------------
+    def report_ready(self, tenant: Tenant) -> list[Action]:
+        """Tell the coordinator that a shard is there, and whether it has its values."""
+        if tenant.shard is None:
+            return []
+        ready = Send(COORDINATOR, Ready(tenant.assign.epoch, int(tenant.shard.loaded)))
+        if not tenant.shard.loaded:
+            return [ready]
+        return [ready, *(action for loaded in self.hooks.loaded for action in loaded(tenant, self.now))]
 
-    def _from_client(self, event: Received, message: Message) -> list[Action]:
+    # --- requests ------------------------------------------------------------------------------
+
+    def from_client(self, event: Received, message: Message) -> list[Action]:
+        """Take a message of somebody who is not the coordinator.
+
+        Raises
+        ------
+        PSError, MemoryError
+            It cannot be done, and has changed nothing.
+        """
         client = self.clients.find(event.peer)
         if client is None:
             return self._from_stranger(event, message)
         if type(message) not in client.may:
-            check_client(message, client.hello.role)
-        if isinstance(message, PUSHES):
-            return self._push(client, self.tenant_of(message.epoch, client), message)
-        if isinstance(message, PULLS):
-            return self._pull(client, message)
-        if isinstance(message, Load):
-            return self._load(client, message)
-        if isinstance(message, Withdraw):
-            for epoch in client.epochs:
-                self.tenants[epoch].withdraw(client.hello.incarnation, message.request)
-            return []
-        if isinstance(message, Leave):
-            self.depart(client.hello.incarnation)
-            return [Send(event.peer, Left())]
+            roles.check_client(message, client.hello.role)
+        if (take := self.handlers.requests.get(type(message))) is not None:
+            return take(client, message)
         if isinstance(message, Hello):
             return self._welcome(event, message)
-        assert isinstance(message, Replicate)
-        return self._follow(client, self.tenant_of(message.epoch, client), message)
+        raise ProtocolError(f"this server takes no {type(message).__name__}")
 
     def _from_stranger(self, event: Received, message: Message) -> list[Action]:
         """Take what comes over a connection on which nobody has shown a ticket; but for that, keep nothing."""
-        if self.replication.takes(event.peer):
-            return self.replication.handle(event.peer, message, self._now)
+        if (take := self.handlers.links.get(event.peer)) is not None:
+            return take(event, self.now)
         if isinstance(message, Hello):
             return self._welcome(event, message)
         if isinstance(message, Leave):
@@ -300,7 +328,7 @@ class ServerMachine:
         tenant = self.tenant_of(hello.epoch)
         if hello.job != tenant.name:
             raise ProtocolError(f"epoch {hello.epoch} is not of the job {hello.job[:100]!r}")
-        self.replication.check_role(tenant, hello.role)
+        tenant.check_role(hello.role)
         identity, member = self.member.identity, self.member
         welcome = Welcome(
             PROTOCOL_VERSION, identity.incarnation, identity.name, max(0, member.rank), 0.0, 0.0,
@@ -310,13 +338,19 @@ class ServerMachine:
         client = self.clients.find(event.peer)
         assert client is not None
         known = [Send(event.peer, tenant.known_of(hello.incarnation))] if tenant.ledgers.recalled else []
-        return [Send(event.peer, welcome), *known, *self.replication.welcomed(client, tenant)]
+        more = [action for welcomed in self.hooks.welcomed for action in welcomed(client, tenant)]
+        return [Send(event.peer, welcome), *known, *more]
 
-    def _follow(self, client: Client, tenant: Tenant, record: Replicate) -> list[Action]:
-        answer, whole = self.replication.follow(client, tenant, record)
-        return [*answer, *self._orders.report_ready(tenant, self._now)] if whole else answer
+    def _withdraw(self, client: Client, message: Withdraw) -> list[Action]:
+        for epoch in client.epochs:
+            self.tenants[epoch].withdraw(client.hello.incarnation, message.request)
+        return []
 
-    def _load(self, client: Client, message: Load) -> list[Action]:
+    def _leave(self, client: Client, message: Leave) -> list[Action]:
+        self.depart(client.hello.incarnation)
+        return [Send(client.peer, Left())]
+
+    def load(self, client: Client, message: Load) -> list[Action]:
         tenant = self.tenant_of(message.epoch, client)
         if message.epoch not in client.loads:
             raise IdentityError("initial values are taken from the worker that the coordinator asks for them")
@@ -324,7 +358,37 @@ class ServerMachine:
         already = shard.loaded
         shard.dense.load(message.parts, message.payload)
         ack: list[Action] = [Send(client.peer, Ack(message.request, (), ()))]
-        return ack if already or not shard.loaded else [*ack, *self._orders.report_ready(tenant, self._now)]
+        return ack if already or not shard.loaded else [*ack, *self.report_ready(tenant)]
+
+    def push(self, client: Client, message: AnyPush) -> list[Action]:
+        """Check a push, see whether it is known, apply it, and answer."""
+        tenant = self.tenant_of(message.epoch, client)
+        shard = _guarded(tenant, message)
+        ledger = tenant.ledgers[client.hello.incarnation]
+        result = ledger.recall(message.seq)
+        if result is None:
+            note = partial(ledger.record, message.seq)
+            result = shard.applies[type(message)](message, client, message.payload, note, self.now)
+            tenant.counts["pushes"] += 1
+            for buffer in message.payload:
+                tenant.counts["pushed_nbytes"] += memoryview(buffer).nbytes
+        else:
+            tenant.counts["duplicates"] += 1
+        answer = None if tenant.gate is None else tenant.gate.pushed(client, tenant, message, self.now)
+        if answer is None:
+            answer = self._answer(client, tenant, shard, message, result)
+        if tenant.parked.awaited:
+            answer += self.unpark(tenant, zip([index for index, _, _ in message.parts], result[0], strict=False))
+        return answer
+
+    def pull(self, client: Client, message: AnyPull) -> list[Action]:
+        """Answer a pull, now or when its version has come."""
+        tenant = self.tenant_of(message.epoch, client)
+        tenant.ready()
+        check_for_values(message.codec)
+        if tenant.gate is not None and (held := tenant.gate.asked(client, tenant, message, self.now)) is not None:
+            return held
+        return self._read(client, tenant, message)
 
     def answer_held(self, client: Client, tenant: Tenant, message: AnyPush | AnyPull) -> list[Action]:
         """Answer a push that was applied a while ago, or a pull, with the values as they are now."""
@@ -335,28 +399,7 @@ class ServerMachine:
             assert result is not None
             return self._answer(client, tenant, tenant.ready(), message, result)
         except (MemoryError, PSError) as error:
-            return self._failed(client.peer, message, error)
-
-    def _push(self, client: Client, tenant: Tenant, message: AnyPush) -> list[Action]:
-        """Check a push, see whether it is known, apply it, which forwards it to the backups, and answer."""
-        shard = _guarded(tenant, message)
-        ledger = tenant.ledgers[client.hello.incarnation]
-        result = ledger.recall(message.seq)
-        if result is None:
-            note = partial(ledger.record, message.seq)
-            result = shard.applies[type(message)](message, client, message.payload, note, self._now)
-            tenant.counts["pushes"] += 1
-            for buffer in message.payload:
-                tenant.counts["pushed_nbytes"] += memoryview(buffer).nbytes
-        else:
-            tenant.counts["duplicates"] += 1
-        if tenant.stream is not None and shard.dense.steps is None and tenant.stream.is_behind:
-            answer = self.replication.forwarded(client, tenant, message, self._now)
-        else:
-            answer = self._answer(client, tenant, shard, message, result)
-        if tenant.parked.awaited:
-            answer += self.unpark(tenant, zip([index for index, _, _ in message.parts], result[0], strict=False))
-        return answer
+            return self.failed(client.peer, message, error)
 
     def _answer(self, client: Client, tenant: Tenant, shard: Shard, message: AnyPush, result: Result) -> list[Action]:
         """Answer a push that is applied, with values if it asks for them."""
@@ -366,29 +409,17 @@ class ServerMachine:
             return [self._values(client, tenant, shard, message, message.reply_codec, result[1])]
         except MemoryError as error:  # it is applied: the worker asks for the answer again, by the same number
             short = as_error(self.member.identity.name, message, error)
-            line = self._throttle.admit(f"cannot answer {client.name} yet: {short}", self._now, client.peer)
+            line = self._throttle.admit(f"cannot answer {client.name} yet: {short}", self.now, client.peer)
             return [Log("warning", line, job=tenant.name, peer=client.name, error=short.number)] if line else []
-
-    def _pull(self, client: Client, message: AnyPull) -> list[Action]:
-        tenant = self.tenant_of(message.epoch, client)
-        tenant.ready()
-        check_for_values(message.codec)
-        who = client.hello.incarnation
-        # a leader that was deposed, and has not heard of it, must not say that nobody is ahead of what it has
-        if tenant.stream is not None and tenant.is_bounded and tenant.stream.ask(who, message.request):
-            return self.replication.forwarded(client, tenant, message, self._now)
-        if tenant.stream is not None and (last := tenant.stream.awaited(who)) is not None:
-            return self._park(client, tenant, message, [(CONFIRMED, last)])  # behind the answers to its pushes
-        return self._read(client, tenant, message)
 
     def _read(self, client: Client, tenant: Tenant, message: AnyPull) -> list[Action]:
         shard = tenant.ready()
         part = shard.part_of[type(message)]
         if part.is_available(message):
             return [self._pulled(client, tenant, shard, message)]
-        return self._park(client, tenant, message, part.awaited(message))
+        return self.park(client, tenant, message, part.awaited(message))
 
-    def _park(self, client: Client, tenant: Tenant, message: AnyPull, awaits: Sequence[Awaited]) -> list[Action]:
+    def park(self, client: Client, tenant: Tenant, message: AnyPull, awaits: Sequence[Awaited]) -> list[Action]:
         """Keep a pull until its version has come. Where there is no room, who has most parked pays for it."""
         who, nbytes, parked = client.hello.incarnation, nbytes_of(message), tenant.parked
         parked.remove(who, message.request)  # asked again
@@ -403,7 +434,7 @@ class ServerMachine:
             request = fullest.newest(heaviest)
             fullest.remove(heaviest, request)
             actions += self.refuse(self.clients.by_incarnation[heaviest].peer, request, full)
-        parked.add(who, message, awaits, self._now)
+        parked.add(who, message, awaits, self.now)
         return actions
 
     @property
@@ -422,9 +453,9 @@ class ServerMachine:
                     if part.is_available(message):
                         actions.append(self._pulled(client, tenant, shard, message))
                     else:
-                        tenant.parked.add(who, message, part.awaited(message), self._now)
+                        tenant.parked.add(who, message, part.awaited(message), self.now)
                 except (MemoryError, PSError) as error:
-                    actions += self._failed(client.peer, message, error)
+                    actions += self.failed(client.peer, message, error)
         return actions
 
     def _pulled(self, client: Client, tenant: Tenant, shard: Shard, message: AnyPull) -> Action:
@@ -443,15 +474,15 @@ class ServerMachine:
     ) -> Send:
         """Answer with values."""
         part = shard.part_of[type(message)]
-        parts, versions, readers = part.find(message, client.puller, self._now)
+        parts, versions, readers = part.find(message, client.puller, self.now)
         codec = None
         if codec_text != RAW:
             codec = part.codec(message, codec_text, sum([array.nbytes for pieces in parts for array in pieces]))
         # the same of a version for everybody, however often and in whatever order they ask
         seed = versions[0] << 32 | message.parts[0][0] if versions else 0
         out = shard.memory.send(codec, parts, seed, readers)
-        if shard.remembers_reads:  # not before: what cannot be sent has not been read
-            part.note_sent(message, client.puller)
+        if shard.dense.remembers_reads:  # not before: what cannot be sent has not been read
+            shard.dense.note_read(message.parts, client.puller)
         for array in out.payload:
             tenant.counts["pulled_nbytes"] += array.nbytes
         text = RAW if codec is None else codec.spec
@@ -475,10 +506,32 @@ class ServerMachine:
         self._num_refused += 1
         client = self.clients.find(peer)
         who = client.name if client else "the coordinator" if peer == COORDINATOR else f"peer {alias(peer)}"
-        line = self._throttle.admit(f"refused a request of {who}: {error}", self._now, peer)
+        line = self._throttle.admit(f"refused a request of {who}: {error}", self.now, peer)
         answer = Send(peer, Error.of(request, error))
         said = Log("warning", line or "", peer=client.name if client else "", error=error.number)
         return [said, answer] if line else [answer]
+
+    def failed(self, peer: Peer, message: Message, error: Exception) -> list[Action]:
+        """Answer a request that has failed, and changed nothing."""
+        of_leader = isinstance(message, Hello) and message.role == "server"
+        # what is taken, and is no request, is about a copy: the copy's number stands in the error
+        taken = peer == COORDINATOR or type(message) in self.handlers.requests
+        of_copy = of_leader or (taken and not hasattr(message, "request"))
+        number = getattr(message, "epoch" if of_copy else "request", 0)
+        if isinstance(error, MemoryError):
+            error = as_error(self.member.identity.name, message, error)
+        assert isinstance(error, PSError)
+        if of_leader and isinstance(error, JobError | StaleEpochError):
+            return [Send(peer, Error.of(number, error))]  # it was told of this copy before we were, and asks again
+        if isinstance(error, DeposedError) and not of_copy:  # a shard has moved: nobody has done anything wrong
+            return [Send(peer, Error.of(number, error))]
+        actions = self.refuse(peer, number, error)
+        tenant = self.tenants.get(getattr(message, "epoch", 0))
+        if isinstance(error, ShardBrokenError) and peer != COORDINATOR and tenant is not None:
+            if not tenant.counts["broken"]:  # the coordinator logs it, too: one line is enough
+                actions.append(Send(COORDINATOR, Error.of(tenant.assign.epoch, error)))
+            tenant.counts["broken"] = 1
+        return actions
 
 
 def _guarded(tenant: Tenant, message: AnyPush) -> Shard:

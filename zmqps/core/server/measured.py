@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from zmqps.core.node.measured import Counted, Measurements
+from zmqps.core.protocol.figures import GREATEST
 from zmqps.core.server.machine import ServerMachine
-from zmqps.core.server.tenant import in_all
 
 
 def measured(machine: ServerMachine, own: Mapping[str, Any]) -> Measurements:
@@ -26,3 +26,23 @@ def measured(machine: ServerMachine, own: Mapping[str, Any]) -> Measurements:
     ]
     process = Counted(scope="server", role="server", rank=rank, job="", counters={**own, **counters})
     return Measurements([process, *jobs])
+
+
+def in_all(of_jobs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the counters of several jobs as one.
+
+    They are sums, but the newest version and the longest wait, whether all are loaded, and what the device they share
+    has free.
+    """
+    total: dict[str, Any] = {"loaded": True, "version": 0}
+    for counters in of_jobs:
+        for name, value in counters.items():
+            if name in GREATEST:
+                total[name] = max(total.get(name, value), value)
+            elif name == "device_free_nbytes":
+                total[name] = min(total.get(name, value), value)
+            elif name == "loaded":
+                total[name] = total[name] and value
+            else:
+                total[name] = total.get(name, 0) + value if type(value) in (int, float) else value
+    return total

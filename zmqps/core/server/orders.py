@@ -2,146 +2,60 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from collections.abc import Iterable
 
-from zmqps.core.node.member import Member
 from zmqps.core.protocol import exits
-from zmqps.core.protocol.events import COORDINATOR, Action, Exit, Log, Peer, Run, Send
+from zmqps.core.protocol.events import COORDINATOR, Action, Exit, Log, Send
 from zmqps.core.protocol.messages import (
     Assign,
     Commit,
     Committed,
-    Cut,
     Departed,
     Discard,
     Discarded,
-    Draining,
     Error,
-    FileAnswer,
     Forgotten,
     Measured,
-    Message,
-    Promote,
-    Ready,
-    Replicas,
-    Save,
     Shutdown,
-    Unsave,
     Welcome,
-    Yield,
 )
-from zmqps.core.protocol.messages.large import Large
 from zmqps.core.protocol.messages.membership import DepartureCause
-from zmqps.core.protocol.security import roles
 from zmqps.core.protocol.security.guard import check_welcome
 from zmqps.core.server.builds import Builds, Built, build_error
-from zmqps.core.server.clients import Clients
-from zmqps.core.server.discarded import DiscardedJobs
-from zmqps.core.server.leaving import Leaving
-from zmqps.core.server.parts import COMMITTED, Awaited
-from zmqps.core.server.recut import cut
-from zmqps.core.server.relay import FileRelay
-from zmqps.core.server.replicas.replication import ReplicaStreams
-from zmqps.core.server.saves import Saves
+from zmqps.core.server.hooks import Hook
+from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.parts import COMMITTED
 from zmqps.core.server.tenant import Tenant
-from zmqps.errors import BY_CODE, EvictedError, IdentityError, LimitError, ProtocolError, PSError, counted
+from zmqps.errors import BY_CODE, EvictedError, IdentityError, LimitError, ProtocolError, counted
 
 #: Jobs at the same time; the coordinator accepts no more.
 MAX_TENANTS = 256
 
 
-class OrdersHost(Protocol):
-    """What orders need of their machine."""
-
-    member: Member
-    tenants: dict[int, Tenant]
-    clients: Clients
-    discarded: DiscardedJobs
-    relay: FileRelay
-    replication: ReplicaStreams
-    leaving: Leaving
-
-    def tenant_of(self, epoch: int) -> Tenant:
-        """Return the job of an epoch, or raise why it is not here."""
-
-    def unpark(self, tenant: Tenant, versions: Iterable[Awaited]) -> list[Action]:
-        """Answer the pulls that have waited for these versions."""
-
-    def refuse(self, peer: Peer, request: int, error: PSError) -> list[Action]:
-        """Answer with an error."""
-
-    def depart(self, incarnation: bytes, evicted: int = 0) -> None:
-        """A client has gone for good."""
-
-
 class Orders:
-    """Carries out what the coordinator says, reports to it, and ends with it."""
+    """Carries out what the coordinator says, and reports to it."""
 
     def __init__(
         self,
-        host: OrdersHost,  # the machine: its jobs and clients
+        host: ServerMachine,  # takes them: its jobs and clients
         builds: Builds,  # shards to build for those jobs
-        saves: Saves,  # writes shards for checkpoints
     ) -> None:
         self._host = host
         self._builds = builds
-        self._saves = saves
-        self._ending = False
-        self._unread: deque[Message] = deque()  # a large message that is being read, and what came behind it
-
-    def in_turn(self, message: Message, now: float) -> list[Action] | None:
-        """Read a large message aside, and let what comes behind one wait; None: this one's turn is now."""
-        is_large = isinstance(message, Large)
-        if not is_large and not self._unread:
-            return None
-        self._host.member.heard_at = now
-        self._unread.append(message)
-        return (
-            [Run(message, message.opened, message.nbytes)]
-            if isinstance(message, Large) and len(self._unread) == 1
-            else []
+        host.handlers.orders.update(
+            {
+                Welcome: self._welcome,
+                Assign: self._assign,
+                Commit: self._commit,
+                Discard: self._discard,
+                Departed: self._depart,
+                Shutdown: self._shut_down,
+                Error: self._end,
+            }
         )
+        host.handlers.returned[Assign] = self._built
 
-    def opened(self) -> tuple[list[Message], list[Action]]:
-        """The first large message is read: return those behind it whose turn is now, and read the next large one."""
-        self._unread.popleft()
-        ready: list[Message] = []
-        while self._unread:
-            if isinstance(message := self._unread[0], Large):
-                return ready, [Run(message, message.opened, message.nbytes)]
-            ready.append(self._unread.popleft())
-        return ready, []
-
-    def handle(self, message: Message, now: float) -> list[Action]:
-        """Take a message of the coordinator; what is not in `HANDLERS` concerns the member alone.
-
-        Raises
-        ------
-        PSError, MemoryError
-            It cannot be done, and has changed nothing.
-        """
-        roles.check_client(message, roles.COORDINATOR)
-        actions = self._host.member.on_message(message, now)
-        if self._host.member.restarted:
-            return [*actions, *self.end(now)]
-        take = HANDLERS.get(type(message))
-        return actions if take is None else [*actions, *take(self, message, now)]
-
-    def end(self, now: float) -> list[Action]:
-        """The coordinator is gone: end as well, and tell the clients."""
-        if self._ending:
-            return []
-        self._ending = True
-        member = self._host.member
-        again = "start it again to join this one" if member.restarted else "start the cluster again"
-        error = member.loss(f"{member.title} has ended with it, and its values are gone; {again}", now)
-        told, clients = Error.of(0, error), self._host.clients.by_incarnation.values()
-        farewells: list[Action] = [Send(client.peer, told) for client in clients]
-        return [*farewells, Log("error", str(error), error=error.number), Exit(exits.COORDINATOR_LOST, str(error))]
-
-    def built(self, assign: Assign, built: Built | Exception, now: float) -> list[Action]:
+    def _built(self, assign: Assign, built: Built | Exception, now: float) -> list[Action]:
         """A shard is built, or could not be."""
         tenants = self._host.tenants
         tenant = tenants.get(assign.epoch)
@@ -150,24 +64,17 @@ class Orders:
             pass  # of a job that was given up meanwhile
         elif isinstance(built, Exception):
             # asked again, because our answer was lost, it fails again
-            actions += self._host.replication.discarded(tenants.pop(assign.epoch))
+            actions += self._hooked(self._host.hooks.discarded, tenants.pop(assign.epoch), now)
             error = build_error(self._host.member.identity.name, assign, built)
             actions += self._host.refuse(COORDINATOR, assign.epoch, error)
         else:
             shard = tenant.shard = built.shard
             tenant.ledgers.recall(built.ledgers)
-            actions += self._host.replication.built(tenant)
+            actions += self._hooked(self._host.hooks.built, tenant, now)
             text = f"job {assign.name!r}: shard {shard.index} of {shard.placement.num_shards}, "
             text += f"{shard.placement.nbytes(shard.index) / 1e6:.1f} MB in {counted(len(shard.slices), 'slice')}"
-            actions += [Log("info", text, job=assign.name), *self.report_ready(tenant, now)]
+            actions += [Log("info", text, job=assign.name), *self._host.report_ready(tenant)]
         return actions + self._builds.next()
-
-    def report_ready(self, tenant: Tenant, now: float) -> list[Action]:
-        """Tell the coordinator that a shard is there, and whether it has its values; then its backups are filled."""
-        if tenant.shard is None:
-            return []
-        ready = Send(COORDINATOR, Ready(tenant.assign.epoch, int(tenant.shard.loaded)))
-        return [ready, *self._host.replication.loaded(tenant, now)] if tenant.shard.loaded else [ready]
 
     def _welcome(self, message: Welcome, now: float) -> list[Action]:
         member = self._host.member
@@ -180,23 +87,27 @@ class Orders:
     def _report_step(self, tenant: Tenant, now: float) -> list[Action]:
         """Tell a coordinator that was away the last step of a shard: it knows of it, unless its journal is behind."""
         shard = tenant.shard
-        if shard is None or not shard.loaded or shard.steps is None or not shard.version or tenant.backup is not None:
+        if shard is None or not shard.loaded or shard.steps is None or not shard.version or tenant.follows:
             return []
-        last = Committed(tenant.assign.epoch, shard.version - 1)
-        if tenant.stream is not None:  # not before its backups have it
-            return self._host.replication.committed(tenant, last, now)
-        return [Send(COORDINATOR, last)]
+        return self._tell(tenant, Committed(tenant.assign.epoch, shard.version - 1), now)
+
+    def _tell(self, tenant: Tenant, message: Committed, now: float) -> list[Action]:
+        """Tell the coordinator of a step, not before others have it that must."""
+        return [Send(COORDINATOR, message)] if tenant.gate is None else tenant.gate.committed(tenant, message, now)
+
+    def _hooked(self, hooks: Iterable[Hook], tenant: Tenant, now: float) -> list[Action]:
+        return [action for hook in hooks for action in hook(tenant, now)]
 
     def _assign(self, message: Assign, now: float) -> list[Action]:
         tenants = self._host.tenants
         if message.epoch in self._host.discarded:
             return [Send(COORDINATOR, Discarded(message.epoch))]  # it was overtaken by the end of its job
         if message.epoch in tenants:
-            return self.report_ready(tenants[message.epoch], now)  # a repeated Assign
+            return self._host.report_ready(tenants[message.epoch])  # a repeated Assign
         if len(tenants) >= MAX_TENANTS:
             raise LimitError(what="number of jobs on a server", got=len(tenants) + 1, limit=MAX_TENANTS)
         tenant = self._builds.new_tenant(message)
-        opened = self._host.replication.assigned(tenant, now)
+        opened = self._hooked(self._host.hooks.assigned, tenant, now)
         tenants[message.epoch] = tenant
         return [*self._builds.add(message), *opened]
 
@@ -217,10 +128,8 @@ class Orders:
             left_out = bool(message.left_out)
             shard.commit(message.step, message.contributors, message.terms, message.examples, left_out=left_out)
         due = self._host.unpark(tenant, [(COMMITTED, steps.version)]) if tenant.parked.awaited else []
-        committed, saved = Committed(message.epoch, message.step), self._saves.committed(tenant, now)
-        if tenant.stream is not None:
-            return [*due, *self._host.replication.committed(tenant, committed, now), *saved]
-        return [Send(COORDINATOR, committed), *due, *saved]
+        told = self._tell(tenant, Committed(message.epoch, message.step), now)
+        return [*told, *due, *self._hooked(self._host.hooks.committed, tenant, now)]
 
     def _discard(self, message: Discard, now: float) -> list[Action]:
         """Free a copy of a shard; its workers are told by the coordinator."""
@@ -228,44 +137,17 @@ class Orders:
         tenant = self._host.tenants.pop(message.epoch, None)
         actions: list[Action] = []
         if tenant is not None:
-            actions += self._host.replication.discarded(tenant)
+            actions += self._hooked(self._host.hooks.discarded, tenant, now)
             discarded.add(message.epoch, tenant.name, moved=bool(message.moved))
             error = discarded.error(message.epoch)
             peers = {who: clients.by_incarnation[who].peer for who, _ in tenant.parked}
             actions += [Send(peers[who], Error.of(request, error)) for who, request in tenant.parked]
             for incarnation in clients.drop(message.epoch):
                 clients.forget(incarnation)  # but not its pushes: other copies here, of other shards, know of them
-            actions += self._saves.end(message.epoch)
             why = f"shard {tenant.assign.shard} is elsewhere now" if message.moved else "has ended"
             actions.append(Log("info", f"job {tenant.name!r}: {why}; what was kept of it is freed", job=tenant.name))
         discarded.add(message.epoch, moved=bool(message.moved))
         return [*actions, Send(COORDINATOR, Discarded(message.epoch))]
-
-    def _replicas(self, message: Replicas, now: float) -> list[Action]:
-        return self._host.replication.retarget(message, now)
-
-    def _promote(self, message: Promote, now: float) -> list[Action]:
-        return self._host.replication.promote(message, now)
-
-    def _yield(self, message: Yield, now: float) -> list[Action]:
-        return self._host.replication.give_up_place(message, now)
-
-    def _cut(self, message: Cut, now: float) -> list[Action]:
-        tenant = self._host.tenant_of(message.epoch)
-        cut(tenant, [self._host.tenant_of(epoch) for epoch in message.parents], message.version)
-        return self.report_ready(tenant, now)
-
-    def _draining(self, message: Draining, now: float) -> list[Action]:
-        return self._host.leaving.told(message, now)
-
-    def _save(self, message: Save, now: float) -> list[Action]:
-        return self._saves.ask(message, self._host.tenants.get(message.epoch), now)
-
-    def _file(self, message: FileAnswer, now: float) -> list[Action]:
-        return self._host.relay.answer(message)
-
-    def _unsave(self, message: Unsave, now: float) -> list[Action]:
-        return self._saves.end(message.epoch, message.number)
 
     def _depart(self, message: Departed, now: float) -> list[Action]:
         self._host.depart(message.incarnation, message.evicted)
@@ -279,23 +161,3 @@ class Orders:
         number = BY_CODE[message.code].number if message.code in BY_CODE else ""
         code = exits.EVICTED if evicted else exits.FAILED
         return [Log("error", message.text, error=number), Exit(code, message.text)]
-
-
-#: What is done at each message.
-HANDLERS: dict[type[Message], Callable[[Orders, Any, float], list[Action]]] = {
-    Welcome: Orders._welcome,
-    Assign: Orders._assign,
-    Commit: Orders._commit,
-    Discard: Orders._discard,
-    Replicas: Orders._replicas,
-    Promote: Orders._promote,
-    Yield: Orders._yield,
-    Cut: Orders._cut,
-    Draining: Orders._draining,
-    Save: Orders._save,
-    FileAnswer: Orders._file,
-    Unsave: Orders._unsave,
-    Departed: Orders._depart,
-    Shutdown: Orders._shut_down,
-    Error: Orders._end,
-}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from zmqps.codecs import Codec
 from zmqps.core.protocol.arrays import Array
@@ -17,7 +17,7 @@ from zmqps.core.server.ledger import Result
 if TYPE_CHECKING:
     from zmqps.core.job.keyspace import Slice
     from zmqps.core.protocol.messages import Buffer
-    from zmqps.core.server.replicas.record import ReplicationRecord
+    from zmqps.core.server.dense.steps import ShardSteps
 
 AnyPush: TypeAlias = Push | PushRows
 AnyPull: TypeAlias = Pull | PullRows | ScanRows
@@ -67,111 +67,10 @@ class PartMember(Protocol):
     version: int
 
 
-class SavedPiece(Protocol):
-    """A piece of a snapshot."""
-
-    @property
-    def number(self) -> int:
-        """The piece's own, in the snapshot of its shard."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all its arrays."""
-
-
-class PartSnapshot(Protocol):
-    """A part as it was at one moment, kept until it is written."""
-
-    @property
-    def failed(self) -> MemoryError | None:
-        """Why it was given up; None: it was not."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes kept for it now, beside what the part has anyway."""
-
-    @property
-    def state(self) -> Mapping[str, Any]:
-        """What is kept beside the arrays, as plain data."""
-
-    def next(self) -> SavedPiece | None:
-        """Return a piece that has not had its turn, None at the end; raise `MemoryError` where it is given up."""
-
-    def done(self, number: int) -> None:
-        """A piece is written; numbers of other parts' pieces change nothing."""
-
-    def release(self) -> None:
-        """Keep nothing more."""
-
-    def validate(self) -> None:
-        """Assert the invariants."""
-
-
-class Mark(Protocol):
-    """A part when it was saved: what has changed since is what the next save needs."""
-
-    def drop(self) -> None:
-        """Nothing is built upon that save any more."""
-
-    def validate(self) -> None:
-        """Assert the invariants."""
-
-
-class Unmarked:
-    """The mark of a part of which a save has everything, whatever was saved before."""
-
-    def drop(self) -> None:
-        """There is nothing to forget."""
-
-    def validate(self) -> None:
-        """There is nothing to assert."""
-
-
-class PartNews(Protocol):
-    """What backups are told of the changes of a part."""
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether they have been told all."""
-
-    def entrust(self, message: Any, origin: bytes, note: Noted) -> tuple[Sequence[Buffer], Noted]:
-        """Prepare to forward a push that is about to be applied.
-
-        Returns
-        -------
-        payload
-            To be applied: nobody else writes to it, so the backups apply the same.
-        note
-            To be called instead of ``note`` as soon as it is applied.
-
-        Raises
-        ------
-        MemoryError
-            Too much waits for the backups already, or there is no memory for a copy. Nothing has changed.
-        """
-
-    def tell(self) -> None:
-        """Forward what has changed; what there was no memory for (`MemoryError`) comes again."""
-
-    def stop(self) -> None:
-        """Nobody is told any more."""
-
-
-class Listener(NamedTuple):
-    """Who is told the news of a part.
-
-    ``queue`` takes a record of something that is done; ``check`` raises `MemoryError` where there is no room for so
-    many bytes more.
-    """
-
-    queue: Callable[[ReplicationRecord], None]
-    check: Callable[[int], None]
-
-
 class ShardPart(Protocol):
-    """A part of a shard: its dense slices (`DensePart`), or its sparse tables (`Rows`).
+    """A part of a shard: its dense slices (`DensePart`), or what an extension adds to them.
 
-    Whoever saves, replicates, fills, cuts or counts a shard goes over its parts.
+    Whoever counts a shard, or commits its steps, goes over its parts.
     """
 
     @property
@@ -212,12 +111,6 @@ class ShardPart(Protocol):
     def codec(self, message: Any, spec: str, nbytes: int) -> Codec | None:
         """Return what so many bytes of an answer travel in, where a codec is asked for; None: as they are."""
 
-    def note_sent(self, message: Any, puller: bytes) -> None:
-        """The answer to a push or pull is made."""
-
-    def unanswered(self, message: Any) -> AnyPush:
-        """Return what is kept of a push that is applied: what its answer needs."""
-
     # --- steps ---------------------------------------------------------------------------------
 
     @property
@@ -235,23 +128,6 @@ class ShardPart(Protocol):
     def end_step(self, step: int) -> None:
         """End a step that another copy has committed."""
 
-    # --- copies --------------------------------------------------------------------------------
-
-    def snapshot(self, first: int, base: Any) -> PartSnapshot:
-        """Keep it as it is; ``first``: the first number for its pieces; ``base``: of an earlier save, or None."""
-
-    def mark(self) -> Mark:
-        """Take note of what is saved now."""
-
-    def record(self, member: int, start: int, step: int) -> tuple[ReplicationRecord, int]:
-        """Return what fills a backup with a piece of a slice or table, and where it goes on; 0: it is whole."""
-
-    def news(self, listener: Listener) -> PartNews:
-        """Tell of all that changes from now on."""
-
-    def refill(self, parents: Sequence[Any]) -> None:
-        """Have what parts of other shards, which change no more, have of its elements; done again, it is the same."""
-
     # --- figures -------------------------------------------------------------------------------
 
     @property
@@ -268,8 +144,12 @@ class ShardPart(Protocol):
     def figures(self) -> Mapping[str, Any]:
         """Return what the status shows."""
 
-    def forget(self, incarnation: bytes) -> None:
-        """A worker has gone."""
-
     def validate(self, version: int | None, missing: set[int]) -> None:
         """Assert the invariants; synchronous: ``version`` steps have been committed; ``missing`` have yet to come."""
+
+
+class AddedPart(ShardPart, Protocol):
+    """A part beside the slices of a shard."""
+
+    def follow_steps(self, steps: ShardSteps | None) -> None:
+        """Gradients wait for the commits of the shard that has this part; None: they are applied on arrival."""

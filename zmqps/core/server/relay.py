@@ -43,7 +43,7 @@ class FileRelay:
         self._numbers = count(1)
         self._asked: dict[int, FileRequest] = {}
 
-    def ask(self, request: FileRequest) -> list[Action]:
+    def ask(self, request: FileRequest, now: float) -> list[Action]:
         """Ask the coordinator."""
         number = next(self._numbers)
         self._asked[number] = request
@@ -53,7 +53,7 @@ class FileRelay:
         """Ask again over a new connection: each request may be carried out twice without harm."""
         return [_message(number, request) for number, request in self._asked.items()]
 
-    def answer(self, message: FileAnswer) -> list[Action]:
+    def answer(self, message: FileAnswer, now: float) -> list[Action]:
         """Hand an answer to the thread that waits for it."""
         request = self._asked.pop(message.request, None)
         return [] if request is None else [Resolve(request, message)]

@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import COORDINATOR, Action, Run, Send
 from zmqps.core.protocol.messages import Save, Saved
 from zmqps.core.protocol.messages.saving import SaveStage
-from zmqps.core.server.marks import Marks
-from zmqps.core.server.parts import Mark, PartSnapshot, SavedPiece
+from zmqps.core.server.dense.snapshot import Snapshot, SnapshotSlice
 from zmqps.core.server.shard import Shard
+from zmqps.core.server.tables.row_changes import Marks, RowMarks
+from zmqps.core.server.tables.row_snapshot import RowPiece, RowSnapshots
+from zmqps.core.server.tables.rows import rows_in
 from zmqps.core.server.tenant import Tenant
 from zmqps.errors import JobError, ProtocolError, PSError
 
@@ -23,6 +25,8 @@ IN_HAND = 2
 #: So often the coordinator hears how far a save is, at most.
 REPORT_S = 1.0
 MAX_WHY_CHARS = 500
+#: A part as it was at one moment, kept until it is written.
+PartSnapshot: TypeAlias = Snapshot | RowSnapshots
 
 
 class Writer(Protocol):
@@ -51,6 +55,16 @@ class Files(Protocol):
         """
 
 
+def restore(files: Files | None, shard: Shard, job: JobSpec, source: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Let a shard that was just built begin with what a checkpoint has for it; return who has pushed to that."""
+    if files is None:
+        raise JobError("this server was started without a place for checkpoints, and cannot restore one")
+    state = files.read(shard, job, source)
+    shard.begin_at(source["version"])
+    found: Mapping[str, Any] = {} if source.get("anew") else state.get("ledgers", {})
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Saving:
     """Tag of what is done aside for a save; ``index`` is the number of the piece that was written, if it was one."""
@@ -77,7 +91,7 @@ class _Save:
         self.writer: Writer | None = None
         self.in_hand: set[int] = set()
         self.busy = False  # a thread has the writer
-        self.ready: list[SavedPiece] = []  # the next to be written
+        self.ready: list[SnapshotSlice | RowPiece] = []  # the next to be written
         self.nbytes = 0
         self.num_pushes = tenant.counts["pushes"]  # when the last slice was handed out
         self.reported_at = 0.0
@@ -92,8 +106,8 @@ class _Save:
         """Why what was to be saved is not kept any more."""
         return next((snapshot.failed for snapshot in self.snapshots if snapshot.failed is not None), None)
 
-    def next(self) -> SavedPiece | None:
-        """Return what is to be written next; raises as `PartSnapshot.next` does."""
+    def next(self) -> SnapshotSlice | RowPiece | None:
+        """Return what is to be written next; raises as `Snapshot.next` does."""
         return next((piece for snapshot in self.snapshots if (piece := snapshot.next()) is not None), None)
 
     def done(self, number: int) -> None:
@@ -146,17 +160,18 @@ class Saves:
         return [*actions, self._report(save, SaveStage.KEPT, now), Run(Saving(message.epoch, message.number), opening)]
 
     def _keep(self, shard: Shard, message: Save) -> list[PartSnapshot]:
-        """Keep a shard as it is, or what has changed since a save; the next one may build upon this, or that."""
-        bases: Sequence[Mark | None] | None = self._marks.base(message.epoch, message.base)
-        snapshots = list[PartSnapshot]()
-        try:
-            for part, base in zip(shard.parts, bases or [None] * len(shard.parts), strict=True):
-                snapshots.append(part.snapshot(len(shard.slices), base))
-            self._marks.note(message.epoch, message.number, message.base, [part.mark() for part in shard.parts])
-        except MemoryError:
-            for snapshot in snapshots:
-                snapshot.release()
-            raise
+        """Keep a shard as it is; of tables what has changed since a save. The next one may build upon this, or that."""
+        snapshots: list[PartSnapshot] = [Snapshot(shard.slices, shard.memory)]
+        if tables := rows_in(shard).tables:
+            base = self._marks.base(message.epoch, message.base)
+            try:
+                since = () if base is None else base.since(tables)
+                snapshots.append(RowSnapshots(tables, since, len(shard.slices)))
+                self._marks.note(message.epoch, message.number, message.base, RowMarks(tables))
+            except MemoryError:
+                for snapshot in snapshots:
+                    snapshot.release()
+                raise
         return snapshots
 
     def committed(self, tenant: Tenant, now: float) -> list[Action]:
@@ -223,6 +238,10 @@ class Saves:
             return []
         return self._let_go(save)
 
+    def discarded(self, tenant: Tenant, now: float) -> list[Action]:
+        """A shard is not here any more."""
+        return self.end(tenant.assign.epoch)
+
     def _give_up(self, save: _Save, why: str) -> list[Action]:
         return [*self._let_go(save), self._ended(save.message, SaveStage.FAILED, {"why": why[:MAX_WHY_CHARS]})]
 
@@ -243,9 +262,9 @@ class Saves:
         save.reported_at = now
         return Send(COORDINATOR, Saved(save.message.epoch, save.message.number, stage, {"nbytes": save.nbytes}))
 
-    def counters(self, epoch: int) -> Mapping[str, int]:
+    def counters(self, tenant: Tenant, now: float) -> Mapping[str, int]:
         """Return what the status shows of a shard that is being saved."""
-        save = self._under_way.get(epoch)
+        save = self._under_way.get(tenant.assign.epoch)
         if save is None:
             return {}
         kept = sum([snapshot.nbytes for snapshot in save.snapshots])

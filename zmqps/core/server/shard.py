@@ -1,10 +1,10 @@
-"""One server's part of a job: its dense slices and its tables, in step with each other; no messages, no peers."""
+"""One server's part of a job: its slices, and other parts in step with them; no messages, no peers."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.protocol.fields import Contributor
@@ -15,9 +15,17 @@ from zmqps.core.server.dense.part import DensePart
 from zmqps.core.server.dense.rules import Rules
 from zmqps.core.server.dense.slices import SliceState
 from zmqps.core.server.dense.steps import ShardSteps
-from zmqps.core.server.parts import Apply, Arrivals, ShardPart
-from zmqps.core.server.tables.rows import Rows
-from zmqps.core.treatments import Treatment
+from zmqps.core.server.parts import AddedPart, Apply, Arrivals, ShardPart
+from zmqps.errors import SliceRangeError
+
+V = TypeVar("V")
+
+
+class ByKind(dict[type[Message], V]):
+    """What a shard has for each kind of message."""
+
+    def __missing__(self, kind: type[Message]) -> V:
+        raise SliceRangeError(f"this shard has nothing that a {kind.__name__} is about")
 
 
 class Shard:
@@ -34,22 +42,20 @@ class Shard:
         synchronous: bool = False,
         aggregate: int | None = None,  # synchronous: how many gradients make a step; None: one of every worker
         retain: int = 0,  # synchronous: how many versions before the current one stay readable
-        treatment: Treatment | None = None,  # not synchronous: what is done to stale gradients before they are applied
         memory: Memory | None = None,  # where values, slots and gradients are kept
         required_nbytes: int = 0,  # what was admitted for all of them
         # what may be there beside the values, for those that are read while they are updated; None: whatever is needed
         beside: Beside | None = None,
-        rows: Rows | None = None,  # its sparse tables; None: it has none
+        dense: Callable[..., DensePart] = DensePart,  # makes its slices
+        others: Sequence[AddedPart] = (),  # what it has beside them
     ) -> None:
         self.placement = placement
         self.index = index
         self.required_nbytes = required_nbytes
         self.memory = memory or HostMemory()
-        # whether it must hear of answers that workers compute from
-        self.remembers_reads = treatment is not None and treatment.needs_read
         # which of them have what they begin with
         self.came = Arrivals(slice_.index for slice_ in placement.slices[index])
-        self.dense = DensePart(
+        self.dense = dense(
             placement,
             index,
             rules,
@@ -58,19 +64,18 @@ class Shard:
             reject_nonfinite=reject_nonfinite,
             aggregate=(aggregate or 1) if synchronous else None,
             retain=retain,
-            treatment=treatment,
             beside=beside,
         )
-        self.rows = rows or Rows((), len(self.dense.slices))
-        self.rows.follow_steps(self.dense.steps)
-        # the slices and, if there are some, the tables, as what is done with both takes them
-        self.parts: tuple[ShardPart, ...] = (self.dense, self.rows) if self.rows.tables else (self.dense,)
-        self.applies: dict[type[Message], Apply] = {}  # what is done with each kind of push
-        self.part_of: dict[type[Message], ShardPart] = {}  # the part that each kind of push or pull is about
-        all_parts: tuple[ShardPart, ...] = (self.dense, self.rows)  # one that has no table says so
-        for part in all_parts:
-            self.applies.update(part.applies)
-            self.part_of.update(dict.fromkeys((*part.applies, *part.pulls), part))
+        for part in others:
+            part.follow_steps(self.dense.steps)
+        self.others = tuple(others)
+        # those with something in them: one that has nothing only says so
+        self.parts: tuple[ShardPart, ...] = (self.dense, *[part for part in others if part.members])
+        self.applies = ByKind[Apply]()  # what is done with each kind of push
+        self.part_of = ByKind[ShardPart]()  # the part that each kind of push or pull is about
+        for each in (self.dense, *others):
+            self.applies.update(each.applies)
+            self.part_of.update(dict.fromkeys((*each.applies, *each.pulls), each))
 
     @property
     def slices(self) -> Sequence[SliceState]:
@@ -178,8 +183,7 @@ class Shard:
 
     def forget(self, incarnation: bytes) -> None:
         """A worker has gone."""
-        for part in self.parts:
-            part.forget(incarnation)
+        self.dense.forget(incarnation)
 
     def validate(self) -> None:
         """Assert that slices cover the shard and that steps add up."""

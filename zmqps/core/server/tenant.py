@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Set
 from typing import Any, NamedTuple
 
-from zmqps.core.protocol.figures import GREATEST
-from zmqps.core.protocol.messages import Assign, Recalled
-from zmqps.core.server.ledger import Ledger, Ledgers
+from zmqps.core.protocol.events import Action
+from zmqps.core.protocol.messages import Assign, Committed, Recalled
+from zmqps.core.server.clients import Client
+from zmqps.core.server.ledger import Ledger, Ledgers, Past
 from zmqps.core.server.parked import DeferredPulls
-from zmqps.core.server.past import Past
-from zmqps.core.server.replicas.backup import Backup
-from zmqps.core.server.replicas.stream import Stream
+from zmqps.core.server.parts import AnyPull, AnyPush
 from zmqps.core.server.shard import Shard
-from zmqps.errors import JobError
+from zmqps.errors import DeposedError, JobError
 
 #: What the status shows of a shard that is not built.
 NO_SHARD = dict.fromkeys(
@@ -27,6 +27,26 @@ class FreeMemory(NamedTuple):
 
     nbytes: int = 0
     beside: Set[int] = frozenset()
+
+
+class AnswerGate(ABC):
+    """Holds answers back until what they tell of is known elsewhere; a shard without one answers at once."""
+
+    @abstractmethod
+    def pushed(self, client: Client, tenant: Tenant, message: AnyPush, now: float) -> list[Action] | None:
+        """A push was applied: return None where it may be acknowledged now, else it will be later."""
+
+    @abstractmethod
+    def asked(self, client: Client, tenant: Tenant, message: AnyPull, now: float) -> list[Action] | None:
+        """A pull has come: return None where it may be answered with what there is, else it will be later."""
+
+    @abstractmethod
+    def committed(self, tenant: Tenant, message: Committed, now: float) -> list[Action]:
+        """A step was committed: have the coordinator told, now or later."""
+
+    @abstractmethod
+    def withdraw(self, tenant: Tenant, incarnation: bytes, request: int) -> None:
+        """Nobody waits for the answer to a pull any more."""
 
 
 class Tenant:
@@ -48,9 +68,9 @@ class Tenant:
         self.parked = DeferredPulls()
         self.counts: Counter[str] = Counter()
         self.generation = assign.generation  # how often the shard had changed hands when this copy became what it is
-        self.stream: Stream | None = None  # of a leader that has backups
-        self.backup: Backup | None = None  # of a copy that follows a leader
-        self.yielding = False  # it is a leader that gives up its place to a backup, or has
+        self.gate: AnswerGate | None = None  # holds its answers back
+        self.follows = False  # another copy says what is done here: no client is answered
+        self.yielding = False  # it gives up its place to such a copy, or has
 
     @property
     def name(self) -> str:
@@ -95,6 +115,11 @@ class Tenant:
         """Memory that was admitted for the shard and does not show in what the host uses yet."""
         return 0 if self.shard is None else self.shard.untouched_nbytes
 
+    def check_role(self, role: str) -> None:
+        """Raise `DeposedError` unless who says Hello in a role is here for what this copy is."""
+        if (role == "server") != self.follows:
+            raise DeposedError(job=self.name, generation=self.generation)
+
     def known_of(self, incarnation: bytes) -> Recalled:
         """Return what is known of a worker's pushes."""
         ledger = self.ledgers.get(incarnation) or Ledger()
@@ -111,10 +136,10 @@ class Tenant:
     def withdraw(self, incarnation: bytes, request: int) -> None:
         """Nobody waits for the answer to a pull any more."""
         self.parked.remove(incarnation, request)
-        if self.stream is not None:
-            self.stream.withdraw(incarnation, request)
+        if self.gate is not None:
+            self.gate.withdraw(self, incarnation, request)
 
-    def counters(self, now: float = 0.0) -> Mapping[str, Any]:
+    def counters(self, now: float = 0.0) -> dict[str, Any]:
         """Return what the status shows of this job on this server."""
         shard = self.shard
         return {
@@ -123,10 +148,7 @@ class Tenant:
             **(shard.figures() if shard else {}),
             "parked": len(self.parked),
             "oldest_parked_s": round(self.parked.oldest_s(now), 3),
-            **(self.stream.counters(now) if self.stream else {}),
-            **({"backup": 1, "filled": int(self.loaded)} if self.backup else {}),
-            **({"slices": len(shard.slices), "slices_filled": shard.num_present} if self.backup and shard else {}),
-            "loaded": self.loaded or self.backup is not None,
+            "loaded": self.loaded,
         }
 
     def validate(self, clients: Iterable[bytes]) -> None:
@@ -136,23 +158,3 @@ class Tenant:
             ledger.validate()
         if self.shard is not None:
             self.shard.validate()
-
-
-def in_all(of_jobs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the counters of several jobs as one.
-
-    They are sums, but the newest version and the longest wait, whether all are loaded, and what the device they share
-    has free.
-    """
-    total: dict[str, Any] = {"loaded": True, "version": 0}
-    for counters in of_jobs:
-        for name, value in counters.items():
-            if name in GREATEST:
-                total[name] = max(total.get(name, value), value)
-            elif name == "device_free_nbytes":
-                total[name] = min(total.get(name, value), value)
-            elif name == "loaded":
-                total[name] = total[name] and value
-            else:
-                total[name] = total.get(name, 0) + value if type(value) in (int, float) else value
-    return total

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from zmqps.core.node.member import Member
+from zmqps.core.node.timers import Timed
 from zmqps.core.protocol.events import Action
 from zmqps.core.worker.operations import Advance, Attached, Exchange, Operation
 from zmqps.core.worker.questions import Questions
@@ -15,15 +16,6 @@ from zmqps.errors import PSError
 
 Listener = TypeVar("Listener")
 Turn = Callable[[float], list[Action]]
-
-
-class Timed(Protocol):
-    """A part of a session that has something to do at a time of its own."""
-
-    due: float | None
-
-    def on_deadline(self, now: float) -> list[Action]:
-        """Do what is due."""
 
 
 @dataclass(slots=True, eq=False, kw_only=True)

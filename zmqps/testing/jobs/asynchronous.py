@@ -231,7 +231,7 @@ class AsyncTraining(Training):
         for life, epoch, shard in copies_on(simulation, sender, self.name):
             place = life, shard.placement.cuts, shard.index
             if isinstance(message, Values):
-                if sender.machine.tenants[epoch].backup is None and not simulation.is_live(sender, epoch):
+                if not sender.machine.tenants[epoch].follows and not simulation.is_live(sender, epoch):
                     self._behind[receiver].add(place)
             elif epoch == message.epoch:
                 self._before.setdefault(place, self._applied[life].copy())

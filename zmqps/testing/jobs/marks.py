@@ -16,6 +16,7 @@ from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.messages import Message, PushRows
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Shard
+from zmqps.core.server.tables.rows import rows_in
 from zmqps.core.server.tables.table import RowTable
 from zmqps.core.worker.operations import Attached, Exchange
 from zmqps.core.worker.session import SessionMachine
@@ -208,7 +209,7 @@ class MarkedRows:
         """Expect nothing of a push that came before rows were admitted, of which there are so many at most."""
         life, spec, begin = life_of(worker), self.specs[number], self._begin[number]
         of_job = [copy for server in simulation.servers for copy in _live(simulation, server, worker.identity.job)]
-        tables = [(epoch, s, t) for of, epoch, s in of_job if of == life and s.rows for t in s.rows.tables]
+        tables = [(epoch, s, t) for of, epoch, s in of_job if of == life for t in rows_in(s).tables]
         for epoch, shard, table in tables:
             if table.spec.name == spec.name:
                 mine = touched[shards_of_ids(shard.placement, number)[touched] == shard.index]
@@ -268,7 +269,7 @@ class MarkedRows:
     def check(self, simulation: SimulatedCluster, server: Node, life: Life, epoch: int, shard: Shard) -> None:
         """Assert that a copy of a shard has rows there may be, each push once at most, and all that must be there."""
         live = simulation.is_live(server, epoch)
-        for table in shard.rows.tables:
+        for table in rows_in(shard).tables:
             number = [spec.name for spec in self.specs].index(table.spec.name)
             key, state = (server.name, life, epoch, number), (table.version, self._acknowledged)
             if self._checked.get(key) == state and table.spec.expire_s is None and table.spec.when_full != "evict":
@@ -281,7 +282,7 @@ class MarkedRows:
             text = f"{table.spec.name} on {server.name}"
             marks[mine] = self._marks((_values(table, np.flatnonzero(mine)) - self._begin[number][mine]), text)
             self._check_marks(marks, self._attempted[life][number], table.spec)
-            follows = isinstance(server.machine, ServerMachine) and server.machine.tenants[epoch].backup is not None
+            follows = isinstance(server.machine, ServerMachine) and server.machine.tenants[epoch].follows
             self._copied |= {life} if follows else set()
             gone = self._check_gone(
                 simulation.time_of(server), server, table, marks, rows, self._seen.get(key), follows=follows

@@ -12,6 +12,7 @@ from zmqps.core.job.tables import TableSpec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.terms import SET
 from zmqps.core.server.shard import Shard
+from zmqps.core.server.tables.rows import rows_in
 from zmqps.core.worker.operations import Attached, Exchange, Finish, Join, StartJob
 from zmqps.core.worker.plan import plan
 from zmqps.core.worker.session import SessionMachine
@@ -121,7 +122,7 @@ class SettingTraining(Training):
 
     def _check_rows(self, life: Life, shard: Shard, who: str, *, live: bool) -> None:
         """Assert that rows are set as a whole, to numbers there were, and a leader's to none that is too low."""
-        for table in shard.rows.tables:
+        for table in rows_in(shard).tables:
             shards = shards_of_ids(shard.placement, 0)
             values = np.zeros((IDS.size, ROW_DIM), np.float32)
             here = there(table, shards, shard.index)

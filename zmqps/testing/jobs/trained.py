@@ -13,6 +13,7 @@ from zmqps.core.job.tables import TableSpec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.terms import SET
 from zmqps.core.server.shard import Shard
+from zmqps.core.server.tables.rows import rows_in
 from zmqps.core.worker.rows import RowSource, RowTarget
 from zmqps.core.worker.transfer import PullTransfer, PushTransfer
 from zmqps.optim import momentum
@@ -169,7 +170,7 @@ class TrainedRows:
 
     def check(self, shard: Shard, who: str, reference: RowReference) -> None:
         """Assert that the tables of a shard are those of the reference at each one's version: values, slots, rows."""
-        for table in shard.rows.tables:
+        for table in rows_in(shard).tables:
             number = [spec.name for spec in self.specs].index(table.spec.name)
             shards = shards_of_ids(shard.placement, number)
             here = there(table, shards, shard.index)

@@ -13,6 +13,7 @@ from zmqps.core.job.tables import TableSpec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.server.admission import Room
 from zmqps.core.server.dense.rules import UpdateKernel
+from zmqps.core.server.dense.stale import treated
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.tables.rows import make_rows
@@ -156,11 +157,11 @@ class Training:
         rules = ReferenceRules(OptimizerSpec.from_wire(job.optimizer), memory, job.num_updating)
         return Shard(
             placement, index, rules, reject_nonfinite=job.nonfinite == "reject", synchronous=job.mode == "sync",
-            retain=job.retain, treatment=make_treatment(job.treatment), memory=memory,
-            rows=make_rows(
+            retain=job.retain, dense=treated(make_treatment(job.treatment)), memory=memory,
+            others=[make_rows(
                 job, placement, index, partial(row_rule, job, memory=memory), available_nbytes=1 << 20,
                 more=lambda nbytes: memory is None or memory.has_some(),
-            ),
+            )],
         )  # fmt: skip
 
     def run_s(self, rng: Random) -> float:

@@ -11,10 +11,11 @@ import numpy as np
 from zmqps.core.coordinator.placement.copies import Replica
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.protocol.messages import Ack, Committed, Message, Push, PushRows, Values
-from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.extensions import FullServer
 from zmqps.core.server.replicas.record import RECORD_NBYTES
 from zmqps.core.server.replicas.stream import Stream
 from zmqps.core.server.shard import Shard
+from zmqps.core.server.tables.rows import rows_in
 from zmqps.core.server.tenant import Tenant
 from zmqps.testing.engine import Node
 
@@ -73,7 +74,7 @@ class CopyWitness:
             if shard is None or shard.steps is not None or not copy.whole:
                 continue
             machine = node.machine
-            assert isinstance(machine, ServerMachine)
+            assert isinstance(machine, FullServer)
             if who in tenant.ledgers.past or machine.clients.bars(who):
                 continue  # it has gone, and there that is known already
             ledger = tenant.ledgers.get(who)
@@ -91,7 +92,7 @@ class CopyWitness:
         """Yield all copies of a shard that live, as the coordinator sees it, where one of them has this number."""
         simulation = self._simulation
         machine = server.machine
-        if not isinstance(machine, ServerMachine) or epoch not in machine.tenants or simulation.restarting:
+        if not isinstance(machine, FullServer) or epoch not in machine.tenants or simulation.restarting:
             return
         mine = machine.tenants[epoch].assign
         run = simulation.coordinator.runs.get(mine.name)
@@ -103,7 +104,7 @@ class CopyWitness:
         nodes = {node.identity.incarnation: node for node in simulation.servers if node.alive}
         for copy in run.startup.copies:
             node = nodes.get(copy.server.incarnation)
-            if copy.shard != mine.shard or node is None or not isinstance(node.machine, ServerMachine):
+            if copy.shard != mine.shard or node is None or not isinstance(node.machine, FullServer):
                 continue
             if (tenant := node.machine.tenants.get(copy.epoch)) is not None:
                 yield copy, node, tenant
@@ -113,15 +114,15 @@ class CopyWitness:
     def check(self, node: Node) -> None:
         """Assert what must hold after an event of a server, or of the coordinator."""
         machine = node.machine
-        if isinstance(machine, ServerMachine):
-            for tenant in machine.tenants.values():
-                if tenant.stream is not None:
-                    self._check_bound(machine, tenant, tenant.stream)
-                    self._check_equal(node, tenant, tenant.stream)
+        if isinstance(machine, FullServer):
+            for epoch, stream in machine.replication.streams.items():
+                tenant = machine.tenants[epoch]
+                self._check_bound(machine, tenant, stream)
+                self._check_equal(node, tenant, stream)
         elif node.role == "coordinator":
             self._check_whole()
 
-    def _check_bound(self, machine: ServerMachine, tenant: Tenant, stream: Stream) -> None:
+    def _check_bound(self, machine: FullServer, tenant: Tenant, stream: Stream) -> None:
         """Assert that what waits for backups is counted, and that there is a bound for it."""
         followers = stream.followers.values()
         waiting = {id(r): r.nbytes for follower in followers for _, r in follower.queue.unconfirmed if r.position}
@@ -131,7 +132,7 @@ class CopyWitness:
         if unconfirmed.nbytes > unconfirmed.limit:  # one push may be larger, and the mean of a step is
             shards = [t.shard for t in machine.tenants.values() if t.shard is not None]
             most = sum(s.placement.nbytes(s.index) + (len(s.slices) + 2) * RECORD_NBYTES for s in shards)
-            tables = [table for s in shards for table in (s.rows.tables if s.rows else ())]
+            tables = [table for s in shards for table in rows_in(s).tables]
             most += sum(2 * RECORD_NBYTES + len(table) * table.store.row_nbytes for table in tables)
             assert unconfirmed.nbytes <= most, f"{unconfirmed.nbytes} bytes wait for backups"
 
@@ -144,12 +145,14 @@ class CopyWitness:
                 continue
             for other in self._simulation.servers:
                 machine = other.machine
-                theirs = machine.tenants.get(epoch) if isinstance(machine, ServerMachine) and other.alive else None
-                if theirs is None or theirs.backup is None or theirs.shard is None or _is_coming(theirs):
+                if not isinstance(machine, FullServer) or not other.alive:
                     continue
-                if self._compared.get(epoch) == theirs.backup.number or self._follows_another(epoch, tenant):
+                theirs, backup = machine.tenants.get(epoch), machine.replication.backups.get(epoch)
+                if theirs is None or backup is None or theirs.shard is None or _is_coming(theirs):
                     continue
-                self._compared[epoch] = theirs.backup.number
+                if self._compared.get(epoch) == backup.number or self._follows_another(epoch, tenant):
+                    continue
+                self._compared[epoch] = backup.number
                 self.num_compared += 1
                 who = f"{other.name}, which has confirmed all of {node.name},"
                 _check_same(who, tenant.shard, theirs.shard)
@@ -162,10 +165,10 @@ class CopyWitness:
         """Return whether a backup has got a newer leader than this one, which has handed its place on."""
         machines = [node.machine for node in self._simulation.servers if node.alive]
         return any(
-            other.stream is not None and epoch in other.stream.followers and other.generation > tenant.generation
+            epoch in stream.followers and machine.tenants[other].generation > tenant.generation
             for machine in machines
-            if isinstance(machine, ServerMachine)
-            for other in machine.tenants.values()
+            if isinstance(machine, FullServer)
+            for other, stream in machine.replication.streams.items()
         )
 
     # --- whole again ---------------------------------------------------------------------------
@@ -218,7 +221,7 @@ def _check_same(who: str, ours: Shard, theirs: Shard) -> None:
 def _tables(shard: Shard) -> list[object]:
     """Return all that a shard has of its tables: their numbers, and their rows by ids."""
     found: list[object] = []
-    for table in shard.rows.tables:
+    for table in rows_in(shard).tables:
         store = table.store
         rows = np.flatnonzero(store.live[: store.end])
         kept = table.kept(rows[np.argsort(store.ids[rows])])

@@ -13,6 +13,7 @@ from zmqps.core.job.keyspace import Placement
 from zmqps.core.protocol.messages import Ack, Assign, Followed, GoBack, Message, Ready, Recalled, Values
 from zmqps.core.server.ledger import Ledger
 from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.tables.rows import rows_in
 from zmqps.core.server.tables.table import RowTable
 from zmqps.core.worker.connections.link import Link
 from zmqps.core.worker.layout.rollbacks import Rollback
@@ -130,7 +131,7 @@ class Fallbacks:
                 expected = saved.values[s.parameter][s.start : s.start + s.size]
                 got = state.value[s.position : s.position + s.size]
                 assert np.array_equal(got, expected), f"{server.name} has {got}, {saved.path} has {expected}"
-        for table in tenant.built().rows.tables:
+        for table in rows_in(tenant.built()).tables:
             self._check_loaded_rows(server, table, tenant.built().placement, saved)
 
     @staticmethod

@@ -106,7 +106,7 @@ class LostServers:
                     # if it has taken over, and its word of that is on its way, the others count no more
                     assert isinstance(server.machine, ServerMachine)
                     tenant = server.machine.tenants.get(copy.epoch)
-                    kept -= {copy.shard} if tenant is not None and tenant.backup is None else set()
+                    kept -= {copy.shard} if tenant is not None and not tenant.follows else set()
             if not shards <= kept:
                 return False
         return True

@@ -18,6 +18,7 @@ from zmqps.core.protocol.arrays import Array
 from zmqps.core.server.dense.snapshot import SnapshotSlice
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.tables.row_snapshot import RowPiece
+from zmqps.core.server.tables.rows import rows_in
 from zmqps.core.server.tables.table import RowTable
 from zmqps.errors import CheckpointStorageError
 from zmqps.rows.hashing import buckets_of
@@ -203,7 +204,7 @@ class Disk:
             steps = [min(saved.steps[s.parameter]) for s in slice_.segments]
             version = source["version"] if job.mode == "sync" else max(steps)
             shard.dense.restore(slice_.index, found[0], found[1:], steps, version)
-        for table in shard.rows.tables:
+        for table in rows_in(shard).tables:
             saved.fill(table, source["version"] if job.mode == "sync" else None)
         return saved.states[shard.index] if saved.placement.to_wire() == shard.placement.to_wire() else {}
 

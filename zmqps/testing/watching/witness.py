@@ -34,6 +34,7 @@ from zmqps.core.protocol.terms import are_values
 from zmqps.core.server.dense.aggregate import PushId
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Shard
+from zmqps.core.server.tables.rows import rows_in
 from zmqps.core.worker.session import SessionMachine
 from zmqps.core.worker.transfer import PushTransfer as Pushing
 from zmqps.errors import DeadlineError
@@ -323,7 +324,7 @@ class StepWitness:
     def _check_rows_there(self, shard: Shard, step: int, push: PushId, gradient: RowGradient) -> None:
         """Assert the same of rows."""
         mine = shards_of_ids(shard.placement, gradient.table)[gradient.which] == shard.index
-        there = not mine.any() or shard.rows.has_gradient(step, push)
+        there = not mine.any() or push in rows_in(shard)._staged.get(step, {})
         assert there, f"step {step} is decided, and the leader of shard {shard.index} lacks rows of it"
 
     def _check_quorum(self, coordinator: Node, step: int, contributors: tuple[Contributor, ...], back: int) -> None:

@@ -26,6 +26,7 @@ from zmqps.core.job.spec import Parameter
 from zmqps.core.server.dense.aggregate import SPARE_STEPS
 from zmqps.core.server.dense.buffers import ROUNDS
 from zmqps.core.server.dense.memory import HostMemory
+from zmqps.core.server.dense.stale import treated
 from zmqps.core.server.shard import Shard
 from zmqps.core.treatments import Compensate, Divide, Treatment
 from zmqps.errors import InternalError, ShardBrokenError
@@ -51,7 +52,7 @@ def new_shard(mode: str, where: str, scarcity: Scarcity, treatment: Treatment | 
     shard = Shard(
         PLACEMENT, 0, ScarceRules(SPEC, scarcity, where), memory=memory_of(where, scarcity),
         synchronous=mode in ("sync", "retained"), retain=2 if mode == "retained" else 0,
-        treatment=(treatment or Compensate(0.1)) if mode == "treated" else None,
+        dense=treated((treatment or Compensate(0.1)) if mode == "treated" else None),
     )  # fmt: skip
     shard.dense.load([(index, 0, ()) for index in ALL], [gradient(index, 1) for index in ALL])
     return shard

@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 
 from tests.core.machines import KEY, assign, identity
+from tests.core.server.scarcity import copies_of
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.protocol.events import COORDINATOR, Received, Returned, Run, Send
 from zmqps.core.protocol.messages import PROTOCOL_VERSION, Ack, Departed, Hello, Leave, Load, Pull, Push, Values
 from zmqps.core.protocol.security.keys import LOADER, ticket_of
 from zmqps.core.server.admission import Room
-from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.dense.stale import treated
+from zmqps.core.server.extensions import FullServer
 from zmqps.core.server.shard import Shard
 from zmqps.core.treatments import Compensate, Divide, Drop, Treatment, make_treatment
 from zmqps.optim import sgd
@@ -29,7 +31,7 @@ ONES = np.ones(SIZE, "f4")
 def make(treatment: Treatment | None, start: float = 0.0) -> Shard:
     """Return a shard of two slices, all values the same, plain SGD with a learning rate of 1."""
     placement = Placement.balance(KeySpace(PARAMETERS), 1, 4 * SIZE)
-    shard = Shard(placement, 0, ReferenceRules(sgd(1.0)), treatment=treatment)
+    shard = Shard(placement, 0, ReferenceRules(sgd(1.0)), dense=treated(treatment))
     for index in (0, 1):
         shard.dense.load([(index, 0, ())], [np.full(SIZE, start, "f4")])
     return shard
@@ -92,7 +94,7 @@ def test_a_delay_is_compensated_from_what_this_worker_read() -> None:
 
 def test_ranges_of_a_slice_are_compensated_from_the_same_ranges() -> None:
     placement = Placement.balance(KeySpace(PARAMETERS), 1)  # both in one slice
-    shard = Shard(placement, 0, ReferenceRules(sgd(1.0)), treatment=Compensate(1.0))
+    shard = Shard(placement, 0, ReferenceRules(sgd(1.0)), dense=treated(Compensate(1.0)))
     shard.dense.load([(0, 0, ())], [np.arange(8, dtype="f4")])
     shard.dense.pull([(0, 0, ())], None, A)
     shard.dense.note_read([(0, 0, ())], A)
@@ -115,8 +117,7 @@ def test_without_a_copy_of_that_version_the_gradient_is_applied_as_it_is_and_cou
 def test_a_shard_without_treatment_keeps_no_copies() -> None:
     shard = make(None)
     read(shard, A)
-    assert shard.dense.copies is None
-    assert make(Drop(1)).dense.copies is None
+    assert copies_of(shard.dense) is copies_of(make(Drop(1)).dense) is None
 
 
 # --- the server ----------------------------------------------------------------------------------
@@ -128,7 +129,7 @@ class Server:
     def __init__(self) -> None:
         job = JobSpec(parameters=PARAMETERS, optimizer=sgd(1.0).to_wire(), treatment=Compensate(0.5).to_wire())
         placement = Placement.balance(KeySpace(job.parameters), 1, 4 * SIZE)
-        self.machine = ServerMachine(identity("server"), "tcp://c:1", self.build)
+        self.machine = FullServer(identity("server"), "tcp://c:1", self.build)
         self.machine.start(0.0)
         (run,) = [a for a in self.take(COORDINATOR, assign(job, placement)) if isinstance(a, Run)]
         self.machine.handle(Returned(run.tag, run.work()), 0.0)
@@ -143,7 +144,7 @@ class Server:
 
     @staticmethod
     def build(job: JobSpec, placement: Placement, index: int, room: Room) -> Shard:
-        return Shard(placement, index, ReferenceRules(sgd(1.0)), treatment=make_treatment(job.treatment))
+        return Shard(placement, index, ReferenceRules(sgd(1.0)), dense=treated(make_treatment(job.treatment)))
 
     def take(self, peer: bytes, message: Any) -> list[Any]:
         actions = self.machine.handle(Received(peer, message), 0.0)

@@ -14,9 +14,8 @@ from zmqps import optim
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.job.tables import TableSpec
-from zmqps.core.server.parts import Listener
 from zmqps.core.server.replicas.filling import Filling
-from zmqps.core.server.replicas.record import ReplicationRecord
+from zmqps.core.server.replicas.record import Listener, ReplicationRecord
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.tables import row_records
 from zmqps.core.server.tables.row_records import RowNews, read_rows
@@ -122,4 +121,4 @@ class _Shard:
     """What filling needs of a shard, with no slices."""
 
     def __init__(self, rows: Rows) -> None:
-        self.parts, self.version = (rows,), 0
+        self.others, self.slices, self.version = (rows,), (), 0

@@ -239,7 +239,7 @@ def test_a_leader_that_does_not_reach_its_backup_acknowledges_nothing() -> None:
     copies.retarget(generation=2)
     assert copies.answered("w") == [101], "the coordinator has given the backup up"
     assert copies.told("p", m.Replicating) == [m.Replicating(LEADER, 2)]
-    assert copies.nodes["p"].machine.tenants[LEADER].stream is None
+    assert copies.nodes["p"].machine.tenants[LEADER].gate is None
 
 
 def test_an_older_list_of_backups_counts_no_more() -> None:
@@ -247,7 +247,7 @@ def test_an_older_list_of_backups_counts_no_more() -> None:
     copies.retarget(generation=5)
     copies.retarget(B, generation=4)
     assert copies.told("p", m.Replicating) == [m.Replicating(LEADER, 5)]
-    assert copies.nodes["p"].machine.tenants[LEADER].stream is None
+    assert copies.nodes["p"].machine.tenants[LEADER].gate is None
 
 
 def test_the_answers_of_a_worker_that_has_gone_are_dropped() -> None:
@@ -264,7 +264,7 @@ def test_the_answers_of_a_worker_that_has_gone_are_dropped() -> None:
 
 def test_too_much_that_waits_is_refused_and_may_be_sent_again() -> None:
     copies = trained(B)
-    stream = copies.nodes["p"].machine.tenants[LEADER].stream
+    stream = copies.nodes["p"].machine.replication.streams[LEADER]
     assert stream is not None
     stream._unconfirmed.limit = 3000
     copies.push("w", push(1, 1.0))
@@ -518,7 +518,7 @@ def test_no_backups_are_no_backups(backups: dict[str, object]) -> None:
     copies = Copies()
     copies.begin()
     copies.order("p", m.Replicas(LEADER, 1, backups))
-    assert copies.nodes["p"].machine.tenants[LEADER].stream is None
+    assert copies.nodes["p"].machine.tenants[LEADER].gate is None
 
 
 @pytest.mark.parametrize("rows", [{"rows": 1}, {"rows": [{}]}, {"rows": [{}] * 9}])

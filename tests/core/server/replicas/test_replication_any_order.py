@@ -119,7 +119,7 @@ class Links(RuleBasedStateMachine):
         """The backups that have everything."""
         nodes = [(self.copies.nodes[name], BACKUPS[name]) for name in self.backups]
         tenants = [(node, node.machine.tenants[epoch], epoch) for node, epoch in nodes]
-        return [(node, epoch) for node, tenant, epoch in tenants if tenant.backup and tenant.built().loaded]
+        return [(node, epoch) for node, tenant, epoch in tenants if tenant.follows and tenant.built().loaded]
 
     @rule()
     @precondition(lambda self: not self.promoted and self.whole)
@@ -141,7 +141,7 @@ class Links(RuleBasedStateMachine):
         if not hasattr(self, "copies"):
             return
         for name in self.backups:
-            backup = self.copies.nodes[name].machine.tenants[BACKUPS[name]].backup
+            backup = self.copies.nodes[name].machine.replication.backups.get(BACKUPS[name])
             assert backup is None or backup.broken is None
 
     def end(self) -> None:

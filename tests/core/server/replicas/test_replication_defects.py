@@ -76,9 +76,10 @@ def takes_records_after_its_promotion(patch: pytest.MonkeyPatch) -> None:
     real = ReplicaStreams.follow
 
     def follow(self: ReplicaStreams, client: Any, tenant: Any, record: Replicate) -> Any:
-        if tenant.backup is None:
-            tenant.backup = Backup(tenant.assign.epoch, tenant.ledgers)
-            tenant.backup.number = record.number
+        if not tenant.follows:
+            tenant.follows = True
+            backup = self.backups[record.epoch] = Backup(tenant.assign.epoch, tenant.ledgers)
+            backup.number = record.number
         return real(self, client, tenant, record)
 
     patch.setattr(ReplicaStreams, "follow", follow)
@@ -86,7 +87,7 @@ def takes_records_after_its_promotion(patch: pytest.MonkeyPatch) -> None:
 
 def answers_although_it_was_deposed(patch: pytest.MonkeyPatch) -> None:
     def depose(self: ReplicaStreams, tenant: Any, generation: int) -> Any:
-        held = [h for h in tenant.stream._held]
+        held = [h for h in self.streams[tenant.assign.epoch]._held]
         self.discarded(tenant)
         return [action for h in held for action in self._answer(tenant, h)]
 

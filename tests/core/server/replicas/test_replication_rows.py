@@ -21,7 +21,7 @@ from zmqps.core.protocol.messages.replication import ROWS
 from zmqps.core.protocol.terms import SET
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.tables import row_records
-from zmqps.core.server.tables.rows import make_rows
+from zmqps.core.server.tables.rows import make_rows, rows_in
 from zmqps.core.server.tables.table import RowTable
 from zmqps.errors import ServerMemoryError, ShardBrokenError, from_wire
 from zmqps.rows.initial import Initial
@@ -66,7 +66,7 @@ def push_rows(seq: int, *ids: int, by: float = 1.0, index: int = 1, wanted: tupl
 
 
 def table_of(copies: Copies, name: str = "p", epoch: int = LEADER, number: int = 0) -> RowTable:
-    return copies.nodes[name].shard(epoch).rows.tables[number]
+    return rows_in(copies.nodes[name].shard(epoch)).tables[number]
 
 
 def fails(*_: Any, **options: Any) -> Any:
@@ -215,8 +215,8 @@ def test_a_backup_without_memory_for_rows_says_so_and_the_coordinator_hears_it()
 def test_what_is_no_record_of_rows_breaks_the_copy_and_nothing_else(payload: Any, why: str) -> None:
     copies = trained()
     record = m.Replicate(
-        BACKUP, copies.nodes["b"].machine.tenants[BACKUP].backup.number + 1, ROWS, bytes(16), 0, 0, "raw", (), (), (),  # type: ignore[union-attr]
-        ((1, 0, ()),), payload,
+        BACKUP, copies.nodes["b"].machine.replication.backups[BACKUP].number + 1, ROWS, bytes(16), 0, 0, "raw",
+        (), (), (), ((1, 0, ()),), payload,
     )  # fmt: skip
     copies.handle("b", Received(peer("p"), record))
     assert any(why in text for text in copies.nodes["b"].logged)

@@ -32,7 +32,7 @@ def test_a_leader_gives_up_its_place_when_its_backups_have_all() -> None:
     copies.settle()
     ((generation, busy, numbers),) = yielded(copies)
     assert (generation, busy) == (1, 0)
-    assert numbers == {"2": copies.nodes["b"].machine.tenants[2].backup.number}  # type: ignore[union-attr]
+    assert numbers == {"2": copies.nodes["b"].machine.replication.backups[2].number}
     assert [type(answer) for answer in copies.answers("w")] == [m.Ack], "what it has done it answers"
 
 

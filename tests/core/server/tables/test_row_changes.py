@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from tests.core.server.tables.test_table import ids, table, touch
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.server.marks import Marks
-from zmqps.core.server.tables.row_changes import RowMarks
+from zmqps.core.server.tables.row_changes import Marks, RowMarks
 from zmqps.core.server.tables.table import RowTable
 
 
@@ -19,11 +18,11 @@ class RowChanges:
         self.drop, self.validate = self.marks.drop, self.marks.validate
 
     def note(self, epoch: int, number: int, base: int, tables: Sequence[RowTable]) -> None:
-        self.marks.note(epoch, number, base, [RowMarks(tables)])
+        self.marks.note(epoch, number, base, RowMarks(tables))
 
     def since(self, epoch: int, base: int, tables: Sequence[RowTable]) -> list[tuple[int, Array] | None]:
-        [marks] = self.marks.base(epoch, base) or [None]
-        return [None] * len(tables) if marks is None else marks.since(tables)  # type: ignore[attr-defined]
+        marks = self.marks.base(epoch, base)
+        return [None] * len(tables) if marks is None else marks.since(tables)
 
 
 def test_ids_that_have_made_way_are_told_once_and_in_order() -> None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -33,11 +32,11 @@ from zmqps.core.server.dense.beside import Beside
 from zmqps.core.server.dense.buffers import Buffers
 from zmqps.core.server.dense.finiteness import Finiteness
 from zmqps.core.server.dense.memory import Memory
-from zmqps.core.server.dense.recut import fill_slices
 from zmqps.core.server.dense.rules import Kernels, Rules
 from zmqps.core.server.dense.slices import (
     MAX_DONE_READERS,
     Note,
+    Piece,
     SliceState,
     Updates,
     bounds_of,
@@ -47,15 +46,10 @@ from zmqps.core.server.dense.slices import (
     walk,
 )
 from zmqps.core.server.dense.slots import Slots
-from zmqps.core.server.dense.snapshot import Snapshot
-from zmqps.core.server.dense.stale import Treating
 from zmqps.core.server.dense.steps import ShardSteps
 from zmqps.core.server.dense.timing import Timing
 from zmqps.core.server.ledger import Result
-from zmqps.core.server.parts import COMMITTED, Apply, Arrivals, Awaited, Found, Listener, Noted, Unmarked
-from zmqps.core.server.replicas.record import ReplicationRecord
-from zmqps.core.server.replicas.records import SliceNews, state_of
-from zmqps.core.treatments import ReadCopies, Treatment
+from zmqps.core.server.parts import COMMITTED, Apply, Arrivals, Awaited, Found, Noted
 from zmqps.errors import ProtocolError, SliceRangeError
 
 if TYPE_CHECKING:
@@ -64,6 +58,9 @@ if TYPE_CHECKING:
 
 class DensePart:
     """The slices of a shard."""
+
+    #: Whether it must hear of answers that workers compute from (`note_read`).
+    remembers_reads = False
 
     def __init__(
         self,
@@ -77,7 +74,6 @@ class DensePart:
         # synchronous: how many gradients make a step; None: gradients are applied on arrival
         aggregate: int | None = None,
         retain: int = 0,
-        treatment: Treatment | None = None,
         beside: Beside | None = None,
     ) -> None:
         self.index = index  # of the shard
@@ -87,7 +83,6 @@ class DensePart:
         self.finiteness = Finiteness(
             placement.keyspace.parameters, rules.all_finite, self.counters, rejects=reject_nonfinite
         )
-        self.treating = None if treatment is None else Treating(treatment, memory)
         kernels = Kernels(rules, placement.keyspace.parameters)
         self.slices: list[SliceState] = []
         self._has_buffers = any(table.buffers for table in placement.keyspace.dense)
@@ -118,15 +113,6 @@ class DensePart:
     def beside(self) -> Beside:
         """What may be there beside the values."""
         return self._buffers.beside
-
-    @property
-    def copies(self) -> ReadCopies | None:
-        """What each worker has read, where a treatment needs to know."""
-        return None if self.treating is None else self.treating.copies
-
-    @property
-    def _version(self) -> int:
-        return 0 if self.steps is None else self.steps.version
 
     # --- messages ------------------------------------------------------------------------------
 
@@ -187,17 +173,11 @@ class DensePart:
             return None
         return choose(spec, nbytes)
 
-    def note_sent(self, message: Push | Pull, puller: bytes) -> None:
-        self.note_read(message.parts, puller)
-
     def note_read(self, parts: Sequence[Part], puller: bytes) -> None:
-        """A worker has the current values of some slices: from now on its gradients are of these."""
-        if self.treating is not None and puller:
-            self.treating.note_read(puller, [self.slices[index] for index, _, _ in parts])
+        """A worker has been sent the current values of some slices, which nobody remembers."""
 
-    def unanswered(self, message: Push) -> Push:
-        """Return a push without its gradients."""
-        return replace(message, payload=())
+    def forget(self, incarnation: bytes) -> None:
+        """A worker has gone, of which nothing is remembered."""
 
     # --- values --------------------------------------------------------------------------------
 
@@ -262,7 +242,7 @@ class DensePart:
         -------
         versions, staleness
             Of each part: the slice's version after the update, and how many updates it had had since the
-            worker read it. A part that the treatment drops changes nothing, the version neither.
+            worker read it.
 
         Raises
         ------
@@ -283,39 +263,26 @@ class DensePart:
             check_sort(states, worker, terms)
         if self.finiteness.rejects and not checked and not values:
             self.finiteness.check(pieces, worker)
-        if self.treating is not None and not values:
-            return self._push_treated(self.treating, states, parts, pieces, puller, note, terms)
+        return self.update(states, parts, pieces, puller, note, terms, values=values)
+
+    def update(
+        self, states: Sequence[SliceState], parts: Sequence[Part], pieces: Sequence[Piece], puller: bytes,
+        note: Noted | None, terms: Sequence[float], *, values: bool,
+    ) -> Result:  # fmt: skip
+        """Apply what a push has brought, which is checked: gradients, or values that are set."""
         result = (
             tuple([state.version + 1 for state in states]),
             tuple([max(0, state.version - read) for state, (_, read, _) in zip(states, parts, strict=True)]),
         )
-        self._update(states, parts, pieces, (), partial(note, result) if note else None, terms)
+        self.apply_pieces(states, parts, pieces, (), partial(note, result) if note else None, terms, values=values)
         return result
 
-    def _push_treated(
-        self, treating: Treating, states: Sequence[SliceState], parts: Sequence[Part],
-        pieces: Sequence[tuple[SliceState, int, Any]], puller: bytes, note: Noted | None,
-        terms: Sequence[float],
-    ) -> Result:  # fmt: skip
-        """Apply what a treatment makes of the gradients, each slice's by its own staleness."""
-        treated = treating.treat(puller, states, parts, pieces)
-        kept = {index for index, _, _ in treated.parts}
-        result = (
-            tuple([version + (index in kept) for index, (version, _) in treated.results.items()]),
-            tuple([staleness for _, staleness in treated.results.values()]),
-        )
-        noted = partial(note, result) if note else None
-        self._update(treated.states, treated.parts, treated.pieces, treated.gradients, noted, terms)
-        self.counters["dropped"] += len(parts) - len(treated.parts)
-        self.counters["uncompensated"] += treated.num_uncompensated
-        return result
-
-    def _update(
-        self, states: Sequence[SliceState], parts: Sequence[Part], pieces: Sequence[tuple[SliceState, int, Any]],
-        treated: Sequence[Array | None], note: Note | None, terms: Sequence[float],
+    def apply_pieces(
+        self, states: Sequence[SliceState], parts: Sequence[Part], pieces: Sequence[Piece],
+        gradients: Sequence[Array | None], note: Note | None, terms: Sequence[float], *, values: bool,
     ) -> None:  # fmt: skip
+        """Update slices by pieces, or by ``gradients`` in the place of some, and count that."""
         after = []
-        values = bool(terms) and are_values(terms)
         for state, (_, _, ranges) in zip(states, parts, strict=True):
             if not ranges and not values:
                 after.append((state, state.version + 1, state.steps + 1))
@@ -325,7 +292,7 @@ class DensePart:
                 first, last = state.segments(start, stop)
                 steps[first:last] += not values
             after.append((state, state.version + 1, steps))
-        self.updates.apply(states, pieces, treated, after, note, terms, len(pieces) if values else 0)
+        self.updates.apply(states, pieces, gradients, after, note, terms, len(pieces) if values else 0)
 
     def collect(
         self,
@@ -451,8 +418,6 @@ class DensePart:
             beside.read_nbytes += value.nbytes
         if beside.read_nbytes > beside.lendable_nbytes:
             found = self._buffers.lend(found)
-        if self.treating is not None and puller:
-            self.treating.prepare(puller, states)
         if len(parts) == 1 and not parts[0][2]:  # as in most messages
             [(version, value, readers)] = found
             return [[value]], (version,), [readers]
@@ -468,9 +433,7 @@ class DensePart:
             return [self.slices[parts[0][0]]]
         return resolve(self.slices, self.index, parts)
 
-    def _walk(
-        self, states: Sequence[SliceState], parts: Sequence[Part], payload: Sequence[Buffer]
-    ) -> list[tuple[SliceState, int, Any]]:
+    def _walk(self, states: Sequence[SliceState], parts: Sequence[Part], payload: Sequence[Buffer]) -> list[Piece]:
         """Return the pieces of a payload, each with its slice and its first element there."""
         if len(parts) == 1 and not parts[0][2]:
             [state] = states
@@ -505,27 +468,6 @@ class DensePart:
             raise ProtocolError(f"this copy is at step {self.steps.version}, the one that ends is {step}")
         self.steps.close(present)
 
-    # --- copies --------------------------------------------------------------------------------
-
-    def snapshot(self, first: int, base: Unmarked | None) -> Snapshot:
-        """Keep the slices as they are; pieces have their numbers, and all are written, whatever was saved before."""
-        return Snapshot(self.slices, self.memory)
-
-    def mark(self) -> Unmarked:
-        """Take note of nothing: a save has all slices."""
-        return Unmarked()
-
-    def record(self, member: int, start: int, step: int) -> tuple[ReplicationRecord, int]:
-        """Return what fills a backup with a slice as it is; nothing is left of it then."""
-        return state_of(self.slices[member], step, self.memory), 0
-
-    def news(self, listener: Listener) -> SliceNews:
-        """Tell of pushes before they are applied, or of the means of steps."""
-        return SliceNews(self.steps, self.memory, listener)
-
-    def refill(self, parents: Sequence[DensePart]) -> None:
-        fill_slices(self.slices, [state for parent in parents for state in parent.slices], self.memory)
-
     # --- figures -------------------------------------------------------------------------------
 
     @property
@@ -536,7 +478,7 @@ class DensePart:
         held = self.arena_nbytes if loaded else self.arena_nbytes - self._buffers.home_nbytes
         beside = self.beside.admitted_nbytes + self.beside.granted_nbytes
         held += min(self.counters["spare_nbytes"], self._buffers.kept_nbytes + beside)
-        return held + (self.steps.stage.nbytes if self.steps else 0) + (self.copies.nbytes if self.copies else 0)
+        return held + (self.steps.stage.nbytes if self.steps else 0)
 
     @property
     def timings(self) -> Iterator[Timing]:
@@ -547,14 +489,8 @@ class DensePart:
             **self.counters,
             "arena_nbytes": self.arena_nbytes,
             "slots_nbytes": self.arena_nbytes - self._buffers.home_nbytes,
-            "copies_nbytes": self.copies.nbytes if self.copies else 0,
             "stage_nbytes": self.steps.stage.nbytes if self.steps else 0,
         }
-
-    def forget(self, incarnation: bytes) -> None:
-        """A worker has gone: keep nothing of what it has read."""
-        if self.copies is not None:
-            self.copies.forget(incarnation)
 
     def validate(self, version: int | None, missing: set[int]) -> None:
         for state in self.slices:

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 Room = tuple[Array, list[Reader]]
 #: Elements that one kernel call can take: ``(start, stop, kernel, updates so far)``.
 Stretch = tuple[int, int, int, int]
+#: A piece of what a message brings: its slice, its first element there, and its values.
+Piece: TypeAlias = tuple["SliceState", int, Any]
 #: Does nothing that needs memory, and the same if it is called twice.
 Note = Callable[[], None]
 
@@ -203,9 +205,7 @@ def resolve(slices: Sequence[SliceState], shard: int, parts: Sequence[Part]) -> 
     return states
 
 
-def walk(
-    memory: Memory, states: Sequence[SliceState], parts: Sequence[Part], payload: Sequence[Buffer]
-) -> list[tuple[SliceState, int, Any]]:
+def walk(memory: Memory, states: Sequence[SliceState], parts: Sequence[Part], payload: Sequence[Buffer]) -> list[Piece]:
     """Return the pieces of a payload, each with its slice and its first element there.
 
     Raises
@@ -237,8 +237,8 @@ def check_sort(states: Sequence[SliceState], worker: str, terms: Sequence[float]
 
 
 def present(
-    missing: Container[int], states: list[SliceState], parts: Sequence[Part], pieces: list[tuple[SliceState, int, Any]]
-) -> tuple[list[SliceState], list[Part], list[tuple[SliceState, int, Any]]]:
+    missing: Container[int], states: list[SliceState], parts: Sequence[Part], pieces: list[Piece]
+) -> tuple[list[SliceState], list[Part], list[Piece]]:
     """Return of a push what concerns slices that are not missing."""
     return (
         [state for state in states if state.slice.index not in missing],
@@ -296,7 +296,7 @@ class Updates:
     def apply(
         self,
         states: Sequence[SliceState],
-        pieces: Sequence[tuple[SliceState, int, Any]],
+        pieces: Sequence[Piece],
         gradients: Sequence[Array | None],
         after: Sequence[After],
         note: Note | None = None,
@@ -458,7 +458,7 @@ class Updates:
         raise self.broken.again() from cause
 
 
-def _fill(rooms: dict[int, Room], states: Sequence[SliceState], pieces: Sequence[tuple[SliceState, int, Any]]) -> None:
+def _fill(rooms: dict[int, Room], states: Sequence[SliceState], pieces: Sequence[Piece]) -> None:
     """Copy to other buffers what an update leaves out."""
     for state in states:
         room = rooms.get(state.slice.index)

@@ -12,6 +12,7 @@ from zmqps.core.protocol.messages.replication import ASKED, AVERAGED, NOBODY, PU
 from zmqps.core.server.ledger import Ledger, Ledgers, Result
 from zmqps.core.server.replicas.records import remember
 from zmqps.core.server.shard import Shard
+from zmqps.core.server.tables.rows import rows_in
 from zmqps.errors import ProtocolError, PSError, ShardBrokenError
 
 
@@ -110,7 +111,7 @@ class Backup:
         shard.adopted(record.step, index)
 
     def _rows(self, shard: Shard, record: Replicate) -> None:
-        if shard.rows.adopt(record):
+        if rows_in(shard).adopt(record):
             shard.adopted(record.step, record.parts[0][0])
         if record.origin != NOBODY:
             self._ledgers[record.origin].record(record.seq, (tuple(record.versions), tuple(record.staleness)))

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from zmqps.core.server.dense.slices import SliceState
 from zmqps.core.server.replicas.record import ReplicationRecord
+from zmqps.core.server.replicas.records import state_of
 from zmqps.core.server.shard import Shard
+from zmqps.core.server.tables.row_records import filling
+from zmqps.core.server.tables.rows import rows_in
+from zmqps.core.server.tables.table import RowTable
 
 
 class Filling:
@@ -23,7 +28,7 @@ class Filling:
     ) -> None:
         self._shard = shard
         self._tell = tell
-        self._turns = [(part, member) for part in shard.parts for member in range(len(part.members))]
+        self._turns: list[SliceState | RowTable] = [*shard.slices, *rows_in(shard).tables]
         self._turn = self._start = 0
 
     @property
@@ -33,8 +38,11 @@ class Filling:
 
     def next(self) -> ReplicationRecord:
         """Return the next piece; one that there was no memory for comes again (`MemoryError`)."""
-        part, member = self._turns[self._turn]
+        turn, step = self._turns[self._turn], self._shard.version
         self._tell()
-        record, self._start = part.record(member, self._start, self._shard.version)
+        if isinstance(turn, SliceState):
+            record = state_of(turn, step, self._shard.memory)
+        else:
+            record, self._start = filling(turn, self._start, step)
         self._turn += not self._start
         return record

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from zmqps.core.protocol.fields import Part
 from zmqps.core.protocol.messages import Replicate
@@ -26,3 +27,14 @@ class ReplicationRecord:
 def nbytes_beside(parts: Sequence[Part]) -> int:
     """Return about how much memory a record takes beside its payload."""
     return RECORD_NBYTES + sum([40 + 8 * len(ranges) for _, _, ranges in parts])
+
+
+class Listener(NamedTuple):
+    """Who is told the news of a part.
+
+    ``queue`` takes a record of something that is done; ``check`` raises `MemoryError` where there is no room for so
+    many bytes more.
+    """
+
+    queue: Callable[[ReplicationRecord], None]
+    check: Callable[[int], None]

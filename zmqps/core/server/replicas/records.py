@@ -24,8 +24,8 @@ from zmqps.core.server.dense.memory import Memory
 from zmqps.core.server.dense.slices import Note, SliceState
 from zmqps.core.server.dense.steps import ShardSteps
 from zmqps.core.server.ledger import Ledger, Result
-from zmqps.core.server.parts import Listener, Noted
-from zmqps.core.server.replicas.record import ReplicationRecord, nbytes_beside
+from zmqps.core.server.parts import Noted
+from zmqps.core.server.replicas.record import Listener, ReplicationRecord, nbytes_beside
 from zmqps.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -151,7 +151,20 @@ class SliceNews:
             steps.forward = partial(self._average, steps)
 
     def entrust(self, message: Push, origin: bytes, note: Noted) -> tuple[Sequence[Buffer], Noted]:
-        """Prepare to forward a push: the backups apply the same bytes."""
+        """Prepare to forward a push that is about to be applied: the backups apply the same bytes.
+
+        Returns
+        -------
+        payload
+            To be applied: nobody else writes to it.
+        note
+            To be called instead of ``note`` as soon as it is applied.
+
+        Raises
+        ------
+        MemoryError
+            Too much waits for the backups already, or there is no memory for a copy. Nothing has changed.
+        """
         nbytes = sum([memoryview(buffer).nbytes for buffer in message.payload])
         self._listener.check(nbytes + 2 * nbytes_beside(message.parts))  # its record, and the answer that waits
         payload = owned(message.payload)

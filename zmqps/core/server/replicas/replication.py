@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from zmqps.core.node.connections import Connections
 from zmqps.core.node.handshake import Handshake
-from zmqps.core.node.member import Member
 from zmqps.core.protocol.events import (
     COORDINATOR,
     Action,
+    Connected,
     Disconnected,
     Log,
     Looked,
+    NetworkEvent,
     Peer,
+    Received,
     Send,
     Unreachable,
 )
@@ -36,20 +38,20 @@ from zmqps.core.protocol.messages import (
 )
 from zmqps.core.protocol.security.keys import key_of, same
 from zmqps.core.protocol.security.roles import BACKUP, check_client
-from zmqps.core.server.clients import Client, Clients
+from zmqps.core.server.clients import Client
+from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.parked import CONFIRMED
-from zmqps.core.server.parts import PUSHES, AnyPull, AnyPush, Awaited
+from zmqps.core.server.parts import PUSHES, AnyPull, AnyPush
 from zmqps.core.server.replicas.backup import Backup
 from zmqps.core.server.replicas.follower import Follower
 from zmqps.core.server.replicas.stream import HeldAnswer, Stream, Unconfirmed
-from zmqps.core.server.tenant import Tenant
+from zmqps.core.server.tenant import AnswerGate, Tenant
 from zmqps.core.treatments import make_treatment
 from zmqps.errors import (
     ConfigurationError,
     DeposedError,
     JobError,
     ProtocolError,
-    PSError,
     ServerMemoryError,
     StaleEpochError,
     counted,
@@ -63,31 +65,13 @@ MAX_BACKUPS = 4
 TEXTS, NUMBERS = ("name", "endpoint", "ticket", "proof"), ("rank", "epoch")
 
 
-class ReplicationHost(Protocol):
-    """What this needs of its machine."""
-
-    member: Member
-    tenants: dict[int, Tenant]
-    clients: Clients
-
-    def tenant_of(self, epoch: int, client: Client | None = None) -> Tenant:
-        """Return the shard of an epoch, or raise why it is not here."""
-
-    def answer_held(self, client: Client, tenant: Tenant, message: AnyPush | AnyPull) -> list[Action]:
-        """Answer a push that was applied a while ago, or a pull."""
-
-    def unpark(self, tenant: Tenant, versions: Iterable[Awaited]) -> list[Action]:
-        """Answer the pulls that have waited for this."""
-
-    def refuse(self, peer: Peer, request: int, error: PSError) -> list[Action]:
-        """Answer with an error."""
-
-
-class ReplicaStreams:
+class ReplicaStreams(AnswerGate):
     """The connections of a server to others, and the copies that are kept equal over them."""
 
-    def __init__(self, host: ReplicationHost) -> None:
+    def __init__(self, host: ServerMachine) -> None:  # the machine: its jobs and clients
         self.due: float | None = None  # when `on_deadline` is to be called
+        self.streams: dict[int, Stream] = {}  # of the leaders here that have backups, by epoch
+        self.backups: dict[int, Backup] = {}  # the copies here that follow a leader, by epoch
         self._host = host
         self.unconfirmed = Unconfirmed()  # what waits for the backups of all shards here
         self._connections = Connections()  # to other servers
@@ -101,13 +85,14 @@ class ReplicaStreams:
         assign = tenant.assign
         if assign.backup:
             _check_job(assign)
-            tenant.backup = Backup(assign.epoch, tenant.ledgers)
+            self.backups[assign.epoch] = Backup(assign.epoch, tenant.ledgers)
+            tenant.follows = True
             return []
         return self._retarget(tenant, assign.backups, now) if assign.backups else []
 
-    def built(self, tenant: Tenant) -> list[Action]:
+    def built(self, tenant: Tenant, now: float) -> list[Action]:
         """A shard is there; a backup's gets its slices from the leader, unless it begins with the same."""
-        if tenant.backup is None:
+        if not tenant.follows:
             return []
         if not tenant.assign.restore.get("cut"):
             tenant.built().follow()
@@ -117,17 +102,21 @@ class ReplicaStreams:
 
     def loaded(self, tenant: Tenant, now: float) -> list[Action]:
         """A shard has its values: its backups are to have them, too."""
-        if tenant.stream is None:
+        stream = self._stream_of(tenant)
+        if stream is None:
             return []
-        tenant.stream.begin(tenant.built())
-        return self._pumped(tenant.stream, now)
+        stream.begin(tenant.built())
+        return self._pumped(stream, now)
+
+    def _stream_of(self, tenant: Tenant) -> Stream | None:
+        return self.streams.get(tenant.assign.epoch)
 
     def retarget(self, message: Replicas, now: float) -> list[Action]:
         """The backups of a leader are others now."""
         tenant = self._host.tenant_of(message.epoch)
         if message.generation < tenant.generation:
             return []
-        if tenant.backup is not None:
+        if tenant.follows:
             raise JobError("this copy is a backup: it has none before it is promoted")
         if tenant.yielding and message.generation > tenant.generation:  # it keeps its place
             tenant.yielding = False
@@ -137,13 +126,14 @@ class ReplicaStreams:
 
     def _retarget(self, tenant: Tenant, backups: Any, now: float) -> list[Action]:
         rows = {row["epoch"]: row for row in _rows(backups)}
+        stream = self._stream_of(tenant)
         if rows:
             _check_job(tenant.assign)
-            if tenant.stream is None:
-                tenant.stream = Stream(tenant.ledgers, self.unconfirmed)
+            if stream is None:
+                stream = self.streams[tenant.assign.epoch] = Stream(tenant.ledgers, self.unconfirmed)
+                tenant.gate = self
                 if tenant.shard is not None and tenant.shard.loaded:
-                    tenant.stream.begin(tenant.shard)
-        stream = tenant.stream
+                    stream.begin(tenant.shard)
         if stream is None:
             return []
         for epoch in set(stream.followers) - set(rows):
@@ -154,8 +144,7 @@ class ReplicaStreams:
                 actions += self._open(tenant, stream, row, now)
         actions += [*self._released(tenant, stream), *self._pumped(stream, now)]
         if not stream.followers:
-            stream.stop()
-            tenant.stream = None
+            self._end(tenant, stream)
         text = ", ".join(follower.title for follower in stream.followers.values()) or "none"
         return [
             *actions,
@@ -170,11 +159,18 @@ class ReplicaStreams:
         hello = self._host.member.identity.hello(key_of(row["ticket"]), epoch)
         handshake = Handshake(replace(hello, job=tenant.name), peer, endpoint)
         follower = Follower(title, handshake, key_of(row["proof"]), epoch, row.get("number"))
+        self._host.handlers.links[peer] = self.handle
         others = [other.handshake for other in self._peers.setdefault(peer, {}).values()]
         self._peers[peer][epoch] = follower
         self._leaders[epoch] = tenant.assign.epoch
         stream.follow(follower)
         return handshake.beside(others, now) if was_open else handshake.start(now)
+
+    def _end(self, tenant: Tenant, stream: Stream) -> None:
+        """Nobody is told any more of what a shard does."""
+        stream.stop()
+        tenant.gate = None
+        del self.streams[tenant.assign.epoch]
 
     def _lose(self, stream: Stream, epoch: int) -> None:
         follower = stream.followers[epoch]
@@ -189,17 +185,18 @@ class ReplicaStreams:
             return []
         shard = tenant.built()
         actions: list[Action] = []
-        if tenant.backup is not None:
-            if tenant.backup.broken is not None:
-                raise tenant.backup.broken.again()
+        if (backup := self.backups.get(message.epoch)) is not None:
+            if backup.broken is not None:
+                raise backup.broken.again()
             if not shard.loaded:
                 raise JobError(f"this backup of shard {shard.index} is not whole: it cannot be promoted")
-            number, tenant.backup = tenant.backup.number, None
+            del self.backups[message.epoch]
+            tenant.follows = False
             shard.came.filling, tenant.ledgers.inherited = False, True
             if message.backups:  # before anything is done that they do not have
                 actions += self._retarget(tenant, message.backups, now)
             text = f"job {tenant.name!r}: this server is the leader of shard {shard.index} now, with all up to record "
-            text += f"{number} of the one before (generation {message.generation})"
+            text += f"{backup.number} of the one before (generation {message.generation})"
             actions.append(Log("warning", text, job=tenant.name))
         tenant.generation = message.generation
         versions = tuple([state.version for state in shard.slices])
@@ -216,7 +213,7 @@ class ReplicaStreams:
         if message.generation < tenant.generation:
             return []
         tenant.generation = message.generation
-        shard, stream = tenant.built(), tenant.stream
+        shard, stream = tenant.built(), self._stream_of(tenant)
         if not tenant.yielding:
             if shard.has_open_step or shard.dense.updates.broken is not None:
                 return [Send(COORDINATOR, Yielded(message.epoch, message.generation, 1))]
@@ -247,47 +244,72 @@ class ReplicaStreams:
 
     def committed(self, tenant: Tenant, message: Committed, now: float) -> list[Action]:
         """Tell the coordinator of a step as soon as all backups have it."""
-        stream = tenant.stream
-        assert stream is not None
+        stream = self.streams[tenant.assign.epoch]
         stream.end_step(tenant.built())
         if stream.is_behind:
             stream.hold(b"", message.step, message, now)
             return self._pumped(stream, now)
         return [Send(COORDINATOR, message)]
 
-    def discarded(self, tenant: Tenant) -> list[Action]:
+    def discarded(self, tenant: Tenant, now: float = 0.0) -> list[Action]:
         """A shard is not kept any more."""
-        if tenant.stream is not None:
-            for epoch in list(tenant.stream.followers):
-                self._lose(tenant.stream, epoch)
-            tenant.stream.drain()
-            tenant.stream.stop()
-            tenant.stream = None
+        self.backups.pop(tenant.assign.epoch, None)
+        if (stream := self._stream_of(tenant)) is not None:
+            for epoch in list(stream.followers):
+                self._lose(stream, epoch)
+            stream.drain()
+            self._end(tenant, stream)
         return self._close_idle()
 
     def _close_idle(self) -> list[Action]:
         """Close the connections over which no backup is told anything any more."""
         self._peers = {peer: followers for peer, followers in self._peers.items() if followers}
+        for peer in self._host.handlers.links.keys() - self._peers.keys():
+            del self._host.handlers.links[peer]
         return self._connections.close_others(self._peers)
 
     # --- a leader -----------------------------------------------------------------------------
 
-    def forwarded(self, client: Client, tenant: Tenant, message: AnyPush | AnyPull, now: float) -> list[Action]:
-        """Answer a push, or a pull, as soon as all backups have what was done by now."""
-        stream = tenant.stream
-        assert stream is not None
+    def pushed(self, client: Client, tenant: Tenant, message: AnyPush, now: float) -> list[Action] | None:
+        """Answer a push as soon as all backups have it; in the synchronous mode that is what commits wait for."""
+        stream, shard = self.streams[message.epoch], tenant.built()
+        held = shard.steps is None and stream.is_behind
+        return self._forwarded(client, stream, message, now) if held else None
+
+    def asked(self, client: Client, tenant: Tenant, message: AnyPull, now: float) -> list[Action] | None:
+        """Answer a pull where workers count on it as soon as all backups have said that they follow this leader still.
+
+        A leader that was deposed, and has not heard of it, must not say that nobody is ahead of what it has.
+        """
+        stream, who = self.streams[message.epoch], client.hello.incarnation
+        if tenant.is_bounded and stream.ask(who, message.request):
+            return self._forwarded(client, stream, message, now)
+        last = stream.awaited(who)  # behind the answers to its pushes
+        return None if last is None else self._host.park(client, tenant, message, [(CONFIRMED, last)])
+
+    def withdraw(self, tenant: Tenant, incarnation: bytes, request: int) -> None:
+        self.streams[tenant.assign.epoch].withdraw(incarnation, request)
+
+    def _forwarded(self, client: Client, stream: Stream, message: AnyPush | AnyPull, now: float) -> list[Action]:
+        """Answer as soon as all backups have what was done by now."""
         try:
             stream.hold(client.hello.incarnation, message.request, message, now)
         finally:
             actions = self._pumped(stream, now)
         return actions
 
-    def takes(self, peer: Peer) -> bool:
-        """Whether this is a connection to another server."""
-        return peer in self._peers
+    def handle(self, event: NetworkEvent, now: float) -> list[Action]:
+        """Take what happens on the connection to another server, which has backups."""
+        if isinstance(event, Received):
+            return self._heard(event.peer, event.message, now)
+        if isinstance(event, Connected):
+            return self.connected(event.peer, now)
+        if isinstance(event, Looked):
+            return self.looked(event, now)
+        assert isinstance(event, Disconnected | Unreachable)
+        return self.disconnected(event, now)
 
-    def handle(self, peer: Peer, message: Message, now: float) -> list[Action]:
-        """Take what the server of a backup says."""
+    def _heard(self, peer: Peer, message: Message, now: float) -> list[Action]:
         check_client(message, BACKUP)
         followers, actions = self._peers[peer], list[Action]()
         if isinstance(message, Welcome):
@@ -297,8 +319,8 @@ class ReplicaStreams:
         elif isinstance(message, Replicated) and message.epoch in followers:
             actions += followers[message.epoch].on_replicated(message, now)
             tenant = self._tenant_behind(message.epoch)
-            if tenant is not None and tenant.stream is not None:
-                actions += self._released(tenant, tenant.stream)
+            if tenant is not None and (stream := self._stream_of(tenant)) is not None:
+                actions += self._released(tenant, stream)
         elif isinstance(message, Error) and message.request in followers:
             actions += self._refused(followers[message.request], message, now)
         self._set_due()
@@ -310,7 +332,8 @@ class ReplicaStreams:
         tenant = self._tenant_behind(follower.epoch)
         if isinstance(error, DeposedError):
             # one that has given up its place answers nobody; a coordinator that was away asks it once more who has all
-            has_yielded = tenant is not None and tenant.yielding and tenant.stream and not tenant.stream.is_behind
+            stream = None if tenant is None else self._stream_of(tenant)
+            has_yielded = tenant is not None and tenant.yielding and stream is not None and not stream.is_behind
             return [] if tenant is None or has_yielded else self._depose(tenant, error.generation)
         news = follower.on_error(error, now)
         early = follower.handshake.welcome is None and isinstance(error, JobError | StaleEpochError)
@@ -323,8 +346,7 @@ class ReplicaStreams:
 
     def _depose(self, tenant: Tenant, generation: int) -> list[Action]:
         """Another copy has become the leader: answer for this shard no more."""
-        stream, shard = tenant.stream, tenant.built()
-        assert stream is not None
+        stream, shard = self.streams[tenant.assign.epoch], tenant.built()
         error = DeposedError(job=tenant.name, generation=generation)
         shard.dense.updates.broken = error
         waiting = [
@@ -362,24 +384,17 @@ class ReplicaStreams:
 
     # --- a backup ------------------------------------------------------------------------------
 
-    def check_role(self, tenant: Tenant, role: str) -> None:
-        """Raise `DeposedError` unless who says Hello in a role is here for what this copy is."""
-        if (role == "server") != (tenant.backup is not None):
-            raise DeposedError(job=tenant.name, generation=tenant.generation)
-
     def welcomed(self, client: Client, tenant: Tenant) -> list[Action]:
         """Tell a leader what this backup has, once that is there to be filled: then pushes wait for it."""
-        if tenant.backup is None or tenant.shard is None:
-            return []
-        return [Send(client.peer, tenant.backup.position)]
+        backup = self.backups.get(tenant.assign.epoch)
+        return [] if backup is None or tenant.shard is None else [Send(client.peer, backup.position)]
 
     def follow(self, client: Client, tenant: Tenant, record: Replicate) -> tuple[list[Action], bool]:
         """Take a record of the leader; return what to answer, and whether this copy is whole since."""
-        self.check_role(tenant, client.hello.role)
-        assert tenant.backup is not None
+        tenant.check_role(client.hello.role)
         shard = tenant.built()
         before = shard.came.loaded
-        answer = tenant.backup.take(shard, record)
+        answer = self.backups[record.epoch].take(shard, record)
         who = record.origin
         if who in tenant.ledgers and (who in tenant.ledgers.past or self._host.clients.bars(who)):
             tenant.forget(who)  # it has gone while this was on its way
@@ -426,9 +441,23 @@ class ReplicaStreams:
         dues = [follower.next_deadline() for followers in self._peers.values() for follower in followers.values()]
         self.due = min([due for due in dues if due is not None], default=None)
 
+    def counters(self, tenant: Tenant, now: float) -> Mapping[str, Any]:
+        """Return what the status shows of a leader that has backups, or of a backup."""
+        if (stream := self._stream_of(tenant)) is not None:
+            return stream.counters(now)
+        if not tenant.follows:
+            return {}
+        found = {"backup": 1, "filled": int(tenant.loaded), "loaded": True}
+        if (shard := tenant.shard) is not None:
+            found |= {"slices": len(shard.slices), "slices_filled": shard.num_present}
+        return found
+
     def validate(self) -> None:
         """Assert that all backups are some leader's, and what waits is counted."""
-        streams = {epoch: tenant.stream for epoch, tenant in self._host.tenants.items() if tenant.stream is not None}
+        tenants, streams = self._host.tenants, self.streams
+        assert streams.keys() == {epoch for epoch, tenant in tenants.items() if tenant.gate is self}
+        assert self.backups.keys() == {epoch for epoch, tenant in tenants.items() if tenant.follows}
+        assert self._host.handlers.links.keys() == self._peers.keys()
         assert self._leaders == {copy: epoch for epoch, stream in streams.items() for copy in stream.followers}
         self._connections.validate(self._peers)
         assert self._leaders.keys() == {copy for followers in self._peers.values() for copy in followers}

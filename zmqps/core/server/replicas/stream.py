@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.limits import WINDOW_NBYTES
-from zmqps.core.protocol.messages import Committed
+from zmqps.core.protocol.messages import Committed, Push
 from zmqps.core.server.clients import Client
 from zmqps.core.server.ledger import Ledger, Result
-from zmqps.core.server.parts import PULLS, PUSHES, AnyPull, AnyPush, Apply, Listener, Noted, PartNews
+from zmqps.core.server.parts import PULLS, PUSHES, AnyPull, AnyPush, Apply, Noted, ShardPart
 from zmqps.core.server.replicas.filling import Filling
 from zmqps.core.server.replicas.follower import Follower
-from zmqps.core.server.replicas.record import ReplicationRecord, nbytes_beside
-from zmqps.core.server.replicas.records import asked, ledgers_of, nothing_of, stepped
+from zmqps.core.server.replicas.record import Listener, ReplicationRecord, nbytes_beside
+from zmqps.core.server.replicas.records import SliceNews, asked, ledgers_of, nothing_of, stepped
 from zmqps.core.server.shard import Shard
+from zmqps.core.server.tables.row_records import RowNews
+from zmqps.core.server.tables.rows import rows_in
 
 if TYPE_CHECKING:
     from zmqps.core.protocol.messages import Buffer
@@ -25,6 +28,8 @@ if TYPE_CHECKING:
 #: Bytes of pushes that one server has applied and whose backups have not confirmed them. Workers have `WINDOW_NBYTES`
 #: in flight to a server, or what they lend it in shared memory; beyond this they are to send it again a little later.
 MAX_UNCONFIRMED_NBYTES = 32 * WINDOW_NBYTES
+#: What backups are told of the changes of a part.
+News: TypeAlias = SliceNews | RowNews
 
 
 class Unconfirmed:
@@ -66,7 +71,7 @@ class Stream:
         self._ledgers = ledgers
         self._unconfirmed = unconfirmed
         self._shard: Shard | None = None  # until it has its values
-        self._news: list[PartNews] = []  # of its parts
+        self._news: list[News] = []  # of its parts
         self._step = 0  # ended in the stream
         self._held: deque[HeldAnswer] = deque()
         self._asked: set[tuple[bytes, int]] = set()  # whose requests are held
@@ -82,11 +87,14 @@ class Stream:
             return
         self._shard, self._step = shard, shard.version
         listener = Listener(self._queue, self._unconfirmed.check)
-        for part in shard.parts:
-            news = part.news(listener)
+        rows = rows_in(shard)
+        parts: list[tuple[ShardPart, News]] = [(shard.dense, SliceNews(shard.steps, shard.memory, listener))]
+        if rows.tables:
+            parts.append((rows, RowNews(rows.tables, listener)))
+        for part, news in parts:
             self._news.append(news)
             if shard.steps is None:  # else what a commit applies is forwarded
-                shard.applies.update({kind: partial(_forwarded, news, do) for kind, do in part.applies.items()})
+                shard.applies.update({kind: partial(_forwarded, news.entrust, do) for kind, do in part.applies.items()})
         for follower in self.followers.values():
             self._fill(follower, shard)
 
@@ -200,7 +208,10 @@ class Stream:
             if not self._fresh_nbytes:  # else it was checked when it was applied
                 self._unconfirmed.check(nbytes)
             assert self._shard is not None
-            message = self._shard.part_of[type(message)].unanswered(message)
+            if isinstance(message, Push):
+                message = replace(message, payload=())
+            else:
+                message = rows_in(self._shard).unanswered(message)
             nbytes += sum([memoryview(buffer).nbytes for buffer in message.payload])
         self._held.append(HeldAnswer(self.position, nbytes + self._fresh_nbytes, who, message, now))
         self._asked.add((who, request))
@@ -278,8 +289,9 @@ class Stream:
 
 
 def _forwarded(
-    news: PartNews, apply: Apply, message: AnyPush, client: Client, payload: Sequence[Buffer], note: Noted, now: float
-) -> Result:
+    entrust: Callable[[Any, bytes, Noted], tuple[Sequence[Buffer], Noted]],  # of the news of its part
+    apply: Apply, message: AnyPush, client: Client, payload: Sequence[Buffer], note: Noted, now: float,
+) -> Result:  # fmt: skip
     """Apply a push, and forward it; raises as both do, and then nothing has changed."""
-    payload, note = news.entrust(message, client.hello.incarnation, note)
+    payload, note = entrust(message, client.hello.incarnation, note)
     return apply(message, client, payload, note, now)

@@ -62,3 +62,36 @@ class RowMarks:
         """Assert that no more is kept than may be built upon."""
         for mark in self._marks:
             assert mark.gone is None or sum(ids.size for ids in mark.gone) <= MAX_GONE
+
+
+class Marks:
+    """The tables of a server's shards when they were saved, for saves that build upon those.
+
+    Of each shard two saves are remembered: the one that is built upon, and the one that may be built upon next.
+    """
+
+    def __init__(self) -> None:
+        self._of: dict[int, dict[int, RowMarks]] = {}  # by epoch, by number of the save
+
+    def base(self, epoch: int, number: int) -> RowMarks | None:
+        """Return the marks of a save; None: nothing is known of it."""
+        return self._of.get(epoch, {}).get(number)
+
+    def note(self, epoch: int, number: int, base: int, marks: RowMarks) -> None:
+        """A save of a shard has begun: it may be built upon once the coordinator says so, until then ``base``."""
+        kept = self._of.pop(epoch, {})
+        for old in [old for old in kept if old != base]:
+            kept.pop(old).drop()
+        self._of[epoch] = {**kept, number: marks}
+
+    def drop(self, epoch: int) -> None:
+        """A shard is not here any more."""
+        for marks in self._of.pop(epoch, {}).values():
+            marks.drop()
+
+    def validate(self) -> None:
+        """Assert that no more is kept than may be built upon."""
+        for saves in self._of.values():
+            assert len(saves) <= 2
+            for marks in saves.values():
+                marks.validate()

@@ -16,8 +16,8 @@ from zmqps.core.protocol.encoding import RAW
 from zmqps.core.protocol.messages import PushRows, Replicate
 from zmqps.core.protocol.messages.replication import NOBODY, ROWS
 from zmqps.core.server.ledger import Result
-from zmqps.core.server.parts import Listener, Noted
-from zmqps.core.server.replicas.record import ReplicationRecord, nbytes_beside
+from zmqps.core.server.parts import Noted
+from zmqps.core.server.replicas.record import Listener, ReplicationRecord, nbytes_beside
 from zmqps.core.server.tables.arrays import ID_DTYPE, read_arrays
 from zmqps.core.server.tables.table import RowTable
 from zmqps.errors import ProtocolError
@@ -147,7 +147,7 @@ class RowNews:
         return self._pushed is None and not any(watched.ids for watched in self._watched.values())
 
     def entrust(self, message: PushRows, origin: bytes, note: Noted) -> tuple[Sequence[Buffer], Noted]:
-        """Prepare to tell of the rows that a push is about to change; those before are told first."""
+        """Prepare to tell of the rows that a push is about to change, as `SliceNews`; those before are told first."""
         self.tell()
         nbytes = sum([memoryview(buffer).nbytes for buffer in message.payload])
         if (watched := self._watched.get(message.index)) is not None:  # else the push is refused

@@ -27,13 +27,11 @@ from zmqps.core.server.dense.slices import Note
 from zmqps.core.server.dense.steps import ShardSteps
 from zmqps.core.server.dense.timing import Timing
 from zmqps.core.server.ledger import Result
-from zmqps.core.server.parts import COMMITTED, AnyPull, Apply, Awaited, Found, Listener, Noted
-from zmqps.core.server.replicas.record import ReplicationRecord
+from zmqps.core.server.parts import COMMITTED, AnyPull, Apply, Awaited, Found, Noted
+from zmqps.core.server.shard import Shard
 from zmqps.core.server.tables.arrays import ID_DTYPE, owned, read_arrays
 from zmqps.core.server.tables.feed import Told, changes
-from zmqps.core.server.tables.row_changes import RowMarks
-from zmqps.core.server.tables.row_records import RowNews, adopt, filling
-from zmqps.core.server.tables.row_snapshot import RowSnapshots
+from zmqps.core.server.tables.row_records import adopt
 from zmqps.core.server.tables.table import RowTable, RowUpdate
 from zmqps.errors import LimitError, ProtocolError, SliceRangeError
 from zmqps.rows.hashing import seed_of
@@ -168,9 +166,6 @@ class Rows:
 
     def codec(self, message: PushRows | AnyPull, spec: str, nbytes: int) -> Codec | None:
         return choose(spec, nbytes)
-
-    def note_sent(self, message: PushRows | AnyPull, puller: bytes) -> None:
-        """Nobody remembers which rows a worker has read."""
 
     def unanswered(self, message: PushRows) -> PushRows:
         """Return a push without its gradients, but with the ids whose rows it asks for."""
@@ -382,10 +377,6 @@ class Rows:
                 taken = np.concatenate([taken, staged.ids[fresh]])
             table.version = step + 1
 
-    def has_gradient(self, step: int, push: PushId) -> bool:
-        """Whether a push has brought something to a step."""
-        return push in self._staged.get(step, {})
-
     def end_step(self, step: int) -> None:
         """End a step that another copy has committed, also for tables that nobody pushed to in it."""
         for table in self.tables:
@@ -401,18 +392,6 @@ class Rows:
 
     # --- copies --------------------------------------------------------------------------------
 
-    def snapshot(self, first: int, base: RowMarks | None) -> RowSnapshots:
-        """Keep the rows as they are, or those of them that have changed since a base."""
-        return RowSnapshots(self.tables, () if base is None else base.since(self.tables), first)
-
-    def mark(self) -> RowMarks:
-        """Take note of how far the tables are, and from now on of what makes way."""
-        return RowMarks(self.tables)
-
-    def record(self, member: int, start: int, step: int) -> tuple[ReplicationRecord, int]:
-        """Return what fills a backup with some rows of a table, and where it goes on."""
-        return filling(self.tables[member], start, step)
-
     def adopt(self, record: Replicate) -> bool:
         """Take rows as the leader of this copy has them; return whether its table is whole with them.
 
@@ -425,10 +404,6 @@ class Rows:
             raise ProtocolError("rows of one table at a time")
         [(index, version, _)] = record.parts
         return adopt(self.table(index), version, record.payload)
-
-    def news(self, listener: Listener) -> RowNews:
-        """Tell of rows that have changed, once they have."""
-        return RowNews(self.tables, listener)
 
     def refill(self, parents: Sequence[Rows]) -> None:
         there = Lookup([(table.slice, table) for parent in parents for table in parent.tables])
@@ -449,9 +424,6 @@ class Rows:
     def timings(self) -> Iterator[Timing]:
         return (table.timing for table in self.tables)
 
-    def forget(self, incarnation: bytes) -> None:
-        """Nothing is kept of a worker that has gone but what it brought to a step."""
-
     def figures(self) -> dict[str, int]:
         """Return what the status shows: ``rows.items`` and others, of all tables and of each of the first ones."""
         found: Counter[str] = Counter()
@@ -469,6 +441,15 @@ class Rows:
             assert version is None or table.version - version in (0, 1) or table.slice.index in missing
         for used in self._used.values():
             assert all(0 <= nbytes <= MAX_STAGED_NBYTES for nbytes in used.values())
+
+
+def rows_in(shard: Shard) -> Rows:
+    """Return the tables of a shard, which may be none."""
+    return next((part for part in shard.others if isinstance(part, Rows)), NONE)
+
+
+#: Of a shard that has no tables.
+NONE = Rows((), 0)
 
 
 def make_rows(
