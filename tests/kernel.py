@@ -30,6 +30,7 @@ EXTENSIONS = (
     "job/shuffle.py",
     "job/tables.py",
     "node/histogram.py",
+    "node/inquiry.py",
     "node/measured.py",
     "node/tracer.py",
     "node/tracing.py",
@@ -63,8 +64,13 @@ EXTENSIONS = (
     "worker/statistics.py",
     "worker/views.py",
 )
-#: The list of all messages, from which the wire makes its tables.
-LISTS = ("zmqps/core/protocol/messages/__init__.py",)
+#: Lists of all that there is, of extensions, too: the messages, from which the wire makes its tables, and what may be
+#: said of a job.
+LISTS = (
+    "zmqps/core/protocol/messages/__init__.py",
+    "zmqps/core/job/keyspace.py",
+    "zmqps/core/job/spec.py",
+)
 
 
 def is_extension(path: str) -> bool:
@@ -75,14 +81,19 @@ def is_extension(path: str) -> bool:
 
 def kernel() -> list[str]:
     """Return the modules of the kernel, by their paths."""
-    paths = [module.path for module in modules("zmqps/core/")]
-    return [path for path in paths if path not in LISTS and not is_extension(path)]
+    return [module.path for module in modules("zmqps/core/") if not is_extension(module.path)]
 
 
 def arrows() -> list[str]:
     """Return what of the extensions modules of the kernel import, as ``server/builds -> server/saves``."""
     graph = module_graph(modules("zmqps/core/"))
-    return [f"{_short(path)} -> {_short(to)}" for path in kernel() for to in sorted(graph[path]) if is_extension(to)]
+    return [
+        f"{_short(path)} -> {_short(to)}"
+        for path in kernel()
+        if path not in LISTS
+        for to in sorted(graph[path])
+        if is_extension(to)
+    ]
 
 
 def _short(path: str) -> str:

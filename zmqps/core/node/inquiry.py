@@ -37,6 +37,7 @@ from zmqps.core.protocol.messages import (
     Watch,
 )
 from zmqps.core.protocol.messages.resizing import DrainState
+from zmqps.core.protocol.plain import presented
 from zmqps.errors import LimitError, from_wire, printable
 
 #: What an `Inquiry` may ask.
@@ -133,12 +134,3 @@ class Inquiry(RepeatedQuestion):
             return []
         self._due = None
         return [Exit(exits.OK, "answered")]
-
-
-def presented(value: Any) -> Any:
-    """Return a status whose texts, many of which others have chosen, can be shown."""
-    if isinstance(value, str):
-        return printable(value)
-    if isinstance(value, dict):
-        return {printable(name): presented(item) for name, item in value.items()}
-    return [presented(item) for item in value] if isinstance(value, list) else value

@@ -9,7 +9,6 @@ from typing import Any
 
 from zmqps.core.node.asking import LOOK_S, RepeatedQuestion
 from zmqps.core.node.handshake import FIRST_RETRY_S
-from zmqps.core.node.inquiry import presented
 from zmqps.core.node.tracing import MAX_RING_NBYTES, REPORT_S
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.events import (
@@ -24,6 +23,7 @@ from zmqps.core.protocol.events import (
 )
 from zmqps.core.protocol.messages import Error, Fetch, Message, Piece, Trace, Tracing
 from zmqps.core.protocol.messages.tracing import TraceAction, TraceState
+from zmqps.core.protocol.plain import presented
 from zmqps.core.protocol.security.guard import proved
 from zmqps.errors import DeadlineError, JobError, PSError, from_wire, printable
 

@@ -27,6 +27,7 @@ import numpy as np
 from zmqps.core.protocol.limits import MAX_BLOB_NBYTES, MAX_FACT_CHARS, MAX_FACTS, MAX_TEXT_CHARS
 from zmqps.core.protocol.messages import (
     BY_KIND,
+    STATES,
     Ack,
     Assign,
     Checkpoint,
@@ -57,11 +58,8 @@ from zmqps.core.protocol.messages import (
     Tracing,
     Values,
     Watch,
+    checked_entries,
 )
-from zmqps.core.protocol.messages.notes import checked_entries
-from zmqps.core.protocol.messages.resizing import DrainState
-from zmqps.core.protocol.messages.saving import SaveStage
-from zmqps.core.protocol.messages.tracing import TraceAction, TraceState
 from zmqps.core.protocol.security.keys import KEY_NBYTES
 from zmqps.core.protocol.terms import MOST_NUMBERS, SET, SET_TO_MEAN, are_sets
 from zmqps.core.protocol.typed import are_ordered, pack, reader
@@ -261,7 +259,7 @@ _u32, _u64 = _integer(32), _integer(64)
 #: Annotation, a name of message.py -> check. A check returns the value as the dataclass wants it.
 CHECKS: dict[str, Callable[[Any], Any]] = {
     "U8": _integer(8),
-    **{enum.__name__: _one_of(enum) for enum in (DrainState, SaveStage, TraceAction, TraceState)},
+    **{enum.__name__: _one_of(enum) for enum in STATES},
     "U32": _u32,
     "U64": _u64,
     "Text": _text,

@@ -7,7 +7,6 @@ from typing import Any
 
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
-from zmqps.core.node.inquiry import presented
 from zmqps.core.protocol.events import COORDINATOR, Action, Log, Send
 from zmqps.core.protocol.messages import (
     Checkpointed,
@@ -20,6 +19,7 @@ from zmqps.core.protocol.messages import (
     Waiting,
     Withdraw,
 )
+from zmqps.core.protocol.plain import presented
 from zmqps.core.worker.connections.links import Links
 from zmqps.core.worker.host import SessionHost
 from zmqps.core.worker.operations import (

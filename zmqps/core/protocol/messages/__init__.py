@@ -7,6 +7,7 @@ sizes, never on meaning. docs/protocol.md explains each message and who answers 
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
 from zmqps.core.protocol.message import Message as Message
@@ -41,6 +42,7 @@ from zmqps.core.protocol.messages.moving import Recalled as Recalled
 from zmqps.core.protocol.messages.moving import Recut as Recut
 from zmqps.core.protocol.messages.notes import Note as Note
 from zmqps.core.protocol.messages.notes import Noted as Noted
+from zmqps.core.protocol.messages.notes import checked_entries as checked_entries
 from zmqps.core.protocol.messages.replication import Promote as Promote
 from zmqps.core.protocol.messages.replication import Promoted as Promoted
 from zmqps.core.protocol.messages.replication import Replicas as Replicas
@@ -50,6 +52,7 @@ from zmqps.core.protocol.messages.replication import Replicating as Replicating
 from zmqps.core.protocol.messages.resizing import Cut as Cut
 from zmqps.core.protocol.messages.resizing import Drain as Drain
 from zmqps.core.protocol.messages.resizing import Draining as Draining
+from zmqps.core.protocol.messages.resizing import DrainState as DrainState
 from zmqps.core.protocol.messages.resizing import Scale as Scale
 from zmqps.core.protocol.messages.resizing import Yield as Yield
 from zmqps.core.protocol.messages.resizing import Yielded as Yielded
@@ -65,6 +68,7 @@ from zmqps.core.protocol.messages.saving import Hold as Hold
 from zmqps.core.protocol.messages.saving import Holding as Holding
 from zmqps.core.protocol.messages.saving import Save as Save
 from zmqps.core.protocol.messages.saving import Saved as Saved
+from zmqps.core.protocol.messages.saving import SaveStage as SaveStage
 from zmqps.core.protocol.messages.saving import Unsave as Unsave
 from zmqps.core.protocol.messages.steps import Arrive as Arrive
 from zmqps.core.protocol.messages.steps import Commit as Commit
@@ -82,6 +86,8 @@ from zmqps.core.protocol.messages.tracing import Piece as Piece
 from zmqps.core.protocol.messages.tracing import RecordSpans as RecordSpans
 from zmqps.core.protocol.messages.tracing import SpansRecorded as SpansRecorded
 from zmqps.core.protocol.messages.tracing import Trace as Trace
+from zmqps.core.protocol.messages.tracing import TraceAction as TraceAction
+from zmqps.core.protocol.messages.tracing import TraceState as TraceState
 from zmqps.core.protocol.messages.tracing import Tracing as Tracing
 from zmqps.core.protocol.messages.training import Ack as Ack
 from zmqps.core.protocol.messages.training import Load as Load
@@ -106,6 +112,8 @@ if TYPE_CHECKING:
 PROTOCOL_VERSION = 6
 MAGIC = "zmqps"
 
+#: States that messages carry; each is checked by the name of its class.
+STATES: tuple[type[IntEnum], ...] = (DrainState, SaveStage, TraceAction, TraceState)
 # Not Message.__subclasses__(): slots=True makes each class twice, and the first one lingers there.
 BY_KIND: dict[int, type[Message]] = {
     cls.kind: cls
