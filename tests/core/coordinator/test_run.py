@@ -236,8 +236,8 @@ def test_a_server_without_the_memory_for_one_job_fails_its_inits_with_the_facts_
     coordinator.init("w1.b", SYNC)
     coordinator.init("w2.c", SYNC)
     small = JobMemoryError(server="s1", what="shard 1 of 2", needed_nbytes=100, free_nbytes=40)
-    assert sent(coordinator.take("s0", m.Error(4, small.code, str(small), small.facts())), m.Error) == [], "not its own"
-    failed = coordinator.take("s1", m.Error(4, small.code, str(small), small.facts()))
+    assert sent(coordinator.take("s0", m.Error.of(4, small)), m.Error) == [], "not its own"
+    failed = coordinator.take("s1", m.Error.of(4, small))
     (message,) = sent(failed, m.Error)
     assert receivers(failed, m.Error) == [peer("w1.b")]
     error = from_wire(message.code, message.text, message.facts)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.core.machines import Coordinator, errors, job, logged, peer, receivers, sent, sent_to
+from tests.core.machines import Trained, errors, job, logged, peer, receivers, sent, sent_to
 from zmqps.core.coordinator.placement.drains import RETRY_S
 from zmqps.core.coordinator.placement.transitions import PATIENCE_S
 from zmqps.core.coordinator.saving.checkpoints import Checkpoints
@@ -18,18 +18,7 @@ from zmqps.errors import DrainError, JobError, JobMemoryError
 NONCE = b"n" * 16
 
 
-class Cluster(Coordinator):
-    """A coordinator, servers that have a shard each, and two workers that train."""
-
-    def __init__(self, servers: int = 3, replicas: int = 0, **options: Any) -> None:
-        super().__init__(servers=servers, replicas=replicas)
-        self.names = [f"s{n}" for n in range(servers)]
-        self.join(*self.names, "w0", "w1")
-        for name in ("w0", "w1"):
-            self.init(name, job(**options))
-        self.ready(*self.names, loaded=False)
-        self.ready(*self.names)
-
+class Cluster(Trained):
     def drain(self, name: str = "s1", *, stay: int = 0, nonce: bytes = NONCE) -> list[Action]:
         """Somebody who has not joined asks for it."""
         return self.take("outsider", m.Drain(1, name, stay, nonce))
@@ -41,10 +30,8 @@ class Cluster(Coordinator):
     def fill(self, actions: list[Action]) -> list[Action]:
         """Let servers that were given a copy have all its values, and leaders know their backups."""
         done = self.reply(actions, m.Replicas, lambda got: m.Replicating(got.epoch, got.generation))
-        return [
-            *done,
-            *self.reply(actions, m.Assign, lambda got: m.Ready(got.epoch, 0), lambda got: m.Ready(got.epoch, 1)),
-        ]
+        built = self.reply(actions, m.Assign, lambda got: m.Ready(got.epoch, 0), lambda got: m.Ready(got.epoch, 1))
+        return [*done, *built]
 
     def give_up(self, actions: list[Action], *, busy: int = 0) -> list[Action]:
         """Let the leaders that were asked to give up their places do so, or not for now."""
@@ -125,10 +112,8 @@ def test_a_server_that_asks_for_itself_is_told_how_far_it_is() -> None:
 
 def test_a_server_that_has_nothing_goes_at_once() -> None:
     cluster = Cluster.joined("s3")
-    assert [got.state for got in sent(cluster.take("s3", m.Drain(1, "", 0)), m.Draining, peer("s3"))] == [
-        DrainState.GONE,
-        DrainState.GOING,
-    ]
+    told = sent(cluster.take("s3", m.Drain(1, "", 0)), m.Draining, peer("s3"))
+    assert [got.state for got in told] == [DrainState.GONE, DrainState.GOING]
 
 
 def test_a_spare_gets_it_first_then_who_has_least() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.core.machines import Coordinator, errors, job, logged, peer, receivers, sent
+from tests.core.machines import Coordinator, error_of, errors, job, logged, peer, receivers, sent
 from zmqps.core.coordinator.saving.checkpoints import AGAIN_S, HOLD_S, STUCK_S
 from zmqps.core.coordinator.saving.making import Storing
 from zmqps.core.coordinator.saving.wishes import BURST, EVERY_S, MAX_WAITING
@@ -22,7 +22,6 @@ from zmqps.errors import (
     JobError,
     LimitError,
     PeerLostError,
-    from_wire,
 )
 
 SERVERS, WORKERS = ("s0", "s1"), ("w0", "w1")
@@ -252,9 +251,7 @@ def test_workers_ask_for_so_many_at_once_and_are_told_when_they_may_ask_for_the_
     for number in range(BURST):  # of both together: a key may join as many workers as it likes
         assert not errors(cluster.ask(WORKERS[number % 2], 10 + number))
         cluster.complete(number + 1)
-    (refused,) = sent(cluster.ask(request=100), m.Error)
-    error = from_wire(refused.code, refused.text, refused.facts)
-    assert isinstance(error, CheckpointTooSoonError)
+    error = error_of(cluster.ask(request=100), CheckpointTooSoonError)
     assert (error.job, error.seconds, error.every) == ("default", EVERY_S, EVERY_S)
     assert "they may ask for the next one in 2.0 s" in str(error)
     assert not cluster.work
