@@ -71,10 +71,9 @@ class Cluster(Coordinator):
         staleness = {"async": None, "ssp": 1, "sync": 0}[mode]
         self.join(*SERVERS)
         for name in jobs:
-            suffix = "" if name == "default" else f".{name}"
-            for worker in WORKERS:
-                self.join(worker + suffix)
-                self.init(worker + suffix, job(staleness=staleness, tables=tables))
+            workers = [worker if name == "default" else f"{worker}.{name}" for worker in WORKERS]
+            self.join(*workers)
+            self.init_all(job(staleness=staleness, tables=tables), *workers)
             self.build(*SERVERS, job=name)
 
     def handle(self, event: Any) -> list[Action]:
@@ -103,9 +102,9 @@ class Cluster(Coordinator):
     def write(self, number: int = 1, job_name: str = "default") -> list[Action]:
         """Let servers keep and write all."""
         actions = [a for s in SERVERS for a in self.say(s, SaveStage.KEPT, number, job_name)]
-        return actions + [
-            a for s in SERVERS for a in self.say(s, SaveStage.WRITTEN, number, job_name, nbytes=10, files=[s])
-        ]
+        for server in SERVERS:
+            actions += self.say(server, SaveStage.WRITTEN, number, job_name, nbytes=10, files=[server])
+        return actions
 
     def publish(self, number: int = 1, job_name: str = "default") -> list[Action]:
         """Let servers write all, and the store publish it."""
@@ -131,6 +130,10 @@ class Cluster(Coordinator):
     def seen_twice(self, actions: list[Action]) -> list[Action]:
         self.work += [action for action in actions if isinstance(action, Run) and action not in self.work]
         return actions
+
+    def finish(self, how: str = "finished") -> list[Action]:
+        """Let all workers leave."""
+        return [action for worker in WORKERS for action in self.take(worker, m.Leave(how))]
 
     def is_free(self) -> bool:
         """Whether the next checkpoint can be made at once."""
@@ -335,6 +338,8 @@ def test_a_worker_that_does_not_hold_in_time_fails_it_and_the_others_go_on() -> 
     assert not sent(actions, m.Save)
     assert cluster.work[-1].tag == Storing(0, "abandon")
     assert cluster.is_free()
+    impatient = saving("ssp", heartbeat_timeout=3.0)
+    assert "did not pause for it in 3 s" in whys(impatient.wait(3.1)), "no longer than they wait for the coordinator"
 
 
 def test_a_server_that_does_not_keep_in_time_fails_it_for_workers_would_go_on() -> None:
@@ -345,11 +350,6 @@ def test_a_server_that_does_not_keep_in_time_fails_it_for_workers_would_go_on() 
     assert "server 1 (s1" in whys(actions)
     assert set(receivers(actions, m.Unsave)) == {peer("s0"), peer("s1")}
     assert set(receivers(actions, m.GoOn)) == {peer("w0"), peer("w1")}
-
-
-def test_workers_are_held_no_longer_than_they_wait_for_the_coordinator() -> None:
-    cluster = saving("ssp", heartbeat_timeout=3.0)
-    assert "did not pause for it in 3 s" in whys(cluster.wait(3.1))
 
 
 def test_a_worker_that_comes_before_all_hold_is_held_as_well() -> None:
@@ -392,8 +392,7 @@ def test_a_worker_that_goes_while_it_is_awaited_is_not_waited_for() -> None:
 def test_where_no_worker_is_there_is_nobody_to_hold() -> None:
     cluster = Cluster("ssp")
     cluster.join("o0")
-    for worker in WORKERS:
-        cluster.take(worker, m.Leave("closed"))
+    cluster.finish("closed")
     cluster.take("operator", m.Checkpoint(1, "default", 1, {}, b"n" * 16))
     assert len(sent(cluster.do(), m.Save)) == 2
 
@@ -577,8 +576,7 @@ def test_in_the_asynchronous_mode_pushes_are_steps_though_who_has_made_them_goes
 
 def test_a_job_that_nobody_trains_is_not_saved_by_itself() -> None:
     cluster = Cluster(checkpoint_seconds=5.0)
-    for worker in WORKERS:
-        cluster.take(worker, m.Leave("closed"))
+    cluster.finish("closed")
     cluster.wait(60.0, *SERVERS)
     assert not cluster.work
 
