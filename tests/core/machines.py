@@ -199,6 +199,11 @@ class Coordinator:
     def init(self, name: str, spec: JobSpec | None, request: int = 1) -> list[Action]:
         return self.take(name, m.Init(request, spec.to_wire() if spec else {}))
 
+    def attach(self, name: str, spec: JobSpec | None, request: int = 1) -> list[Action]:
+        """Let a worker or an observer join; return what comes of its asking for a job."""
+        self.join(name)
+        return self.init(name, spec, request)
+
     def init_all(self, spec: JobSpec | None, *names: str) -> list[Action]:
         return [action for name in names for action in self.init(name, spec)]
 

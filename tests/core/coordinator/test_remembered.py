@@ -149,8 +149,7 @@ def test_epochs_are_never_given_twice() -> None:
     kept = training()
     kept.back()
     kept.come_back("s0", "s1", "w0", "w1")
-    kept.join("w2.other")
-    kept.init("w2.other", job())
+    kept.attach("w2.other", job())
     assert set(kept.epochs("s0", "other") + kept.epochs("s1", "other")) == {3, 4}
 
 
@@ -252,8 +251,7 @@ def begins_after_all_others_are_lost() -> int:
     for _ in range(12):
         kept.pass_time(kept.machine.options.heartbeat_timeout / 10)
         kept.take("s0", m.Heartbeat({}))
-    kept.join("w1")
-    (told,) = sent(kept.init("w1", job(staleness=2)), m.Job)
+    (told,) = sent(kept.attach("w1", job(staleness=2)), m.Job)
     return told.step
 
 

@@ -15,10 +15,14 @@ from zmqps.core.worker.operations import Finish
 class Logging(Session):
     """A session that has joined, and its script."""
 
-    def __init__(self) -> None:
+    def __init__(self, *logged: int) -> None:
+        """``logged``: how often, before each of the first heartbeats."""
         super().__init__()
         self.get(WELCOME)
         self.num_logged = 0
+        for times in logged:
+            self.log(times)
+            self.beat()
 
     def log(self, times: int = 1) -> None:
         for _ in range(times):
@@ -59,9 +63,7 @@ def test_while_a_script_logs_it_is_looked_at_twice_a_second_and_then_no_more_tha
 
 
 def test_one_message_is_on_its_way_at_a_time_and_comes_again_until_it_is_confirmed() -> None:
-    session = Logging()
-    session.log()
-    session.beat()
+    session = Logging(1)
     session.log()
     actions = [action for _ in range(3) for action in session.beat()]
     assert numbers(actions) == [[0.0]], f"after {RETRY_S} s once more"
@@ -70,9 +72,7 @@ def test_one_message_is_on_its_way_at_a_time_and_comes_again_until_it_is_confirm
 
 
 def test_an_answer_that_comes_twice_changes_nothing() -> None:
-    session = Logging()
-    session.log()
-    session.beat()
+    session = Logging(1)
     session.get(m.Noted(1))
     session.log()
     assert numbers(session.beat()) == [[1.0]]
@@ -81,9 +81,7 @@ def test_an_answer_that_comes_twice_changes_nothing() -> None:
 
 
 def test_over_a_new_connection_it_is_sent_again_at_once() -> None:
-    session = Logging()
-    session.log()
-    session.beat()
+    session = Logging(1)
     session.handle(Disconnected(COORDINATOR))
     assert numbers(session.handle(Connected(COORDINATOR))) == [[0.0]]
 
@@ -119,9 +117,7 @@ def test_a_worker_that_finishes_does_not_wait_for_long() -> None:
 
 
 def test_a_worker_that_is_closed_sends_the_rest_ahead_of_its_goodbye() -> None:
-    session = Logging()
-    session.log()
-    session.beat()
+    session = Logging(1)
     session.log(2)
     actions = session.handle(Stop("closed"))
     kinds = [type(action.message) for action in actions if isinstance(action, Send)]

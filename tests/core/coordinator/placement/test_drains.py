@@ -125,8 +125,7 @@ def test_a_spare_gets_it_first_then_who_has_least() -> None:
 def test_new_jobs_are_placed_on_those_that_stay() -> None:
     cluster = Cluster()
     cluster.drain()
-    cluster.join("w2.other")
-    placed = cluster.init("w2.other", job())
+    placed = cluster.attach("w2.other", job())
     assert {a.name for a in sent(placed, m.Assign)} == {"other"}
     assert receivers(placed, m.Assign) == [peer("s0"), peer("s2")]
 

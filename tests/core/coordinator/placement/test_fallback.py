@@ -133,8 +133,7 @@ def test_what_is_not_answered_is_said_again() -> None:
 def test_a_worker_that_comes_meanwhile_waits_until_all_is_there() -> None:
     cluster = Cluster()
     cluster.lose("s1")
-    cluster.join("w2")
-    waits = cluster.init("w2", None)
+    waits = cluster.attach("w2", None)
     assert sent(waits, m.Job) == []
     assert "goes back to the checkpoint" in sent(waits, m.Waiting)[0].text
     told = cluster.load(cluster.join("s2"))

@@ -90,12 +90,10 @@ def test_what_is_not_answered_is_said_again() -> None:
 
 def test_who_comes_later_is_told_where_the_shard_is_now() -> None:
     cluster = without_s1()
-    cluster.join("w2")
-    (told,) = sent(cluster.init("w2", job()), m.Job)
+    (told,) = sent(cluster.attach("w2", job()), m.Job)
     assert [row["epoch"] for row in told.placement["servers"]] == [1, 5, 3]
     assert [row["name"] for row in told.placement["servers"]] == ["s0", "s2", "s2"]
-    cluster.join("o0")
-    (told,) = sent(cluster.init("o0", None), m.Job)
+    (told,) = sent(cluster.attach("o0", None), m.Job)
     assert [row["epoch"] for row in told.placement["servers"]] == [1, 5, 3]
 
 

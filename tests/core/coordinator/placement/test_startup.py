@@ -151,8 +151,7 @@ def test_a_job_that_everybody_withdrew_is_forgotten(servers: tuple[str, ...]) ->
 def test_a_running_job_outlives_its_workers() -> None:
     coordinator = Coordinator.trains("s0", "w0")
     coordinator.take("w0", m.Leave("closed"))
-    coordinator.join("w1")
-    assert [got.load for got in sent(coordinator.init("w1", job()), m.Job)] == [0]
+    assert [got.load for got in sent(coordinator.attach("w1", job()), m.Job)] == [0]
 
 
 def test_an_init_sent_twice_is_answered_and_parks_once() -> None:

@@ -116,11 +116,6 @@ class Cluster(Coordinator):
         self.do()
         return self.publish(number, job_name)
 
-    def come(self, name: str = "w2") -> list[Action]:
-        """Let a worker come to a job of the bounded mode."""
-        self.join(name)
-        return self.init(name, job(staleness=1))
-
     def hold(self, number: int = 1, *names: str) -> list[Action]:
         return [action for name in names or WORKERS for action in self.take(name, m.Holding(number))]
 
@@ -354,7 +349,7 @@ def test_a_server_that_does_not_keep_in_time_fails_it_for_workers_would_go_on() 
 
 def test_a_worker_that_comes_before_all_hold_is_held_as_well() -> None:
     cluster = saving("ssp")
-    cluster.come()
+    cluster.attach("w2", job(staleness=1))
     actions = cluster.hold()
     assert receivers(actions, m.Hold) == [peer("w2")]
     assert not sent(actions, m.Save)
@@ -364,7 +359,7 @@ def test_a_worker_that_comes_before_all_hold_is_held_as_well() -> None:
 def test_one_that_comes_before_all_servers_keep_makes_it_begin_anew() -> None:
     cluster = saving("ssp")
     cluster.hold()
-    cluster.come()
+    cluster.attach("w2", job(staleness=1))
     cluster.say("s0", SaveStage.KEPT)
     actions = cluster.say("s1", SaveStage.KEPT)
     assert len(sent(actions, m.Unsave)) == 2
@@ -377,7 +372,7 @@ def test_one_that_comes_before_all_servers_keep_makes_it_begin_anew() -> None:
     assert receivers(cluster.publish(2), m.Checkpointed) == [peer("w0")]
     gone = saving("ssp")
     gone.hold()
-    gone.come()
+    gone.attach("w2", job(staleness=1))
     assert len(sent(gone.take("w2", m.Leave("finished")), m.Unsave)) == 2, "though it has gone again"
 
 

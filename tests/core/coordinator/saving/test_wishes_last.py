@@ -124,8 +124,7 @@ def test_a_worker_that_comes_meanwhile_begins_the_next_job() -> None:
 def test_a_job_that_makes_way_for_another_is_saved_before() -> None:
     cluster = Ending()
     cluster.finish("closed")
-    cluster.join("w2")
-    assert receivers(cluster.init("w2", job("other")), m.Waiting) == [peer("w2")]
+    assert receivers(cluster.attach("w2", job("other")), m.Waiting) == [peer("w2")]
     cluster.save()
     assert len(cluster.store.manifests) == 1
     assert [p.name for p in cluster.run().startup.job.parameters] == ["other"]  # type: ignore[union-attr]

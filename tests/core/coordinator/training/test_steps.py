@@ -257,8 +257,7 @@ def test_who_idles_in_a_job_of_so_many_workers_is_not_waited_for_and_does_not_en
     coordinator.take("w8", m.Leave("finished"))
     assert sent(coordinator.take("w0", m.Heartbeat({})), m.Commit) == []
     assert "w7" in coordinator.machine.status(0.0)["jobs"]["default"]["idle"]
-    coordinator.join("w1")
-    (told,) = sent(coordinator.init("w1", spec), m.Job)
+    (told,) = sent(coordinator.attach("w1", spec), m.Job)
     assert told.num_workers == 2
     assert len(sent(coordinator.take("w1", m.Arrive(5, 0, (1,))), m.Commit)) == 1, "nobody waits for who idles"
     assert errors(coordinator.take("w7", m.Arrive(5, 1, (1,)))) == [JobError.code], "it has not named the job"
