@@ -103,10 +103,7 @@ def test_only_who_was_barred_may_not_come_back_and_is_told_why(barred: PSError |
     membership = Cluster()
     joined(membership, "a")
     leave(membership, "a", "lost", barred=barred)
-    for check in (
-        lambda: membership.check_welcome(hello("worker", "a")),
-        lambda: membership.check_known(peer("a")),
-    ):
+    for check in (lambda: membership.check_welcome(hello("worker", "a")), lambda: membership.check_known(peer("a"))):
         if barred is None:
             check()
         else:

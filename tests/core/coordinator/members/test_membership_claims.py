@@ -6,18 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.core.machines import (
-    TIMEOUT,
-    Coordinator,
-    errors,
-    hello,
-    identity,
-    job,
-    logged,
-    peer,
-    receivers,
-    sent,
-)
+from tests.core.machines import TIMEOUT, Coordinator, errors, hello, identity, job, logged, peer, receivers, sent
 from zmqps.core.coordinator.members.membership import Roster
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action, Received

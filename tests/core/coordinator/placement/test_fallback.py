@@ -11,13 +11,7 @@ from zmqps.core.coordinator.placement.fallback import RETRY_S, SHARE_S, STUCK_S
 from zmqps.core.coordinator.placement.resumption import Resumption
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action
-from zmqps.errors import (
-    CheckpointCorruptError,
-    CheckpointStorageError,
-    JobMemoryError,
-    PeerLostError,
-    PSError,
-)
+from zmqps.errors import CheckpointCorruptError, CheckpointStorageError, JobMemoryError, PeerLostError, PSError
 
 NEWEST, OLDER = "/c/ckpt-20", "/c/ckpt-10"
 CORRUPT = CheckpointCorruptError(path=NEWEST, what="it is not what was written", good="", advice="use another one")
