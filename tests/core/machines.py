@@ -19,6 +19,7 @@ from zmqps.core.protocol.security.keys import LOADER, ticket_of
 from zmqps.core.server.admission import Room
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.tables.rows import Rows
+from zmqps.errors import from_wire
 from zmqps.optim import OptimizerSpec, sgd
 from zmqps.testing.jobs.training import ReferenceRules
 
@@ -102,6 +103,14 @@ def sent_to(actions: list[Action], kind: type[M]) -> list[tuple[str, M]]:
 
 def errors(actions: list[Action], to: Peer | None = None) -> list[int]:
     return [message.code for message in sent(actions, m.Error, to)]
+
+
+def error_of(actions: list[Action], kind: type[E], to: Peer | None = None) -> E:
+    """Return the only error among the messages."""
+    (message,) = sent(actions, m.Error, to)
+    error = from_wire(message.code, message.text, message.facts)
+    assert isinstance(error, kind)
+    return error
 
 
 def resolved(actions: list[Action]) -> list[tuple[Any, Any]]:
@@ -192,6 +201,11 @@ class Coordinator:
     def init(self, name: str, spec: JobSpec | None, request: int = 1) -> list[Action]:
         return self.take(name, m.Init(request, spec.to_wire() if spec else {}))
 
+    def attach(self, name: str, spec: JobSpec | None, request: int = 1) -> list[Action]:
+        """Let a worker or an observer join; return what comes of its asking for a job."""
+        self.join(name)
+        return self.init(name, spec, request)
+
     def init_all(self, spec: JobSpec | None, *names: str) -> list[Action]:
         return [action for name in names for action in self.init(name, spec)]
 
@@ -237,6 +251,24 @@ class Coordinator:
                 actions += self.machine.on_deadline(self.now)
                 self.machine.validate()
         return actions
+
+
+class Trained(Coordinator):
+    """A coordinator of some servers, which have a shard each, and two workers that train."""
+
+    def __init__(self, servers: int = 3, replicas: int = 0, resumptions: Any = {}, **options: Any) -> None:  # noqa: B006
+        super().__init__(None, resumptions, servers=servers, replicas=replicas)
+        self.names = [f"s{n}" for n in range(servers)]
+        self.join(*self.names, "w0", "w1")
+        self.init_all(job(**options), "w0", "w1")
+        self.done = self.build(*self.names)
+
+    def lose(self, name: str) -> list[Action]:
+        return self.take(name, m.Leave("closed"))
+
+    def status(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.machine.status(self.now)["jobs"]["default"]
+        return found
 
 
 def zeros(spec: JobSpec) -> list[np.ndarray[Any, Any]]:

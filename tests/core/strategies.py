@@ -86,8 +86,7 @@ BY_ANNOTATION: dict[str, st.SearchStrategy[Any]] = {
         ),
     ),
     "Contributors": st.lists(
-        st.tuples(st.binary(min_size=16, max_size=16), st.lists(unsigned(64), max_size=3).map(tuple)),
-        max_size=3,
+        st.tuples(st.binary(min_size=16, max_size=16), st.lists(unsigned(64), max_size=3).map(tuple)), max_size=3
     ).map(tuple),
     "Payload": st.lists(BUFFERS, max_size=4).map(tuple),
 }

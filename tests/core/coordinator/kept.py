@@ -52,6 +52,11 @@ class Kept(Coordinator):
         assert knows == self.journal
         return actions[len(records) :]
 
+    def return_with(self, *names: str) -> list[Action]:
+        """Start it again, and let these members come back to it."""
+        self.back()
+        return self.come_back(*names)
+
     def come_back(self, *names: str) -> list[Action]:
         actions = []
         for name in names:

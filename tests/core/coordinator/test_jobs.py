@@ -110,8 +110,7 @@ def test_the_whole_cluster_can_be_ended_from_outside_by_who_may_end_its_jobs() -
 def test_an_end_that_is_asked_for_again_ends_no_job_that_has_begun_since() -> None:
     coordinator = Coordinator.trains("s0", "w0")
     first, _ = end_job(coordinator, "default")
-    coordinator.join("w1")
-    coordinator.init("w1", job())
+    coordinator.attach("w1", job())
     again, actions = end_job(coordinator, "default")
     assert (again, len(actions)) == (first, 1)
     assert "default" in coordinator.machine.runs
@@ -135,8 +134,9 @@ def test_so_many_jobs_run_at_the_same_time_and_no_more(monkeypatch: pytest.Monke
     coordinator.take("w2.c", m.Leave("finished"))
     assert errors(coordinator.join("w3.d")) == []
     coordinator.take("w0", m.Leave("closed"))
-    coordinator.join("w5")
-    assert len(sent(coordinator.init("w5", job("another")), m.Assign)) == 1, "in the place of an idle one there is room"
+    assert len(sent(coordinator.attach("w5", job("another")), m.Assign)) == 1, (
+        "in the place of an idle one there is room"
+    )
 
 
 def test_of_jobs_that_have_ended_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,10 +18,7 @@ def test_the_last_job_of_a_name_is_remembered_and_described() -> None:
     ended.add("a", "ended", 3, 3.25)
     assert (ended.how("a"), ended.how("b"), ended.how("c")) == ("ended", "lost", "")
     assert ended.describe("a", 9.0) == "job 'a' had ended 6 s ago: ended"
-    assert ended.status(4.0) == [
-        {"job": "b", "how": "lost", "ago_s": 2.0},
-        {"job": "a", "how": "ended", "ago_s": 0.75},
-    ]
+    assert ended.status(4.0) == [{"job": "b", "how": "lost", "ago_s": 2.0}, {"job": "a", "how": "ended", "ago_s": 0.75}]
 
 
 def test_the_oldest_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

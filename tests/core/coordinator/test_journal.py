@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from zmqps.core.coordinator.journal import (
-    DirtyKeys,
-    key_of,
-    nothing,
-    packed,
-    set_key,
-    split_key,
-    split_set,
-    unpacked,
-)
+from zmqps.core.coordinator.journal import DirtyKeys, key_of, nothing, packed, set_key, split_key, split_set, unpacked
 from zmqps.core.protocol.events import Record
 from zmqps.core.protocol.messages import Departed, Released
 

@@ -251,8 +251,7 @@ def test_a_server_of_a_running_job_that_goes_is_announced_and_later_inits_are_to
     actions = coordinator.take("s0", m.Leave("closed")) if leaves else coordinator.wait(11.0, "w0")
     assert [lost.role for lost in sent(actions, m.Lost, peer("w0"))] == ["server"]
     assert "lost server 0 (s0" in logged(actions)
-    coordinator.join("w1")
-    assert errors(coordinator.init("w1", job())) == [PeerLostError.code]
+    assert errors(coordinator.attach("w1", job())) == [PeerLostError.code]
     assert "lost server 0 (s0" in coordinator.machine.status(coordinator.now)["jobs"]["default"]["state"]
 
 
@@ -286,8 +285,7 @@ def test_the_cluster_outlives_its_jobs_unless_it_is_for_one_only() -> None:
     assert exits_of(actions) == []
     assert receivers(actions, m.Discard) == [peer("s0")]
     assert coordinator.machine.runs == {}
-    coordinator.join("w1")
-    assert receivers(coordinator.init("w1", job("another")), m.Assign) == [peer("s0")]
+    assert receivers(coordinator.attach("w1", job("another")), m.Assign) == [peer("s0")]
 
 
 def test_a_lost_worker_does_not_keep_the_cluster_from_ending() -> None:

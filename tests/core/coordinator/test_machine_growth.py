@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.core.machines import hello, identity, job, peer, receivers, sent
+from tests.core.machines import hello, identity, job, peer, receivers, sent, sent_to
 from zmqps.core.coordinator.kernel.machine import MOST_LOST
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
@@ -40,6 +40,14 @@ class Crowded:
 
     def take(self, name: str, message: m.Message) -> list[Action]:
         return self.machine.handle(Received(peer(name), message), self.now)
+
+    def crowd(self, number: int, *messages: m.Message) -> list[str]:
+        """Let many workers join a job of their own, each of which says these; return their names."""
+        names = [f"c{i}" for i in range(number)]
+        for name in names:
+            for message in (hello("worker", name, "crowd"), *messages):
+                self.take(name, message)
+        return names
 
     def step(self, number: int) -> None:
         """Let the two workers complete a step: neither waits for anybody else."""
@@ -100,12 +108,8 @@ def look_on_at_a_job_and_are_lost(number: int) -> None:
         crowded.take(f"o{i}", hello("observer", f"o{i}"))
         crowded.take(f"o{i}", m.Init(1, {}))
     calls = crowded.lose()
-    told = [
-        (to, got.incarnation)
-        for c in calls
-        for to, got in zip(receivers(c, m.Departed), sent(c, m.Departed), strict=True)
-    ]
-    assert {to for to, _ in told} == {peer("s0")}
+    told = [(to, got.incarnation) for actions in calls for to, got in sent_to(actions, m.Departed)]
+    assert {to for to, _ in told} == {"s0"}
     assert number <= len(told) <= 2 * number, "once, and once more a second later"
     assert not [message for call in calls for message in sent(call, m.Lost)]
     for _, incarnation in told:
@@ -116,19 +120,13 @@ def look_on_at_a_job_and_are_lost(number: int) -> None:
 
 def wait_for_the_start_of_a_job_and_leave(number: int) -> None:
     crowded = Crowded(workers=2)
-    names = [f"c{i}" for i in range(number)]
-    for name in names:
-        crowded.take(name, hello("worker", name, "crowd"))
-        crowded.take(name, m.Init(1, job().to_wire()))
-    for name in names:
+    for name in crowded.crowd(number, m.Init(1, job().to_wire())):
         crowded.take(name, m.Leave("closed"))
 
 
 def enter_a_barrier_one_after_the_other(number: int) -> None:
     crowded = Crowded()
-    names = [f"c{i}" for i in range(number)]
-    for name in names:
-        crowded.take(name, hello("worker", name, "crowd"))
+    names = crowded.crowd(number)
     for name in names[:-1]:
         assert len(sent(crowded.take(name, m.Enter(1, "end")), m.Waiting)) == 1
     assert len(sent(crowded.take(names[-1], m.Enter(1, "end")), m.Released)) == number
@@ -147,10 +145,7 @@ def wait_at_barriers_of_their_own_while_others_come_and_go(number: int) -> None:
 
 def wait_for_the_last_range_and_are_lost(number: int) -> None:
     crowded = Crowded()
-    names = [f"c{i}" for i in range(number)]
-    for name in names:
-        crowded.take(name, hello("worker", name, "crowd"))
-        crowded.take(name, m.Take(1, "examples", 1, 1, 1, (), ()))
+    names = crowded.crowd(number, m.Take(1, "examples", 1, 1, 1, (), ()))
     crowded.lose(names[0])
 
 
@@ -182,10 +177,7 @@ def test_the_cost_of_an_arrival_does_not_grow_with_the_number_of_workers(gradien
     for number in (SMALL, LARGE):
         spec = job(staleness=0, aggregate=None if gradients == 1 else gradients * number)
         crowded = Crowded()
-        names = [f"c{i}" for i in range(number)]
-        for name in names:
-            crowded.take(name, hello("worker", name, "crowd"))
-            crowded.take(name, m.Init(1, spec.to_wire()))
+        names = crowded.crowd(number, m.Init(1, spec.to_wire()))
         [copy] = crowded.machine.runs["crowd"].startup.copies
         crowded.take("s0", m.Ready(copy.epoch, 1))
         counts, granted = [0], 0

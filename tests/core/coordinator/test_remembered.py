@@ -20,8 +20,7 @@ DATA = ("examples", 40, 10, 1, ())
 def training(**options: Any) -> Kept:
     """Return a coordinator whose two workers train on two servers."""
     kept = Kept.joined("s0", "s1", "w0", "w1", servers=2, workers=2)
-    for name in ("w0", "w1"):
-        kept.init(name, job(**options))
+    kept.init_all(job(**options), "w0", "w1")
     kept.ready("s0", "s1")
     return kept
 
@@ -41,8 +40,7 @@ def test_members_say_who_they_are_again_and_keep_their_ranks() -> None:
 def test_who_does_not_come_back_is_lost_but_not_before_a_whole_timeout() -> None:
     kept = training()
     kept.now += 500.0
-    kept.back()
-    kept.come_back("s0", "s1", "w0")
+    kept.return_with("s0", "s1", "w0")
     timeout = kept.machine.options.heartbeat_timeout
     for _ in range(9):
         kept.pass_time(timeout / 10)
@@ -65,8 +63,7 @@ def test_a_commit_that_was_decided_is_said_again_and_its_workers_hear_that_they_
     kept.take("w0", m.Arrive(2, 0, (1,)))
     commits = sent(kept.take("w1", m.Arrive(2, 0, (1,))), m.Commit)
     assert len(commits) == 2
-    kept.back()
-    again = sent(kept.come_back("s0", "s1"), m.Commit)
+    again = sent(kept.return_with("s0", "s1"), m.Commit)
     assert again == sorted(commits, key=lambda commit: commit.epoch)
     kept.come_back("w0", "w1")
     for name in ("w0", "w1"):
@@ -79,8 +76,7 @@ def test_an_arrival_that_was_told_to_be_known_counts_though_its_worker_has_left(
     kept = training(staleness=0)
     kept.take("w0", m.Arrive(2, 0, (1,)))
     assert sent(kept.pass_time(0.2), m.Waiting)
-    kept.back()
-    kept.come_back("s0", "s1", "w1")
+    kept.return_with("s0", "s1", "w1")
     assert sent(kept.take("w0", m.Leave("finished")), m.Back)
     farewell = hello("worker", "w0")
     assert sent(kept.take("w0", m.Farewell(farewell.incarnation, farewell.secret, "finished")), m.Left)
@@ -92,8 +88,7 @@ def test_a_barrier_that_was_released_stays_so_for_those_who_had_not_heard() -> N
     kept = training()
     kept.take("w0", m.Enter(5, "b"))
     assert len(sent(kept.take("w1", m.Enter(5, "b")), m.Released)) == 2
-    kept.back()
-    kept.come_back("s0", "s1", "w0", "w1")
+    kept.return_with("s0", "s1", "w0", "w1")
     assert sent(kept.take("w0", m.Enter(5, "b")), m.Released) == [m.Released(5, 0)]
     assert not sent(kept.take("w0", m.Enter(6, "c")), m.Released)
 
@@ -101,8 +96,7 @@ def test_a_barrier_that_was_released_stays_so_for_those_who_had_not_heard() -> N
 def test_who_waits_asks_again() -> None:
     kept = training()
     kept.take("w0", m.Enter(5, "b"))
-    kept.back()
-    kept.come_back("s0", "s1", "w0", "w1")
+    kept.return_with("s0", "s1", "w0", "w1")
     kept.take("w0", m.Enter(5, "b"))
     assert len(sent(kept.take("w1", m.Enter(5, "b")), m.Released)) == 2
 
@@ -110,8 +104,7 @@ def test_who_waits_asks_again() -> None:
 def test_a_range_is_the_same_workers_and_no_other_ones() -> None:
     kept = training()
     first = sent(kept.take("w0", m.Take(5, *DATA, ())), m.Range)[0]
-    kept.back()
-    kept.come_back("s0", "s1", "w0", "w1")
+    kept.return_with("s0", "s1", "w0", "w1")
     assert sent(kept.take("w1", m.Take(5, *DATA, ())), m.Range)[0].number == 1
     assert sent(kept.take("w0", m.Take(5, *DATA, ())), m.Range) == [first]
     assert sent(kept.take("w0", m.Take(6, *DATA, (0, first.number))), m.Range)[0].number == 2
@@ -122,8 +115,7 @@ def test_a_start_goes_on_where_it_was() -> None:
     kept.init_all(job(), "w0", "w1")
     kept.ready("s0", "s1", loaded=False)
     assert kept.run().startup.loader is not None
-    kept.back()
-    assigned = sent(kept.come_back("s0", "s1"), m.Assign)
+    assigned = sent(kept.return_with("s0", "s1"), m.Assign)
     assert {assign.epoch for assign in assigned} == {1, 2}
     kept.come_back("w0", "w1")
     (load,) = sent(kept.init("w0", job()), m.Job)
@@ -138,8 +130,7 @@ def test_a_start_goes_on_where_it_was() -> None:
 def test_an_init_that_is_not_asked_again_is_waited_for_no_more() -> None:
     kept = Kept.joined("s0", "s1", "w0", servers=2)
     kept.init("w0", job())
-    kept.back()
-    kept.come_back("s0", "s1", "w0")
+    kept.return_with("s0", "s1", "w0")
     kept.take("w0", m.Resumed(0))
     assert kept.run().startup.job is None
     assert "step/default" not in kept.journal, "what is known of its steps goes with the job"
@@ -147,10 +138,8 @@ def test_an_init_that_is_not_asked_again_is_waited_for_no_more() -> None:
 
 def test_epochs_are_never_given_twice() -> None:
     kept = training()
-    kept.back()
-    kept.come_back("s0", "s1", "w0", "w1")
-    kept.join("w2.other")
-    kept.init("w2.other", job())
+    kept.return_with("s0", "s1", "w0", "w1")
+    kept.attach("w2.other", job())
     assert set(kept.epochs("s0", "other") + kept.epochs("s1", "other")) == {3, 4}
 
 
@@ -169,12 +158,10 @@ def test_who_was_evicted_stays_out_and_servers_hear_of_it_until_they_confirm() -
 
 def test_the_journal_of_a_host_that_lost_its_power_is_behind() -> None:
     kept = training(staleness=0)
-    kept.back()
-    kept.come_back("s0", "w0", "w1")
+    kept.return_with("s0", "w0", "w1")
     (epoch,) = kept.epochs("s0")
-    assert "the journal 0, so who had a part in the others is not known" in logged(
-        kept.take("s0", m.Committed(epoch, 3))
-    )
+    said = logged(kept.take("s0", m.Committed(epoch, 3)))
+    assert "the journal 0, so who had a part in the others is not known" in said
     assert errors(kept.take("w0", m.Arrive(2, 0, (1,)))) == [JournalBehindError.code]
 
 
@@ -222,18 +209,15 @@ def test_it_may_go_away_at_any_event(mode: dict[str, Any]) -> None:
     everybody = ["s0", "s1", "w0", "w1"]
     for number, name in enumerate(everybody, 1):
         kept.join(name)
-        kept.back()
-        kept.come_back(*everybody[:number])
+        kept.return_with(*everybody[:number])
     for name in ("w0", "w1"):
         kept.init(name, job(**mode))
-        kept.back()
-        kept.come_back(*everybody)
+        kept.return_with(*everybody)
         for other in ("w0", "w1")[: 1 + (name == "w1")]:
             kept.init(other, job(**mode))
     for name in ("s0", "s1"):
         kept.ready(name, loaded=True)
-        kept.back()
-        kept.come_back(*everybody)
+        kept.return_with(*everybody)
     for other in ("w0", "w1"):
         assert sent(kept.init(other, job(**mode)), m.Job)
     assert kept.run().startup.ready
@@ -247,13 +231,11 @@ def begins_after_all_others_are_lost() -> int:
     kept.ready("s0")
     for clock in range(3):
         kept.take("w0", m.Arrive(2 + clock, clock, (1 + clock,)))
-    kept.back()
-    kept.come_back("s0")
+    kept.return_with("s0")
     for _ in range(12):
         kept.pass_time(kept.machine.options.heartbeat_timeout / 10)
         kept.take("s0", m.Heartbeat({}))
-    kept.join("w1")
-    (told,) = sent(kept.init("w1", job(staleness=2)), m.Job)
+    (told,) = sent(kept.attach("w1", job(staleness=2)), m.Job)
     return told.step
 
 

@@ -31,8 +31,7 @@ def test_a_promotion_that_was_decided_is_gone_on_with() -> None:
     kept = training()
     asked = sent(kept.take("s1", m.Leave("closed")), m.Promote)
     assert [message.generation for message in asked] == [1]
-    kept.back()
-    assert sent(kept.come_back("s0"), m.Promote) == []
+    assert sent(kept.return_with("s0"), m.Promote) == []
     back = kept.come_back("s2", *WORKERS)
     assert sent(back, m.Promote) == asked, "said again at once"
     told = kept.promoted(back)
@@ -45,8 +44,7 @@ def test_a_promotion_that_was_decided_is_gone_on_with() -> None:
 def test_the_backups_of_a_leader_are_said_again() -> None:
     kept = training()
     (before,) = sent(kept.take("s1", m.Leave("closed")), m.Replicas, peer("s0"))
-    kept.back()
-    assert sent(kept.come_back("s0"), m.Replicas) == [before]
+    assert sent(kept.return_with("s0"), m.Replicas) == [before]
 
 
 def test_a_server_that_was_lost_meanwhile_is_noticed_and_its_backup_takes_over() -> None:
@@ -71,8 +69,7 @@ def test_members_that_had_not_followed_are_told_again_and_no_others() -> None:
     told = kept.promoted(kept.take("s1", m.Leave("closed")))
     (move,) = sent(told, m.Moved, peer("w0"))
     kept.take("w0", m.Followed(move.epoch, move.revision, 0))
-    kept.back()
-    kept.come_back("s0", "s2", *WORKERS)
+    kept.return_with("s0", "s2", *WORKERS)
     assert sent(kept.take("w0", m.Resumed(0)), m.Moved) == []
     again = sent(kept.take("w1", m.Resumed(0)), m.Moved)
     assert [(got.shard, got.revision, got.server["epoch"]) for got in again] == [(1, move.revision, 5)]
@@ -83,8 +80,7 @@ def test_members_that_had_not_followed_are_told_again_and_no_others() -> None:
 def test_no_step_counts_on_gradients_that_are_still_to_be_brought_again() -> None:
     kept = training(staleness=0)
     told = kept.promoted(kept.take("s1", m.Leave("closed")))
-    kept.back()
-    kept.come_back("s0", "s2", *WORKERS)
+    kept.return_with("s0", "s2", *WORKERS)
     waiting = [action for name in WORKERS for action in kept.take(name, m.Arrive(2, 0, (1,)))]
     assert sent(waiting, m.Commit) == []
     done = kept.follow(told)
@@ -95,8 +91,7 @@ def test_a_worker_proceeds_when_the_backups_have_its_step_also_if_that_was_decid
     kept = training(staleness=0)
     kept.take("w0", m.Arrive(2, 0, (1,)))
     commits = sent(kept.take("w1", m.Arrive(2, 0, (1,))), m.Commit)
-    kept.back()
-    kept.come_back(*SERVERS, *WORKERS)
+    kept.return_with(*SERVERS, *WORKERS)
     for name in WORKERS:
         assert sent(kept.take(name, m.Arrive(2, 0, (1,))), m.Proceed) == []
     confirmed = [kept.take(f"s{commit.epoch - 1}", m.Committed(commit.epoch, 0)) for commit in commits]
@@ -123,8 +118,7 @@ def test_a_new_backup_is_asked_for_again_until_it_is_whole_and_the_shard_is_degr
 def test_a_new_copy_gets_a_number_that_none_before_has_had() -> None:
     kept = training()
     kept.promoted(kept.take("s1", m.Leave("closed")))
-    kept.back()
-    kept.come_back("s0", "s2", *WORKERS)
+    kept.return_with("s0", "s2", *WORKERS)
     known = set(kept.run().startup.copies.by_epoch)
     new = {assign.epoch for assign in sent(kept.join("s3"), m.Assign, peer("s3"))}
     assert len(new) == 2
@@ -136,8 +130,7 @@ def test_what_a_server_is_to_free_it_is_told_again() -> None:
     kept.take("s1", m.Leave("closed"))
     job_ends = kept.machine.jobs.end(kept.run(), "enough", kept.now)
     kept._keep([*kept.machine._recorded([], kept.now), *job_ends])
-    kept.back()
-    assert {message.epoch for message in sent(kept.come_back("s0", "s2"), m.Discard)} == {1, 3, 5, 6}
+    assert {message.epoch for message in sent(kept.return_with("s0", "s2"), m.Discard)} == {1, 3, 5, 6}
 
 
 def test_a_journal_that_is_behind_a_promoted_server_ends_the_job() -> None:

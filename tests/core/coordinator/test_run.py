@@ -236,8 +236,8 @@ def test_a_server_without_the_memory_for_one_job_fails_its_inits_with_the_facts_
     coordinator.init("w1.b", SYNC)
     coordinator.init("w2.c", SYNC)
     small = JobMemoryError(server="s1", what="shard 1 of 2", needed_nbytes=100, free_nbytes=40)
-    assert sent(coordinator.take("s0", m.Error(4, small.code, str(small), small.facts())), m.Error) == [], "not its own"
-    failed = coordinator.take("s1", m.Error(4, small.code, str(small), small.facts()))
+    assert sent(coordinator.take("s0", m.Error.of(4, small)), m.Error) == [], "not its own"
+    failed = coordinator.take("s1", m.Error.of(4, small))
     (message,) = sent(failed, m.Error)
     assert receivers(failed, m.Error) == [peer("w1.b")]
     error = from_wire(message.code, message.text, message.facts)
@@ -267,8 +267,7 @@ def test_a_server_that_is_lost_fails_the_jobs_it_has_shards_of_and_a_new_one_let
     ended = coordinator.take("w1", m.Leave("closed"))
     assert receivers(ended, m.Discard) == [peer("s0")], "the other one's shard has gone with it"
     assert set(coordinator.machine.runs) == {"b", "c"}
-    coordinator.join("w5")
-    assert [(a.epoch, a.shard) for a in sent(coordinator.init("w5", ASYNC), m.Assign)] == [(7, 0), (8, 1)]
+    assert [(a.epoch, a.shard) for a in sent(coordinator.attach("w5", ASYNC), m.Assign)] == [(7, 0), (8, 1)]
 
 
 def test_a_server_that_is_lost_ends_the_jobs_that_nobody_is_there_for() -> None:
@@ -297,8 +296,7 @@ def test_a_worker_that_comes_back_to_an_idle_job_goes_on_and_is_told() -> None:
         assert (answer.epoch, answer.load) == (1, 0)
         assert "the job 'default' goes on with what was trained before" in answer.note
         assert "zmqps jobs end default" in answer.note
-    coordinator.join("w3")
-    assert [got.note for got in sent(coordinator.init("w3", ASYNC), m.Job)] == [""]
+    assert [got.note for got in sent(coordinator.attach("w3", ASYNC), m.Job)] == [""]
     assert [got.note for got in sent(coordinator.init("w1", ASYNC, request=9), m.Job)] == [""], "it was told"
 
 
@@ -309,8 +307,7 @@ def test_a_worker_that_comes_alone_to_an_idle_job_with_another_model_replaces_it
         coordinator.take("w0", m.Leave("closed"))
     else:
         coordinator.wait(TIMEOUT + 1, "s0")
-    coordinator.join("w1")
-    actions = coordinator.init("w1", SYNC)
+    actions = coordinator.attach("w1", SYNC)
     assert [got.epoch for got in sent(actions, m.Discard, peer("s0"))] == [1]
     assert [(got.epoch, got.name) for got in sent(actions, m.Assign, peer("s0"))] == [(2, "default")]
     order = [type(a.message) for a in actions if getattr(a, "peer", b"") == peer("s0")]
@@ -372,8 +369,7 @@ def test_a_worker_that_trains_does_not_replace_its_job() -> None:
     coordinator = train_alone()
     assert errors(coordinator.init("w0", SYNC, request=2)) == [JobMismatchError.code]
     coordinator.take("w0", m.Leave("closed"))
-    coordinator.join("w1")
-    coordinator.init("w1", ASYNC)
+    coordinator.attach("w1", ASYNC)
     assert errors(coordinator.init("w1", SYNC, request=2)) == [JobMismatchError.code], "it has gone on with the old one"
     assert coordinator.run().startup.epoch == 1
 
@@ -399,8 +395,7 @@ def test_who_only_asks_for_the_job_does_not_replace_it() -> None:
     coordinator = left_alone("o0")
     (answer,) = sent(coordinator.init("o0", None), m.Job)
     assert (answer.epoch, answer.note) == (1, "")
-    coordinator.join("w1")
-    (answer,) = sent(coordinator.init("w1", None), m.Job)
+    (answer,) = sent(coordinator.attach("w1", None), m.Job)
     assert answer.epoch == 1
     assert answer.note.startswith("the job 'default' goes on"), "the observer has trained nothing meanwhile"
 
@@ -424,8 +419,7 @@ def test_a_job_waits_for_workers_that_are_expected_and_never_came() -> None:
     coordinator = train_alone(spec=replace(ASYNC, workers=2))
     coordinator.take("w0", m.Leave("finished"))
     assert coordinator.run().state == "idle"
-    coordinator.join("w1")
-    coordinator.init("w1", replace(ASYNC, workers=2))
+    coordinator.attach("w1", replace(ASYNC, workers=2))
     assert len(sent(coordinator.take("w1", m.Leave("closed")), m.Discard)) == 1
 
 
@@ -481,18 +475,15 @@ def test_what_everybody_withdrew_from_is_freed_on_the_servers() -> None:
 def test_a_name_that_is_used_again_begins_another_job_and_says_how_the_one_before_ended() -> None:
     coordinator = train_alone()
     coordinator.take("w0", m.Leave("finished"))
-    coordinator.join("w1")
-    actions = coordinator.init("w1", SYNC)
+    actions = coordinator.attach("w1", SYNC)
     assert [(a.epoch, a.job) for a in sent(actions, m.Assign)] == [(2, SYNC.to_wire())]
     assert sent(coordinator.ready("s0", epoch=1), m.Job) == [], "what is said of the old one is of no use"
     (answer,) = sent(begin(coordinator, "default", spec=SYNC), m.Job)
     assert answer.note == (
         "the job 'default' begins anew from the initial values given; the one before: its workers have finished"
     )
-    coordinator.join("w2")
-    assert [got.note for got in sent(coordinator.init("w2", SYNC), m.Job)] == [""], "it has given no values"
-    coordinator.join("w3.x")
-    coordinator.init("w3.x", ASYNC)
+    assert [got.note for got in sent(coordinator.attach("w2", SYNC), m.Job)] == [""], "it has given no values"
+    coordinator.attach("w3.x", ASYNC)
     assert [got.note for got in sent(begin(coordinator, "x", spec=ASYNC), m.Job)] == [""], "another name"
 
 

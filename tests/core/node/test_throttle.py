@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from zmqps.core.node.throttle import (
-    FEW_LINES,
-    MAX_LINE_CHARS,
-    MOST_IN_ALL,
-    MOST_LINES,
-    MOST_OF_FEW,
-    WINDOW_S,
-    Throttle,
-)
+from zmqps.core.node.throttle import FEW_LINES, MAX_LINE_CHARS, MOST_IN_ALL, MOST_LINES, MOST_OF_FEW, WINDOW_S, Throttle
 from zmqps.core.protocol.events import Log, Send
 from zmqps.core.protocol.messages import Left
 

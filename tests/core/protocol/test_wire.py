@@ -20,21 +20,7 @@ from zmqps.core.protocol import wire
 from zmqps.core.protocol.messages.large import Large
 from zmqps.core.protocol.messages.saving import SaveStage
 from zmqps.core.protocol.messages.training import Gradients
-from zmqps.core.protocol.wire import (
-    HEADER_NBYTES,
-    INLINE_NBYTES,
-    MAX_FRAME_NBYTES,
-    MAX_FRAMES,
-    MAX_GROWTH,
-    MAX_HEADER_NBYTES,
-    MAX_SHORT_HEADER_NBYTES,
-    MAX_TEXT_CHARS,
-    data_header_nbytes,
-    decode,
-    decoded_nbytes,
-    encode,
-    peek,
-)
+from zmqps.core.protocol.wire import decode, encode, peek
 from zmqps.errors import LimitError, ProtocolError
 
 
@@ -101,13 +87,13 @@ def test_what_is_short_is_shown_whole_in_an_error_and_what_is_long_in_part() -> 
 
 
 def test_a_small_payload_travels_inside_the_header() -> None:
-    pieces = [np.zeros(INLINE_NBYTES // 8, "<f4"), np.ones(INLINE_NBYTES // 8, "<f4")]
+    pieces = [np.zeros(wire.INLINE_NBYTES // 8, "<f4"), np.ones(wire.INLINE_NBYTES // 8, "<f4")]
     assert len(encode(m.Values(1, "raw", (), (), pieces))) == 1
     assert len(encode(m.Values(1, "raw", (), (), [*pieces, b"x"]))) == 4
 
 
 def test_a_large_payload_is_neither_copied_on_the_way_out_nor_on_the_way_in() -> None:
-    array = np.zeros(INLINE_NBYTES, "<f4")
+    array = np.zeros(wire.INLINE_NBYTES, "<f4")
     header, frame = encode(m.Values(1, "raw", (), (), (array,)))
     assert np.shares_memory(np.frombuffer(frame, "<f4"), array)
     message = decode([header, frame])
@@ -131,8 +117,8 @@ def test_words_for_people_are_cut_to_what_a_receiver_takes() -> None:
     for message in (m.Waiting(1, "x" * 5000), m.Error(1, 1, "ü" * 5000, {"reason": "y"})):
         again = decode(encode(message))
         assert isinstance(again, (m.Waiting, m.Error))
-        assert len(again.text) == MAX_TEXT_CHARS
-        assert again.text == message.text[: MAX_TEXT_CHARS - 1] + "…"
+        assert len(again.text) == wire.MAX_TEXT_CHARS
+        assert again.text == message.text[: wire.MAX_TEXT_CHARS - 1] + "…"
 
 
 HELLO = ["zmqps", 7, "worker", bytes(16), "name", "host", 1, "", []]
@@ -157,11 +143,11 @@ def test_a_hello_of_any_version_can_be_read(appended: list[object], job: str) ->
 
 def test_the_encoder_sends_nothing_beyond_the_limits() -> None:
     with pytest.raises(LimitError, match="header"):
-        encode(m.Status(1, {"text": "x" * MAX_HEADER_NBYTES}))
+        encode(m.Status(1, {"text": "x" * wire.MAX_HEADER_NBYTES}))
     with pytest.raises(LimitError, match="number of array frames"):
-        encode(m.Values(1, "raw", (), (), [b"xx"] * (MAX_FRAMES + 1)))
+        encode(m.Values(1, "raw", (), (), [b"xx"] * (wire.MAX_FRAMES + 1)))
     with pytest.raises(LimitError, match="size of an array frame"):
-        encode(m.Values(1, "raw", (), (), [np.empty(MAX_FRAME_NBYTES + 1, np.uint8)]))
+        encode(m.Values(1, "raw", (), (), [np.empty(wire.MAX_FRAME_NBYTES + 1, np.uint8)]))
 
 
 # --- what the decoder refuses -------------------------------------------------------------------
@@ -190,7 +176,7 @@ MALFORMED = {
     "a number too large": ([msgpack.packb([13, 1 << 32, 0])], ProtocolError),
     "a truth value for a number": ([msgpack.packb([15, True])], ProtocolError),
     "a float for a number": ([msgpack.packb([15, 1.0])], ProtocolError),
-    "a text too long": ([msgpack.packb([9, "x" * (MAX_TEXT_CHARS + 1)])], LimitError),
+    "a text too long": ([msgpack.packb([9, "x" * (wire.MAX_TEXT_CHARS + 1)])], LimitError),
     "bytes for a text": ([msgpack.packb([9, b"x"])], ProtocolError),
     "a duration that is no number": ([msgpack.packb([8, "w", 0, "n", bytes(16), float("nan")])], ProtocolError),
     "a negative duration": ([msgpack.packb([8, "w", 0, "n", bytes(16), -0.5])], ProtocolError),
@@ -213,16 +199,16 @@ MALFORMED = {
     "an attempt below zero": ([msgpack.packb([22, 1, 0, [[bytes(16), [-1]]]])], ProtocolError),
     "frames behind a message without payload": ([msgpack.packb([6]), b"x"], ProtocolError),
     "frames behind a payload inside the header": (push_with(b"1234", b"1234"), ProtocolError),
-    "a payload inside the header too large": (push_with(bytes(INLINE_NBYTES + 1)), LimitError),
+    "a payload inside the header too large": (push_with(bytes(wire.INLINE_NBYTES + 1)), LimitError),
     "a payload that is a text": (push_with("1234"), ProtocolError),
     "fewer frames than announced": (push_with([4, 4], b"1234"), ProtocolError),
     "more frames than announced": (push_with([4], b"1234", b"1234"), ProtocolError),
     "a frame shorter than announced": (push_with([8], b"1234"), ProtocolError),
     "a frame longer than announced": (push_with([2], b"1234"), ProtocolError),
     "an announced size below zero": (push_with([-4], b"1234"), ProtocolError),
-    "too many frames": (push_with([0] * (MAX_FRAMES + 1), *[b""] * (MAX_FRAMES + 1)), LimitError),
-    "a header too large": ([bytes(MAX_HEADER_NBYTES + 1)], LimitError),
-    "a frame too large": (push_with([MAX_FRAME_NBYTES + 1], bytes(MAX_FRAME_NBYTES + 1)), LimitError),
+    "too many frames": (push_with([0] * (wire.MAX_FRAMES + 1), *[b""] * (wire.MAX_FRAMES + 1)), LimitError),
+    "a header too large": ([bytes(wire.MAX_HEADER_NBYTES + 1)], LimitError),
+    "a frame too large": (push_with([wire.MAX_FRAME_NBYTES + 1], bytes(wire.MAX_FRAME_NBYTES + 1)), LimitError),
 }
 
 
@@ -288,7 +274,7 @@ GREEDY = {
 
 @pytest.mark.parametrize("kind", sorted(m.BY_KIND), ids=lambda kind: m.BY_KIND[kind].__name__)
 def test_a_header_is_as_large_as_its_kind_needs(kind) -> None:  # type: ignore[no-untyped-def]
-    limit = HEADER_NBYTES.get(kind, MAX_SHORT_HEADER_NBYTES)
+    limit = wire.HEADER_NBYTES.get(kind, wire.MAX_SHORT_HEADER_NBYTES)
     with pytest.raises(LimitError, match="size of the header"):
         decode([bytes([0x92, kind]) + bytes(limit - 1)])
     with pytest.raises(ProtocolError) as caught:
@@ -302,10 +288,10 @@ def test_a_header_about_a_shard_may_be_as_large_as_one_that_names_all_of_it_piec
     for slices in placement.slices:
         segments = [(most - 1, most) * len(slice_.segments) for slice_ in slices]  # as many bytes as any
         parts = [[most, largest, bounds] for bounds in segments]
-        lengths = [MAX_FRAME_NBYTES] * (frames * len(parts))
+        lengths = [wire.MAX_FRAME_NBYTES] * (frames * len(parts))
         numbers = [largest] * 6
         header = msgpack.packb([m.Push.kind, *numbers, 1, 1, "c" * 2000, "c" * 2000, parts, lengths])
-        assert len(header) <= data_header_nbytes(len(slices), sum(map(len, segments)) // 2)
+        assert len(header) <= wire.data_header_nbytes(len(slices), sum(map(len, segments)) // 2)
 
 
 def test_a_header_with_more_than_there_is_to_say_about_a_shard_is_refused() -> None:
@@ -314,16 +300,16 @@ def test_a_header_with_more_than_there_is_to_say_about_a_shard_is_refused() -> N
     with pytest.raises(LimitError) as caught:
         decode(frames, lambda: len(frames[0]) - 1)
     assert caught.value.limit == len(frames[0]) - 1
-    assert isinstance(decode(encode(m.Shutdown("x" * MAX_TEXT_CHARS)), lambda: 1), m.Shutdown)
+    assert isinstance(decode(encode(m.Shutdown("x" * wire.MAX_TEXT_CHARS)), lambda: 1), m.Shutdown)
 
 
 @pytest.mark.parametrize("unit", GREEDY.values(), ids=GREEDY)
 @pytest.mark.parametrize("kind", [m.Error.kind, m.Hello.kind], ids=lambda k: m.BY_KIND[k].__name__)
 def test_the_worst_header_takes_a_small_multiple_of_its_bytes(kind, unit) -> None:  # type: ignore[no-untyped-def]
-    count = (HEADER_NBYTES[kind] - 8) // len(unit)
+    count = (wire.HEADER_NBYTES[kind] - 8) // len(unit)
     header = bytes([0x92, kind, 0xDD]) + struct.pack(">I", count) + unit * count
-    large = len(header) > MAX_SHORT_HEADER_NBYTES
-    assert peak_nbytes_of_decoding([header]) < (1.1 * MAX_GROWTH if large else 100) * len(header) + 100_000
+    large = len(header) > wire.MAX_SHORT_HEADER_NBYTES
+    assert peak_nbytes_of_decoding([header]) < (1.1 * wire.MAX_GROWTH if large else 100) * len(header) + 100_000
 
 
 def init_of(job: object) -> bytes:
@@ -416,14 +402,14 @@ def test_an_announced_frame_allocates_nothing() -> None:
 
 
 def test_an_empty_header_takes_nothing() -> None:
-    assert decoded_nbytes(b"") == 0
+    assert wire.decoded_nbytes(b"") == 0
 
 
 @pytest.mark.parametrize(("value", "at_least"), [([[]] * 1000, 56_000), ([{}] * 1000, 64_000), ([-1] * 1000, 0)])
 def test_what_takes_much_of_little_is_counted(value: list[object], at_least: int) -> None:
     packed = msgpack.packb(value)
-    assert at_least <= decoded_nbytes(packed) <= 250 * len(packed)
+    assert at_least <= wire.decoded_nbytes(packed) <= 250 * len(packed)
 
 
 def test_plain_text_costs_little() -> None:
-    assert decoded_nbytes(b"a plain text" * 100) == 0
+    assert wire.decoded_nbytes(b"a plain text" * 100) == 0

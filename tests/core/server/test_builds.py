@@ -111,8 +111,7 @@ def test_what_was_built_since_it_was_assigned_is_taken_off_and_what_was_there_be
 
 
 @pytest.mark.parametrize(
-    ("change", "error"),
-    [({"shard": 1}, ProtocolError), ({"job": {}}, PSError), ({"placement": {}}, PSError)],
+    ("change", "error"), [({"shard": 1}, ProtocolError), ({"job": {}}, PSError), ({"placement": {}}, PSError)]
 )
 def test_an_assignment_that_is_not_valid_is_refused_aside(change: dict[str, Any], error: type[PSError]) -> None:
     host = Host()
@@ -154,8 +153,7 @@ class Saved:
 
 
 @pytest.mark.parametrize(
-    ("more", "ledgers"),
-    [({}, None), ({"ledgers": True}, {"aa" * 16: [7, []]}), ({"ledgers": True, "anew": True}, {})],
+    ("more", "ledgers"), [({}, None), ({"ledgers": True}, {"aa" * 16: [7, []]}), ({"ledgers": True, "anew": True}, {})]
 )
 def test_who_goes_on_with_a_checkpoint_is_known_unless_shards_were_cut_since(more: Any, ledgers: Any) -> None:
     spec = job("a", size=8)

@@ -12,14 +12,7 @@ from zmqps.core.protocol.messages import Hello
 from zmqps.core.protocol.security.keys import LOADER, proof_of, ticket_of
 from zmqps.core.server import clients as module
 from zmqps.core.server.clients import Clients
-from zmqps.errors import (
-    EvictedError,
-    IdentityError,
-    LimitError,
-    NotJoinedError,
-    ProtocolError,
-    PSError,
-)
+from zmqps.errors import EvictedError, IdentityError, LimitError, NotJoinedError, ProtocolError, PSError
 
 OTHER_KEY = b"of other servers"
 NAMES = [f"w{i}" for i in range(6)]

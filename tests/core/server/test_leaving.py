@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tests.core.machines import exits_of, identity, logged, sent
 from zmqps.core.node.member import Member
 from zmqps.core.protocol import exits
@@ -54,6 +52,7 @@ def test_it_asks_until_it_is_told_that_nothing_is_left() -> None:
     assert sent(asked, Drain, COORDINATOR) == [Drain(1, "", 0)]
     assert exits_of(asked) == []
     assert "SIGTERM: handing over what is here, for 60 s at most" in logged(asked)
+    assert server.stop() == [], "asked twice it goes on"
     assert logged(server.told(DrainState.GOING)) == "shard 0 to server-1, 40%"
     assert server.told(DrainState.GOING) == [], "nothing new"
     assert len(sent(server.wait(3 * AGAIN_S), Drain)) == 3
@@ -61,11 +60,6 @@ def test_it_asks_until_it_is_told_that_nothing_is_left() -> None:
     assert (reasons(gone), exits_of(gone), done(gone)) == (["drained"], [exits.OK], [True])
     assert server.leaving.due is None
     assert server.told(DrainState.GONE, "nothing is left") == []
-
-
-def test_one_that_somebody_else_has_drained_goes_as_well() -> None:
-    gone = Server().told(DrainState.GONE, "nothing is left")
-    assert (reasons(gone), exits_of(gone)) == (["drained"], [exits.OK])
 
 
 def test_without_time_or_coordinator_it_ends_at_once() -> None:
@@ -83,11 +77,12 @@ def test_where_nobody_can_take_it_it_ends_and_says_so() -> None:
     assert "nothing can be handed over: there is no other server" in logged(ended)
 
 
-def test_one_that_was_not_asked_to_end_stays() -> None:
-    server = Server()
-    stays = server.told(DrainState.STAYS, "somebody asked it to stay")
+def test_one_that_was_not_asked_to_end_stays_or_goes_as_it_is_told() -> None:
+    stays = Server().told(DrainState.STAYS, "somebody asked it to stay")
     assert exits_of(stays) == []
     assert "stays" in logged(stays)
+    gone = Server().told(DrainState.GONE, "nothing is left")
+    assert (reasons(gone), exits_of(gone)) == (["drained"], [exits.OK])
 
 
 def test_it_ends_when_its_time_is_over_whatever_has_moved() -> None:
@@ -107,9 +102,3 @@ def test_a_coordinator_that_does_not_answer_is_asked_until_the_time_is_over() ->
     ended = server.wait(61.0)
     assert exits_of(ended) == [exits.OK]
     assert "in time (the coordinator does not answer)" in logged(ended)
-
-
-def test_asked_twice_it_goes_on() -> None:
-    server: Any = Server()
-    server.stop()
-    assert server.stop() == []

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.core.machines import errors, job, logged, peer, sent, ticketed
+from tests.core.machines import error_of, errors, job, logged, peer, sent, ticketed
 from tests.core.server.scarcity import ScarceHost, ScarceRules, Scarcity, copies_of
 from tests.core.server.test_machine import Server, pull, push
 from tests.core.server.test_machine_steps import ONES, brought, commit
@@ -18,7 +18,7 @@ from zmqps.core.server.dense.memory import HostMemory
 from zmqps.core.server.dense.stale import treated
 from zmqps.core.server.shard import Shard
 from zmqps.core.treatments import Compensate
-from zmqps.errors import DeviceMemoryError, ServerMemoryError, ShardBrokenError, from_wire
+from zmqps.errors import DeviceMemoryError, ServerMemoryError, ShardBrokenError
 from zmqps.optim import OptimizerSpec
 from zmqps.testing.jobs.training import ReferenceRules
 
@@ -40,11 +40,6 @@ def scarce(*names: str, **options: Any) -> tuple[Server, Scarcity]:
     return server, scarcity
 
 
-def error_of(actions: list[Any], to: bytes | None = None) -> Any:
-    (message,) = sent(actions, Error, to)
-    return from_wire(message.code, message.text, message.facts)
-
-
 def test_a_push_for_which_memory_is_short_is_refused_and_its_repetition_is_applied_once() -> None:
     server, scarcity = scarce("w")
     failures = 0
@@ -54,8 +49,7 @@ def test_a_push_for_which_memory_is_short_is_refused_and_its_repetition_is_appli
         if sent(actions, Ack):
             break
         failures += 1
-        error = error_of(actions, peer("w"))
-        assert isinstance(error, ServerMemoryError)
+        error = error_of(actions, ServerMemoryError, peer("w"))
         assert (error.server, error.what, error.why) == ("s", "a push", "no more")
         assert server.values() == [0.0] * 16
     assert failures >= 4, "values and slots of two slices"
@@ -94,8 +88,7 @@ def test_whatever_memory_is_short_the_error_is_one(cause: MemoryError, monkeypat
         raise cause
 
     monkeypatch.setattr(HostMemory, "empty", fail)
-    error = error_of(server.get(push(1), "w"))
-    assert isinstance(error, ServerMemoryError)
+    error = error_of(server.get(push(1), "w"), ServerMemoryError)
     assert isinstance(error, MemoryError)
     assert error.why == (str(cause) or "the system gave none")
 
@@ -246,8 +239,7 @@ def test_initial_values_may_be_loaded_again(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(HostMemory, "take", staticmethod(fail))
     load = Load(3, 2, WHOLE["parts"], WHOLE["payload"])
-    error = error_of(server.get(load, "loader"))
-    assert isinstance(error, ServerMemoryError)
+    error = error_of(server.get(load, "loader"), ServerMemoryError)
     assert error.what == "initial values"
     monkeypatch.setattr(HostMemory, "take", staticmethod(take))
     assert sent(server.get(load, "loader"), Ack)

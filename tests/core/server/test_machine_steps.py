@@ -101,11 +101,7 @@ def test_contributors_that_died_count_all_the_same() -> None:
 
 
 @pytest.mark.parametrize(
-    ("message", "code"),
-    [
-        (m.Commit(1, 1, ()), ProtocolError.code),
-        (m.Commit(2, 0, ()), StaleEpochError.code),
-    ],
+    ("message", "code"), [(m.Commit(1, 1, ()), ProtocolError.code), (m.Commit(2, 0, ()), StaleEpochError.code)]
 )
 def test_a_commit_that_cannot_be_is_refused(message: m.Commit, code: int) -> None:
     server = serve("w")

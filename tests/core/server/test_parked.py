@@ -84,8 +84,7 @@ def test_what_a_pull_takes_grows_with_its_slices_and_their_ranges() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "exact", "expected"),
-    [(1, 0, [(1, 1)]), (2, 0, [(0, 2)]), (7, 0, [(0, 7)]), (7, 1, [(0, 2), (1, 1)])],
+    ("version", "exact", "expected"), [(1, 0, [(1, 1)]), (2, 0, [(0, 2)]), (7, 0, [(0, 7)]), (7, 1, [(0, 2), (1, 1)])]
 )
 def test_a_pull_waits_for_the_first_slice_that_lacks_its_version_or_for_any_change(
     version: int, exact: int, expected: list[tuple[int, int]]

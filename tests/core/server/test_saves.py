@@ -14,6 +14,7 @@ from zmqps.core.protocol.messages import Save, Saved
 from zmqps.core.protocol.messages.saving import SaveStage
 from zmqps.core.server.dense.snapshot import SnapshotSlice
 from zmqps.core.server.saves import IN_HAND, Saves, Saving
+from zmqps.core.server.shard import Shard
 from zmqps.core.server.tenant import Tenant
 
 WORKER = b"w" * 16
@@ -92,19 +93,27 @@ class Server:
             said += self.do()
         return said
 
+    def shard(self, epoch: int = 1) -> Shard:
+        return self.tenants[epoch - 1].built()
+
     def push(self, value: float, epoch: int = 1) -> None:
-        shard = self.tenants[epoch - 1].shard
-        assert shard is not None
-        shard.dense.push([(i, 0, ()) for i in range(3)], [np.full(8, value, np.float32)] * 3, "w")
+        self.shard(epoch).dense.push([(i, 0, ()) for i in range(3)], [np.full(8, value, np.float32)] * 3, "w")
 
     def commit(self) -> list[Saved]:
-        shard = self.tenants[0].shard
-        assert shard is not None
+        shard = self.shard()
         step = shard.version
         parts, payload = [(i, 0, ()) for i in range(3)], [np.ones(8, np.float32)] * 3
         shard.dense.collect(parts, payload, (WORKER, step + 1), step, 1, "w")
         shard.commit(step, ((WORKER, (step + 1,)),))
         return self.took(self.saves.committed(self.tenants[0], self.now))
+
+    @classmethod
+    def asked(cls, fails: str = "") -> Server:
+        """Return one that has begun to write, onto a disk that fails there."""
+        server = cls()
+        server.files.fails = fails
+        server.ask()
+        return server
 
     @property
     def untouched(self) -> bool:
@@ -132,8 +141,7 @@ def test_a_shard_is_kept_at_once_written_slice_by_slice_and_closed_last() -> Non
 
 
 def test_a_slice_is_written_gently_where_somebody_has_pushed_since_the_one_before() -> None:
-    server = Server()
-    server.ask()
+    server = Server.asked()
     for pushes in (0, 1, 0):
         server.tenants[0].counts["pushes"] += pushes
         server.do()
@@ -150,8 +158,7 @@ def test_the_ledgers_are_those_of_the_moment_of_the_snapshot() -> None:
 
 
 def test_asked_again_while_it_writes_it_says_how_far_it_is() -> None:
-    server = Server()
-    server.ask()
+    server = Server.asked()
     server.do()
     (said,) = server.ask()
     assert (said.stage, said.facts["nbytes"]) == (SaveStage.KEPT, IN_HAND * 32)
@@ -160,9 +167,7 @@ def test_asked_again_while_it_writes_it_says_how_far_it_is() -> None:
 
 @pytest.mark.parametrize("fails", ["", "write"])
 def test_asked_again_after_its_end_it_says_it_again_and_writes_nothing(fails: str) -> None:
-    server = Server()
-    server.files.fails = fails
-    server.ask()
+    server = Server.asked(fails)
     (said,) = server.do_all()
     done = list(server.files.said)
     server.push(2.0)
@@ -173,8 +178,7 @@ def test_asked_again_after_its_end_it_says_it_again_and_writes_nothing(fails: st
 
 
 def test_it_reports_once_a_second_at_most() -> None:
-    server = Server()
-    server.ask()
+    server = Server.asked()
     assert stages(server.do()) == []
     server.now = 1.0
     assert stages(server.do()) == [SaveStage.WRITING]
@@ -185,9 +189,7 @@ def test_it_reports_once_a_second_at_most() -> None:
 
 @pytest.mark.parametrize("fails", ["open", "write", "close"])
 def test_a_disk_that_fails_fails_the_save_and_nothing_else(fails: str) -> None:
-    server = Server()
-    server.files.fails = fails
-    server.ask()
+    server = Server.asked(fails)
     (said,) = server.do_all()
     assert said.stage == SaveStage.FAILED
     assert "No space left" in said.facts["why"]
@@ -200,13 +202,15 @@ def test_a_disk_that_fails_fails_the_save_and_nothing_else(fails: str) -> None:
     assert all((value == -1.0).all() for value in server.files.pieces.values())
 
 
+@pytest.mark.parametrize("number", [1, None], ids=["it", "with its job"])
 @pytest.mark.parametrize("after", range(5))
-def test_what_is_given_up_keeps_nothing_and_closes_its_files_once_the_thread_is_done(after: int) -> None:
-    server = Server()
-    server.ask()
+def test_what_is_given_up_keeps_nothing_and_closes_its_files_once_the_thread_is_done(
+    after: int, number: int | None
+) -> None:
+    server = Server.asked()
     for _ in range(min(after, 4)):
         server.do()
-    assert server.took(server.saves.end(1, 1)) == []
+    assert server.took(server.saves.end(1, *([] if number is None else [number]))) == []
     assert server.untouched
     assert server.do_all() == []
     assert server.files.said.count("abandon") == 1
@@ -219,14 +223,6 @@ def test_an_end_of_another_checkpoint_or_job_is_none() -> None:
     server.took(server.saves.end(1, 4))
     server.took(server.saves.end(2))
     assert stages(server.do_all()) == [SaveStage.WRITTEN]
-
-
-def test_the_end_of_the_job_gives_up_whatever_is_written_of_it() -> None:
-    server = Server()
-    server.ask()
-    server.took(server.saves.end(1))
-    assert server.do_all() == []
-    assert server.untouched
 
 
 def test_another_checkpoint_takes_the_place_of_one_that_is_under_way() -> None:
@@ -263,9 +259,7 @@ def test_a_version_that_is_over_or_half_over_cannot_be_kept() -> None:
     (said,) = server.ask(exact=1, version=0)
     assert said.stage == SaveStage.FAILED
     assert "version 0 is over" in said.facts["why"]
-    shard = server.tenants[0].shard
-    assert shard is not None
-    shard.slices[1].version = 2  # a commit that failed half way, and is to be tried again
+    server.shard().slices[1].version = 2  # a commit that failed half way, and is to be tried again
     (said,) = server.ask(2, exact=1, version=1)
     assert "version 1 is over" in said.facts["why"]
     assert server.untouched
@@ -283,22 +277,15 @@ def test_what_cannot_be_saved_is_said() -> None:
 
 
 def test_without_memory_for_what_is_updated_it_gives_up_and_the_update_is_done() -> None:
-    server = Server()
-    server.tenants[0] = server.tenant(1)
-    shard = server.tenants[0].shard
-    assert shard is not None
-    server.ask()
-    snapshot = shard.slices[0].snapshot
-    assert snapshot is not None
-    snapshot.failed = MemoryError("no more")  # type: ignore[attr-defined]
+    server = Server.asked()
+    server.shard().slices[0].snapshot.failed = MemoryError("no more")  # type: ignore[union-attr]
     (said,) = server.do_all()
     assert said.stage == SaveStage.FAILED
     assert "lacks the memory" in said.facts["why"]
 
 
 def test_the_status_says_what_is_kept_for_it() -> None:
-    server = Server()
-    server.ask()
+    server = Server.asked()
     server.push(1.0)
     counters = server.saves.counters(server.tenants[0], 0.0)
     assert counters["kept_for_checkpoint_nbytes"] == 3 * 32

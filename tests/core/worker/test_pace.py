@@ -82,19 +82,17 @@ def test_a_synchronous_read_demands_the_version_of_the_clock() -> None:
         step(p, version=version + 1)
 
 
-def test_a_read_of_an_older_version_demands_that_one() -> None:
-    p = pace(clock=5)
-    exact = PullTransfer(target=Target(), version=3, exact=True)
-    p.start(exact)
-    assert exact.version == 3
-
-
-def test_a_bounded_read_demands_none() -> None:
-    p = pace("ssp", clock=4)
-    step(p, version=0)
-    pull = PullTransfer(target=Target())
+@pytest.mark.parametrize(
+    ("mode", "asked", "demanded"), [("sync", 3, 3), ("ssp", 0, 0)], ids=["an older one", "bounded"]
+)
+def test_a_read_of_an_older_version_demands_that_one_and_a_bounded_one_none(
+    mode: str, asked: int, demanded: int
+) -> None:
+    p = pace(mode, clock=4)
+    step(p, version=5 if mode == "sync" else 0)
+    pull = PullTransfer(target=Target(), version=asked, exact=mode == "sync")
     p.start(pull)
-    assert (p.clock, pull.version) == (5, 0)
+    assert (p.clock, pull.version) == (5, demanded)
 
 
 def test_a_step_of_several_pushes_names_them_all() -> None:
@@ -118,23 +116,18 @@ def test_every_push_has_an_attempt_of_its_own_and_only_the_good_ones_are_named()
     assert p.arriving(1).attempts == (again.attempt,)
 
 
-def test_an_earlier_push_that_is_acknowledged_later_belongs_to_the_step() -> None:
+@pytest.mark.parametrize("fails", [False, True])
+def test_an_earlier_push_that_is_acknowledged_later_belongs_to_the_step_unless_it_fails(fails: bool) -> None:
     p = pace()
     partial, whole = push(p, whole=False), push(p)
     pushed(p, whole)
     assert p.gate is Gate.CLOSING
-    pushed(p, partial)
+    if fails:
+        p.forget(partial)
+    else:
+        pushed(p, partial)
     assert p.gate is Gate.COMPLETE
-    assert sorted(p.arriving(1).attempts) == [partial.attempt, whole.attempt]
-
-
-def test_an_earlier_push_that_fails_holds_up_nothing() -> None:
-    p = pace()
-    partial, whole = push(p, whole=False), push(p)
-    pushed(p, whole)
-    p.forget(partial)
-    assert p.gate is Gate.COMPLETE
-    assert p.arriving(1).attempts == (whole.attempt,)
+    assert sorted(p.arriving(1).attempts) == [partial.attempt, whole.attempt][fails:]
 
 
 def test_a_step_begins_with_nothing() -> None:
@@ -247,8 +240,7 @@ def test_a_worker_with_nothing_counts_in_a_mean_over_all_and_one_that_skips_does
 def test_where_the_mean_is_over_those_that_pushed_a_worker_with_nothing_has_skipped() -> None:
     p = pace()
     p.start(PushTransfer(source=Source(), whole=True, examples=8))
-    assert arriving(p)[0] == []
-    assert arriving(p, Advance())[0] == []
+    assert arriving(p)[0] == arriving(p, Advance())[0] == []
 
 
 def test_one_that_leaves_out_a_step_for_all_says_so_with_what_it_has_of_it() -> None:

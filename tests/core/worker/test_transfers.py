@@ -15,14 +15,7 @@ from zmqps.core.protocol.loans import borrow
 from zmqps.core.worker.operations import Advance, Cancelled, Exchange, Finish
 from zmqps.core.worker.pace import Gate
 from zmqps.core.worker.views import Views, ViewTarget
-from zmqps.errors import (
-    DeadlineError,
-    JobError,
-    NonFiniteGradientError,
-    PeerLostError,
-    ServerMemoryError,
-    VersionError,
-)
+from zmqps.errors import DeadlineError, JobError, NonFiniteGradientError, PeerLostError, ServerMemoryError, VersionError
 
 
 class Training(Session):

@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,6 +30,14 @@ def memory_of(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def landed(views: Views, buffer: np.ndarray[Any, Any], frames: list[Any], dtype: str = "float32") -> None:
     for _, offset, array in scatter(frames, [(buffer.size, np.dtype(dtype))]):
         views.land(buffer[offset : offset + array.size], array)
+
+
+def seen(buffer: np.ndarray[Any, Any], *frames: Any) -> np.ndarray[Any, Any]:
+    """Return the one array over a buffer in which frames have landed."""
+    views = Views([buffer])
+    landed(views, buffer, list(frames))
+    (array,) = views.arrays()
+    return array
 
 
 def test_whatever_is_made_of_a_borrowed_frame_keeps_its_hold() -> None:
@@ -68,11 +77,9 @@ def test_an_array_over_frames_of_one_memory_is_a_view_that_keeps_all_their_holds
 
 
 def test_an_array_that_ends_where_its_last_frame_does_is_a_view_too() -> None:
-    values, buffer = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
-    views = Views([buffer])
+    values = np.arange(8, dtype=np.float32)
     memory = memory_of(values)
-    landed(views, buffer, [borrow(memory, 0, 16, Hold()), borrow(memory, 16, 32, Hold())])
-    (array,) = views.arrays()
+    array = seen(np.zeros(8, np.float32), borrow(memory, 0, 16, Hold()), borrow(memory, 16, 32, Hold()))
     assert array.tolist() == values.tolist()
     assert np.shares_memory(array, values)
 
@@ -85,32 +92,26 @@ def test_what_was_copied_or_lies_elsewhere_is_put_together_read_only() -> None:
         [borrow(memory_of(one), 0, 16, Hold()), borrow(memory_of(two), 0, 16, Hold())],
     ):
         buffer = np.zeros(8, np.float32)
-        views = Views([buffer])
-        landed(views, buffer, frames)
-        (array,) = views.arrays()
+        array = seen(buffer, *frames)
         assert array.tolist() == list(range(8))
         assert np.shares_memory(array, buffer)
         assert not array.flags.writeable
 
 
 def test_frames_of_one_memory_in_another_order_are_no_view() -> None:
-    values, buffer = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
-    views = Views([buffer])
-    memory = memory_of(values)
-    landed(views, buffer, [borrow(memory, 16, 32, Hold()), borrow(memory, 0, 16, Hold())])
-    (array,) = views.arrays()
+    memory = memory_of(np.arange(8, dtype=np.float32))
+    array = seen(np.zeros(8, np.float32), borrow(memory, 16, 32, Hold()), borrow(memory, 0, 16, Hold()))
     assert array.tolist() == [4, 5, 6, 7, 0, 1, 2, 3]
 
 
-def test_what_is_read_again_takes_the_place_of_what_was_read_before() -> None:
-    old, new = np.zeros(4, np.float32), np.ones(4, np.float32)
-    buffer = np.full(4, 9, np.float32)
-    views = Views([buffer])
-    landed(views, buffer, [borrow(memory_of(old), 0, 16, Hold())])
+@pytest.mark.parametrize("lent", [True, False])
+def test_what_is_read_again_takes_the_place_of_what_was_read_before(lent: bool) -> None:
+    old, buffer = np.zeros(8, np.float32), np.full(8, 9, np.float32)
+    views = Views([buffer[:4], buffer[4:]])
+    landed(views, buffer, [borrow(memory_of(old), 0, 32, Hold()) if lent else old.tobytes()])
     views.forget(buffer)
-    landed(views, buffer, [new.tobytes()])
-    (array,) = views.arrays()
-    assert array.tolist() == [1, 1, 1, 1]
+    landed(views, buffer, [np.ones(3, np.float32).tobytes(), np.ones(5, np.float32).tobytes()])
+    assert np.concatenate(views.arrays()).tolist() == [1.0] * 8
 
 
 def test_what_lies_in_one_received_frame_is_a_view_of_it_and_what_is_over_two_is_copied() -> None:
@@ -139,21 +140,10 @@ def test_a_small_part_of_a_received_frame_is_copied_and_keeps_none_of_it() -> No
 
 
 def test_frames_in_memory_that_is_needed_again_are_copied() -> None:
-    values, buffer = np.arange(8, dtype=np.float32), np.zeros(8, np.float32)
-    views = Views([buffer])
-    landed(views, buffer, [memoryview(values)])
+    values = np.arange(8, dtype=np.float32)
+    array = seen(np.zeros(8, np.float32), memoryview(values))
     values[:] = -1
-    (array,) = views.arrays()
     assert array.tolist() == list(range(8))
-
-
-def test_a_received_array_that_is_read_again_is_the_later_one() -> None:
-    buffer = np.zeros(8, np.float32)
-    views = Views([buffer[:4], buffer[4:]])
-    landed(views, buffer, [np.zeros(8, np.float32).tobytes()])
-    views.forget(buffer)
-    landed(views, buffer, [np.ones(3, np.float32).tobytes(), np.ones(5, np.float32).tobytes()])
-    assert np.concatenate(views.arrays()).tolist() == [1.0] * 8
 
 
 @given(

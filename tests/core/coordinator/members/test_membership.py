@@ -103,10 +103,7 @@ def test_only_who_was_barred_may_not_come_back_and_is_told_why(barred: PSError |
     membership = Cluster()
     joined(membership, "a")
     leave(membership, "a", "lost", barred=barred)
-    for check in (
-        lambda: membership.check_welcome(hello("worker", "a")),
-        lambda: membership.check_known(peer("a")),
-    ):
+    for check in (lambda: membership.check_welcome(hello("worker", "a")), lambda: membership.check_known(peer("a"))):
         if barred is None:
             check()
         else:
@@ -205,8 +202,7 @@ def test_a_job_is_placed_on_servers_that_are_heard_and_last_on_spares() -> None:
     coordinator = Coordinator.joined("s0", "s1", servers=2)
     coordinator.wait(4.0, "s0")  # s1 has ended perhaps, and s2 is its restart
     coordinator.join("s2")
-    coordinator.join("w0")
-    assert receivers(coordinator.init("w0", job()), Assign) == [peer("s0"), peer("s2")]
+    assert receivers(coordinator.attach("w0", job()), Assign) == [peer("s0"), peer("s2")]
 
 
 @pytest.mark.parametrize(("once", "says"), [(True, "ends with its job"), (False, "the cluster stays: start another")])

@@ -6,18 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.core.machines import (
-    TIMEOUT,
-    Coordinator,
-    errors,
-    hello,
-    identity,
-    job,
-    logged,
-    peer,
-    receivers,
-    sent,
-)
+from tests.core.machines import TIMEOUT, Coordinator, errors, hello, identity, job, logged, peer, receivers, sent
 from zmqps.core.coordinator.members.membership import Roster
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action, Received
@@ -48,8 +37,7 @@ def trained(*names: str, expected: int | None = 2, **options: object) -> Coordin
     coordinator = Coordinator.joined("s0", workers=expected)
     for name in names:
         joins(coordinator, name, 0, token=name.encode().ljust(16, b"."))
-    for name in names:
-        coordinator.init(name, job(**options))
+    coordinator.init_all(job(**options), *names)
     coordinator.build("s0")
     return coordinator
 
@@ -235,8 +223,7 @@ def test_servers_hear_of_no_claim() -> None:
 # --- a rank that is free --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["lost", "closed", "drained", "finished"])
-def test_who_comes_back_under_its_name_gets_its_rank(how: str) -> None:
+def test_who_comes_back_under_its_name_gets_its_rank() -> None:
     roster = Roster()
     members = {name: roster.enter(hello("worker", name), peer(name), 0.0) for name in "abc"}
     for name in "abc":
@@ -285,14 +272,11 @@ def test_a_job_ends_with_its_lease_where_nobody_is_started_again() -> None:
     assert not coordinator.machine.runs
 
 
-def test_of_several_with_one_name_the_lowest_rank_is_taken_first() -> None:
+def test_of_several_with_one_name_the_lowest_rank_is_taken_first_but_for_that_of_one_with_a_claim() -> None:
     roster = Roster()
     for member in [roster.enter(life("w", 0, "w", token=b""), peer(str(i)), 0.0) for i in range(3)]:
         roster.leave(member)
     assert [roster.enter(life("w", 0, "w", token=b""), peer(str(i)), 0.0).rank for i in range(3)] == [0, 1, 2]
-
-
-def test_the_rank_of_one_with_a_claim_is_not_for_its_name_alone() -> None:
     roster = Roster()
     first, second = (roster.enter(life(name, 0, token=TOKEN), peer(name), 0.0) for name in ("w0", "w1"))
     roster.leave(second)

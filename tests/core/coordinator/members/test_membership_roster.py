@@ -156,19 +156,15 @@ def test_workers_of_another_job_have_ranks_below_its_number_of_workers() -> None
     coordinator = Coordinator.joined("s0", workers=4)
     for index in (3, 2):
         coordinator.take(f"w{index}", numbered("worker", f"w{index}", index))
-    for index in (3, 2):
-        coordinator.init(f"w{index}", job(workers=2))
-    coordinator.ready("s0", loaded=False)
-    told = sent(coordinator.ready("s0"), Job)
+    coordinator.init_all(job(workers=2), "w3", "w2")
+    told = sent(coordinator.build("s0"), Job)
     assert sorted(message.rank for message in told) == [0, 1]
 
 
 def test_who_counts_takes_the_number_of_one_that_is_yet_to_come_before_that_of_one_that_is_here() -> None:
     roster = Roster(lambda: 3)
-    first, hand = (
-        roster.enter(numbered("worker", "w0", 0), peer("w0"), 0.0),
-        roster.enter(hello("worker", "h"), peer("h"), 0.0),
-    )
+    first = roster.enter(numbered("worker", "w0", 0), peer("w0"), 0.0)
+    hand = roster.enter(hello("worker", "h"), peer("h"), 0.0)
     assert (first.rank, hand.rank) == (0, 3)
     roster.promote(hand, 3, set())
     assert (first.rank, hand.rank) == (0, 1)

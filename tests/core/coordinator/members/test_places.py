@@ -37,8 +37,7 @@ def test_one_that_comes_back_with_rank_0_is_the_chief_again() -> None:
     coordinator = Coordinator.trains("s0", "w0", "w1", workers=2)
     coordinator.take("w0", Leave("closed"))
     assert chiefs(coordinator, "w1") == ["w1"]
-    coordinator.join("w2")
-    actions = coordinator.init("w2", job())
+    actions = coordinator.attach("w2", job())
     [answer] = sent(actions, Job)
     assert (answer.rank, answer.chief) == (0, 1)
     assert told(actions) == {"w1": 0, "w2": 1}
@@ -48,8 +47,7 @@ def test_one_that_comes_back_with_rank_0_is_the_chief_again() -> None:
 def test_while_the_first_has_yet_to_come_nobody_is_the_chief() -> None:
     coordinator = Coordinator.joined("s0", workers=2)
     coordinator.join("w0")
-    coordinator.join("w1")
-    assert told(coordinator.init("w1", job())) == {}
+    assert told(coordinator.attach("w1", job())) == {}
     assert chiefs(coordinator, "w0", "w1") == []
     assert told(coordinator.init("w0", job())) == {"w0": 1}
     assert chiefs(coordinator, "w0", "w1") == ["w0"]

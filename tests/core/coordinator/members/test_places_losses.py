@@ -45,8 +45,7 @@ def test_the_number_of_workers_follows_the_losses_and_those_who_come_back() -> N
     coordinator = Coordinator.trains("s0", "w0", "w1", "w2", workers=3)
     lose(coordinator, "s0", "w0")
     assert sent(coordinator.take("w0", Heartbeat({})), HeartbeatAck) == [HeartbeatAck(1, 1)]
-    coordinator.join("w7")
-    coordinator.init("w7", job())
+    coordinator.attach("w7", job())
     assert sent(coordinator.take("w0", Heartbeat({})), HeartbeatAck) == [HeartbeatAck(2, 1)]
     assert coordinator.run().losses.text.startswith("worker 2 (w2, host, pid 7) was lost"), "w7 has the rank of w1"
     coordinator.take("w7", Leave("finished"))
@@ -56,16 +55,14 @@ def test_the_number_of_workers_follows_the_losses_and_those_who_come_back() -> N
 def test_who_comes_instead_of_a_lost_worker_makes_the_end_a_success() -> None:
     coordinator = Coordinator.trains("s0", "w0", "w1", once=True)
     lose(coordinator, "s0", "w0")
-    coordinator.join("w8")
-    coordinator.init("w8", job())
+    coordinator.attach("w8", job())
     assert end_of(coordinator, "w0", "w8") == (exits.OK, "the job is finished")
 
 
 def test_a_worker_that_was_expected_anyway_comes_in_nobodys_place() -> None:
     coordinator = Coordinator.trains("s0", "w0", "w1", once=True, workers=3)
     lose(coordinator, "s0", "w1")
-    coordinator.join("w2")
-    coordinator.init("w2", job())
+    coordinator.attach("w2", job())
     assert coordinator.run().losses.text.startswith("worker 0 (w0, host, pid 7) was lost")
     coordinator.take("w8", replace(hello("worker", "w8"), name="w0"))
     coordinator.init("w8", job())

@@ -26,14 +26,8 @@ def trained(*workers: str, spec: Any = SYNC, expected: int | None = 2, spare: st
         coordinator.init(name, spec)
     coordinator.build("s0")
     if spare:
-        come(coordinator, spare, spec)
+        coordinator.attach(spare, spec)
     return coordinator
-
-
-def come(coordinator: Coordinator, name: str, spec: Any) -> list[Action]:
-    """Let a worker join and ask for the job."""
-    coordinator.join(name)
-    return coordinator.init(name, spec)
 
 
 def takes_ranges(coordinator: Coordinator) -> bool:
@@ -108,7 +102,7 @@ def test_a_stranger_that_asks_before_there_is_a_job_has_no_place_in_it(asked: m.
 
 def test_who_names_the_job_when_all_places_are_taken_is_a_spare_and_is_told() -> None:
     coordinator = trained("w0", "w1")
-    (told,) = sent(come(coordinator, "w7", None), m.Job)
+    (told,) = sent(coordinator.attach("w7", None), m.Job)
     actions = coordinator.take("w7", m.Init(2, told.job))
     (told,) = sent(actions, m.Job)
     assert "the job 'default' has the workers that it expects (2): this one is a spare" in told.note
@@ -165,7 +159,7 @@ def test_who_entered_a_barrier_before_the_job_said_how_many_it_expects_does_not_
 @pytest.mark.parametrize("spec", [None, SYNC])
 def test_a_stranger_that_is_lost_is_no_loss_of_the_job(spec: Any) -> None:
     coordinator = trained("w0", "w1", once=True)
-    come(coordinator, "w7", spec)
+    coordinator.attach("w7", spec)
     coordinator.take("w7", m.Arrive(9, 0, (1,)))
     lose(coordinator, "s0", "w0", "w1")
     run = coordinator.run()
@@ -188,7 +182,7 @@ def test_a_stranger_makes_good_for_no_worker_that_was_lost() -> None:
 def test_who_comes_in_the_place_of_one_that_was_lost_counts_at_once() -> None:
     coordinator = trained("w0", "w1")
     lose(coordinator, "s0", "w0")
-    (told,) = sent(come(coordinator, "w2", SYNC), m.Job)
+    (told,) = sent(coordinator.attach("w2", SYNC), m.Job)
     assert (told.note, told.rank, told.num_workers) == ("", 1, 2)
     assert idle(coordinator) == ""
     assert committed(step(coordinator, 0, "w0")) == []
@@ -198,8 +192,8 @@ def test_who_comes_in_the_place_of_one_that_was_lost_counts_at_once() -> None:
 @pytest.mark.parametrize("how", ["closed", "finished", "lost"])
 def test_spares_take_the_places_of_those_who_go_in_the_order_in_which_they_came(how: str) -> None:
     coordinator = trained("w0", "w1")
-    come(coordinator, "w2", SYNC)
-    come(coordinator, "w3", SYNC)
+    coordinator.attach("w2", SYNC)
+    coordinator.attach("w3", SYNC)
     coordinator.take("w3", m.Arrive(100, 0, (1,)))
     gone = lose(coordinator, "s0", "w0", "w2", "w3") if how == "lost" else coordinator.take("w1", m.Leave(how))
     assert "worker 2 (w2, host, pid 7) is no spare any more: it counts in job 'default'" in logged(gone)
@@ -293,7 +287,7 @@ def test_a_spare_is_late_with_a_step_that_was_committed_meanwhile_and_goes_on_wi
 
 def test_a_bounded_spare_goes_on_when_it_counts() -> None:
     coordinator = trained("w0", "w1", spec=job(staleness=1))
-    come(coordinator, "w2", job(staleness=1))
+    coordinator.attach("w2", job(staleness=1))
     assert sent(step(coordinator, 0, "w2"), m.Proceed) == []
     actions = coordinator.take("w1", m.Leave("closed"))
     assert receivers(actions, m.Proceed) == [peer("w2")]
@@ -301,8 +295,7 @@ def test_a_bounded_spare_goes_on_when_it_counts() -> None:
 
 def test_nobody_waits_for_a_bounded_spare_to_catch_up_when_it_counts() -> None:
     coordinator = trained("w0", "w1", spec=job(staleness=1))
-    coordinator.join("w2")
-    assert sent(coordinator.init("w2", job(staleness=1)), m.Job)[0].step == 0
+    assert sent(coordinator.attach("w2", job(staleness=1)), m.Job)[0].step == 0
     for number in range(5):
         step(coordinator, number, "w0", "w1")
     step(coordinator, 0, "w2")
@@ -356,7 +349,7 @@ def test_a_spare_whose_step_waits_is_told_that_a_server_is_lost() -> None:
 
 def test_where_no_number_is_expected_whoever_joins_counts() -> None:
     coordinator = trained("w0", "w1", expected=None)
-    come(coordinator, "w7", None)
+    coordinator.attach("w7", None)
     assert committed(step(coordinator, 0, "w0", "w1")) == []
     assert committed(step(coordinator, 0, "w7")) == [3]
     coordinator.join("w8")

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from tests.core.machines import Coordinator, errors, hello, job, peer, sent
+from tests.core.machines import Coordinator, error_of, errors, hello, job, peer, sent
 from zmqps.core.coordinator.members.reach import MAX_UNREACHED_CHARS, MOST_NAMED
 from zmqps.core.protocol.events import Action, Received
-from zmqps.core.protocol.messages import Error, Heartbeat, Init, Welcome
-from zmqps.errors import UnreachableAddressError, from_wire
+from zmqps.core.protocol.messages import Heartbeat, Init, Welcome
+from zmqps.errors import UnreachableAddressError
 
 ELSEWHERE = "10.0.0.2"
 LOCAL = "ipc://@zmqps-0123"
@@ -23,9 +23,7 @@ def join(coordinator: Coordinator, role: str, name: str, endpoint: str = "", ori
 
 
 def refusal(actions: list[Action]) -> str:
-    (error,) = sent(actions, Error)
-    raised = from_wire(error.code, error.text, error.facts)
-    assert isinstance(raised, UnreachableAddressError)
+    raised = error_of(actions, UnreachableAddressError)
     assert not sent(actions, Welcome)
     return str(raised)
 

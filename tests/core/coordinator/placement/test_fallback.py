@@ -6,18 +6,12 @@ from typing import Any
 
 import pytest
 
-from tests.core.machines import Coordinator, errors, job, logged, peer, receivers, sent, sent_to
+from tests.core.machines import Trained, errors, job, logged, peer, receivers, sent, sent_to
 from zmqps.core.coordinator.placement.fallback import RETRY_S, SHARE_S, STUCK_S
 from zmqps.core.coordinator.placement.resumption import Resumption
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action
-from zmqps.errors import (
-    CheckpointCorruptError,
-    CheckpointStorageError,
-    JobMemoryError,
-    PeerLostError,
-    PSError,
-)
+from zmqps.errors import CheckpointCorruptError, CheckpointStorageError, JobMemoryError, PeerLostError, PSError
 
 NEWEST, OLDER = "/c/ckpt-20", "/c/ckpt-10"
 CORRUPT = CheckpointCorruptError(path=NEWEST, what="it is not what was written", good="", advice="use another one")
@@ -26,21 +20,14 @@ MEMORY = JobMemoryError(server="s2", what="shard 1", needed_nbytes=9, free_nbyte
 DATA = [[["examples", 40, 10, 1, None], 0, 2, [1]]]
 
 
-class Cluster(Coordinator):
-    """A coordinator of two servers and two workers that train, with two checkpoints to go back to."""
+class Cluster(Trained):
+    """Two servers and two workers that train, with two checkpoints to go back to."""
 
     def __init__(
         self, servers: int = 2, replicas: int = 0, *, steps: int = 0, saved: bool = True, **options: Any
     ) -> None:
-        spec = job(**options)
-        began = Resumption(path="/c/ckpt-1", job=spec, version=1)
-        super().__init__(None, {"default": began} if saved else {}, servers=servers, replicas=replicas)
-        self.names = [f"s{n}" for n in range(servers)]
-        self.join(*self.names, "w0", "w1")
-        for name in ("w0", "w1"):
-            self.init(name, spec)
-        self.ready(*self.names, loaded=False)
-        self.done = self.ready(*self.names)
+        began = Resumption(path="/c/ckpt-1", job=job(**options), version=1)
+        super().__init__(servers, replicas, {"default": began} if saved else {}, **options)
         self._request = 10
         for _ in range(steps):
             self.step()
@@ -58,9 +45,6 @@ class Cluster(Coordinator):
         self.reply(done, m.Commit, lambda commit: m.Committed(commit.epoch, commit.step))
         return done
 
-    def lose(self, name: str) -> list[Action]:
-        return self.take(name, m.Leave("closed"))
-
     def load(self, actions: list[Action]) -> list[Action]:
         """Let servers load what they were assigned."""
         return self.reply(actions, m.Assign, lambda assign: m.Ready(assign.epoch, 1))
@@ -73,10 +57,6 @@ class Cluster(Coordinator):
         """Let members go back."""
         sends = [(to, got) for to, got in sent_to(actions, m.GoBack) if got.servers]
         return [action for to, got in sends for action in self.take(to, m.Followed(got.epoch, got.revision, lost))]
-
-    def status(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.machine.status(self.now)["jobs"]["default"]
-        return found
 
     def alive(self, seconds: float, *names: str) -> list[Action]:
         return self.wait(self.now + seconds, *names)
@@ -147,8 +127,7 @@ def test_what_is_not_answered_is_said_again() -> None:
 def test_a_worker_that_comes_meanwhile_waits_until_all_is_there() -> None:
     cluster = Cluster()
     cluster.lose("s1")
-    cluster.join("w2")
-    waits = cluster.init("w2", None)
+    waits = cluster.attach("w2", None)
     assert sent(waits, m.Job) == []
     assert "goes back to the checkpoint" in sent(waits, m.Waiting)[0].text
     told = cluster.load(cluster.join("s2"))
@@ -173,7 +152,7 @@ def test_a_second_server_that_is_lost_meanwhile_goes_back_with_it() -> None:
 
 def test_a_spare_that_dies_as_it_loads_is_replaced() -> None:
     cluster = Cluster.joined("s2")
-    cluster.lose("s1")
+    assert targets(cluster.lose("s1")) == {("s2", 1): NEWEST}, "at once, for it is there"
     cluster.lose("s2")
     assert cluster.run().state == "going back"
     cluster.follow(cluster.load(cluster.join("s3")))

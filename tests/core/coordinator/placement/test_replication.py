@@ -7,30 +7,28 @@ from typing import Any
 
 import pytest
 
-from tests.core.machines import Coordinator, errors, hello, job, logged, peer, receivers, sent, sent_to
+from tests.core.machines import Coordinator, Trained, errors, hello, job, logged, peer, receivers, sent, sent_to
 from zmqps.core.coordinator.placement.replication import RETRY_S
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action
 from zmqps.errors import JobError, PeerLostError
 
 
-class Cluster(Coordinator):
-    """A coordinator of three servers whose shards have a backup each, and two workers that train."""
+class Cluster(Trained):
+    """Three servers, whose shards have a backup each."""
 
     def __init__(self, servers: int = 3, replicas: int = 1, **options: Any) -> None:
-        super().__init__(servers=servers, replicas=replicas)
-        self.names = [f"s{n}" for n in range(servers)]
-        self.join(*self.names, "w0", "w1")
-        for name in ("w0", "w1"):
-            self.init(name, job(**options))
-        self.ready(*self.names, loaded=False)
-        self.done = self.ready(*self.names)
-
-    def lose(self, name: str) -> list[Action]:
-        return self.take(name, m.Leave("closed"))
+        super().__init__(servers, replicas, **options)
 
     def degraded(self) -> list[str]:
-        return list(self.machine.status(self.now)["jobs"]["default"]["replicas"]["degraded"])
+        return list(self.status()["replicas"]["degraded"])
+
+
+def without_s1() -> Cluster:
+    """Return one whose second server is lost, and its backup has taken over."""
+    cluster = Cluster()
+    cluster.promoted(cluster.lose("s1"))
+    return cluster
 
 
 def test_each_shard_has_a_backup_on_the_next_server_which_its_leader_is_told() -> None:
@@ -75,9 +73,7 @@ def test_a_backup_takes_over_and_nobody_is_told_that_anything_is_lost() -> None:
     assert {(got.server["epoch"], got.server["name"]) for got in sent(told, m.Moved)} == {(5, "s2")}
     cluster.follow(told)
     cluster.take("s0", m.Replicating(1, 1))
-    assert cluster.run().replication.next_deadline() is None or not sent(
-        cluster.wait(20.0, "s0", "s2", "w0", "w1"), m.Moved
-    )
+    assert not sent(cluster.wait(20.0, "s0", "s2", "w0", "w1"), m.Moved)
 
 
 def test_what_is_not_answered_is_said_again() -> None:
@@ -93,14 +89,11 @@ def test_what_is_not_answered_is_said_again() -> None:
 
 
 def test_who_comes_later_is_told_where_the_shard_is_now() -> None:
-    cluster = Cluster()
-    cluster.promoted(cluster.lose("s1"))
-    cluster.join("w2")
-    (told,) = sent(cluster.init("w2", job()), m.Job)
+    cluster = without_s1()
+    (told,) = sent(cluster.attach("w2", job()), m.Job)
     assert [row["epoch"] for row in told.placement["servers"]] == [1, 5, 3]
     assert [row["name"] for row in told.placement["servers"]] == ["s0", "s2", "s2"]
-    cluster.join("o0")
-    (told,) = sent(cluster.init("o0", None), m.Job)
+    (told,) = sent(cluster.attach("o0", None), m.Job)
     assert [row["epoch"] for row in told.placement["servers"]] == [1, 5, 3]
 
 
@@ -116,8 +109,7 @@ def test_the_status_says_since_when_and_why_and_what_one_more_loss_would_cost() 
 
 
 def test_a_restarted_server_gets_the_backups_that_are_missing() -> None:
-    cluster = Cluster()
-    cluster.promoted(cluster.lose("s1"))
+    cluster = without_s1()
     joined = cluster.join("s3")
     assert [(a.shard, a.backup) for a in sent(joined, m.Assign, peer("s3"))] == [(0, 1), (1, 1)]
     filled = {got.epoch: [row["name"] for row in got.backups["rows"]] for got in sent(joined, m.Replicas)}
@@ -132,8 +124,7 @@ def test_a_restarted_server_gets_the_backups_that_are_missing() -> None:
 
 
 def test_a_spare_that_is_there_gets_what_a_server_had_that_only_kept_copies() -> None:
-    cluster = Cluster()
-    cluster.promoted(cluster.lose("s1"))
+    cluster = without_s1()
     cluster.join("s3", "s4")
     cluster.ready("s3")
     lost = cluster.lose("s3")
@@ -143,8 +134,7 @@ def test_a_spare_that_is_there_gets_what_a_server_had_that_only_kept_copies() ->
 def test_a_spare_that_is_there_from_the_first_gets_the_backups_that_there_were_too_few_servers_for() -> None:
     cluster = Coordinator.joined("s0", "s1", "w0", servers=1, replicas=1)
     cluster.init("w0", job())
-    cluster.ready("s0", loaded=False)
-    begun = cluster.ready("s0")
+    begun = cluster.build("s0")
     assert [(to, a.shard, a.backup) for to, a in sent_to(begun, m.Assign)] == [("s1", 0, 1)]
     assert len(sent(begun, m.Replicas, peer("s0"))) == 1
 
@@ -161,8 +151,7 @@ def test_a_spare_joins_beyond_the_servers_that_are_awaited(capabilities: tuple[s
 
 
 def test_a_shard_without_a_whole_backup_is_lost_with_its_server() -> None:
-    cluster = Cluster()
-    cluster.promoted(cluster.lose("s1"))
+    cluster = without_s1()
     lost = cluster.lose("s0")
     assert receivers(lost, m.Lost) == [peer("w0"), peer("w1")]
     assert str(cluster.run().lost_shard).startswith("lost server 0")
@@ -170,12 +159,10 @@ def test_a_shard_without_a_whole_backup_is_lost_with_its_server() -> None:
 
 
 def test_a_backup_that_cannot_be_kept_is_given_up_and_its_leader_goes_on_alone() -> None:
-    cluster = Cluster()
-    cluster.promoted(cluster.lose("s1"))
+    cluster = without_s1()
     cluster.join("s3")
     (epoch, *_) = cluster.epochs("s3")
-    error = JobError("no memory")
-    failed = cluster.take("s3", m.Error(epoch, error.code, str(error), error.facts()))
+    failed = cluster.take("s3", m.Error.of(epoch, JobError("no memory")))
     assert sent(failed, m.Discard, peer("s3")) == [m.Discard(epoch)]
     assert [dict(got.backups) for got in sent(failed, m.Replicas)] == [{}]
     assert [a.epoch for a in sent(cluster.join("w5"), m.Assign)] == [], "not there again"
@@ -204,8 +191,7 @@ def test_where_a_shard_has_two_backups_the_second_takes_over_if_the_first_cannot
     cluster = Cluster(4, 2)
     (first, number), (second, other) = backups(cluster)
     cluster.lose("s1")
-    error = JobError("it is not whole")
-    failed = cluster.take(first, m.Error(number, error.code, str(error), error.facts()))
+    failed = cluster.take(first, m.Error.of(number, JobError("it is not whole")))
     assert sent(failed, m.Promote, peer(second)) == [m.Promote(other, 2)]
     assert sent(failed, m.Discard, peer(first)) == [m.Discard(number)]
     assert {got.server["name"] for got in sent(cluster.promoted(failed), m.Moved)} == {second}
@@ -234,6 +220,14 @@ def confirm(cluster: Cluster, *shards: int, step: int = 0) -> list[Action]:
     return [a for copy in copies for a in cluster.take(copy.server.hello.name, m.Committed(copy.epoch, step))]
 
 
+def confirmed_but_by_s1() -> Cluster:
+    """Return one whose step all but the second server have committed."""
+    cluster = Cluster(staleness=0)
+    arrive(cluster, "w0", "w1")
+    confirm(cluster, 0, 2)
+    return cluster
+
+
 def test_workers_proceed_when_all_shards_and_their_backups_have_the_step() -> None:
     cluster = Cluster(staleness=0)
     committed = arrive(cluster, "w0", "w1")
@@ -244,9 +238,7 @@ def test_workers_proceed_when_all_shards_and_their_backups_have_the_step() -> No
 
 
 def test_a_step_under_way_is_committed_at_the_new_leader_when_all_have_brought_their_gradients_again() -> None:
-    cluster = Cluster(staleness=0)
-    arrive(cluster, "w0", "w1")
-    confirm(cluster, 0, 2)
+    cluster = confirmed_but_by_s1()
     told = cluster.promoted(cluster.lose("s1"))
     assert sent(told, m.Commit) == []
     first, second = (m.Followed(1, sent(told, m.Moved)[0].revision, 0) for _ in range(2))
@@ -257,9 +249,7 @@ def test_a_step_under_way_is_committed_at_the_new_leader_when_all_have_brought_t
 
 
 def test_a_step_that_the_backup_has_already_is_not_committed_again() -> None:
-    cluster = Cluster(staleness=0)
-    arrive(cluster, "w0", "w1")
-    confirm(cluster, 0, 2)
+    cluster = confirmed_but_by_s1()
     told = cluster.promoted(cluster.lose("s1"), step=1)
     assert sent(cluster.follow(told), m.Commit) == []
 
@@ -299,9 +289,7 @@ def test_where_a_worker_and_a_server_are_missed_at_once_the_step_waits_for_what_
 
 
 def test_where_other_shards_have_the_step_already_the_job_has_failed() -> None:
-    cluster = Cluster(staleness=0)
-    arrive(cluster, "w0", "w1")
-    confirm(cluster, 0, 2)
+    cluster = confirmed_but_by_s1()
     cluster.promoted(cluster.lose("s1"))
     failed = cluster.take("w0", m.Leave("closed"))
     assert errors(failed, peer("w1")) == [JobError.code]
@@ -309,28 +297,28 @@ def test_where_other_shards_have_the_step_already_the_job_has_failed() -> None:
     assert sent(cluster.wait(5.0, "s0", "s2", "w1"), m.Commit) == [], "said again without the gradients"
 
 
-def spread(cluster: Cluster, shard: int, name: str) -> None:
-    """Let a server have one more copy of a shard than there are to be, as while jobs are scaled."""
+def spread() -> Cluster:
+    """Return one whose fourth server has one more copy of a shard than there are to be, as while jobs are scaled."""
+    cluster = Cluster.joined("s3")
     replication, copies = cluster.run().replication, cluster.run().startup.copies
-    (server,) = (server for server in cluster.machine.servers if server.hello.name == name)
-    replication.spread({shard: [server]}, cluster.now)
-    (number,) = (copy.epoch for copy in copies.of(server) if copy.shard == shard)
+    (server,) = (server for server in cluster.machine.servers if server.hello.name == "s3")
+    replication.spread({0: [server]}, cluster.now)
+    (number,) = (copy.epoch for copy in copies.of(server) if copy.shard == 0)
     for loaded in (0, 1):
-        cluster.take(name, m.Ready(number, loaded))
+        cluster.take("s3", m.Ready(number, loaded))
+    return cluster
 
 
 def test_a_shard_that_has_all_its_backups_is_not_degraded_by_the_loss_of_one_more() -> None:
-    cluster = Cluster.joined("s3")
-    spread(cluster, 0, "s3")
+    cluster = spread()
     cluster.lose("s3")
     assert cluster.degraded() == []
     cluster.machine.validate()
 
 
 def test_a_shard_that_has_all_its_backups_is_not_degraded_by_one_more_that_cannot_be_kept() -> None:
-    cluster = Cluster.joined("s3")
+    cluster = spread()
     replication = cluster.run().replication
-    spread(cluster, 0, "s3")
     (extra,) = (copy for copy in cluster.run().startup.copies.backups(0) if copy.server.hello.name == "s3")
     cluster.machine.touched.add("default")
     replication.handovers._give_up(extra, "it is not wanted", cluster.now)
@@ -339,8 +327,7 @@ def test_a_shard_that_has_all_its_backups_is_not_degraded_by_one_more_that_canno
 
 
 def test_a_copy_too_many_that_was_kept_while_a_server_was_silent_goes_when_that_is_heard_again() -> None:
-    cluster = Cluster.joined("s3")
-    spread(cluster, 0, "s3")
+    cluster = spread()
     assert len(backups(cluster, 0)) == 2
     cluster.now = 5.0
     said = [cluster.take(name, m.Heartbeat({})) for name in ("s1", "s2", "s3")]
@@ -352,8 +339,7 @@ def test_a_copy_too_many_that_was_kept_while_a_server_was_silent_goes_when_that_
 
 
 def test_since_when_a_shard_is_degraded_is_not_that_of_an_earlier_loss() -> None:
-    cluster = Cluster.joined("s3")
-    spread(cluster, 0, "s3")
+    cluster = spread()
     cluster.lose("s3")
     cluster.now += 5.0
     cluster.promoted(cluster.lose("s1"))
@@ -367,7 +353,6 @@ def test_a_job_that_is_placed_again_is_judged_by_the_copies_that_it_has_then() -
     cluster.join("s3")
     cluster.init("w0", job(), 2)
     names = ("s0", "s2", "s3")
-    cluster.ready(*names, loaded=False)
-    cluster.ready(*names)
+    cluster.build(*names)
     assert cluster.run().startup.ready
     assert cluster.machine.status(cluster.now)["jobs"]["default"]["replicas"]["degraded"] == []

@@ -30,9 +30,7 @@ def restored(spec: JobSpec | None = None, workers: int | None = None, **options:
 def begin(coordinator: Coordinator, *workers: str, spec: JobSpec | None = None) -> list[Any]:
     """Let workers join and train; return what each is told."""
     coordinator.join(*workers)
-    actions = [action for worker in workers for action in coordinator.init(worker, spec)]
-    actions += coordinator.ready("s0")
-    return sent(actions, Job)
+    return sent([*coordinator.init_all(spec, *workers), *coordinator.ready("s0")], Job)
 
 
 # --- who may begin what -----------------------------------------------------------------------------
@@ -40,19 +38,12 @@ def begin(coordinator: Coordinator, *workers: str, spec: JobSpec | None = None) 
 
 def test_a_worker_takes_it_as_it_is_and_uploads_nothing() -> None:
     coordinator = restored(state={"epoch": 3})
-    coordinator.join("w0")
-    (assign,) = sent(coordinator.init("w0", None), Assign)
+    (assign,) = sent(coordinator.attach("w0", None), Assign)
     assert assign.restore == {"path": "/c/ckpt-7", "version": 7, "optimizer": True, "names": {}}
     assert JobSpec.from_wire(assign.job) == job()
     (told,) = sent(coordinator.ready("s0"), Job, peer("w0"))
     assert not told.load
     assert told.restored == {"path": "/c/ckpt-7", "version": 7, "state": {"epoch": 3}}
-
-
-def test_a_worker_that_names_the_same_job_begins_it_too() -> None:
-    coordinator = restored()
-    (told,) = begin(coordinator, "w0", spec=job())
-    assert not told.load
 
 
 @pytest.mark.parametrize(
@@ -66,8 +57,7 @@ def test_a_worker_that_names_the_same_job_begins_it_too() -> None:
 )
 def test_another_model_or_optimizer_is_refused_and_says_what_differs(change: Any, text: str) -> None:
     coordinator = restored()
-    coordinator.join("w0")
-    actions = coordinator.init("w0", replace(job(), **change))
+    actions = coordinator.attach("w0", replace(job(), **change))
     assert errors(actions) == [JobMismatchError.code]
     assert text in sent(actions, Error)[0].text
     assert "/c/ckpt-7" in sent(actions, Error)[0].text
@@ -78,6 +68,7 @@ def test_another_model_or_optimizer_is_refused_and_says_what_differs(change: Any
 def test_how_it_is_synchronised_may_differ(staleness: int | None) -> None:
     coordinator = restored()
     (told,) = begin(coordinator, "w0", spec=replace(job(), staleness=staleness))
+    assert not told.load
     assert told.step == (0 if staleness is None else 7)
 
 
@@ -104,13 +95,11 @@ def test_names_of_parameters_may_be_mapped() -> None:
 
 def test_only_the_job_that_was_saved_begins_from_it_and_only_once() -> None:
     coordinator = restored()
-    coordinator.join("w0.other")
-    (assign,) = sent(coordinator.init("w0.other", job()), Assign)
+    (assign,) = sent(coordinator.attach("w0.other", job()), Assign)
     assert assign.restore == {}
     begin(coordinator, "w1")
     coordinator.take("x", EndJob(1, "default", b"n" * 16))
-    coordinator.join("w2")
-    (assign,) = sent(coordinator.init("w2", job()), Assign)
+    (assign,) = sent(coordinator.attach("w2", job()), Assign)
     assert assign.restore == {}, "what was saved has been trained on"
 
 
@@ -128,8 +117,7 @@ def test_who_takes_it_as_it_is_counts_where_so_many_are_expected() -> None:
 
 def test_a_first_start_that_fails_is_tried_again_from_the_checkpoint() -> None:
     coordinator = restored(replace(job(), staleness=0), data=[[["data", 10, 4, 1, None], 0, 2, []]])
-    coordinator.join("w0")
-    coordinator.init("w0", None)
+    coordinator.attach("w0", None)
     failed = coordinator.take("s0", Error.of(1, JobError("the disk cannot be read")))
     assert errors(failed, peer("w0")) == [JobError.code]
     assert receivers(failed, Discard) == [peer("s0")]
@@ -143,18 +131,15 @@ def test_a_first_start_that_fails_is_tried_again_from_the_checkpoint() -> None:
 
 def test_one_that_everybody_gave_up_is_tried_again_from_the_checkpoint() -> None:
     coordinator = restored()
-    coordinator.join("w0")
-    coordinator.init("w0", None)
+    coordinator.attach("w0", None)
     coordinator.take("w0", Leave("closed"))
-    coordinator.join("w1")
-    (assign,) = sent(coordinator.init("w1", None), Assign)
+    (assign,) = sent(coordinator.attach("w1", None), Assign)
     assert assign.restore["path"] == "/c/ckpt-7"
 
 
 def test_an_observer_may_ask_for_it_first() -> None:
     coordinator = restored()
-    coordinator.join("o0")
-    assert len(sent(coordinator.init("o0", None), Assign)) == 1
+    assert len(sent(coordinator.attach("o0", None), Assign)) == 1
     assert receivers(coordinator.ready("s0"), Job) == [peer("o0")]
 
 
@@ -176,8 +161,7 @@ def test_a_bounded_job_begins_at_the_clock_of_the_slowest() -> None:
     told = begin(coordinator, "w0", "w1", spec=spec)
     assert {job.step for job in told} == {7}
     coordinator.take("w0", Arrive(3, 7, (1,)))
-    coordinator.join("w2")
-    (late,) = sent(coordinator.init("w2", spec), Job)
+    (late,) = sent(coordinator.attach("w2", spec), Job)
     assert late.step == 7
 
 
@@ -217,8 +201,7 @@ def test_what_nobody_has_asked_for_since_is_saved_as_it_stood() -> None:
 def test_a_stranger_that_asks_for_a_data_set_and_leaves_takes_nothing_along() -> None:
     coordinator = restored(data=[STANDS], workers=1)
     begin(coordinator, "w0")
-    coordinator.join("w1")
-    coordinator.init("w1", None)
+    coordinator.attach("w1", None)
     data = coordinator.run().data
     take(coordinator, "w1", 2, spec=TWICE)
     assert [entry[0][0] for entry in data.saved()] == ["data"]

@@ -70,8 +70,7 @@ def test_backups_are_cut_like_their_leaders_and_begin_with_the_same() -> None:
     assert {copies[cut.epoch].backup for cut in sent(filling, m.Cut)} == {True, False}
     leaders = [copy for copy in copies.coming.values() if not copy.backup]
     for leader in leaders:
-        rows = copies.rows_of_backups(leader)["rows"]
-        assert [row["number"] for row in rows] == [0]
+        assert [row["number"] for row in copies.rows_of_backups(leader)["rows"]] == [0]
     filled(cluster, filling)
     assert not copies.coming
     for shard in range(cluster.run().startup.num_shards):
@@ -87,8 +86,7 @@ def test_a_backup_that_lacks_something_keeps_shards_from_being_cut() -> None:
 
 
 def test_shards_get_copies_where_they_are_to_be_and_no_others_remain() -> None:
-    cluster = Cluster(2)
-    cluster.join("s2")
+    cluster = Cluster.joined("s2", servers=2)
     replication, copies = cluster.run().replication, cluster.run().startup.copies
     third = list(cluster.machine.servers)[2]
     actions, why = replication.spread({0: [third]}, 1.0)
@@ -102,8 +100,7 @@ def test_shards_get_copies_where_they_are_to_be_and_no_others_remain() -> None:
 
 
 def test_no_copy_is_given_up_as_long_as_another_one_is_on_a_server_that_is_silent() -> None:
-    cluster = Cluster(2)
-    cluster.join("s2")
+    cluster = Cluster.joined("s2", servers=2)
     replication, copies = cluster.run().replication, cluster.run().startup.copies
     first, _, third = cluster.machine.servers
     replication.spread({0: [third]}, 1.0)
@@ -123,8 +120,7 @@ def test_what_workers_read_cannot_be_cut() -> None:
 
 
 def test_shards_are_cut_once_no_push_is_under_way_and_members_are_told() -> None:
-    cluster = Cluster(2)
-    cluster.join("s2", "s3")
+    cluster = Cluster.joined("s2", "s3", servers=2)
     asked = scale(cluster, 4)
     assert sent(asked, m.Draining, peer("outsider"))[0].state == DrainState.GOING
     assert {bool(assign.restore["cut"]) for assign in sent(asked, m.Assign)} == {True}
@@ -146,8 +142,7 @@ def test_shards_are_cut_once_no_push_is_under_way_and_members_are_told() -> None
 
 
 def test_a_cut_that_a_leader_is_not_ready_for_is_taken_back() -> None:
-    cluster = Cluster(2)
-    cluster.join("s2")
+    cluster = Cluster.joined("s2", servers=2)
     stopping = held(cluster, built(cluster, scale(cluster, 3)))
     (first, *_), (to, *_) = sent(stopping, m.Yield), receivers(stopping, m.Yield)
     generation = first.generation
@@ -160,8 +155,7 @@ def test_a_cut_that_a_leader_is_not_ready_for_is_taken_back() -> None:
 
 
 def test_a_cut_that_finds_gradients_of_a_step_waits_for_its_end_and_no_longer() -> None:
-    cluster = Cluster(2, staleness=0)
-    cluster.join("s2")
+    cluster = Cluster.joined("s2", servers=2, staleness=0)
     pausing = built(cluster, scale(cluster, 3))
     assert set(receivers(pausing, m.Hold)) == {peer("w0"), peer("w1")}, "nobody has arrived, as far as is known"
     stopping = held(cluster, pausing)
@@ -181,8 +175,7 @@ def test_a_cut_that_finds_gradients_of_a_step_waits_for_its_end_and_no_longer() 
 
 
 def test_a_leader_that_has_gradients_between_steps_is_asked_again_a_while_later() -> None:
-    cluster = Cluster(2, staleness=0)
-    cluster.join("s2")
+    cluster = Cluster.joined("s2", servers=2, staleness=0)
     cluster.fill(cluster.give_up(held(cluster, built(cluster, scale(cluster, 3))), busy=1))
     again = [*cluster.take("w0", m.Arrive(10, 0, (1,))), *cluster.take("w1", m.Arrive(10, 0, (1,)))]
     again += cluster.reply(again, m.Commit, lambda commit: m.Committed(commit.epoch, 0))
@@ -193,8 +186,7 @@ def test_a_leader_that_has_gradients_between_steps_is_asked_again_a_while_later(
 
 
 def test_a_server_that_is_lost_ends_what_needs_it() -> None:
-    cluster = Cluster(2)
-    cluster.join("s2", "s3")
+    cluster = Cluster.joined("s2", "s3", servers=2)
     scale(cluster, 4)
     assert cluster.machine.servers.wanted == 4
     cluster.take("s3", m.Leave("closed"))
@@ -211,8 +203,7 @@ def test_a_job_that_lies_as_it_is_to_has_nothing_to_be_done() -> None:
 
 
 def test_each_shard_that_is_to_be_has_a_server_of_its_own() -> None:
-    cluster = Cluster(2)
-    cluster.join("s2")
+    cluster = Cluster.joined("s2", servers=2)
     to_do = plan(cluster.run(), list(cluster.machine.servers), 0)
     assert to_do.cut is not None
     assert len(to_do.homes) == to_do.cut.num_shards
@@ -233,16 +224,14 @@ def test_what_a_server_had_no_memory_for_is_tried_again_when_it_is_asked_for_aga
 
 
 def test_of_those_who_ask_so_many_are_remembered() -> None:
-    cluster = Cluster(2)
-    cluster.join("s2", "s3")
+    cluster = Cluster.joined("s2", "s3", servers=2)
     for number in range(MAX_ASKED + 9):
         scale(cluster, 4, number.to_bytes(16, "big"))
     assert len(cluster.machine.scales.dump()[3]) == MAX_ASKED
 
 
 def test_the_pause_that_is_told_is_of_this_change_alone() -> None:
-    cluster = Cluster(2)
-    cluster.join("s2", "s3")
+    cluster = Cluster.joined("s2", "s3", servers=2)
     recuts = cluster.run().replication.recuts
     recuts.longest_s = 3.0  # of a change before
     scale(cluster, 4)
@@ -250,8 +239,7 @@ def test_the_pause_that_is_told_is_of_this_change_alone() -> None:
 
 
 def test_a_pause_begins_when_the_first_worker_has_nothing_under_way() -> None:
-    cluster = Cluster(2)
-    cluster.join("s2", "s3")
+    cluster = Cluster.joined("s2", "s3", servers=2)
     (number,) = {hold.number for hold in sent(built(cluster, scale(cluster, 4)), m.Hold)}
     cluster.now += 1.0
     cluster.take("w0", m.Holding(number))

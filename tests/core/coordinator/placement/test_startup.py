@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.core.machines import Coordinator, errors, job, peer, receivers, sent
+from tests.core.machines import Coordinator, error_of, errors, job, peer, receivers, sent
 from zmqps.core.protocol import messages as m
 from zmqps.errors import (
     ConfigurationError,
@@ -16,7 +16,6 @@ from zmqps.errors import (
     LimitError,
     OptimizerError,
     PeerLostError,
-    from_wire,
 )
 
 
@@ -28,8 +27,7 @@ def begun(servers: int = 1) -> Coordinator:
 
 
 def fail_to_build(coordinator: Coordinator, server: str, epoch: int) -> list:  # type: ignore[type-arg]
-    error = OptimizerError("no such optimizer here")
-    return coordinator.take(server, m.Error(epoch, error.code, str(error), error.facts()))
+    return coordinator.take(server, m.Error.of(epoch, OptimizerError("no such optimizer here")))
 
 
 def test_placing_waits_for_all_servers() -> None:
@@ -134,9 +132,7 @@ def test_what_servers_say_of_a_job_that_failed_does_not_touch_the_next_one() -> 
 def test_a_mismatch_names_both_sides() -> None:
     coordinator = Coordinator.joined("w0", "w1")
     coordinator.init("w0", job("w", "b"))
-    (message,) = sent(coordinator.init("w1", job("w", "c")), m.Error)
-    error = from_wire(message.code, message.text, message.facts)
-    assert isinstance(error, JobMismatchError)
+    error = error_of(coordinator.init("w1", job("w", "c")), JobMismatchError)
     assert (error.what, error.ours, error.theirs) == ("parameter 'b'", "no such parameter", "float32 (8,)")
     assert "worker 0 (w0" in error.owner
 
@@ -155,8 +151,7 @@ def test_a_job_that_everybody_withdrew_is_forgotten(servers: tuple[str, ...]) ->
 def test_a_running_job_outlives_its_workers() -> None:
     coordinator = Coordinator.trains("s0", "w0")
     coordinator.take("w0", m.Leave("closed"))
-    coordinator.join("w1")
-    assert [got.load for got in sent(coordinator.init("w1", job()), m.Job)] == [0]
+    assert [got.load for got in sent(coordinator.attach("w1", job()), m.Job)] == [0]
 
 
 def test_an_init_sent_twice_is_answered_and_parks_once() -> None:
@@ -227,9 +222,7 @@ def test_a_job_larger_than_the_memory_of_all_servers_is_refused_before_a_server_
     for server in ("s0", "s1"):
         coordinator.take(server, m.Heartbeat({"memory_nbytes": 1 << 20}))
     large = job("w", size=(1 << 20) // 4 + 1)
-    (refusal,) = sent(coordinator.init("w0", large), m.Error, peer("w0"))
-    error = from_wire(refusal.code, refusal.text, refusal.facts)
-    assert isinstance(error, JobMemoryError)
+    error = error_of(coordinator.init("w0", large), JobMemoryError, peer("w0"))
     assert (error.needed_nbytes, error.free_nbytes) == (2 * ((1 << 20) + 4), 2 << 20)
     assert "the cluster's 2 servers" in str(error)
     assert "2 copies of each (the largest is 'w', float32 (262145,))" in str(error)

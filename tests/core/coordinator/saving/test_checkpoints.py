@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.core.machines import Coordinator, errors, job, logged, peer, receivers, sent
+from tests.core.machines import Coordinator, error_of, errors, job, logged, peer, receivers, sent
 from zmqps.core.coordinator.saving.checkpoints import AGAIN_S, HOLD_S, STUCK_S
 from zmqps.core.coordinator.saving.making import Storing
 from zmqps.core.coordinator.saving.wishes import BURST, EVERY_S, MAX_WAITING
@@ -22,7 +22,6 @@ from zmqps.errors import (
     JobError,
     LimitError,
     PeerLostError,
-    from_wire,
 )
 
 SERVERS, WORKERS = ("s0", "s1"), ("w0", "w1")
@@ -72,10 +71,9 @@ class Cluster(Coordinator):
         staleness = {"async": None, "ssp": 1, "sync": 0}[mode]
         self.join(*SERVERS)
         for name in jobs:
-            suffix = "" if name == "default" else f".{name}"
-            for worker in WORKERS:
-                self.join(worker + suffix)
-                self.init(worker + suffix, job(staleness=staleness, tables=tables))
+            workers = [worker if name == "default" else f"{worker}.{name}" for worker in WORKERS]
+            self.join(*workers)
+            self.init_all(job(staleness=staleness, tables=tables), *workers)
             self.build(*SERVERS, job=name)
 
     def handle(self, event: Any) -> list[Action]:
@@ -104,9 +102,9 @@ class Cluster(Coordinator):
     def write(self, number: int = 1, job_name: str = "default") -> list[Action]:
         """Let servers keep and write all."""
         actions = [a for s in SERVERS for a in self.say(s, SaveStage.KEPT, number, job_name)]
-        return actions + [
-            a for s in SERVERS for a in self.say(s, SaveStage.WRITTEN, number, job_name, nbytes=10, files=[s])
-        ]
+        for server in SERVERS:
+            actions += self.say(server, SaveStage.WRITTEN, number, job_name, nbytes=10, files=[server])
+        return actions
 
     def publish(self, number: int = 1, job_name: str = "default") -> list[Action]:
         """Let servers write all, and the store publish it."""
@@ -118,11 +116,6 @@ class Cluster(Coordinator):
         self.do()
         return self.publish(number, job_name)
 
-    def come(self, name: str = "w2") -> list[Action]:
-        """Let a worker come to a job of the bounded mode."""
-        self.join(name)
-        return self.init(name, job(staleness=1))
-
     def hold(self, number: int = 1, *names: str) -> list[Action]:
         return [action for name in names or WORKERS for action in self.take(name, m.Holding(number))]
 
@@ -132,6 +125,10 @@ class Cluster(Coordinator):
     def seen_twice(self, actions: list[Action]) -> list[Action]:
         self.work += [action for action in actions if isinstance(action, Run) and action not in self.work]
         return actions
+
+    def finish(self, how: str = "finished") -> list[Action]:
+        """Let all workers leave."""
+        return [action for worker in WORKERS for action in self.take(worker, m.Leave(how))]
 
     def is_free(self) -> bool:
         """Whether the next checkpoint can be made at once."""
@@ -252,9 +249,7 @@ def test_workers_ask_for_so_many_at_once_and_are_told_when_they_may_ask_for_the_
     for number in range(BURST):  # of both together: a key may join as many workers as it likes
         assert not errors(cluster.ask(WORKERS[number % 2], 10 + number))
         cluster.complete(number + 1)
-    (refused,) = sent(cluster.ask(request=100), m.Error)
-    error = from_wire(refused.code, refused.text, refused.facts)
-    assert isinstance(error, CheckpointTooSoonError)
+    error = error_of(cluster.ask(request=100), CheckpointTooSoonError)
     assert (error.job, error.seconds, error.every) == ("default", EVERY_S, EVERY_S)
     assert "they may ask for the next one in 2.0 s" in str(error)
     assert not cluster.work
@@ -338,6 +333,8 @@ def test_a_worker_that_does_not_hold_in_time_fails_it_and_the_others_go_on() -> 
     assert not sent(actions, m.Save)
     assert cluster.work[-1].tag == Storing(0, "abandon")
     assert cluster.is_free()
+    impatient = saving("ssp", heartbeat_timeout=3.0)
+    assert "did not pause for it in 3 s" in whys(impatient.wait(3.1)), "no longer than they wait for the coordinator"
 
 
 def test_a_server_that_does_not_keep_in_time_fails_it_for_workers_would_go_on() -> None:
@@ -350,14 +347,9 @@ def test_a_server_that_does_not_keep_in_time_fails_it_for_workers_would_go_on() 
     assert set(receivers(actions, m.GoOn)) == {peer("w0"), peer("w1")}
 
 
-def test_workers_are_held_no_longer_than_they_wait_for_the_coordinator() -> None:
-    cluster = saving("ssp", heartbeat_timeout=3.0)
-    assert "did not pause for it in 3 s" in whys(cluster.wait(3.1))
-
-
 def test_a_worker_that_comes_before_all_hold_is_held_as_well() -> None:
     cluster = saving("ssp")
-    cluster.come()
+    cluster.attach("w2", job(staleness=1))
     actions = cluster.hold()
     assert receivers(actions, m.Hold) == [peer("w2")]
     assert not sent(actions, m.Save)
@@ -367,7 +359,7 @@ def test_a_worker_that_comes_before_all_hold_is_held_as_well() -> None:
 def test_one_that_comes_before_all_servers_keep_makes_it_begin_anew() -> None:
     cluster = saving("ssp")
     cluster.hold()
-    cluster.come()
+    cluster.attach("w2", job(staleness=1))
     cluster.say("s0", SaveStage.KEPT)
     actions = cluster.say("s1", SaveStage.KEPT)
     assert len(sent(actions, m.Unsave)) == 2
@@ -380,7 +372,7 @@ def test_one_that_comes_before_all_servers_keep_makes_it_begin_anew() -> None:
     assert receivers(cluster.publish(2), m.Checkpointed) == [peer("w0")]
     gone = saving("ssp")
     gone.hold()
-    gone.come()
+    gone.attach("w2", job(staleness=1))
     assert len(sent(gone.take("w2", m.Leave("finished")), m.Unsave)) == 2, "though it has gone again"
 
 
@@ -395,8 +387,7 @@ def test_a_worker_that_goes_while_it_is_awaited_is_not_waited_for() -> None:
 def test_where_no_worker_is_there_is_nobody_to_hold() -> None:
     cluster = Cluster("ssp")
     cluster.join("o0")
-    for worker in WORKERS:
-        cluster.take(worker, m.Leave("closed"))
+    cluster.finish("closed")
     cluster.take("operator", m.Checkpoint(1, "default", 1, {}, b"n" * 16))
     assert len(sent(cluster.do(), m.Save)) == 2
 
@@ -580,8 +571,7 @@ def test_in_the_asynchronous_mode_pushes_are_steps_though_who_has_made_them_goes
 
 def test_a_job_that_nobody_trains_is_not_saved_by_itself() -> None:
     cluster = Cluster(checkpoint_seconds=5.0)
-    for worker in WORKERS:
-        cluster.take(worker, m.Leave("closed"))
+    cluster.finish("closed")
     cluster.wait(60.0, *SERVERS)
     assert not cluster.work
 

@@ -23,14 +23,9 @@ class Ending(Cluster):
     def __init__(self, mode: str = "async", jobs: tuple[str, ...] = ("default",), **options: Any) -> None:
         super().__init__(mode, jobs, checkpoint_at_end=True, **options)
 
-    def finish(self) -> list[Action]:
-        return [action for worker in WORKERS for action in self.take(worker, m.Leave("finished"))]
-
-    def save(self, number: int = 1) -> list[Action]:
+    def save(self, number: int = 1, job_name: str = "default") -> list[Action]:
         """Let what is to be saved be saved; return what is done at its end."""
-        self.do()
-        self.write(number)
-        return self.do()
+        return self.complete(number, job_name)
 
 
 def test_a_job_that_is_finished_is_saved_and_ends_then() -> None:
@@ -57,9 +52,7 @@ def test_a_cluster_that_is_to_end_saves_its_jobs_first() -> None:
     assert "once what was trained is saved: SIGTERM" in logged(asked)
     cluster.save(1)
     assert not cluster.machine.ending
-    cluster.do()
-    cluster.write(2, "other")
-    ended = cluster.do()
+    ended = cluster.save(2, "other")
     assert len(receivers(ended, m.Shutdown)) == len(SERVERS) + 4
     assert len(cluster.store.manifests) == 2
 
@@ -68,22 +61,17 @@ def test_who_comes_to_a_cluster_that_is_about_to_end_is_told() -> None:
     cluster = Ending()
     cluster.handle(Stop("SIGTERM"))
     assert receivers(cluster.join("w9"), m.Shutdown) == [peer("w9")]
-    assert not receivers(cluster.take("w0", hello("worker", "w0")), m.Shutdown), (
-        "it is here, and the job is being saved"
-    )
+    again = cluster.take("w0", hello("worker", "w0"))
+    assert not receivers(again, m.Shutdown), "it is here, and the job is being saved"
 
 
-@pytest.mark.parametrize("mode", ["async", "ssp", "sync"])
-def test_it_is_left_where_that_is_said(mode: str) -> None:
-    cluster = Cluster(mode)
-    for worker in WORKERS:
-        cluster.take(worker, m.Leave("finished"))
-    assert not cluster.machine.runs
-    assert not cluster.work
-
-
-def test_a_synchronous_job_that_has_made_no_step_since_is_not_saved_again() -> None:
-    cluster = Ending("sync")
+@pytest.mark.parametrize(
+    ("kind", "mode"),
+    [(Cluster, "async"), (Cluster, "ssp"), (Cluster, "sync"), (Ending, "sync")],
+    ids=["by option", "by option, bounded", "by option, synchronous", "for want of a step since the one before"],
+)
+def test_it_is_left_where_that_is_said_and_where_nothing_is_to_be_saved(kind: type[Cluster], mode: str) -> None:
+    cluster = kind(mode)
     cluster.finish()
     assert not cluster.machine.runs
     assert not cluster.work
@@ -127,19 +115,16 @@ def test_a_worker_that_comes_meanwhile_begins_the_next_job() -> None:
     assert "last checkpoint of the job 'default'" in waiting.text
     cluster.save()
     cluster.ready(*SERVERS, loaded=False)
-    assert "begins anew" in cluster.run().occupancy.note(
-        next(iter(cluster.run().workers)), "worker 0 (w2, host, pid 7)"
-    )
+    (worker,) = cluster.run().workers
+    assert "begins anew" in cluster.run().occupancy.note(worker, "worker 0 (w2, host, pid 7)")
     assert receivers(cluster.ready(*SERVERS), m.Job) or cluster.run().startup.job is not None
     assert [p.name for p in cluster.run().startup.job.parameters] == ["other"]  # type: ignore[union-attr]
 
 
 def test_a_job_that_makes_way_for_another_is_saved_before() -> None:
     cluster = Ending()
-    for worker in WORKERS:
-        cluster.take(worker, m.Leave("closed"))
-    cluster.join("w2")
-    assert receivers(cluster.init("w2", job("other")), m.Waiting) == [peer("w2")]
+    cluster.finish("closed")
+    assert receivers(cluster.attach("w2", job("other")), m.Waiting) == [peer("w2")]
     cluster.save()
     assert len(cluster.store.manifests) == 1
     assert [p.name for p in cluster.run().startup.job.parameters] == ["other"]  # type: ignore[union-attr]
@@ -147,8 +132,7 @@ def test_a_job_that_makes_way_for_another_is_saved_before() -> None:
 
 def test_a_job_whose_lease_is_over_is_saved_before() -> None:
     cluster = Ending(lease=5.0)
-    for worker in WORKERS:
-        cluster.take(worker, m.Leave("closed"))
+    cluster.finish("closed")
     cluster.wait(6.0, *SERVERS)
     assert cluster.work
     assert "no worker for 5 s" in logged(cluster.save())
@@ -204,13 +188,10 @@ def test_a_cluster_whose_job_has_ended_without_its_last_checkpoint_says_so_when_
 def test_a_cluster_that_nobody_uses_says_so_too() -> None:
     cluster = Ending(idle_timeout=20.0, lease=5.0)
     cluster.store.fails = "publish"
-    for worker in WORKERS:
-        cluster.take(worker, m.Leave("closed"))
+    cluster.finish("closed")
     cluster.wait(6.0, *SERVERS)
     for number in range(1, 1 + TRIES):
-        cluster.do()
-        cluster.write(number)
-        cluster.do()
+        cluster.save(number)
         cluster.do()
     assert not cluster.machine.runs
     assert exits_of(cluster.wait(60.0, *SERVERS)) == [exits.NOT_SAVED]
@@ -280,9 +261,8 @@ def test_a_checkpoint_that_waits_behind_the_last_one_is_not_begun_and_is_answere
     assert receivers(cluster.save(1), m.Checkpointed) == [peer("w0")]
     ended = cluster.save(2)
     assert errors(ended, peer("w1")) == [JobError.code]
-    assert "no checkpoint of the job 'default' was begun: the job is ending, and its last one has begun" in whys(
-        ended, "w1"
-    )
+    why = "no checkpoint of the job 'default' was begun: the job is ending, and its last one has begun"
+    assert why in whys(ended, "w1")
     assert receivers(ended, m.Shutdown)[0] == peer("s0")
     assert not cluster.work
     assert logged(goodbye(cluster)).count("checkpoint") == 0
@@ -296,12 +276,8 @@ def test_who_asks_once_the_last_one_has_begun_is_refused() -> None:
     assert errors(cluster.take("x", order(2))) == [JobError.code]
     cluster.save(1)
     assert errors(cluster.take("x", order(3))) == [JobError.code], "the other job is yet to be saved"
-    cluster.do()
-    cluster.write(2, "other")
-    assert receivers(cluster.do(), m.Checkpointed) == [peer("y")]
-    cluster.do()
-    cluster.write(3, "other")
-    assert receivers(cluster.do(), m.Shutdown)
+    assert receivers(cluster.save(2, "other"), m.Checkpointed) == [peer("y")]
+    assert receivers(cluster.save(3, "other"), m.Shutdown)
 
 
 def test_a_job_is_not_saved_by_time_once_its_last_checkpoint_has_begun() -> None:

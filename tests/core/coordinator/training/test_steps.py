@@ -25,11 +25,8 @@ class Cluster(Coordinator):
         self.spec = job(staleness=staleness, **options)
         self.requests: dict[str, int] = {}
         self.join(*names)
-        for name in names:
-            if name[0] == "w":
-                self.init(name, self.spec)
-        self.ready(*self.servers, loaded=False)
-        self.ready(*self.servers)
+        self.init_all(self.spec, *[name for name in names if name[0] == "w"])
+        self.build(*self.servers)
         assert self.run().startup.ready
 
     def arrive(self, name: str, step: int, attempts: Sequence[int] = (1,), *, again: bool = False) -> list[Action]:
@@ -58,6 +55,14 @@ class Cluster(Coordinator):
             self.arrive("w1", step)
             self.confirm(step)
         return WARM_UP
+
+
+def straggling(what_to_do: str) -> tuple[Cluster, int]:
+    """Return a cluster whose first worker waits in a step for the second, and that step."""
+    cluster = Cluster("s0", "w0", "w1", on_straggler=what_to_do)
+    step = cluster.warm_up()
+    cluster.arrive("w0", step)
+    return cluster, step
 
 
 def proceeded(actions: list[Action]) -> dict[bytes, tuple[int, int]]:
@@ -94,7 +99,7 @@ def test_a_commit_is_sent_again_until_its_server_confirms_it() -> None:
     cluster.arrive("w0", 0)
     cluster.confirm(0, "s0")
     cluster.arrive("w0", 1)
-    again = [action for action in cluster.wait(COMMIT_RETRY_S, "s0", "s1", "w0")]
+    again = cluster.wait(COMMIT_RETRY_S, "s0", "s1", "w0")
     assert [got.step for got in sent(again, m.Commit, peer("s0"))] == [1]
     assert [got.step for got in sent(again, m.Commit, peer("s1"))] == [0, 1], "in order"
     cluster.confirm(1, "s0")
@@ -184,22 +189,29 @@ def test_the_first_step_waits_for_all_even_if_one_was_restarted_meanwhile() -> N
     assert len(sent(cluster.take("w0again", m.Arrive(10, 1, (2,))), m.Commit)) == 1, "later ones for those who live"
 
 
-def test_who_waits_is_told_for_whom() -> None:
-    cluster = Cluster("s0", "w0", "w1", "w2", expected=4)
+@pytest.mark.parametrize(
+    ("names", "expected", "text"),
+    [
+        (
+            ("w1", "w0", "w2"),
+            4,
+            "worker 1 (w0, host, pid 7), worker 2 (w2, host, pid 7), 1 of 4 workers that has not joined the job "
+            "(start it, or begin with those here: init(workers=3)): step 0 has the gradients of 1 worker, "
+            "2 live workers are awaited, and waits for all",
+        ),
+        (
+            ("w1",),
+            3,
+            "2 of 3 workers that have not joined the job (start them, or begin with the one here: init(workers=1)): "
+            "step 0 has the gradients of 1 worker, and waits for all",
+        ),
+    ],
+)
+def test_who_waits_is_told_for_whom_and_what_to_do(names: tuple[str, ...], expected: int, text: str) -> None:
+    cluster = Cluster("s0", *names, expected=expected)
     cluster.arrive("w1", 0)
     (waiting,) = sent(cluster.due(), m.Waiting)
-    assert waiting.request == cluster.requests["w1"]
-    assert waiting.text.startswith("worker 0 (w0, host, pid 7), worker 2 (w2, host, pid 7), 1 of 4 workers that has ")
-    assert "not joined the job (start it, or begin with those here: init(workers=3)): step 0 has" in waiting.text
-    assert waiting.text.endswith("2 live workers are awaited, and waits for all")
-
-
-def test_who_waits_for_workers_that_have_not_joined_is_told_how_many_and_what_to_do() -> None:
-    cluster = Cluster("s0", "w0", expected=3)
-    cluster.arrive("w0", 0)
-    (waiting,) = sent(cluster.due(), m.Waiting)
-    said = "2 of 3 workers that have not joined the job (start them, or begin with the one here: init(workers=1))"
-    assert waiting.text == f"{said}: step 0 has the gradients of 1 worker, and waits for all"
+    assert (waiting.request, waiting.text) == (cluster.requests["w1"], text)
 
 
 def test_a_worker_that_is_lost_is_awaited_no_more_and_what_it_brought_counts() -> None:
@@ -241,14 +253,11 @@ def test_who_idles_in_a_job_of_so_many_workers_is_not_waited_for_and_does_not_en
         assert (told.step, told.num_workers) == (0, 2)
     run = coordinator.run()
     assert (run.num_workers, run.num_missing) == (2, 1)
-    assert sent(coordinator.take("w0", m.Arrive(5, 0, (1,))), m.Commit) == [], (
-        "another one is expected, and has not come"
-    )
+    assert sent(coordinator.take("w0", m.Arrive(5, 0, (1,))), m.Commit) == [], "another is expected, and has not come"
     coordinator.take("w8", m.Leave("finished"))
     assert sent(coordinator.take("w0", m.Heartbeat({})), m.Commit) == []
     assert "w7" in coordinator.machine.status(0.0)["jobs"]["default"]["idle"]
-    coordinator.join("w1")
-    (told,) = sent(coordinator.init("w1", spec), m.Job)
+    (told,) = sent(coordinator.attach("w1", spec), m.Job)
     assert told.num_workers == 2
     assert len(sent(coordinator.take("w1", m.Arrive(5, 0, (1,))), m.Commit)) == 1, "nobody waits for who idles"
     assert errors(coordinator.take("w7", m.Arrive(5, 1, (1,)))) == [JobError.code], "it has not named the job"
@@ -258,9 +267,8 @@ def test_who_idles_in_a_job_of_so_many_workers_is_not_waited_for_and_does_not_en
 
 def test_a_barrier_does_not_wait_for_who_idles_and_does_not_fail_when_it_is_lost() -> None:
     coordinator = Coordinator.joined("s0", "w7", servers=1, workers=2)
-    for name in ("w0", "w1"):
-        coordinator.join(name)
-        coordinator.init(name, job(staleness=0))
+    coordinator.join("w0", "w1")
+    coordinator.init_all(job(staleness=0), "w0", "w1")
     coordinator.build("s0")
     coordinator.init("w7", None)
     (waiting,) = sent(coordinator.take("w0", m.Enter(8, "end")), m.Waiting)
@@ -277,9 +285,8 @@ def test_a_barrier_does_not_wait_for_who_idles_and_does_not_fail_when_it_is_lost
 
 def test_strangers_that_finish_before_the_workers_have_come_do_not_end_the_job() -> None:
     coordinator = Coordinator.trains("s0", "w0", servers=1, workers=1)
-    for name in ("w7", "w8"):
-        coordinator.join(name)
-        coordinator.init(name, None)
+    coordinator.join("w7", "w8")
+    coordinator.init_all(None, "w7", "w8")
     coordinator.take("w0", m.Leave("closed"))  # it comes back
     for name in ("w7", "w8"):
         coordinator.take(name, m.Leave("finished"))
@@ -292,9 +299,7 @@ def test_an_arrival_before_there_is_a_job_is_left_without_an_answer() -> None:
 
 
 def test_no_step_waits_for_who_waits_at_a_barrier_and_it_goes_on_where_the_others_are() -> None:
-    cluster = Cluster("s0", "w0", "w1", on_straggler="fail")
-    step = cluster.warm_up()
-    cluster.arrive("w0", step)
+    cluster, step = straggling("fail")
     actions = cluster.take("w1", m.Enter(51, "end of the pass"))  # it had fewer batches than the other
     assert proceeded(actions) == {peer("w0"): (step + 1, 1)}
     cluster.confirm(step)
@@ -371,9 +376,7 @@ def test_a_wait_that_fails_names_the_straggler_and_may_be_repeated() -> None:
 
 
 def test_a_wait_repeated_after_the_step_was_committed_is_no_loss() -> None:
-    cluster = Cluster("s0", "w0", "w1", on_straggler="fail")
-    step = cluster.warm_up()
-    cluster.arrive("w0", step)
+    cluster, step = straggling("fail")
     assert errors(cluster.wait(cluster.now + 1.5 * FLOOR_S, "s0", "w0", "w1"))
     commit = sent(cluster.arrive("w1", step), m.Commit)[0]
     assert len(commit.contributors) == 2
@@ -382,9 +385,7 @@ def test_a_wait_repeated_after_the_step_was_committed_is_no_loss() -> None:
 
 
 def test_a_wait_that_is_repeated_fails_again_when_its_time_is_over_again() -> None:
-    cluster = Cluster("s0", "w0", "w1", on_straggler="fail")
-    step = cluster.warm_up()
-    cluster.arrive("w0", step)
+    cluster, step = straggling("fail")
     for _ in range(3):
         began = cluster.now
         actions = cluster.wait(began + 1.5 * FLOOR_S, "s0", "w0", "w1")
@@ -393,9 +394,7 @@ def test_a_wait_that_is_repeated_fails_again_when_its_time_is_over_again() -> No
 
 
 def test_the_others_go_on_without_a_straggler_if_the_job_says_so() -> None:
-    cluster = Cluster("s0", "w0", "w1", on_straggler="continue")
-    step = cluster.warm_up()
-    cluster.arrive("w0", step)
+    cluster, step = straggling("continue")
     actions = cluster.wait(cluster.now + 1.5 * FLOOR_S, "s0", "w0", "w1")
     assert [len(got.contributors) for got in sent(actions, m.Commit)] == [1]
     assert proceeded(cluster.arrive("w1", step)) == {peer("w1"): (step + 1, 0)}

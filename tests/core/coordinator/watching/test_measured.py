@@ -75,10 +75,7 @@ def test_a_value_that_was_logged_is_told_with_its_name_and_who_logged_it() -> No
     cluster = Cluster("s0", "w0")
     cluster.machine.watching.history.note("default", "worker 0", "loss", 1.0, 5, 0.25)
     cluster.machine.watching.history.note("default", "", "accuracy", 1.0, 5, 0.5)
-    assert known(measure(cluster), "value") == {
-        ("loss", "worker", "0", "default"): 0.25,
-        ("accuracy", "default"): 0.5,
-    }
+    assert known(measure(cluster), "value") == {("loss", "worker", "0", "default"): 0.25, ("accuracy", "default"): 0.5}
 
 
 def test_there_are_no_more_series_than_the_status_names_members() -> None:

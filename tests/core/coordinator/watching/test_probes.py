@@ -44,6 +44,10 @@ class Cluster:
         self.probes.validate()
         return actions
 
+    def begin(self) -> int:
+        """Examine all; return the number of the examination."""
+        return next(iter(probed(self.examine()).values())).number
+
     def answer(self, name: str, number: int, now: float, lines: Sequence[str] = ()) -> list[Action]:
         actions = self.probes.probed(self.by_name[name], Probed(number, 0, 0.25, tuple(lines)), now)
         self.probes.validate()
@@ -85,7 +89,7 @@ def test_all_are_asked_and_the_answer_comes_when_all_have_answered() -> None:
 
 def test_who_is_silent_is_named_first_when_the_time_is_over() -> None:
     cluster = Cluster("server-0", "worker-0")
-    number = next(iter(probed(cluster.examine()).values())).number
+    number = cluster.begin()
     cluster.answer("server-0", number, 1.1)
     assert cluster.probes.next_deadline() == 1.0 + PROBE_S
     assert cluster.probes.on_deadline(1.0 + PROBE_S - 0.01) == []
@@ -96,7 +100,7 @@ def test_who_is_silent_is_named_first_when_the_time_is_over() -> None:
 
 def test_who_leaves_meanwhile_is_not_called_silent() -> None:
     cluster = Cluster("server-0", "worker-0")
-    number = next(iter(probed(cluster.examine()).values())).number
+    number = cluster.begin()
     cluster.membership.remove(cluster.by_name["worker-0"], "closed", 1.2)
     cluster.answer("server-0", number, 1.1)
     assert states(cluster.probes.on_deadline(3.0))["worker-0-here"] == "gone"
@@ -104,7 +108,7 @@ def test_who_leaves_meanwhile_is_not_called_silent() -> None:
 
 def test_an_answer_to_an_earlier_examination_counts_for_nothing() -> None:
     cluster = Cluster("worker-0")
-    first = next(iter(probed(cluster.examine()).values())).number
+    first = cluster.begin()
     cluster.probes.on_deadline(3.0)
     cluster.examine(now=3.0)
     assert cluster.answer("worker-0", first, 3.1) == []

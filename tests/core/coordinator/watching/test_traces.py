@@ -64,15 +64,15 @@ class Cluster:
         return actions
 
     def say(self, name: str, state: int, now: float, steps: int = 0) -> list[Action]:
-        return self.take(
-            m.SpansRecorded(NUMBER, state, now, 100, 0, steps, {"offset_s": -2.0, "error_s": 0.5}), now, peer(name)
-        )
+        facts = {"offset_s": -2.0, "error_s": 0.5}
+        return self.take(m.SpansRecorded(NUMBER, state, now, 100, 0, steps, facts), now, peer(name))
 
 
-def traced() -> Cluster:
-    """Return one whose nodes record."""
+def traced(until: float = 0.0) -> Cluster:
+    """Return one whose nodes record from 1.0 to 3.0."""
     cluster = Cluster()
     cluster.ask()
+    cluster.wait(until)
     return cluster
 
 
@@ -94,7 +94,8 @@ def test_all_nodes_are_told_to_record_and_those_who_come_later_too() -> None:
     [answer] = sent(actions, m.Tracing, OPERATOR)
     assert (answer.number, answer.state, answer.left) == (NUMBER, TraceState.ON, 2.0)
     assert [node["role"] for node in answer.nodes["nodes"]] == ["coordinator", "server", "worker", "worker"]
-    cluster.say("s", TraceState.ON, 1.1), cluster.say("a", TraceState.ON, 1.1), cluster.say("b", TraceState.ON, 1.1)
+    for name in "sab":
+        cluster.say(name, TraceState.ON, 1.1)
     cluster.join("worker", "d", "one", 1.2)
     assert told(cluster.wait(1.9)) == {"d": pytest.approx(1.75, abs=0.05)}
 
@@ -182,16 +183,12 @@ def test_a_node_that_records_what_nobody_knows_of_is_ended() -> None:
 def test_what_a_node_says_of_its_trace_is_a_sign_of_life() -> None:
     cluster = traced()
     cluster.say("a", TraceState.ON, 1.5)
-    assert {got.hello.name: got.seen_at for got in cluster.machine.membership.members.values()} == {
-        "s": 0.0,
-        "a": 1.5,
-        "b": 0.0,
-    }
+    seen = {got.hello.name: got.seen_at for got in cluster.machine.membership.members.values()}
+    assert seen == {"s": 0.0, "a": 1.5, "b": 0.0}
 
 
 def test_pieces_are_passed_on_to_who_wants_them() -> None:
-    cluster = traced()
-    cluster.wait(3.3)
+    cluster = traced(3.3)
     [asked] = sent(cluster.fetch("a", 7), m.Fetch, peer("a"))
     assert (asked.offset, asked.nonce, asked.guard) == (7, b"", b"")
     piece = m.Piece(asked.request, NUMBER, asked.who, 7, 10, b"abc")
@@ -200,8 +197,7 @@ def test_pieces_are_passed_on_to_who_wants_them() -> None:
 
 
 def test_a_node_hands_out_what_is_its_own() -> None:
-    cluster = traced()
-    cluster.wait(3.3)
+    cluster = traced(3.3)
     [asked] = sent(cluster.fetch("a"), m.Fetch, peer("a"))
     [error] = sent(cluster.take(m.Piece(asked.request, NUMBER, asked.who, 0, 3, b"abc"), 4.0, peer("b")), m.Error)
     assert error.code == ProtocolError.code
@@ -216,8 +212,7 @@ def test_what_is_not_there_is_said_not_to_be() -> None:
 
 
 def test_questions_that_are_never_answered_take_no_room() -> None:
-    cluster = traced()
-    cluster.wait(3.3)
+    cluster = traced(3.3)
     for _ in range(3 * MAX_FETCHES):
         cluster.fetch("a")
     assert len(cluster.machine.traces._fetches) == MAX_FETCHES

@@ -9,14 +9,7 @@ import pytest
 
 from tests.core.machines import identity
 from zmqps.core.protocol.messages import PROTOCOL_VERSION, EndJob, Examine, Hello, Welcome
-from zmqps.core.protocol.security.guard import (
-    check_join,
-    check_order,
-    check_welcome,
-    join_guard,
-    proved,
-    welcome_guard,
-)
+from zmqps.core.protocol.security.guard import check_join, check_order, check_welcome, join_guard, proved, welcome_guard
 from zmqps.errors import IdentityError
 
 SECRET, OTHER, NONE = b"what all who join know", b"what somebody guesses", b""

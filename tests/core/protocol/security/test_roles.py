@@ -30,11 +30,7 @@ OF_SERVERS = "Ready Committed Measured Promoted Replicating Yielded Discarded Fo
 SERVERS = {*MEMBERS, *OF_SERVERS.split()}
 ORDERS = set("Checkpoint+ EndJob Drain+ Scale Examine+ Trace Fetch".split())
 BY_ROLE = {"stranger": ANYBODY | ORDERS, "observer": OBSERVERS, "worker": WORKERS, "server": SERVERS}
-BY_KEY = {
-    "observer": OBSERVERS,
-    "worker": WORKERS,
-    "node": WORKERS | SERVERS | ORDERS,
-}
+BY_KEY = {"observer": OBSERVERS, "worker": WORKERS, "node": WORKERS | SERVERS | ORDERS}
 #: … and to a server.
 AT_SERVER = {
     "stranger": {"Hello", "Leave"},

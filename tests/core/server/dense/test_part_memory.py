@@ -12,14 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.server.dense.test_buffers import Lent, Reading
-from tests.core.server.scarcity import (
-    ScarceRules,
-    Scarcity,
-    held_nbytes,
-    memory_of,
-    slice_state,
-    state_of,
-)
+from tests.core.server.scarcity import ScarceRules, Scarcity, held_nbytes, memory_of, slice_state, state_of
 from zmqps import codecs
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import Parameter

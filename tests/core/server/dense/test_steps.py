@@ -112,6 +112,7 @@ def test_several_pushes_make_one_step() -> None:
     collect(shard, 2.0, attempt=2, parts=[(1, 0, (0, 3))])
     commit(shard, A, attempts=(1, 2))
     assert values(shard) == [-1.0] * 4 + [-2.0] * 3 + [0.0]
+    assert [state.steps.tolist() for state in shard.slices] == [[1], [1, 0]], "of each parameter that was pushed"
 
 
 def test_a_step_to_which_nobody_pushed_a_slice_is_a_version_of_it_all_the_same() -> None:

@@ -83,6 +83,21 @@ def test_a_backup_whose_server_hears_of_it_late_is_filled_all_the_same() -> None
     assert copies.is_copied(*B)
 
 
+def test_a_backup_is_filled_while_pushes_go_on() -> None:
+    copies = trained()
+    copies.push("w", push(1, 1.0, 0, 1))
+    copies.assign_backup(*B)
+    copies.retarget(B)
+    for seq in range(2, 12):
+        copies.push("w", push(seq, float(seq), seq % 2))
+        copies.push("w", push(seq + 100, 0.5, 0, 1))
+        if copies.busy:
+            copies.deliver(copies.busy[0])
+    copies.wait(2.0)
+    assert copies.is_copied(*B)
+    assert ready(copies, "b")[-1] == (2, 1)
+
+
 def about_to_fill() -> Copies:
     """Return a leader that trains, and a backup that is to be filled next."""
     copies = filled_later()
@@ -181,6 +196,17 @@ def test_a_push_without_backups_is_answered_at_once_and_nothing_is_sent() -> Non
     copies.push("w", push(1, 1.0))
     assert copies.answers("w") == [m.Ack(101, (1,), (0,))]
     assert copies.sent == {}
+
+
+def test_a_push_waits_for_all_backups() -> None:
+    copies = pushed(B, C)
+    copies.deliver(("p", "b"))
+    copies.deliver(("b", "p"))
+    assert copies.answers("w") == []
+    copies.settle()
+    assert len(copies.answers("w")) == 1
+    assert copies.is_copied(*B)
+    assert copies.is_copied(*C)
 
 
 def test_values_are_read_when_they_are_sent() -> None:
@@ -301,6 +327,20 @@ def test_the_backup_gets_what_was_applied_not_what_the_worker_writes_later() -> 
 
 
 # --- lost messages ------------------------------------------------------------------------------
+
+
+def test_what_a_broken_connection_has_lost_comes_again() -> None:
+    copies = trained(B)
+    for seq in range(1, 6):
+        copies.push("w", push(seq, float(seq)))
+    copies.deliver(("p", "b"))
+    copies.deliver(("p", "b"))
+    copies.cut("p", "b")
+    copies.push("w", push(6, 6.0))
+    copies.mend("p", "b")
+    copies.settle()
+    assert copies.answered("w") == [101, 102, 103, 104, 105, 106]
+    assert copies.is_copied(*B)
 
 
 def test_a_record_that_there_was_no_memory_for_is_asked_for() -> None:
@@ -480,6 +520,23 @@ def test_slices_and_parts_of_slices_that_nobody_pushed_get_the_version_all_the_s
     copies.commit(1)
     copies.settle()
     assert copies.committed == [0, 1]
+    assert copies.is_copied(*B)
+
+
+def test_a_backup_that_is_filled_between_steps_is_the_same() -> None:
+    copies = trained(staleness=0)
+    copies.push("w", push(1, 1.0, 0, 1, attempt=0))
+    copies.commit(0, "w")
+    copies.assign_backup(*B)
+    copies.retarget(B)
+    for step in range(1, 4):
+        for _ in range(2):
+            if copies.busy:
+                copies.deliver(copies.busy[0])
+        copies.push("w", push(step + 1, float(step), 0, 1, step=step, attempt=step))
+        copies.commit(step, "w")
+    copies.wait(5.0)
+    assert copies.committed == [0, 1, 2, 3]
     assert copies.is_copied(*B)
 
 

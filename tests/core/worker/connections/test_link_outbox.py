@@ -36,12 +36,7 @@ def request(kind: str, slices: set[int]) -> Request:
 
 #: What is asked for; None: one leaves.
 STEPS = st.lists(
-    st.none()
-    | st.builds(
-        request,
-        st.sampled_from(list(KINDS)),
-        st.sets(st.integers(0, 4), min_size=1, max_size=3),
-    ),
+    st.none() | st.builds(request, st.sampled_from(list(KINDS)), st.sets(st.integers(0, 4), min_size=1, max_size=3)),
     max_size=40,
 )
 
