@@ -17,15 +17,6 @@ Listener = TypeVar("Listener")
 Turn = Callable[[float], list[Action]]
 
 
-class Timed(Protocol):
-    """A part of a session that has something to do at a time of its own."""
-
-    due: float | None
-
-    def on_deadline(self, now: float) -> list[Action]:
-        """Do what is due."""
-
-
 @dataclass(slots=True, eq=False, kw_only=True)
 class SessionHooks:
     """What extensions do in a session; `zmqps.core.worker.extensions` enters it, and where they are off it is empty."""
@@ -34,9 +25,6 @@ class SessionHooks:
     attached: list[Callable[[Attached, Mapping[str, Any]], None]] = field(default_factory=list)
     #: Operations on the session's own behalf, by their types: one has ended, with this value.
     ended: dict[type[Operation], Callable[[Any, Any], list[Action]]] = field(default_factory=dict)
-    timed: list[Timed] = field(default_factory=list)
-    #: A heartbeat has left.
-    beating: list[Turn] = field(default_factory=list)
     #: The coordinator is back, and may have lost what it was told last.
     back: list[Turn] = field(default_factory=list)
     #: The worker finishes, as soon as it may.

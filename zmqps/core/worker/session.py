@@ -215,8 +215,7 @@ class SessionMachine:
         """Return when each part that is not on the way of a step has something to do."""
         pause = self.transfers.pace.paused
         parts = (self.member, self.questions, self._waits, self._orphaned, self._end)
-        dues = [*(part.due for part in parts), *(part.due for part in self.hooks.timed)]
-        return dues if pause is None else [*dues, pause.due]
+        return [*(part.due for part in parts), None if pause is None else pause.due]
 
     def _set_alarm(self) -> None:
         """Something may be due sooner than before."""
@@ -231,10 +230,6 @@ class SessionMachine:
             actions += self.member.on_deadline(now)
             if self.member.lost:
                 actions += self._lose_coordinator(now)
-            actions += told(self.hooks.beating, now)
-        for part in self.hooks.timed:
-            if part.due is not None and now >= part.due:
-                actions += part.on_deadline(now)
         actions += self.links.on_deadline(now)
         if self._end.due is not None and now >= self._end.due:
             actions += self._on_farewell_due(now)
