@@ -79,10 +79,6 @@ class SessionHost(Protocol):
     def questions(self) -> Questions:
         """What it has asked the coordinator."""
 
-    @property
-    def title(self) -> str:
-        """Who this worker is, for errors."""
-
     def resolve(self, operation: Operation, value: Any) -> list[Action]:
         """An operation is done."""
 

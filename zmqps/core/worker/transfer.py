@@ -187,7 +187,7 @@ class Delay:
 
     doubted: bool = False  # the server has answered a question that was asked after it, and not this
     refused_at: float | None = None  # when the server lacked the memory for it, at first
-    retry_at: float | None = None  # when it is sent again, while it is put off
+    retry_at: float | None = None
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -211,6 +211,11 @@ class Request:
     def raw_nbytes(self) -> int:
         """What it moves each way, as plain arrays."""
         return sum([cargo.nbytes for cargo in self.cargoes])
+
+    @property
+    def retry_at(self) -> float | None:
+        """When it is sent again, while it is put off."""
+        return None if self.delay is None else self.delay.retry_at
 
     @property
     def slices(self) -> set[int]:

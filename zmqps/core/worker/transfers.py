@@ -281,7 +281,7 @@ class Transfers:
             return None
         if source.nonfinite:
             names = [repr(name) for name in source.nonfinite]
-            return NonFiniteGradientError(worker=self._host.title, parameters=listed(names, 5))
+            return NonFiniteGradientError(worker=self._host.member.title, parameters=listed(names, 5))
         # tables are the same as the arrays, in fewer pieces, and converted
         as_sent, others = [table for table in source.tables if table.size] if source.tables else [], []
         for array, dtype in zip(source.arrays, attached.dtypes, strict=True) if source.tables is None else ():
@@ -297,7 +297,7 @@ class Transfers:
             for parameter, array in zip(attached.job.parameters, source.arrays, strict=True)
             if array is not None and not np.isfinite(_converted(array, parameter.storage_dtype)).all()
         ]
-        return NonFiniteGradientError(worker=self._host.title, parameters=listed(names, 5))
+        return NonFiniteGradientError(worker=self._host.member.title, parameters=listed(names, 5))
 
     def _complete(self, transfer: AnyTransfer) -> list[Action]:
         """All of a transfer is answered: resolve its operation, or go on with the pull behind a push."""
@@ -438,7 +438,7 @@ class Transfers:
         link = links[0] if len(links) == 1 else self._links.of_answer(peer, message.request)
         if link is None:
             return []
-        is_news = not link.resends
+        is_news = not link.later
         if isinstance(error, ServerMemoryError) and link.put_off(message.request, now):
             text = (
                 f"{link.server.title} lacks the memory for {error.what} ({error.why}); asking again for {SHORT_S:g} s"
