@@ -61,7 +61,7 @@ def listen(listeners: list[Listener], listener: Listener, *, wanted: bool = True
         listeners.remove(listener)
 
 
-def told(listeners: Iterable[Turn], now: float) -> list[Action]:
+def tell(listeners: Iterable[Turn], now: float) -> list[Action]:
     """Tell all of them."""
     return [action for listener in listeners for action in listener(now)]
 

@@ -44,7 +44,7 @@ from zmqps.core.protocol.messages.membership import DepartureCause
 from zmqps.core.protocol.security.guard import check_welcome
 from zmqps.core.worker.asked import Asked
 from zmqps.core.worker.connections.links import Links
-from zmqps.core.worker.host import SessionHooks, told
+from zmqps.core.worker.host import SessionHooks, tell
 from zmqps.core.worker.operations import (
     Advance,
     Attached,
@@ -285,7 +285,7 @@ class SessionMachine:
             return self.resolve(operation, None) if self.member.joined else []
         if isinstance(operation, Finish):
             self._end.finish = operation
-            actions = told(self.hooks.finishing, now)
+            actions = tell(self.hooks.finishing, now)
             self._set_alarm()
             return actions
         assert isinstance(operation, Question)
@@ -336,7 +336,7 @@ class SessionMachine:
         if self.member.left:
             return farewells
         self._end.due = self.now + FAREWELL_S
-        actions = [*farewells, *told(self.hooks.leaving, self.now), *self.member.leave(reason, self.now)]
+        actions = [*farewells, *tell(self.hooks.leaving, self.now), *self.member.leave(reason, self.now)]
         self._set_alarm()
         return actions
 
@@ -402,7 +402,7 @@ class SessionMachine:
         if not self.member.joined or self.member.unsure:
             self.questions.held = self.member.unsure
             return []
-        actions = [*self.questions.again(now), *told(self.hooks.back, now)]
+        actions = [*self.questions.again(now), *tell(self.hooks.back, now)]
         return [*actions, Send(COORDINATOR, Resumed(self.transfers.pace.clock))] if returned else actions
 
     def _on_welcome(self, message: Welcome, now: float) -> list[Action]:
@@ -431,7 +431,7 @@ class SessionMachine:
         if peer == COORDINATOR:
             self.member.abandon()
         elif not isinstance(error, KeyRefusedError):
-            return [*told, *self.transfers.unreachable(peer, error)]
+            return [*told, *self.transfers.fail_links(self.links.by_peer.get(peer, ()), error)]
         return [*([] if self.operations else told), *self._fail_all(error)]
 
     def coordinator_lost(self, now: float) -> PSError | None:

@@ -365,13 +365,10 @@ class Transfers:
         error = PeerLostError(
             role="server", name=links[0].server.title, silent_s=round(lost.silent_s, 3), advice=advice
         )
-        return [Log("error", str(error), error=error.number), *self._fail_links(links, error)]
+        return [Log("error", str(error), error=error.number), *self.fail_links(links, error)]
 
-    def unreachable(self, peer: Peer, error: PSError) -> list[Action]:
-        """A server cannot be talked to."""
-        return self._fail_links(self._links.by_peer.get(peer, ()), error)
-
-    def _fail_links(self, links: Iterable[Link], error: PSError) -> list[Action]:
+    def fail_links(self, links: Iterable[Link], error: PSError) -> list[Action]:
+        """Nothing more is to be had over these: what needs them fails."""
         return [action for link in links for action in self._fail_link(link, error)]
 
     def _fail_link(self, link: Link, error: PSError) -> list[Action]:
@@ -417,7 +414,7 @@ class Transfers:
         # it has answered one of these
         fresh = [link for link in links if link.server.handshake.welcome is None] or links
         wrong = WrongPeerError(server=links[0].server.title, why=why)
-        return [Log("error", str(wrong), error=wrong.number), *self._fail_links(fresh, wrong)]
+        return [Log("error", str(wrong), error=wrong.number), *self.fail_links(fresh, wrong)]
 
     def _refused(self, peer: Peer, links: Sequence[Link], message: Error, now: float) -> list[Action]:
         """Take an error of a server."""
@@ -432,7 +429,7 @@ class Transfers:
         if message.request == 0 and _is_stranger(error):
             return self._mistaken(links, f"it says: {error}"[:MAX_FACT_CHARS])
         if message.request == 0:
-            return self._fail_links(links, error)
+            return self.fail_links(links, error)
         if isinstance(error, NonFiniteGradientError):
             self.counts["nonfinite"] += 1
         link = links[0] if len(links) == 1 else self._links.of_answer(peer, message.request)
