@@ -52,11 +52,10 @@ from zmqps.core.protocol.messages import (
 from zmqps.core.protocol.messages import Enter as EnterMessage
 from zmqps.core.worker.extensions import ExtendedSession
 from zmqps.core.worker.operations import AskStatus, Cancelled, EnterBarrier, Exchange, Finish, Join, Operation, StartJob
-from zmqps.core.worker.plan import plan
 from zmqps.core.worker.session import FAREWELL_S
 from zmqps.core.worker.transfer import PullTransfer as Pulling
 from zmqps.core.worker.transfer import PushTransfer as Pushing
-from zmqps.core.worker.transfer import Source, Target
+from zmqps.core.worker.transfer import Source, Target, plan
 from zmqps.errors import (
     ClosedError,
     CoordinatorRestartedError,

@@ -31,8 +31,7 @@ from zmqps.core.worker.connections.links import Links
 from zmqps.core.worker.host import SessionHost, TransferHooks
 from zmqps.core.worker.operations import Advance, Exchange, Operation
 from zmqps.core.worker.pace import SHUT, Gate, Pace, Pause
-from zmqps.core.worker.plan import Cargo
-from zmqps.core.worker.transfer import AnyTransfer, LoadTransfer, PullTransfer, PushTransfer, Source
+from zmqps.core.worker.transfer import AnyTransfer, Cargo, LoadTransfer, PullTransfer, PushTransfer, Source
 from zmqps.errors import (
     DeposedError,
     IdentityError,

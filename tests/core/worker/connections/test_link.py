@@ -30,8 +30,7 @@ from zmqps.core.worker.connections.link import (
     ShardServer,
     SilenceProbe,
 )
-from zmqps.core.worker.plan import plan
-from zmqps.core.worker.transfer import Delay, Source, Target, Transfer
+from zmqps.core.worker.transfer import Delay, Source, Target, Transfer, plan
 from zmqps.errors import PeerLostError, ProtocolError
 from zmqps.optim import sgd
 

@@ -23,18 +23,19 @@ from zmqps.core.protocol.messages import Load as LoadMessage
 from zmqps.core.protocol.messages import Pull as PullMessage
 from zmqps.core.protocol.messages import Push as PushMessage
 from zmqps.core.worker.connections.wire import Wire
-from zmqps.core.worker.packer import Packer
-from zmqps.core.worker.plan import Cargo, batches
 from zmqps.core.worker.transfer import (
     AnyTransfer,
+    Cargo,
     Delay,
     LoadTransfer,
+    Packer,
     PullTransfer,
     PushTransfer,
     Request,
     Source,
     Target,
     Transfer,
+    batches,
 )
 from zmqps.errors import ProtocolError, PSError, counted
 

@@ -14,9 +14,8 @@ from zmqps.core.protocol.events import COORDINATOR, Action, Log, Send
 from zmqps.core.protocol.messages import Followed, Moved
 from zmqps.core.worker.host import listen
 from zmqps.core.worker.operations import Attached, Exchange, Operation
-from zmqps.core.worker.plan import Cargo
 from zmqps.core.worker.session import SessionMachine
-from zmqps.core.worker.transfer import AnyTransfer, PushTransfer, Source
+from zmqps.core.worker.transfer import AnyTransfer, Cargo, PushTransfer, Source
 from zmqps.errors import JobEndedError, JobError, PeerLostError, PSError, StaleEpochError
 
 
