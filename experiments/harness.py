@@ -18,9 +18,8 @@ from zmqps.core.server.dense.stale import treated
 from zmqps.core.server.shard import Shard
 from zmqps.core.treatments import make_treatment
 from zmqps.core.worker.operations import Attached, EnterBarrier, Exchange, Finish, Join, StartJob
-from zmqps.core.worker.plan import plan
 from zmqps.core.worker.session import SessionMachine
-from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Source, Target
+from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Source, Target, plan
 from zmqps.errors import PSError
 from zmqps.gpu.handover import Handover
 from zmqps.optim import OptimizerSpec

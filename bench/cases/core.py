@@ -43,8 +43,7 @@ from zmqps.core.server.extensions import FullServer
 from zmqps.core.server.shard import Shard
 from zmqps.core.worker.extensions import ExtendedSession
 from zmqps.core.worker.operations import Attached, Exchange, Operation, StartJob
-from zmqps.core.worker.plan import plan
-from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Source, Target
+from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Source, Target, plan
 from zmqps.gpu.handover import Handover
 
 FOREVER = 1e9

@@ -27,8 +27,7 @@ from bench.transfer import TransferWorker, check_values
 from zmqps.client.tensors import describe
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.worker.operations import Attached, Exchange, StartJob
-from zmqps.core.worker.plan import plan
-from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Source, Target
+from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Source, Target, plan
 from zmqps.gpu.handover import Handover
 from zmqps.nodes.inquiry import ask_view
 

@@ -22,8 +22,7 @@ from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.events import Peer
 from zmqps.core.protocol.messages import Message
 from zmqps.core.worker.operations import Attached, Exchange, Operation, StartJob
-from zmqps.core.worker.plan import plan
-from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Source, Target
+from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Source, Target, plan
 from zmqps.gpu.handover import Handover
 from zmqps.nodes.server import ServerConfig, make_shard
 from zmqps.optim import sgd

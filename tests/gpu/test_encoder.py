@@ -15,7 +15,7 @@ from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import compress
-from zmqps.core.worker.plan import Cargo, plan
+from zmqps.core.worker.transfer import Cargo, plan
 from zmqps.errors import DeviceError, NonFiniteGradientError
 from zmqps.gpu.device import Device
 from zmqps.gpu.encoder import Encoder

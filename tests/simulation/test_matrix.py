@@ -24,8 +24,7 @@ from zmqps.core.protocol.wire import encode
 from zmqps.core.server.admission import Room
 from zmqps.core.server.shard import Shard
 from zmqps.core.worker.operations import Attached, EnterBarrier, Exchange, Finish, Join, StartJob
-from zmqps.core.worker.plan import plan
-from zmqps.core.worker.transfer import PullTransfer, Source, Target
+from zmqps.core.worker.transfer import PullTransfer, Source, Target, plan
 from zmqps.core.worker.transfer import PushTransfer as Pushing
 from zmqps.optim import OptimizerSpec
 from zmqps.testing import Faults, Node, Simulation

@@ -21,8 +21,7 @@ from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import RAW, check_codec
 from zmqps.core.protocol.terms import SET_TO_MEAN, terms_of
 from zmqps.core.worker.operations import Attached
-from zmqps.core.worker.plan import Cargo, in_order, plan
-from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Source, Target
+from zmqps.core.worker.transfer import Cargo, PullTransfer, PushTransfer, Source, Target, in_order, plan
 from zmqps.core.worker.views import Views, ViewTarget
 from zmqps.errors import ConfigurationError, DtypeError
 from zmqps.gpu.encoder import Encoder

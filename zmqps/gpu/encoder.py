@@ -12,7 +12,7 @@ from zmqps.codecs import Codec
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import CODING, RAW, Coding, choose, named
-from zmqps.core.worker.plan import Cargo
+from zmqps.core.worker.transfer import Cargo
 from zmqps.errors import DeviceError
 from zmqps.gpu.handover import Handover, Port, Remote
 

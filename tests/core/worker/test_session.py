@@ -28,11 +28,10 @@ from zmqps.core.protocol.events import (
 )
 from zmqps.core.worker.extensions import ExtendedSession
 from zmqps.core.worker.operations import AskStatus, Cancelled, EnterBarrier, Exchange, Finish, Join, Operation, StartJob
-from zmqps.core.worker.plan import plan
 from zmqps.core.worker.session import FAREWELL_S
 from zmqps.core.worker.transfer import PullTransfer as Pulling
 from zmqps.core.worker.transfer import PushTransfer as Pushing
-from zmqps.core.worker.transfer import Source, Target
+from zmqps.core.worker.transfer import Source, Target, plan
 from zmqps.errors import (
     ClosedError,
     CoordinatorRestartedError,

@@ -9,7 +9,7 @@ import pytest
 from tests.testing.test_invariants import Patch, caught, wrap
 from zmqps.core.server.dense.aggregate import Stage
 from zmqps.core.worker.layout import recuts
-from zmqps.core.worker.packer import Packer
+from zmqps.core.worker.transfer import Packer
 from zmqps.testing.scenarios import SCENARIOS
 
 pytestmark = pytest.mark.repeats

@@ -60,7 +60,7 @@ def test_the_number_of_servers_changes_at_all(name: str) -> None:
 def test_a_worker_that_says_too_early_that_it_begins_no_push(monkeypatch: Patch) -> None:
     def says(original, self, now):  # type: ignore[no-untyped-def]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(self, "_asked", {})
+            patch.setattr(self, "under_way", {})
             return original(self, now)
 
     wrap(monkeypatch, Transfers, "_say_paused", says)

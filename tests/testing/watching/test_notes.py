@@ -75,7 +75,7 @@ def test_a_worker_that_takes_what_it_has_sent_for_said(monkeypatch: Patch) -> No
             self.noted(Noted(action.message.first + len(action.message.entries)), now)
         return actions
 
-    wrap(monkeypatch, WorkerNotes, "look", look)
+    wrap(monkeypatch, WorkerNotes, "on_deadline", look)
     caught("async-notes-breaks", "that it had room for")
 
 

@@ -33,9 +33,8 @@ from zmqps.core.worker.operations import (
     SetNumbers,
     StartJob,
 )
-from zmqps.core.worker.plan import plan
 from zmqps.core.worker.questions import Questions
-from zmqps.core.worker.transfer import LoadTransfer, Source
+from zmqps.core.worker.transfer import LoadTransfer, Source, plan
 from zmqps.core.worker.transfers import Transfers
 from zmqps.errors import PSError, from_wire, printable
 

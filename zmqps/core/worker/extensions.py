@@ -54,9 +54,8 @@ class ExtendedSession(SessionMachine):
         self._enter_notes()
 
     def _enter_notes(self) -> None:
-        self.news[Noted] = self.notes.noted
-        self.hooks.timed.append(self.notes)
-        self.hooks.beating.append(self.notes.look)
+        self.member.hooks.takes[Noted] = self.notes.noted
+        self.member.hooks.parts.append(self.notes)
         self.hooks.back.append(self.notes.again)
         self.hooks.finishing.append(self.notes.finish)
         self.hooks.staying.append(self.notes.waits)

@@ -26,9 +26,6 @@ class SessionHooks:
     attached: list[Callable[[Attached, Mapping[str, Any]], None]] = field(default_factory=list)
     #: Operations on the session's own behalf, by their types: one has ended, with this value.
     ended: dict[type[Operation], Callable[[Any, Any], list[Action]]] = field(default_factory=dict)
-    timed: list[Timed] = field(default_factory=list)
-    #: A heartbeat has left.
-    beating: list[Turn] = field(default_factory=list)
     #: The coordinator is back, and may have lost what it was told last.
     back: list[Turn] = field(default_factory=list)
     #: The worker finishes, as soon as it may.
@@ -65,7 +62,7 @@ def listen(listeners: list[Listener], listener: Listener, *, wanted: bool = True
         listeners.remove(listener)
 
 
-def told(listeners: Iterable[Turn], now: float) -> list[Action]:
+def tell(listeners: Iterable[Turn], now: float) -> list[Action]:
     """Tell all of them."""
     return [action for listener in listeners for action in listener(now)]
 
@@ -82,10 +79,6 @@ class SessionHost(Protocol):
     @property
     def questions(self) -> Questions:
         """What it has asked the coordinator."""
-
-    @property
-    def title(self) -> str:
-        """Who this worker is, for errors."""
 
     def resolve(self, operation: Operation, value: Any) -> list[Action]:
         """An operation is done."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from zmqps.core.node.member import Member
+from zmqps.core.node.member import Member, MemberPart
 from zmqps.core.protocol.events import COORDINATOR, Action, Send
 from zmqps.core.protocol.messages import Note, Noted
 from zmqps.core.worker.notebook import Notebook
@@ -17,7 +17,7 @@ RETRY_S = 3.0
 LAST_S = 2.0
 
 
-class NoteSender:
+class NoteSender(MemberPart):
     """One life's way to the coordinator for what its script logs.
 
     There is one message on its way at a time. Nothing rings while nothing is logged: the first look after a pause is
@@ -26,7 +26,6 @@ class NoteSender:
 
     def __init__(self, notebook: Notebook, member: Member) -> None:
         self.notebook = notebook
-        self.due: float | None = None
         self._member = member
         self._is_out = False  # a message is on its way
         self._not_before = 0.0
@@ -38,23 +37,24 @@ class NoteSender:
         return self._member.joined and not self._member.unsure
 
     def on_deadline(self, now: float) -> list[Action]:
-        """See what there is, for it is time."""
-        return self.look(now)
-
-    def look(self, now: float) -> list[Action]:
         """See what the script has logged, and send it if it is time."""
         self.notebook.take()
+        actions: list[Action] = []
         if not self.notebook or not self._reachable:
             self.due = None
-            return []
-        actions: list[Action] = []
-        if now >= self._not_before:
-            self._is_out, self._not_before = True, now + RETRY_S
-            actions = [Send(COORDINATOR, Note(*self.notebook.send(now)))]
-        self.due = self._not_before
-        if self._gives_up_at is not None and now < self._gives_up_at:
-            self.due = min(self.due, self._gives_up_at)
+        else:
+            if now >= self._not_before:
+                self._is_out, self._not_before = True, now + RETRY_S
+                actions = [Send(COORDINATOR, Note(*self.notebook.send(now)))]
+            self.due = self._not_before
+            if self._gives_up_at is not None and now < self._gives_up_at:
+                self.due = min(self.due, self._gives_up_at)
+        self._member.set_due()
         return actions
+
+    def end(self) -> None:
+        """Send nothing any more."""
+        self.due = None
 
     def noted(self, message: Noted, now: float) -> list[Action]:
         """The coordinator has what was sent."""
@@ -65,22 +65,23 @@ class NoteSender:
         self._is_out = False
         if self._gives_up_at is not None:
             self._not_before = now
-            return self.look(now)
+            return self.on_deadline(now)
         self.due = self._not_before = now + (SHORT_PAUSE_S if self.notebook else PAUSE_S)
+        self._member.set_due()
         return []
 
     def again(self, now: float) -> list[Action]:
         """Send again what may be lost with a connection, or with what the coordinator was."""
         if self._is_out:
             self._not_before = now
-        return self.look(now)
+        return self.on_deadline(now)
 
     def finish(self, now: float) -> list[Action]:
         """Nothing more is logged: send all, without pauses."""
         self._gives_up_at = now + LAST_S
         if not self._is_out:
             self._not_before = now
-        return self.look(now)
+        return self.on_deadline(now)
 
     def waits(self, now: float) -> bool:
         """Whether a worker that has finished waits for an answer to what it has logged."""
@@ -88,7 +89,6 @@ class NoteSender:
 
     def last(self, now: float) -> list[Action]:
         """Send all there is without waiting for an answer, ahead of a goodbye."""
-        self.due = None
         self.notebook.take()
         if not self._reachable:
             return []

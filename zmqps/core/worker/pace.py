@@ -6,6 +6,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import count
 
 from zmqps.core.job.spec import MAX_COUNT
 from zmqps.core.protocol.events import Action, Log
@@ -131,18 +132,13 @@ class StepPushes:
         self.examples = StepExamples()
         self.unfinished = Unfinished()
         self.passed = False  # a step of partial pushes went by: the advance that was to end it ends nothing
-        self._next_attempt = 1
-
-    def new_attempt(self) -> int:
-        """Return the number of another attempt."""
-        self._next_attempt += 1
-        return self._next_attempt - 1
+        self._attempt_numbers = count(1)
 
     def start(self, push: PushTransfer) -> None:
         """A push of the step leaves."""
         self.passed = False
         if any(push.cargoes):  # nothing is no gradient
-            push.attempt = self.new_attempt()
+            push.attempt = next(self._attempt_numbers)
             self.unacknowledged.add(push)
         else:
             self.examples.add(push)
@@ -168,7 +164,7 @@ class StepPushes:
         else:
             attempts = tuple(sorted(self.attempts))
             if not attempts and (for_all or (self.examples.wanted and examples)):
-                attempts = (self.new_attempt(),)
+                attempts = (next(self._attempt_numbers),)
             arrive = Arrive(request, clock, attempts, examples, int(for_all))
         self.clear()
         self.closing = None

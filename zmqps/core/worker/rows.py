@@ -14,8 +14,7 @@ from zmqps.core.protocol.arrays import Array, gather, scatter
 from zmqps.core.protocol.encoding import RAW
 from zmqps.core.protocol.messages import PullRows, PushRows, ScanRows
 from zmqps.core.protocol.messages.rows import CURSOR, SCANNED
-from zmqps.core.worker.plan import Cargo
-from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Request, Source, Target
+from zmqps.core.worker.transfer import Cargo, PullTransfer, PushTransfer, Request, Source, Target
 from zmqps.errors import ProtocolError
 from zmqps.rows.unique import Different, Grouped, different, group, spread
 

@@ -44,7 +44,7 @@ from zmqps.core.protocol.messages.membership import DepartureCause
 from zmqps.core.protocol.security.guard import check_welcome
 from zmqps.core.worker.asked import Asked
 from zmqps.core.worker.connections.links import Links
-from zmqps.core.worker.host import SessionHooks, told
+from zmqps.core.worker.host import SessionHooks, tell
 from zmqps.core.worker.operations import (
     Advance,
     Attached,
@@ -215,8 +215,7 @@ class SessionMachine:
         """Return when each part that is not on the way of a step has something to do."""
         pause = self.transfers.pace.paused
         parts = (self.member, self.questions, self._waits, self._orphaned, self._end)
-        dues = [*(part.due for part in parts), *(part.due for part in self.hooks.timed)]
-        return dues if pause is None else [*dues, pause.due]
+        return [*(part.due for part in parts), None if pause is None else pause.due]
 
     def _set_alarm(self) -> None:
         """Something may be due sooner than before."""
@@ -231,10 +230,6 @@ class SessionMachine:
             actions += self.member.on_deadline(now)
             if self.member.lost:
                 actions += self._lose_coordinator(now)
-            actions += told(self.hooks.beating, now)
-        for part in self.hooks.timed:
-            if part.due is not None and now >= part.due:
-                actions += part.on_deadline(now)
         actions += self.links.on_deadline(now)
         if self._end.due is not None and now >= self._end.due:
             actions += self._on_farewell_due(now)
@@ -290,7 +285,7 @@ class SessionMachine:
             return self.resolve(operation, None) if self.member.joined else []
         if isinstance(operation, Finish):
             self._end.finish = operation
-            actions = told(self.hooks.finishing, now)
+            actions = tell(self.hooks.finishing, now)
             self._set_alarm()
             return actions
         assert isinstance(operation, Question)
@@ -341,7 +336,7 @@ class SessionMachine:
         if self.member.left:
             return farewells
         self._end.due = self.now + FAREWELL_S
-        actions = [*farewells, *told(self.hooks.leaving, self.now), *self.member.leave(reason, self.now)]
+        actions = [*farewells, *tell(self.hooks.leaving, self.now), *self.member.leave(reason, self.now)]
         self._set_alarm()
         return actions
 
@@ -407,7 +402,7 @@ class SessionMachine:
         if not self.member.joined or self.member.unsure:
             self.questions.held = self.member.unsure
             return []
-        actions = [*self.questions.again(now), *told(self.hooks.back, now)]
+        actions = [*self.questions.again(now), *tell(self.hooks.back, now)]
         return [*actions, Send(COORDINATOR, Resumed(self.transfers.pace.clock))] if returned else actions
 
     def _on_welcome(self, message: Welcome, now: float) -> list[Action]:
@@ -436,7 +431,7 @@ class SessionMachine:
         if peer == COORDINATOR:
             self.member.abandon()
         elif not isinstance(error, KeyRefusedError):
-            return [*told, *self.transfers.unreachable(peer, error)]
+            return [*told, *self.transfers.fail_links(self.links.by_peer.get(peer, ()), error)]
         return [*([] if self.operations else told), *self._fail_all(error)]
 
     def coordinator_lost(self, now: float) -> PSError | None:

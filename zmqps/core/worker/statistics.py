@@ -8,14 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from zmqps.core.node.histogram import tallied
+from zmqps.core.node.histogram import Histogram, tallied
 from zmqps.core.protocol.figures import BOUNDS
 from zmqps.core.treatments import Treatment, make_treatment
 from zmqps.core.worker.connections.wire import WireSpeed
 from zmqps.core.worker.operations import Attached, Operation
 from zmqps.core.worker.transfer import PushTransfer
 
-STEP_SECONDS = BOUNDS["step_seconds"]
 #: Pushes that were staler are counted by the next power of two: that of a worker that never pulls grows with each.
 MAX_EXACT = int(BOUNDS["staleness"][-1])
 
@@ -96,8 +95,7 @@ class Tally:
         self._treatment: Treatment | None = None  # of stale gradients
         self.staleness: Counter[int] = Counter()
         self.staleness_last = self._staleness_max = self._staleness_total = 0
-        self._steps_s = 0.0
-        self._steps = [0] * (len(STEP_SECONDS) + 1)  # how many took how long, as in `zmqps.core.node.histogram`
+        self._steps = Histogram(BOUNDS["step_seconds"])  # how many took how long
         self._stepped_at: float | None = None
 
     def attached(self, attached: Attached, placement: Mapping[str, Any]) -> None:
@@ -119,8 +117,8 @@ class Tally:
     def stepped(self, now: float) -> None:
         """A step is over: a synchronous or bounded one, or asynchronous a push."""
         if self._stepped_at is not None:
-            self._steps_s += (took := now - self._stepped_at)
-            self._steps[bisect_left(STEP_SECONDS, took)] += 1
+            self._steps.total += (took := now - self._stepped_at)  # observed without a call, on the way of each step
+            self._steps.counts[bisect_left(self._steps.bounds, took)] += 1
         self._stepped_at = now
 
     @property
@@ -132,7 +130,7 @@ class Tally:
         return {
             "staleness_mean": round(self._mean, 3),
             "staleness_max": self._staleness_max,
-            "step_seconds": [round(self._steps_s, 6), *self._steps],
+            "step_seconds": self._steps.to_plain(),
             "staleness": [float(self._staleness_total), *tallied(self.staleness, BOUNDS["staleness"])[1:]],
         }
 

@@ -1,18 +1,96 @@
-"""What goes to the servers and what comes from them: a push, a pull, the upload of initial values."""
+"""What goes to the servers and what comes from them: a push, a pull, the upload of initial values.
+
+Each has a plan: which elements of which parameters travel with which slice. Gradients may be encoded on the way.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from zmqps.codecs import Codec
+from zmqps.core.job.keyspace import Placement, Slice
 from zmqps.core.protocol.arrays import Array, gather, scatter
-from zmqps.core.worker.plan import Cargo
+from zmqps.core.protocol.encoding import RAW, Coding, choose
 
 if TYPE_CHECKING:
     from zmqps.core.protocol.messages import Buffer
+
+
+class Extent(NamedTuple):
+    """Elements ``[start, stop)`` of one flattened parameter."""
+
+    parameter: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class Cargo:
+    """What one transfer moves of one slice."""
+
+    slice: Slice
+    ranges: tuple[int, ...]  # as in `zmqps.core.protocol.messages.Part`
+    extents: tuple[Extent, ...]
+    dtype: np.dtype[Any]
+    nbytes: int
+    bounds: tuple[tuple[int, int], ...] = field(init=False)  # the ranges as pairs, relative to the slice
+
+    def __post_init__(self) -> None:
+        bounds = tuple(pairwise(self.ranges))[::2] if self.ranges else ((0, self.slice.size),)
+        object.__setattr__(self, "bounds", bounds)
+
+
+def plan(placement: Placement, parameters: frozenset[int] | None = None) -> tuple[tuple[Cargo, ...], ...]:
+    """Return, for each shard, the cargoes that cover some parameters (None: all)."""
+    return tuple(
+        tuple(cargo for slice_ in slices if (cargo := _cargo(placement, slice_, parameters)) is not None)
+        for slices in placement.slices
+    )
+
+
+def batches(cargoes: Sequence[Cargo], nbytes: int) -> Iterator[tuple[Cargo, ...]]:
+    """Yield cargoes in groups of a limited number of bytes, or one by one."""
+    batch: list[Cargo] = []
+    room = nbytes
+    for cargo in cargoes:
+        if batch and cargo.nbytes > room:
+            yield tuple(batch)
+            batch, room = [], nbytes
+        room -= cargo.nbytes
+        batch.append(cargo)
+    yield tuple(batch)
+
+
+def in_order(cargoes: tuple[tuple[Cargo, ...], ...], parameters: Sequence[int]) -> tuple[tuple[Cargo, ...], ...]:
+    """Return a plan that moves its parameters in the order in which they are named, as far as slices allow."""
+    place = {parameter: i for i, parameter in enumerate(parameters)}
+
+    def first(cargo: Cargo) -> int:
+        return min(place[extent.parameter] for extent in cargo.extents)
+
+    return tuple(tuple(sorted(row, key=first)) for row in cargoes)
+
+
+def _cargo(placement: Placement, slice_: Slice, parameters: frozenset[int] | None) -> Cargo | None:
+    wanted = [s for s in slice_.segments if parameters is None or s.parameter in parameters]
+    if not wanted:
+        return None
+    ranges: list[int] = []
+    if len(wanted) < len(slice_.segments):
+        for segment in wanted:
+            if ranges and ranges[-1] == segment.position:
+                ranges[-1] += segment.size
+            else:
+                ranges += [segment.position, segment.position + segment.size]
+    dtype = placement.keyspace.tables[slice_.table].dtype
+    extents = tuple(Extent(s.parameter, s.start, s.start + s.size) for s in wanted)
+    nbytes = sum(s.size for s in wanted) * dtype.itemsize
+    return Cargo(slice=slice_, ranges=tuple(ranges), extents=extents, dtype=dtype, nbytes=nbytes)
 
 
 def all_finite(arrays: Sequence[Array]) -> bool:
@@ -127,7 +205,7 @@ def _of_table(tables: Sequence[Array], cargo: Cargo) -> list[Array]:
 class Transfer:
     """Arrays on their way; they are there when nothing is ``remaining``."""
 
-    cargoes: tuple[tuple[Cargo, ...], ...] = ()  # what to move, a tuple a shard (`zmqps.core.worker.plan.plan`)
+    cargoes: tuple[tuple[Cargo, ...], ...] = ()  # what to move, a tuple a shard (`zmqps.core.worker.transfer.plan`)
     source: Source | None = None  # what is sent, if anything is
     target: Target | None = None  # where values go, if any come
     atomic: bool = False  # all cargoes of a shard make one message
@@ -187,7 +265,7 @@ class Delay:
 
     doubted: bool = False  # the server has answered a question that was asked after it, and not this
     refused_at: float | None = None  # when the server lacked the memory for it, at first
-    retry_at: float | None = None  # when it is sent again, while it is put off
+    retry_at: float | None = None
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -213,6 +291,56 @@ class Request:
         return sum([cargo.nbytes for cargo in self.cargoes])
 
     @property
+    def retry_at(self) -> float | None:
+        """When it is sent again, while it is put off."""
+        return None if self.delay is None else self.delay.retry_at
+
+    @property
     def slices(self) -> set[int]:
         """The numbers of the slices it is about."""
         return {cargo.slice.index for cargo in self.cargoes}
+
+
+class Packer:
+    """Encodes the gradients for one shard."""
+
+    def __init__(self, coding: Coding) -> None:
+        self.left_out: dict[int, Array] = {}  # by slice: what lossy codecs have not sent yet
+        self.saved_nbytes = 0  # of what was to be sent, by codecs
+        self._coding = coding
+
+    def pack(self, request: Request, source: Source) -> tuple[str, list[Array]]:
+        """Return the gradients of a request and the codec they are in.
+
+        Encoding changes the residuals, so it is done once and kept for a resend.
+        """
+        if request.encoded is not None:
+            return request.encoded
+        if source.encoded is not None:
+            found = [source.encoded[cargo] for cargo in request.cargoes]
+            return found[0][0], [blob for _, blob in found]
+        codec = None if request.codec == RAW else choose(request.codec, request.nbytes)
+        if codec is not None and codec.error_feedback:
+            residuals = [self._residuals(cargo) for cargo in request.cargoes]
+            return self._keep(request, codec, self._encode(request, codec, source, residuals))
+        if codec is None:
+            return RAW, source.payload(request.cargoes)
+        return self._keep(request, codec, self._encode(request, codec, source))
+
+    def _encode(
+        self, request: Request, codec: Codec, source: Source, residuals: list[list[Array]] | None = None
+    ) -> list[Array]:
+        return self._coding.compress(codec, map(source.pieces, request.cargoes), residuals, request.seq)
+
+    def _keep(self, request: Request, codec: Codec, blobs: list[Array]) -> tuple[str, list[Array]]:
+        self.saved_nbytes += request.raw_nbytes - sum([blob.nbytes for blob in blobs])
+        request.encoded = codec.spec, blobs
+        if isinstance(request.transfer, PushTransfer) and request.transfer.blobs is not None:
+            request.transfer.blobs |= {c: (codec.spec, blob) for c, blob in zip(request.cargoes, blobs, strict=True)}
+        return request.encoded
+
+    def _residuals(self, cargo: Cargo) -> list[Array]:
+        slice_ = cargo.slice
+        if slice_.index not in self.left_out:
+            self.left_out[slice_.index] = np.zeros(slice_.size, cargo.dtype)
+        return [self.left_out[slice_.index][start:stop] for start, stop in cargo.bounds]

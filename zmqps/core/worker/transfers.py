@@ -31,8 +31,7 @@ from zmqps.core.worker.connections.links import Links
 from zmqps.core.worker.host import SessionHost, TransferHooks
 from zmqps.core.worker.operations import Advance, Exchange, Operation
 from zmqps.core.worker.pace import SHUT, Gate, Pace, Pause
-from zmqps.core.worker.plan import Cargo
-from zmqps.core.worker.transfer import AnyTransfer, LoadTransfer, PullTransfer, PushTransfer, Source
+from zmqps.core.worker.transfer import AnyTransfer, Cargo, LoadTransfer, PullTransfer, PushTransfer, Source
 from zmqps.errors import (
     DeposedError,
     IdentityError,
@@ -281,7 +280,7 @@ class Transfers:
             return None
         if source.nonfinite:
             names = [repr(name) for name in source.nonfinite]
-            return NonFiniteGradientError(worker=self._host.title, parameters=listed(names, 5))
+            return NonFiniteGradientError(worker=self._host.member.title, parameters=listed(names, 5))
         # tables are the same as the arrays, in fewer pieces, and converted
         as_sent, others = [table for table in source.tables if table.size] if source.tables else [], []
         for array, dtype in zip(source.arrays, attached.dtypes, strict=True) if source.tables is None else ():
@@ -297,7 +296,7 @@ class Transfers:
             for parameter, array in zip(attached.job.parameters, source.arrays, strict=True)
             if array is not None and not np.isfinite(_converted(array, parameter.storage_dtype)).all()
         ]
-        return NonFiniteGradientError(worker=self._host.title, parameters=listed(names, 5))
+        return NonFiniteGradientError(worker=self._host.member.title, parameters=listed(names, 5))
 
     def _complete(self, transfer: AnyTransfer) -> list[Action]:
         """All of a transfer is answered: resolve its operation, or go on with the pull behind a push."""
@@ -365,13 +364,10 @@ class Transfers:
         error = PeerLostError(
             role="server", name=links[0].server.title, silent_s=round(lost.silent_s, 3), advice=advice
         )
-        return [Log("error", str(error), error=error.number), *self._fail_links(links, error)]
+        return [Log("error", str(error), error=error.number), *self.fail_links(links, error)]
 
-    def unreachable(self, peer: Peer, error: PSError) -> list[Action]:
-        """A server cannot be talked to."""
-        return self._fail_links(self._links.by_peer.get(peer, ()), error)
-
-    def _fail_links(self, links: Iterable[Link], error: PSError) -> list[Action]:
+    def fail_links(self, links: Iterable[Link], error: PSError) -> list[Action]:
+        """Nothing more is to be had over these: what needs them fails."""
         return [action for link in links for action in self._fail_link(link, error)]
 
     def _fail_link(self, link: Link, error: PSError) -> list[Action]:
@@ -417,7 +413,7 @@ class Transfers:
         # it has answered one of these
         fresh = [link for link in links if link.server.handshake.welcome is None] or links
         wrong = WrongPeerError(server=links[0].server.title, why=why)
-        return [Log("error", str(wrong), error=wrong.number), *self._fail_links(fresh, wrong)]
+        return [Log("error", str(wrong), error=wrong.number), *self.fail_links(fresh, wrong)]
 
     def _refused(self, peer: Peer, links: Sequence[Link], message: Error, now: float) -> list[Action]:
         """Take an error of a server."""
@@ -432,13 +428,13 @@ class Transfers:
         if message.request == 0 and _is_stranger(error):
             return self._mistaken(links, f"it says: {error}"[:MAX_FACT_CHARS])
         if message.request == 0:
-            return self._fail_links(links, error)
+            return self.fail_links(links, error)
         if isinstance(error, NonFiniteGradientError):
             self.counts["nonfinite"] += 1
         link = links[0] if len(links) == 1 else self._links.of_answer(peer, message.request)
         if link is None:
             return []
-        is_news = not link.resends
+        is_news = not link.later
         if isinstance(error, ServerMemoryError) and link.put_off(message.request, now):
             text = (
                 f"{link.server.title} lacks the memory for {error.what} ({error.why}); asking again for {SHORT_S:g} s"

@@ -15,8 +15,7 @@ import numpy as np
 
 from zmqps.core.protocol.arrays import Array, scatter
 from zmqps.core.protocol.loans import Borrowed, borrow, lender_of, received
-from zmqps.core.worker.plan import Cargo
-from zmqps.core.worker.transfer import Target
+from zmqps.core.worker.transfer import Cargo, Target
 
 if TYPE_CHECKING:
     from zmqps.core.protocol.messages import Buffer

@@ -15,9 +15,8 @@ from zmqps.core.protocol.messages import Message, Promoted, Values
 from zmqps.core.server.machine import ServerMachine
 from zmqps.core.server.shard import Shard
 from zmqps.core.worker.operations import Attached, EnterBarrier, Exchange, Finish, Join, StartJob
-from zmqps.core.worker.plan import plan
 from zmqps.core.worker.session import SessionMachine
-from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Source, Target
+from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Source, Target, plan
 from zmqps.errors import DeadlineError, PSError, ServerMemoryError
 from zmqps.optim import sgd
 from zmqps.testing.engine import Node, Program

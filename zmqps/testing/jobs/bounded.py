@@ -11,9 +11,8 @@ from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.messages import Arrive, Enter, Error, Job, Message, PullRows, Range, Released, Take, Withdraw
 from zmqps.core.protocol.messages import Pull as PullMessage
 from zmqps.core.worker.operations import Advance, Attached, Exchange
-from zmqps.core.worker.plan import plan
 from zmqps.core.worker.session import SessionMachine
-from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Source, Target
+from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Source, Target, plan
 from zmqps.testing.engine import Node, Program
 from zmqps.testing.jobs.asynchronous import AsyncTraining
 

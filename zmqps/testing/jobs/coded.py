@@ -13,9 +13,8 @@ from zmqps.core.protocol.encoding import RAW
 from zmqps.core.protocol.messages import Commit, Message
 from zmqps.core.protocol.messages import Push as PushMessage
 from zmqps.core.worker.operations import Attached, EnterBarrier, Exchange, Finish, Join, StartJob
-from zmqps.core.worker.plan import plan
 from zmqps.core.worker.session import SessionMachine
-from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Source, Target
+from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Source, Target, plan
 from zmqps.optim import sgd
 from zmqps.testing.engine import Node, Program
 from zmqps.testing.jobs.training import Training

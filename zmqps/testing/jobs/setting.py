@@ -14,9 +14,8 @@ from zmqps.core.protocol.terms import SET
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.tables.rows import rows_in
 from zmqps.core.worker.operations import Attached, Exchange, Finish, Join, StartJob
-from zmqps.core.worker.plan import plan
 from zmqps.core.worker.session import SessionMachine
-from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Source, Target
+from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Source, Target, plan
 from zmqps.errors import DeadlineError, ServerMemoryError
 from zmqps.optim import sgd
 from zmqps.rows.initial import Initial

@@ -15,10 +15,9 @@ from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.messages import Range
 from zmqps.core.protocol.terms import SET, SET_TO_MEAN
 from zmqps.core.worker.operations import Advance, Attached, Exchange, Finish, Join, SetNumbers, StartJob
-from zmqps.core.worker.plan import Cargo, plan
 from zmqps.core.worker.ranges import TakeRange
 from zmqps.core.worker.session import SessionMachine
-from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Source, Target
+from zmqps.core.worker.transfer import Cargo, PullTransfer, PushTransfer, Source, Target, plan
 from zmqps.errors import DeadlineError, PSError, ServerMemoryError, TableFullError, VersionError
 from zmqps.optim import momentum
 from zmqps.testing.engine import Node, Program

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from zmqps.core.worker.operations import AskStatus, EnterBarrier, Exchange, Finish, Operation, StartJob
-from zmqps.core.worker.plan import plan
 from zmqps.core.worker.ranges import TakeRange
 from zmqps.core.worker.session import SessionMachine
-from zmqps.core.worker.transfer import PullTransfer, Target
+from zmqps.core.worker.transfer import PullTransfer, Target, plan
 from zmqps.errors import PeerLostError, PSError, VersionError
 from zmqps.testing.engine import Node, Program
 

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from zmqps.core.job.keyspace import Slice
 from zmqps.core.worker.connections.link import Outbox
-from zmqps.core.worker.plan import Cargo
-from zmqps.core.worker.transfer import LoadTransfer, PullTransfer, PushTransfer, Request, Source, Target
+from zmqps.core.worker.transfer import Cargo, LoadTransfer, PullTransfer, PushTransfer, Request, Source, Target
 
 SLICES = [
     Cargo(

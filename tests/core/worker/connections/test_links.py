@@ -17,8 +17,7 @@ from zmqps.core.protocol.events import Action, Connect, Disconnect, server_peer
 from zmqps.core.protocol.messages import Hello, Job, Leave, Welcome
 from zmqps.core.protocol.messages import Pull as PullMessage
 from zmqps.core.worker.connections.links import Links
-from zmqps.core.worker.plan import plan
-from zmqps.core.worker.transfer import PullTransfer, Target
+from zmqps.core.worker.transfer import PullTransfer, Target, plan
 from zmqps.errors import ConfigurationError, ProtocolError
 
 WHERE = Placement.balance(KeySpace((Parameter("w", (8,), "float32"),)), 2)

@@ -23,18 +23,19 @@ from zmqps.core.protocol.messages import Load as LoadMessage
 from zmqps.core.protocol.messages import Pull as PullMessage
 from zmqps.core.protocol.messages import Push as PushMessage
 from zmqps.core.worker.connections.wire import Wire
-from zmqps.core.worker.packer import Packer
-from zmqps.core.worker.plan import Cargo, batches
 from zmqps.core.worker.transfer import (
     AnyTransfer,
+    Cargo,
     Delay,
     LoadTransfer,
+    Packer,
     PullTransfer,
     PushTransfer,
     Request,
     Source,
     Target,
     Transfer,
+    batches,
 )
 from zmqps.errors import ProtocolError, PSError, counted
 
@@ -145,70 +146,20 @@ class Resends:
     """What is in flight and is to be sent again.
 
     That is `all` once the connection has broken, as soon as the server has welcomed us over the next one; `at_once`, in
-    this order, what the server turned out not to have (cleared by what sends it); and the rest when it is `due`.
+    this order, what the server turned out not to have (cleared by what sends it); and `Link.later`, each in its time.
     """
 
-    __slots__ = ("_put_off", "all", "at_once", "due")
+    __slots__ = ("all", "at_once")
 
     def __init__(self) -> None:
         self.all = False
         self.at_once: list[Request] = []
-        self.due: float | None = None
-        self._put_off: list[Request] = []
 
     @staticmethod
     def refused(delay: Delay, now: float) -> float | None:
         """Return when to send a request again that the server lacked the memory for; None: it has for long."""
         since = delay.refused_at = now if delay.refused_at is None else delay.refused_at
         return None if now >= since + SHORT_S else now + min(RETRY_S + now - since, SLOWEST_RETRY_S)
-
-    def put_off(self, request: Request, at: float) -> None:
-        """Send a request again, then."""
-        self._put_off.append(request)
-        request.delay = request.delay or Delay()
-        request.delay.retry_at = at
-        self.due = at if self.due is None else min(self.due, at)
-
-    def take(self, now: float) -> list[Request]:
-        """Return what was put off until now: it is not any more."""
-        taken = [request for request in self._put_off if _retry_at(request) <= now]
-        self._put_off = [request for request in self._put_off if _retry_at(request) > now]
-        self._forget(taken)
-        self.due = self._first()
-        return taken
-
-    def clear(self) -> None:
-        """Nothing is sent again for its own sake: all that is in flight is, or nothing."""
-        self.at_once.clear()
-        self._forget(self._put_off)
-        self._put_off = []
-        self.due = None
-
-    def of(self, transfer: Transfer) -> list[Request]:
-        """Return what was put off of a transfer."""
-        return [request for request in self._put_off if request.transfer is transfer]
-
-    def __bool__(self) -> bool:
-        """Whether something was put off."""
-        return bool(self._put_off)
-
-    @staticmethod
-    def _forget(requests: list[Request]) -> None:
-        for request in requests:
-            if request.delay is not None:
-                request.delay.retry_at = None
-
-    def _first(self) -> float | None:
-        return min(map(_retry_at, self._put_off), default=None)
-
-    def validate(self) -> None:
-        """Assert that nothing is put off beyond the time when it is due, or while all is to be sent again."""
-        assert self.due == self._first()
-        assert not (self.all and self._put_off)
-
-
-def _retry_at(request: Request) -> float:
-    return request.delay.retry_at or 0.0 if request.delay is not None else 0.0
 
 
 class SilenceProbe:
@@ -451,12 +402,20 @@ class Link:
         for voiding in self._commons.voiding:
             voiding(self, seq)
 
+    @property
+    def later(self) -> list[Request]:
+        """What was put off, and is sent again in its time."""
+        return [request for request in self.in_flight.values() if request.retry_at is not None]
+
     def requests_of(self, transfer: Transfer) -> list[Request]:
         """Return what is not answered of a transfer."""
         return [request for request in [*self.queue, *self.in_flight.values()] if request.transfer is transfer]
 
     def _break(self) -> None:
-        self.resends.clear()  # with all the others, then
+        self.resends.at_once.clear()
+        for request in self.later:  # with all the others, then
+            assert request.delay is not None
+            request.delay.retry_at = None
         self.resends.all = self.server.handshake.welcome is not None or bool(self.in_flight)
         self.probe.due = None
 
@@ -533,7 +492,7 @@ class Link:
             if push.done or isinstance(push, PullTransfer) or earlier.sent_as > request.sent_as:
                 continue
             missed = pull and not request.slices.isdisjoint(earlier.slices)
-            if earlier.delay is not None and earlier.delay.retry_at is not None:  # it was refused, and its turn comes
+            if earlier.retry_at is not None:  # it was refused, and its turn comes
                 late |= missed
                 continue
             # values leave when they have been copied, acknowledgements at once
@@ -565,26 +524,24 @@ class Link:
         """The shard is to have another server; if it stays, nobody says so: this is sent again after a while."""
         if (request := self.in_flight.get(number)) is None:
             self.probe.answered(number)
-        elif (request.delay is None or request.delay.retry_at is None) and not self.resends.all:
+        elif request.retry_at is None and not self.resends.all:
             self._send_later(request, now + SLOWEST_RETRY_S)
         self.probe.heard_at = now
         self._rest(now)
 
     def _send_later(self, request: Request, at: float) -> None:
-        self.resends.put_off(request, at)
+        request.delay = request.delay or Delay()
+        request.delay.retry_at = at
         self._commons.alarm.by(at)
 
-    def _send_put_off(self, now: float) -> list[Action]:
+    def _send_put_off(self, request: Request, now: float) -> list[Action]:
         """Send again what was put off until now; what was given up meanwhile makes room."""
-        actions: list[Action] = []
-        for request in self.resends.take(now):
-            if request.number not in self.in_flight:
-                continue
-            if request.transfer.done:
-                self.answered(request.number, now)
-            else:
-                actions.append(self._again(request))
-        return actions
+        assert request.delay is not None
+        request.delay.retry_at = None
+        if request.transfer.done:
+            self.answered(request.number, now)
+            return []
+        return [self._again(request)]
 
     def answered(self, number: int, now: float, nbytes: int = 0) -> Request | None:
         """Take a request out of flight, whose answer brought so many bytes; None if it was answered before."""
@@ -633,7 +590,7 @@ class Link:
             return f"the connection to {title} to come back, {heard}{handshake.because}"
         if not (missing := len(self.requests_of(transfer))):
             return ""
-        put_off = [request.delay for request in self.resends.of(transfer)]
+        put_off = [request.delay for request in self.later if request.transfer is transfer]
         if any(delay is not None and delay.refused_at is not None for delay in put_off):
             return f"{title} to have the memory for it"
         if put_off:
@@ -649,7 +606,7 @@ class Link:
 
     def next_deadline(self) -> float | None:
         """Return when something is due."""
-        dues = (self.probe.due, self.server.handshake.due, self.resends.due)
+        dues = (self.probe.due, self.server.handshake.due, *(request.retry_at for request in self.later))
         return min([due for due in dues if due is not None], default=None)
 
     def on_deadline(self, now: float) -> list[Action]:
@@ -657,8 +614,8 @@ class Link:
         server = self.server
         if server.handshake.due is not None and now >= server.handshake.due:
             return server.handshake.on_deadline(now)
-        if self.resends.due is not None and now >= self.resends.due:
-            return [*self._send_put_off(now), *self.pump(now)]
+        if later := [request for request in self.later if now >= (request.retry_at or now)]:
+            return [*(action for request in later for action in self._send_put_off(request, now)), *self.pump(now)]
         if self.probe.due is None or now < self.probe.due:
             return []
         number = next(self._commons.numbers)
@@ -672,6 +629,6 @@ class Link:
         assert self.in_flight.nbytes <= WINDOW_NBYTES or len(self.in_flight) == 1
         assert [*self.in_flight] == [request.number for request in self.in_flight.values()]
         assert (self.probe.due is not None) == (bool(self.in_flight) and not self.resends.all)
-        self.resends.validate()
+        assert not (self.resends.all and self.later)
         handshake = self.server.handshake
         assert handshake.is_over or handshake.due is not None or not self.resends.all, "nobody looks why"

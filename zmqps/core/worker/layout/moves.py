@@ -14,9 +14,8 @@ from zmqps.core.protocol.events import COORDINATOR, Action, Log, Send
 from zmqps.core.protocol.messages import Followed, Moved
 from zmqps.core.worker.host import listen
 from zmqps.core.worker.operations import Attached, Exchange, Operation
-from zmqps.core.worker.plan import Cargo
 from zmqps.core.worker.session import SessionMachine
-from zmqps.core.worker.transfer import AnyTransfer, PushTransfer, Source
+from zmqps.core.worker.transfer import AnyTransfer, Cargo, PushTransfer, Source
 from zmqps.errors import JobEndedError, JobError, PeerLostError, PSError, StaleEpochError
 
 
@@ -106,14 +105,15 @@ class ShardMoves:
         self._revisions[shard] = message.revision
         if not message.server:
             link.promise()
-            return [*self._end_others(shard), Log("warning", f"{link.server.title} was lost; its backup takes over")]
+            return [Log("warning", f"{link.server.title} was lost; its backup takes over")]
         if message.server.get("epoch") == link.server.epoch and not link.server.promised:
-            return [*self._end_others(shard), *self._followed(shard)]  # told again, or the job was told with it
-        moved = self._links.move(shard, message.server, now)
+            return self._followed(shard)  # told again, or the job was told with it
+        actions = self._links.move(shard, message.server, now)
         again = self._again(shard, message.revision)
         self._bringing[shard] = {bring for bring, _ in again}
-        text = f"shard {shard} is on {link.server.title} now"
-        actions = [*self._end_others(shard), Log("warning", text), *moved, *self._followed(shard)]
+        for ended in [o for o in self._session.operations if isinstance(o, ReplayGradients) and o.shard == shard]:
+            actions += self._session.resolve(ended, None)  # on its way to where the shard was
+        actions += [Log("warning", f"shard {shard} is on {link.server.title} now"), *self._followed(shard)]
         for bring, push in again:
             bring.transfer, bring.started_at = push, now
             self._session.operations[bring] = None
@@ -121,12 +121,6 @@ class ShardMoves:
             link.enqueue(push, push.cargoes[shard])
             actions += link.pump(now)
         return actions
-
-    def _end_others(self, shard: int) -> list[Action]:
-        """End what is on its way to where a shard was."""
-        bringing = [o for o in self._session.operations if isinstance(o, ReplayGradients) and o.shard == shard]
-        ended = [bring for bring in bringing if bring not in self._bringing.get(shard, ())]
-        return [action for bring in ended for action in self._session.resolve(bring, None)]
 
     def _again(self, shard: int, revision: int) -> list[tuple[ReplayGradients, PushTransfer]]:
         """Return the pushes of which a new server lacks what the old one has acknowledged."""

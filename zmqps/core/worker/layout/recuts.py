@@ -20,10 +20,9 @@ from zmqps.core.worker.host import listen
 from zmqps.core.worker.layout.moves import ShardMoves
 from zmqps.core.worker.layout.rollbacks import Rollbacks
 from zmqps.core.worker.operations import Attached
-from zmqps.core.worker.plan import Cargo, in_order, plan
 from zmqps.core.worker.rows import NO_IDS, RowCargo, RowParts, RowSource, RowTarget, ScanTarget
 from zmqps.core.worker.session import SessionMachine
-from zmqps.core.worker.transfer import AnyTransfer, PushTransfer, Source
+from zmqps.core.worker.transfer import AnyTransfer, Cargo, PushTransfer, Source, in_order, plan
 
 #: Plans that are kept, of transfers that were planned for the shards before.
 MAX_PLANS = 64

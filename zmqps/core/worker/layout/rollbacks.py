@@ -7,9 +7,9 @@ and gradients of values that are gone are dropped as those of a step that is ove
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from typing import Any
 
 from zmqps.core.protocol.events import COORDINATOR, Action, Log, Notify, Peer, Send
@@ -49,24 +49,17 @@ class Rollback:
     path: str
 
 
-class RangeState(Enum):
-    """A worker's range of a data set: NONE, one that it has TAKEN, or one that is STALE since the job has gone back."""
-
-    NONE = "none"
-    TAKEN = "taken"
-    STALE = "stale"
-
-
 class Rollbacks:
     """What one session does about shards that go back."""
 
     def __init__(self, session: SessionMachine, moves: ShardMoves) -> None:
         self.stale_values = False  # since the job has gone back: the next gradients are of values that are gone
-        self.range = RangeState.NONE
+        self.has_range = False  # of a data set
+        self.has_stale_range = False  # since then, likewise
         self._session = session
         self._pace = session.transfers.pace
         self._moves = moves
-        self._sent: dict[int, Sent] = {}  # by shard
+        self._sent: defaultdict[int, Sent] = defaultdict(Sent)  # by shard
         self._revisions: dict[int, int] = {}  # by shard: the newest message about it
         self._awaited: dict[int, GoBack] = {}  # by shard: what its new server is yet to say of our pushes
         self._lost: dict[int, int] = {}  # by revision: pushes that are lost, as far as it is known
@@ -95,13 +88,8 @@ class Rollbacks:
 
     # --- what is sent --------------------------------------------------------------------------
 
-    def _of(self, link: Link) -> Sent:
-        if link.shard not in self._sent:
-            self._sent[link.shard] = Sent()
-        return self._sent[link.shard]
-
     def _sending(self, link: Link, request: Request) -> None:
-        sent = self._of(link)
+        sent = self._sent[link.shard]
         sent.next_seq = request.seq + 1
         if request.head:
             sent.heads.append(request.seq)
@@ -109,10 +97,10 @@ class Rollbacks:
                 sent.fold()
 
     def _voiding(self, link: Link, seq: int) -> None:
-        self._of(link).void(seq)
+        self._sent[link.shard].void(seq)
 
     def _moving(self, link: Link) -> None:
-        self._of(link).mark(request.seq for request in link.in_flight.values())
+        self._sent[link.shard].mark(request.seq for request in link.in_flight.values())
 
     # --- what the coordinator says -------------------------------------------------------------
 
@@ -173,7 +161,7 @@ class Rollbacks:
         for link in links:
             if link.server.epoch != message.epoch or (told := self._awaited.pop(link.shard, None)) is None:
                 continue
-            lost = self._lost.get(told.revision, 0) + self._of(link).lose(message.floor, message.applied)
+            lost = self._lost.get(told.revision, 0) + self._sent[link.shard].lose(message.floor, message.applied)
             self._lost[told.revision] = lost
             restored = Restored.from_wire(told.restored)
             if restored is not None and told not in self._awaited.values():
@@ -226,9 +214,7 @@ class Rollbacks:
         if pace.arrive is not None:
             host.questions.answered(pace.arrive.request)
         pace.go_back(message.version)
-        self.stale_values = not complete
-        if self.range is not RangeState.NONE:
-            self.range = RangeState.TAKEN if complete else RangeState.STALE
+        self.stale_values, self.has_stale_range = not complete, self.has_range and not complete
         self._moves.go_back()
         for shard, row in zip(message.shards, rows, strict=True):
             actions += host.links.move(shard, row, now)
@@ -267,7 +253,7 @@ class Rollbacks:
 
         Those of one step at most.
         """
-        if not self.stale_values and self.range is not RangeState.STALE:
+        if not (self.stale_values or self.has_stale_range):
             return False
         if isinstance(operation, Advance):
             self._dropped()
@@ -282,13 +268,11 @@ class Rollbacks:
 
     def took(self, *, some: bool) -> None:
         """A range of examples was handed out, or there is none any more."""
-        self.range = RangeState.TAKEN if some else RangeState.NONE
+        self.has_range, self.has_stale_range = some, False
 
     def _dropped(self) -> None:
         """Those to come are of other values, and examples."""
-        self.stale_values = False
-        if self.range is RangeState.STALE:
-            self.range = RangeState.TAKEN
+        self.stale_values = self.has_stale_range = False
         self._session.transfers.counts["dropped"] += 1
 
     def _reads(self, transfer: AnyTransfer) -> None:

@@ -9,9 +9,7 @@ import numpy as np
 from tests.core.machines import job, placement
 from zmqps.codecs import parse
 from zmqps.core.protocol.encoding import CODING, RAW
-from zmqps.core.worker.packer import Packer
-from zmqps.core.worker.plan import plan
-from zmqps.core.worker.transfer import PushTransfer, Request, Source
+from zmqps.core.worker.transfer import Packer, PushTransfer, Request, Source, plan
 
 SIZE = 1000
 TOPK = "topk:fraction=0.1"

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from tests.core.machines import job, placement
 from tests.core.strategies import placements
-from zmqps.core.worker.plan import in_order, plan
-from zmqps.core.worker.transfer import Target
+from zmqps.core.worker.transfer import Target, in_order, plan
 
 
 @given(placements(), st.data())
