@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from zmqps.core.node.member import Member
-from zmqps.core.node.timers import Timed
 from zmqps.core.protocol.events import Action
 from zmqps.core.worker.operations import Advance, Attached, Exchange, Operation
 from zmqps.core.worker.questions import Questions
