@@ -29,6 +29,15 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def presented(value: Any) -> Any:
+    """Return a status whose texts, many of which others have chosen, can be shown."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        return {printable(name): presented(item) for name, item in value.items()}
+    return [presented(item) for item in value] if isinstance(value, list) else value
+
+
 def num_bytes(number: float) -> str:
     """Return a number of bytes in words: 512 B, 1.05 MB."""
     if number < 1000:

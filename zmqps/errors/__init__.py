@@ -134,7 +134,7 @@ from zmqps.errors.training import (
     UnknownParameterError,
     VersionError,
 )
-from zmqps.words import counted, is_short, listed, num_bytes, printable
+from zmqps.words import counted, is_short, listed, num_bytes, presented, printable
 
 __all__ = [
     "BY_CODE",
@@ -205,6 +205,7 @@ __all__ = [
     "is_short",
     "listed",
     "num_bytes",
+    "presented",
     "printable",
 ]
 

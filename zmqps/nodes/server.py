@@ -1,4 +1,4 @@
-"""The server process: a `ServerMachine` on ZeroMQ sockets."""
+"""The server process: a `FullServer` on ZeroMQ sockets."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from zmqps.core.server.extensions import FullServer
 from zmqps.core.server.measured import measured
 from zmqps.core.server.relay import FileRequest
 from zmqps.core.server.shard import Shard
-from zmqps.core.server.tables.rows import capacity_nbytes, make_rows
+from zmqps.core.server.tables.rows import capacity_nbytes, make_rows, rows_in
 from zmqps.core.treatments import make_treatment
 from zmqps.gpu.device import Device, open_device, parse
 from zmqps.gpu.rows import warm_up as warm_up_device_rows
@@ -382,7 +382,7 @@ async def _serve(config: ServerConfig, source: Source, log: logging.Logger, pare
         shard = make_shard(config, job, placement, index, room, host, streams, identity.name, more)
         segments = sum(len(state.slice.segments) for state in shard.slices)
         largest_header = max(largest_header, data_header_nbytes(len(shard.slices), segments))
-        DOORS.shard(shard)
+        DOORS.shard(shard, rows_in(shard).tables)
         return shard
 
     relay = RelayStorage()

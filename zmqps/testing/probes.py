@@ -87,7 +87,7 @@ def _waits_for_recut(checkpoints: Checkpoints) -> bool:
 
 
 def _evicts_in_fill(stream: Stream) -> bool:
-    fills = any(follower.is_being_filled for follower in stream.followers.values())
+    fills = any(follower._filling.begun and not follower.is_filled for follower in stream.followers.values())
     watched = [one for news in stream._news if isinstance(news, RowNews) for one in news._watched.values()]
     return fills and any(one.ids and one.table.counters["evicted"] for one in watched)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from threading import get_ident
 from time import monotonic_ns as clock
@@ -102,12 +102,12 @@ class Doors:
         found: Coding = switched
         return found
 
-    def shard(self, shard: Any) -> None:
+    def shard(self, shard: Any, tables: Iterable[Any]) -> None:
         """Have the doors of a shard: its kernels, those of its tables, and its check of gradients."""
         kernel = self.function("apply", "server")
         self.add(shard.dense.updates, "kernels", lambda kernels: [kernel(one) for one in kernels])
         self.add(shard.dense.finiteness, "all_finite", self.function("check", "server"))
-        for table in shard.rows.tables:
+        for table in tables:
             self.add(table, "kernel", partial(NotedKernel, self))
 
     def start(self, sink: Sink) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.testing.test_invariants import caught, wrap
-from zmqps.core.server.replicas import filling
+from zmqps.core.server.replicas import follower
 from zmqps.core.server.replicas.stream import Stream
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.tables import row_records
@@ -69,8 +69,8 @@ def test_a_backup_that_forgets_whose_push_has_changed_rows(monkeypatch: Patch) -
 
 
 def test_a_backup_that_is_filled_with_half_of_the_rows(monkeypatch: Patch) -> None:
-    original = filling.filling
-    monkeypatch.setattr(filling, "filling", lambda table, *where: original(_Half(table), *where))  # type: ignore[arg-type]
+    original = follower.filling
+    monkeypatch.setattr(follower, "filling", lambda table, *where: original(_Half(table), *where))  # type: ignore[arg-type]
     caught("async-rows-alone-replicas", "has other rows")
 
 

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 from zmqps.core.node.asking import RepeatedQuestion
 from zmqps.core.protocol import exits
+from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import (
     Action,
     Connected,
@@ -18,30 +19,11 @@ from zmqps.core.protocol.events import (
     Stop,
     Unreachable,
 )
-from zmqps.core.protocol.messages import (
-    Checkpoint,
-    Checkpointed,
-    Drain,
-    Draining,
-    EndJob,
-    Error,
-    Examine,
-    Examined,
-    Exited,
-    ExitNoted,
-    JobEnded,
-    Message,
-    Scale,
-    Status,
-    StatusRequest,
-    Watch,
-)
 from zmqps.core.protocol.messages.resizing import DrainState
-from zmqps.core.protocol.plain import presented
-from zmqps.errors import LimitError, from_wire, printable
+from zmqps.errors import LimitError, from_wire, presented, printable
 
 #: What an `Inquiry` may ask.
-Question: TypeAlias = StatusRequest | Watch | EndJob | Checkpoint | Drain | Scale | Examine | Exited
+Question: TypeAlias = m.StatusRequest | m.Watch | m.EndJob | m.Checkpoint | m.Drain | m.Scale | m.Examine | m.Exited
 #: How soon to ask again after an answer that is not satisfactory yet; and how far something is that takes long.
 AGAIN_S, PROGRESS_S = 0.05, 0.25
 
@@ -57,14 +39,14 @@ class Inquiry(RepeatedQuestion):
         self,
         endpoint: str,
         until: Callable[[Mapping[str, Any]], bool] = lambda status: True,
-        question: Question = StatusRequest(1),  # noqa: B008
+        question: Question = m.StatusRequest(1),  # noqa: B008
         progress: Callable[[str], None] = lambda text: None,
     ) -> None:
         super().__init__(endpoint)
         self.status: Mapping[str, Any] | None = None
         self.text = ""  # what was answered in words
         self.findings: Mapping[str, Any] | None = None  # what an examination has shown
-        self.made: Checkpointed | None = None  # the checkpoint that was asked for
+        self.made: m.Checkpointed | None = None  # the checkpoint that was asked for
         self.lost: Sequence[str] = ()  # who is lost with a process that has ended
         self._question = question
         self._until = until
@@ -72,7 +54,7 @@ class Inquiry(RepeatedQuestion):
 
     @property
     def _ends_all(self) -> bool:
-        return isinstance(self._question, EndJob) and not self._question.job
+        return isinstance(self._question, m.EndJob) and not self._question.job
 
     @property
     def title(self) -> str:
@@ -84,7 +66,7 @@ class Inquiry(RepeatedQuestion):
         """To answer, or to answer as hoped."""
         return "to answer" if self.status is None and not self.text else "to be ready"
 
-    def _next_question(self) -> Message:
+    def _next_question(self) -> m.Message:
         return self._question
 
     def handle(self, event: NetworkEvent | Stop, now: float) -> list[Action]:
@@ -105,28 +87,28 @@ class Inquiry(RepeatedQuestion):
         if not isinstance(event, Received) or self._due is None:
             return []  # it was answered: what it has asked once more may be answered otherwise by now
         message, self._look_due = event.message, None
-        if isinstance(message, Status):
+        if isinstance(message, m.Status):
             self.error = None
             self.status = presented(message.status)
             if not self._until(self.status):
                 self._due = now + AGAIN_S
                 return []
-        elif isinstance(message, JobEnded):
+        elif isinstance(message, m.JobEnded):
             self.text = printable(message.text)
-        elif isinstance(message, Examined):
+        elif isinstance(message, m.Examined):
             self.findings = presented(message.findings)
-        elif isinstance(message, ExitNoted):
+        elif isinstance(message, m.ExitNoted):
             self.text, self.lost = "noted", [printable(title) for title in message.lost]
-        elif isinstance(message, Checkpointed):
+        elif isinstance(message, m.Checkpointed):
             self.made = message
-        elif isinstance(message, Draining):
+        elif isinstance(message, m.Draining):
             before, self.text = self.text, printable(message.text)
             if message.state == DrainState.GOING:
                 if self.text != before:
                     self._progress(self.text)
                 self._due = now + PROGRESS_S
                 return []
-        elif isinstance(message, Error) and message.request == self._question.request:
+        elif isinstance(message, m.Error) and message.request == self._question.request:
             self.error = from_wire(message.code, message.text, message.facts)
             if isinstance(self.error, LimitError):
                 return []  # too many ask at the moment; it is asked again

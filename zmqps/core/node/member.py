@@ -9,23 +9,8 @@ from enum import Enum
 from typing import Any
 
 from zmqps.core.node.handshake import Handshake
+from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import COORDINATOR, Action, Log, Send
-from zmqps.core.protocol.messages import (
-    MAGIC,
-    PROTOCOL_VERSION,
-    Back,
-    Error,
-    Farewell,
-    Heartbeat,
-    HeartbeatAck,
-    Hello,
-    Leave,
-    Left,
-    Message,
-    Probe,
-    Probed,
-    Welcome,
-)
 from zmqps.core.protocol.messages.hello import SPARE
 from zmqps.core.protocol.messages.membership import DepartureCause
 from zmqps.core.protocol.security.guard import join_guard
@@ -69,10 +54,10 @@ class Identity(Launched):
     server_key: bytes = field(default=b"", repr=False)  # who knows it may be a server; empty: anybody who may join
     keyed: bool = False  # whether nobody connects to this process without a key
 
-    def hello(self, ticket: bytes = b"", epoch: int = 0) -> Hello:
+    def hello(self, ticket: bytes = b"", epoch: int = 0) -> m.Hello:
         """Return the first message of a connection: to a server with a ticket, else to the coordinator."""
-        hello = Hello(
-            MAGIC, PROTOCOL_VERSION, self.role, self.incarnation, self.name, self.host, self.pid, self.endpoint,
+        hello = m.Hello(
+            m.MAGIC, m.PROTOCOL_VERSION, self.role, self.incarnation, self.name, self.host, self.pid, self.endpoint,
             job=self.job, secret=ticket or self.secret, epoch=epoch, capabilities=(SPARE,) if self.spare else (),
         )  # fmt: skip
         if ticket:
@@ -127,7 +112,7 @@ class ClusterFacts:
 class Goodbye:
     """A goodbye, until it is answered."""
 
-    message: Leave
+    message: m.Leave
     due: float | None = None  # when it is said again; None: not any more
     num_said: int = 0
 
@@ -158,7 +143,7 @@ class MemberPart(ABC):
 class MemberHooks:
     """What a member does about messages, by their types (about any other nothing), and what extends it."""
 
-    takes: dict[type[Message], Callable[[Any, float], list[Action]]]
+    takes: dict[type[m.Message], Callable[[Any, float], list[Action]]]
     parts: list[MemberPart] = field(default_factory=list)
 
 
@@ -175,12 +160,12 @@ class Member:
         self.due: float | None = None  # when `on_deadline` is to be called
         self.hooks = MemberHooks(
             {
-                Back: self._on_back,
-                Welcome: self._on_welcome,
-                HeartbeatAck: self._on_beat,
-                Error: self._on_error,
-                Left: self._on_left,
-                Probe: self._on_probe,
+                m.Back: self._on_back,
+                m.Welcome: self._on_welcome,
+                m.HeartbeatAck: self._on_beat,
+                m.Error: self._on_error,
+                m.Left: self._on_left,
+                m.Probe: self._on_probe,
             }
         )
         self.counters = counters
@@ -195,7 +180,7 @@ class Member:
         return f"{identity.role} {self.rank} ({identity.name}, {identity.host}, pid {identity.pid})"
 
     @property
-    def welcome(self) -> Welcome | None:
+    def welcome(self) -> m.Welcome | None:
         """The coordinator's answer, once it has come."""
         return self.handshake.welcome
 
@@ -251,13 +236,13 @@ class Member:
         self.set_due()
         return actions
 
-    def on_message(self, message: Message, now: float) -> list[Action]:
+    def on_message(self, message: m.Message, now: float) -> list[Action]:
         """Take a message of the coordinator; any is a sign of life."""
         self.heard_at = now
         take = self.hooks.takes.get(type(message))
         if take is None and self.standing is Standing.JOINED and self._absence is None:
             return []  # as most of a step
-        if isinstance(message, Back | Welcome):
+        if isinstance(message, m.Back | m.Welcome):
             assert take is not None
             return take(message, now)
         if self.standing is Standing.RETURNING:
@@ -276,7 +261,7 @@ class Member:
         away, self._absence = now - self._absence.since, None
         return [Log("info", f"the coordinator at {self.handshake.endpoint} is back after {away:.1f} s")]
 
-    def _on_welcome(self, message: Welcome, now: float) -> list[Action]:
+    def _on_welcome(self, message: m.Welcome, now: float) -> list[Action]:
         if self.standing is Standing.RETURNING:
             if self.welcome is None or message.incarnation != self.welcome.incarnation:
                 self._restart()
@@ -298,14 +283,14 @@ class Member:
         self.set_due()
         return [Log("info", f"joined as {self.identity.role} {self.rank} at {self.handshake.endpoint}")]
 
-    def _on_back(self, message: Back, now: float) -> list[Action]:
+    def _on_back(self, message: m.Back, now: float) -> list[Action]:
         """The coordinator was away: say again who this is, or goodbye, if it is the one that was joined."""
         another = self.welcome is not None and message.incarnation != self.welcome.incarnation
         if self.left:
             if another or self._goodbye is None or self._goodbye.due is None:
                 return []
             who = self.identity
-            return [Send(COORDINATOR, Farewell(who.incarnation, who.secret, self._goodbye.message.reason))]
+            return [Send(COORDINATOR, m.Farewell(who.incarnation, who.secret, self._goodbye.message.reason))]
         if self.standing not in (Standing.JOINED, Standing.UNSURE):
             return []
         if another:
@@ -316,24 +301,24 @@ class Member:
         self.set_due()
         return actions
 
-    def _on_beat(self, message: HeartbeatAck, now: float) -> list[Action]:
+    def _on_beat(self, message: m.HeartbeatAck, now: float) -> list[Action]:
         cluster = self.cluster
         cluster.num_workers, cluster.is_chief, cluster.terms = message.num_workers, bool(message.chief), message.terms
         return []
 
-    def _on_error(self, message: Error, now: float) -> list[Action]:
+    def _on_error(self, message: m.Error, now: float) -> list[Action]:
         if message.code == NotJoinedError.code and self.welcome is not None and not self.left:
             self._restart()  # the one that has welcomed us would know us
         return []
 
-    def _on_left(self, message: Left, now: float) -> list[Action]:
+    def _on_left(self, message: m.Left, now: float) -> list[Action]:
         if self._goodbye is not None:
             self._goodbye.due = None
             self.set_due()
         return []
 
-    def _on_probe(self, message: Probe, now: float) -> list[Action]:
-        return [Send(COORDINATOR, Probed(message.number, message.stacks))] if self.joined else []
+    def _on_probe(self, message: m.Probe, now: float) -> list[Action]:
+        return [Send(COORDINATOR, m.Probed(message.number, message.stacks))] if self.joined else []
 
     def _restart(self) -> None:
         """Another coordinator answers."""
@@ -351,7 +336,7 @@ class Member:
         elif self.standing in HERE and self.welcome is not None:
             self.standing = Standing.UNSURE if self.may_return else Standing.JOINED
             # little is taken of those that a coordinator does not know yet
-            actions = [Send(COORDINATOR, Heartbeat({} if self.may_return else dict(self.counters())))]
+            actions = [Send(COORDINATOR, m.Heartbeat({} if self.may_return else dict(self.counters())))]
         if self.standing in HERE and self.welcome is not None:
             self._beat_due = now + self.welcome.heartbeat_interval
         self.set_due()
@@ -378,9 +363,9 @@ class Member:
         self.abandon()
         if self.lost:
             return []
-        self._goodbye = Goodbye(Leave(reason))
+        self._goodbye = Goodbye(m.Leave(reason))
         # the last word on what it has done, which the status keeps showing
-        counters: list[Action] = [Send(COORDINATOR, Heartbeat(dict(self.counters())))] if known else []
+        counters: list[Action] = [Send(COORDINATOR, m.Heartbeat(dict(self.counters())))] if known else []
         goodbye = self._say_goodbye(self._goodbye, now)
         self.set_due()
         return [*counters, *goodbye]
@@ -447,7 +432,7 @@ class Member:
     def _beat(self, interval_s: float, now: float) -> list[Action]:
         """Send a heartbeat, and notice whether the coordinator answers any."""
         self._beat_due = now + interval_s
-        beat = Send(COORDINATOR, Heartbeat({} if self.unsure else dict(self.counters())))
+        beat = Send(COORDINATOR, m.Heartbeat({} if self.unsure else dict(self.counters())))
         if self.silence(now) > self.patience:
             self.standing = Standing.LOST
             self.handshake.due = self._beat_due = None

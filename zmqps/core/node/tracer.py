@@ -23,9 +23,8 @@ from zmqps.core.protocol.events import (
 )
 from zmqps.core.protocol.messages import Error, Fetch, Message, Piece, Trace, Tracing
 from zmqps.core.protocol.messages.tracing import TraceAction, TraceState
-from zmqps.core.protocol.plain import presented
 from zmqps.core.protocol.security.guard import proved
-from zmqps.errors import DeadlineError, JobError, PSError, from_wire, printable
+from zmqps.errors import DeadlineError, JobError, PSError, from_wire, presented, printable
 
 #: Once a trace is over nodes have so long to say so; what they have is fetched without the others then.
 GRACE_S = 3.0

@@ -17,11 +17,6 @@ class DiscardedJobs:
         self._names: OrderedDict[int, str] = OrderedDict()
         self._moved: set[int] = set()  # those of them that other copies have taken the place of
 
-    @property
-    def epochs(self) -> list[int]:
-        """Those that are remembered, the oldest first."""
-        return list(self._names)
-
     def __contains__(self, epoch: int) -> bool:
         return epoch in self._names
 

@@ -9,21 +9,8 @@ from typing import Any
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.node.member import Identity
+from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action, Connected, Stop
-from zmqps.core.protocol.messages import (
-    Cut,
-    Draining,
-    FileAnswer,
-    Promote,
-    PullRows,
-    PushRows,
-    Replicas,
-    Replicate,
-    Save,
-    ScanRows,
-    Unsave,
-    Yield,
-)
 from zmqps.core.server.admission import Room
 from zmqps.core.server.builds import Builds
 from zmqps.core.server.clients import Client
@@ -60,18 +47,18 @@ class FullServer(ServerMachine):
         hooks, handlers = self.hooks, self.handlers
         handlers.orders.update(
             {
-                Replicas: replication.retarget,
-                Promote: replication.promote,
-                Yield: replication.give_up_place,
-                Cut: self._cut,
-                Draining: self.leaving.told,
-                Save: self._save,
-                Unsave: self._unsave,
-                FileAnswer: self.relay.answer,
+                m.Replicas: replication.retarget,
+                m.Promote: replication.promote,
+                m.Yield: replication.give_up_place,
+                m.Cut: self._cut,
+                m.Draining: self.leaving.told,
+                m.Save: self._save,
+                m.Unsave: self._unsave,
+                m.FileAnswer: self.relay.answer,
             }
         )
         handlers.requests.update(
-            {PushRows: self.push, PullRows: self.pull, ScanRows: self.pull, Replicate: self._follow}
+            {m.PushRows: self.push, m.PullRows: self.pull, m.ScanRows: self.pull, m.Replicate: self._follow}
         )
         handlers.events.update({Stop: self.leaving.stop, FileRequest: self.relay.ask})
         handlers.returned[Saving] = saves.returned
@@ -93,18 +80,18 @@ class FullServer(ServerMachine):
     def _connected(self, event: Connected, now: float) -> list[Action]:
         return [*super()._connected(event, now), *self.relay.again()]
 
-    def _follow(self, client: Client, record: Replicate) -> list[Action]:
+    def _follow(self, client: Client, record: m.Replicate) -> list[Action]:
         tenant = self.tenant_of(record.epoch, client)
         answer, whole = self.replication.follow(client, tenant, record)
         return [*answer, *self.report_ready(tenant)] if whole else answer
 
-    def _save(self, message: Save, now: float) -> list[Action]:
+    def _save(self, message: m.Save, now: float) -> list[Action]:
         return self.saves.ask(message, self.tenants.get(message.epoch), now)
 
-    def _unsave(self, message: Unsave, now: float) -> list[Action]:
+    def _unsave(self, message: m.Unsave, now: float) -> list[Action]:
         return self.saves.end(message.epoch, message.number)
 
-    def _cut(self, message: Cut, now: float) -> list[Action]:
+    def _cut(self, message: m.Cut, now: float) -> list[Action]:
         tenant, parents = self.tenant_of(message.epoch), [self.tenant_of(epoch) for epoch in message.parents]
         cut(tenant, parents, self.replication.backups, message.version)
         return self.report_ready(tenant)

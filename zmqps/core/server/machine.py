@@ -10,6 +10,7 @@ from typing import Any
 from zmqps.core.node.member import Identity, Member
 from zmqps.core.node.throttle import Throttle
 from zmqps.core.protocol import exits
+from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.encoding import RAW, check_for_values
 from zmqps.core.protocol.events import (
     COORDINATOR,
@@ -27,22 +28,6 @@ from zmqps.core.protocol.events import (
     Stop,
     Undecodable,
     Unreachable,
-)
-from zmqps.core.protocol.messages import (
-    PROTOCOL_VERSION,
-    Ack,
-    Error,
-    Hello,
-    Leave,
-    Left,
-    Load,
-    Message,
-    Pull,
-    Push,
-    Ready,
-    Values,
-    Welcome,
-    Withdraw,
 )
 from zmqps.core.protocol.messages.hello import check_hello
 from zmqps.core.protocol.messages.large import Large
@@ -94,7 +79,7 @@ class ServerMachine:
         self.hooks = Hooks()
         self.handlers = Handlers()
         self.handlers.requests.update(
-            {Push: self.push, Pull: self.pull, Load: self.load, Withdraw: self._withdraw, Leave: self._leave}
+            {m.Push: self.push, m.Pull: self.pull, m.Load: self.load, m.Withdraw: self._withdraw, m.Leave: self._leave}
         )
         self.handlers.returned[Large] = self._opened
         self.handlers.events.update(
@@ -110,7 +95,7 @@ class ServerMachine:
         )
         self._num_refused = 0
         self._throttle = Throttle()
-        self._unread: deque[Message] = deque()  # a large message that is being read, and what came behind it
+        self._unread: deque[m.Message] = deque()  # a large message that is being read, and what came behind it
         self._ending = False
 
     @property
@@ -176,30 +161,27 @@ class ServerMachine:
 
     # --- the coordinator ------------------------------------------------------------------------
 
-    def _in_turn(self, message: Message, now: float) -> list[Action] | None:
+    def _in_turn(self, message: m.Message, now: float) -> list[Action] | None:
         """Read a large message aside, and let what comes behind one wait; None: this one's turn is now."""
-        is_large = isinstance(message, Large)
-        if not is_large and not self._unread:
+        if not self._unread and not isinstance(message, Large):
             return None
         self.member.heard_at = now
         self._unread.append(message)
-        return (
-            [Run(message, message.opened, message.nbytes)]
-            if isinstance(message, Large) and len(self._unread) == 1
-            else []
-        )
+        if isinstance(message, Large) and len(self._unread) == 1:
+            return [Run(message, message.opened, message.nbytes)]
+        return []
 
-    def _read_on(self) -> tuple[list[Message], list[Action]]:
+    def _read_on(self) -> tuple[list[m.Message], list[Action]]:
         """The first large message is read: return those behind it whose turn is now, and read the next large one."""
         self._unread.popleft()
-        ready: list[Message] = []
+        ready: list[m.Message] = []
         while self._unread:
             if isinstance(message := self._unread[0], Large):
                 return ready, [Run(message, message.opened, message.nbytes)]
             ready.append(self._unread.popleft())
         return ready, []
 
-    def _from_coordinator(self, message: Message) -> list[Action]:
+    def _from_coordinator(self, message: m.Message) -> list[Action]:
         try:
             roles.check_client(message, roles.COORDINATOR)
             actions = self.member.on_message(message, self.now)
@@ -218,11 +200,11 @@ class ServerMachine:
         member = self.member
         again = "start it again to join this one" if member.restarted else "start the cluster again"
         error = member.loss(f"{member.title} has ended with it, and its values are gone; {again}", now)
-        told, clients = Error.of(0, error), self.clients.by_incarnation.values()
+        told, clients = m.Error.of(0, error), self.clients.by_incarnation.values()
         farewells: list[Action] = [Send(client.peer, told) for client in clients]
         return [*farewells, Log("error", str(error), error=error.number), Exit(exits.COORDINATOR_LOST, str(error))]
 
-    def _opened(self, large: Large, found: Message | Exception, now: float) -> list[Action]:
+    def _opened(self, large: Large, found: m.Message | Exception, now: float) -> list[Action]:
         """A large message of the coordinator is read: take it, and what came behind it."""
         behind, actions = self._read_on()
         if isinstance(found, PSError):
@@ -284,14 +266,14 @@ class ServerMachine:
         """Tell the coordinator that a shard is there, and whether it has its values."""
         if tenant.shard is None:
             return []
-        ready = Send(COORDINATOR, Ready(tenant.assign.epoch, int(tenant.shard.loaded)))
+        ready = Send(COORDINATOR, m.Ready(tenant.assign.epoch, int(tenant.shard.loaded)))
         if not tenant.shard.loaded:
             return [ready]
         return [ready, *(action for loaded in self.hooks.loaded for action in loaded(tenant, self.now))]
 
     # --- requests ------------------------------------------------------------------------------
 
-    def from_client(self, event: Received, message: Message) -> list[Action]:
+    def from_client(self, event: Received, message: m.Message) -> list[Action]:
         """Take a message of somebody who is not the coordinator.
 
         Raises
@@ -306,32 +288,32 @@ class ServerMachine:
             roles.check_client(message, client.hello.role)
         if (take := self.handlers.requests.get(type(message))) is not None:
             return take(client, message)
-        if isinstance(message, Hello):
+        if isinstance(message, m.Hello):
             return self._welcome(event, message)
         raise ProtocolError(f"this server takes no {type(message).__name__}")
 
-    def _from_stranger(self, event: Received, message: Message) -> list[Action]:
+    def _from_stranger(self, event: Received, message: m.Message) -> list[Action]:
         """Take what comes over a connection on which nobody has shown a ticket; but for that, keep nothing."""
         if (take := self.handlers.links.get(event.peer)) is not None:
             return take(event, self.now)
-        if isinstance(message, Hello):
+        if isinstance(message, m.Hello):
             return self._welcome(event, message)
-        if isinstance(message, Leave):
-            return [Send(event.peer, Left())]  # the coordinator was faster to say that it has left
+        if isinstance(message, m.Leave):
+            return [Send(event.peer, m.Left())]  # the coordinator was faster to say that it has left
         self.clients.check_known(event.peer)
-        if isinstance(message, (Load, *PUSHES, *PULLS)) and message.epoch in self.discarded:
+        if isinstance(message, (m.Load, *PUSHES, *PULLS)) and message.epoch in self.discarded:
             raise self.discarded.error(message.epoch)
         raise NotJoinedError(f"{type(message).__name__} before Hello")
 
-    def _welcome(self, event: Received, hello: Hello) -> list[Action]:
+    def _welcome(self, event: Received, hello: m.Hello) -> list[Action]:
         check_hello(hello, ("worker", "observer", "server"))
         tenant = self.tenant_of(hello.epoch)
         if hello.job != tenant.name:
             raise ProtocolError(f"epoch {hello.epoch} is not of the job {hello.job[:100]!r}")
         tenant.check_role(hello.role)
         identity, member = self.member.identity, self.member
-        welcome = Welcome(
-            PROTOCOL_VERSION, identity.incarnation, identity.name, max(0, member.rank), 0.0, 0.0,
+        welcome = m.Welcome(
+            m.PROTOCOL_VERSION, identity.incarnation, identity.name, max(0, member.rank), 0.0, 0.0,
             member.cluster.num_workers, member.cluster.num_servers,
             proof=self.clients.welcome(event.peer, hello, tenant.assign.key, event.holder, tenant.ledgers.past),
         )  # fmt: skip
@@ -341,23 +323,23 @@ class ServerMachine:
         more = [action for welcomed in self.hooks.welcomed for action in welcomed(client, tenant)]
         return [Send(event.peer, welcome), *known, *more]
 
-    def _withdraw(self, client: Client, message: Withdraw) -> list[Action]:
+    def _withdraw(self, client: Client, message: m.Withdraw) -> list[Action]:
         for epoch in client.epochs:
             self.tenants[epoch].withdraw(client.hello.incarnation, message.request)
         return []
 
-    def _leave(self, client: Client, message: Leave) -> list[Action]:
+    def _leave(self, client: Client, message: m.Leave) -> list[Action]:
         self.depart(client.hello.incarnation)
-        return [Send(client.peer, Left())]
+        return [Send(client.peer, m.Left())]
 
-    def load(self, client: Client, message: Load) -> list[Action]:
+    def load(self, client: Client, message: m.Load) -> list[Action]:
         tenant = self.tenant_of(message.epoch, client)
         if message.epoch not in client.loads:
             raise IdentityError("initial values are taken from the worker that the coordinator asks for them")
         shard = tenant.built()
         already = shard.loaded
         shard.dense.load(message.parts, message.payload)
-        ack: list[Action] = [Send(client.peer, Ack(message.request, (), ()))]
+        ack: list[Action] = [Send(client.peer, m.Ack(message.request, (), ()))]
         return ack if already or not shard.loaded else [*ack, *self.report_ready(tenant)]
 
     def push(self, client: Client, message: AnyPush) -> list[Action]:
@@ -405,7 +387,7 @@ class ServerMachine:
         """Answer a push that is applied, with values if it asks for them."""
         try:
             if not message.reply:
-                return [Send(client.peer, Ack(message.request, *result))]
+                return [Send(client.peer, m.Ack(message.request, *result))]
             return [self._values(client, tenant, shard, message, message.reply_codec, result[1])]
         except MemoryError as error:  # it is applied: the worker asks for the answer again, by the same number
             short = as_error(self.member.identity.name, message, error)
@@ -487,7 +469,7 @@ class ServerMachine:
             tenant.counts["pulled_nbytes"] += array.nbytes
         text = RAW if codec is None else codec.spec
         return Send(
-            client.peer, Values(message.request, text, versions, staleness, out.payload), out.readers, out.after
+            client.peer, m.Values(message.request, text, versions, staleness, out.payload), out.readers, out.after
         )
 
     def depart(self, incarnation: bytes, evicted: int = 0) -> None:
@@ -507,13 +489,13 @@ class ServerMachine:
         client = self.clients.find(peer)
         who = client.name if client else "the coordinator" if peer == COORDINATOR else f"peer {alias(peer)}"
         line = self._throttle.admit(f"refused a request of {who}: {error}", self.now, peer)
-        answer = Send(peer, Error.of(request, error))
+        answer = Send(peer, m.Error.of(request, error))
         said = Log("warning", line or "", peer=client.name if client else "", error=error.number)
         return [said, answer] if line else [answer]
 
-    def failed(self, peer: Peer, message: Message, error: Exception) -> list[Action]:
+    def failed(self, peer: Peer, message: m.Message, error: Exception) -> list[Action]:
         """Answer a request that has failed, and changed nothing."""
-        of_leader = isinstance(message, Hello) and message.role == "server"
+        of_leader = isinstance(message, m.Hello) and message.role == "server"
         # what is taken, and is no request, is about a copy: the copy's number stands in the error
         taken = peer == COORDINATOR or type(message) in self.handlers.requests
         of_copy = of_leader or (taken and not hasattr(message, "request"))
@@ -522,14 +504,14 @@ class ServerMachine:
             error = as_error(self.member.identity.name, message, error)
         assert isinstance(error, PSError)
         if of_leader and isinstance(error, JobError | StaleEpochError):
-            return [Send(peer, Error.of(number, error))]  # it was told of this copy before we were, and asks again
+            return [Send(peer, m.Error.of(number, error))]  # it was told of this copy before we were, and asks again
         if isinstance(error, DeposedError) and not of_copy:  # a shard has moved: nobody has done anything wrong
-            return [Send(peer, Error.of(number, error))]
+            return [Send(peer, m.Error.of(number, error))]
         actions = self.refuse(peer, number, error)
         tenant = self.tenants.get(getattr(message, "epoch", 0))
         if isinstance(error, ShardBrokenError) and peer != COORDINATOR and tenant is not None:
             if not tenant.counts["broken"]:  # the coordinator logs it, too: one line is enough
-                actions.append(Send(COORDINATOR, Error.of(tenant.assign.epoch, error)))
+                actions.append(Send(COORDINATOR, m.Error.of(tenant.assign.epoch, error)))
             tenant.counts["broken"] = 1
         return actions
 

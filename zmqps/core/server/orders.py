@@ -5,20 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from zmqps.core.protocol import exits
+from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import COORDINATOR, Action, Exit, Log, Send
-from zmqps.core.protocol.messages import (
-    Assign,
-    Commit,
-    Committed,
-    Departed,
-    Discard,
-    Discarded,
-    Error,
-    Forgotten,
-    Measured,
-    Shutdown,
-    Welcome,
-)
 from zmqps.core.protocol.messages.membership import DepartureCause
 from zmqps.core.protocol.security.guard import check_welcome
 from zmqps.core.server.builds import Builds, Built, build_error
@@ -44,18 +32,18 @@ class Orders:
         self._builds = builds
         host.handlers.orders.update(
             {
-                Welcome: self._welcome,
-                Assign: self._assign,
-                Commit: self._commit,
-                Discard: self._discard,
-                Departed: self._depart,
-                Shutdown: self._shut_down,
-                Error: self._end,
+                m.Welcome: self._welcome,
+                m.Assign: self._assign,
+                m.Commit: self._commit,
+                m.Discard: self._discard,
+                m.Departed: self._depart,
+                m.Shutdown: self._shut_down,
+                m.Error: self._end,
             }
         )
-        host.handlers.returned[Assign] = self._built
+        host.handlers.returned[m.Assign] = self._built
 
-    def _built(self, assign: Assign, built: Built | Exception, now: float) -> list[Action]:
+    def _built(self, assign: m.Assign, built: Built | Exception, now: float) -> list[Action]:
         """A shard is built, or could not be."""
         tenants = self._host.tenants
         tenant = tenants.get(assign.epoch)
@@ -76,7 +64,7 @@ class Orders:
             actions += [Log("info", text, job=assign.name), *self._host.report_ready(tenant)]
         return actions + self._builds.next()
 
-    def _welcome(self, message: Welcome, now: float) -> list[Action]:
+    def _welcome(self, message: m.Welcome, now: float) -> list[Action]:
         member = self._host.member
         try:
             check_welcome(member.identity.job_secret, member.handshake.hello, message)
@@ -89,19 +77,19 @@ class Orders:
         shard = tenant.shard
         if shard is None or not shard.loaded or shard.steps is None or not shard.version or tenant.follows:
             return []
-        return self._tell(tenant, Committed(tenant.assign.epoch, shard.version - 1), now)
+        return self._tell(tenant, m.Committed(tenant.assign.epoch, shard.version - 1), now)
 
-    def _tell(self, tenant: Tenant, message: Committed, now: float) -> list[Action]:
+    def _tell(self, tenant: Tenant, message: m.Committed, now: float) -> list[Action]:
         """Tell the coordinator of a step, not before others have it that must."""
         return [Send(COORDINATOR, message)] if tenant.gate is None else tenant.gate.committed(tenant, message, now)
 
     def _hooked(self, hooks: Iterable[Hook], tenant: Tenant, now: float) -> list[Action]:
         return [action for hook in hooks for action in hook(tenant, now)]
 
-    def _assign(self, message: Assign, now: float) -> list[Action]:
+    def _assign(self, message: m.Assign, now: float) -> list[Action]:
         tenants = self._host.tenants
         if message.epoch in self._host.discarded:
-            return [Send(COORDINATOR, Discarded(message.epoch))]  # it was overtaken by the end of its job
+            return [Send(COORDINATOR, m.Discarded(message.epoch))]  # it was overtaken by the end of its job
         if message.epoch in tenants:
             return self._host.report_ready(tenants[message.epoch])  # a repeated Assign
         if len(tenants) >= MAX_TENANTS:
@@ -111,7 +99,7 @@ class Orders:
         tenants[message.epoch] = tenant
         return [*self._builds.add(message), *opened]
 
-    def _commit(self, message: Commit, now: float) -> list[Action]:
+    def _commit(self, message: m.Commit, now: float) -> list[Action]:
         tenant = self._host.tenant_of(message.epoch)
         shard = tenant.ready()
         steps = shard.dense.steps
@@ -124,14 +112,14 @@ class Orders:
         if message.step == steps.version:  # else the coordinator has not had our answer
             if message.measure:
                 squares = steps.measure(message.step, message.contributors, message.examples)
-                return [Send(COORDINATOR, Measured(message.epoch, message.step, squares))]
+                return [Send(COORDINATOR, m.Measured(message.epoch, message.step, squares))]
             left_out = bool(message.left_out)
             shard.commit(message.step, message.contributors, message.terms, message.examples, left_out=left_out)
         due = self._host.unpark(tenant, [(COMMITTED, steps.version)]) if tenant.parked.awaited else []
-        told = self._tell(tenant, Committed(message.epoch, message.step), now)
+        told = self._tell(tenant, m.Committed(message.epoch, message.step), now)
         return [*told, *due, *self._hooked(self._host.hooks.committed, tenant, now)]
 
-    def _discard(self, message: Discard, now: float) -> list[Action]:
+    def _discard(self, message: m.Discard, now: float) -> list[Action]:
         """Free a copy of a shard; its workers are told by the coordinator."""
         discarded, clients = self._host.discarded, self._host.clients
         tenant = self._host.tenants.pop(message.epoch, None)
@@ -141,22 +129,22 @@ class Orders:
             discarded.add(message.epoch, tenant.name, moved=bool(message.moved))
             error = discarded.error(message.epoch)
             peers = {who: clients.by_incarnation[who].peer for who, _ in tenant.parked}
-            actions += [Send(peers[who], Error.of(request, error)) for who, request in tenant.parked]
+            actions += [Send(peers[who], m.Error.of(request, error)) for who, request in tenant.parked]
             for incarnation in clients.drop(message.epoch):
                 clients.forget(incarnation)  # but not its pushes: other copies here, of other shards, know of them
             why = f"shard {tenant.assign.shard} is elsewhere now" if message.moved else "has ended"
             actions.append(Log("info", f"job {tenant.name!r}: {why}; what was kept of it is freed", job=tenant.name))
         discarded.add(message.epoch, moved=bool(message.moved))
-        return [*actions, Send(COORDINATOR, Discarded(message.epoch))]
+        return [*actions, Send(COORDINATOR, m.Discarded(message.epoch))]
 
-    def _depart(self, message: Departed, now: float) -> list[Action]:
+    def _depart(self, message: m.Departed, now: float) -> list[Action]:
         self._host.depart(message.incarnation, message.evicted)
-        return [Send(COORDINATOR, Forgotten(message.incarnation))]
+        return [Send(COORDINATOR, m.Forgotten(message.incarnation))]
 
-    def _shut_down(self, message: Shutdown, now: float) -> list[Action]:
+    def _shut_down(self, message: m.Shutdown, now: float) -> list[Action]:
         return [*self._host.member.leave(DepartureCause.FINISHED, now), Exit(exits.OK, message.reason)]
 
-    def _end(self, message: Error, now: float) -> list[Action]:
+    def _end(self, message: m.Error, now: float) -> list[Action]:
         evicted = message.code == EvictedError.code
         number = BY_CODE[message.code].number if message.code in BY_CODE else ""
         code = exits.EVICTED if evicted else exits.FAILED

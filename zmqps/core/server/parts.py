@@ -11,7 +11,7 @@ from zmqps.core.protocol.events import Reader
 from zmqps.core.protocol.fields import Contributor
 from zmqps.core.protocol.messages import Message, Pull, PullRows, Push, PushRows, ScanRows
 from zmqps.core.server.clients import Client
-from zmqps.core.server.dense.timing import Timing
+from zmqps.core.server.dense.rules import Timing
 from zmqps.core.server.ledger import Result
 
 if TYPE_CHECKING:
@@ -124,9 +124,6 @@ class ShardPart(Protocol):
 
     def close(self, step: int, contributors: Sequence[Contributor]) -> None:
         """A step is committed in all parts: forget what was brought to it."""
-
-    def end_step(self, step: int) -> None:
-        """End a step that another copy has committed."""
 
     # --- figures -------------------------------------------------------------------------------
 

@@ -127,11 +127,6 @@ class Shard:
         for part in reversed(self.parts):
             part.close(step, contributors)
 
-    def end_step(self, step: int) -> None:
-        """End a step that another copy has committed: what nobody pushed gets its version, too."""
-        for part in self.parts:
-            part.end_step(step)
-
     # --- a copy that gets its values from others ---------------------------------------------------
 
     def follow(self) -> None:
@@ -146,11 +141,6 @@ class Shard:
     def filled(self) -> None:
         """All has come."""
         self.came.adopt(*self.came.missing)
-
-    @property
-    def num_present(self) -> int:
-        """How many slices need not come any more."""
-        return sum(state.slice.index not in self.came.missing for state in self.slices)
 
     # --- figures -----------------------------------------------------------------------------------
 

@@ -7,19 +7,8 @@ from typing import Any
 
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
+from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import COORDINATOR, Action, Log, Send
-from zmqps.core.protocol.messages import (
-    Checkpointed,
-    Error,
-    Job,
-    Message,
-    RatesSet,
-    Released,
-    Status,
-    Waiting,
-    Withdraw,
-)
-from zmqps.core.protocol.plain import presented
 from zmqps.core.worker.connections.links import Links
 from zmqps.core.worker.host import SessionHost
 from zmqps.core.worker.operations import (
@@ -36,7 +25,7 @@ from zmqps.core.worker.operations import (
 from zmqps.core.worker.questions import Questions
 from zmqps.core.worker.transfer import LoadTransfer, Source, plan
 from zmqps.core.worker.transfers import Transfers
-from zmqps.errors import PSError, from_wire, printable
+from zmqps.errors import PSError, from_wire, presented, printable
 
 
 class Asked(Questions):
@@ -48,12 +37,12 @@ class Asked(Questions):
         self._links = links
         self._transfers = transfers
         self._operations: dict[int, Question] = {}  # by the number of the request
-        self.answers: dict[tuple[type[Question], type[Message]], Callable[[Any, Any, float], list[Action]]] = {
-            (StartJob, Job): self._job,
-            (EnterBarrier, Released): self._released,
-            (AskStatus, Status): self._status,
-            (SetNumbers, RatesSet): self._rates_set,
-            (SaveJob, Checkpointed): self._saved,
+        self.answers: dict[tuple[type[Question], type[m.Message]], Callable[[Any, Any, float], list[Action]]] = {
+            (StartJob, m.Job): self._job,
+            (EnterBarrier, m.Released): self._released,
+            (AskStatus, m.Status): self._status,
+            (SetNumbers, m.RatesSet): self._rates_set,
+            (SaveJob, m.Checkpointed): self._saved,
         }
 
     def begin(self, operation: Question, now: float) -> list[Action]:
@@ -68,18 +57,18 @@ class Asked(Questions):
         self.answered(operation.request)
         answers = not (self._host.member.lost or self._host.member.left)  # a goodbye withdraws all there is
         if answers and isinstance(value, Exception) and not isinstance(operation, AskStatus):
-            return [Send(COORDINATOR, Withdraw(operation.request))]
+            return [Send(COORDINATOR, m.Withdraw(operation.request))]
         return []
 
-    def answer(self, message: Message, now: float) -> list[Action]:
+    def answer(self, message: m.Message, now: float) -> list[Action]:
         """Take what the coordinator says to an operation; what fits none is dropped."""
         operation = self._operations.get(getattr(message, "request", 0))
         if operation is None:
             return []
-        if isinstance(message, Waiting):
+        if isinstance(message, m.Waiting):
             operation.waiting_for = printable(message.text)
             return []
-        if isinstance(message, Error):
+        if isinstance(message, m.Error):
             return self._host.resolve(operation, from_wire(message.code, message.text, message.facts))
         take = self.answers.get((type(operation), type(message)))
         return [] if take is None else take(operation, message, now)
@@ -90,27 +79,27 @@ class Asked(Questions):
 
     # --- the answers ---------------------------------------------------------------------------
 
-    def _released(self, enter: EnterBarrier, message: Released, now: float) -> list[Action]:
+    def _released(self, enter: EnterBarrier, message: m.Released, now: float) -> list[Action]:
         return [*self._transfers.resume(message.step), *self._host.resolve(enter, None)]
 
-    def _status(self, ask: AskStatus, message: Status, now: float) -> list[Action]:
+    def _status(self, ask: AskStatus, message: m.Status, now: float) -> list[Action]:
         return self._host.resolve(ask, presented(message.status))
 
-    def _rates_set(self, ask: SetNumbers, message: RatesSet, now: float) -> list[Action]:
+    def _rates_set(self, ask: SetNumbers, message: m.RatesSet, now: float) -> list[Action]:
         self._host.member.cluster.terms = message.terms
         return self._host.resolve(ask, tuple(message.terms[1:]) == tuple(ask.rates))
 
-    def _saved(self, ask: SaveJob, message: Checkpointed, now: float) -> list[Action]:
+    def _saved(self, ask: SaveJob, message: m.Checkpointed, now: float) -> list[Action]:
         made = SavedCheckpoint(printable(message.path), message.version, message.seconds, message.nbytes)
         return self._host.resolve(ask, made)
 
-    def _job(self, init: StartJob, message: Job, now: float) -> list[Action]:
+    def _job(self, init: StartJob, message: m.Job, now: float) -> list[Action]:
         try:
             return self._attach(init, message, now)
         except PSError as error:
             return self._host.resolve(init, error)
 
-    def _attach(self, init: StartJob, message: Job, now: float) -> list[Action]:
+    def _attach(self, init: StartJob, message: m.Job, now: float) -> list[Action]:
         host, actions = self._host, list[Action]()
         if (
             host.attached is None or message.epoch != host.attached.epoch

@@ -8,6 +8,7 @@ from math import inf
 from typing import Any
 
 from zmqps.core.node.member import GONE, REMINDER_INTERVAL_S, UNSURE, Identity, Member, Standing
+from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.encoding import CODING, Coding
 from zmqps.core.protocol.events import (
@@ -26,19 +27,6 @@ from zmqps.core.protocol.events import (
     Stop,
     Undecodable,
     Unreachable,
-)
-from zmqps.core.protocol.messages import (
-    Error,
-    GoOn,
-    Hold,
-    Left,
-    Lost,
-    Message,
-    Proceed,
-    Resumed,
-    Shutdown,
-    Waiting,
-    Welcome,
 )
 from zmqps.core.protocol.messages.membership import DepartureCause
 from zmqps.core.protocol.security.guard import check_welcome
@@ -113,14 +101,14 @@ class SessionMachine:
         self.transfers = Transfers(self, self.links, all_finite)
         self.now = 0.0  # of the event being handled
         self.questions = Asked(self, self.links, self.transfers)  # at the coordinator, arrivals included
-        self.news: dict[type[Message], Callable[[Any, float], list[Action]]] = {
-            Welcome: self._on_welcome,
-            Lost: self.transfers.lose_server,
-            Shutdown: self._on_shutdown,
-            Left: self._on_left,
-            Proceed: self.transfers.proceed,
-            Hold: self.transfers.pause,
-            GoOn: self.transfers.end_pause,
+        self.news: dict[type[m.Message], Callable[[Any, float], list[Action]]] = {
+            m.Welcome: self._on_welcome,
+            m.Lost: self.transfers.lose_server,
+            m.Shutdown: self._on_shutdown,
+            m.Left: self._on_left,
+            m.Proceed: self.transfers.proceed,
+            m.Hold: self.transfers.pause,
+            m.GoOn: self.transfers.end_pause,
         }
         self._end = SessionEnd()
         self._waits = Waits(self, self.transfers)
@@ -174,7 +162,7 @@ class SessionMachine:
             if (
                 before is not Standing.JOINED
                 or not isinstance(event, Received)
-                or not isinstance(event.message, Proceed)
+                or not isinstance(event.message, m.Proceed)
             ):
                 self._set_alarm()
         # what waited for something that has just ended: here only, once the event is dealt with, for what ends may let
@@ -377,23 +365,23 @@ class SessionMachine:
 
     # --- the coordinator -----------------------------------------------------------------------
 
-    def _from_coordinator(self, message: Message, now: float) -> list[Action]:
+    def _from_coordinator(self, message: m.Message, now: float) -> list[Action]:
         before = self.member.standing
         actions = self.member.on_message(message, now)
         if self.member.standing is Standing.REPLACED:
             return actions if before in GONE else [*actions, *self._lose_coordinator(now)]
         if self.member.standing in UNSURE or before in UNSURE:
-            actions += self._ask_again(now, returned=isinstance(message, Welcome))
+            actions += self._ask_again(now, returned=isinstance(message, m.Welcome))
         if (take := self.news.get(type(message))) is not None:
             actions += take(message, now)
-        elif isinstance(message, Error) and message.request == 0:
+        elif isinstance(message, m.Error) and message.request == 0:
             self.member.abandon()
             actions += self._fail_all(from_wire(message.code, message.text, message.facts))
         elif (arrive := self.transfers.pace.arrive) is not None and _answers(message, arrive.request):
             actions += self.transfers.wait(message)
         else:
             actions += self.questions.answer(message, now)
-        if self._end.stops and isinstance(message, (Left, Shutdown, Error)):  # it has answered, or will not
+        if self._end.stops and isinstance(message, (m.Left, m.Shutdown, m.Error)):  # it has answered, or will not
             actions.append(Exit(0, ""))
         return actions
 
@@ -403,9 +391,9 @@ class SessionMachine:
             self.questions.held = self.member.unsure
             return []
         actions = [*self.questions.again(now), *tell(self.hooks.back, now)]
-        return [*actions, Send(COORDINATOR, Resumed(self.transfers.pace.clock))] if returned else actions
+        return [*actions, Send(COORDINATOR, m.Resumed(self.transfers.pace.clock))] if returned else actions
 
-    def _on_welcome(self, message: Welcome, now: float) -> list[Action]:
+    def _on_welcome(self, message: m.Welcome, now: float) -> list[Action]:
         try:
             check_welcome(self.member.identity.job_secret, self.member.handshake.hello, message)
         except PSError as error:
@@ -416,11 +404,11 @@ class SessionMachine:
             actions += self.resolve(join, None)
         return actions
 
-    def _on_shutdown(self, message: Shutdown, now: float) -> list[Action]:
+    def _on_shutdown(self, message: m.Shutdown, now: float) -> list[Action]:
         actions = self.member.leave(DepartureCause.CLOSED, now)  # the coordinator waits for it
         return actions + self._fail_all(ShutdownError(f"the cluster has ended: {printable(message.reason)}"))
 
-    def _on_left(self, message: Left, now: float) -> list[Action]:
+    def _on_left(self, message: m.Left, now: float) -> list[Action]:
         self._end.due = None
         if self._end.finish is None or not self._end.finishes:
             return []
@@ -447,6 +435,6 @@ class SessionMachine:
         return actions
 
 
-def _answers(message: Message, request: int) -> bool:
+def _answers(message: m.Message, request: int) -> bool:
     """Whether a message is about the arrival with this number; the number of a `Fetch` is none of ours."""
-    return isinstance(message, (Waiting, Error)) and message.request == request
+    return isinstance(message, (m.Waiting, m.Error)) and message.request == request

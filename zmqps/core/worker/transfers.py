@@ -9,22 +9,10 @@ from typing import Any
 import numpy as np
 
 from zmqps.core.node.member import GONE
+from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.events import COORDINATOR, Action, Landed, Log, Peer, Send
 from zmqps.core.protocol.limits import MAX_FACT_CHARS
-from zmqps.core.protocol.messages import (
-    Ack,
-    Error,
-    GoOn,
-    Hold,
-    Holding,
-    Lost,
-    Message,
-    Proceed,
-    Values,
-    Waiting,
-    Welcome,
-)
 from zmqps.core.protocol.wire import MAX_FRAMES
 from zmqps.core.worker.connections.link import SHORT_S, Link
 from zmqps.core.worker.connections.links import Links
@@ -67,9 +55,9 @@ class Transfers:
         self.all_finite = all_finite
         self.under_way: dict[AnyTransfer, Operation] = {}  # on whose behalf they are
         self.ahead: PullTransfer | None = None  # under way although its operation is held: it ends no sooner than that
-        self.answers: dict[type[Message], Callable[[Peer, Sequence[Link], Any, float], list[Action]]] = {
-            Welcome: self._welcomed,
-            Error: self._refused,
+        self.answers: dict[type[m.Message], Callable[[Peer, Sequence[Link], Any, float], list[Action]]] = {
+            m.Welcome: self._welcomed,
+            m.Error: self._refused,
         }
 
     def waiting_for(self, transfer: AnyTransfer, now: float) -> str:
@@ -111,12 +99,12 @@ class Transfers:
                 actions += waiting(now)
         return actions if pace.paused is None else [*actions, *self._say_paused(now)]
 
-    def pause(self, message: Hold, now: float) -> list[Action]:
+    def pause(self, message: m.Hold, now: float) -> list[Action]:
         """A checkpoint is to be a cut between pushes: begin none, and say so once none is under way."""
         self.pace.paused = Pause(message.number, now + PAUSE_S)
         return self._say_paused(now)
 
-    def end_pause(self, message: GoOn, now: float) -> list[Action]:
+    def end_pause(self, message: m.GoOn, now: float) -> list[Action]:
         """The cut is made, or was given up; of another pause this says nothing."""
         pause = self.pace.paused
         return self.unpause(now) if pause is not None and message.number == pause.number else []
@@ -142,7 +130,7 @@ class Transfers:
             return []
         pause.says_at = now + AGAIN_S
         self._links.commons.alarm.by(pause.due)
-        return [Send(COORDINATOR, Holding(pause.number))]
+        return [Send(COORDINATOR, m.Holding(pause.number))]
 
     def validate(self) -> None:
         """Assert the invariants."""
@@ -194,7 +182,7 @@ class Transfers:
         questions = self._host.questions
         return questions.ask(self.pace.arriving(next(questions.numbers)), now)
 
-    def proceed(self, message: Proceed, now: float) -> list[Action]:
+    def proceed(self, message: m.Proceed, now: float) -> list[Action]:
         """The coordinator lets this worker go on, if it answers our arrival."""
         pace, actions = self.pace, list[Action]()
         if pace.arrive is None or message.request != pace.arrive.request:
@@ -223,12 +211,12 @@ class Transfers:
         self.drop(pull)
         return [action for link in self._links.by_shard for action in link.withdraw(pull, now)]
 
-    def wait(self, message: Message) -> list[Action]:
+    def wait(self, message: m.Message) -> list[Action]:
         """Take what else the coordinator says to our arrival: for whom we wait, or what is wrong."""
         pace, actions = self.pace, list[Action]()
-        if isinstance(message, Waiting):
+        if isinstance(message, m.Waiting):
             pace.awaited = printable(message.text)
-        elif isinstance(message, Error):
+        elif isinstance(message, m.Error):
             self._host.questions.answered(message.request)
             pace.failed()
             error = from_wire(message.code, message.text, message.facts)
@@ -355,7 +343,7 @@ class Transfers:
             for link in self._links.by_shard:
                 link.queue.drop(transfer)
 
-    def lose_server(self, lost: Lost, now: float) -> list[Action]:
+    def lose_server(self, lost: m.Lost, now: float) -> list[Action]:
         """A server vanished: what needs it fails."""
         links = [link for link in self._links.by_shard if link.server.rank == lost.rank]
         if lost.role != "server" or not links:
@@ -377,12 +365,12 @@ class Transfers:
                 actions += self._host.resolve(self.under_way[transfer], error)
         return actions
 
-    def handle(self, peer: Peer, message: Message, now: float) -> list[Action]:
+    def handle(self, peer: Peer, message: m.Message, now: float) -> list[Action]:
         """Take a server's message."""
         links = self._links.by_peer.get(peer)
         if links is None:
             return []
-        if isinstance(message, (Ack, Values)):
+        if isinstance(message, (m.Ack, m.Values)):
             link = links[0] if len(links) == 1 else self._links.of_answer(peer, message.request)
             if link is None:
                 return []
@@ -401,7 +389,7 @@ class Transfers:
         take = self.answers.get(type(message))
         return [] if take is None else take(peer, links, message, now)
 
-    def _welcomed(self, peer: Peer, links: Sequence[Link], message: Welcome, now: float) -> list[Action]:
+    def _welcomed(self, peer: Peer, links: Sequence[Link], message: m.Welcome, now: float) -> list[Action]:
         """Take the answer to a hello."""
         welcomed = self._links.of_proof(peer, message.proof)
         if welcomed is not None:
@@ -415,7 +403,7 @@ class Transfers:
         wrong = WrongPeerError(server=links[0].server.title, why=why)
         return [Log("error", str(wrong), error=wrong.number), *self.fail_links(fresh, wrong)]
 
-    def _refused(self, peer: Peer, links: Sequence[Link], message: Error, now: float) -> list[Action]:
+    def _refused(self, peer: Peer, links: Sequence[Link], message: m.Error, now: float) -> list[Action]:
         """Take an error of a server."""
         error = from_wire(message.code, message.text, message.facts)
         if isinstance(error, DeposedError):

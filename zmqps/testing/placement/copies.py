@@ -12,7 +12,7 @@ from zmqps.core.coordinator.placement.copies import Replica
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.protocol.messages import Ack, Committed, Message, Push, PushRows, Values
 from zmqps.core.server.extensions import FullServer
-from zmqps.core.server.replicas.record import RECORD_NBYTES
+from zmqps.core.server.replicas.records import RECORD_NBYTES
 from zmqps.core.server.replicas.stream import Stream
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.tables.rows import rows_in

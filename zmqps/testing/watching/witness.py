@@ -316,7 +316,7 @@ class StepWitness:
                     if gradient.rows is not None:
                         self._check_rows_there(shard, step, (who, attempt), gradient.rows)
                     if any(gradient.source[parameter] is not None for parameter in here):
-                        there = stage.has(step, (who, attempt))
+                        there = (who, attempt) in stage._steps.get(step, {})
                         assert there, (
                             f"step {step} is decided, and the leader of shard {shard.index} lacks a gradient of it"
                         )

@@ -12,9 +12,9 @@ from hypothesis.stateful import run_state_machine_as_test
 from tests.core.server.replicas.test_replication_any_order import Asynchronous, Synchronous
 from zmqps.core.protocol.messages import Replicate
 from zmqps.core.server.dense import part
-from zmqps.core.server.dense.steps import ShardSteps
+from zmqps.core.server.dense.part import DensePart
 from zmqps.core.server.ledger import Ledger
-from zmqps.core.server.replicas import replication, stream
+from zmqps.core.server.replicas import backup, replication, stream
 from zmqps.core.server.replicas.backup import Backup
 from zmqps.core.server.replicas.follower import Follower
 from zmqps.core.server.replicas.replication import ReplicaStreams
@@ -99,10 +99,11 @@ def ends_no_steps(patch: pytest.MonkeyPatch) -> None:
 
 
 def leaves_out_slices_without_a_mean(patch: pytest.MonkeyPatch) -> None:
-    def close(self: ShardSteps, slices: Any) -> None:
-        self.version += 1
+    def end_step(dense: DensePart, step: int) -> None:
+        assert dense.steps is not None
+        dense.steps.version = step + 1
 
-    patch.setattr(ShardSteps, "close", close)
+    patch.setattr(backup, "end_step", end_step)
 
 
 def reports_a_step_at_once(patch: pytest.MonkeyPatch) -> None:

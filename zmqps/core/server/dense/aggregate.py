@@ -173,10 +173,6 @@ class Stage:
             raise
         return brought
 
-    def has(self, step: int, push: PushId) -> bool:
-        """Whether a push has brought something to an open step."""
-        return push in self._steps.get(step, {})
-
     def outcome(
         self, step: int, index: int, pushes: Sequence[PushId], total: int = 0, *, left_out: bool = False
     ) -> tuple[Stretches, Stretches]:

@@ -32,7 +32,7 @@ from zmqps.core.server.dense.beside import Beside
 from zmqps.core.server.dense.buffers import Buffers
 from zmqps.core.server.dense.finiteness import Finiteness
 from zmqps.core.server.dense.memory import Memory
-from zmqps.core.server.dense.rules import Kernels, Rules
+from zmqps.core.server.dense.rules import Kernels, Rules, Timing
 from zmqps.core.server.dense.slices import (
     MAX_DONE_READERS,
     Note,
@@ -47,10 +47,9 @@ from zmqps.core.server.dense.slices import (
 )
 from zmqps.core.server.dense.slots import Slots
 from zmqps.core.server.dense.steps import ShardSteps
-from zmqps.core.server.dense.timing import Timing
 from zmqps.core.server.ledger import Result
 from zmqps.core.server.parts import COMMITTED, Apply, Arrivals, Awaited, Found, Noted
-from zmqps.errors import ProtocolError, SliceRangeError
+from zmqps.errors import SliceRangeError
 
 if TYPE_CHECKING:
     from zmqps.core.protocol.messages import Buffer
@@ -334,33 +333,6 @@ class DensePart:
         self.steps.collect(brought, pieces, push, step, examples, noted, sort, stays=checked == STAYS)
         return result
 
-    def adopt(self, index: int, version: int, steps: Sequence[int], payload: Sequence[Buffer]) -> None:
-        """Take a slice as another copy of this shard has it: its value and slots, one after the other.
-
-        Raises
-        ------
-        SliceRangeError, ProtocolError
-            There is no such slice, or it is not what was sent.
-        """
-        [state] = resolve(self.slices, self.index, ((index, version, ()),))
-        state.adopt(version, steps, payload, self.memory)
-
-    def replay(
-        self, parts: Sequence[Part], payload: Sequence[Buffer], terms: Sequence[float] = (), values: Sequence[int] = ()
-    ) -> None:
-        """Apply means of a step that another copy has computed, unless their slice is not here yet.
-
-        Of the ranges of a part those that begin at one of ``values`` are set.
-        """
-        assert self.steps is not None
-        states = self._resolve(parts)
-        found = self._walk(states, parts, payload)
-        for state, (index, version, ranges) in zip(states, parts, strict=True):
-            if index not in self.came.missing:
-                if version != state.version or version != self.steps.version:
-                    raise ProtocolError(f"slice {index} is at {state.version}, the mean is for {version}")
-                self.steps.replay(state, bounds_of(state, ranges), found, terms, values)
-
     def sizes(self, parts: Sequence[Part]) -> list[tuple[int, np.dtype[Any]]]:
         """Return elements and dtype of each part; raise `SliceRangeError` if a slice does not exist."""
         states = self._resolve(parts)
@@ -457,16 +429,6 @@ class DensePart:
     def close(self, step: int, contributors: Sequence[Contributor]) -> None:
         assert self.steps is not None
         self.steps.end(step, contributors)
-
-    def end_step(self, step: int) -> None:
-        """End a step that another copy has committed: slices that nobody pushed get its version, too."""
-        assert self.steps is not None
-        present = [state for state in self.slices if state.slice.index not in self.came.missing]
-        if not present:  # of what came before it this copy knows nothing yet
-            self.steps.version = step
-        if step != self.steps.version:
-            raise ProtocolError(f"this copy is at step {self.steps.version}, the one that ends is {step}")
-        self.steps.close(present)
 
     # --- figures -------------------------------------------------------------------------------
 

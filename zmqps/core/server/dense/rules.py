@@ -1,8 +1,8 @@
-"""What a shard asks of an optimizer."""
+"""What a shard asks of an optimizer, and how long its updates take."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from zmqps.core.job.spec import Parameter
@@ -94,3 +94,14 @@ class Kernels:
         of_groups = terms[1] == self.num_groups != self.num_rules
         fit = of_groups or terms[1] == self.num_rules
         return of_groups, (len(terms) - 2) // int(terms[1]) if fit else 0
+
+
+class Timing:
+    """How long updates take, by the shell's clock: the core has none of its own."""
+
+    __slots__ = ("clock", "num", "seconds")
+
+    def __init__(self) -> None:
+        self.clock: Callable[[], float] = float  # 0, unless the shell says otherwise
+        self.seconds = 0.0
+        self.num = 0

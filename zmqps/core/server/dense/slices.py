@@ -16,8 +16,7 @@ from zmqps.core.protocol.events import Reader
 from zmqps.core.protocol.fields import Part
 from zmqps.core.protocol.terms import SET_TO_MEAN, are_values
 from zmqps.core.server.dense.memory import Memory
-from zmqps.core.server.dense.rules import Kernels
-from zmqps.core.server.dense.timing import Timing
+from zmqps.core.server.dense.rules import Kernels, Timing
 from zmqps.core.server.dense.undo import Undo
 from zmqps.errors import InternalError, ProtocolError, PSError, ShardBrokenError, SliceRangeError, VersionError
 
@@ -95,21 +94,6 @@ class SliceState:
         )
         # updates each parameter has had: a push of some parameters is not a step of the others
         self.steps = np.zeros(len(slice_.segments), np.int64)
-
-    def adopt(self, version: int, steps: Sequence[int], payload: Sequence[Buffer], memory: Memory) -> None:
-        """Be as another copy is: the payload has its value and slots, one after the other.
-
-        Raises
-        ------
-        ProtocolError
-            It is not of this slice.
-        """
-        arrays = [self.value, *self.slots]
-        if len(steps) != len(self.steps):
-            raise ProtocolError(f"slice {self.slice.index} has {len(self.steps)} parameters, not {len(steps)}")
-        for array, offset, piece in memory.scatter(payload, [(array.size, array.dtype) for array in arrays]):
-            arrays[array][offset : offset + piece.size] = memory.take(piece)
-        self.version, self.steps = version, np.array(steps, np.int64)
 
     def restore(self, value: Array, slots: Sequence[Array], steps: Sequence[int], version: int, memory: Memory) -> None:
         """Be as it was saved, by arrays of this host; slots that are left out stay as they are."""

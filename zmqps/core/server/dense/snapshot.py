@@ -131,11 +131,6 @@ class Snapshot:
         self._waiting.clear()
 
     @property
-    def complete(self) -> bool:
-        """Whether every slice is done."""
-        return not self._rows and self.failed is None
-
-    @property
     def nbytes(self) -> int:
         total = 0
         for row in self._rows.values():

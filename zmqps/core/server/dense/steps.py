@@ -84,7 +84,7 @@ class ShardSteps:
         LimitError
             The worker has brought more to this step than it may; nothing is kept.
         """
-        noted = note or _unnoted
+        noted = note or unnoted
         if step < self.version:
             noted()
             self._counters["late"] += 1
@@ -100,7 +100,7 @@ class ShardSteps:
     def measure(self, step: int, contributors: Sequence[Contributor], examples: int = 0) -> float:
         """Return the sum of the squares of the mean that `commit` would apply, without frozen parameters."""
         assert step == self.version
-        total, brought = 0.0, _pushes(contributors)
+        total, brought = 0.0, pushes_of(contributors)
         for state in self._slices:
             for start, mean in self.stage.outcome(step, state.slice.index, brought, examples)[0]:
                 for lo, hi, kernel, _ in state.runs(start, start + mean.size):
@@ -120,7 +120,7 @@ class ShardSteps:
         they were: asked again, it goes on with those.
         """
         assert step == self.version
-        brought = _pushes(contributors)
+        brought = pushes_of(contributors)
         for state in self._slices:
             if state.version == step:  # else it was done before a later slice failed
                 means, values = self.stage.outcome(step, state.slice.index, brought, examples, left_out=left_out)
@@ -131,7 +131,7 @@ class ShardSteps:
 
     def end(self, step: int, contributors: Sequence[Contributor]) -> None:
         """A step is committed in all that the shard has: forget what was brought to it."""
-        dropped = self.stage.close(step) - set(_pushes(contributors))
+        dropped = self.stage.close(step) - set(pushes_of(contributors))
         self.version += 1
         if dropped:
             self._counters["dropped"] += len(dropped)
@@ -140,30 +140,6 @@ class ShardSteps:
     def is_open(self) -> bool:
         """Whether gradients wait for a commit."""
         return self.stage.is_open(self.version)
-
-    def close(self, slices: Sequence[SliceState]) -> None:
-        """End a step whose means have been applied to the slices that there were any for."""
-        for state in slices:
-            if state.version == self.version:
-                self.apply(state, (), ())
-        self.stage.close(self.version)
-        self.version += 1
-
-    def replay(
-        self,
-        state: SliceState,
-        bounds: Sequence[tuple[int, int]],
-        pieces: Sequence[tuple[SliceState, int, Any]],
-        terms: Sequence[float],
-        values: Sequence[int],
-    ) -> None:
-        """Apply what another copy has computed of a slice, within some bounds; what begins at ``values`` is set."""
-        sorts = [[pair for pair in bounds if (pair[0] in values) == flag] for flag in (False, True)]
-        means, written = (
-            [piece for piece in pieces if piece[0] is state and any(lo <= piece[1] < hi for lo, hi in pairs)]
-            for pairs in sorts
-        )
-        self.apply(state, sorts[0], [*means, *written], terms=terms, num_values=len(written))
 
     def apply(
         self,
@@ -225,10 +201,10 @@ class ShardSteps:
         self.stage.validate()
 
 
-def _pushes(contributors: Sequence[Contributor]) -> list[PushId]:
+def pushes_of(contributors: Sequence[Contributor]) -> list[PushId]:
     """Return the pushes of a step's contributors, in their order."""
     return [(incarnation, attempt) for incarnation, attempts in contributors for attempt in attempts]
 
 
-def _unnoted() -> None:
+def unnoted() -> None:
     """Nobody remembers what was done."""

@@ -6,9 +6,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from zmqps.core.protocol.encoding import RAW, named
 from zmqps.core.protocol.messages import Replicate, Replicated
 from zmqps.core.protocol.messages.replication import ASKED, AVERAGED, NOBODY, PUSHED, REMEMBERED, ROWS, STATE, STEPPED
+from zmqps.core.server.dense.memory import Memory
+from zmqps.core.server.dense.part import DensePart
+from zmqps.core.server.dense.slices import SliceState, bounds_of, resolve, walk
 from zmqps.core.server.ledger import Ledger, Ledgers, Result
 from zmqps.core.server.replicas.records import remember
 from zmqps.core.server.shard import Shard
@@ -92,10 +97,11 @@ class Backup:
         self.number = record.number
 
     def _average(self, shard: Shard, record: Replicate) -> None:
-        shard.dense.replay(record.parts, record.payload, record.terms, record.versions)
+        replay(shard.dense, record)
 
     def _step(self, shard: Shard, record: Replicate) -> None:
-        shard.end_step(record.step)
+        end_step(shard.dense, record.step)
+        rows_in(shard).end_step(record.step)
 
     def _remember(self, shard: Shard, record: Replicate) -> None:
         remember(self._ledgers[record.origin], record.payload)
@@ -106,9 +112,9 @@ class Backup:
             return
         if len(record.parts) != 1 or record.parts[0][0] not in shard.came.missing:
             raise ProtocolError("one slice at a time, and each once")
-        [(index, version, _)] = record.parts
-        shard.dense.adopt(index, version, record.versions, record.payload)
-        shard.adopted(record.step, index)
+        [state] = resolve(shard.slices, shard.index, record.parts)
+        adopt(state, record, shard.memory)
+        shard.adopted(record.step, state.slice.index)
 
     def _rows(self, shard: Shard, record: Replicate) -> None:
         if rows_in(shard).adopt(record):
@@ -133,3 +139,51 @@ TAKE: dict[int, Callable[[Backup, Shard, Replicate], None]] = {
     ROWS: Backup._rows,
     ASKED: Backup._asked_whether_it_follows,
 }
+
+
+def adopt(state: SliceState, record: Replicate, memory: Memory) -> None:
+    """Let a slice be as the leader has it: the payload has its value and slots, one after the other."""
+    arrays, steps = [state.value, *state.slots], record.versions
+    if len(steps) != len(state.steps):
+        raise ProtocolError(f"slice {state.slice.index} has {len(state.steps)} parameters, not {len(steps)}")
+    for array, offset, piece in memory.scatter(record.payload, [(array.size, array.dtype) for array in arrays]):
+        arrays[array][offset : offset + piece.size] = memory.take(piece)
+    state.version, state.steps = record.parts[0][1], np.array(steps, np.int64)
+
+
+def replay(dense: DensePart, record: Replicate) -> None:
+    """Apply means of a step that the leader has computed, unless their slice is not here yet.
+
+    Of the ranges of a part those that begin at one of ``record.versions`` are set.
+    """
+    assert dense.steps is not None
+    states = resolve(dense.slices, dense.index, record.parts)
+    pieces = walk(dense.memory, states, record.parts, record.payload)
+    for state, (index, version, ranges) in zip(states, record.parts, strict=True):
+        if index in dense.came.missing:
+            continue
+        if version != state.version or version != dense.steps.version:
+            raise ProtocolError(f"slice {index} is at {state.version}, the mean is for {version}")
+        bounds = bounds_of(state, ranges)
+        sorts = [[pair for pair in bounds if (pair[0] in record.versions) == flag] for flag in (False, True)]
+        means, written = (
+            [piece for piece in pieces if piece[0] is state and any(lo <= piece[1] < hi for lo, hi in pairs)]
+            for pairs in sorts
+        )
+        dense.steps.apply(state, sorts[0], [*means, *written], terms=record.terms, num_values=len(written))
+
+
+def end_step(dense: DensePart, step: int) -> None:
+    """End a step that the leader has committed: slices that nobody pushed get its version, too."""
+    steps = dense.steps
+    assert steps is not None
+    present = [state for state in dense.slices if state.slice.index not in dense.came.missing]
+    if not present:  # of what came before it this copy knows nothing yet
+        steps.version = step
+    if step != steps.version:
+        raise ProtocolError(f"this copy is at step {steps.version}, the one that ends is {step}")
+    for state in present:
+        if state.version == step:
+            steps.apply(state, (), ())
+    steps.stage.close(step)
+    steps.version += 1

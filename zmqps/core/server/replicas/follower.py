@@ -11,8 +11,12 @@ from zmqps.core.node.handshake import Handshake
 from zmqps.core.protocol.events import Action, Peer, Send
 from zmqps.core.protocol.limits import WINDOW_NBYTES
 from zmqps.core.protocol.messages import Replicated, Welcome
-from zmqps.core.server.replicas.filling import Filling
-from zmqps.core.server.replicas.record import ReplicationRecord
+from zmqps.core.server.dense.slices import SliceState
+from zmqps.core.server.replicas.records import ReplicationRecord, state_of
+from zmqps.core.server.shard import Shard
+from zmqps.core.server.tables.row_records import filling
+from zmqps.core.server.tables.rows import rows_in
+from zmqps.core.server.tables.table import RowTable
 from zmqps.errors import PSError
 
 #: A backup that has confirmed nothing for this long is asked what it has.
@@ -75,6 +79,41 @@ class RecordQueue:
         assert numbers == list(range(self.last - len(numbers) + 1, self.last + 1))
         out = [record.nbytes for number, record in self.unconfirmed if number <= self._sent]
         assert not is_open or self.out_nbytes == sum(out)
+
+
+class Filling:
+    """All that a shard has, for a backup that has nothing: slice by slice and table by table, as each is in its turn.
+
+    What changes later the backup is told beside it, in the order in which it happens: nothing need be kept as it was.
+    """
+
+    def __init__(
+        self,
+        shard: Shard,
+        # tells of all that has changed so far, or raises `MemoryError`: a row must not come before those that have made
+        # way for it are gone
+        tell: Callable[[], None],
+    ) -> None:
+        self._shard = shard
+        self._tell = tell
+        self._turns: list[SliceState | RowTable] = [*shard.slices, *rows_in(shard).tables]
+        self._turn = self._start = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all have had their turn."""
+        return self._turn == len(self._turns)
+
+    def next(self) -> ReplicationRecord:
+        """Return the next piece; one that there was no memory for comes again (`MemoryError`)."""
+        turn, step = self._turns[self._turn], self._shard.version
+        self._tell()
+        if isinstance(turn, SliceState):
+            record = state_of(turn, step, self._shard.memory)
+        else:
+            record, self._start = filling(turn, self._start, step)
+        self._turn += not self._start
+        return record
 
 
 class FollowerFill:
@@ -198,11 +237,6 @@ class Follower:
     def is_filled(self) -> bool:
         """Whether it has been told all that there is."""
         return self._filling.is_over
-
-    @property
-    def is_being_filled(self) -> bool:
-        """Whether it has been told a part of what there is."""
-        return self._filling.begun and not self._filling.is_over
 
     def confirmed(self, position: int) -> int:
         """Return up to which of the leader's records it has confirmed all, where ``position`` is the last."""

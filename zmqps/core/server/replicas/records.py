@@ -6,33 +6,63 @@ beside those that all backups get.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
 from operator import itemgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from zmqps.core.protocol.encoding import RAW
+from zmqps.core.protocol.fields import Part
 from zmqps.core.protocol.loans import Borrowed
 from zmqps.core.protocol.messages import Push, Replicate
-from zmqps.core.protocol.messages.replication import ASKED, AVERAGED, NOBODY, PUSHED, REMEMBERED, STATE, STEPPED
+from zmqps.core.protocol.messages.replication import AVERAGED, NOBODY, PUSHED, REMEMBERED, STATE
 from zmqps.core.server.dense.aggregate import Stretches
 from zmqps.core.server.dense.memory import Memory
 from zmqps.core.server.dense.slices import Note, SliceState
-from zmqps.core.server.dense.steps import ShardSteps
+from zmqps.core.server.dense.steps import ShardSteps, unnoted
 from zmqps.core.server.ledger import Ledger, Result
 from zmqps.core.server.parts import Noted
-from zmqps.core.server.replicas.record import Listener, ReplicationRecord, nbytes_beside
 from zmqps.errors import ProtocolError
 
 if TYPE_CHECKING:
     from zmqps.core.protocol.messages import Buffer
 
+#: What a record takes beside its payload and its parts.
+RECORD_NBYTES = 1024
 #: Pushes of a ledger in one record.
 LEDGER_PUSHES = 256
+
+
+class ReplicationRecord:
+    """One thing that a leader has done, or is about to do."""
+
+    __slots__ = ("message", "nbytes", "position")
+
+    def __init__(self, message: Replicate) -> None:
+        self.message = message  # what backups are told
+        # about how much memory it takes
+        self.nbytes = nbytes_beside(message.parts) + sum([memoryview(buffer).nbytes for buffer in message.payload])
+        self.position = 0  # which one of the leader's it is, from 1; 0: it is not done yet, or concerns one backup only
+
+
+def nbytes_beside(parts: Sequence[Part]) -> int:
+    """Return about how much memory a record takes beside its payload."""
+    return RECORD_NBYTES + sum([40 + 8 * len(ranges) for _, _, ranges in parts])
+
+
+class Listener(NamedTuple):
+    """Who is told the news of a part.
+
+    ``queue`` takes a record of something that is done; ``check`` raises `MemoryError` where there is no room for so
+    many bytes more.
+    """
+
+    queue: Callable[[ReplicationRecord], None]
+    check: Callable[[int], None]
 
 
 def owned(payload: Sequence[Buffer]) -> list[Buffer]:
@@ -49,10 +79,14 @@ def owned(payload: Sequence[Buffer]) -> list[Buffer]:
     ]
 
 
-def pushed(message: Push, origin: bytes, payload: Sequence[Buffer]) -> ReplicationRecord:
-    """Return the record of a push that is about to be applied; ``payload`` is nobody else's."""
+def record(
+    what: int, *, origin: bytes = NOBODY, seq: int = 0, step: int = 0, codec: str = RAW, versions: Sequence[int] = (),
+    staleness: Sequence[int] = (), terms: Sequence[float] = (), parts: Sequence[Part] = (),
+    payload: Sequence[Buffer] = (),
+) -> ReplicationRecord:  # fmt: skip
+    """Return the record of something, before it is known for which copy it is."""
     return ReplicationRecord(
-        Replicate(0, 0, PUSHED, origin, message.seq, 0, message.codec, (), (), message.terms, message.parts, payload)
+        Replicate(0, 0, what, origin, seq, step, codec, versions, staleness, terms, parts, payload)
     )
 
 
@@ -65,31 +99,14 @@ def averaged(
     part = state.slice.index, step, () if ranges == (0, state.size) else ranges
     payload = [memory.copied(array) for _, array in both]
     written = tuple(start for start, _ in values)
-    return ReplicationRecord(Replicate(0, 0, AVERAGED, NOBODY, 0, step, RAW, written, (), terms, (part,), payload))
-
-
-def stepped(step: int) -> ReplicationRecord:
-    """Return the record of the end of a step."""
-    return ReplicationRecord(Replicate(0, 0, STEPPED, NOBODY, 0, step, RAW, (), (), (), (), ()))
-
-
-def asked() -> ReplicationRecord:
-    """Return the record of nothing: who confirms it still follows this leader."""
-    return ReplicationRecord(Replicate(0, 0, ASKED, NOBODY, 0, 0, RAW, (), (), (), (), ()))
+    return record(AVERAGED, step=step, versions=written, terms=terms, parts=(part,), payload=payload)
 
 
 def state_of(state: SliceState, step: int, memory: Memory) -> ReplicationRecord:
     """Return the record of a slice as it is, after so many synchronous steps."""
     payload = [memory.copied(array) for array in (state.value, *state.slots)]
     part = state.slice.index, state.version, ()
-    return ReplicationRecord(
-        Replicate(0, 0, STATE, NOBODY, 0, step, RAW, tuple(state.steps.tolist()), (), (), (part,), payload)
-    )
-
-
-def nothing_of(step: int) -> ReplicationRecord:
-    """Return the record of a shard that has no slices, after so many synchronous steps."""
-    return ReplicationRecord(Replicate(0, 0, STATE, NOBODY, 0, step, RAW, (), (), (), (), ()))
+    return record(STATE, step=step, versions=tuple(state.steps.tolist()), parts=(part,), payload=payload)
 
 
 def ledgers_of(ledgers: Mapping[bytes, Ledger]) -> Iterator[ReplicationRecord]:
@@ -103,7 +120,7 @@ def ledgers_of(ledgers: Mapping[bytes, Ledger]) -> Iterator[ReplicationRecord]:
             if len(numbers) == 1 and not ledger.floor:
                 break
             payload = [np.array(numbers, "<u8")]
-            yield ReplicationRecord(Replicate(0, 0, REMEMBERED, who, 0, 0, RAW, (), (), (), (), payload))
+            yield record(REMEMBERED, origin=who, payload=payload)
             if len(numbers) == 1:
                 break
 
@@ -168,13 +185,16 @@ class SliceNews:
         nbytes = sum([memoryview(buffer).nbytes for buffer in message.payload])
         self._listener.check(nbytes + 2 * nbytes_beside(message.parts))  # its record, and the answer that waits
         payload = owned(message.payload)
-        record = pushed(message, origin, payload)
+        pushed = record(
+            PUSHED, origin=origin, seq=message.seq, codec=message.codec, terms=message.terms, parts=message.parts,
+            payload=payload,
+        )  # fmt: skip
 
         def noted(result: Result) -> None:
             note(result)
-            if not record.position:
-                record.message = replace(record.message, versions=result[0], staleness=result[1])
-            self._listener.queue(record)
+            if not pushed.position:
+                pushed.message = replace(pushed.message, versions=result[0], staleness=result[1])
+            self._listener.queue(pushed)
 
         return payload, noted
 
@@ -183,9 +203,8 @@ class SliceNews:
     ) -> Note:
         """Prepare to forward what a slice is about to be updated with."""
         if not means and not values:
-            return _nothing  # the end of the step says so
-        record = averaged(state, steps.version, means, values, terms, self._memory)
-        return partial(self._listener.queue, record)
+            return unnoted  # the end of the step says so
+        return partial(self._listener.queue, averaged(state, steps.version, means, values, terms, self._memory))
 
     def tell(self) -> None:
         """There is nothing left to tell."""
@@ -193,7 +212,3 @@ class SliceNews:
     def stop(self) -> None:
         if self._steps is not None:
             self._steps.forward = None
-
-
-def _nothing() -> None:
-    """There is nothing to tell."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from zmqps.core.node.connections import Connections
 from zmqps.core.node.handshake import Handshake
+from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import (
     COORDINATOR,
     Action,
@@ -20,21 +21,6 @@ from zmqps.core.protocol.events import (
     Received,
     Send,
     Unreachable,
-)
-from zmqps.core.protocol.messages import (
-    Assign,
-    Committed,
-    Error,
-    Message,
-    Promote,
-    Promoted,
-    Replicas,
-    Replicate,
-    Replicated,
-    Replicating,
-    Welcome,
-    Yield,
-    Yielded,
 )
 from zmqps.core.protocol.security.keys import key_of, same
 from zmqps.core.protocol.security.roles import BACKUP, check_client
@@ -111,7 +97,7 @@ class ReplicaStreams(AnswerGate):
     def _stream_of(self, tenant: Tenant) -> Stream | None:
         return self.streams.get(tenant.assign.epoch)
 
-    def retarget(self, message: Replicas, now: float) -> list[Action]:
+    def retarget(self, message: m.Replicas, now: float) -> list[Action]:
         """The backups of a leader are others now."""
         tenant = self._host.tenant_of(message.epoch)
         if message.generation < tenant.generation:
@@ -122,7 +108,7 @@ class ReplicaStreams(AnswerGate):
             tenant.yielding = False
         actions = self._retarget(tenant, message.backups, now)
         tenant.generation = message.generation
-        return [Send(COORDINATOR, Replicating(message.epoch, message.generation)), *actions]
+        return [Send(COORDINATOR, m.Replicating(message.epoch, message.generation)), *actions]
 
     def _retarget(self, tenant: Tenant, backups: Any, now: float) -> list[Action]:
         rows = {row["epoch"]: row for row in _rows(backups)}
@@ -178,7 +164,7 @@ class ReplicaStreams(AnswerGate):
         self._peers[follower.peer].pop(epoch, None)
         self._leaders.pop(epoch, None)
 
-    def promote(self, message: Promote, now: float) -> list[Action]:
+    def promote(self, message: m.Promote, now: float) -> list[Action]:
         """A backup becomes the leader, unless it has become that already."""
         tenant = self._host.tenant_of(message.epoch)
         if message.generation < tenant.generation:
@@ -200,10 +186,10 @@ class ReplicaStreams(AnswerGate):
             actions.append(Log("warning", text, job=tenant.name))
         tenant.generation = message.generation
         versions = tuple([state.version for state in shard.slices])
-        promoted = Promoted(message.epoch, message.generation, shard.version, versions)
+        promoted = m.Promoted(message.epoch, message.generation, shard.version, versions)
         return [*actions, Send(COORDINATOR, promoted)]
 
-    def give_up_place(self, message: Yield, now: float) -> list[Action]:
+    def give_up_place(self, message: m.Yield, now: float) -> list[Action]:
         """Answer for a shard no more, and say so when the backups have all: one of them is to be the leader.
 
         Whoever asks is told to wait for the coordinator. In the synchronous mode nothing is done while gradients wait
@@ -216,7 +202,7 @@ class ReplicaStreams(AnswerGate):
         shard, stream = tenant.built(), self._stream_of(tenant)
         if not tenant.yielding:
             if shard.has_open_step or shard.dense.updates.broken is not None:
-                return [Send(COORDINATOR, Yielded(message.epoch, message.generation, 1))]
+                return [Send(COORDINATOR, m.Yielded(message.epoch, message.generation, 1))]
             tenant.yielding = True
         pumped = [] if stream is None else self._pumped(stream, now)
         return [*pumped, *self._yielded(tenant, stream)]
@@ -229,20 +215,20 @@ class ReplicaStreams(AnswerGate):
         error = DeposedError(job=tenant.name, generation=tenant.generation)
         actions = self._turn_away(tenant, [], error)
         numbers = {str(epoch): follower.queue.last for epoch, follower in followers.items() if follower.is_filled}
-        return [*actions, Send(COORDINATOR, Yielded(tenant.assign.epoch, tenant.generation, 0, numbers))]
+        return [*actions, Send(COORDINATOR, m.Yielded(tenant.assign.epoch, tenant.generation, 0, numbers))]
 
     def _turn_away(self, tenant: Tenant, waiting: Iterable[tuple[bytes, int]], error: DeposedError) -> list[Action]:
         """Tell those who wait for an answer, pulls that wait for a version too, that another copy will give it."""
         waiting = [*waiting, *tenant.parked]
         clients = self._host.clients.by_incarnation
         actions: list[Action] = [
-            Send(clients[who].peer, Error.of(request, error)) for who, request in waiting if who in clients
+            Send(clients[who].peer, m.Error.of(request, error)) for who, request in waiting if who in clients
         ]
         for who, request in list(tenant.parked):
             tenant.parked.remove(who, request)
         return actions
 
-    def committed(self, tenant: Tenant, message: Committed, now: float) -> list[Action]:
+    def committed(self, tenant: Tenant, message: m.Committed, now: float) -> list[Action]:
         """Tell the coordinator of a step as soon as all backups have it."""
         stream = self.streams[tenant.assign.epoch]
         stream.end_step(tenant.built())
@@ -309,24 +295,24 @@ class ReplicaStreams(AnswerGate):
         assert isinstance(event, Disconnected | Unreachable)
         return self.disconnected(event, now)
 
-    def _heard(self, peer: Peer, message: Message, now: float) -> list[Action]:
+    def _heard(self, peer: Peer, message: m.Message, now: float) -> list[Action]:
         check_client(message, BACKUP)
         followers, actions = self._peers[peer], list[Action]()
-        if isinstance(message, Welcome):
+        if isinstance(message, m.Welcome):
             for follower in followers.values():
                 if same(message.proof, follower.proof):
                     follower.on_welcome(message, now)
-        elif isinstance(message, Replicated) and message.epoch in followers:
+        elif isinstance(message, m.Replicated) and message.epoch in followers:
             actions += followers[message.epoch].on_replicated(message, now)
             tenant = self._tenant_behind(message.epoch)
             if tenant is not None and (stream := self._stream_of(tenant)) is not None:
                 actions += self._released(tenant, stream)
-        elif isinstance(message, Error) and message.request in followers:
+        elif isinstance(message, m.Error) and message.request in followers:
             actions += self._refused(followers[message.request], message, now)
         self._set_due()
         return actions
 
-    def _refused(self, follower: Follower, message: Error, now: float) -> list[Action]:
+    def _refused(self, follower: Follower, message: m.Error, now: float) -> list[Action]:
         """A backup could not do what it was told."""
         error = from_wire(message.code, message.text, message.facts)
         tenant = self._tenant_behind(follower.epoch)
@@ -350,7 +336,7 @@ class ReplicaStreams(AnswerGate):
         error = DeposedError(job=tenant.name, generation=generation)
         shard.dense.updates.broken = error
         waiting = [
-            (held.who, held.message.request) for held in stream.drain() if not isinstance(held.message, Committed)
+            (held.who, held.message.request) for held in stream.drain() if not isinstance(held.message, m.Committed)
         ]
         actions = self._turn_away(tenant, waiting, error)
         actions += self.discarded(tenant)
@@ -368,7 +354,7 @@ class ReplicaStreams(AnswerGate):
         return [*actions, *self._yielded(tenant, stream)] if tenant.yielding else actions
 
     def _answer(self, tenant: Tenant, held: HeldAnswer) -> list[Action]:
-        if isinstance(held.message, Committed):
+        if isinstance(held.message, m.Committed):
             return [Send(COORDINATOR, held.message)]
         client, ledger = self._host.clients.by_incarnation.get(held.who), tenant.ledgers.get(held.who)
         if client is None:
@@ -389,7 +375,7 @@ class ReplicaStreams(AnswerGate):
         backup = self.backups.get(tenant.assign.epoch)
         return [] if backup is None or tenant.shard is None else [Send(client.peer, backup.position)]
 
-    def follow(self, client: Client, tenant: Tenant, record: Replicate) -> tuple[list[Action], bool]:
+    def follow(self, client: Client, tenant: Tenant, record: m.Replicate) -> tuple[list[Action], bool]:
         """Take a record of the leader; return what to answer, and whether this copy is whole since."""
         tenant.check_role(client.hello.role)
         shard = tenant.built()
@@ -449,7 +435,8 @@ class ReplicaStreams(AnswerGate):
             return {}
         found = {"backup": 1, "filled": int(tenant.loaded), "loaded": True}
         if (shard := tenant.shard) is not None:
-            found |= {"slices": len(shard.slices), "slices_filled": shard.num_present}
+            present = sum(state.slice.index not in shard.came.missing for state in shard.slices)
+            found |= {"slices": len(shard.slices), "slices_filled": present}
         return found
 
     def validate(self) -> None:
@@ -465,7 +452,7 @@ class ReplicaStreams(AnswerGate):
             stream.validate()
 
 
-def _check_job(assign: Assign) -> None:
+def _check_job(assign: m.Assign) -> None:
     """Raise `ConfigurationError` for a job that cannot have copies."""
     treatment = make_treatment(assign.job.get("treatment"))  # the job is read aside, which takes long
     if treatment is not None and treatment.needs_read:

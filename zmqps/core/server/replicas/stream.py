@@ -11,13 +11,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.limits import WINDOW_NBYTES
 from zmqps.core.protocol.messages import Committed, Push
+from zmqps.core.protocol.messages.replication import ASKED, STATE, STEPPED
 from zmqps.core.server.clients import Client
 from zmqps.core.server.ledger import Ledger, Result
 from zmqps.core.server.parts import PULLS, PUSHES, AnyPull, AnyPush, Apply, Noted, ShardPart
-from zmqps.core.server.replicas.filling import Filling
-from zmqps.core.server.replicas.follower import Follower
-from zmqps.core.server.replicas.record import Listener, ReplicationRecord, nbytes_beside
-from zmqps.core.server.replicas.records import SliceNews, asked, ledgers_of, nothing_of, stepped
+from zmqps.core.server.replicas.follower import Filling, Follower
+from zmqps.core.server.replicas.records import (
+    Listener,
+    ReplicationRecord,
+    SliceNews,
+    ledgers_of,
+    nbytes_beside,
+    record,
+)
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.tables.row_records import RowNews
 from zmqps.core.server.tables.rows import rows_in
@@ -107,7 +113,7 @@ class Stream:
     def _fill(self, follower: Follower, shard: Shard) -> None:
         def first() -> Iterator[ReplicationRecord]:
             if not shard.slices:  # else they tell it the step
-                yield nothing_of(shard.version)
+                yield record(STATE, step=shard.version)
             if shard.steps is None:  # else gradients that wait for their step are brought to a promoted copy again
                 yield from ledgers_of(self._ledgers)
 
@@ -140,20 +146,20 @@ class Stream:
         """The shard has committed a step, perhaps one that the stream has ended already."""
         if self._step != shard.version:
             self._tell()
-            self._queue(stepped(shard.version - 1))
+            self._queue(record(STEPPED, step=shard.version - 1))
             self._step = shard.version
 
-    def _queue(self, record: ReplicationRecord) -> None:
+    def _queue(self, done: ReplicationRecord) -> None:
         """Something is done; said again it goes on where it failed."""
-        if not record.position:
-            record.position = self.position + 1
+        if not done.position:
+            done.position = self.position + 1
         for follower in self.followers.values():
-            follower.add(record)
-        if self.position < record.position:
-            self.position = record.position
+            follower.add(done)
+        if self.position < done.position:
+            self.position = done.position
             if self.confirmed < self.position:  # else no backup is there yet
-                self._fresh_nbytes += record.nbytes
-                self._count(record.nbytes)
+                self._fresh_nbytes += done.nbytes
+                self._count(done.nbytes)
 
     def _count(self, nbytes: int) -> None:
         self._nbytes += nbytes
@@ -186,9 +192,9 @@ class Stream:
         """
         self._tell()
         if (who, request) not in self._asked:
-            record = asked()
-            self._unconfirmed.check(record.nbytes)
-            self._queue(record)
+            question = record(ASKED)
+            self._unconfirmed.check(question.nbytes)
+            self._queue(question)
         return self.is_behind
 
     def hold(self, who: bytes, request: int, message: AnyPush | AnyPull | Committed, now: float) -> None:

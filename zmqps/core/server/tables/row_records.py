@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.protocol.encoding import RAW
-from zmqps.core.protocol.messages import PushRows, Replicate
+from zmqps.core.protocol.messages import PushRows
 from zmqps.core.protocol.messages.replication import NOBODY, ROWS
 from zmqps.core.server.ledger import Result
 from zmqps.core.server.parts import Noted
-from zmqps.core.server.replicas.record import Listener, ReplicationRecord, nbytes_beside
+from zmqps.core.server.replicas.records import Listener, ReplicationRecord, nbytes_beside, record
 from zmqps.core.server.tables.arrays import ID_DTYPE, read_arrays
 from zmqps.core.server.tables.table import RowTable
 from zmqps.errors import ProtocolError
@@ -65,7 +64,9 @@ def rows_now(
     part = table.slice.index, table.version, ()
     origin, seq, (versions, staleness) = (NOBODY, 0, ((), ())) if pushed is None else pushed
     payload = [frame for array in (head, gone, *kept.arrays) for frame in _frames(array)]
-    return ReplicationRecord(Replicate(0, 0, ROWS, origin, seq, step, RAW, versions, staleness, (), (part,), payload))
+    return record(
+        ROWS, origin=origin, seq=seq, step=step, versions=versions, staleness=staleness, parts=(part,), payload=payload
+    )
 
 
 def _frames(array: Array) -> Iterator[Array]:

@@ -23,9 +23,9 @@ from zmqps.core.protocol.messages.rows import CURSOR, SCANNED
 from zmqps.core.protocol.terms import SET, are_values
 from zmqps.core.server.clients import Client
 from zmqps.core.server.dense.aggregate import PushId
+from zmqps.core.server.dense.rules import Timing
 from zmqps.core.server.dense.slices import Note
-from zmqps.core.server.dense.steps import ShardSteps
-from zmqps.core.server.dense.timing import Timing
+from zmqps.core.server.dense.steps import ShardSteps, pushes_of, unnoted
 from zmqps.core.server.ledger import Result
 from zmqps.core.server.parts import COMMITTED, AnyPull, Apply, Awaited, Found, Noted
 from zmqps.core.server.shard import Shard
@@ -277,7 +277,7 @@ class Rows:
         table = self.table(message.index)
         ids, grads, is_set = self._read(message, table, worker)
         result = (table.version,), (staleness,)
-        noted: Note = partial(note, result) if note is not None else _unnoted
+        noted: Note = partial(note, result) if note is not None else unnoted
         if staleness:
             noted()
             return result
@@ -358,7 +358,7 @@ class Rows:
         With ``left_out`` rows are set, and no gradient is applied.
         """
         pushes = self._staged.get(step, {})
-        order = [(who, attempt) for who, attempts in contributors for attempt in attempts]
+        order = pushes_of(contributors)
         for number, table in enumerate(self.tables):
             if table.version != step:
                 continue  # it was done before a later one failed
@@ -527,7 +527,3 @@ def share_nbytes(spec: TableSpec, buckets: int) -> int | None:
 def _ids_of(message: PushRows) -> list[tuple[int, np.dtype[Any]]]:
     """Return how many ids of which kind a payload begins with."""
     return [(message.count, ID_DTYPE), (message.wanted, ID_DTYPE)]
-
-
-def _unnoted() -> None:
-    """Nobody remembers what was done."""

@@ -13,10 +13,9 @@ from zmqps.core.job.keyspace import Slice
 from zmqps.core.job.tables import NUM_BUCKETS, TableSpec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.messages.rows import COUNTED
-from zmqps.core.server.dense.timing import Timing
-from zmqps.core.server.tables.expiry import Expiry
+from zmqps.core.server.dense.rules import Timing
 from zmqps.core.server.tables.gone import GoneLog
-from zmqps.core.server.tables.room import RowRoom
+from zmqps.core.server.tables.room import Expiry, RowRoom
 from zmqps.errors import NonFiniteGradientError, ProtocolError, TableFullError, listed
 from zmqps.rows.kept import Kept, rebased
 from zmqps.rows.sketch import Sketch

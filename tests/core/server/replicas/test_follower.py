@@ -14,8 +14,8 @@ from zmqps import optim
 from zmqps.core.job.keyspace import KeySpace, Placement
 from zmqps.core.job.spec import JobSpec
 from zmqps.core.job.tables import TableSpec
-from zmqps.core.server.replicas.filling import Filling
-from zmqps.core.server.replicas.record import Listener, ReplicationRecord
+from zmqps.core.server.replicas.follower import Filling
+from zmqps.core.server.replicas.records import Listener, ReplicationRecord
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.tables import row_records
 from zmqps.core.server.tables.row_records import RowNews, read_rows
