@@ -117,6 +117,16 @@ def test_what_a_push_leaves_out_has_no_mean_even_in_a_used_buffer() -> None:
     assert mean(stage, A, step=1) == [None, None, 1.0, 1.0, None, None]
 
 
+def test_workers_with_different_parameters_are_each_divided_by_their_own_examples() -> None:
+    stage = make()
+    first, second = [(b"a", 1), (b"b", 1)], [(b"c", 1), (b"d", 1)]  # two replicas of two stages
+    for worker, value in zip(first, (1.0, 3.0), strict=True):
+        add(stage, worker, value, (0, 2))
+    for worker, value in zip(second, (10.0, 30.0), strict=True):
+        add(stage, worker, value, (2, 6))
+    assert mean(stage, first[0], second[0], first[1], second[1]) == [2, 2, 20, 20, 20, 20]
+
+
 def test_a_push_brings_a_slice_in_one_message() -> None:
     stage = make()
     add(stage, A, 1.0, (0, 2), (3, 6))
@@ -286,6 +296,15 @@ def test_a_workers_memory_is_let_go_with_the_step_and_never_written_to() -> None
 
 
 # --- a mean over all workers ----------------------------------------------------------------------
+
+
+def test_a_worker_that_has_not_pushed_an_element_counts_as_zeros_where_the_mean_is_over_all() -> None:
+    stage = make()
+    add(stage, A, 1.0, examples=4)
+    add(stage, B, 3.0, (0, 2), examples=4)
+    [(_, found)] = stage.mean(0, 0, [A, B], total=8)
+    assert found.tolist() == [2.0, 2.0, 0.5, 0.5, 0.5, 0.5]
+    assert mean(stage, A, B) == [2.0, 2.0, 1.0, 1.0, 1.0, 1.0]
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8"])

@@ -236,6 +236,23 @@ def test_staleness_counts_the_updates_since_the_worker_read() -> None:
     assert shard.dense.pull([(0, 0, ())])[1] == (4,)
 
 
+def test_a_push_of_some_parameters_is_no_step_of_the_others() -> None:
+    shard = one_slice()
+    shard.dense.push([(0, 0, (0, 3))], [ones(3)], "w")  # a: step 1
+    shard.dense.push([(0, 0, ())], [ones(5)], "w")  # a: step 2, b: step 1
+    assert values_of(shard)["a"].tolist() == [-3.0] * 3
+    assert values_of(shard)["b"].tolist() == [-1.0] * 2
+
+
+def test_a_frozen_parameter_stays_and_the_others_move() -> None:
+    shard = one_slice({"a": None})
+    reader = Reader()
+    shard.dense.pull([(0, 0, ())])[2][0].append(reader)
+    shard.dense.push([(0, 0, ())], [ones(5)], "w")
+    assert values_of(shard)["a"].tolist() == [0.0] * 3
+    assert values_of(shard)["b"].tolist() == [-1.0] * 2
+
+
 # --- readers ------------------------------------------------------------------------------------
 
 

@@ -279,6 +279,18 @@ def test_a_step_of_a_part_keeps_the_rest_while_older_versions_are_kept() -> None
     assert values(shard, exact=3) == [-3.0] * 8
 
 
+def test_a_slice_that_did_not_change_is_one_buffer_for_several_versions() -> None:
+    shard = make(retain=2)
+    for step in range(4):
+        collect(shard, 1.0, step=step, parts=BOTH[:1])
+        commit(shard, A, step=step)
+    assert values(shard, exact=2) == [-2.0] * 4 + [0.0] * 4
+    collect(shard, 1.0, step=4, parts=BOTH[1:])
+    commit(shard, A, step=4)
+    assert values(shard, exact=4) == [-4.0] * 4 + [0.0] * 4
+    assert values(shard) == [-4.0] * 4 + [-1.0] * 4
+
+
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=12), st.integers(0, 3))
 def test_every_version_that_can_be_read_is_what_it_was(steps: list[tuple[bool, bool]], retain: int) -> None:
     shard = make(retain=retain)
