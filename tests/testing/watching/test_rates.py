@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.testing.test_invariants import caught, wrap
 from zmqps.core.coordinator.training.steps import Commits, Numbers
-from zmqps.core.server.dense.part import DensePart
 from zmqps.core.server.dense.rules import Kernels
 from zmqps.core.server.dense.steps import ShardSteps
+from zmqps.core.server.replicas import backup
 
 Patch = pytest.MonkeyPatch
 
@@ -29,7 +30,8 @@ def test_a_server_that_measures_another_mean_than_it_applies(monkeypatch: Patch)
 
 
 def test_a_backup_that_replays_a_mean_without_its_terms(monkeypatch: Patch) -> None:
-    wrap(monkeypatch, DensePart, "replay", lambda original, self, parts, payload, *_: original(self, parts, payload))
+    original = backup.replay
+    monkeypatch.setattr(backup, "replay", lambda dense, record: original(dense, replace(record, terms=(), versions=())))
     caught("sync-terms-replicas", "differs from uninterrupted training")
 
 

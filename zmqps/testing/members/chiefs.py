@@ -29,6 +29,8 @@ class Chiefs:
 
     def _check(self, sender: Node, receiver: str) -> None:
         told, machine = self._told.pop(receiver), sender.machine
+        if not sender.alive:  # killed on the way: what it knew last, it has not said to all
+            return
         assert isinstance(machine, CoordinatorMachine)
         who = self._simulation.nodes[receiver].identity.incarnation
         member = machine.membership.members.get(who)
