@@ -11,9 +11,9 @@ from tests.testing.test_invariants import caught, wrap
 from zmqps.core.protocol.terms import SET
 from zmqps.core.server.dense import aggregate
 from zmqps.core.server.dense.aggregate import Stage
-from zmqps.core.server.dense.part import DensePart
 from zmqps.core.server.ledger import Ledger, Result
 from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.replicas import backup
 from zmqps.core.worker.layout import moves
 from zmqps.core.worker.transfer import PushTransfer
 
@@ -47,10 +47,8 @@ def test_a_mean_of_values_that_has_gradients_in_it(monkeypatch: Patch) -> None:
 
 
 def test_a_backup_that_takes_values_for_gradients(monkeypatch: Patch) -> None:
-    def replay(original: Any, shard: DensePart, parts: Any, payload: Any, terms: Any, values: Any) -> None:
-        original(shard, parts, payload, terms, ())
-
-    wrap(monkeypatch, DensePart, "replay", replay)
+    original = backup.replay
+    monkeypatch.setattr(backup, "replay", lambda dense, record: original(dense, replace(record, versions=())))
     caught("sync-values-replicas", "differs from uninterrupted training")
 
 

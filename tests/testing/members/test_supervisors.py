@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.testing.test_invariants import Patch, caught, wrap
-from zmqps.core.coordinator import machine
+from zmqps.core.coordinator.kernel import machine
+from zmqps.core.coordinator.kernel.machine import CoordinatorKernel
 from zmqps.core.coordinator.members.membership import Processes
-from zmqps.core.protocol.messages import Exited
 from zmqps.testing.members.supervisors import Reported
 from zmqps.testing.scenarios import SCENARIOS
 
@@ -29,7 +29,7 @@ def test_nodes_are_lost_by_what_their_supervisors_tell(name: str) -> None:
 
 
 def test_a_coordinator_that_takes_no_notice_of_reports(monkeypatch: Patch) -> None:
-    monkeypatch.setitem(machine.ORDERS, Exited, lambda host, peer, message, now: [])
+    monkeypatch.setattr(CoordinatorKernel, "_note_exit", lambda self, peer, message, now: [])
     caught("async-reported", "has ended, and is not known to be lost")
 
 

@@ -110,11 +110,11 @@ def test_a_worker_that_stays_at_its_step(monkeypatch: Patch) -> None:
 
 def test_a_coordinator_that_does_not_write_down_what_it_can_go_back_to(monkeypatch: Patch) -> None:
     def quietly(original: Any, fallback: Fallback, *about: Any) -> Any:
-        changed, fallback._changed = fallback._changed, lambda what: None
+        changed, fallback.changed = fallback.changed, lambda what: None
         try:
             return original(fallback, *about)
         finally:
-            fallback._changed = changed
+            fallback.changed = changed
 
     wrap(monkeypatch, Fallback, "keep", quietly)
     caught("async-falls-returned", "the journal does not hold")
