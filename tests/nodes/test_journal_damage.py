@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -131,6 +133,13 @@ def test_an_older_copy_of_a_part_is_refused(written: Path, tmp_path: Path, numbe
     changes = {name: lambda _, data=older[name]: data for name in names if older[name] != files(written)[name]}
     is_exact = is_exact_or_refused(damaged(written, tmp_path / "j", **changes))
     assert is_exact == (not changes or (names == (MARK,) and number == len(WRITES) - 2)), "as a kill may leave it"
+
+
+def test_one_whose_table_has_another_column_is_damaged(settled: Path, tmp_path: Path) -> None:
+    place = damaged(settled, tmp_path / "j")
+    with contextlib.closing(sqlite3.connect(place / FILE)) as db:
+        db.execute("ALTER TABLE state RENAME COLUMN number TO numbes")
+    assert not is_exact_or_refused(place)
 
 
 @settings(max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -287,6 +287,8 @@ class Journal:
         try:
             yield
         except sqlite3.OperationalError as error:
+            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR:  # its tables are others than ours
+                raise self._damaged(str(error)) from None
             advice = "see to the disk and the directory, and start the coordinator again"
             raise self._unusable(str(error), advice) from None
         except (sqlite3.Error, MemoryError, UnicodeError) as error:  # sizes and texts are what they happen to be

@@ -179,6 +179,16 @@ def test_a_full_table_refuses_new_rows_and_trains_those_that_are_there() -> None
     assert items.reserve(ids(0, 1), 0) == 0
 
 
+def test_nothing_makes_way_for_rows_that_never_fit() -> None:
+    items = table(capacity_nbytes=4_000, when_full="evict")
+    touch(items, 1, 2, 3)
+    with pytest.raises(TableFullError):
+        touch(items, *range(10, 11 + items.room.limit))
+    assert values(items, 1, 2, 3) == [0.0, 0.0, 0.0]
+    assert items.counters["evicted"] == 0
+    items.validate()
+
+
 def test_rows_that_were_changed_least_recently_make_way() -> None:
     items = table(capacity_nbytes=4_000, when_full="evict")
     most, gone = items.room.limit, list[int]()

@@ -174,7 +174,7 @@ class RowTable:
             return int(ids.size)
         new = store.count_absent(ids)
         lacking = store.num_rows + new + reserved - self.room.limit
-        if self.spec.when_full == "evict" and lacking > 0:
+        if self.spec.when_full == "evict" and lacking > 0 and ids.size + reserved <= self.room.limit:  # else in vain
             self._evict(lacking, ids)
             lacking = store.num_rows + new + reserved - self.room.limit
         if new and (lacking > 0 or not (promised or self._has_memory(new + reserved))):
