@@ -43,7 +43,7 @@ from zmqps.core.protocol.security.guard import proved
 from zmqps.core.protocol.security.keys import KEY_NBYTES
 from zmqps.core.protocol.security.roles import ALLOWS, KeyHolder
 from zmqps.core.protocol.wire import decode, encode
-from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.machine import ServerKernel
 from zmqps.testing.engine import Node
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Attackers:
         machine = node.machine
         if isinstance(machine, CoordinatorMachine):
             known = {who: member.peer for who, member in machine.membership.members.items()}
-        elif isinstance(machine, ServerMachine):
+        elif isinstance(machine, ServerKernel):
             known = {who: client.peer for who, client in machine.clients.by_incarnation.items()}
         else:
             return

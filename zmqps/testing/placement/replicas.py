@@ -29,7 +29,7 @@ from zmqps.core.protocol.messages import (
     Yield,
     Yielded,
 )
-from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.machine import ServerKernel
 from zmqps.errors import JobError
 from zmqps.testing.engine import Node, as_kept
 from zmqps.testing.network import RECONNECT_S, Connection
@@ -104,7 +104,7 @@ class LostServers:
             for copy in copies:
                 if copy.server.incarnation == server.identity.incarnation and copy.order is Order.PROMOTE:
                     # if it has taken over, and its word of that is on its way, the others count no more
-                    assert isinstance(server.machine, ServerMachine)
+                    assert isinstance(server.machine, ServerKernel)
                     tenant = server.machine.tenants.get(copy.epoch)
                     kept -= {copy.shard} if tenant is not None and not tenant.follows else set()
             if not shards <= kept:

@@ -32,10 +32,10 @@ from zmqps.core.protocol.messages import (
 from zmqps.core.protocol.plain import unpack
 from zmqps.core.protocol.terms import are_values
 from zmqps.core.server.dense.aggregate import PushId
-from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.machine import ServerKernel
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.tables.rows import rows_in
-from zmqps.core.worker.session import SessionMachine
+from zmqps.core.worker.session import SessionKernel
 from zmqps.core.worker.transfer import PushTransfer as Pushing
 from zmqps.errors import DeadlineError
 from zmqps.testing.engine import Node
@@ -150,7 +150,7 @@ class StepWitness:
     def read_by(self, worker: Node) -> Reference:
         """Return what a worker must read."""
         machine, (coordinator, _) = worker.machine, life_of(worker)
-        assert isinstance(machine, SessionMachine)
+        assert isinstance(machine, SessionKernel)
         return self.of_copy(coordinator, machine.links.by_shard[0].server.epoch)
 
     def resume(self, life: Life, saved: SavedJob, rows: RowVersion, back: int = 0) -> None:
@@ -305,7 +305,7 @@ class StepWitness:
         nodes = {node.identity.incarnation: node for node in simulation.servers if node.alive}
         for _, epoch, server in run.startup.leaders():
             machine = nodes[server.incarnation].machine if server.incarnation in nodes else None
-            tenant = machine.tenants.get(epoch) if isinstance(machine, ServerMachine) else None
+            tenant = machine.tenants.get(epoch) if isinstance(machine, ServerKernel) else None
             if tenant is None or tenant.shard is None or tenant.shard.steps is None or tenant.shard.version > step:
                 continue
             shard, stage = tenant.shard, tenant.shard.steps.stage
@@ -385,7 +385,7 @@ class StepWitness:
 def _meant(worker: Node, push: Push | PushRows) -> Pushed:
     """Return what the worker's script asked for by the transfer that a push belongs to."""
     machine = worker.machine
-    assert isinstance(machine, SessionMachine)
+    assert isinstance(machine, SessionKernel)
     requests = (link.in_flight.get(push.request) for link in machine.links.by_shard)
     transfer = next(request.transfer for request in requests if request is not None)
     assert isinstance(transfer, Pushing)
