@@ -18,7 +18,7 @@ from zmqps.core.server.dense.stale import treated
 from zmqps.core.server.shard import Shard
 from zmqps.core.treatments import make_treatment
 from zmqps.core.worker.operations import Attached, EnterBarrier, Exchange, Finish, Join, StartJob
-from zmqps.core.worker.session import SessionMachine
+from zmqps.core.worker.session import SessionKernel
 from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Source, Target, plan
 from zmqps.errors import PSError
 from zmqps.gpu.handover import Handover
@@ -185,7 +185,7 @@ class Run(Training):
             yield Exchange(push=PushTransfer(cargoes=cargoes, source=Source(arrays=source), whole=True)), TIMEOUT_S
             if self.on_push is not None:
                 self.on_push(simulation.now - self.began_at, worker.number, read, self._now(simulation))
-        assert isinstance(worker.machine, SessionMachine)
+        assert isinstance(worker.machine, SessionKernel)
         statistics = worker.machine.statistics()
         self.curve.dropped += statistics.dropped
         self.curve.pushes += statistics.pushes

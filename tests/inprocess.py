@@ -17,7 +17,7 @@ from tests.pace import allow, stretch
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol.events import Stop
-from zmqps.core.server.extensions import FullServer
+from zmqps.core.server.extensions import ServerMachine
 from zmqps.gpu.device import Device
 from zmqps.gpu.staging import Streams
 from zmqps.net import loops
@@ -64,7 +64,7 @@ class InProcessCluster:
         for number in range(self._options.servers):
             transport, identity = make_node("server", f"server-{number}", self._keys)
             build = partial(make_shard, ServerConfig(coordinator=self.address, kernels="numpy"), streams=streams)
-            drivers.append(Driver(FullServer(identity, self.address, build), transport, log))
+            drivers.append(Driver(ServerMachine(identity, self.address, build), transport, log))
         self._loop = asyncio.get_running_loop()
         ended = asyncio.gather(*(driver.run() for driver in drivers))
         self._loop.call_soon(self._started.set)  # behind the first steps of the drivers, which open their connections

@@ -26,7 +26,7 @@ from zmqps import keys
 from zmqps.core.protocol.events import COORDINATOR
 from zmqps.core.protocol.messages import Leave
 from zmqps.core.protocol.wire import encode
-from zmqps.core.server.extensions import FullServer
+from zmqps.core.server.extensions import ServerMachine
 from zmqps.errors import ConfigurationError, DrainError, IdentityError, KeyRefusedError
 from zmqps.net.curve import secure_dealer
 from zmqps.net.driver import Driver
@@ -196,7 +196,7 @@ def test_a_worker_s_key_does_not_make_a_server(folder: Path, tmp_path: Path, cap
         worker = keys.Keys.of_token(keys.token(folder, "worker"))
         begun = time.monotonic()
         transport = ZmqTransport(keys=worker, role="worker")
-        machine = FullServer(new_identity("server"), made.address, lambda *_: None)  # type: ignore[arg-type,return-value]
+        machine = ServerMachine(new_identity("server"), made.address, lambda *_: None)  # type: ignore[arg-type,return-value]
         ended = asyncio.run(Driver(machine, transport, logging.getLogger("zmqps.tests")).run())
         assert time.monotonic() - begun < stretch(SOON_S)
         assert "the worker's key 'worker-1' does not allow to join as a server" in ended.reason

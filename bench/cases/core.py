@@ -39,9 +39,9 @@ from zmqps.core.protocol.messages import Message
 from zmqps.core.protocol.wire import decode, encode
 from zmqps.core.server.admission import Room
 from zmqps.core.server.dense.rules import UpdateKernel
-from zmqps.core.server.extensions import FullServer
+from zmqps.core.server.extensions import ServerMachine
 from zmqps.core.server.shard import Shard
-from zmqps.core.worker.extensions import ExtendedSession
+from zmqps.core.worker.extensions import SessionMachine
 from zmqps.core.worker.operations import Attached, Exchange, Operation, StartJob
 from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Source, Target, plan
 from zmqps.gpu.handover import Handover
@@ -72,7 +72,7 @@ class Wires:
     workers
         How many, named ``worker0`` and so on.
     make_shard
-        Builds the server's shard, as `ServerMachine` takes it; by default one whose optimizer does nothing.
+        Builds the server's shard, as `ServerKernel` takes it; by default one whose optimizer does nothing.
     """
 
     def __init__(self, workers: int = 1, make_shard: Callable[..., Shard] | None = None) -> None:
@@ -81,20 +81,20 @@ class Wires:
             "coordinator": CoordinatorMachine(
                 _identity("coordinator", "coordinator", "inproc://c"), CoordinatorOptions(servers=1, workers=workers)
             ),
-            "server": FullServer(_identity("server", "server", "inproc://s"), "inproc://c", make_shard or _shard),
+            "server": ServerMachine(_identity("server", "server", "inproc://s"), "inproc://c", make_shard or _shard),
         }
         for name in (f"worker{index}" for index in range(workers)):
-            self._machines[name] = ExtendedSession(_identity("worker", name, ""), "inproc://c", lambda array: True)
+            self._machines[name] = SessionMachine(_identity("worker", name, ""), "inproc://c", lambda array: True)
         self._frames: deque[tuple[str, Peer, list[Any]]] = deque()
         self._resolved: dict[Operation, Any] = {}
         for name, machine in self._machines.items():
             self._execute(name, machine.start(0.0))
 
     @property
-    def worker(self) -> ExtendedSession:
+    def worker(self) -> SessionMachine:
         """The first worker's machine."""
         machine = self._machines["worker0"]
-        assert isinstance(machine, ExtendedSession)
+        assert isinstance(machine, SessionMachine)
         return machine
 
     def run(self, *operations: Operation) -> list[Any]:

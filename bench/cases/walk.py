@@ -23,7 +23,7 @@ from bench.options import json_option, report
 from bench.results import Row
 from zmqps.core.coordinator.machine import CoordinatorMachine, CoordinatorOptions
 from zmqps.core.protocol.events import Stop
-from zmqps.core.server.extensions import FullServer
+from zmqps.core.server.extensions import ServerMachine
 from zmqps.net.driver import Driver
 from zmqps.net.identity import new_identity
 from zmqps.net.lane.shm import LaneTransport
@@ -168,7 +168,7 @@ def nodes(*, workers: int, replicas: int = 0) -> Iterator[tuple[str, list[CallSo
     for number in range(1 + replicas):
         transport, identity = node("server", f"server-{number}")
         build = partial(make_shard, ServerConfig(coordinator=address))
-        running.append(run(Driver(FullServer(identity, address, build), transport, log)))
+        running.append(run(Driver(ServerMachine(identity, address, build), transport, log)))
     try:
         yield address, [loop.call_soon_threadsafe for loop, _ in running]
     finally:

@@ -24,8 +24,8 @@ from zmqps.core.protocol.events import COORDINATOR, Received, Returned, Run, Sen
 from zmqps.core.protocol.messages import Assign, Hello, Load, Message, Welcome
 from zmqps.core.protocol.security.keys import LOADER, ticket_of
 from zmqps.core.protocol.wire import encode
-from zmqps.core.server.extensions import FullServer
-from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.extensions import ServerMachine
+from zmqps.core.server.machine import ServerKernel
 from zmqps.net.driver import Driver
 from zmqps.net.identity import new_identity
 from zmqps.net.zeromq import ZmqTransport
@@ -49,10 +49,10 @@ def ticketed(role: str, incarnation: bytes, key: bytes = KEY, *, loads: bool = F
     return replace(hello(role, incarnation), secret=ticket, epoch=EPOCH)
 
 
-def ready_server(assign: Assign = ASSIGN, placement: Placement = PLACEMENT) -> ServerMachine:
+def ready_server(assign: Assign = ASSIGN, placement: Placement = PLACEMENT) -> ServerKernel:
     """Return a server that has joined, built its shard and been loaded with ones."""
     identity = new_identity("server", endpoint="tcp://127.0.0.1:2")
-    machine = FullServer(
+    machine = ServerMachine(
         identity,
         "tcp://127.0.0.1:1",
         partial(make_shard, ServerConfig(coordinator="tcp://127.0.0.1:1", kernels="numpy")),
@@ -70,7 +70,7 @@ def ready_server(assign: Assign = ASSIGN, placement: Placement = PLACEMENT) -> S
     return machine
 
 
-def values_of(machine: ServerMachine) -> bytes:
+def values_of(machine: ServerKernel) -> bytes:
     """Return the values of a server's shards, all jobs one after the other."""
     shards = [tenant.built() for _, tenant in sorted(machine.tenants.items())]
     assert shards
@@ -144,7 +144,7 @@ class Cluster:
     """A coordinator and a server on real sockets, run by a thread of this process."""
 
     coordinator: CoordinatorMachine
-    server: ServerMachine
+    server: ServerKernel
     drivers: list[Driver]
     transports: list[ZmqTransport]
     endpoints: list[str]
@@ -195,7 +195,7 @@ def live_cluster() -> Iterator[Cluster]:
             new_identity("coordinator", endpoint=endpoints[0]),
             CoordinatorOptions(servers=1, slice_nbytes=64, heartbeat_timeout=300.0),
         )
-        server = FullServer(
+        server = ServerMachine(
             new_identity("server", endpoint=endpoints[1]),
             endpoints[0],
             partial(make_shard, ServerConfig(coordinator="tcp://127.0.0.1:1", kernels="numpy")),

@@ -23,7 +23,7 @@ from zmqps.core.protocol.messages import Ack, Commit, Error, Message, PullRows, 
 from zmqps.core.protocol.messages.rows import SCANNED
 from zmqps.core.protocol.terms import SET
 from zmqps.core.protocol.wire import encode
-from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.machine import ServerKernel
 from zmqps.core.server.tables.rows import rows_in
 from zmqps.errors import BY_CODE, NonFiniteGradientError
 from zmqps.rows.initial import Initial
@@ -44,7 +44,7 @@ TABLES = (
 )  # fmt: skip
 
 
-def server_of(staleness: int | None, nonfinite: str = "reject") -> tuple[ServerMachine, int]:
+def server_of(staleness: int | None, nonfinite: str = "reject") -> tuple[ServerKernel, int]:
     """Return a server with tables to which a worker is connected, and the number of the first one."""
     job = JobSpec(
         parameters=PARAMETERS, optimizer=optim.sgd(0.5).to_wire(), staleness=staleness, nonfinite=nonfinite,
@@ -65,7 +65,7 @@ class State:
     staged: int
 
     @classmethod
-    def of(cls, machine: ServerMachine) -> State:
+    def of(cls, machine: ServerKernel) -> State:
         rows = rows_in(machine.tenants[EPOCH].built())
         found = []
         for table in rows.tables:
@@ -152,7 +152,7 @@ def expected_nbytes(message: Message, first: int) -> int | None:
     return message.count * TABLES[message.index - first].nbytes if isinstance(message, PullRows) else None
 
 
-def check(staleness: int | None, first: int, machine: ServerMachine, messages: Sequence[Message]) -> None:
+def check(staleness: int | None, first: int, machine: ServerKernel, messages: Sequence[Message]) -> None:
     now, step = 1.0, 0
     for message in messages:
         now += 1.0

@@ -15,8 +15,8 @@ from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol.events import Stop
 from zmqps.core.server.dense.memory import HostMemory
-from zmqps.core.server.extensions import FullServer
-from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.extensions import ServerMachine
+from zmqps.core.server.machine import ServerKernel
 from zmqps.core.server.shard import Shard
 from zmqps.net.driver import Driver
 from zmqps.net.identity import new_identity
@@ -62,7 +62,7 @@ class Cluster:
                 endpoints = [await proxy.before(endpoint) for endpoint in endpoints]
             identity = new_identity("server", name=f"server-{rank}", endpoint=" ".join(endpoints))
             memory = HostMemory(lanes.arenas.empty)
-            server = FullServer(identity, self.address, partial(make_shard, config, memory=memory))
+            server = ServerMachine(identity, self.address, partial(make_shard, config, memory=memory))
             self.drivers.append(Driver(server, lanes, log))
             self.servers.append(lanes)
         tasks = [asyncio.create_task(driver.run()) for driver in self.drivers]
@@ -80,7 +80,7 @@ class Cluster:
     def shards(self) -> list[Shard]:
         """Return the servers' shards of the job that was placed last."""
         machines = [driver.machine for driver in self.drivers[1:]]
-        return [list(m.tenants.values())[-1].ready() for m in machines if isinstance(m, ServerMachine)]
+        return [list(m.tenants.values())[-1].ready() for m in machines if isinstance(m, ServerKernel)]
 
     def num_internal_errors(self) -> int:
         return sum(driver.counters["internal_errors"] for driver in self.drivers)

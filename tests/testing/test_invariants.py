@@ -46,7 +46,7 @@ from zmqps.core.server.dense.slices import Updates
 from zmqps.core.server.dense.snapshot import Snapshot
 from zmqps.core.server.dense.steps import ShardSteps
 from zmqps.core.server.dense.undo import Undo
-from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.machine import ServerKernel
 from zmqps.core.server.orders import Orders
 from zmqps.core.server.saves import Saves
 from zmqps.core.server.shard import Shard
@@ -57,7 +57,7 @@ from zmqps.core.worker.connections.links import Links
 from zmqps.core.worker.early import Early
 from zmqps.core.worker.operations import Advance
 from zmqps.core.worker.pace import Pace, Pause
-from zmqps.core.worker.session import SessionMachine
+from zmqps.core.worker.session import SessionKernel
 from zmqps.core.worker.transfer import LoadTransfer, PullTransfer, PushTransfer, Target
 from zmqps.core.worker.transfers import Transfers
 from zmqps.core.worker.waits import Orphaned
@@ -486,7 +486,7 @@ def test_a_run_in_which_nothing_happens_any_more(monkeypatch: Patch) -> None:
 
 
 def test_a_server_that_takes_one_job_for_another(monkeypatch: Patch) -> None:
-    def push(original: Any, server: ServerMachine, client: Any, message: Any) -> Any:
+    def push(original: Any, server: ServerKernel, client: Any, message: Any) -> Any:
         first, epochs = next(iter(server.tenants)), client.epochs
         client.epochs = {*epochs, first}
         try:
@@ -494,7 +494,7 @@ def test_a_server_that_takes_one_job_for_another(monkeypatch: Patch) -> None:
         finally:
             client.epochs = epochs
 
-    wrap(monkeypatch, ServerMachine, "push", push)
+    wrap(monkeypatch, ServerKernel, "push", push)
     caught("jobs-alike", "nobody pushed")
 
 
@@ -564,10 +564,10 @@ def test_a_coordinator_that_ends_a_job_before_its_last_step_is_applied(monkeypat
 
 
 def test_a_server_that_keeps_the_pulls_of_connections_that_have_ended(monkeypatch: Patch) -> None:
-    def handle(original: Any, server: ServerMachine, event: Any, now: float) -> Any:
+    def handle(original: Any, server: ServerKernel, event: Any, now: float) -> Any:
         return [] if isinstance(event, Disconnected) else original(server, event, now)
 
-    wrap(monkeypatch, ServerMachine, "handle", handle)
+    wrap(monkeypatch, ServerKernel, "handle", handle)
     caught("sync-eager", "keeps pulls of peers that are gone", begin=10)
 
 
@@ -590,7 +590,7 @@ def test_a_coordinator_that_tells_servers_after_the_step_that_is_complete_withou
 
 
 def test_a_server_that_confirms_what_it_does_not_do(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(ServerMachine, "depart", lambda self, incarnation, evicted=0: None)
+    monkeypatch.setattr(ServerKernel, "depart", lambda self, incarnation, evicted=0: None)
     caught("async-departures", "which it has forgotten")
 
 
@@ -599,7 +599,7 @@ def test_a_server_that_confirms_what_it_does_not_do(monkeypatch: Patch) -> None:
 
 @pytest.mark.parametrize("mode", ["async", "ssp", "sync", "sync-data"])
 def test_workers_that_do_not_notice_the_death_of_the_coordinator(mode: str, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(SessionMachine, "_lose_coordinator", lambda self, now: [])
+    monkeypatch.setattr(SessionKernel, "_lose_coordinator", lambda self, now: [])
     caught(f"{mode}-orphaned", "waits for the dead")
 
 
@@ -639,12 +639,12 @@ def test_members_that_take_another_coordinators_refusal_for_their_own_fault(monk
 
 
 def test_workers_that_wait_for_another_coordinator_than_their_own(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(SessionMachine, "_lose_coordinator", lambda self, now: [])
+    monkeypatch.setattr(SessionKernel, "_lose_coordinator", lambda self, now: [])
     caught("async-succeeded", "waits for another coordinator than its own")
 
 
 def test_servers_that_stay_although_their_coordinator_is_another_one(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(ServerMachine, "end", lambda self, now: [])
+    monkeypatch.setattr(ServerKernel, "end", lambda self, now: [])
     caught("async-succeeded", "stays although its coordinator is another one", begin=18)
 
 
@@ -694,13 +694,13 @@ def test_a_server_that_does_not_check_tickets(monkeypatch: Patch) -> None:
 
 
 def test_a_server_whose_clients_anybody_can_take_away(monkeypatch: Patch) -> None:
-    def leave(original: Any, server: ServerMachine, peer: bytes, message: Message) -> Any:
+    def leave(original: Any, server: ServerKernel, peer: bytes, message: Message) -> Any:
         for who in list(server.clients.by_incarnation) if isinstance(message, Leave) else ():
             for tenant in server.tenants.values():
                 tenant.forget(who)  # with its ledger: what is repeated is new
         return original(server, peer, message)
 
-    wrap(monkeypatch, ServerMachine, "_from_stranger", leave)
+    wrap(monkeypatch, ServerKernel, "_from_stranger", leave)
     caught("async-attacked", "a push was applied twice")
 
 

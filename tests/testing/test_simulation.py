@@ -15,7 +15,7 @@ from zmqps.core.server.ledger import Ledger
 from zmqps.core.worker.asked import Asked
 from zmqps.core.worker.connections.link import Link
 from zmqps.core.worker.operations import EnterBarrier, Join
-from zmqps.core.worker.session import SessionMachine
+from zmqps.core.worker.session import SessionKernel
 from zmqps.testing import AsyncTraining, Faults, Node, Program, Simulation, SimulationError
 from zmqps.testing.network import Network, Packet
 from zmqps.testing.scenarios import SCENARIOS
@@ -54,7 +54,7 @@ def test_it_sees_a_push_that_is_acknowledged_and_lost(monkeypatch: pytest.Monkey
 
 
 def test_it_sees_an_operation_that_is_never_resolved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(SessionMachine, "_give_up", lambda self, operation, now: [])
+    monkeypatch.setattr(SessionKernel, "_give_up", lambda self, operation, now: [])
     monkeypatch.setattr(Asked, "answer", lambda self, message, now: [])
     with pytest.raises(SimulationError, match=r"beyond the deadline|spins"):
         Simulation(1).run()

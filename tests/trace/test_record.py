@@ -16,7 +16,7 @@ from zmqps.codecs import bf16
 from zmqps.core.protocol.encoding import CODING
 from zmqps.core.protocol.messages import Heartbeat, Push
 from zmqps.core.protocol.wire import encode, peek
-from zmqps.core.worker.extensions import ExtendedSession
+from zmqps.core.worker.extensions import SessionMachine
 from zmqps.net.identity import new_identity
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.trace import VARIABLE, merge, record
@@ -36,7 +36,7 @@ def test_without_the_variable_nothing_is_in_the_way(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv(VARIABLE, raising=False)
     record.recorder.cache_clear()
     identity = new_identity("worker")
-    machine, transport = ExtendedSession(identity, "tcp://127.0.0.1:1"), ZmqTransport()
+    machine, transport = SessionMachine(identity, "tcp://127.0.0.1:1"), ZmqTransport()
     try:
         assert record.watch(machine, transport, identity) == (machine, transport)
         assert record.around("check", "worker", len) is len

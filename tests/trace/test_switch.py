@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 import zmqps
 from zmqps.cli.main import cli
-from zmqps.core.worker.session import SessionMachine
+from zmqps.core.worker.session import SessionKernel
 from zmqps.errors import IdentityError, JobError
 from zmqps.nodes.tracing import begin, fetch, record
 from zmqps.trace.bounds import bound
@@ -68,7 +68,7 @@ def test_a_running_job_is_recorded_and_goes_on_as_before(cluster: zmqps.LocalClu
         trace = record(cluster.address, seconds=30.0, steps=20, progress=said.append)
         driver = worker._thread._driver
         assert driver is not None
-        assert isinstance(driver.machine, SessionMachine)  # nothing stands in its place any more
+        assert isinstance(driver.machine, SessionKernel)  # nothing stands in its place any more
         assert worker._thread.machine.transfers.all_finite is check
         before = worker.statistics().pushes
         record(cluster.address, seconds=30.0, steps=3)

@@ -1,4 +1,4 @@
-"""The worker's place in the cluster: a `ExtendedSession` on a background thread, from joining to the end.
+"""The worker's place in the cluster: a `SessionMachine` on a background thread, from joining to the end.
 
 A training loop computes for seconds without coming back to any event loop. So transfers and heartbeats run on one
 background thread with a loop of its own; the methods here hand it an operation and wait for its future, or return it.
@@ -29,7 +29,7 @@ from zmqps.core.job.data import DataRange, DataSpec
 from zmqps.core.protocol.exits import DRAINED
 from zmqps.core.protocol.messages.hello import MAX_JOB_NAME_CHARS
 from zmqps.core.protocol.messages.membership import DepartureCause
-from zmqps.core.worker.extensions import ExtendedSession
+from zmqps.core.worker.extensions import SessionMachine
 from zmqps.core.worker.notebook import Notebook
 from zmqps.core.worker.operations import AskStatus, EnterBarrier, Exchange, Finish, Join, Operation
 from zmqps.core.worker.ranges import TakeRange
@@ -143,7 +143,7 @@ class Connection:
         )  # fmt: skip
         check, coding = around("check", "worker", are_finite), watched_coding(in_two_threads())
         lanes: list[LaneTransport] = []  # once it is made
-        machine = ExtendedSession(identity, self.address, check, coding, self._notebook)
+        machine = SessionMachine(identity, self.address, check, coding, self._notebook)
         transport, arenas = self._transport, self._arenas  # nothing of the thread refers to this worker
         keys, role, io_threads = self._keys, self._role, self._io_threads
 

@@ -22,7 +22,7 @@ from zmqps.client.turns import Turns, check_own_thread, not_started, running
 from zmqps.core.node.tracing import trace
 from zmqps.core.protocol.events import Stop
 from zmqps.core.protocol.messages.membership import DepartureCause
-from zmqps.core.worker.extensions import ExtendedSession
+from zmqps.core.worker.extensions import SessionMachine
 from zmqps.core.worker.operations import Cancelled, Finish, Operation
 from zmqps.core.worker.session import FAREWELL_S
 from zmqps.errors import ClosedError, ConfigurationError, DeadlineError, ForkedError, InternalError, PSError
@@ -175,7 +175,7 @@ class SessionThread:
 
     def __init__(
         self,
-        machine: ExtendedSession,
+        machine: SessionMachine,
         make_transport: Callable[[], Transport],
         listeners: Sequence[Callable[[Any], object]] = (),
         more: Callable[[], Mapping[str, Any]] = dict,

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from zmqps.core.node.throttle import Throttle
 from zmqps.core.protocol import exits
+from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import (
     Action,
     Connect,
@@ -39,17 +40,6 @@ from zmqps.core.protocol.events import (
     Stop,
     Undecodable,
     Unreachable,
-)
-from zmqps.core.protocol.messages import (
-    EndJob,
-    Error,
-    Examined,
-    Farewell,
-    Heartbeat,
-    Hello,
-    Message,
-    Probed,
-    Welcome,
 )
 from zmqps.core.protocol.messages.large import Large
 from zmqps.core.protocol.security.roles import ORDERS
@@ -74,9 +64,9 @@ ASIDE_THREADS = 4
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 # looked up by the exact class: for every message, however many kinds there are
-COMPLETED = frozenset((Hello, Welcome, Heartbeat, Error, Probed, Examined))
+COMPLETED = frozenset((m.Hello, m.Welcome, m.Heartbeat, m.Error, m.Probed, m.Examined))
 #: Of these the machine is told whose key the connection was opened with.
-INTRODUCTIONS = frozenset((Hello, Welcome, Farewell, Large)) | ORDERS
+INTRODUCTIONS = frozenset((m.Hello, m.Welcome, m.Farewell, Large)) | ORDERS
 
 
 class Journal(Protocol):
@@ -124,7 +114,7 @@ class Driver:
         self.log = log
         self.counters: Counter[str] = Counter()
         #: Returns the message of some frames, as far as this machine needs it at once.
-        self.decode: Callable[[Sequence[Any]], Message] = decode
+        self.decode: Callable[[Sequence[Any]], m.Message] = decode
         #: Returns what a heartbeat tells besides what the machine, the transport and this process count.
         self.more: Callable[[], Mapping[str, Any]] = dict
         #: Takes what its `Notify` actions tell.
@@ -237,7 +227,7 @@ class Driver:
         for one in about:
             peer, request = getattr(one, "peer", b""), getattr(getattr(one, "message", None), "request", 0)
             if request and peer.startswith(INBOUND):
-                self.transport.send(peer, encode(Error.of(request, error)), ())
+                self.transport.send(peer, encode(m.Error.of(request, error)), ())
         failed, self._failed = self._failed, None
         if failed is not None:
             failed(error)
@@ -290,34 +280,34 @@ class Driver:
 
     # Transports negotiate by means of capabilities, of which the core knows nothing.
 
-    def _introduced(self, peer: Peer, message: Message) -> Received | Unreachable | None:
-        origin = self.transport.origin(peer) if isinstance(message, Hello | EndJob) else ""
+    def _introduced(self, peer: Peer, message: m.Message) -> Received | Unreachable | None:
+        origin = self.transport.origin(peer) if isinstance(message, m.Hello | m.EndJob) else ""
         if origin is None:  # nobody is there any more, and from where it came cannot be told: it says hello again
             return None
-        if isinstance(message, Hello | Welcome):
+        if isinstance(message, m.Hello | m.Welcome):
             try:
                 self.transport.greeted(peer, message.capabilities)
             except PSError as error:
                 return Unreachable(peer, error)
         return Received(peer, message, origin, self.transport.holder(peer))
 
-    def _complete(self, peer: Peer, message: Message) -> Message:
+    def _complete(self, peer: Peer, message: m.Message) -> m.Message:
         """Add what the transport has to say."""
-        if isinstance(message, Error):
+        if isinstance(message, m.Error):
             if message.code == ServerMemoryError.code:
                 self.transport.make_room()
             return message
-        if isinstance(message, Heartbeat):
-            told = Heartbeat({**self.facts(), **message.counters})
+        if isinstance(message, m.Heartbeat):
+            told = m.Heartbeat({**self.facts(), **message.counters})
             self._health.told()
             return told
-        if isinstance(message, Probed):
+        if isinstance(message, m.Probed):
             lines = stacks.threads() if message.stacks else ()
             return replace(message, lag_s=self._lag_s, lines=lines)
-        if isinstance(message, Examined):
+        if isinstance(message, m.Examined):
             own = {"lag_s": self._lag_s, **({"stacks": stacks.threads()} if message.own else {})}
             return replace(message, findings={**message.findings, **own})
-        assert isinstance(message, Hello | Welcome)
+        assert isinstance(message, m.Hello | m.Welcome)
         try:
             return replace(message, capabilities=(*message.capabilities, *self.transport.greeting(peer)))
         except PSError as error:
@@ -344,7 +334,7 @@ class Driver:
         try:
             await asyncio.get_running_loop().run_in_executor(self._waiter, pending.wait)
         except PSError as error:
-            send = Send(send.peer, Error.of(getattr(send.message, "request", 0), error))
+            send = Send(send.peer, m.Error.of(getattr(send.message, "request", 0), error))
             self.log.error("%s", error, extra={"error": error.number})
         except Exception as error:
             self._defect(error, send)

@@ -1,4 +1,4 @@
-"""The server process: a `FullServer` on ZeroMQ sockets."""
+"""The server process: a `ServerMachine` on ZeroMQ sockets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from zmqps.core.server.dense.beside import Beside, beside_nbytes
 from zmqps.core.server.dense.memory import HostMemory, Memory
 from zmqps.core.server.dense.rules import UpdateKernel
 from zmqps.core.server.dense.stale import copies_nbytes, treated
-from zmqps.core.server.extensions import FullServer
+from zmqps.core.server.extensions import ServerMachine
 from zmqps.core.server.measured import measured
 from zmqps.core.server.relay import FileRequest
 from zmqps.core.server.shard import Shard
@@ -386,7 +386,7 @@ async def _serve(config: ServerConfig, source: Source, log: logging.Logger, pare
         return shard
 
     relay = RelayStorage()
-    machine = FullServer(identity, config.coordinator, build, available_nbytes, ShardFiles(relay))
+    machine = ServerMachine(identity, config.coordinator, build, available_nbytes, ShardFiles(relay))
 
     def more(nbytes: int) -> bool:
         reserved = sum(tenant.reserved_nbytes for tenant in machine.tenants.values())

@@ -9,7 +9,7 @@ from random import Random
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.protocol.messages import Assign, Message, Moved, Replicas
-from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.machine import ServerKernel
 from zmqps.testing.engine import Engine, Node
 from zmqps.testing.members.chiefs import Chiefs
 from zmqps.testing.network import Network
@@ -77,7 +77,7 @@ class SimulatedCluster(Engine):
         if not self.copies_move:
             return True
         machine = server.machine
-        assert isinstance(machine, ServerMachine)
+        assert isinstance(machine, ServerKernel)
         assert machine.member.welcome is not None
         return epoch in self._live.get(self.life_of_copy(machine.member.welcome.incarnation, epoch), ())
 

@@ -47,14 +47,14 @@ from zmqps.core.protocol.messages.large import decode_but_assign, decode_small
 from zmqps.core.protocol.plain import pack
 from zmqps.core.protocol.security.roles import KeyHolder
 from zmqps.core.protocol.wire import decode, encode
-from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.machine import ServerKernel
 from zmqps.core.worker.layout.moves import ReplayGradients
 from zmqps.core.worker.operations import Operation
-from zmqps.core.worker.session import SessionMachine
+from zmqps.core.worker.session import SessionKernel
 from zmqps.errors import PSError
 from zmqps.testing.network import Connection, Network, Packet
 
-AnyMachine: TypeAlias = CoordinatorMachine | ServerMachine | SessionMachine | Inquiry | Tracer
+AnyMachine: TypeAlias = CoordinatorMachine | ServerKernel | SessionKernel | Inquiry | Tracer
 
 #: A worker's script: it yields ``(operation, timeout)`` and gets the result, or has its error raised
 #: at that place; it yields a float to compute for so many seconds.

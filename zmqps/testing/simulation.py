@@ -18,10 +18,10 @@ from zmqps.core.protocol.messages import Discard, Message
 from zmqps.core.protocol.plain import unpack
 from zmqps.core.protocol.security.keys import KEY_NBYTES, process_of
 from zmqps.core.server.admission import Room
-from zmqps.core.server.extensions import FullServer
-from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.extensions import ServerMachine
+from zmqps.core.server.machine import ServerKernel
 from zmqps.core.server.shard import Shard
-from zmqps.core.worker.extensions import ExtendedSession
+from zmqps.core.worker.extensions import SessionMachine
 from zmqps.core.worker.layout.rollbacks import Rollback
 from zmqps.core.worker.operations import Operation, StartJob
 from zmqps.errors import DeadlineError
@@ -376,7 +376,7 @@ class Simulation(SimulatedCluster):
         name = f"server-{len(self.servers)}"
         identity = replace(self._identity("server", name), spare=spare)
         make_shard = self._shard if self.faults.memory else self.training.shard
-        machine = FullServer(identity, "sim://coordinator", make_shard, files=self._disk)
+        machine = ServerMachine(identity, "sim://coordinator", make_shard, files=self._disk)
         if self._unconfirmed_nbytes is not None:
             machine.replication.unconfirmed.limit = self._unconfirmed_nbytes
         return self.start(Node(name=name, role="server", identity=identity, machine=machine))
@@ -408,7 +408,7 @@ class Simulation(SimulatedCluster):
             name=name,
             role="worker",
             identity=identity,
-            machine=ExtendedSession(identity, "sim://coordinator"),
+            machine=SessionMachine(identity, "sim://coordinator"),
             number=self.num_started,
         )
         node.program = program or self.training.program(self, node)
@@ -479,7 +479,7 @@ class Simulation(SimulatedCluster):
 
     def _check_parked(self, server: Node) -> None:
         """Assert that a server keeps no pulls of peers that are gone."""
-        assert isinstance(server.machine, ServerMachine)
+        assert isinstance(server.machine, ServerKernel)
         clients = server.machine.clients.by_incarnation
         for tenant in server.machine.tenants.values():
             for who, _ in tenant.parked:
@@ -526,7 +526,7 @@ class Simulation(SimulatedCluster):
         """When all has been calm for long, nothing waits in vain in a cluster that can work."""
         if self._began_at is None and isinstance(operation, StartJob):
             self._began_at = self.now
-        assert isinstance(node.machine, ExtendedSession)
+        assert isinstance(node.machine, SessionMachine)
         if self._has.validate:
             self.sleepers.resolved(node, operation, value)
         if self._orphans is not None:

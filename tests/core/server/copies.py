@@ -27,7 +27,7 @@ from zmqps.core.protocol.events import (
 )
 from zmqps.core.protocol.security.keys import proof_of, ticket_of
 from zmqps.core.protocol.wire import decode, encode
-from zmqps.core.server.extensions import FullServer
+from zmqps.core.server.extensions import ServerMachine
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.tables.rows import rows_in
 from zmqps.core.server.tables.table import RowTable
@@ -61,7 +61,7 @@ class Node:
 
     def __init__(self, name: str, make: Any = make_shard) -> None:
         self.name = name
-        self.machine = FullServer(identity("server", name), "tcp://coordinator:1", make)
+        self.machine = ServerMachine(identity("server", name), "tcp://coordinator:1", make)
         self.told: list[m.Message] = []  # to the coordinator
         self.answers: dict[str, list[m.Message]] = {}  # by worker
         self.logged: list[str] = []

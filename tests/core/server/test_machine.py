@@ -35,7 +35,7 @@ from zmqps.core.protocol.messages.large import Large, decode_but_assign
 from zmqps.core.protocol.security.keys import alias
 from zmqps.core.protocol.typed import pack
 from zmqps.core.protocol.wire import encode
-from zmqps.core.server.extensions import FullServer
+from zmqps.core.server.extensions import ServerMachine
 from zmqps.errors import (
     CoordinatorRestartedError,
     EvictedError,
@@ -63,7 +63,7 @@ class Server:
     """A server and the clock, with its invariants checked after every event."""
 
     def __init__(self, make: Any = make_shard) -> None:
-        self.machine = FullServer(identity("server", "s"), "tcp://coordinator:1", make)
+        self.machine = ServerMachine(identity("server", "s"), "tcp://coordinator:1", make)
         self.machine.start(0.0)
         self.now = 0.0
         self.spec = job("a", "b")

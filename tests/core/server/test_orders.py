@@ -22,7 +22,7 @@ from zmqps.core.protocol.messages import (
     Values,
 )
 from zmqps.core.server.builds import Builds, begin_anew
-from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.machine import ServerKernel
 from zmqps.core.server.orders import Orders
 from zmqps.errors import EvictedError, JobError, ProtocolError
 
@@ -68,7 +68,7 @@ class Kernel(Server):
 
     def __init__(self) -> None:
         super().__init__()
-        self.machine = ServerMachine(identity("server", "s"), "tcp://coordinator:1")  # type: ignore[assignment]
+        self.machine = ServerKernel(identity("server", "s"), "tcp://coordinator:1")  # type: ignore[assignment]
         Orders(self.machine, Builds(self.machine.tenants, make_shard, lambda: 1 << 30))
         self.machine.start(0.0)
 

@@ -26,7 +26,7 @@ from zmqps.core.protocol.events import (
     Undecodable,
     server_peer,
 )
-from zmqps.core.worker.extensions import ExtendedSession
+from zmqps.core.worker.extensions import SessionMachine
 from zmqps.core.worker.operations import AskStatus, Cancelled, EnterBarrier, Exchange, Finish, Join, Operation, StartJob
 from zmqps.core.worker.session import FAREWELL_S
 from zmqps.core.worker.transfer import PullTransfer as Pulling
@@ -68,7 +68,7 @@ class Session:
     """A session and the clock, with its invariants checked after every event."""
 
     def __init__(self, spec: JobSpec | None = None, shards: int = 2) -> None:
-        self.machine = ExtendedSession(identity("worker", "w"), "tcp://coordinator:1")
+        self.machine = SessionMachine(identity("worker", "w"), "tcp://coordinator:1")
         self.now = 0.0
         self.spec = spec or job(*"abcd")
         self.placement = placement(self.spec, shards)

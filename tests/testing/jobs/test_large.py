@@ -11,7 +11,7 @@ from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.openings import Opening, Openings
 from zmqps.core.protocol.events import Action
 from zmqps.core.protocol.messages import Message
-from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.machine import ServerKernel
 from zmqps.testing.jobs.large import LargeJobs
 from zmqps.testing.scenarios import SCENARIOS
 
@@ -52,9 +52,9 @@ def test_a_coordinator_that_forgets_what_it_has_opened(monkeypatch: Patch) -> No
 
 
 def test_a_server_that_forgets_the_large_message_that_it_has_read(monkeypatch: Patch) -> None:
-    def forget(original: Any, self: ServerMachine, *opened: Any) -> Any:
+    def forget(original: Any, self: ServerKernel, *opened: Any) -> Any:
         self._read_on()
         return []
 
-    wrap(monkeypatch, ServerMachine, "_opened", forget)
+    wrap(monkeypatch, ServerKernel, "_opened", forget)
     caught("jobs-large-freezes", "to build their shards")

@@ -12,7 +12,7 @@ from zmqps.core.protocol.terms import SET
 from zmqps.core.server.dense import aggregate
 from zmqps.core.server.dense.aggregate import Stage
 from zmqps.core.server.ledger import Ledger, Result
-from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.machine import ServerKernel
 from zmqps.core.server.replicas import backup
 from zmqps.core.worker.layout import moves
 from zmqps.core.worker.transfer import PushTransfer
@@ -70,24 +70,24 @@ def test_a_server_that_sets_again_what_was_set_before(monkeypatch: Patch) -> Non
 
     setting: list[bool] = []
 
-    def push(original: Any, machine: ServerMachine, client: Any, message: Any) -> Any:
+    def push(original: Any, machine: ServerKernel, client: Any, message: Any) -> Any:
         setting[:] = [True] if message.terms and message.terms[0] == SET else []
         return original(machine, client, message)
 
     wrap(monkeypatch, Ledger, "recall", recall)
     monkeypatch.setattr(Ledger, "record", lambda self, seq, result: self.results.update({seq: result}))
-    wrap(monkeypatch, ServerMachine, "push", push)
+    wrap(monkeypatch, ServerKernel, "push", push)
     caught("async-values", "which was set to")
 
 
 def test_a_server_that_counts_one_thing_that_is_set_for_another(monkeypatch: Patch) -> None:
-    def push(original: Any, machine: ServerMachine, client: Any, message: Any) -> Any:
+    def push(original: Any, machine: ServerKernel, client: Any, message: Any) -> Any:
         index, version, ranges = message.parts[0]
         if message.terms and not ranges:  # a whole slice, of a buffer
             message = replace(message, parts=[(index ^ 1, version, ()), *message.parts[1:]])
         return original(machine, client, message)
 
-    wrap(monkeypatch, ServerMachine, "push", push)
+    wrap(monkeypatch, ServerKernel, "push", push)
     caught("async-values", "nobody has set")
 
 

@@ -12,7 +12,7 @@ from zmqps.core.coordinator.placement.views import ChangeKind, MemberViews
 from zmqps.core.protocol.messages import Discard, Message, Moved, Replicate
 from zmqps.core.server.dense.steps import ShardSteps
 from zmqps.core.server.leaving import Leaving
-from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.machine import ServerKernel
 from zmqps.core.server.replicas.follower import Follower
 from zmqps.core.server.replicas.replication import ReplicaStreams
 from zmqps.core.server.replicas.stream import Stream
@@ -98,7 +98,7 @@ def test_a_leader_that_goes_on_to_answer_when_it_has_given_up_its_place(monkeypa
             tenant.yielding = True
 
     lose(monkeypatch, Discard, Moved, often=0.9)
-    wrap(monkeypatch, ServerMachine, "tenant_of", answers)
+    wrap(monkeypatch, ServerKernel, "tenant_of", answers)
     caught("sync-drains", "lacks a gradient of it", begin=1)
 
 

@@ -24,42 +24,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
+from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.limits import MAX_BLOB_NBYTES, MAX_FACT_CHARS, MAX_FACTS, MAX_TEXT_CHARS
-from zmqps.core.protocol.messages import (
-    BY_KIND,
-    STATES,
-    Ack,
-    Assign,
-    Checkpoint,
-    Commit,
-    EndJob,
-    Error,
-    Examine,
-    Examined,
-    GoBack,
-    Heartbeat,
-    Hello,
-    Init,
-    Job,
-    Load,
-    Message,
-    Promoted,
-    Pull,
-    PullRows,
-    Push,
-    PushRows,
-    Recut,
-    Replicate,
-    Saved,
-    Status,
-    StatusRequest,
-    Tensors,
-    Trace,
-    Tracing,
-    Values,
-    Watch,
-    checked_entries,
-)
 from zmqps.core.protocol.security.keys import KEY_NBYTES
 from zmqps.core.protocol.terms import MOST_NUMBERS, SET, SET_TO_MEAN, are_sets
 from zmqps.core.protocol.typed import are_ordered, pack, reader
@@ -259,7 +225,7 @@ _u32, _u64 = _integer(32), _integer(64)
 #: Annotation, a name of message.py -> check. A check returns the value as the dataclass wants it.
 CHECKS: dict[str, Callable[[Any], Any]] = {
     "U8": _integer(8),
-    **{enum.__name__: _one_of(enum) for enum in STATES},
+    **{enum.__name__: _one_of(enum) for enum in m.STATES},
     "U32": _u32,
     "U64": _u64,
     "Text": _text,
@@ -273,7 +239,7 @@ CHECKS: dict[str, Callable[[Any], Any]] = {
     "Versions": _versions,
     "Parts": _parts,
     "Contributors": _contributors,
-    "Entries": checked_entries,
+    "Entries": m.checked_entries,
     "Terms": _terms,
 }
 
@@ -281,20 +247,20 @@ CHECKS: dict[str, Callable[[Any], Any]] = {
 class Schema(NamedTuple):
     """What a message of one kind is made of."""
 
-    cls: type[Message]
+    cls: type[m.Message]
     names: tuple[str, ...]  # of its fields, but for the payload
     checks: tuple[Callable[[Any], Any], ...]
     has_payload: bool
-    values: Callable[[Message], tuple[Any, ...]]  # of these fields
+    values: Callable[[m.Message], tuple[Any, ...]]  # of these fields
 
 
-def _types(cls: type[Message]) -> dict[str, str]:
+def _types(cls: type[m.Message]) -> dict[str, str]:
     """Return what the fields of a message are of, those of what it derives from first."""
     annotations = [vars(base).get("__annotations__", {}) for base in reversed(cls.__mro__)]
     return {n: str(t) for found in annotations for n, t in found.items() if "ClassVar" not in str(t)}
 
 
-def _schema(cls: type[Message]) -> Schema:
+def _schema(cls: type[m.Message]) -> Schema:
     fields = _types(cls)
     has_payload = "payload" in fields
     if has_payload:
@@ -304,7 +270,7 @@ def _schema(cls: type[Message]) -> Schema:
     return Schema(cls, tuple(fields), checks, has_payload, _getter(tuple(fields)))
 
 
-def _getter(names: tuple[str, ...]) -> Callable[[Message], tuple[Any, ...]]:
+def _getter(names: tuple[str, ...]) -> Callable[[m.Message], tuple[Any, ...]]:
     if "job" in names and "placement" in names:  # what many are told alike is packed once
         return lambda message: tuple([getattr(value := getattr(message, n), "raw", value) for n in names])
     if len(names) > 1 and "text" not in names:
@@ -313,11 +279,11 @@ def _getter(names: tuple[str, ...]) -> Callable[[Message], tuple[Any, ...]]:
 
 
 #: What workers and servers say to each other all the time.
-IN_EVERY_STEP = (Ack, Load, Pull, PullRows, Push, PushRows, Values)
-SCHEMAS = {cls: _schema(cls) for cls in BY_KIND.values()}
+IN_EVERY_STEP = (m.Ack, m.Load, m.Pull, m.PullRows, m.Push, m.PushRows, m.Values)
+SCHEMAS = {cls: _schema(cls) for cls in m.BY_KIND.values()}
 
 #: Of those: kind -> class, what reads its header, where its parts are in it (0: it has none), whether it has a payload.
-_OFTEN: dict[int, tuple[Callable[..., Message], Callable[[memoryview], tuple[Any, ...]], int, bool]] = {
+_OFTEN: dict[int, tuple[Callable[..., m.Message], Callable[[memoryview], tuple[Any, ...]], int, bool]] = {
     cls.kind: (
         cls,
         reader([_types(cls)[name] for name in SCHEMAS[cls].names], SCHEMAS[cls].has_payload),
@@ -329,15 +295,15 @@ _OFTEN: dict[int, tuple[Callable[..., Message], Callable[[memoryview], tuple[Any
 
 #: Kind -> bytes that its header has at most, if they are not `MAX_SHORT_HEADER_NBYTES`.
 HEADER_NBYTES: dict[int, int] = {
-    Init.kind: MAX_INIT_HEADER_NBYTES,
-    **dict.fromkeys([cls.kind for cls in (Job, Assign, Status, Examined, GoBack, Recut)], MAX_HEADER_NBYTES),
-    **dict.fromkeys([cls.kind for cls in (Load, Push, Pull, Ack, Values, Tensors, Replicate)], MAX_DATA_HEADER_NBYTES),
-    **dict.fromkeys(
-        [cls.kind for cls in (Heartbeat, Commit, Error, Checkpoint, Saved, Promoted, Tracing)], MAX_LIST_HEADER_NBYTES
-    ),
-    **dict.fromkeys(
-        [cls.kind for cls in (Hello, StatusRequest, Watch, EndJob, Examine, Trace)], MAX_STRANGE_HEADER_NBYTES
-    ),
+    cls.kind: limit
+    for limit, kinds in {
+        MAX_INIT_HEADER_NBYTES: (m.Init,),
+        MAX_HEADER_NBYTES: (m.Job, m.Assign, m.Status, m.Examined, m.GoBack, m.Recut),
+        MAX_DATA_HEADER_NBYTES: (m.Load, m.Push, m.Pull, m.Ack, m.Values, m.Tensors, m.Replicate),
+        MAX_LIST_HEADER_NBYTES: (m.Heartbeat, m.Commit, m.Error, m.Checkpoint, m.Saved, m.Promoted, m.Tracing),
+        MAX_STRANGE_HEADER_NBYTES: (m.Hello, m.StatusRequest, m.Watch, m.EndJob, m.Examine, m.Trace),
+    }.items()
+    for cls in kinds
 }
 
 #: Entries of all maps of a large `Init` together: Python keeps the names of maps in one table, and looks through all of
@@ -345,7 +311,7 @@ HEADER_NBYTES: dict[int, int] = {
 MAX_INIT_ENTRIES = 1 << 17
 
 
-def encode(message: Message) -> list[Buffer]:
+def encode(message: m.Message) -> list[Buffer]:
     """Return the frames of a message: the header, then its payload's buffers as they are.
 
     Payload buffers are C-contiguous and are not copied, so they must not be written to before
@@ -434,7 +400,7 @@ def _unpack_in_pieces(header: memoryview) -> Any:
     if header.nbytes <= MAX_SHORT_HEADER_NBYTES:
         return _unpack(header)
     options: dict[str, Any] = {"max_ext_len": 0, "max_buffer_size": header.nbytes}
-    if kind_of(header) == Init.kind:
+    if kind_of(header) == m.Init.kind:
         options |= {"max_map_len": MAX_INIT_ENTRIES, "object_hook": _counter(MAX_INIT_ENTRIES)}
     unpacker = msgpack.Unpacker(**options)
     with uncollected():
@@ -490,11 +456,11 @@ def _apart(read: Callable[[memoryview], Any], header: memoryview) -> Any:
 def peek(frames: Sequence[Buffer]) -> tuple[str, int]:
     """Return the name of a message that `encode` made and its request (0: none), without decoding the rest."""
     values = msgpack.unpackb(frames[0])
-    cls = BY_KIND[values[0]]
+    cls = m.BY_KIND[values[0]]
     return cls.__name__, values[1] if SCHEMAS[cls].names[:1] == ("request",) else 0
 
 
-def decode(frames: Sequence[Buffer], data_nbytes: Callable[[], int] = lambda: MAX_DATA_HEADER_NBYTES) -> Message:
+def decode(frames: Sequence[Buffer], data_nbytes: Callable[[], int] = lambda: MAX_DATA_HEADER_NBYTES) -> m.Message:
     """Return the message that ``frames`` hold; its payload aliases them, or the bytes inside the header.
 
     ``data_nbytes`` returns how large a header of a message with arrays may be here; only asked for large ones.
@@ -530,11 +496,11 @@ def decode(frames: Sequence[Buffer], data_nbytes: Callable[[], int] = lambda: MA
         raise ProtocolError(f"the header is not msgpack: {_show(error)}") from error
     if type(values) is not list or not values or type(values[0]) is not int:
         raise ProtocolError(f"the header is not [kind, field, ...]: {_show(values)}")
-    cls = BY_KIND.get(values[0])
+    cls = m.BY_KIND.get(values[0])
     if cls is None:
         raise ProtocolError(f"no message is of kind {values[0]}")
     names, checks, has_payload = (schema := SCHEMAS[cls]).names, schema.checks, schema.has_payload
-    if cls is Hello and len(values) > HELLO_FIELDS:
+    if cls is m.Hello and len(values) > HELLO_FIELDS:
         # what a later version appends is not for us, its number says enough; an earlier one lacks what this one appends
         values[len(names) + 1 :] = []
     elif len(values) != 1 + len(names) + has_payload:

@@ -15,7 +15,7 @@ from zmqps.core.server.admission import Room
 from zmqps.core.server.builds import Builds
 from zmqps.core.server.clients import Client
 from zmqps.core.server.leaving import Leaving
-from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.machine import ServerKernel
 from zmqps.core.server.measured import in_all
 from zmqps.core.server.orders import Orders
 from zmqps.core.server.recut import await_parents, cut
@@ -25,12 +25,12 @@ from zmqps.core.server.saves import Files, Saves, Saving, restore
 from zmqps.core.server.shard import Shard
 
 
-class FullServer(ServerMachine):
+class ServerMachine(ServerKernel):
     """A server as it is run: it keeps tables and copies as well, saves what it has, and hands it over when it goes."""
 
     def __init__(
         self,
-        identity: Identity,  # this and the next: as of `ServerMachine`
+        identity: Identity,  # this and the next: as of `ServerKernel`
         coordinator: str,
         # builds a shard: ``make_shard(job, placement, index, room)``, one at a time. An error it raises is reported to
         # the coordinator, and by it to the worker that started the job

@@ -60,10 +60,10 @@ from zmqps.errors import (
 OF_CONNECTIONS = (Connected, Disconnected, Looked, Unreachable)
 
 
-class ServerMachine:
+class ServerKernel:
     """A server process without its sockets.
 
-    With `Orders` it trains, and no more; `zmqps.core.server.extensions.FullServer` is what servers run.
+    With `Orders` it trains, and no more; `zmqps.core.server.extensions.ServerMachine` is what servers run.
     """
 
     def __init__(

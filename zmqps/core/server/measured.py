@@ -8,10 +8,10 @@ from typing import Any
 
 from zmqps.core.node.measured import Counted, Measurements
 from zmqps.core.protocol.figures import GREATEST
-from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.machine import ServerKernel
 
 
-def measured(machine: ServerMachine, own: Mapping[str, Any]) -> Measurements:
+def measured(machine: ServerKernel, own: Mapping[str, Any]) -> Measurements:
     """Return a server's figures; of a job with several copies here they are of all of them.
 
     ``own``: what the server's process has counted.

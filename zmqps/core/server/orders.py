@@ -11,7 +11,7 @@ from zmqps.core.protocol.messages.membership import DepartureCause
 from zmqps.core.protocol.security.guard import check_welcome
 from zmqps.core.server.builds import Builds, Built, build_error
 from zmqps.core.server.hooks import Hook
-from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.machine import ServerKernel
 from zmqps.core.server.parts import COMMITTED
 from zmqps.core.server.tenant import Tenant
 from zmqps.errors import BY_CODE, EvictedError, IdentityError, LimitError, ProtocolError, counted
@@ -25,7 +25,7 @@ class Orders:
 
     def __init__(
         self,
-        host: ServerMachine,  # takes them: its jobs and clients
+        host: ServerKernel,  # takes them: its jobs and clients
         builds: Builds,  # shards to build for those jobs
     ) -> None:
         self._host = host

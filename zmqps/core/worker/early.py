@@ -21,13 +21,13 @@ from zmqps.core.worker.layout.moves import ShardMoves
 from zmqps.core.worker.layout.rollbacks import Rollbacks
 from zmqps.core.worker.operations import Attached, Exchange
 from zmqps.core.worker.rows import RowCargo
-from zmqps.core.worker.session import SessionMachine
+from zmqps.core.worker.session import SessionKernel
 
 
 class Early:
     """Sends the pull of one session ahead (`Transfers.ahead`)."""
 
-    def __init__(self, session: SessionMachine, moves: ShardMoves, rollbacks: Rollbacks) -> None:
+    def __init__(self, session: SessionKernel, moves: ShardMoves, rollbacks: Rollbacks) -> None:
         self._session = session
         self._moves = moves
         self._rollbacks = rollbacks

@@ -19,12 +19,12 @@ from zmqps.core.worker.notes import NoteSender
 from zmqps.core.worker.operations import Operation
 from zmqps.core.worker.ranges import TakeRange
 from zmqps.core.worker.rows import RowCargo, row_message
-from zmqps.core.worker.session import SessionMachine
+from zmqps.core.worker.session import SessionKernel
 from zmqps.core.worker.statistics import Statistics, Tally
 from zmqps.core.worker.transfer import all_finite
 
 
-class ExtendedSession(SessionMachine):
+class SessionMachine(SessionKernel):
     """A session with all of its extensions; moves, rollbacks, recuts and early pulls take part where a job needs it."""
 
     def __init__(

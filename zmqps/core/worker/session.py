@@ -78,7 +78,7 @@ class SessionEnd:
         return self.finish is not None and not self.finish.done
 
 
-class SessionMachine:
+class SessionKernel:
     """A worker or observer without its sockets.
 
     `Operation` objects are events here, besides those of `zmqps.core.protocol.events`; each is resolved exactly once,

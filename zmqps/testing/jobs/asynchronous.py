@@ -12,10 +12,10 @@ import numpy as np
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.messages import Message, Promoted, Values
-from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.machine import ServerKernel
 from zmqps.core.server.shard import Shard
 from zmqps.core.worker.operations import Attached, EnterBarrier, Exchange, Finish, Join, StartJob
-from zmqps.core.worker.session import SessionMachine
+from zmqps.core.worker.session import SessionKernel
 from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Source, Target, plan
 from zmqps.errors import DeadlineError, PSError, ServerMemoryError
 from zmqps.optim import sgd
@@ -196,7 +196,7 @@ class AsyncTraining(Training):
         """Assert that what a worker reads is made of pushes there were, and of all acknowledged before it asked."""
         life = life_of(worker)
         attempted = self._attempted[life]
-        assert isinstance(worker.machine, SessionMachine)
+        assert isinstance(worker.machine, SessionKernel)
         attached = worker.machine.attached
         assert attached is not None
         for number, array in enumerate(out):
@@ -226,7 +226,7 @@ class AsyncTraining(Training):
     def _sent_by_copies(self, simulation: SimulatedCluster, sender: Node, receiver: str, message: Message) -> None:
         if not simulation.options.replicas or not isinstance(message, (Promoted, Values)):
             return
-        assert isinstance(sender.machine, ServerMachine)
+        assert isinstance(sender.machine, ServerKernel)
         for life, epoch, shard in copies_on(simulation, sender, self.name):
             place = life, shard.placement.cuts, shard.index
             if isinstance(message, Values):

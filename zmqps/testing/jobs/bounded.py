@@ -11,7 +11,7 @@ from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.messages import Arrive, Enter, Error, Job, Message, PullRows, Range, Released, Take, Withdraw
 from zmqps.core.protocol.messages import Pull as PullMessage
 from zmqps.core.worker.operations import Advance, Attached, Exchange
-from zmqps.core.worker.session import SessionMachine
+from zmqps.core.worker.session import SessionKernel
 from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Source, Target, plan
 from zmqps.testing.engine import Node, Program
 from zmqps.testing.jobs.asynchronous import AsyncTraining
@@ -119,5 +119,5 @@ class BoundedTraining(AsyncTraining):
 
 
 def _clock(worker: Node) -> int:
-    assert isinstance(worker.machine, SessionMachine)
+    assert isinstance(worker.machine, SessionKernel)
     return worker.machine.transfers.pace.clock

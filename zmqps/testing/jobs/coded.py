@@ -13,7 +13,7 @@ from zmqps.core.protocol.encoding import RAW
 from zmqps.core.protocol.messages import Commit, Message
 from zmqps.core.protocol.messages import Push as PushMessage
 from zmqps.core.worker.operations import Attached, EnterBarrier, Exchange, Finish, Join, StartJob
-from zmqps.core.worker.session import SessionMachine
+from zmqps.core.worker.session import SessionKernel
 from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Source, Target, plan
 from zmqps.optim import sgd
 from zmqps.testing.engine import Node, Program
@@ -111,7 +111,7 @@ class CodedTraining(Training):
     def _kept(self, worker: Node) -> Array:
         """Return what a worker keeps for later."""
         machine, kept = worker.machine, np.zeros(self.size)
-        assert isinstance(machine, SessionMachine)
+        assert isinstance(machine, SessionKernel)
         assert machine.attached is not None
         for link, slices in zip(machine.links.by_shard, machine.attached.placement.slices, strict=True):
             for slice_ in slices:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from zmqps.core.node.member import Identity
 from zmqps.core.protocol.messages import Arrive, Message, Proceed
-from zmqps.core.worker.extensions import ExtendedSession
+from zmqps.core.worker.extensions import SessionMachine
 from zmqps.core.worker.operations import Join
 from zmqps.testing.engine import Node, Program
 from zmqps.testing.jobs.synchronous import SyncTraining
@@ -94,7 +94,7 @@ class OutrankedTraining(SyncTraining):
         super().check_end(simulation)
         expected = simulation.options.workers or 0
         machines = (node.machine for node in simulation.workers)
-        ranks = sorted(machine.member.rank for machine in machines if isinstance(machine, ExtendedSession))
+        ranks = sorted(machine.member.rank for machine in machines if isinstance(machine, SessionMachine))
         assert ranks == list(range(expected)), f"{expected} workers are expected, and their ranks are {ranks}"
 
 
@@ -110,7 +110,7 @@ def _start_idle(simulation: SimulatedCluster, name: str, role: str, job: str) ->
         secret=simulation.rng.randbytes(16),
     )
     # none of the workers that the simulation waits for
-    node = Node(name=name, role="observer", identity=identity, machine=ExtendedSession(identity, "sim://coordinator"))
+    node = Node(name=name, role="observer", identity=identity, machine=SessionMachine(identity, "sim://coordinator"))
     node.program = _idle()
     simulation.start(node)
     simulation.at(SILENT_AT_S, partial(simulation.kill, node))

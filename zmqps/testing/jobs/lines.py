@@ -9,7 +9,7 @@ from zmqps.core.protocol.arrays import Array
 from zmqps.core.worker.connections.link import Link
 from zmqps.core.worker.connections.wire import BUSY_S, NUM_REQUESTS
 from zmqps.core.worker.operations import Attached
-from zmqps.core.worker.session import SessionMachine
+from zmqps.core.worker.session import SessionKernel
 from zmqps.testing.engine import Node, Program
 from zmqps.testing.jobs.asynchronous import AsyncTraining
 
@@ -41,7 +41,7 @@ class LineTraining(AsyncTraining):
         self, simulation: SimulatedCluster, worker: Node, attached: Attached, push: int, out: Sequence[Array | None]
     ) -> Program:
         """Pull, compute, push; look what was measured."""
-        assert isinstance(worker.machine, SessionMachine)
+        assert isinstance(worker.machine, SessionKernel)
         links = worker.machine.links.by_shard
         for link in links:
             link.wire.sample_nbytes = SAMPLE_NBYTES
@@ -56,7 +56,7 @@ class LineTraining(AsyncTraining):
     def check(self, simulation: SimulatedCluster, node: Node) -> None:
         """What is on its way is what the wire asks for, once that is known."""
         super().check(simulation, node)
-        if isinstance(node.machine, SessionMachine):
+        if isinstance(node.machine, SessionKernel):
             for link in node.machine.links.by_shard:
                 self._check_window(link)
 

@@ -14,12 +14,12 @@ from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.tables import TableSpec
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.messages import Message, PushRows
-from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.machine import ServerKernel
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.tables.rows import rows_in
 from zmqps.core.server.tables.table import RowTable
 from zmqps.core.worker.operations import Attached, Exchange
-from zmqps.core.worker.session import SessionMachine
+from zmqps.core.worker.session import SessionKernel
 from zmqps.core.worker.transfer import PushTransfer
 from zmqps.errors import TableFullError
 from zmqps.optim import sgd
@@ -282,7 +282,7 @@ class MarkedRows:
             text = f"{table.spec.name} on {server.name}"
             marks[mine] = self._marks((_values(table, np.flatnonzero(mine)) - self._begin[number][mine]), text)
             self._check_marks(marks, self._attempted[life][number], table.spec)
-            follows = isinstance(server.machine, ServerMachine) and server.machine.tenants[epoch].follows
+            follows = isinstance(server.machine, ServerKernel) and server.machine.tenants[epoch].follows
             self._copied |= {life} if follows else set()
             gone = self._check_gone(
                 simulation.time_of(server), server, table, marks, rows, self._seen.get(key), follows=follows
@@ -464,6 +464,6 @@ def _values(table: RowTable, which: Array) -> Array:
 
 
 def _placement(worker: Node) -> Placement:
-    assert isinstance(worker.machine, SessionMachine)
+    assert isinstance(worker.machine, SessionKernel)
     assert worker.machine.attached is not None
     return worker.machine.attached.placement

@@ -14,7 +14,7 @@ from zmqps.core.protocol.terms import SET
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.tables.rows import rows_in
 from zmqps.core.worker.operations import Attached, Exchange, Finish, Join, StartJob
-from zmqps.core.worker.session import SessionMachine
+from zmqps.core.worker.session import SessionKernel
 from zmqps.core.worker.transfer import PullTransfer, PushTransfer, Source, Target, plan
 from zmqps.errors import DeadlineError, ServerMemoryError
 from zmqps.optim import sgd
@@ -100,7 +100,7 @@ class SettingTraining(Training):
         counted = [np.full_like(value, self._said[me]) for value in values]
         source, atomic = Source(arrays=counted, checked=True), rng.random() < 0.8
         yield Exchange(push=PushTransfer(cargoes=cargoes, source=source, atomic=atomic, terms=(SET,))), t
-        assert isinstance(worker.machine, SessionMachine)
+        assert isinstance(worker.machine, SessionKernel)
         self._done[me] = self._said[me]
         yield Exchange(pull=PullTransfer(cargoes=cargoes, target=Target(arrays=out))), t
         read = set(out[own].tolist())

@@ -11,7 +11,7 @@ from zmqps.core.protocol.events import Received
 from zmqps.core.protocol.messages import Assign, EndJob, Message
 from zmqps.core.protocol.security.guard import proved
 from zmqps.core.server.admission import Room
-from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.machine import ServerKernel
 from zmqps.core.server.shard import Shard
 from zmqps.errors import DeadlineError
 from zmqps.testing.engine import Node, Program
@@ -86,7 +86,7 @@ class SeveralJobs(Training):
         epochs = {epoch for run in coordinator.runs.values() for epoch in run.startup.copies.by_epoch}
         for server in simulation.servers:
             machine = server.machine
-            assert isinstance(machine, ServerMachine)
+            assert isinstance(machine, ServerKernel)
             if server.alive and server.identity.incarnation in coordinator.membership.members:
                 kept = {epoch: tenant.name for epoch, tenant in machine.tenants.items() if epoch not in epochs}
                 assert not kept, f"{server.name} still has shards of jobs that have ended: {kept}"

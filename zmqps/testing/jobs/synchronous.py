@@ -16,7 +16,7 @@ from zmqps.core.protocol.messages import Range
 from zmqps.core.protocol.terms import SET, SET_TO_MEAN
 from zmqps.core.worker.operations import Advance, Attached, Exchange, Finish, Join, SetNumbers, StartJob
 from zmqps.core.worker.ranges import TakeRange
-from zmqps.core.worker.session import SessionMachine
+from zmqps.core.worker.session import SessionKernel
 from zmqps.core.worker.transfer import Cargo, PullTransfer, PushTransfer, Source, Target, plan
 from zmqps.errors import DeadlineError, PSError, ServerMemoryError, TableFullError, VersionError
 from zmqps.optim import momentum
@@ -187,7 +187,7 @@ class SyncTraining(Training):
     def _set_rate(self, simulation: SimulatedCluster, worker: Node) -> Program:
         """Sometimes set the learning rate, or all numbers, which counts for nothing where this is not the chief."""
         if self.sets and simulation.rng.random() < self.sets and self.witness is not None:
-            assert isinstance(worker.machine, SessionMachine)
+            assert isinstance(worker.machine, SessionKernel)
             rng, step = simulation.rng, worker.machine.transfers.pace.next_step
             numbers = [rng.uniform(0.05, 0.2)]
             if rng.random() < 0.5:
@@ -224,7 +224,7 @@ class SyncTraining(Training):
         except VersionError:
             return  # others have gone on meanwhile
         except DeadlineError:
-            assert isinstance(worker.machine, SessionMachine)
+            assert isinstance(worker.machine, SessionKernel)
             if worker.machine.transfers.pace.version >= older:
                 raise
             return  # the job went back before this was asked for: that version needs a push of this worker first
@@ -264,7 +264,7 @@ class SyncTraining(Training):
         if self.together and rng.random() < self.together:
             way = 0.6
         if self.partly:
-            assert isinstance(worker.machine, SessionMachine)
+            assert isinstance(worker.machine, SessionKernel)
             first = worker.machine.transfers.pace.clock % 3 if self.mean == "pushed" else rng.randrange(3)
             pushed, way = plan(attached.placement, frozenset(range(first, self.parameters, 3))), 0.7 * way
 
@@ -343,14 +343,14 @@ class SyncTraining(Training):
     @staticmethod
     def _check_clock(worker: Node, version: int) -> None:
         """Assert that a worker has read no version before the step that it is at, whenever it has asked for it."""
-        assert isinstance(worker.machine, SessionMachine)
+        assert isinstance(worker.machine, SessionKernel)
         clock = worker.machine.transfers.pace.version
         assert version >= clock, f"{worker.name} is at step {clock}, and has read version {version}"
 
     @staticmethod
     def _version_of(worker: Node, pull: PullTransfer) -> int:
         """Return the version that a worker has read; assert that it is one."""
-        assert isinstance(worker.machine, SessionMachine)
+        assert isinstance(worker.machine, SessionKernel)
         versions = set(pull.target.versions.values()) or {worker.machine.transfers.pace.version}  # of nothing: any
         assert len(versions) == 1, f"{worker.name} has read versions {sorted(versions)} at once"
         return versions.pop()

@@ -14,13 +14,13 @@ from zmqps.core.protocol.arrays import Array
 from zmqps.core.server.admission import Room
 from zmqps.core.server.dense.rules import UpdateKernel
 from zmqps.core.server.dense.stale import treated
-from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.machine import ServerKernel
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.tables.rows import make_rows
 from zmqps.core.server.tables.table import RowUpdate
 from zmqps.core.server.tenant import Tenant
 from zmqps.core.treatments import make_treatment
-from zmqps.core.worker.session import SessionMachine
+from zmqps.core.worker.session import SessionKernel
 from zmqps.errors import DeadlineError
 from zmqps.optim import OptimizerSpec, all_finite, make_kernel, slots_of
 from zmqps.optim.rows import kernel_of_table
@@ -179,7 +179,7 @@ def row_rule(job: JobSpec, table: TableSpec, memory: ScarceMemory | None = None)
 def tenant_of(node: Node, job: str = DEFAULT) -> Tenant | None:
     """Return what a server keeps of a job, or kept last of those that had its name; None of any other node."""
     machine = node.machine
-    if not isinstance(machine, ServerMachine) or machine.member.welcome is None:
+    if not isinstance(machine, ServerKernel) or machine.member.welcome is None:
         return None  # it may have been assigned a shard before it has heard of which coordinator
     epochs = [epoch for epoch, tenant in machine.tenants.items() if tenant.name == job]
     return machine.tenants[max(epochs)] if epochs else None
@@ -194,7 +194,7 @@ def loaded_shard(node: Node, job: str = DEFAULT) -> Shard | None:
 def copies_on(simulation: SimulatedCluster, node: Node, job: str = DEFAULT) -> list[tuple[Life, int, Shard]]:
     """Return the copies of a job's shards on a server that have all values, with their epochs; of its last life."""
     machine = node.machine
-    if not isinstance(machine, ServerMachine) or machine.member.welcome is None:
+    if not isinstance(machine, ServerKernel) or machine.member.welcome is None:
         return []
     coordinator = machine.member.welcome.incarnation
     lives = {e: simulation.life_of_copy(coordinator, e) for e, tenant in machine.tenants.items() if tenant.name == job}
@@ -208,6 +208,6 @@ def copies_on(simulation: SimulatedCluster, node: Node, job: str = DEFAULT) -> l
 def life_of(worker: Node) -> Life:
     """Return the life of the job that a worker trains."""
     machine = worker.machine
-    assert isinstance(machine, SessionMachine)
+    assert isinstance(machine, SessionKernel)
     assert machine.member.welcome is not None
     return machine.member.welcome.incarnation, machine.epoch

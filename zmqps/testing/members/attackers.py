@@ -17,33 +17,13 @@ from typing import TYPE_CHECKING, TypeVar
 
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.members.places import ASKED
+from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Disconnected, Peer, Received
-from zmqps.core.protocol.messages import (
-    Arrive,
-    Checkpoint,
-    Committed,
-    Discarded,
-    EndJob,
-    Enter,
-    Error,
-    Exited,
-    Forgotten,
-    Heartbeat,
-    Init,
-    Leave,
-    Load,
-    Message,
-    Pull,
-    Push,
-    Ready,
-    Scale,
-    Withdraw,
-)
 from zmqps.core.protocol.security.guard import proved
 from zmqps.core.protocol.security.keys import KEY_NBYTES
 from zmqps.core.protocol.security.roles import ALLOWS, KeyHolder
 from zmqps.core.protocol.wire import decode, encode
-from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.machine import ServerKernel
 from zmqps.testing.engine import Node
 
 if TYPE_CHECKING:
@@ -98,7 +78,7 @@ class Attackers:
         machine = node.machine
         if isinstance(machine, CoordinatorMachine):
             known = {who: member.peer for who, member in machine.membership.members.items()}
-        elif isinstance(machine, ServerMachine):
+        elif isinstance(machine, ServerKernel):
             known = {who: client.peer for who, client in machine.clients.by_incarnation.items()}
         else:
             return
@@ -119,8 +99,8 @@ class Attackers:
             lost = [departure.member.title for departure in gone if departure.how == "lost"]
             assert not lost, f"strangers ended {lost}"
 
-    def _hear(self, sender: Node, to: str, message: Message) -> None:
-        if isinstance(message, (Load, Push, Pull, Arrive, Leave, Ready, Committed)):
+    def _hear(self, sender: Node, to: str, message: m.Message) -> None:
+        if isinstance(message, (m.Load, m.Push, m.Pull, m.Arrive, m.Leave, m.Ready, m.Committed)):
             self._heard.append([bytes(frame) for frame in encode(message)])
             self._epochs.add(getattr(message, "epoch", 1))
 
@@ -152,47 +132,49 @@ class Attackers:
         )  # fmt: skip
         self._spies[spy.incarnation] = peer
         state = {PLANTED: True}
-        orders: list[Message] = [
-            Checkpoint(1, "", rng.randint(0, 1), state),
-            Checkpoint(2, self._job, 0, state, rng.randbytes(KEY_NBYTES)),
+        orders: list[m.Message] = [
+            m.Checkpoint(1, "", rng.randint(0, 1), state),
+            m.Checkpoint(2, self._job, 0, state, rng.randbytes(KEY_NBYTES)),
             self._end(3),
-            Scale(4, rng.randint(1, 4)),
-            Init(5, {"parameters": []}),
+            m.Scale(4, rng.randint(1, 4)),
+            m.Init(5, {"parameters": []}),
         ]
         rng.shuffle(orders)
-        for message in (spy.hello(), *orders, Leave("closed")):
+        for message in (spy.hello(), *orders, m.Leave("closed")):
             simulation.event(coordinator, Received(peer, message, holder=OWN[0] if self._keyed else None))
 
-    def _message(self, target: Node, holder: KeyHolder | None) -> Message:
+    def _message(self, target: Node, holder: KeyHolder | None) -> m.Message:
         rng = self._rng
         epoch, request = rng.choice(sorted(self._epochs)), rng.randint(0, 40)
-        choices: list[Callable[[], Message]] = [
+        choices: list[Callable[[], m.Message]] = [
             *[partial(self._hello, target, epoch, holder)] * 3,
-            lambda: Leave(rng.choice(("finished", "closed"))),
-            lambda: decode(rng.choice(self._heard)) if self._heard else Leave("closed"),
+            lambda: m.Leave(rng.choice(("finished", "closed"))),
+            lambda: decode(rng.choice(self._heard)) if self._heard else m.Leave("closed"),
         ]
         if target.role == "coordinator":
             choices += [
-                lambda: rng.choice((Heartbeat({}), Enter(request, "end"), Init(request, {}), Withdraw(request))),
-                lambda: rng.choice((Arrive(request, rng.randint(0, 5), (1,)), Ready(epoch, 1), Discarded(epoch))),
-                lambda: Forgotten(rng.choice(sorted(self._simulation.nodes.items()))[1].identity.incarnation),
-                lambda: rng.choice((Committed(epoch, rng.randint(0, 5)), Error(epoch, 49, "x", {"reason": "x"}))),
+                lambda: rng.choice(
+                    (m.Heartbeat({}), m.Enter(request, "end"), m.Init(request, {}), m.Withdraw(request))
+                ),
+                lambda: rng.choice((m.Arrive(request, rng.randint(0, 5), (1,)), m.Ready(epoch, 1), m.Discarded(epoch))),
+                lambda: m.Forgotten(rng.choice(sorted(self._simulation.nodes.items()))[1].identity.incarnation),
+                lambda: rng.choice((m.Committed(epoch, rng.randint(0, 5)), m.Error(epoch, 49, "x", {"reason": "x"}))),
                 partial(self._end, request),
-                lambda: Exited(request, self._token(), "killed"),
+                lambda: m.Exited(request, self._token(), "killed"),
             ]
         return rng.choice(choices)()
 
-    def _end(self, request: int) -> Message:
+    def _end(self, request: int) -> m.Message:
         nonce, guess = self._rng.randbytes(KEY_NBYTES), self._rng.randbytes(KEY_NBYTES)
         known = self._simulation.coordinator.identity.end_key if self._keyed else b""
-        return proved(known, EndJob(request, self._job, nonce, guess))
+        return proved(known, m.EndJob(request, self._job, nonce, guess))
 
     def _token(self) -> bytes:
         """Return what may be taken for the token of a process: what it is called, or a guess."""
         who = self._rng.choice(sorted(self._simulation.nodes.items()))[1].identity
         return self._rng.choice((who.process, who.incarnation, self._rng.randbytes(KEY_NBYTES)))
 
-    def _hello(self, target: Node, epoch: int, holder: KeyHolder | None) -> Message:
+    def _hello(self, target: Node, epoch: int, holder: KeyHolder | None) -> m.Message:
         """Return what somebody else might say, but for what only that one knows."""
         rng, there = self._rng, [node.identity for node in self._simulation.nodes.values()]
         roles: tuple[str, ...] = ("worker", "observer")
@@ -200,7 +182,7 @@ class Attackers:
             there = [who for who in there if who.incarnation in target.machine.membership.members]
             roles = ("worker", "observer", "server")
         if not there:
-            return Leave("closed")
+            return m.Leave("closed")
         who = rng.choice(there)
         if holder is not None:  # they know its secret; or are somebody new, in a role that their key does not allow
             beyond = [role for role in roles if role not in ALLOWS[holder.role]]

@@ -7,16 +7,7 @@ from typing import TYPE_CHECKING, Any
 from zmqps.core.coordinator.journal import key_of
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.remembered import dump_all
-from zmqps.core.protocol.messages import (
-    Followed,
-    Message,
-    Moved,
-    Promote,
-    Promoted,
-    Ready,
-    Replicas,
-    Replicating,
-)
+from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.plain import unpack
 from zmqps.core.worker.operations import Operation
 from zmqps.errors import CoordinatorRestartedError, EvictedError, PeerLostError
@@ -45,7 +36,7 @@ COPY_MOMENTS = (
     "receive of copies",
     *["promotion"] * 3,
 )
-ABOUT_COPIES = (Promote, Promoted, Replicas, Replicating, Moved, Followed, Ready)
+ABOUT_COPIES = (m.Promote, m.Promoted, m.Replicas, m.Replicating, m.Moved, m.Followed, m.Ready)
 #: … and so often a server dies, too, so soon after it.
 SERVER_TOO, SOON_S = 0.4, (0.0, 3.0)
 
@@ -96,14 +87,14 @@ class Comebacks:
             self._events = 0
             self._at("time", coordinator)
 
-    def _sent(self, sender: Node, receiver: str, message: Message) -> None:
+    def _sent(self, sender: Node, receiver: str, message: m.Message) -> None:
         self._at("send", sender)
         if isinstance(message, ABOUT_COPIES):
             self._at("send of copies", sender)
-        if isinstance(message, Moved) and not message.server:  # behind the one to the server that is to take over
+        if isinstance(message, m.Moved) and not message.server:  # behind the one to the server that is to take over
             self._at("promotion", sender)
 
-    def _received(self, receiver: Node, sender: str, message: Message) -> None:
+    def _received(self, receiver: Node, sender: str, message: m.Message) -> None:
         self._at("receive", receiver)
         if isinstance(message, ABOUT_COPIES):
             self._at("receive of copies", receiver)

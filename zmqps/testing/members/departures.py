@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.protocol import exits
 from zmqps.core.protocol.messages import Ack, Assign, Commit, Departed, Forgotten, Job, Message, Proceed, Values
-from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.machine import ServerKernel
 from zmqps.testing.engine import Node
 from zmqps.testing.network import Connection
 
@@ -84,7 +84,7 @@ class Departures:
         """Assert that a server that has long been able to hear who has gone keeps nothing of it."""
         machine, simulation = server.machine, self._simulation
         told = self._told.get(server.name)
-        if told is None or not isinstance(machine, ServerMachine) or not simulation.coordinator_alive:
+        if told is None or not isinstance(machine, ServerKernel) or not simulation.coordinator_alive:
             return
         coordinator = simulation.nodes["coordinator"]
         if server.identity.incarnation not in simulation.coordinator.membership.members or not coordinator.alive:

@@ -9,7 +9,7 @@ import numpy as np
 
 from zmqps.core.worker.operations import AskStatus, EnterBarrier, Exchange, Finish, Operation, StartJob
 from zmqps.core.worker.ranges import TakeRange
-from zmqps.core.worker.session import SessionMachine
+from zmqps.core.worker.session import SessionKernel
 from zmqps.core.worker.transfer import PullTransfer, Target, plan
 from zmqps.errors import PeerLostError, PSError, VersionError
 from zmqps.testing.engine import Node, Program
@@ -68,7 +68,7 @@ class Orphans:
 
     def _all_kinds(self, worker: Node) -> Iterator[Operation]:
         machine = worker.machine
-        assert isinstance(machine, SessionMachine)
+        assert isinstance(machine, SessionKernel)
         yield EnterBarrier(0.0, barrier="orphans")
         yield AskStatus(0.0)
         yield StartJob(0.0)
@@ -82,7 +82,7 @@ class Orphans:
     def check(self, worker: Node) -> None:
         """Assert that nobody waits much longer than it takes to notice the death."""
         simulation, machine = self._simulation, worker.machine
-        assert isinstance(machine, SessionMachine)
+        assert isinstance(machine, SessionKernel)
         if machine.member.lost:
             self._lost_at.setdefault(worker.name, simulation.now)
         noticed_at = self._died_at + simulation.options.heartbeat_timeout
@@ -94,7 +94,7 @@ class Orphans:
     def resolved(self, worker: Node, operation: Operation, value: object) -> None:
         """Assert that who has waited is told for whom in vain; and at once, if that is known already."""
         machine = worker.machine
-        assert isinstance(machine, SessionMachine)
+        assert isinstance(machine, SessionKernel)
         if isinstance(value, PeerLostError):
             assert value.role == "coordinator", f"{worker.name} is told that {value.name} is lost"
         if machine.member.lost and isinstance(value, PSError):
@@ -105,7 +105,7 @@ class Orphans:
             assert at_once, f"{worker.name} has waited for the dead: {operation.title}"
 
 
-def _needs_coordinator(machine: SessionMachine, operation: Operation) -> bool:
+def _needs_coordinator(machine: SessionKernel, operation: Operation) -> bool:
     if not isinstance(operation, Exchange):
         return isinstance(operation, (AskStatus, EnterBarrier, StartJob, TakeRange))
     pace, pull = machine.transfers.pace, operation.pull

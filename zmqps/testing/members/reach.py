@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from zmqps.core.node.handshake import Handshake
-from zmqps.core.server.machine import ServerMachine
-from zmqps.core.worker.session import SessionMachine
+from zmqps.core.server.machine import ServerKernel
+from zmqps.core.worker.session import SessionKernel
 from zmqps.testing.engine import Node
 
 #: A silence of so long has been looked after, and the answer has come: users are told within 5 s.
@@ -14,10 +14,10 @@ TOLD_S = 5.0
 def check_told(node: Node, now: float, since: float) -> None:
     """Assert that a node knows why somebody does not answer it; it has just taken an event, and woke at ``since``."""
     machine = node.machine
-    if not isinstance(machine, (SessionMachine, ServerMachine)):
+    if not isinstance(machine, (SessionKernel, ServerKernel)):
         return
     assert not _is_late(machine.member.handshake, since, now), f"{node.name} does not say why the coordinator is silent"
-    if isinstance(machine, SessionMachine):
+    if isinstance(machine, SessionKernel):
         for link in machine.links.by_shard:
             assert not _is_late(link.server.handshake, since, now), (
                 f"{node.name} does not say why {link.server.title} is silent"

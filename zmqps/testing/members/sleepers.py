@@ -11,10 +11,10 @@ from zmqps.core.coordinator.members.membership import RETURN_S
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.node.awake import LOOK_S, SLACK_S
 from zmqps.core.protocol.messages import Hello, Message
-from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.machine import ServerKernel
 from zmqps.core.worker.connections.link import SHORT_S
 from zmqps.core.worker.operations import Exchange, Operation
-from zmqps.core.worker.session import SessionMachine
+from zmqps.core.worker.session import SessionKernel
 from zmqps.errors import ServerMemoryError
 from zmqps.testing.engine import Node
 from zmqps.testing.network import RECONNECT_S, Faults
@@ -86,7 +86,7 @@ class Sleepers:
                     silent_s = self._simulation.time_of(node) - departure.member.seen_at
                     if (other := next(named, None)) is not None and silent_s >= machine.membership.timeout:
                         self._check_silent(node, other, machine.membership.timeout)
-        elif isinstance(machine, (ServerMachine, SessionMachine)):
+        elif isinstance(machine, (ServerKernel, SessionKernel)):
             member = machine.member
             coordinator = self._simulation.nodes.get("coordinator")
             if coordinator is None or not member.lost or member.restarted or (node.name, b"") in self._judged:
@@ -126,7 +126,7 @@ class Sleepers:
         since = max(heard_at, judge.started_at)
         if not other.alive or other.started_at > since or self._simulation.network.cut_until > since:
             return  # the one before it was heard, or this one has yet to say who it is; or nobody could be heard
-        if isinstance(other.machine, (ServerMachine, SessionMachine)) and other.machine.member.lost:
+        if isinstance(other.machine, (ServerKernel, SessionKernel)) and other.machine.member.lost:
             return  # it has given up its coordinator, which slept for that long, and says nothing to it any more
         if heard_at < judge.started_at:  # by a coordinator that has come back: everybody has had the time to come back
             timeout = max(timeout, RETURN_S)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from zmqps.core.protocol import exits
-from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.machine import ServerKernel
 from zmqps.core.worker.operations import Operation
-from zmqps.core.worker.session import SessionMachine
+from zmqps.core.worker.session import SessionKernel
 from zmqps.errors import CoordinatorRestartedError, NotJoinedError, PSError, VersionError
 from zmqps.testing.engine import Node
 
@@ -40,7 +40,7 @@ class Successors:
         nodes = self._simulation.nodes
         if nodes["coordinator"].alive:
             for node in nodes.values():
-                joined = isinstance(node.machine, (ServerMachine, SessionMachine)) and node.machine.member.joined
+                joined = isinstance(node.machine, (ServerKernel, SessionKernel)) and node.machine.member.joined
                 if node.alive and joined:
                     self._left_behind.add(node.name)
             self._simulation.kill(nodes["coordinator"])
@@ -62,7 +62,7 @@ class Successors:
     def resolved(self, worker: Node, operation: Operation, value: object) -> None:
         """Assert that who had joined the first one is told that there is another one now."""
         machine = worker.machine
-        assert isinstance(machine, SessionMachine)
+        assert isinstance(machine, SessionKernel)
         told = not isinstance(value, NotJoinedError)
         if machine.member.restarted and isinstance(value, PSError):
             told = isinstance(value, (CoordinatorRestartedError, VersionError))

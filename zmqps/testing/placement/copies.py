@@ -11,7 +11,7 @@ import numpy as np
 from zmqps.core.coordinator.placement.copies import Replica
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.protocol.messages import Ack, Committed, Message, Push, PushRows, Values
-from zmqps.core.server.extensions import FullServer
+from zmqps.core.server.extensions import ServerMachine
 from zmqps.core.server.replicas.records import RECORD_NBYTES
 from zmqps.core.server.replicas.stream import Stream
 from zmqps.core.server.shard import Shard
@@ -74,7 +74,7 @@ class CopyWitness:
             if shard is None or shard.steps is not None or not copy.whole:
                 continue
             machine = node.machine
-            assert isinstance(machine, FullServer)
+            assert isinstance(machine, ServerMachine)
             if who in tenant.ledgers.past or machine.clients.bars(who):
                 continue  # it has gone, and there that is known already
             ledger = tenant.ledgers.get(who)
@@ -92,7 +92,7 @@ class CopyWitness:
         """Yield all copies of a shard that live, as the coordinator sees it, where one of them has this number."""
         simulation = self._simulation
         machine = server.machine
-        if not isinstance(machine, FullServer) or epoch not in machine.tenants or simulation.restarting:
+        if not isinstance(machine, ServerMachine) or epoch not in machine.tenants or simulation.restarting:
             return
         mine = machine.tenants[epoch].assign
         run = simulation.coordinator.runs.get(mine.name)
@@ -104,7 +104,7 @@ class CopyWitness:
         nodes = {node.identity.incarnation: node for node in simulation.servers if node.alive}
         for copy in run.startup.copies:
             node = nodes.get(copy.server.incarnation)
-            if copy.shard != mine.shard or node is None or not isinstance(node.machine, FullServer):
+            if copy.shard != mine.shard or node is None or not isinstance(node.machine, ServerMachine):
                 continue
             if (tenant := node.machine.tenants.get(copy.epoch)) is not None:
                 yield copy, node, tenant
@@ -114,7 +114,7 @@ class CopyWitness:
     def check(self, node: Node) -> None:
         """Assert what must hold after an event of a server, or of the coordinator."""
         machine = node.machine
-        if isinstance(machine, FullServer):
+        if isinstance(machine, ServerMachine):
             for epoch, stream in machine.replication.streams.items():
                 tenant = machine.tenants[epoch]
                 self._check_bound(machine, tenant, stream)
@@ -122,7 +122,7 @@ class CopyWitness:
         elif node.role == "coordinator":
             self._check_whole()
 
-    def _check_bound(self, machine: FullServer, tenant: Tenant, stream: Stream) -> None:
+    def _check_bound(self, machine: ServerMachine, tenant: Tenant, stream: Stream) -> None:
         """Assert that what waits for backups is counted, and that there is a bound for it."""
         followers = stream.followers.values()
         waiting = {id(r): r.nbytes for follower in followers for _, r in follower.queue.unconfirmed if r.position}
@@ -145,7 +145,7 @@ class CopyWitness:
                 continue
             for other in self._simulation.servers:
                 machine = other.machine
-                if not isinstance(machine, FullServer) or not other.alive:
+                if not isinstance(machine, ServerMachine) or not other.alive:
                     continue
                 theirs, backup = machine.tenants.get(epoch), machine.replication.backups.get(epoch)
                 if theirs is None or backup is None or theirs.shard is None or _is_coming(theirs):
@@ -167,7 +167,7 @@ class CopyWitness:
         return any(
             epoch in stream.followers and machine.tenants[other].generation > tenant.generation
             for machine in machines
-            if isinstance(machine, FullServer)
+            if isinstance(machine, ServerMachine)
             for other, stream in machine.replication.streams.items()
         )
 

@@ -12,12 +12,12 @@ from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.protocol.messages import Ack, Assign, Followed, GoBack, Message, Ready, Recalled, Values
 from zmqps.core.server.ledger import Ledger
-from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.machine import ServerKernel
 from zmqps.core.server.tables.rows import rows_in
 from zmqps.core.server.tables.table import RowTable
 from zmqps.core.worker.connections.link import Link
 from zmqps.core.worker.layout.rollbacks import Rollback
-from zmqps.core.worker.session import SessionMachine
+from zmqps.core.worker.session import SessionKernel
 from zmqps.core.worker.transfer import PushTransfer as Pushing
 from zmqps.core.worker.transfer import Request
 from zmqps.testing.engine import Node
@@ -95,7 +95,7 @@ class Fallbacks:
 
     def _is_given_up(self, worker: Node, epoch: int) -> bool:
         """Whether a copy is of a shard that has gone back since, though its server and the worker may not know."""
-        assert isinstance(worker.machine, SessionMachine)
+        assert isinstance(worker.machine, SessionKernel)
         run = self._simulation.coordinator.runs.get(worker.machine.member.identity.job)
         if run is None or (run.replication.views.all_followed and not run.fallback.active):
             return False
@@ -109,7 +109,7 @@ class Fallbacks:
     def _request_of(worker: Node, server: str, number: int) -> tuple[Link, Request] | None:
         """Return the push, and its link, that a server answers; None if the worker has no use for that."""
         machine = worker.machine
-        assert isinstance(machine, SessionMachine)
+        assert isinstance(machine, SessionKernel)
         for link in machine.links.by_shard:
             connection, request = worker.connections.get(link.server.peer), link.in_flight.get(number)
             if connection is not None and connection.ends[1] == server and request is not None and request.seq:
@@ -120,7 +120,7 @@ class Fallbacks:
 
     def _check_loaded(self, server: Node, assign: Assign) -> None:
         """Assert that a copy is what the checkpoint has, when it says that it is whole."""
-        assert isinstance(server.machine, ServerMachine)
+        assert isinstance(server.machine, ServerKernel)
         saved, tenant = self._saved(assign.restore["path"]), server.machine.tenants[assign.epoch]
         if tenant.counts["pushes"] or tenant.built().version != (
             assign.restore["version"] if tenant.built().steps else 0
@@ -179,7 +179,7 @@ class Fallbacks:
     @staticmethod
     def _ledgers(worker: Node, saved: SavedJob, shard: int) -> Mapping[str, Any]:
         """Return what a shard that was loaded from a checkpoint knows; nothing if the checkpoint was cut otherwise."""
-        assert isinstance(worker.machine, SessionMachine)
+        assert isinstance(worker.machine, SessionKernel)
         attached = worker.machine.attached
         assert attached is not None
         same = attached.placement.to_wire() == saved.placement.to_wire()

@@ -11,7 +11,7 @@ from zmqps.core.coordinator.members.places import ASKED, FINISHED
 from zmqps.core.coordinator.run import JobRun
 from zmqps.core.protocol.events import Log, Stop
 from zmqps.core.protocol.messages import Ack, EndJob, Message, Save
-from zmqps.core.worker.session import SessionMachine
+from zmqps.core.worker.session import SessionKernel
 from zmqps.testing.engine import Node
 from zmqps.testing.jobs.training import Life, life_of
 from zmqps.testing.placement.stores import SavedJob
@@ -104,7 +104,7 @@ class LastSaves:
     def _sent(self, sender: Node, receiver: str, message: Message) -> None:
         if isinstance(message, Ack) and sender.role == "server":
             worker = self._simulation.nodes[receiver]
-            if isinstance(worker.machine, SessionMachine) and worker.machine.member.welcome is not None:
+            if isinstance(worker.machine, SessionKernel) and worker.machine.member.welcome is not None:
                 self._trained_at[life_of(worker)][sender.name] = self._simulation.now
 
     def _received(self, receiver: Node, sender: str, message: Message) -> None:

@@ -9,27 +9,8 @@ from zmqps.core.coordinator.journal import key_of
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.placement.copies import Order
 from zmqps.core.coordinator.remembered import dump_all
-from zmqps.core.protocol.messages import (
-    Assign,
-    Commit,
-    Committed,
-    Followed,
-    Heartbeat,
-    Message,
-    Moved,
-    Promote,
-    Promoted,
-    Ready,
-    Replicas,
-    Replicate,
-    Replicated,
-    Replicating,
-    Save,
-    Saved,
-    Yield,
-    Yielded,
-)
-from zmqps.core.server.machine import ServerMachine
+from zmqps.core.protocol import messages as m
+from zmqps.core.server.machine import ServerKernel
 from zmqps.errors import JobError
 from zmqps.testing.engine import Node, as_kept
 from zmqps.testing.network import RECONNECT_S, Connection
@@ -39,8 +20,8 @@ if TYPE_CHECKING:
 
 #: What is said of copies, and what must be in them: any of these may be the last that a server hears or says.
 MESSAGES = (
-    Assign, Ready, Replicas, Replicating, Replicate, Replicated, Promote, Promoted, Moved, Followed, Commit,
-    Committed, Save, Saved, Yield, Yielded,
+    m.Assign, m.Ready, m.Replicas, m.Replicating, m.Replicate, m.Replicated, m.Promote, m.Promoted, m.Moved,
+    m.Followed, m.Commit, m.Committed, m.Save, m.Saved, m.Yield, m.Yielded,
 )  # fmt: skip
 #: A server that could not be heard is there again so many heartbeat timeouts after that, or known to be lost.
 DOUBT = 3.0
@@ -104,7 +85,7 @@ class LostServers:
             for copy in copies:
                 if copy.server.incarnation == server.identity.incarnation and copy.order is Order.PROMOTE:
                     # if it has taken over, and its word of that is on its way, the others count no more
-                    assert isinstance(server.machine, ServerMachine)
+                    assert isinstance(server.machine, ServerKernel)
                     tenant = server.machine.tenants.get(copy.epoch)
                     kept -= {copy.shard} if tenant is not None and not tenant.follows else set()
             if not shards <= kept:
@@ -149,21 +130,21 @@ class LostServers:
 
     # --- what travels --------------------------------------------------------------------------
 
-    def _sent(self, sender: Node, receiver: str, message: Message) -> None:
-        if isinstance(message, Promote):
+    def _sent(self, sender: Node, receiver: str, message: m.Message) -> None:
+        if isinstance(message, m.Promote):
             promoted = sender.identity.incarnation, message.epoch, message.generation
             self.promotions += promoted not in self._promoted
             self._promoted.add(promoted)
         self._perhaps(sender, message)
 
-    def _received(self, receiver: Node, sender: str, message: Message) -> None:
+    def _received(self, receiver: Node, sender: str, message: m.Message) -> None:
         self._perhaps(receiver, message)
 
-    def _perhaps(self, node: Node, message: Message) -> None:
+    def _perhaps(self, node: Node, message: m.Message) -> None:
         if node.role == "server" and isinstance(message, MESSAGES) and self._simulation.network.happens(self._copying):
             if self.may_lose(node):
                 self._simulation.kill(node)
 
-    def _swallows(self, sender: Node, receiver: str, message: Message) -> bool:
+    def _swallows(self, sender: Node, receiver: str, message: m.Message) -> bool:
         deaf = self._simulation.now < self._deaf.get(sender.name, 0.0) and not self._simulation.network.quiet
-        return deaf and receiver == "coordinator" and isinstance(message, Heartbeat)
+        return deaf and receiver == "coordinator" and isinstance(message, m.Heartbeat)

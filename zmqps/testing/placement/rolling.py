@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from zmqps.core.protocol.events import Exit, Stop
-from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.machine import ServerKernel
 from zmqps.testing.engine import Node
 
 if TYPE_CHECKING:
@@ -92,4 +92,4 @@ class Rolling:
 
 def _has_joined(server: Node) -> bool:
     """Whether a server knows that it has."""
-    return isinstance(server.machine, ServerMachine) and server.machine.member.joined
+    return isinstance(server.machine, ServerKernel) and server.machine.member.joined

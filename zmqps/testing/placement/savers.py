@@ -9,7 +9,7 @@ from zmqps.core.coordinator.saving.checkpoints import HOLD_S
 from zmqps.core.protocol.events import Log
 from zmqps.core.protocol.messages import Assign, Checkpointed, GoOn, Hold, Holding, Message, Save, Saved, Unsave
 from zmqps.core.worker.operations import Exchange, SavedCheckpoint, SaveJob
-from zmqps.core.worker.session import SessionMachine
+from zmqps.core.worker.session import SessionKernel
 from zmqps.core.worker.transfers import PAUSE_S
 from zmqps.errors import PSError
 from zmqps.testing.engine import Node, Program
@@ -147,7 +147,7 @@ class Savers:
             self._check_let_go()
             self.lasts.check(node)
             return
-        if not isinstance(node.machine, SessionMachine) or node.machine.transfers.pace.paused is None:
+        if not isinstance(node.machine, SessionKernel) or node.machine.transfers.pace.paused is None:
             self._paused_at.pop(node.name, None)
             return
         now, life = (

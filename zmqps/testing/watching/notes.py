@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from zmqps.core.coordinator.watching.notes import Logged
 from zmqps.core.protocol.messages import Message, Push
-from zmqps.core.worker.extensions import ExtendedSession
+from zmqps.core.worker.extensions import SessionMachine
 from zmqps.core.worker.notebook import Notebook
 from zmqps.testing.engine import Node
 from zmqps.testing.jobs.asynchronous import AsyncTraining
@@ -59,7 +59,7 @@ class Diary:
         """Let a worker that sends gradients log something beside."""
         if sender.role != "worker" or not isinstance(message, Push):
             return
-        assert isinstance(sender.machine, ExtendedSession)
+        assert isinstance(sender.machine, SessionMachine)
         book, times = sender.machine.notes.notebook, self._logged[sender.number]
         if self._few and not times:
             sender.machine.notes.notebook = book = Notebook(most_nbytes=FEW_NBYTES)
@@ -98,7 +98,7 @@ class Diary:
     def check_end(self) -> None:
         """Assert that nothing is missing of workers that have finished, and were not let go before they were heard."""
         for node in self._simulation.workers:
-            assert isinstance(node.machine, ExtendedSession)
+            assert isinstance(node.machine, SessionMachine)
             book = node.machine.notes.notebook
             if node.finished and not node.machine.member.lost and not book and node.number not in self._last_died:
                 known, logged = self._known[node.number], len(self._logged[node.number])

@@ -14,8 +14,8 @@ from zmqps.core.node.member import Identity
 from zmqps.core.protocol.messages import Error, Examine, Examined, Message, Probe, Probed, Status, Watch
 from zmqps.core.protocol.security.guard import proved
 from zmqps.core.protocol.security.keys import KEY_NBYTES
-from zmqps.core.server.machine import ServerMachine
-from zmqps.core.worker.session import SessionMachine
+from zmqps.core.server.machine import ServerKernel
+from zmqps.core.worker.session import SessionKernel
 from zmqps.errors import IdentityError
 from zmqps.testing.engine import Node
 from zmqps.testing.jobs.asynchronous import AsyncTraining
@@ -174,7 +174,7 @@ class Operators:
 
 def _is_member(node: Node) -> bool:
     machine = node.machine
-    return isinstance(machine, ServerMachine | SessionMachine) and machine.member.joined and not machine.member.unsure
+    return isinstance(machine, ServerKernel | SessionKernel) and machine.member.joined and not machine.member.unsure
 
 
 class OperatedTraining(Training):

@@ -11,31 +11,16 @@ from zmqps.core.coordinator.machine import CoordinatorMachine
 from zmqps.core.coordinator.members.places import FINISHED
 from zmqps.core.coordinator.training.steps import commit_of
 from zmqps.core.job.spec import JobSpec
+from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.arrays import Array
 from zmqps.core.protocol.fields import Contributor
-from zmqps.core.protocol.messages import (
-    Arrive,
-    Commit,
-    Enter,
-    Error,
-    Hello,
-    Job,
-    Message,
-    Proceed,
-    Push,
-    PushRows,
-    Range,
-    Released,
-    Take,
-    Withdraw,
-)
 from zmqps.core.protocol.plain import unpack
 from zmqps.core.protocol.terms import are_values
 from zmqps.core.server.dense.aggregate import PushId
-from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.machine import ServerKernel
 from zmqps.core.server.shard import Shard
 from zmqps.core.server.tables.rows import rows_in
-from zmqps.core.worker.session import SessionMachine
+from zmqps.core.worker.session import SessionKernel
 from zmqps.core.worker.transfer import PushTransfer as Pushing
 from zmqps.errors import DeadlineError
 from zmqps.testing.engine import Node
@@ -109,7 +94,7 @@ class StepWitness:
         self.left_out: set[tuple[bytes, int]] = set()  # pushes of a step that its worker has skipped
         self._leaves_out: set[tuple[bytes, int, int]] = set()  # left out for all; as in `_brought`
         self._left_out: dict[Track, set[int]] = defaultdict(set)  # steps of which no gradient was applied
-        self._asked: dict[tuple[bytes, int], Arrive] = {}  # by incarnation and request
+        self._asked: dict[tuple[bytes, int], m.Arrive] = {}  # by incarnation and request
         # by incarnation, step, and how often that had gone back
         self._brought: dict[tuple[bytes, int, int], list[tuple[int, ...]]] = defaultdict(list)
         self._skipped: set[tuple[bytes, int, int]] = set()  # who has arrived at a step with nothing, likewise
@@ -150,7 +135,7 @@ class StepWitness:
     def read_by(self, worker: Node) -> Reference:
         """Return what a worker must read."""
         machine, (coordinator, _) = worker.machine, life_of(worker)
-        assert isinstance(machine, SessionMachine)
+        assert isinstance(machine, SessionKernel)
         return self.of_copy(coordinator, machine.links.by_shard[0].server.epoch)
 
     def resume(self, life: Life, saved: SavedJob, rows: RowVersion, back: int = 0) -> None:
@@ -177,29 +162,29 @@ class StepWitness:
 
     # --- what travels --------------------------------------------------------------------------
 
-    def _sent(self, sender: Node, receiver: str, message: Message) -> None:
+    def _sent(self, sender: Node, receiver: str, message: m.Message) -> None:
         who = sender.identity.incarnation
-        if isinstance(message, (Push, PushRows)):
+        if isinstance(message, (m.Push, m.PushRows)):
             if (who, message.attempt) not in self._pushes:
                 self._pushes[who, message.attempt] = _meant(sender, message)
-        elif isinstance(message, Arrive):
+        elif isinstance(message, m.Arrive):
             self._asked[who, message.request] = message
-        elif isinstance(message, Commit):
+        elif isinstance(message, m.Commit):
             self._committed(sender, message)
-        elif isinstance(message, (Error, Job, Proceed, Range, Released)) and sender.role == "coordinator":
+        elif isinstance(message, (m.Error, m.Job, m.Proceed, m.Range, m.Released)) and sender.role == "coordinator":
             worker = self._simulation.nodes[receiver]
             other = worker.identity.incarnation
             self._pausing[other].discard(message.request)
             if (
-                isinstance(message, Error)
+                isinstance(message, m.Error)
                 and message.code == DeadlineError.code
                 and (other, message.request) in self._asked
             ):
                 step = self._asked[other, message.request].step
                 self._check_patience(sender, step, self._simulation.num_back[life_of(worker)])
-            if isinstance(message, Proceed):
+            if isinstance(message, m.Proceed):
                 self._released(life_of(worker), other, message)
-            elif isinstance(message, Job) and not message.load:
+            elif isinstance(message, m.Job) and not message.load:
                 self._training.add(other)
 
     def _written(self, node: Node) -> None:
@@ -209,16 +194,16 @@ class StepWitness:
             epoch = self._simulation.coordinator.runs[self._name].startup.epoch
             self._committed(node, replace(commit_of(entry), epoch=epoch))
 
-    def _received(self, receiver: Node, sender: str, message: Message) -> None:
+    def _received(self, receiver: Node, sender: str, message: m.Message) -> None:
         if receiver.role == "coordinator":
             who = self._simulation.nodes[sender].identity.incarnation
-            if isinstance(message, Hello) and message.role == "worker":
+            if isinstance(message, m.Hello) and message.role == "worker":
                 self._joined[receiver.identity.incarnation].add(who)
-            elif isinstance(message, (Take, Enter)):
+            elif isinstance(message, (m.Take, m.Enter)):
                 self._pausing[who].add(message.request)
-            elif isinstance(message, Withdraw):
+            elif isinstance(message, m.Withdraw):
                 self._pausing[who].discard(message.request)
-            elif isinstance(message, Arrive) and not self._is_moot(receiver, who):
+            elif isinstance(message, m.Arrive) and not self._is_moot(receiver, who):
                 back = self._simulation.num_back[life_of(self._simulation.nodes[sender])]
                 attempts, brought = tuple(message.attempts), self._brought[who, message.step, back]
                 began = receiver.machine, message.step, back
@@ -241,7 +226,7 @@ class StepWitness:
 
     # --- what must hold ------------------------------------------------------------------------
 
-    def _committed(self, coordinator: Node, commit: Commit) -> None:
+    def _committed(self, coordinator: Node, commit: m.Commit) -> None:
         """Assert that a step is made of whole contributions to it, none of them used before."""
         life, step = self._simulation.life_of_copy(coordinator.identity.incarnation, commit.epoch), commit.step
         back = self._simulation.num_back[life]
@@ -282,7 +267,7 @@ class StepWitness:
             return self._pushes[who, attempt]
         return Pushed(step, Gradient([None] * len(self._job.parameters), 1))
 
-    def _check_mean(self, commit: Commit, contributors: Sequence[Contributor], back: int) -> int:
+    def _check_mean(self, commit: m.Commit, contributors: Sequence[Contributor], back: int) -> int:
         """Assert that the mean is over as many examples as its workers had, and left out if one of them has said so.
 
         Return how many these are; 0: the mean is over those that pushed.
@@ -305,7 +290,7 @@ class StepWitness:
         nodes = {node.identity.incarnation: node for node in simulation.servers if node.alive}
         for _, epoch, server in run.startup.leaders():
             machine = nodes[server.incarnation].machine if server.incarnation in nodes else None
-            tenant = machine.tenants.get(epoch) if isinstance(machine, ServerMachine) else None
+            tenant = machine.tenants.get(epoch) if isinstance(machine, ServerKernel) else None
             if tenant is None or tenant.shard is None or tenant.shard.steps is None or tenant.shard.version > step:
                 continue
             shard, stage = tenant.shard, tenant.shard.steps.stage
@@ -362,7 +347,7 @@ class StepWitness:
         run = self._simulation.coordinator.runs.get(self._name)
         return self._simulation.many_go and run is not None and run.lost_shard is not None
 
-    def _released(self, life: Life, who: bytes, proceed: Proceed) -> None:
+    def _released(self, life: Life, who: bytes, proceed: m.Proceed) -> None:
         """Assert that a worker is told the truth about its gradients."""
         back = self._simulation.num_back[life]
         arrive, commits = self._asked[who, proceed.request], self._commits[life, back]
@@ -382,10 +367,10 @@ class StepWitness:
             assert not set(arrive.attempts) & set(counted), f"a worker is told that what counts was dropped: {counted}"
 
 
-def _meant(worker: Node, push: Push | PushRows) -> Pushed:
+def _meant(worker: Node, push: m.Push | m.PushRows) -> Pushed:
     """Return what the worker's script asked for by the transfer that a push belongs to."""
     machine = worker.machine
-    assert isinstance(machine, SessionMachine)
+    assert isinstance(machine, SessionKernel)
     requests = (link.in_flight.get(push.request) for link in machine.links.by_shard)
     transfer = next(request.transfer for request in requests if request is not None)
     assert isinstance(transfer, Pushing)

@@ -14,7 +14,7 @@ from tests.core.server.dense import test_aggregate, test_buffers, test_part, tes
 from tests.core.server.scarcity import Scarcity, state_of
 from zmqps.core.server.dense.memory import HostMemory
 from zmqps.core.server.dense.part import DensePart
-from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.machine import ServerKernel
 from zmqps.core.server.shard import Shard
 
 #: What fails in the middle of these leaves what is done, for those who ask again.
@@ -36,7 +36,7 @@ def failures(request: pytest.FixtureRequest) -> Iterator[list[str]]:
             of = Shard if name == "commit" else DensePart
             patch.setattr(of, name, tried_again(name, getattr(of, name), scarcity, failed))
         for name in ANSWERS:
-            patch.setattr(ServerMachine, name, tried_again(name, getattr(ServerMachine, name), scarcity, failed))
+            patch.setattr(ServerKernel, name, tried_again(name, getattr(ServerKernel, name), scarcity, failed))
         yield failed
     run = {getattr(item, "originalname", "") for item in request.session.items}
     if run >= {name for name in globals() if name.startswith("test_")}:  # and not a selection of them

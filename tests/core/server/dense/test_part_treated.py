@@ -16,7 +16,7 @@ from zmqps.core.protocol.messages import PROTOCOL_VERSION, Ack, Departed, Hello,
 from zmqps.core.protocol.security.keys import LOADER, ticket_of
 from zmqps.core.server.admission import Room
 from zmqps.core.server.dense.stale import treated
-from zmqps.core.server.extensions import FullServer
+from zmqps.core.server.extensions import ServerMachine
 from zmqps.core.server.shard import Shard
 from zmqps.core.treatments import Compensate, Divide, Drop, Treatment, make_treatment
 from zmqps.optim import sgd
@@ -129,7 +129,7 @@ class Server:
     def __init__(self) -> None:
         job = JobSpec(parameters=PARAMETERS, optimizer=sgd(1.0).to_wire(), treatment=Compensate(0.5).to_wire())
         placement = Placement.balance(KeySpace(job.parameters), 1, 4 * SIZE)
-        self.machine = FullServer(identity("server"), "tcp://c:1", self.build)
+        self.machine = ServerMachine(identity("server"), "tcp://c:1", self.build)
         self.machine.start(0.0)
         (run,) = [a for a in self.take(COORDINATOR, assign(job, placement)) if isinstance(a, Run)]
         self.machine.handle(Returned(run.tag, run.work()), 0.0)

@@ -7,23 +7,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from zmqps.core.protocol.messages import (
-    Checkpoint,
-    Drain,
-    EndJob,
-    Examine,
-    Fetch,
-    Hello,
-    Message,
-    Scale,
-    Trace,
-    Welcome,
-)
+from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.security.keys import KEY_NBYTES, same
 from zmqps.core.protocol.security.roles import row_of
 from zmqps.errors import IdentityError
 
-Order = TypeVar("Order", bound=Message)
+Order = TypeVar("Order", bound=m.Message)
 
 #: What to do about it, in errors.
 _ADVICE = (
@@ -32,19 +21,19 @@ _ADVICE = (
 )
 
 
-def join_guard(job_secret: bytes, hello: Hello) -> bytes:
+def join_guard(job_secret: bytes, hello: m.Hello) -> bytes:
     """Return what proves that the sender of a `Hello` to the coordinator knows the job secret."""
     return _guard(job_secret, b"join", hello.role.encode(), hello.incarnation, hello.secret, hello.job.encode())
 
 
-def check_join(job_secret: bytes, hello: Hello) -> None:
+def check_join(job_secret: bytes, hello: m.Hello) -> None:
     """Raise `IdentityError` unless the sender of a `Hello` knows the job secret; anybody does where there is none."""
     if job_secret and not same(hello.guard, join_guard(job_secret, hello)):
         how = "shows that it knows another one" if hello.guard else "shows none"
         raise IdentityError(f"this cluster has a job secret, and {hello.role} {hello.name} {how}; {_ADVICE}")
 
 
-def check_server(server_key: bytes, hello: Hello) -> None:
+def check_server(server_key: bytes, hello: m.Hello) -> None:
     """Raise `IdentityError` unless a server knows the key of those that may be one; anybody may where there is none."""
     if hello.role == "server" and server_key and not same(hello.guard, join_guard(server_key, hello)):
         raise IdentityError(
@@ -53,12 +42,12 @@ def check_server(server_key: bytes, hello: Hello) -> None:
         )
 
 
-def welcome_guard(job_secret: bytes, hello: Hello) -> bytes:
+def welcome_guard(job_secret: bytes, hello: m.Hello) -> bytes:
     """Return what a coordinator answers a member, to show that it knows the job secret; empty where there is none."""
     return _guard(job_secret, b"welcome", hello.incarnation, hello.secret) if job_secret else b""
 
 
-def check_welcome(job_secret: bytes, hello: Hello, welcome: Welcome) -> None:
+def check_welcome(job_secret: bytes, hello: m.Hello, welcome: m.Welcome) -> None:
     """Raise `IdentityError` unless the coordinator knows the job secret that this member has been given."""
     if job_secret and not same(welcome.proof, welcome_guard(job_secret, hello)):
         raise IdentityError(
@@ -68,14 +57,14 @@ def check_welcome(job_secret: bytes, hello: Hello, welcome: Welcome) -> None:
 
 
 #: Of each order what its guard vouches for, and the commands that give it.
-_ORDERS: dict[type[Message], tuple[Callable[[Any], tuple[bytes, str]], str]] = {
-    EndJob: (lambda order: (b"end", order.job), "jobs end and zmqps down"),
-    Checkpoint: (lambda order: (b"save", order.job), "checkpoint"),
-    Drain: (lambda order: (b"stay" if order.stay else b"drain", order.server), "drain"),
-    Scale: (lambda order: (b"scale", str(order.servers)), "scale"),
-    Examine: (lambda order: (b"examine", order.node), "stack"),
-    Trace: (lambda order: (b"trace", f"{order.action} {order.job}"), "trace"),
-    Fetch: (lambda order: (b"trace", f"{order.number} {order.who.hex()} {order.offset}"), "trace"),
+_ORDERS: dict[type[m.Message], tuple[Callable[[Any], tuple[bytes, str]], str]] = {
+    m.EndJob: (lambda order: (b"end", order.job), "jobs end and zmqps down"),
+    m.Checkpoint: (lambda order: (b"save", order.job), "checkpoint"),
+    m.Drain: (lambda order: (b"stay" if order.stay else b"drain", order.server), "drain"),
+    m.Scale: (lambda order: (b"scale", str(order.servers)), "scale"),
+    m.Examine: (lambda order: (b"examine", order.node), "stack"),
+    m.Trace: (lambda order: (b"trace", f"{order.action} {order.job}"), "trace"),
+    m.Fetch: (lambda order: (b"trace", f"{order.number} {order.who.hex()} {order.offset}"), "trace"),
 }
 
 
@@ -89,7 +78,7 @@ def _order_guard(secret: bytes, order: Any) -> bytes:
     return _guard(secret, what, subject.encode(), order.nonce)
 
 
-def check_order(job_secret: bytes, end_key: bytes, order: Message) -> None:
+def check_order(job_secret: bytes, end_key: bytes, order: m.Message) -> None:
     """Raise `IdentityError` unless the sender of an order knows the job secret; where there is none, the end key."""
     command = _ORDERS[type(order)][1]
     secret = job_secret or end_key

@@ -25,7 +25,7 @@ from zmqps.core.protocol.events import (
 from zmqps.core.protocol.security.keys import key_of, same
 from zmqps.core.protocol.security.roles import BACKUP, check_client
 from zmqps.core.server.clients import Client
-from zmqps.core.server.machine import ServerMachine
+from zmqps.core.server.machine import ServerKernel
 from zmqps.core.server.parked import CONFIRMED
 from zmqps.core.server.parts import PUSHES, AnyPull, AnyPush
 from zmqps.core.server.replicas.backup import Backup
@@ -54,7 +54,7 @@ TEXTS, NUMBERS = ("name", "endpoint", "ticket", "proof"), ("rank", "epoch")
 class ReplicaStreams(AnswerGate):
     """The connections of a server to others, and the copies that are kept equal over them."""
 
-    def __init__(self, host: ServerMachine) -> None:  # the machine: its jobs and clients
+    def __init__(self, host: ServerKernel) -> None:  # the machine: its jobs and clients
         self.due: float | None = None  # when `on_deadline` is to be called
         self.streams: dict[int, Stream] = {}  # of the leaders here that have backups, by epoch
         self.backups: dict[int, Backup] = {}  # the copies here that follow a leader, by epoch

@@ -14,7 +14,7 @@ from zmqps.core.protocol.events import COORDINATOR, Action, Log, Send
 from zmqps.core.protocol.messages import Followed, Moved
 from zmqps.core.worker.host import listen
 from zmqps.core.worker.operations import Attached, Exchange, Operation
-from zmqps.core.worker.session import SessionMachine
+from zmqps.core.worker.session import SessionKernel
 from zmqps.core.worker.transfer import AnyTransfer, Cargo, PushTransfer, Source
 from zmqps.errors import JobEndedError, JobError, PeerLostError, PSError, StaleEpochError
 
@@ -36,7 +36,7 @@ class ShardMoves:
     worker keeps what it has brought until it may proceed: as it is, where the user waits for that; else in copies.
     """
 
-    def __init__(self, session: SessionMachine) -> None:
+    def __init__(self, session: SessionKernel) -> None:
         self.replicas = 0  # backups of each shard
         self._session = session
         self._links = session.links

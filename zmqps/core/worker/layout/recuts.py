@@ -21,7 +21,7 @@ from zmqps.core.worker.layout.moves import ShardMoves
 from zmqps.core.worker.layout.rollbacks import Rollbacks
 from zmqps.core.worker.operations import Attached
 from zmqps.core.worker.rows import NO_IDS, RowCargo, RowParts, RowSource, RowTarget, ScanTarget
-from zmqps.core.worker.session import SessionMachine
+from zmqps.core.worker.session import SessionKernel
 from zmqps.core.worker.transfer import AnyTransfer, Cargo, PushTransfer, Source, in_order, plan
 
 #: Plans that are kept, of transfers that were planned for the shards before.
@@ -33,7 +33,7 @@ Plan = tuple[tuple[Cargo, ...], ...]
 class SessionRecuts:
     """What one session does about shards that are cut anew."""
 
-    def __init__(self, session: SessionMachine, moves: ShardMoves, rollbacks: Rollbacks) -> None:
+    def __init__(self, session: SessionKernel, moves: ShardMoves, rollbacks: Rollbacks) -> None:
         self._session = session
         self._links = session.links
         self._moves = moves

@@ -19,7 +19,7 @@ from zmqps.core.worker.host import listen
 from zmqps.core.worker.layout.moves import ShardMoves
 from zmqps.core.worker.layout.sent import MAX_HEADS, Sent
 from zmqps.core.worker.operations import Advance, Attached, Exchange, Operation, Restored
-from zmqps.core.worker.session import SessionMachine
+from zmqps.core.worker.session import SessionKernel
 from zmqps.core.worker.transfer import AnyTransfer, PullTransfer, PushTransfer, Request
 from zmqps.errors import ProtocolError, VersionError, counted, printable
 
@@ -52,7 +52,7 @@ class Rollback:
 class Rollbacks:
     """What one session does about shards that go back."""
 
-    def __init__(self, session: SessionMachine, moves: ShardMoves) -> None:
+    def __init__(self, session: SessionKernel, moves: ShardMoves) -> None:
         self.stale_values = False  # since the job has gone back: the next gradients are of values that are gone
         self.has_range = False  # of a data set
         self.has_stale_range = False  # since then, likewise
