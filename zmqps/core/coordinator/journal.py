@@ -51,7 +51,7 @@ class KeptRecord:
 
 
 class KeptDict(dict[K, V]):
-    """A dict that is kept: whatever changes it marks its key."""
+    """A dict that is kept: to set or remove an entry marks its key; `update`, which restores it, does not."""
 
     def __init__(self, changed: Changed = nothing) -> None:
         super().__init__()
@@ -78,7 +78,7 @@ class KeptDict(dict[K, V]):
 
 
 class KeptSet(set[K]):
-    """A set that is kept: whatever adds to it or takes from it marks its key."""
+    """A set that is kept: to add a member or take one out marks its key; `update`, which restores it, does not."""
 
     def __init__(self, changed: Changed, members: Iterable[K] = ()) -> None:
         super().__init__(members)

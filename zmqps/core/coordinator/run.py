@@ -121,10 +121,11 @@ class JobRun(JobKernel):
         """A worker asks for a range of a data set."""
         if self.startup.job is not None and self.startup.job.deterministic:
             raise ConfigurationError("who takes which range depends on who asks first: use zmqps.data.split")
-        DataSpec.of(message)  # a spare is refused at once, too
-        brief = replace(message, shuffle=tuple(message.shuffle[:1]), done=tuple(message.done[:3]))
-        if (kept := self.places.keep(member, brief)) is not None:
-            return kept
+        if member.incarnation not in self.attendance.here:
+            DataSpec.of(message)  # a spare is refused at once, too
+            brief = replace(message, shuffle=tuple(message.shuffle[:1]), done=tuple(message.done[:3]))
+            if (kept := self.places.keep(member, brief)) is not None:
+                return kept
         return self.data.take(member, message)
 
     def withdraw(self, member: MemberInfo, message: m.Withdraw, now: float) -> list[Action]:
