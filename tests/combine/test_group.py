@@ -209,6 +209,13 @@ def test_a_read_of_a_step_that_the_leader_has_left_does_not_wait_for_the_leaders
     assert group.say(2, Want(3)) == [Tell(2, Alone(reads=True))]
 
 
+def test_a_read_never_waits_for_a_fetch_that_may_wait_for_the_reader() -> None:
+    group = Group(3, step=1)
+    assert group.say(2, Want(2)) == [FetchValues(1, 0, 2)], "the leader may be at a later step than its group"
+    assert group.say(3, Want(1)) == [Tell(3, Alone(reads=True))]
+    assert told(group.happen(Fetched(1, -1))) == {2: Alone(reads=True)}
+
+
 def test_after_the_job_has_gone_back_values_are_read_again() -> None:
     group = Group(1)
     group.say(1, Want(0))

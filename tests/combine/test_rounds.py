@@ -13,6 +13,8 @@ import pytest
 import zmqps
 from tests.inprocess import InProcessCluster
 from tests.team import PATIENCE, Team
+from zmqps.client.pusher import Pusher
+from zmqps.combine.events import Fetched, FetchValues
 from zmqps.errors import DeadlineError, NonFiniteGradientError
 
 SIZE = 500
@@ -157,4 +159,13 @@ def test_the_others_go_on_when_the_leader_has_finished(cluster: InProcessCluster
             values = [future.result()["w"] for future in done]
     for value in values:
         np.testing.assert_array_equal(value, np.full(SIZE, -3, np.float32))
+    workers.close()
+
+
+def test_a_leader_that_has_left_a_step_does_not_wait_for_the_values_of_the_next(cluster: InProcessCluster) -> None:
+    workers = team(cluster)
+    [leading] = [worker for worker in workers.workers if worker._group.leader is not None]  # type: ignore[attr-defined]
+    Pusher.push_async(leading, full(leading, 1), timeout=PATIENCE).result()  # the others are awaited
+    fetch = leading._group.leader._fetch  # type: ignore[attr-defined]
+    assert fetch(FetchValues(1, 0, 0)) == Fetched(1, -1)
     workers.close()

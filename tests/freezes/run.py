@@ -15,6 +15,9 @@ from tests.durable.nodes import Nodes
 from tests.freezes.training import Training
 from tests.freezes.worker import SLICE_NBYTES
 
+#: Who was heard within so many timeouts has just been heard: it is to be heard every eighth of one.
+HEARD = 0.15
+
 
 class Freeze(NamedTuple):
     """Who stood still, for how many seconds, and what it has cost."""
@@ -53,6 +56,7 @@ def freezes(
         try:
             training.wait_for(5)
             for _ in range(number):
+                _all_heard(nodes, timeout)
                 names, seconds = choose([*nodes.processes, *training.processes], timeout, rng)
                 freeze = _happen(names, seconds, nodes, training, rng)
                 out.done.append(freeze)
@@ -85,6 +89,11 @@ def _happen(
     bring_back(nodes)
     training.wait_for(2)
     return Freeze(names, seconds, training.take_longest(), tuple(_lost(nodes)[len(before) :]))
+
+
+def _all_heard(nodes: Nodes, timeout: float) -> None:
+    """Wait until nobody is silent: two freezes in a row of one that is not heard between them would be one of both."""
+    nodes.wait_until(lambda status: all(member["silent_s"] <= HEARD * timeout for member in status["members"]))
 
 
 def _lost(nodes: Nodes) -> list[str]:

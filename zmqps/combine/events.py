@@ -34,7 +34,7 @@ class RoundPushed:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Values have come, and were asked for at a step; or they have not."""
+    """Values have come, and were asked for at a step, -1 for values that serve nobody; or they have not."""
 
     number: int
     step: int
@@ -78,7 +78,10 @@ class PushRound:
 
 @dataclass(frozen=True, slots=True)
 class FetchValues:
-    """Pull into one of the places for values; answered by `Fetched`, asynchronous: with this step."""
+    """Pull into one of the places for values; answered by `Fetched`, asynchronous: with this step.
+
+    Synchronous: unless the leader is at a later step, whose values may await the readers.
+    """
 
     number: int
     place: int

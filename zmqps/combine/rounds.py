@@ -61,10 +61,15 @@ def lead(me: Pusher, models: HostModels, met: meeting.Met, path: Path) -> Leader
 
     def fetch(what: FetchValues) -> Fetched:
         one = worker()
-        step = what.step if job.mode == "async" else one._reads_at() or 0
         flat = places[what.place].flat
         out = {p.name: flat[number].reshape(p.shape) for number, p in enumerate(job.parameters)}
-        version = Pusher.pull_async(one, out=out).result().version
+        step = what.step if job.mode == "async" else one._reads_at() or 0
+        pull = Pusher.pull_async(one, out=out)
+        if job.mode == "sync" and (one._reads_at() or 0) > what.step:
+            # it may be of the step after, which is not over before the reader's push: the reader pulls by itself
+            pull.cancel()
+            return Fetched(what.number, -1)
+        version = pull.result().version
         return Fetched(what.number, version if job.mode == "sync" else step, version)
 
     machine = GroupMachine(

@@ -58,7 +58,8 @@ class ValueShelf:
         for copy in sorted(self._copies.values(), key=lambda copy: -copy.number):
             if copy.there and self._serves(copy, reader):
                 return [self._give(member, copy)]
-        if self._exact and want.step < step:  # the leader reads only later ones, for which this reader may be awaited
+        later = step if self._fetching is None else max(step, self._fetching.step)
+        if self._exact and want.step < later:  # the leader reads only later ones, for which this reader may be awaited
             return [Tell(member, Alone(reads=True))]
         if self._fetching is not None:
             reader.last = self._number + 1
@@ -130,6 +131,8 @@ class ValueShelf:
         if not free:  # members that are slow still read all there is: nobody waits for them
             return [Tell(member, Alone(reads=True)) for member in readers]
         oldest = min(free, key=lambda place: self._copies[place].number if place in self._copies else 0)
+        if self._exact:  # later ones are not there before each reader has brought its gradients
+            step = min(reader.want.step for reader in readers.values())
         self._number += 1
         self._fetching = self._copies[oldest] = FetchedValues(number=self._number, place=oldest, step=step)
         for member, reader in readers.items():
