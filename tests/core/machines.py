@@ -179,7 +179,7 @@ class Coordinator:
 
     def promoted(self, actions: list[Action], step: int = 0) -> list[Action]:
         """Let the servers that were asked to take over say that they have."""
-        return self.reply(actions, m.Promote, lambda got: m.Promoted(got.epoch, got.generation, step, ()))
+        return self.reply(actions, m.Promote, lambda got: m.Leading(got.epoch, got.generation, step))
 
     def follow(self, actions: list[Action]) -> list[Action]:
         """Let the members that were told of a new server talk to it."""

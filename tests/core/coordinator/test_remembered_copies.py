@@ -37,7 +37,7 @@ def test_a_promotion_that_was_decided_is_gone_on_with() -> None:
     told = kept.promoted(back)
     assert sorted(receivers(told, m.Moved)) == [peer("w0"), peer("w1")]
     kept.follow(told)
-    kept.take("s0", m.Replicating(1, 1))
+    kept.take("s0", m.Leading(1, 1, 0))
     assert kept.run().replication.views.all_followed
 
 

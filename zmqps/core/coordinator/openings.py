@@ -13,7 +13,7 @@ from zmqps.core.coordinator.described import Described, Rival
 from zmqps.core.coordinator.members.membership import MemberInfo, Membership
 from zmqps.core.node.timers import Wheel
 from zmqps.core.protocol.events import Action, Peer, Received, Run
-from zmqps.core.protocol.messages import Checkpoint, Error, Heartbeat, Init, Message, Promoted, Saved
+from zmqps.core.protocol.messages import Checkpoint, Error, Heartbeat, Init, Message, Saved
 from zmqps.core.protocol.messages.large import Large
 from zmqps.errors import ProtocolError, PSError
 
@@ -29,7 +29,7 @@ LEAST_S = 0.05
 #: Whose large messages of which kinds are opened aside, and which at once, for they come from nodes of the cluster.
 #: Nobody else has any reason to send one, and none of theirs takes a place that a worker may need.
 ASIDE: dict[str, tuple[type[Message], ...]] = {"worker": (Init, Checkpoint)}
-AT_ONCE: dict[str, tuple[type[Message], ...]] = {"server": (Heartbeat, Error, Saved, Promoted)}
+AT_ONCE: dict[str, tuple[type[Message], ...]] = {"server": (Heartbeat, Error, Saved)}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -57,8 +57,7 @@ class JobRun(JobKernel):
         self.data_sets = self.data.by_name
         self.from_members |= {m.Take: self.take, m.Followed: self.followed}
         self.of_copies |= {
-            m.Promoted: self.promoted,
-            m.Replicating: self.replicating,
+            m.Leading: self.leads,
             m.Yielded: self.yielded,
         }
 
@@ -162,20 +161,17 @@ class JobRun(JobKernel):
         whole = self.startup.ready and self.lost_shard is None
         return self.replication.move(list(self._servers), now, may_cut=may_cut) if whole else []
 
-    def promoted(self, message: m.Promoted, now: float) -> list[Action]:
-        """A backup has become the leader of its shard."""
+    def leads(self, message: m.Leading, now: float) -> list[Action]:
+        """A backup has become the leader of its shard, or a leader has new backups."""
         copy, is_behind = self.startup.copies.by_epoch.get(message.epoch), self.steps.lacks(message.step - 1)
         if copy is None:  # it is to be part of a cut
             return []
-        actions = self.replication.promoted(copy, message, now)
+        actions = self.replication.leads(copy, message, now)
+        if actions is None:
+            return []
         if is_behind:
             return [*actions, *self.fall_behind(copy.server, message.step - 1, now)]
         return [*actions, *self._look_for_torn(now), *self.move_on(now)]
-
-    def replicating(self, message: m.Replicating, now: float) -> list[Action]:
-        """A leader has new backups."""
-        self.replication.replicating(self.startup.copies.by_epoch.get(message.epoch), message)
-        return []
 
     def yielded(self, message: m.Yielded, now: float) -> list[Action]:
         """A leader has given up its place, or cannot just now."""

@@ -11,7 +11,7 @@ import numpy as np
 
 from zmqps.core.job.spec import JobSpec, Parameter
 from zmqps.core.protocol.arrays import Array
-from zmqps.core.protocol.messages import Message, Promoted, Values
+from zmqps.core.protocol.messages import Leading, Message, Values
 from zmqps.core.server.machine import ServerKernel
 from zmqps.core.server.shard import Shard
 from zmqps.core.worker.operations import Attached, EnterBarrier, Exchange, Finish, Join, StartJob
@@ -224,7 +224,7 @@ class AsyncTraining(Training):
         self.rows.watch(simulation)
 
     def _sent_by_copies(self, simulation: SimulatedCluster, sender: Node, receiver: str, message: Message) -> None:
-        if not simulation.options.replicas or not isinstance(message, (Promoted, Values)):
+        if not simulation.options.replicas or not isinstance(message, (Leading, Values)):
             return
         assert isinstance(sender.machine, ServerKernel)
         for life, epoch, shard in copies_on(simulation, sender, self.name):
@@ -232,7 +232,7 @@ class AsyncTraining(Training):
             if isinstance(message, Values):
                 if not sender.machine.tenants[epoch].follows and not simulation.is_live(sender, epoch):
                     self._behind[receiver].add(place)
-            elif epoch == message.epoch:
+            elif epoch == message.epoch and sender.machine.tenants[epoch].ledgers.inherited:  # it was a backup
                 self._before.setdefault(place, self._applied[life].copy())
                 self.rows.promoted(place)
 

@@ -32,7 +32,7 @@ class Cluster(Trained):
 
     def fill(self, actions: list[Action]) -> list[Action]:
         """Let servers that were given a copy have all its values, and leaders know their backups."""
-        done = self.reply(actions, m.Replicas, lambda got: m.Replicating(got.epoch, got.generation))
+        done = self.reply(actions, m.Replicas, lambda got: m.Leading(got.epoch, got.generation, 0))
         built = self.reply(actions, m.Assign, lambda got: m.Ready(got.epoch, 0), lambda got: m.Ready(got.epoch, 1))
         return [*done, *built]
 
@@ -83,7 +83,7 @@ def test_a_shard_is_copied_given_up_taken_over_and_then_the_server_goes() -> Non
     (promote,) = sent(given_up, m.Promote, peer("s0"))
     assert promote.generation == sent(whole, m.Yield)[0].generation + 1
     assert sent(given_up, m.Moved) == [], "nobody is told before the copy has taken over"
-    done = cluster.take("s0", m.Promoted(promote.epoch, promote.generation, 0, ()))
+    done = cluster.take("s0", m.Leading(promote.epoch, promote.generation, 0))
     assert receivers(done, m.Moved) == [peer("w0"), peer("w1")]
     assert [(d.epoch, d.moved) for d in sent(done, m.Discard, peer("s1"))] == [(2, 1)]
     assert cluster.places() == {0: "s0", 1: "s0", 2: "s2"}
@@ -251,7 +251,7 @@ def test_a_leader_that_does_not_answer_keeps_its_place_and_is_asked_again_later(
     assert "does not answer, so shard 1 stays for now" in logged(late)
     (kept, *_) = sent(late, m.Replicas, peer("s1"))
     assert kept.generation > sent(whole, m.Yield)[0].generation
-    cluster.take("s1", m.Replicating(kept.epoch, kept.generation))
+    cluster.take("s1", m.Leading(kept.epoch, kept.generation, 0))
     assert receivers(cluster.wait(2 * PATIENCE_S, *cluster.names, "w0", "w1"), m.Yield)[:1] == [peer("s1")]
 
 
@@ -263,7 +263,7 @@ def test_what_leaders_say_of_earlier_requests_counts_no_more() -> None:
     given_up = cluster.give_up(whole)
     assert cluster.give_up(whole) == [], "said twice"
     (promote,) = sent(given_up, m.Promote)
-    assert sent(cluster.take("s0", m.Promoted(promote.epoch, promote.generation - 1, 0, ())), m.Moved) == []
+    assert sent(cluster.take("s0", m.Leading(promote.epoch, promote.generation - 1, 0)), m.Moved) == []
 
 
 def test_a_copy_that_lacks_something_after_all_does_not_take_over() -> None:
@@ -348,7 +348,7 @@ def test_the_other_backups_of_a_shard_that_moves_stay_as_they_are() -> None:
     (promote,) = sent(cluster.give_up(whole), m.Promote)
     assert [(row["epoch"], row["number"]) for row in promote.backups["rows"]] == [(backup.epoch, 7)]
     heir = cluster.run().startup.copies.by_epoch[promote.epoch].server.hello.name
-    done = cluster.take(heir, m.Promoted(promote.epoch, promote.generation, 0, ()))
+    done = cluster.take(heir, m.Leading(promote.epoch, promote.generation, 0))
     assert backup in cluster.run().startup.copies.backups(1)
     assert cluster.machine.status(0.0)["jobs"]["default"]["replicas"]["degraded"] == []
     assert {d.epoch for d in sent(done, m.Discard)} == {asked.epoch}
@@ -361,7 +361,7 @@ def test_a_leader_that_has_given_up_its_place_is_told_of_no_other_backups_or_it_
     lost = cluster.take("s2", m.Leave("closed"))  # which has the other backup of the shard that moves
     assert [got for got in sent(lost, m.Replicas, peer("s1")) if got.epoch == 2] == []
     heir = cluster.run().startup.copies.by_epoch[promote.epoch].server.hello.name
-    done = cluster.take(heir, m.Promoted(promote.epoch, promote.generation, 0, ()))
+    done = cluster.take(heir, m.Leading(promote.epoch, promote.generation, 0))
     (told,) = [got for got in sent(done, m.Replicas, peer(heir)) if got.epoch == promote.epoch]
     assert told.generation > promote.generation, "it waits for the one that was lost no more"
 

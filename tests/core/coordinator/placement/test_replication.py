@@ -72,8 +72,17 @@ def test_a_backup_takes_over_and_nobody_is_told_that_anything_is_lost() -> None:
     assert receivers(told, m.Moved) == [peer("w0"), peer("w1")]
     assert {(got.server["epoch"], got.server["name"]) for got in sent(told, m.Moved)} == {(5, "s2")}
     cluster.follow(told)
-    cluster.take("s0", m.Replicating(1, 1))
+    cluster.take("s0", m.Leading(1, 1, 0))
     assert not sent(cluster.wait(20.0, "s0", "s2", "w0", "w1"), m.Moved)
+
+
+def test_a_leader_that_has_other_backups_moves_nobody_whatever_its_step_and_however_often_it_says_so() -> None:
+    cluster = Cluster()
+    cluster.promoted(cluster.lose("s1"))
+    for _ in range(2):
+        assert cluster.take("s0", m.Leading(1, 1, 7)) == []
+    assert cluster.run().state == "training"
+    assert not cluster.run().startup.copies.by_epoch[1].order
 
 
 def test_what_is_not_answered_is_said_again() -> None:
@@ -116,7 +125,7 @@ def test_a_restarted_server_gets_the_backups_that_are_missing() -> None:
     assert filled == {1: ["s3"], 5: ["s3"]}
     assert "is being filled" in cluster.degraded()[0]
     for epoch, generation in ((1, 2), (5, 2)):
-        cluster.take("s0" if epoch == 1 else "s2", m.Replicating(epoch, generation))
+        cluster.take("s0" if epoch == 1 else "s2", m.Leading(epoch, generation, 0))
     done = cluster.ready("s3")
     assert "shard 0 has 1 backup again" in logged(done)
     assert [event.kind for event in cluster.machine.watching.events][-2:] == ["copied", "copied"]
@@ -181,7 +190,7 @@ def test_where_a_shard_has_two_backups_the_second_takes_over_if_the_first_is_los
     again = cluster.lose(first)
     assert m.Promote(other, 2) in sent(again, m.Promote, peer(second))
     assert cluster.run().state == "training"
-    assert cluster.take(second, m.Promoted(other, 1, 0, ())) == [], "of a promotion that it was not told"
+    assert cluster.take(second, m.Leading(other, 1, 0)) == [], "of a promotion that it was not told"
     done = cluster.promoted(again)
     assert second in {got.server["name"] for got in sent(done, m.Moved) if got.server}
     assert cluster.run().state == "training"

@@ -150,7 +150,7 @@ def test_a_cut_that_a_leader_is_not_ready_for_is_taken_back() -> None:
     assert set(receivers(back, m.GoOn)) == {peer("w0"), peer("w1")}
     assert {replicas.generation for replicas in sent(back, m.Replicas)} == {generation + 1}
     assert not cluster.run().startup.copies.coming
-    cluster.reply(back, m.Replicas, lambda replicas: m.Replicating(replicas.epoch, replicas.generation))
+    cluster.reply(back, m.Replicas, lambda replicas: m.Leading(replicas.epoch, replicas.generation, 0))
     assert cluster.machine.scales.wanted is not None  # and it is tried again
 
 

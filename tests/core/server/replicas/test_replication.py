@@ -264,7 +264,7 @@ def test_a_leader_that_does_not_reach_its_backup_acknowledges_nothing() -> None:
     assert copies.answers("w") == []
     copies.retarget(generation=2)
     assert copies.answered("w") == [101], "the coordinator has given the backup up"
-    assert copies.told("p", m.Replicating) == [m.Replicating(LEADER, 2)]
+    assert copies.told("p", m.Leading) == [m.Leading(LEADER, 2, 0)]
     assert copies.nodes["p"].machine.tenants[LEADER].gate is None
 
 
@@ -272,7 +272,7 @@ def test_an_older_list_of_backups_counts_no_more() -> None:
     copies = trained(B)
     copies.retarget(generation=5)
     copies.retarget(B, generation=4)
-    assert copies.told("p", m.Replicating) == [m.Replicating(LEADER, 5)]
+    assert copies.told("p", m.Leading) == [m.Leading(LEADER, 5, 0)]
     assert copies.nodes["p"].machine.tenants[LEADER].gate is None
 
 
@@ -375,7 +375,7 @@ def test_a_promoted_backup_answers_with_all_that_was_acknowledged() -> None:
         copies.push("w", push(seq, float(seq), seq % 2))
     copies.settle()
     copies.promote(*B)
-    assert copies.told("b", m.Promoted) == [m.Promoted(2, 1, 0, (1, 2))]
+    assert copies.told("b", m.Leading) == [m.Leading(2, 1, 0)]
     assert copies.is_copied(*B)
     copies.join("w", "b", 2)
     copies.push("w", push(3, 3.0, 1, epoch=2), "b")
@@ -389,7 +389,7 @@ def test_a_promotion_that_is_said_again_is_answered_again_and_an_older_one_not()
     copies.promote("b", 2, 3)
     copies.promote("b", 2, 3)
     copies.promote("b", 2, 2)
-    assert [got.generation for got in copies.told("b", m.Promoted)] == [3, 3]
+    assert [got.generation for got in copies.told("b", m.Leading)] == [3, 3]
 
 
 def test_an_old_leader_is_refused_and_answers_no_more() -> None:

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.core.machines import identity, job, make_shard
 from tests.core.server.copies import LEADER, Copies, Node, pull, push
 from tests.core.server.scarcity import ScarceHost, Scarcity
-from zmqps.core.protocol.messages import Ack, Commit, Committed, Error, Promoted, Push, Values
+from zmqps.core.protocol.messages import Ack, Commit, Committed, Error, Leading, Push, Values
 from zmqps.core.server.shard import Shard
 from zmqps.errors import DeposedError, ServerMemoryError
 from zmqps.optim import OptimizerSpec, adam, sgd
@@ -130,7 +130,7 @@ class Links(RuleBasedStateMachine):
             self.promoted = node.name
             self.generation += 1
             self.copies.promote(node.name, epoch, self.generation)
-            assert len(self.copies.told(node.name, Promoted)) == 1
+            assert len(self.copies.told(node.name, Leading)) == 1
             self.promoted_now()
 
     def promoted_now(self) -> None:

@@ -118,7 +118,7 @@ def test_a_newer_list_of_backups_gives_it_its_place_back() -> None:
     give_up(copies, 1)
     copies.retarget(generation=2)
     copies.settle()
-    assert copies.told("p", m.Replicating)
+    assert copies.told("p", m.Leading)
     copies.push("w", push(1, 1.0))
     assert [type(answer) for answer in copies.answers("w")] == [m.Ack]
 

@@ -54,7 +54,7 @@ PIECE_S = 0.005
 #: Of the members that are lost with one process so many are named.
 MOST_NAMED = 8
 #: What servers say of copies of shards, not of a job that they are there for.
-OF_COPIES = frozenset((m.Ready, m.Committed, m.Measured, m.Promoted, m.Replicating, m.Yielded))
+OF_COPIES = frozenset((m.Ready, m.Committed, m.Measured, m.Leading, m.Yielded))
 
 #: What is done at a message of a member; …
 OfMember = Callable[[MemberInfo, Any, float], list[Action]]

@@ -14,7 +14,7 @@ from zmqps.core.coordinator.placement.transitions import Handover, Handovers, Re
 from zmqps.core.coordinator.placement.views import ChangeKind, MemberViews, ViewChange
 from zmqps.core.coordinator.training.steps import Steps
 from zmqps.core.protocol.events import Action
-from zmqps.core.protocol.messages import Moved, Promoted, Replicating
+from zmqps.core.protocol.messages import Leading, Moved
 from zmqps.errors import PSError, counted
 
 #: A backup that is built, and takes long to fill, is asked whether it is whole every so many times.
@@ -83,7 +83,7 @@ class Replication:
         told += self.views.announce(Moved(startup.epoch, heir.shard, self.views.new_revision(), {}))
         return [startup.story.log("warning", text, "promoted"), promote, *told]
 
-    def _succeed(self, handover: Handover, message: Promoted, now: float) -> list[Action]:
+    def _succeed(self, handover: Handover, message: Leading, now: float) -> list[Action]:
         """A copy has taken over from a leader that has given up its place."""
         actions = list[Action]()
         old, heir, startup, copies = handover.old, handover.new, self._startup, self._startup.copies
@@ -126,15 +126,20 @@ class Replication:
         self.shortages.note(copy.shard, f"{copy.server.title} cannot keep a copy: {error}", now)
         return [*actions, *copies.inform(copy.shard, now)], False
 
-    def promoted(self, copy: Replica, message: Promoted, now: float) -> list[Action]:
-        """A backup is the leader now: members are to go there, and its own backups to follow it."""
+    def leads(self, copy: Replica, message: Leading, now: float) -> list[Action] | None:
+        """A copy leads its shard: members are to go there, and its own backups to follow it.
+
+        None where they do so already: it has new backups, or has said this before.
+        """
         handover, actions = self.handovers.complete(copy, message, now)
         if handover is not None:
             return [*actions, *self._succeed(handover, message, now)]
-        if copy.order is not Order.PROMOTE or message.generation != copy.generation:
-            return []
-        startup, copies = self._startup, self._startup.copies
+        if copy.order is None or message.generation != copy.generation:
+            return None
+        startup, copies, order = self._startup, self._startup.copies, copy.order
         copy.order = None
+        if order is Order.REPLICAS:
+            return None
         self._steps.moved(copy, message.step)
         actions = list[Action]()
         for other in copies.backups(copy.shard):  # they followed the old one; its heir is to fill them anew
@@ -160,11 +165,6 @@ class Replication:
             self.shortages.note(shard, why, now, anywhere=True)
 
     # --- backups -------------------------------------------------------------------------------
-
-    def replicating(self, copy: Replica | None, message: Replicating) -> None:
-        """A leader waits for its new backups, and no others."""
-        if copy is not None and copy.order is Order.REPLICAS and message.generation == copy.generation:
-            copy.order = None
 
     def fill(self, servers: Iterable[MemberInfo], now: float) -> list[Action]:
         """Give shards that lack backups new ones, on servers that have no shard of their own."""

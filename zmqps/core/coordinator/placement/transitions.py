@@ -21,7 +21,7 @@ from zmqps.core.coordinator.training.steps import Steps
 from zmqps.core.job.keyspace import Placement
 from zmqps.core.job.recut import parents
 from zmqps.core.protocol.events import Action, Log, Send
-from zmqps.core.protocol.messages import Cut, GoOn, Hold, Promote, Promoted, Yield, Yielded
+from zmqps.core.protocol.messages import Cut, GoOn, Hold, Leading, Promote, Yield, Yielded
 from zmqps.errors import PSError, listed
 
 #: A leader that has not given up its place after so long keeps it, and workers wait no longer for the next step.
@@ -344,7 +344,7 @@ class Handovers(Transitions):
         copy.yielded = True
         return [self._order(handover)]
 
-    def complete(self, new: Replica, message: Promoted, now: float) -> tuple[Handover | None, list[Action]]:
+    def complete(self, new: Replica, message: Leading, now: float) -> tuple[Handover | None, list[Action]]:
         """A copy has taken over; return the handover that is complete with that."""
         adopted = (found for found in self.under_way.values() if found.phase is Phase.ADOPT)
         handover = next((found for found in adopted if found.new is new), None)

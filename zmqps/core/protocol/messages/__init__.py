@@ -43,12 +43,11 @@ from zmqps.core.protocol.messages.moving import Recut as Recut
 from zmqps.core.protocol.messages.notes import Note as Note
 from zmqps.core.protocol.messages.notes import Noted as Noted
 from zmqps.core.protocol.messages.notes import checked_entries as checked_entries
+from zmqps.core.protocol.messages.replication import Leading as Leading
 from zmqps.core.protocol.messages.replication import Promote as Promote
-from zmqps.core.protocol.messages.replication import Promoted as Promoted
 from zmqps.core.protocol.messages.replication import Replicas as Replicas
 from zmqps.core.protocol.messages.replication import Replicate as Replicate
 from zmqps.core.protocol.messages.replication import Replicated as Replicated
-from zmqps.core.protocol.messages.replication import Replicating as Replicating
 from zmqps.core.protocol.messages.resizing import Cut as Cut
 from zmqps.core.protocol.messages.resizing import Drain as Drain
 from zmqps.core.protocol.messages.resizing import Draining as Draining
@@ -109,7 +108,7 @@ from zmqps.core.protocol.terms import SetRates as SetRates
 if TYPE_CHECKING:
     from zmqps.core.protocol.message import Buffer as Buffer
 
-PROTOCOL_VERSION = 6
+PROTOCOL_VERSION = 7
 MAGIC = "zmqps"
 
 #: States that messages carry; each is checked by the name of its class.

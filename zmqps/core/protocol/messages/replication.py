@@ -93,20 +93,13 @@ class Promote(Message):
 
 
 @immutable
-class Promoted(Message):
-    """A backup is the leader now, with ``step`` steps committed and these ``versions`` of its slices."""
+class Leading(Message):
+    """A copy leads its shard, with the backups of this ``generation`` and no others; ``step`` steps are committed.
 
-    kind: ClassVar[int] = 64
+    Answer to `Replicas` of the one that has led before, and to `Promote` of the one that does since.
+    """
+
+    kind: ClassVar[int] = 86
     epoch: U32
     generation: U64
     step: U64
-    versions: Versions
-
-
-@immutable
-class Replicating(Message):
-    """A leader waits for the backups of this ``generation``, and no others."""
-
-    kind: ClassVar[int] = 65
-    epoch: U32
-    generation: U64

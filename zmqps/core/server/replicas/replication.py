@@ -108,7 +108,12 @@ class ReplicaStreams(AnswerGate):
             tenant.yielding = False
         actions = self._retarget(tenant, message.backups, now)
         tenant.generation = message.generation
-        return [Send(COORDINATOR, m.Replicating(message.epoch, message.generation)), *actions]
+        return [self._leading(tenant), *actions]
+
+    def _leading(self, tenant: Tenant) -> Send:
+        """Say that this copy leads with the backups that it was told last."""
+        step = 0 if tenant.shard is None else tenant.shard.version
+        return Send(COORDINATOR, m.Leading(tenant.assign.epoch, tenant.generation, step))
 
     def _retarget(self, tenant: Tenant, backups: Any, now: float) -> list[Action]:
         rows = {row["epoch"]: row for row in _rows(backups)}
@@ -185,9 +190,7 @@ class ReplicaStreams(AnswerGate):
             text += f"{backup.number} of the one before (generation {message.generation})"
             actions.append(Log("warning", text, job=tenant.name))
         tenant.generation = message.generation
-        versions = tuple([state.version for state in shard.slices])
-        promoted = m.Promoted(message.epoch, message.generation, shard.version, versions)
-        return [*actions, Send(COORDINATOR, promoted)]
+        return [*actions, self._leading(tenant)]
 
     def give_up_place(self, message: m.Yield, now: float) -> list[Action]:
         """Answer for a shard no more, and say so when the backups have all: one of them is to be the leader.
