@@ -34,7 +34,7 @@ shown_keys = setting(
 timeout = setting(
     "--timeout", shared=False, type=click.FloatRange(min=0, min_open=True), default=3.0, help="Seconds to wait."
 )
-as_json = setting("--json", "as_json", is_flag=True, shared=False, help="Print the plain data.")
+as_json = setting("--json", "as_json", is_flag=True, shared=False, help="Print JSON.")
 
 
 @click.command()
@@ -47,7 +47,7 @@ as_json = setting("--json", "as_json", is_flag=True, shared=False, help="Print t
 def status(
     coordinator: str | None, keys: Path | None, directory: Path, timeout: float, as_json: bool, watch: bool
 ) -> int:
-    """Show nodes, jobs, placement, traffic, and who is waited for."""
+    """Show nodes, jobs, placement, traffic and waits."""
     if as_json:
         click.echo(json.dumps(_ask(coordinator, keys, directory, timeout), indent=2))
         return exits.OK
