@@ -29,7 +29,7 @@ const Panels = {
       if (live.waits.some((wait) => wait.job === name)) continue;
       const at = job.steps && job.steps.step !== undefined ? `, step ${Words.number(job.steps.step)}` : "";
       if (live.slowest[name]) lines.push(Words.el("p", "", `${of(name)}${job.state}${at}`)); // who is slow is said above
-      else lines.push(Words.el("p", job.state === "training" ? "good" : "", `${of(name)}${job.state}${at}: nobody is waited for`));
+      else lines.push(Words.el("p", job.state === "training" ? "good" : "", `${of(name)}${job.state}${at}: no node is awaited`));
     }
     if (!Object.keys(live.jobs).length) lines.push(Words.el("p", "", "no job is being trained"));
     const told = new Set(live.waits.map((wait) => `job '${wait.job}': step waits for `));
