@@ -75,39 +75,39 @@ class Worker(Pusher):
         pull_codec: str | Codec = "raw",
         timeout: float | None = None,
     ) -> None:
-        """Start the job, or join the one that another worker has started.
+        """Start the job, or join it if another worker has started it.
 
-        The first worker defines the job, and its values are the initial ones; of later workers
-        the names, shapes, dtypes and options must be the same, their values are ignored. So every
-        worker may call this, at any time, more than once.
+        The first worker defines the job, and its values are the initial ones. Later workers must pass
+        the same names, shapes, dtypes and options; their values are ignored. So every worker may call
+        this, at any time, more than once.
 
         Parameters
         ----------
         params : mapping of str to array
             Initial values: float32, float64, or float16 and bfloat16 which the servers keep and
             send in float32. Anything with ``__array__``, DLPack or the buffer protocol; on a GPU
-            anything with DLPack or ``__cuda_array_interface__``, say tensors of PyTorch (needs CuPy).
+            anything with DLPack or ``__cuda_array_interface__``, such as tensors of PyTorch (needs CuPy).
             May be empty where there are ``tables``.
         optimizer : OptimizerSpec
-            From `zmqps.optim`; may be left out where ``params`` is empty.
+            From `zmqps.optim`; optional if ``params`` is empty.
         tables : mapping of str to TableOptions, optional
-            Sparse tables by name, from `zmqps.table`; each has its own optimizer. `table` returns the way to one.
+            Sparse tables by name, from `zmqps.table`; each has its own optimizer. `table` returns a handle to one.
         buffers : mapping of str to array, optional
-            What belongs to the model and is not trained, say statistics of BatchNorm, counters or tables: of any
-            floating dtype, whole numbers or flags. There are no gradients of it; `set` and `average` write it, pulls
-            read it, checkpoints hold it.
+            Parts of the model that are not trained, such as statistics of BatchNorm, counters or tables: of any
+            floating dtype, integers or bools. They have no gradients; `set` and `average` write them, pulls read
+            them, checkpoints hold them.
         staleness : int, optional
             How many clocks a read may lag: None trains asynchronously, 0 synchronously, n with
             bounded staleness. In the last two a push of all parameters that are not frozen (or `advance`, or `skip`)
-            ends this worker's step, and its next transfer waits for what the mode demands.
+            ends this worker's step, and its next transfer waits as the mode requires.
         nonfinite : {"reject", "allow"}
             Whether a push with NaN or infinity in it is refused.
         replicas_to_aggregate : int, optional
-            Synchronous: how many gradients make a step. With fewer than there are workers, the
-            first complete ones count, later ones are dropped and counted (backup workers). With more,
-            workers bring several batches to a step. By default one of every live worker.
+            Synchronous: how many gradients make a step. If fewer than the workers, the first complete
+            ones count; later ones are dropped and counted (backup workers). If more, workers push several
+            batches in a step. By default one of every live worker.
         on_straggler : {"wait", "continue", "fail"}
-            Synchronous: what happens when a step takes longer than earlier steps suggest
+            Synchronous: what to do when a step takes longer than earlier steps suggest
             (`zmqps.core.coordinator.consistency.bsp`): wait on, go on without the late workers, or let
             the waiting ones fail with `DeadlineError`.
         mean : {"pushed", "workers"}
@@ -118,19 +118,19 @@ class Worker(Pusher):
         retain : int
             Synchronous: how many versions before the current one ``pull(exact=…)`` can still read.
         treatment : Treatment, optional
-            Not synchronous: what servers do about stale gradients, from `zmqps.stale`.
+            Not synchronous: how servers treat stale gradients, from `zmqps.stale`.
         deterministic : bool
             Synchronous: refuse what would make the result depend on the order of arrival, which is
             ``replicas_to_aggregate``, ``on_straggler="continue"``, `ranges`, and a cluster that does
             not know how many workers to expect. Contributions are always added in the order of ranks, so
-            a run without these gives the same bits each time, as long as no worker comes or goes.
+            a run without these gives the same bits each time, as long as no worker joins or leaves.
         workers : int, optional
             How many workers the job expects: its first synchronous step, its barriers and its end wait for as
             many. By default what the cluster was started with (``--workers``), else any number.
         push_codec, pull_codec : Codec or str
-            How gradients and values travel where a call does not say otherwise: ``raw``, or one of
-            `zmqps.codecs`, say ``"bf16"`` or ``codecs.topk(0.01)``; what is small goes raw. Codecs
-            that leave something out of a gradient send it with a later one (error feedback).
+            The default codecs of gradients and values: ``raw``, or one of
+            `zmqps.codecs`, such as ``"bf16"`` or ``codecs.topk(0.01)``; small arrays go raw. Codecs
+            that leave out part of a gradient send it with a later one (error feedback).
             ``python -m bench codecs`` tells which pays on a given wire.
         timeout : float, optional
             Seconds; by default as `connect` says, at least 60.
@@ -138,7 +138,7 @@ class Worker(Pusher):
         Raises
         ------
         JobMismatchError
-            The running job is another one; names the difference and both sides.
+            The running job differs; names the difference and both sides.
         ConfigurationError
             The options do not go together.
         DeadlineError

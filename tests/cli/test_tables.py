@@ -56,7 +56,7 @@ def test_who_takes_no_part_in_a_job_is_said() -> None:
     assert f"• job 'default': {idle}" in shown(coordinator)
     coordinator.take("w1", Leave("closed"))
     coordinator.take("w2", Leave("closed"))
-    assert "nobody waits" not in shown(coordinator)
+    assert "no node waits" not in shown(coordinator)
 
 
 def test_what_a_status_leaves_out_is_said() -> None:

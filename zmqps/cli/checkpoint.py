@@ -64,7 +64,7 @@ def checkpoint(
 def show(path: str, job: str | None) -> int:
     """Show what is in a checkpoint, or in a directory of them.
 
-    PATH is a checkpoint, or a directory of checkpoints; or an address that fsspec knows, as s3://bucket/run-7.
+    PATH is a checkpoint, or a directory of checkpoints; or an address for fsspec, such as s3://bucket/run-7.
     """
     from zmqps.checkpoint import storage_of
     from zmqps.cli.tables import checkpoint_table, checkpoints_table, new_console
@@ -161,7 +161,7 @@ def export(
 @click.argument("path", metavar="PATH")
 @job_option
 def compact(path: str, job: str | None) -> int:
-    """Write a checkpoint that builds upon others as a whole one.
+    """Write a chain of checkpoints as one whole checkpoint.
 
     It is the latest of its job then. Not while a cluster saves there: what is saved meanwhile would be taken for an
     earlier one.

@@ -72,15 +72,15 @@ DEFAULT_PORT = 5570
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def doctor(ctx: click.Context, /, probe: bool, **told: Any) -> int:
-    """Look for what may go wrong, before a run.
+    """Find problems before a run.
 
     \b
     zmqps doctor
     zmqps doctor -H host1:4,host2:4 -- python train.py
 
-    With hosts, the directory of the workers is looked for on each, and the script of COMMAND.
+    With hosts, it checks on each that the workers' directory and the script of COMMAND are there.
 
-    It looks at versions, ports, bandwidth, memory, GPUs and keys. Each row of the table is good, a warning or wrong,
+    It checks versions, ports, bandwidth, memory, GPUs and keys. Each row of the table is good, a warning or wrong,
     with what to do. Ends with 1 if one is wrong.
     """
     if probe:

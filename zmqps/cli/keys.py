@@ -39,7 +39,7 @@ directory = setting(
 def keys(ctx: click.Context) -> int:
     """Make, show and revoke the keys of a cluster.
 
-    A cluster that other hosts reach needs them.
+    A cluster that other hosts can reach needs them.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

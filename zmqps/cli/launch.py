@@ -85,7 +85,7 @@ PASSED = ("ZMQPS_TRANSPORT", "ZMQPS_JOB", "ZMQPS_COMBINE", "ZMQPS_TRACEBACK")
 def launch(ctx: click.Context, /, **told: Any) -> int:
     """Start a coordinator, servers and workers on many hosts.
 
-    They are started by ssh, and the workers run COMMAND.
+    Starts them by ssh; the workers run COMMAND.
 
     \b
     zmqps launch --hosts hosts.txt --servers 2 --workers 4 -- python train.py

@@ -63,9 +63,9 @@ def scale(
 ) -> int:
     """Spread all jobs over more servers, or over fewer.
 
-    Each has a shard of every job, and training goes on. To grow, start the servers first (zmqps server --coordinator
-    ...). To shrink, no more is needed: those that are too many, spares first, hand over all that they have, and end. If
-    it takes longer than --timeout, it goes on nevertheless.
+    Training goes on; afterwards each server has a shard of every job. To grow, start the new servers first (zmqps
+    server --coordinator ...). To shrink, run only this command: the surplus servers, spares first, hand over their
+    shards and end. After --timeout the command returns, and scaling continues.
     """
     from zmqps.nodes.inquiry import scale_servers
 

@@ -70,7 +70,7 @@ DOWN_S = 20.0
 def up(**told: Any) -> int:
     """Start a coordinator, servers and workers on this host.
 
-    The workers run COMMAND; without it there are none.
+    The workers run COMMAND; without it, no workers are started.
 
     \b
     zmqps up --servers 2                                  until Ctrl-C
