@@ -23,7 +23,7 @@ SO_RCVBUFFORCE, SO_SNDBUFFORCE = 33, 32
 BUFFER_NBYTES, FRAME_NBYTES, BATCH = 64 << 20, (64 << 10) + 128, 64
 #: Frames on their way in one direction: more than any wire here has.
 MAX_FRAMES = 20_000
-#: The kernel wakes who sleeps a little late: the rest of a short wait is spent looking.
+#: The kernel wakes a sleeper a little late: the rest of a short wait is spent looking.
 LOOK_S = 60e-6
 
 

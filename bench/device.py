@@ -30,7 +30,7 @@ def open_or_stand_in(text: str) -> Device:
 
 
 def placed(arrays: Mapping[str, np.ndarray[Any, Any]], text: str | None) -> Mapping[str, Any]:
-    """Return arrays on a device, as somebody has them who trains there; the processor's as they are."""
+    """Return arrays on a device, as a script that trains there has them; the processor's as they are."""
     device = None if text is None else open_device(text)
     if device is None:
         return arrays

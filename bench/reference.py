@@ -20,7 +20,7 @@ ROUNDING = 3e-7
 
 
 def can_check(setup: Setup) -> bool:
-    """Whether the values follow from the pushes alone, whoever came first.
+    """Whether the values follow from the pushes alone, in any order of arrival.
 
     All workers push the same, but with error feedback not the same at the same time, which matters to optimizers
     with a memory.

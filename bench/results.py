@@ -123,7 +123,7 @@ def _machine() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
         "system": platform.platform(),
-        "load": round(os.getloadavg()[0], 2),  # somebody else's work, when it is much before we began
+        "load": round(os.getloadavg()[0], 2),  # other work on the host, if high before the run
     }
 
 

@@ -213,7 +213,7 @@ class OneProcess(InProcess):
         self._slots = [arena.reserve(work.rows, work.dim) for _ in self._kernel.slot_fill]
         self._row_slots = [arena.reserve(work.rows) for _ in self._kernel.row_slot_fill]
         self._counts = arena.reserve(work.rows, dtype=np.uint32) if self._kernel.counts else None
-        for rows in self._different:  # a page that nobody has written to costs no miss
+        for rows in self._different:  # a page that was never written costs no miss
             self._values[rows] = START
             for slot, fill in zip(self._slots, self._kernel.slot_fill, strict=True):
                 slot[rows] = fill

@@ -1,4 +1,4 @@
-"""Who moves what, and how: what most cases are told."""
+"""The workload of most cases: nodes, model and transport."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Setup:
         Gradients are computed where servers of this host read them, and values looked at where they lie.
     device
         Where servers keep their shards and workers their arrays, as `zmqps.gpu.device.open_device` takes it;
-        None: on the processor, and nobody asks what a bus would allow.
+        None: on the processor; a bus's bound is not measured.
     keyed
         Whether nodes have keys: all that goes over sockets is encrypted.
     io_threads

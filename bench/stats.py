@@ -28,7 +28,7 @@ class Times:
 
     @property
     def minimum(self) -> float:
-        """The least: what it takes when nobody disturbs."""
+        """The minimum: the time without disturbance."""
         return min(self.seconds)
 
     @property

@@ -72,7 +72,7 @@ class TransferWorker:
         del start  # before there is anything else: memory is measured
         self._gradients = {} if layers else models.arrays(shapes, GRADIENT_SCALE, seed=1)
         self._sent = placed(self._gradients, setup.device)
-        if "pull" in operation:  # else a large model has no place for what nobody asks for
+        if "pull" in operation:  # else a large model has no room for unused values
             self._out = placed(models.arrays(shapes, 0.0), setup.device)
         self._pushes = 0
         self._adds = int("push" in operation or layers)

@@ -93,16 +93,16 @@ class Worker:
             log.warning("worker %d: %s; its output is in %s", self.rank, how_it_ended(self.process), self.output)
         if not was_gone and self.facts.get("how") == "lost":
             result = self.result()
-            who = f"{result.rank} ({result.name}, {self.facts['host']}, pid {result.pid})"
-            log.warning("lost worker %s: last sign of life %s; the others go on", who, result.last_sign_of_life)
+            lost = f"{result.rank} ({result.name}, {self.facts['host']}, pid {result.pid})"
+            log.warning("lost worker %s: last sign of life %s; the others go on", lost, result.last_sign_of_life)
 
     def result(self) -> demo_report.Result:
         """Return what its own report says, if it has finished, or else its last heartbeat."""
         counts = json.loads(self._report.read_text()) if self.process.poll() == 0 else self.facts.get("counters", {})
         known = {name: value for name, value in counts.items() if name in demo_report.Result.__dataclass_fields__}
         name, how = self.facts.get("name", ""), how_it_ended(self.process)
-        who = {"rank": self.rank, "name": name, "pid": self.process.pid, "how": how, "seen_at": self.seen_at}
-        return demo_report.Result(**{**known, **who})
+        facts = {"rank": self.rank, "name": name, "pid": self.process.pid, "how": how, "seen_at": self.seen_at}
+        return demo_report.Result(**{**known, **facts})
 
     def end(self) -> None:
         """Make sure that the process has ended."""
@@ -135,7 +135,7 @@ def digits_of(address: str, args: argparse.Namespace) -> list[str]:
 
 
 def watch(workers: Sequence[Worker], observer: zmqps.Worker, share: Callable[[int], int]) -> None:
-    """Draw the progress bar until all workers have ended, and the coordinator knows of those who did not finish.
+    """Draw the progress bar until all workers have ended, and the coordinator knows which did not finish.
 
     ``share`` says how many pushes a worker makes, by its rank.
     """
@@ -190,7 +190,7 @@ def run(args: argparse.Namespace) -> int:
     workers: list[Worker] = []
     with contextlib.ExitStack() as stack:
         address = stack.enter_context(cluster(args))
-        # open until the values are read: the cluster stays as long as somebody looks on
+        # open until the values are read: the cluster stays while an observer is connected
         observer = stack.enter_context(zmqps.connect(address, observer=True))
         console.print(f"coordinator at {address}", highlight=False)
         faults = None

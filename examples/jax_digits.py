@@ -62,7 +62,7 @@ def train(worker, args):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
-        description="Train a digit classifier with JAX, together with whoever else runs this."
+        description="Train a digit classifier with JAX, together with all other runs of this script."
     )
     parser.add_argument("--coordinator", help="by default as the environment says: docs/connect.md")
     parser.add_argument("--passes", type=int, default=20, help="passes over the training data")

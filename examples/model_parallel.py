@@ -89,7 +89,7 @@ def run_all(args):
         zmqps.connect(cluster.address, observer=True) as observer,
     ):
         common = [sys.executable, __file__, "--coordinator", cluster.address, *sys.argv[1:]]
-        env = {**os.environ, "ZMQPS_CHANNEL_SECRET": secrets.token_hex(16)}  # which the stages know, and nobody else
+        env = {**os.environ, "ZMQPS_CHANNEL_SECRET": secrets.token_hex(16)}  # known to the stages only
         ends = [(replica, stage) for replica in range(args.replicas) for stage in ("first", "second")]
         stages = [
             subprocess.Popen([*common, f"--replica={r}", f"--stage={s}", f"--channel=ipc://{folder}/{r}"], env=env)
@@ -99,7 +99,7 @@ def run_all(args):
         steps = sum(1 for _ in batches(len(y), args))
         if any([stage.wait() for stage in stages]):
             sys.exit("a stage failed")
-        params = observer.pull(at_least=steps)  # the cluster goes on while somebody observes it
+        params = observer.pull(at_least=steps)  # the cluster goes on while an observer is connected
         reference = uncut(x, y, args)
     difference = max(float(np.abs(params[name] - reference[name]).max()) for name in reference)
     accuracy = digits.accuracy(params, x_test, y_test)

@@ -102,7 +102,7 @@ class Movies:
 
 
 class Clicks:
-    """Whether somebody clicks: a network over the rows of eight ids and four numbers."""
+    """Predicts a click: a network over the rows of eight ids and four numbers."""
 
     metric, better = "AUC", max
     passes, batch = 2, 256
@@ -247,7 +247,7 @@ def train_alone(model, args):
 
 
 def parser():
-    found = argparse.ArgumentParser(description="Train a recommender, together with whoever else runs this.")
+    found = argparse.ArgumentParser(description="Train a recommender, together with all other runs of this script.")
     found.add_argument("--model", choices=MODELS, default="movies", help="default: movies")
     found.add_argument("--coordinator", default=os.environ.get("ZMQPS_COORDINATOR", "tcp://127.0.0.1:5570"))
     found.add_argument("--passes", type=int, help="passes over the training data (default: movies 15, clicks 2)")

@@ -52,7 +52,9 @@ def train(worker, args):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Train a digit classifier, together with whoever else runs this.")
+    parser = argparse.ArgumentParser(
+        description="Train a digit classifier, together with all other runs of this script."
+    )
     parser.add_argument("--coordinator", help="its address; by default as the environment says")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", help="as PyTorch calls it")
     parser.add_argument("--passes", type=int, default=30, help="passes over the training data")

@@ -82,7 +82,9 @@ def train(trainer):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Train a digit classifier, together with whoever else runs this.")
+    parser = argparse.ArgumentParser(
+        description="Train a digit classifier, together with all other runs of this script."
+    )
     parser.add_argument("--coordinator", help="its address; by default as the environment says")
     parser.add_argument("--passes", type=float, default=8, help="passes over the training data")
     parser.add_argument("--batch", type=int, default=16, help="images per step")

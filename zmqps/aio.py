@@ -11,7 +11,7 @@ loop is never blocked; what would block is done by one helper thread a worker, i
 (`statistics`, `rejoin` and `close` do not wait for their turn).
 
 Cancelling an ``await`` withdraws a pull, and a push of which nothing has left yet: the arrays given to it
-are free. Anything else goes on without anybody waiting for it: a push that was begun is still applied,
+are free. Anything else continues in the background: a push that was begun is still applied,
 once, and its result is dropped; its arrays stay in use until it is done, at its timeout at the latest.
 """
 
@@ -218,7 +218,7 @@ class AsyncWorker(_Awaitable[Worker]):
     def rank(self) -> int:
         """This worker's 0-based index: the lowest free one, or the one that it had before where it is restarted.
 
-        Where a number of workers is expected `init` may change it, so that strangers take none from those who train.
+        If a number of workers is expected, `init` may change it, so that strangers take no rank of a training worker.
         """
         return self._worker.rank
 

@@ -21,7 +21,7 @@ Refusal = type[PSError]
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: Whole numbers beyond this are a limit of what travels, not one that somebody may come near.
+#: Whole numbers beyond this are a limit of the wire format, far beyond any real value.
 LARGEST_SAID = 1 << 53
 #: What other libraries, or equations, call an option -> what it is called here, wherever there is one of that name.
 ALIASES = {

@@ -15,7 +15,7 @@ __all__ = ["advice", "lacks_extra"]
 def advice(extra: str) -> str:
     """Return the command that installs an extra, as ``pip install '/home/me/zmqps[watch]'``.
 
-    The name of the package alone would be no advice to those who have installed it from a clone.
+    The name of the package alone would not help users who installed it from a clone.
     """
     origin = _origin()
     url, vcs = str(origin.get("url", "")), origin.get("vcs_info", {})

@@ -1,7 +1,7 @@
 """Files that others may have made, or are to read: only plain ones are opened, and no more is read than is expected.
 
-Whoever may write to a directory can put anything under any name. A FIFO holds up whoever opens it, a device has bytes
-without an end, a link leads to either, and a sparse file of a few blocks has the length that somebody gave it. So each
+A user with write access to a directory can put anything under any name. Opening a FIFO blocks, a device has bytes
+without an end, a link leads to either, and a sparse file of a few blocks may have any length. So each
 is looked at before it is opened, opened without waiting, looked at again, and read up to a bound.
 
 What is made here is for its user alone, and for the group of a directory that is shared with one (`shared_with`).
@@ -34,7 +34,7 @@ _KINDS = (
     (stat.S_ISLNK, "a link"),
 )
 _PART_NBYTES = 16 << 20
-#: Names of what this process was given open, by a shell for ``<(…)`` as a rule: nobody else put anything there.
+#: Names of descriptors that this process inherited, usually from a shell's ``<(…)``: no other user can put files there.
 _GIVEN = re.compile(r"/dev/(?:stdin|fd/\d{1,9})")
 
 
@@ -134,7 +134,7 @@ def read_kernel(path: str | os.PathLike[str]) -> str:
 def shared_with(directory: str | os.PathLike[str]) -> int:
     """Return the bits of a mode that the group of a directory has in it: none, unless its setgid bit is set.
 
-    What is made in such a directory belongs to its group, so whoever sets the bit shares what is in it.
+    New files in such a directory belong to its group, so setting the bit shares what is in it.
     """
     facts = os.stat(directory or ".")
     return facts.st_mode & stat.S_IRWXG if facts.st_mode & stat.S_ISGID else 0
@@ -179,6 +179,6 @@ def make_directory(path: str | os.PathLike[str]) -> list[str]:
         place = os.path.dirname(place)
     missing.reverse()
     for directory in missing:
-        with suppress(FileExistsError):  # somebody else makes it, or has something else there, as its use will show
+        with suppress(FileExistsError):  # another process makes it, or it is something else, as its use will show
             os.mkdir(directory, 0o700 | shared_with(os.path.dirname(directory)))
     return missing

@@ -184,7 +184,7 @@ def optimizer(worker: Worker, spec: OptimizerSpec, **options: Any) -> optax.Grad
         if not all(jax.tree.leaves(same)):
             log.warning(
                 "the job has other values than these params: begin with params = zmqps.jax.pull(worker, params), or "
-                "the first gradients are of values that nobody trains"
+                "the first gradients are of values that are not trained"
             )
         return State(0)
 

@@ -75,7 +75,7 @@ def inner(function: Callable[..., Any]) -> Callable[..., Any]:
 def callable_in_loops(function: Callable[..., Any]) -> None:
     """Let compiled loops call a function, which is compiled into each; Python may go on to call it as well.
 
-    Numba files a loop by its own source only: whoever changes such a function touches the loops that call it.
+    Numba caches a loop by its own source only: after a change of such a function, touch the loops that call it.
     """
     from numba.extending import register_jitable
 

@@ -454,6 +454,6 @@ def _number(rate: Any) -> float:
 
 
 def _shortest(rate: float, variable: Any) -> float:
-    """Return the number that somebody wrote and that a variable holds rounded: 0.1, say."""
+    """Return the number as written, such as 0.1, that a variable holds rounded."""
     dtype = keras.backend.standardize_dtype(getattr(variable, "dtype", "float64"))
     return float(str(np.float32(rate))) if dtype == "float32" else rate

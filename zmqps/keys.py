@@ -1,7 +1,7 @@
 """Keys of a cluster: made, handed out as tokens, rotated and revoked.
 
 A cluster that other hosts can reach has keys. `create` makes a directory of them for its nodes, `token` the one string
-that somebody needs to join it. Nodes read the list of keys again whenever it changes, so all of this works while they
+that a process needs to join it. Nodes read the list of keys again whenever it changes, so all of this works while they
 run. docs/security.md says what keys protect, and what they do not.
 """
 
@@ -45,7 +45,9 @@ __all__ = [
 GRACE_S = 3600.0
 #: Keys that open nothing any more are kept in the list for so long, so that a log can say whose they were.
 KEPT_S = 30 * 86400.0
-_HEAD = "# Whom the nodes of this cluster let in. Written by `zmqps keys`; nodes read it again when it changes.\n"
+_HEAD = (
+    "# The keys that the nodes of this cluster accept. Written by `zmqps keys`; nodes read it again when it changes.\n"
+)
 
 
 def create(directory: str | os.PathLike[str]) -> Keys:
@@ -86,7 +88,7 @@ def token(
     name: str | None = None,
     lasts: float | None = None,
 ) -> str:
-    """Make a key for somebody, and return all that they need to join as one string.
+    """Make a key, and return all that a process needs to join as one string (a token).
 
     Parameters
     ----------
@@ -95,7 +97,7 @@ def token(
     role : {"worker", "observer", "node"}
         What it allows.
     address
-        The coordinator's endpoint, which the token tells; without one whoever connects has to say it.
+        The coordinator's endpoint, to put into the token; without one, `connect` needs it.
     name
         By which it is revoked, and stands in logs; by default the role and a number.
     lasts
@@ -132,7 +134,7 @@ def entries(directory: str | os.PathLike[str]) -> list[Entry]:
 
 
 def revoke(directory: str | os.PathLike[str], names: Sequence[str]) -> list[Entry]:
-    """Let nobody in any more with keys of these names; return what was revoked.
+    """Revoke the keys of these names; return the revoked entries.
 
     Connections that are open end within a second, on every node that reads this directory.
 
@@ -180,7 +182,7 @@ def rotate(
     with _opened(directory) as folder:
         found = _read_entries(folder, Keys.load(folder.path))
         new = [Entry(name=role, role=role, public=pair.public, made=now) for role, pair in pairs.items()]
-        _write_entries(folder, [*found, *new])  # the new ones open before somebody shows them, …
+        _write_entries(folder, [*found, *new])  # the new keys are accepted before they are used, …
         for role, pair in pairs.items():
             _replace(folder, f"{role}.key", f"{pair.public}\n{pair.secret}\n")
         _write_entries(folder, [*map(change, found), *new])  # … and the old ones until then

@@ -12,7 +12,7 @@ only, and sends its neighbours activations one way and their gradients the other
     channel.send({"hidden": d_hidden})
 
 Both agree on the endpoint beforehand, say by the command line, and on a secret, which the workers of one
-`zmqps up` find in ``ZMQPS_CHANNEL_SECRET``. Who does not know it neither receives anything nor is heard.
+`zmqps up` find in ``ZMQPS_CHANNEL_SECRET``. A process without it neither receives anything nor is heard.
 docs/model-parallel.md shows all of it.
 """
 
@@ -47,7 +47,7 @@ LINGER_S = 1.0
 VARIABLE = "ZMQPS_CHANNEL_SECRET"
 #: Shorter ones can be guessed; `secrets.token_hex(16)` makes 32.
 MIN_SECRET_CHARS = 16
-#: What `bind` makes where nobody has given a secret, behind the endpoint it tells.
+#: The secret that `bind` makes if none was given; it follows the endpoint that `bind` returns.
 TOKEN = re.compile(r"(.+)#([0-9a-f]{32})")
 
 
@@ -60,7 +60,7 @@ class Channel:
     ----------
     endpoint : str
         Where the stages meet; of the end that binds, with the port it got. If `bind` has made the channel's secret
-        it follows behind a ``#``: pass it on to `connect`, and show it to nobody else.
+        it follows behind a ``#``: pass it on to `connect`, and keep it secret.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ def bind(
         ``ipc://PATH`` on one host, ``tcp://HOST:PORT`` between two; with port 0 a free one, which
         ``channel.endpoint`` tells.
     secret : str, optional
-        What both stages know and nobody else, of 16 characters or more; by default what stands behind the
+        A secret of the two stages, of 16 characters or more; by default the text behind the
         endpoint (``#`` and 32 hexadecimal digits), or in ``ZMQPS_CHANNEL_SECRET``. Where there is none `bind` makes
         one, and ``channel.endpoint`` has it for `connect`.
     name : str, optional

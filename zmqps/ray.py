@@ -73,8 +73,7 @@ def start(
     servers : int
         How many servers.
     workers : int, optional
-        How many workers run `command`. Without one: how many a job expects that does not say; by default whoever
-        comes.
+        How many workers run `command`. Without one: how many a job expects unless `init` says so; by default, any.
     command : sequence of str, optional
         What each worker runs, say ``["python", "train.py"]``; it finds the cluster by ``ZMQPS_COORDINATOR``, its number
         in ``ZMQPS_WORKER_INDEX``. Without one only the nodes are started: see `RayCluster.environment`.
@@ -95,7 +94,7 @@ def start(
         The directory with the cluster's keys; by default new ones are made, unless all hosts have loopback addresses.
         They travel to the actors over Ray's connections.
     insecure : bool
-        Start without keys, so that anybody who reaches the hosts can join.
+        Start without keys, so that any process that reaches the hosts can join.
     port : int
         The coordinator's; 0 takes a free one.
     device : str

@@ -47,7 +47,7 @@ class Worker(Pusher):
     until it is done, arrays in ``out`` are written until it is done: leave them alone meanwhile.
     After a `DeadlineError` a push may still be applied, once or not at all.
 
-    Close it, best as a context manager. One that nobody refers to any more leaves by itself: what is under way has
+    Close it, best as a context manager. A worker without references leaves by itself: operations in flight have
     two seconds to complete. A worker whose `init_async` is under way is kept until that is done, at its timeout at the
     latest. What is still open when the program ends is closed then.
     """
@@ -75,62 +75,62 @@ class Worker(Pusher):
         pull_codec: str | Codec = "raw",
         timeout: float | None = None,
     ) -> None:
-        """Start the job, or join the one that another worker has started.
+        """Start the job, or join it if another worker has started it.
 
-        The first worker defines the job, and its values are the initial ones; of later workers
-        the names, shapes, dtypes and options must be the same, their values are ignored. So every
-        worker may call this, at any time, more than once.
+        The first worker defines the job, and its values are the initial ones. Later workers must pass
+        the same names, shapes, dtypes and options; their values are ignored. So every worker may call
+        this, at any time, more than once.
 
         Parameters
         ----------
         params : mapping of str to array
             Initial values: float32, float64, or float16 and bfloat16 which the servers keep and
             send in float32. Anything with ``__array__``, DLPack or the buffer protocol; on a GPU
-            anything with DLPack or ``__cuda_array_interface__``, say tensors of PyTorch (needs CuPy).
+            anything with DLPack or ``__cuda_array_interface__``, such as tensors of PyTorch (needs CuPy).
             May be empty where there are ``tables``.
         optimizer : OptimizerSpec
-            From `zmqps.optim`; may be left out where ``params`` is empty.
+            From `zmqps.optim`; optional if ``params`` is empty.
         tables : mapping of str to TableOptions, optional
-            Sparse tables by name, from `zmqps.table`; each has its own optimizer. `table` returns the way to one.
+            Sparse tables by name, from `zmqps.table`; each has its own optimizer. `table` returns a handle to one.
         buffers : mapping of str to array, optional
-            What belongs to the model and is not trained, say statistics of BatchNorm, counters or tables: of any
-            floating dtype, whole numbers or flags. There are no gradients of it; `set` and `average` write it, pulls
-            read it, checkpoints hold it.
+            Parts of the model that are not trained, such as statistics of BatchNorm, counters or tables: of any
+            floating dtype, integers or bools. They have no gradients; `set` and `average` write them, pulls read
+            them, checkpoints hold them.
         staleness : int, optional
             How many clocks a read may lag: None trains asynchronously, 0 synchronously, n with
             bounded staleness. In the last two a push of all parameters that are not frozen (or `advance`, or `skip`)
-            ends this worker's step, and its next transfer waits for what the mode demands.
+            ends this worker's step, and its next transfer waits as the mode requires.
         nonfinite : {"reject", "allow"}
             Whether a push with NaN or infinity in it is refused.
         replicas_to_aggregate : int, optional
-            Synchronous: how many gradients make a step. With fewer than there are workers, the
-            first complete ones count, later ones are dropped and counted (backup workers). With more,
-            workers bring several batches to a step. By default one of every live worker.
+            Synchronous: how many gradients make a step. If fewer than the workers, the first complete
+            ones count; later ones are dropped and counted (backup workers). If more, workers push several
+            batches in a step. By default one of every live worker.
         on_straggler : {"wait", "continue", "fail"}
-            Synchronous: what happens when a step takes longer than earlier steps suggest
-            (`zmqps.core.coordinator.consistency.bsp`): wait on, go on without those who are late, or let
-            those who wait fail with `DeadlineError`.
+            Synchronous: what to do when a step takes longer than earlier steps suggest
+            (`zmqps.core.coordinator.consistency.bsp`): wait on, go on without the late workers, or let
+            the waiting ones fail with `DeadlineError`.
         mean : {"pushed", "workers"}
             Synchronous: what each element's sum of gradients is divided by. ``pushed``: the examples of the workers
             that pushed it, so workers may hold different layers. ``workers``: the examples of all workers of the step
             except those that skip it, as in PyTorch's DDP, Horovod or one process with the whole batch; a worker that
-            pushed nothing for an element counts as zeros. Elements that nobody pushed are not updated.
+            pushed nothing for an element counts as zeros. Elements that no worker pushed are not updated.
         retain : int
             Synchronous: how many versions before the current one ``pull(exact=…)`` can still read.
         treatment : Treatment, optional
-            Not synchronous: what servers do about stale gradients, from `zmqps.stale`.
+            Not synchronous: how servers treat stale gradients, from `zmqps.stale`.
         deterministic : bool
-            Synchronous: refuse what would make the result depend on who comes first, which is
+            Synchronous: refuse what would make the result depend on the order of arrival, which is
             ``replicas_to_aggregate``, ``on_straggler="continue"``, `ranges`, and a cluster that does
             not know how many workers to expect. Contributions are always added in the order of ranks, so
-            a run without these gives the same bits each time, as long as no worker comes or goes.
+            a run without these gives the same bits each time, as long as no worker joins or leaves.
         workers : int, optional
             How many workers the job expects: its first synchronous step, its barriers and its end wait for as
-            many. By default what the cluster was started with (``--workers``), else whoever comes.
+            many. By default what the cluster was started with (``--workers``), else any number.
         push_codec, pull_codec : Codec or str
-            How gradients and values travel where a call does not say otherwise: ``raw``, or one of
-            `zmqps.codecs`, say ``"bf16"`` or ``codecs.topk(0.01)``; what is small goes raw. Codecs
-            that leave something out of a gradient send it with a later one (error feedback).
+            The default codecs of gradients and values: ``raw``, or one of
+            `zmqps.codecs`, such as ``"bf16"`` or ``codecs.topk(0.01)``; small arrays go raw. Codecs
+            that leave out part of a gradient send it with a later one (error feedback).
             ``python -m bench codecs`` tells which pays on a given wire.
         timeout : float, optional
             Seconds; by default as `connect` says, at least 60.
@@ -138,11 +138,11 @@ class Worker(Pusher):
         Raises
         ------
         JobMismatchError
-            The running job is another one; names the difference and both sides.
+            The running job differs; names the difference and both sides.
         ConfigurationError
             The options do not go together.
         DeadlineError
-            Says for whom it waited.
+            Names the nodes it waited for.
         """
         refuse_in_callback()
         self.init_async(
@@ -225,7 +225,7 @@ class Worker(Pusher):
         """Come back as a new member: what to do after `EvictedError`, or a `PeerLostError` of the coordinator.
 
         A worker that was stopped, or cut off, for longer than the heartbeat timeout is presumed
-        dead, and the others go on without it. It hears so from them, or notices that nobody answers. This
+        dead, and the others go on without it. It hears so from them, or gets no answers. This
         waits until the coordinator can be reached, ends its old life and joins as a new
         incarnation under the same name, with its old rank where that is free; where this worker had called
         `init`, it attaches to the job as it is. So `pull` next: the values on the servers count.
@@ -254,7 +254,7 @@ class Worker(Pusher):
         try:
             left = self._rejoin(self._seconds(timeout))
         finally:
-            if self._thread is not before:  # also where nobody answers yet: this life knows of no server
+            if self._thread is not before:  # even before an answer: this life knows no server
                 self._requests = None
                 self._caches.forget()
         if self._trained is not None:
@@ -385,7 +385,7 @@ def connect(
         `Worker.init` and ends when its workers have finished; then its name can be used again.
     timeout : float
         Seconds to wait for the coordinator. Later calls that are given none wait as long, but at least 60 s and twice
-        the cluster's heartbeat timeout: whoever is lost meanwhile is named before.
+        the cluster's heartbeat timeout: a node lost meanwhile is named before.
     name : str, optional
         This worker's name in logs and errors. A process has one worker of a name: if it connects again under it, the
         one before is closed. By default made of host and pid, or of its number where its supervisor
@@ -426,7 +426,7 @@ def connect(
         ``address`` is not an endpoint, ``job`` is not a name, there is no such transport, ``job_secret`` is no
         file with a secret, or the keys or the token cannot be read.
     KeyRefusedError
-        The cluster does not take this key, or nobody without one; or it has none.
+        The cluster refuses this key, or requires one; or it has none.
     IdentityError
         The key does not allow this; or the cluster has a job secret, and this is not it; or the coordinator does not
         know this one.
@@ -434,7 +434,7 @@ def connect(
     job = os.environ.get(JOB_VARIABLE) or DEFAULT_JOB if job is None else job
     transport = os.environ.get(TRANSPORT_VARIABLE) or "auto" if transport is None else transport
     secret = os.environ.get(JOB_SECRET_VARIABLE) or None if job_secret is None else job_secret
-    if combine is None:  # what the environment says is meant for those who train
+    if combine is None:  # the environment's value is meant for training workers
         combine = (os.environ.get(COMBINE_VARIABLE) or "none") if observer is False else "none"
     kind = Worker if checks.one_of("combine", combine, COMBINES) == "none" else _host_worker()
     return kind(
@@ -454,7 +454,7 @@ def connect(
 
 @cache
 def _host_worker() -> type[Worker]:
-    from zmqps.combine.pusher import HostPusher  # which nobody else pays for
+    from zmqps.combine.pusher import HostPusher  # imported only where it is used
 
     class HostWorker(HostPusher, Worker):
         """A worker that combines its gradients with those of its host (``combine="host"``)."""

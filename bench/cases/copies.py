@@ -30,7 +30,7 @@ def measure(setup: Setup, staleness: int | None, replicas: int) -> Row:
     Parameters
     ----------
     setup, staleness
-        Who does what, in which mode.
+        The workload and its mode.
     replicas
         Backups of each shard.
     """

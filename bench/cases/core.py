@@ -124,7 +124,7 @@ class Wires:
             match action:
                 case Send(peer, message):
                     self.messages += 1
-                    # the name of a connection one opened, or of who opened it
+                    # the name of a connection that one opened, or of its opener
                     to = {COORDINATOR: "coordinator", server_peer(0): "server"}.get(peer) or peer[1:].decode()
                     known = (
                         {"coordinator": COORDINATOR, "server": server_peer(0)}.get(name) if peer[:1] == b"@" else None
@@ -150,7 +150,7 @@ def _shard(job: JobSpec, placement: Placement, index: int, room: Room) -> Shard:
 
 
 def measure(model: str, steps: int) -> Row:
-    """Time push_pulls of a model whose arrays nobody copies over a wire."""
+    """Time push_pulls of a model without copies over a wire."""
     values = models.arrays(models.find(model), 1.0)
     parameters, flat = describe(values, Handover())
     job = JobSpec(parameters=parameters, optimizer=zmqps.optim.sgd().to_wire())

@@ -33,7 +33,7 @@ WINDOW = 64
 class CrowdProcess:
     """Many workers in one process: a caller's thread, a background thread and connections each.
 
-    So two cores show what the server does: it has one, all who ask share the other.
+    So two cores show what the server does: it has one, all clients share the other.
     """
 
     def __init__(self, address: str, setup: Setup) -> None:

@@ -87,7 +87,7 @@ class Day:
                 self._go(self.machine.on_deadline(self.now))
 
     def look(self) -> Status:
-        """Return what somebody sees who looks back a day."""
+        """Return the view of a client that looks back a day."""
         self._take("somebody", Watch(next(self._numbers), 24.0 * HOUR_S, 1000))
         assert self.view is not None
         return self.view
@@ -189,7 +189,7 @@ def command(hours: float, json_path: Path | None) -> None:
 
     Every second all beat, and each worker logs two values; every two seconds there is a step, every five minutes a
     worker goes and another one comes. ``gained_mb`` is the memory of the process beyond that after ten minutes;
-    ``view_mb`` and ``view_s`` are what somebody gets who looks back a day, and how long that takes the coordinator;
+    ``view_mb`` and ``view_s`` are the view of the last day, and how long the coordinator takes for it;
     ``processor_share`` is what all this takes of a core.
     """
     rows = measure(hours)

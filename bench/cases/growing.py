@@ -81,7 +81,7 @@ def measure(work: RowWork) -> Row:
         extra={
             "p999_s": found["p999_s"],
             "longest_s": found["longest_s"],
-            "longest_busy_s": found["longest_busy_s"],  # of the processor: who waits for a core has not been stopped
+            "longest_busy_s": found["longest_busy_s"],  # of processor time: a wait for a core does not count
             "longest_at_rows": found["longest_at_rows"],
             "rows_per_s": work.batch / found["seconds"],
             "table_nbytes": found["table_nbytes"],

@@ -277,7 +277,7 @@ def views() -> Iterator[Frames]:
 NONCE = bytes(range(16))
 TEXT = "x" * 4096
 
-#: What is said -> by whom of the job ``mine`` (which has not begun) and of ``default`` (which is trained).
+#: Message -> its sender, of the job ``mine`` (which has not begun) or of ``default`` (which is trained).
 CASES: dict[str, tuple[str, Case]] = {
     "Init": ("attacker", inits),
     "Init of a job that is trained": ("mate", jobs_of_others),
@@ -333,20 +333,20 @@ def nonsense() -> Iterator[Frames]:
 
 def longest(name: str) -> tuple[float, int, float]:
     """Return the seconds that the costliest message of a case takes, which one that is, and the most of any run."""
-    who, case = CASES[name]
+    sender, case = CASES[name]
     best: dict[int, float] = {}
     most = 0.0
     for _ in range(RUNS):
         cluster = Cluster()
         for number, frames in enumerate(case()):
             cluster.now += 2.0
-            has_begun = who == "attacker" and cluster.machine.runs["mine"].startup.job is not None
-            if has_begun or cluster.machine.membership.find(b"@" + who.encode()) is None:
+            has_begun = sender == "attacker" and cluster.machine.runs["mine"].startup.job is not None
+            if has_begun or cluster.machine.membership.find(b"@" + sender.encode()) is None:
                 cluster = Cluster()
             gc.unfreeze()
             gc.collect()
             gc.freeze()  # else its pauses are those of what is here to say
-            took = cluster.take(b"@" + who.encode(), frames)
+            took = cluster.take(b"@" + sender.encode(), frames)
             most = max(most, took)
             best[number] = min(took, best.get(number, took))
     costliest = max(best, key=lambda number: best[number])

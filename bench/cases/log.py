@@ -47,7 +47,7 @@ def measure(rounds: int) -> dict[str, list[float]]:
 def command(rounds: int) -> None:
     """Time `worker.log` as a script calls it, while the worker's background thread sends what was logged.
 
-    The coordinator takes it and nobody writes it anywhere.
+    The coordinator takes it, and no sink writes it.
     """
     table = new_table("logged", "median us", "p10 us", "p90 us")
     for name, seconds in measure(rounds).items():

@@ -70,7 +70,7 @@ class Crowd:
     role
         Theirs: worker or observer.
     ask_s
-        Every so many seconds somebody asks for the status; 0: nobody does.
+        Seconds between requests for the status; 0: none.
     """
 
     def __init__(self, members: int, role: str = "worker", ask_s: float = 1.0) -> None:
@@ -89,7 +89,7 @@ class Crowd:
         self.delays: list[float] = []  # from the last arrival of a step to its answer
         self.busy_s = {"coming": 0.0, "beating": 0.0, "being lost": 0.0}
         self.longest_s = 0.0  # that one call of the machine took
-        self.status_s = 0.0  # that the slowest answer to who asked for the status took
+        self.status_s = 0.0  # of the slowest answer to a status request
         self.failed = ""  # what the small job has met
         self._asked: dict[int, float] = {}
         self._machine.start(0.0)
@@ -199,7 +199,7 @@ class Crowd:
 
 
 def identity(role: str, name: str, job: str = "") -> Identity:
-    """Return who a member is; servers and the coordinator are of no job."""
+    """Return a member's identity; servers and the coordinator are of no job."""
     job = "" if role in ("server", "coordinator") else job
     return Identity(
         role=role, incarnation=name.encode().ljust(16, b"."), name=name, host="host", pid=1, endpoint="", job=job,

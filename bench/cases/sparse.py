@@ -28,7 +28,7 @@ from bench.tables import console, new_table, print_rows, seconds
 from bench.transfer import RECORDED_STEPS, recording
 from zmqps.trace import merge
 
-#: Name -> (script, variant): who else does a step, a pull of a batch and then a push of it.
+#: Name -> (script, variant): other systems that do a step, a pull of a batch and then a push of it.
 PEERS = {
     "tensorflow": ("tensorflow_rows", ""),
     "torch-rpc-uv": ("torch_rows", "uv"),

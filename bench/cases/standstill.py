@@ -69,8 +69,8 @@ def standstill(place: str, victim: str, options: Sequence[str]) -> float:
             os.kill(pid, signal.SIGKILL)
             killed_at = time.time()
             survivors = [w for w in _ends(there) if w != pid]
-            _wait(lambda: all(_ends(there)[who][-1] > killed_at + ON_S for who in survivors))
-            return max(_longest(_ends(there)[who], killed_at) for who in survivors)
+            _wait(lambda: all(_ends(there)[name][-1] > killed_at + ON_S for name in survivors))
+            return max(_longest(_ends(there)[name], killed_at) for name in survivors)
 
 
 def _wait(done: object) -> None:

@@ -83,7 +83,7 @@ def measure(setup: Setup, python: Path | None = None) -> Row:
     Parameters
     ----------
     setup
-        Who does what.
+        The workload.
     python
         An interpreter that has torch, for the all-reduce; by default what can be found.
 
@@ -110,7 +110,7 @@ def measure(setup: Setup, python: Path | None = None) -> Row:
             measured = call_all(workers, "steps", f"step {turn}", 1)
             plain, one = limit.steps(1), link.steps(1)
             allreduce = gloo.steps(1) if gloo is not None else []
-            # of each step the worker that came last: it has waited for nobody
+            # of each step the worker that came last: it has not waited
             waits = [min(step) for step in zip(*call_all(small, "waits", f"{turn}", BARRIER_BATCH), strict=True)]
             if turn >= WARM_UP:
                 ours += [seconds for times in measured for seconds in times]

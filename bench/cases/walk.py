@@ -211,7 +211,7 @@ def walk(mode: str, *, replicas: int = 0, rows: bool = False) -> Walk:
                 with watcher.looking(settle) as turns:
                     step()
                 user, *others = [calls for _, calls in turns]
-                # a look at a socket that has nothing is in nobody's way
+                # polling an empty socket does no harm
                 kept = [turn for turn in others if turn[0].function != "ZmqTransport._drain" or _delivers(turn)]
                 walks.append(Walk([user, *kept]))
     if replicas:  # until the backup is filled, no push waits for it

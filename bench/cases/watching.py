@@ -61,16 +61,16 @@ class LoggingWorker(TransferWorker):
 
 
 class Watcher:
-    """Whoever looks at a cluster from a process of its own, as Prometheus and a terminal or page do.
+    """A watcher of a cluster in its own process, as Prometheus and a terminal or page are.
 
     Parameters
     ----------
     address
-        The coordinator's, to ask for the view; empty: nobody does.
+        The coordinator's, to request the view; empty: not requested.
     metrics
-        Where it answers scrapes; empty: nobody asks.
+        Where it answers scrapes; empty: not scraped.
     page
-        Where its page is; empty: nobody has it open.
+        Where its page is; empty: not open.
     """
 
     def __init__(self, address: str, metrics: str, page: str) -> None:
@@ -102,7 +102,7 @@ class Watcher:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A cluster, its workers, and who watches it where that is on."""
+    """A cluster, its workers, and its watcher if that is on."""
 
     workers: list[Child]
     watcher: Child
@@ -117,7 +117,7 @@ class Watched:
 
 
 def start(stack: ExitStack, setup: Setup, on: Collection[str]) -> Watched:
-    """Start a cluster and its workers, and whoever watches it by `SWITCHES`: what "everything" is, is said here."""
+    """Start a cluster and its workers, and its watchers by `SWITCHES`, which define "everything"."""
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="zmqps-watching-")))
     cluster = stack.enter_context(
         zmqps.LocalCluster(
@@ -246,8 +246,8 @@ def _nothing() -> None:
 def command(json_path: Path | None, on: tuple[str, ...], nothing: bool, block: float, **fields: Any) -> None:
     """Synchronous steps of a cluster while it is watched, in turns with those while it is not.
 
-    On are: the coordinator's endpoint for Prometheus, scraped once a second; worker.log in each step; somebody
-    who asks for the view once a second, as `zmqps top` does; and somebody who has the page open. The limit is the turns
+    On are: the coordinator's endpoint for Prometheus, scraped once a second; worker.log in each step; a client that
+    requests the view once a second, as `zmqps top` does; and a browser with the page open. The limit is the turns
     without; the watchers run on the same host. ratio_of_neighbours is the median over pairs of turns, recording_us what
     counting takes of a message.
     """

@@ -18,7 +18,7 @@ import psutil
 
 from bench.results import REPOSITORY
 
-#: Every descendant inherits it, so that those who left our process tree are found as well.
+#: Every descendant inherits it, so that processes that left our process tree are found as well.
 TAG = "ZMQPS_BENCH_PEER"
 #: Importing TensorFlow, or starting Ray, on a busy machine.
 TIMEOUT = 180.0
@@ -101,7 +101,7 @@ class PeerProcess:
     def _left(self) -> list[psutil.Process]:
         left = []
         for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):  # gone meanwhile, or somebody else's
+            with contextlib.suppress(psutil.Error):  # gone meanwhile, or another user's
                 if process.environ().get(TAG) == self._tag:
                     left.append(process)
         return left

@@ -48,7 +48,7 @@ class Graph(Task):
         self._begin(tf.group(train, pulled))
 
     def _local(self, name: str, value: np.ndarray | np.generic) -> tf.Variable:
-        """Return a variable of this worker that nobody feeds from Python."""
+        """Return a variable of this worker that is not fed from Python."""
         return v1.get_variable(
             f"{name}{self._index}",
             initializer=value,

@@ -110,7 +110,7 @@ class Remote:
 
 
 class Trainer:
-    """Who pulls and pushes batches; each different row travels once."""
+    """Pulls and pushes batches; each distinct row travels once."""
 
     def __init__(self, work: RowWork, parts: Parts, num_parts: int, worker: int) -> None:
         self._parts, self._num_parts = parts, num_parts

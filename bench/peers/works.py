@@ -140,7 +140,7 @@ def combine(runs: Sequence[Result]) -> Result:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A work and whom it is done beside; ``run(steps)`` does it."""
+    """A workload and its peers; ``run(steps)`` runs it."""
 
     work: str
     peer: str

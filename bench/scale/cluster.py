@@ -63,7 +63,7 @@ class Network:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """Who trains what.
+    """The workers of each job.
 
     Attributes
     ----------
@@ -185,7 +185,7 @@ class Cluster:
             while self._heap and self._ended < size.workers:
                 at, _, do = heapq.heappop(self._heap)
                 do(at)
-        assert self._ended == size.workers, "somebody waits for ever"
+        assert self._ended == size.workers, "a worker waits forever"
         return self.outcome
 
     # --- the coordinator ---------------------------------------------------------------------------

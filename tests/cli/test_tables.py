@@ -52,11 +52,11 @@ def test_who_takes_no_part_in_a_job_is_said() -> None:
     coordinator = Coordinator(workers=1)
     coordinator.train("s0", "w0", "w1")
     coordinator.join("w2")
-    idle = "nobody waits for spare worker 1 (w1, host, pid 7), worker 2 (w2, host, pid 7)"
+    idle = "no node waits for spare worker 1 (w1, host, pid 7), worker 2 (w2, host, pid 7)"
     assert f"• job 'default': {idle}" in shown(coordinator)
     coordinator.take("w1", Leave("closed"))
     coordinator.take("w2", Leave("closed"))
-    assert "nobody waits" not in shown(coordinator)
+    assert "no node waits" not in shown(coordinator)
 
 
 def test_what_a_status_leaves_out_is_said() -> None:

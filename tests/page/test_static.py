@@ -132,5 +132,5 @@ def test_where_one_is_slow_nobody_says_beside_it_that_nobody_is_waited_for(slowe
         browser.open(url)
         browser.until("document.querySelector('#headline').textContent.includes('training, step 7')")
         said = browser.text("#headline")
-        assert ("nobody is waited for" in said) is not bool(slowest)
+        assert ("no node is awaited" in said) is not bool(slowest)
         assert browser.find("document.querySelectorAll('#headline .good').length") == (0 if slowest else 1)

@@ -464,7 +464,7 @@ def test_a_chief_that_has_gone_and_has_no_successor(monkeypatch: Patch) -> None:
 
     wrap(monkeypatch, Places, "name_chief", name_chief)
     monkeypatch.setattr(CoordinatorMachine, "validate", lambda self: None)
-    caught("sync-crashes", "nobody is told to be the chief")
+    caught("sync-crashes", "no worker is told to be the chief")
 
 
 def test_a_worker_that_is_the_chief_beside_another_one(monkeypatch: Patch) -> None:
@@ -495,7 +495,7 @@ def test_a_server_that_takes_one_job_for_another(monkeypatch: Patch) -> None:
             client.epochs = epochs
 
     wrap(monkeypatch, ServerKernel, "push", push)
-    caught("jobs-alike", "nobody pushed")
+    caught("jobs-alike", "no worker pushed")
 
 
 def test_a_coordinator_that_forgets_to_have_a_job_freed(monkeypatch: Patch) -> None:

@@ -208,7 +208,7 @@ def test_a_coordinator_that_does_not_answer_is_named_until_it_does() -> None:
         asked.view = training()
         await app.refresh_view()
         await drawn(app, pilot)
-        assert "nobody is waited for" in screen(app)
+        assert "no node is awaited" in screen(app)
 
     run(asked, test)
 

@@ -47,4 +47,4 @@ def test_a_health_check_in_a_sentence() -> None:
     assert health_sentence(well) == "the one node answers, the slowest in 4.2 ms (worker 0)"
     assert health_sentence({"nodes": well["nodes"] * 2, "left_out": 3}).startswith("all 5 nodes answer, the slowest in")
     assert health_sentence({"nodes": HEALTH["nodes"][:1]}) == "worker 2 on host-a does not answer"  # type: ignore[index]
-    assert health_sentence({"nodes": []}) == "nobody but the coordinator is there"
+    assert health_sentence({"nodes": []}) == "only the coordinator is there"

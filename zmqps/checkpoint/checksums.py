@@ -1,7 +1,7 @@
 """Checksums of files that are written in no particular order and read in parts.
 
 A file is divided into *chunks*, as it was written: the header, then what each slice has in it. Each chunk has its
-XXH3-64, so that whoever reads a part can check it. The checksum of the file is the XXH3-128 of its list of chunks.
+XXH3-64, so that a reader of a part can check it. The checksum of the file is the XXH3-128 of its list of chunks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One plain file of a checkpoint, for whoever wants the model, or a table of it, and nothing else."""
+"""Export of a checkpoint's model, or of one of its tables, as one plain file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from zmqps.errors import ConfigurationError, listed
 def export(checkpoint: Checkpoint, path: str, *, optimizer: bool = False, replace: bool = False) -> int:
     """Write a checkpoint's values into one file that any reader of safetensors reads; return its bytes.
 
-    A few slices are in memory at a time, and the ids of sparse tables. Whoever looks sees the whole file or none.
+    A few slices are in memory at a time, and the ids of sparse tables. A reader sees the whole file or none.
     The rows of a table are ``<table>.ids``, int64 ``(n,)``, and ``<table>.values``, float32 ``(n, dim)``.
 
     Parameters

@@ -86,7 +86,7 @@ class Claim:
         self._lock = -1
 
     def _is_let_go(self) -> bool:
-        """Note in the lock's file who holds it; return whether the one before has ended for sure.
+        """Write the holder into the lock's file; return whether the one before has ended for sure.
 
         A lock on a network file system may be known to its own host only.
         """
@@ -245,7 +245,7 @@ def _let_go(directory: str, lock: int) -> None:
 
 
 def _noted(lock: int) -> Owner | None:
-    """Return who holds a lock, or has not let go of it."""
+    """Return the holder of a lock, or the one that did not release it."""
     with suppress(OSError, ValueError, RecursionError):
         return Owner.from_plain(json.loads(os.pread(lock, MAX_NOTE_NBYTES, 0)))
     return None

@@ -102,7 +102,7 @@ class Save:
         job, version
             What is saved.
         owner
-            Who saves, as it may stand in the name of a file: one at a time. What it has left unfinished is removed, and
+            The saver, in a form fit for a file's name: one at a time. Its unfinished files are removed, and
             what others have whose names are the same up to a hyphen: so each save may have a directory of its own.
         now
             Seconds since 1970.
@@ -142,7 +142,7 @@ class Save:
             remove_tree(self._storage, self.directory, manifests.NAME)
 
     def _marked(self, mark: str) -> str:
-        """Return a new directory with a mark of this save, where nobody else's is.
+        """Return a new directory with a mark of this save, used by no other.
 
         Two saves that take one at the same time see each other's mark, and both go on to the next number.
         """
@@ -180,7 +180,7 @@ def clean(storage: Storage, job_path: str, owner: str, now: float, after_s: floa
     removed = []
     for name in storage.names(job_path):
         path = join(job_path, name)
-        with suppress(CheckpointStorageError), naming_the_disk(path, "remove"):  # it hinders nobody
+        with suppress(CheckpointStorageError), naming_the_disk(path, "remove"):  # it does no harm
             unfinished = _UNFINISHED_NAME.fullmatch(name)
             if unfinished is None and (entry_of(path) is None or manifests.NAME in storage.names(path)):
                 continue
@@ -208,7 +208,7 @@ def prune(
     keep
         How many to keep, at least one.
     good
-        Paths of checkpoints that look whole. Others are neither counted nor removed: somebody may want to look.
+        Paths of checkpoints that look whole. Others are neither counted nor removed: a user may want to look.
     owned
         Paths of those of them that may be removed; others are not counted either. None: all.
     """

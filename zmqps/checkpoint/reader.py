@@ -27,7 +27,7 @@ from zmqps.core.protocol.arrays import Array
 from zmqps.errors import CheckpointMismatchError, UnknownParameterError
 
 ROWS_FILE = re.compile(r"shard-\d{5,}-rows-\d{5,}\.safetensors")
-#: Chunks that were read and checked, kept for who reads on where the last one has stopped.
+#: Chunks that were read and checked, kept for a read that continues where the last one stopped.
 CACHE_NBYTES = 64 << 20
 
 

@@ -1,7 +1,7 @@
 """Object stores and other file systems that fsspec knows: ``s3://bucket/run-7``, ``gs://…``, ``memory://…``.
 
 They cannot rename a directory as a whole, so a checkpoint is written where it will stay, its manifest last: without
-one, nobody takes it for a checkpoint.
+one, no reader takes it for a checkpoint.
 """
 
 from __future__ import annotations

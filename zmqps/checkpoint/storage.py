@@ -144,7 +144,7 @@ class LocalStorage:
         with _as_os_error(), open_file(path) as file:
             length = os.fstat(file.fileno()).st_size - offset
             nbytes = max(0, length if nbytes is None else min(nbytes, length))
-            if nbytes > MAX_READ_NBYTES:  # a sparse file may be as long as anybody likes
+            if nbytes > MAX_READ_NBYTES:  # a sparse file may have any length
                 raise OSError(errno.EFBIG, f"{nbytes:,} bytes are more than is read at a time", path)
             file.seek(offset)
             parts = []

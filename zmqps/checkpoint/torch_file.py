@@ -20,7 +20,7 @@ def export_torch(checkpoint: Checkpoint, path: str, *, replace: bool = False) ->
     """Write a checkpoint's parameters and buffers as a ``state_dict``; return the bytes of the file.
 
     Names, shapes and dtypes are those of the model, half precision included; rows of sparse tables are not in it.
-    ``torch.load(path, weights_only=True)`` reads it. All values are in memory at a time. Who looks at the path sees the
+    ``torch.load(path, weights_only=True)`` reads it. All values are in memory at a time. A reader of the path sees the
     whole file or none.
 
     Parameters

@@ -16,13 +16,15 @@ if TYPE_CHECKING:
     from zmqps.checkpoint import Checkpoint, Storage
     from zmqps.errors import CheckpointError
 
-job_option = setting("--job", shared=False, help="Whose, where PATH has checkpoints of several jobs.")
+job_option = setting("--job", shared=False, help="Job to read, if PATH holds several.")
 
 
 @click.group(invoke_without_command=True)
 @coordinator
 @setting("--job", shared=False, default="default", help="Which job to save.")
-@setting("--consistent", is_flag=True, shared=False, help="Asynchronous: cut between pushes; workers pause for it.")
+@setting(
+    "--consistent", is_flag=True, shared=False, help="Asynchronous jobs: a consistent snapshot; workers pause for it."
+)
 @settings.job_secret
 @shown_keys
 @settings.directory
@@ -62,7 +64,7 @@ def checkpoint(
 def show(path: str, job: str | None) -> int:
     """Show what is in a checkpoint, or in a directory of them.
 
-    PATH is a checkpoint, or a directory of checkpoints; or an address that fsspec knows, as s3://bucket/run-7.
+    PATH is a checkpoint, or a directory of checkpoints; or an address for fsspec, such as s3://bucket/run-7.
     """
     from zmqps.checkpoint import storage_of
     from zmqps.cli.tables import checkpoint_table, checkpoints_table, new_console
@@ -115,8 +117,10 @@ def verify(path: str, job: str | None) -> int:
 @job_option
 @click.option("--optimizer", is_flag=True, help="Also the optimizer's slots, as optimizer.<slot>.<name>.")
 @click.option("--table", help="Only the rows of this sparse table.")
-@click.option("--format", type=click.Choice(["safetensors", "parquet", "arrow"]), help="By default as FILE ends.")
-@click.option("--torch", is_flag=True, help="A state_dict of PyTorch; by default where FILE ends in .pt or .pth.")
+@click.option(
+    "--format", type=click.Choice(["safetensors", "parquet", "arrow"]), help="By default, from FILE's extension."
+)
+@click.option("--torch", is_flag=True, help="A PyTorch state_dict; the default if FILE ends in .pt or .pth.")
 @click.option("--force", is_flag=True, help="Replace FILE if it is there.")
 def export(
     path: str, file: str, job: str | None, optimizer: bool, table: str | None, format: str | None, torch: bool,
@@ -157,7 +161,7 @@ def export(
 @click.argument("path", metavar="PATH")
 @job_option
 def compact(path: str, job: str | None) -> int:
-    """Write a checkpoint that builds upon others as a whole one.
+    """Write a chain of checkpoints as one whole checkpoint.
 
     It is the latest of its job then. Not while a cluster saves there: what is saved meanwhile would be taken for an
     earlier one.

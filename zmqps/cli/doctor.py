@@ -34,37 +34,37 @@ DEFAULT_PORT = 5570
 @click.command(context_settings={"allow_interspersed_args": False})
 @setting(
     "--hosts", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
-    help="The hosts to look at, one a line, as `zmqps launch` has them; by default this one alone.",
+    help="File of hosts to check, one a line, as for `zmqps launch`; by default, this host only.",
 )  # fmt: skip
 @setting("--host", "-H", shared=False, metavar="HOST:SLOTS,…", help="The hosts, in place of a file.")
-@setting("--coordinator", help="Look at the running cluster of this coordinator, too.")
+@setting("--coordinator", help="Also check the running cluster of this coordinator.")
 @setting(
     "--port",
     type=click.IntRange(1, 65535),
     default=DEFAULT_PORT,
     shared=False,
-    help="The coordinator's port, to be free; with --hosts or -H it is looked at only if you name it.",
+    help="The coordinator's port, which must be free; with --hosts or -H, checked only if given.",
 )
 @setting(
     "--ports", metavar="FIRST-LAST",
-    help="Ports of servers, say 5571-5580, where a firewall lets these through; 32 at most.",
+    help="Ports of servers that a firewall lets through, such as 5571-5580; 32 at most.",
 )  # fmt: skip
 @setting(
     "--model", shared=False, metavar="NAME|SIZE",
-    help="Say how quick a step can be at best: resnet50, gpt2-small, or the bytes of the model as float32.",
+    help="Estimate the fastest possible step: resnet50, gpt2-small, or the bytes of the model as float32.",
 )  # fmt: skip
 @setting(
     "--servers", type=click.IntRange(1, 65535), default=1, shared=False,
-    help="How many servers are to run; of hosts by default as many as they say.",
+    help="How many servers will run; with hosts, by default as many as they name.",
 )  # fmt: skip
-@setting("--workers", type=click.IntRange(1, 65535), shared=False, help="How many workers are to run.")
-@setting("--interface", metavar="NAME", help="The network interface of all hosts that do not say another one.")
+@setting("--workers", type=click.IntRange(1, 65535), shared=False, help="How many workers will run.")
+@setting("--interface", metavar="NAME", help="Default network interface for hosts that do not name one.")
 @setting("--python", metavar="PATH", help="The Python with zmqps on the hosts; by default the path of this one.")
 @setting(
     "--remote-directory", metavar="DIR", help="Where the workers run on the hosts; by default the path of this one."
 )
-@setting("--sync-code", is_flag=True, help="The script's folder is copied to the hosts: look for rsync.")
-@setting("--ssh", default="ssh", metavar="COMMAND", help="What is run in place of ssh; takes the same arguments.")
+@setting("--sync-code", is_flag=True, help="The script's folder will be copied to the hosts: check rsync.")
+@setting("--ssh", default="ssh", metavar="COMMAND", help="Command to run instead of ssh, with the same arguments.")
 @setting("--keys", metavar="DIR", help="The cluster's keys: their rights, and the copies of each host.")
 @setting("--quick", is_flag=True, shared=False, help="Leave out bandwidth, which takes a second a pair.")
 @setting("--json", "as_json", is_flag=True, shared=False, help="Print rows and findings as plain data.")
@@ -72,15 +72,15 @@ DEFAULT_PORT = 5570
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def doctor(ctx: click.Context, /, probe: bool, **told: Any) -> int:
-    """Look for what may go wrong, before a run.
+    """Find problems before a run.
 
     \b
     zmqps doctor
     zmqps doctor -H host1:4,host2:4 -- python train.py
 
-    With hosts, the directory of the workers is looked for on each, and the script of COMMAND.
+    With hosts, it checks on each that the workers' directory and the script of COMMAND are there.
 
-    It looks at versions, ports, bandwidth, memory, GPUs and keys. Each row of the table is good, a warning or wrong,
+    It checks versions, ports, bandwidth, memory, GPUs and keys. Each row of the table is good, a warning or wrong,
     with what to do. Ends with 1 if one is wrong.
     """
     if probe:

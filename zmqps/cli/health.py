@@ -28,8 +28,8 @@ timeout = setting(
 def health(coordinator: str | None, keys: Path | None, directory: Path, timeout: float, as_json: bool) -> int:
     """Ask every node for an answer; fail if one is silent.
 
-    It shows how soon each node has answered, there and back. A node answers from its loop, a worker from its background
-    thread, whatever its script is busy with. Those that do not answer within 2 s are silent.
+    It shows the round-trip time to each node. A node answers from its loop, a worker from its background
+    thread, even while its script is busy. Nodes without an answer within 2 s are silent.
     """
     from zmqps.nodes.inquiry import ask_health
 

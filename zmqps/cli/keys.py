@@ -1,4 +1,4 @@
-"""``zmqps keys``: who may connect to a cluster that other hosts reach."""
+"""``zmqps keys``: the keys of a cluster that other hosts can reach."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ directory = setting(
 def keys(ctx: click.Context) -> int:
     """Make, show and revoke the keys of a cluster.
 
-    A cluster that other hosts reach needs them.
+    A cluster that other hosts can reach needs them.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
@@ -65,16 +65,20 @@ def create(folder: Path) -> int:
 @keys.command()
 @directory
 @setting(
-    "--role", type=click.Choice(("worker", "observer", "node")), default="worker", shared=False, help="Whose it is."
+    "--role",
+    type=click.Choice(("worker", "observer", "node")),
+    default="worker",
+    shared=False,
+    help="What it may join as.",
 )
-@setting("--address", shared=False, default="", help="The coordinator's endpoint, so that nobody has to say it.")
-@setting("--name", shared=False, help="By which it is revoked, and stands in logs.", show_default="worker-1, …")
-@setting("--lasts", shared=False, type=Duration(), help="How long it opens anything, say 12h.", show_default="for good")
+@setting("--address", shared=False, default="", help="The coordinator's endpoint, to put into the token.")
+@setting("--name", shared=False, help="Name of the key, used in logs and to revoke it.", show_default="worker-1, …")
+@setting("--lasts", shared=False, type=Duration(), help="How long it is valid, such as 12h.", show_default="for good")
 def token(keys: Path, role: str, address: str, name: str | None, lasts: float | None) -> int:
-    """Make a key for somebody, and print it as one string.
+    """Make a key, and print it as one string (a token).
 
-    The string is all that they need. Give it to their process as ZMQPS_TOKEN, or to zmqps.connect(token=…). Whoever has
-    it can join: keep it like a password.
+    A process needs nothing else to join: give it the token as ZMQPS_TOKEN, or in zmqps.connect(token=…). Keep it like a
+    password.
     """
     from zmqps.keys import token
 
@@ -85,7 +89,7 @@ def token(keys: Path, role: str, address: str, name: str | None, lasts: float | 
 @keys.command("list")
 @directory
 def list_(keys: Path) -> int:
-    """Show whom the cluster's nodes let in, and who was revoked."""
+    """Show the keys that the cluster accepts, and those revoked."""
     from zmqps.cli.tables import keys_table, new_console
     from zmqps.keys import entries
 
@@ -97,9 +101,9 @@ def list_(keys: Path) -> int:
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 @directory
 def revoke(names: tuple[str, ...], keys: Path) -> int:
-    """Let nobody in any more with the keys of these names.
+    """Revoke the keys of these names.
 
-    Open connections end within a second. Do it on the coordinator's host: a member that it refuses is refused by all
+    Open connections end within a second. Run it on the coordinator's host: a member that it refuses is refused by all
     servers.
     """
     from zmqps.keys import revoke
@@ -112,11 +116,11 @@ def revoke(names: tuple[str, ...], keys: Path) -> int:
 @keys.command()
 @click.argument("roles", nargs=-1, type=click.Choice(("node", "worker", "observer")), metavar="[ROLE]...")
 @directory
-@setting("--grace", shared=False, type=Duration(), default="1h", help="How long the old ones go on to open.")
+@setting("--grace", shared=False, type=Duration(), default="1h", help="How long the old keys stay valid.")
 def rotate(roles: tuple[str, ...], keys: Path, grace: float) -> int:
     """Make new keys for roles, by default for all three.
 
-    Nothing has to be started again. Copy the directory to the other hosts before the old keys end. Tokens have keys of
+    No restart is needed. Copy the directory to the other hosts before the old keys end. Tokens have keys of
     their own: revoke those, and make new ones.
     """
     from zmqps.keys import KEY_ROLES, rotate

@@ -48,15 +48,15 @@ PASSED = ("ZMQPS_TRANSPORT", "ZMQPS_JOB", "ZMQPS_COMBINE", "ZMQPS_TRACEBACK")
 )  # fmt: skip
 @setting(
     "--insecure", is_flag=True,
-    help="Make no keys: nothing is encrypted, and whoever reaches a host of the cluster may do everything.",
+    help="Make no keys: nothing is encrypted, and any process that reaches a host of the cluster can do anything.",
 )  # fmt: skip
 @click.option(
     "--env", "-x", multiple=True, allow_from_autoenv=False, metavar="NAME[=VALUE]",
-    help="A variable that the workers get; without a value the one it has here.  May be repeated.",
+    help="A variable for the workers; without VALUE, its value here.  May be repeated.",
 )  # fmt: skip
 @setting("--port", type=click.IntRange(0, 65535), shared=False, default=0, help="The coordinator's port; 0: any.")
 @settings.ports
-@setting("--interface", metavar="NAME", help="The network interface of all hosts that do not say another one.")
+@setting("--interface", metavar="NAME", help="Default network interface for hosts that do not name one.")
 @setting("--python", metavar="PATH", help="The Python with zmqps on the hosts; by default the path of this one.")
 @setting(
     "--remote-directory", metavar="DIR", help="Where the workers run on the hosts; by default the path of this one."
@@ -64,16 +64,16 @@ PASSED = ("ZMQPS_TRANSPORT", "ZMQPS_JOB", "ZMQPS_COMBINE", "ZMQPS_TRACEBACK")
 @setting(
     "--sync-code",
     is_flag=True,
-    help="Copy the script's folder to the hosts first (rsync), without secrets and what git ignores.",
+    help="First copy the script's folder to the hosts (rsync), except secrets and what git ignores.",
 )
 @settings.restart_workers
 @settings.restart_servers
 @settings.drain_timeout
 @settings.page
-@setting("--ssh", default="ssh", metavar="COMMAND", help="What is run in place of ssh; takes the same arguments.")
+@setting("--ssh", default="ssh", metavar="COMMAND", help="Command to run instead of ssh, with the same arguments.")
 @setting(
     "--silence", type=click.FloatRange(min=1), default=20.0,
-    help="Seconds without a word after which a host is lost, and ends what runs there.",
+    help="Seconds of silence after which a host counts as lost, and ends its processes.",
 )  # fmt: skip
 @setting("--name", shared=False, default="cluster", help="Logs go to runs/NAME/logs.")
 @settings.directory
@@ -85,7 +85,7 @@ PASSED = ("ZMQPS_TRANSPORT", "ZMQPS_JOB", "ZMQPS_COMBINE", "ZMQPS_TRACEBACK")
 def launch(ctx: click.Context, /, **told: Any) -> int:
     """Start a coordinator, servers and workers on many hosts.
 
-    They are started by ssh, and the workers run COMMAND.
+    Starts them by ssh; the workers run COMMAND.
 
     \b
     zmqps launch --hosts hosts.txt --servers 2 --workers 4 -- python train.py
@@ -192,7 +192,7 @@ def _secrets(told: Mapping[str, Any]) -> list[Path]:
 
 
 def _agreed(config: LaunchConfig) -> bool:
-    """Whether what --sync-code copies may be copied: much of it is asked for, where somebody can answer."""
+    """Whether --sync-code may copy: on a terminal, a large copy needs a confirmation."""
     from zmqps.launch.code import check_rsync
 
     code = config.code

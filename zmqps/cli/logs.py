@@ -92,7 +92,7 @@ class MergedLogs:
     folder
         Where they are.
     nodes
-        Whose; none: all, and those that are added meanwhile.
+        Read these nodes' logs; none: all, also those added meanwhile.
     wanted
         Which of their entries.
 

@@ -34,7 +34,7 @@ shown_keys = setting(
 timeout = setting(
     "--timeout", shared=False, type=click.FloatRange(min=0, min_open=True), default=3.0, help="Seconds to wait."
 )
-as_json = setting("--json", "as_json", is_flag=True, shared=False, help="Print the plain data.")
+as_json = setting("--json", "as_json", is_flag=True, shared=False, help="Print JSON.")
 
 
 @click.command()
@@ -47,7 +47,7 @@ as_json = setting("--json", "as_json", is_flag=True, shared=False, help="Print t
 def status(
     coordinator: str | None, keys: Path | None, directory: Path, timeout: float, as_json: bool, watch: bool
 ) -> int:
-    """Show nodes, jobs, placement, traffic, and who is waited for."""
+    """Show nodes, jobs, placement, traffic and waits."""
     if as_json:
         click.echo(json.dumps(_ask(coordinator, keys, directory, timeout), indent=2))
         return exits.OK
@@ -107,7 +107,7 @@ def jobs(
 ) -> int:
     """Show the jobs of a cluster, or end one.
 
-    Those that have ended are shown, too. `zmqps jobs end NAME` ends one.
+    Ended jobs are shown, too. `zmqps jobs end NAME` ends one.
     """
     if ctx.invoked_subcommand is not None:
         ctx.obj = coordinator, keys, directory, timeout
@@ -137,9 +137,9 @@ def end(
     job_secret: Path | None,
     keys: Path | None,
 ) -> int:
-    """End the job NAME: its workers are told, its memory is freed.
+    """End the job NAME: its workers get an error, its memory is freed.
 
-    Its values are gone then, but for what is saved: where the cluster has a --checkpoint, once more at this end.
+    Only its checkpoints remain. With --checkpoint the cluster saves the job once more before it ends.
     """
     from zmqps.nodes.inquiry import end_job
 

@@ -48,7 +48,7 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
 
 
 class Sections(click.Group):
-    """A group whose help lists the commands by what they are for."""
+    """A group that lists its commands by purpose."""
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the sections, their commands in the order of the table."""

@@ -26,7 +26,7 @@ from zmqps.logs.handler import set_up_logging
 @setting(
     "--workers",
     type=click.IntRange(1, 65535),
-    help="How many workers a job expects; by default whoever comes.",
+    help="How many workers a job expects; by default, any number.",
 )
 @setting("--name", shared=False, help="This node's name in logs and errors.")
 @settings.job_secret
@@ -41,7 +41,7 @@ from zmqps.logs.handler import set_up_logging
 @settings.own_servers
 @settings.parent_fd
 def coordinator(**told: Any) -> int:
-    """Run a coordinator, which places jobs and knows who is there."""
+    """Run a coordinator, which places jobs and tracks members."""
     set_up_logging(told["name"] or "coordinator", level=told["log_level"], as_json=told["log_json"])
     from zmqps.core.coordinator.options import CoordinatorOptions
     from zmqps.metrics.place import MetricsPlace
@@ -93,11 +93,11 @@ def coordinator(**told: Any) -> int:
 @settings.io_threads
 @settings.handover_timeout
 @setting(
-    "--spare", is_flag=True, help="Be a spare from the first: get the copies that a lost server had, and jobs last."
+    "--spare", is_flag=True, help="Start as a standby: take over from lost servers; get new jobs only as a last resort."
 )
 @setting(
     "--index", type=click.IntRange(0, 4095), shared=False,
-    help="The number that it is to have; by default the lowest that is free and no launcher has given.",
+    help="The server's number; by default, the lowest free one that no launcher has assigned.",
 )  # fmt: skip
 @setting("--name", shared=False, help="This node's name in logs and errors.")
 @settings.job_secret
@@ -167,7 +167,7 @@ def server(
 
 
 def _run(node: Callable[[], Any], parent_fd: int | None) -> int:
-    """Run a node; if it cannot start, its parent process says why, where there is one that asks."""
+    """Run a node; if it cannot start, report the reason to a parent process that asked for it."""
     from zmqps.net.system.stacks import answer_signal
 
     answer_signal()  # its standard error is its log, where `zmqps stack` looks

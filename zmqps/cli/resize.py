@@ -1,4 +1,4 @@
-"""``zmqps drain`` and ``zmqps scale``: servers that go, and come, while jobs are trained."""
+"""``zmqps drain`` and ``zmqps scale``: remove and add servers while jobs train."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zmqps.core.protocol import exits
 @click.command()
 @click.argument("name")
 @coordinator
-@setting("--stay", is_flag=True, shared=False, help="Let a server stay that was to go.")
+@setting("--stay", is_flag=True, shared=False, help="Cancel a pending drain.")
 @settings.job_secret
 @shown_keys
 @settings.directory
@@ -29,7 +29,7 @@ def drain(
     directory: Path,
     timeout: float,
 ) -> int:
-    """Let a server hand over all that it has, and end.
+    """Let a server hand over its shards, and end.
 
     Training goes on. NAME is that of `zmqps status`, server-1 or "server 1", or the number alone. The command returns
     when the server has gone; if it takes longer than --timeout, it goes on nevertheless.
@@ -45,7 +45,9 @@ def drain(
 
 
 @click.command()
-@setting("--servers", shared=False, type=click.IntRange(1, 4096), required=True, help="How many jobs are to lie on.")
+@setting(
+    "--servers", shared=False, type=click.IntRange(1, 4096), required=True, help="How many servers jobs are placed on."
+)
 @coordinator
 @settings.job_secret
 @shown_keys
@@ -59,11 +61,11 @@ def scale(
     directory: Path,
     timeout: float,
 ) -> int:
-    """Let all jobs lie on more servers, or on fewer.
+    """Spread all jobs over more servers, or over fewer.
 
-    Each has a shard of every job, and training goes on. To grow, start the servers first (zmqps server --coordinator
-    ...). To shrink, no more is needed: those that are too many, spares first, hand over all that they have, and end. If
-    it takes longer than --timeout, it goes on nevertheless.
+    Training goes on; afterwards each server has a shard of every job. To grow, start the new servers first (zmqps
+    server --coordinator ...). To shrink, run only this command: the surplus servers, spares first, hand over their
+    shards and end. After --timeout the command returns, and scaling continues.
     """
     from zmqps.nodes.inquiry import scale_servers
 

@@ -138,7 +138,7 @@ def _config(told: dict[str, Any]) -> TaskConfig:
     if not free and not is_loopback(address):
         raise ConfigurationError(
             f"{address} can be reached from other hosts: pass --keys DIR, which `zmqps keys create DIR` makes and "
-            "every host needs a copy of, or --insecure on a network where you trust everybody"
+            "every host needs a copy of, or --insecure on a network that you trust"
         )
     endpoint = f"tcp://{_bracketed(address)}:{port}"
     options = CoordinatorOptions(
@@ -200,7 +200,7 @@ def _slurm_address(host: str) -> str:
 
 
 def _pod_address(name: str, timeout: float) -> str:
-    """Return the address of a pod, whose name is published only once it has one: maybe after this pod has started."""
+    """Return the address of a pod; its name may be published only after this pod has started."""
     from zmqps.launch.reach import resolved
     from zmqps.net.deadlines import Deadline
 
@@ -214,7 +214,7 @@ def _pod_address(name: str, timeout: float) -> str:
         if not told:
             click.echo(f"waiting until the name {name} of the first pod resolves, {timeout:g} s at most", err=True)
             told = True
-        time.sleep(deadline.wait_s(ASK_S))  # a name server tells nobody that it has heard of a name
+        time.sleep(deadline.wait_s(ASK_S))  # a name server does not announce new names
 
 
 def _thread_limits(workers_each: int, source: str) -> dict[str, str]:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: Where the page is that nobody says anything else of.
+#: The page's default address.
 PAGE = "127.0.0.1:5580"
 #: What a file may hold in the place of a value.
 PLAIN = (bool, int, float, str, list, dict, datetime.date, datetime.time)
@@ -127,7 +127,7 @@ def log_settings(command: F) -> F:
     return json(level(command))
 
 
-#: What a coordinator is told beside ``--servers``. The defaults are those of `CoordinatorOptions`: a test compares.
+#: The coordinator's options beside ``--servers``. A test compares the defaults with `CoordinatorOptions`.
 CLUSTER_SETTINGS = (
     setting(
         "--replicas", type=click.IntRange(0, 2), default=0,
@@ -137,25 +137,25 @@ CLUSTER_SETTINGS = (
     setting("--heartbeat-timeout", type=float, default=10.0, help="Seconds of silence after which a node is lost."),
     setting(
         "--lease", type=click.FloatRange(min=0), default=600.0,
-        help="Seconds to keep a job whose workers are gone, so that they can come back; 0: until it is ended.",
+        help="Seconds to keep a job after its last worker is gone, so that workers can return; 0: until it is ended.",
     ),
     setting(
         "--idle-timeout", type=click.FloatRange(min=0), default=0.0,
-        help="Seconds without a worker or observer of any job after which the cluster ends; 0: never.",
+        help="End the cluster after this many seconds without any worker or observer; 0: never.",
     ),
-    setting("--once", is_flag=True, help="End the cluster when its first job has ended, however it did."),
+    setting("--once", is_flag=True, help="End the cluster when its first job ends, however it ends."),
     setting("--slice-size", type=Size(), default="4MiB", help="Bytes of parameters that one message carries."),
     setting(
         "--checkpoint", metavar="DIR",
-        help="Where jobs are saved, a directory that all hosts share, of this cluster alone; by default, nowhere.",
+        help="Directory for checkpoints, shared by all hosts, used by this cluster only; by default, none.",
     ),
     setting(
         "--checkpoint-every", metavar="5min|500steps",
-        help="Save jobs every so often, too; by default, when asked and at the end.",
+        help="Also save jobs at this interval; by default, on request and at the end.",
     ),
     setting(
         "--checkpoint-at-end", type=click.Choice(("yes", "no")), default="yes",
-        help="Save each job once more when it ends, or the cluster does, where there is a --checkpoint DIR.",
+        help="With --checkpoint, save each job once more when it or the cluster ends.",
     ),
     setting(
         "--checkpoint-full-every", type=click.IntRange(1, 50), default=1, metavar="N",
@@ -168,21 +168,21 @@ CLUSTER_SETTINGS = (
     ),
     setting(
         "--fallback-timeout", type=click.FloatRange(min=0), default=300.0, metavar="SECONDS",
-        help="How long a job waits for a server where nobody has a shard of it any more, to go back to its last "
-        "checkpoint; 0: it fails.",
+        help="If every copy of a shard is lost, how long to wait for a server before going back to the last "
+        "checkpoint; 0 fails the job.",
     ),
     setting("--keep", type=click.IntRange(min=1), default=3, help="How many checkpoints of a job to keep."),
     setting(
         "--restore", metavar="PATH",
-        help="A checkpoint, or a directory whose latest good one is taken; the job that was saved goes on from it.",
+        help="Resume the saved job from this checkpoint, or from the latest good one in a directory.",
     ),
     click.option(
         "--restore-name", multiple=True, allow_from_autoenv=False, metavar="NAME=NAME THERE",
-        help="A parameter that is called otherwise in the checkpoint.  May be repeated.",
+        help="A parameter with another name in the checkpoint.  May be repeated.",
     ),
     setting(
         "--restore-values-only", is_flag=True,
-        help="Do not restore the optimizer's state: the job may have another optimizer.",
+        help="Restore values only, not the optimizer's state; the job may use another optimizer.",
     ),
     click.option(
         "--values", multiple=True, allow_from_autoenv=False, metavar="KIND:WHERE",
@@ -195,7 +195,7 @@ CLUSTER_SETTINGS = (
 def cluster_settings(
     command: F, *, servers: str = "How many servers make the cluster.", servers_default: bool | str = True
 ) -> F:
-    """Add what a coordinator is told.
+    """Add the coordinator's options.
 
     Parameters
     ----------
@@ -238,91 +238,91 @@ def _names(told: tuple[str, ...]) -> dict[str, str]:
 
 restart_workers = setting(
     "--restart-workers", type=click.IntRange(min=0), default=0, metavar="N",
-    help="How often each worker that fails is started again; it rejoins its job under its name and rank.",
+    help="How often to restart each failed worker; it rejoins its job under its name and rank.",
 )  # fmt: skip
 combine = setting(
     "--combine", type=click.Choice(["none", "host"]), default="none",
-    help="host: the workers of a host add their gradients in shared memory, and push once (docs/combine.md).",
+    help="host: the workers of a host sum their gradients in shared memory and push once (docs/combine.md).",
 )  # fmt: skip
 restart_servers = setting(
     "--restart-servers", type=click.IntRange(min=0), default=RESTARTS, metavar="N",
-    help="How often each server that fails is started again, where jobs go on without it: --replicas, --checkpoint.",
+    help="How often to restart each failed server, where jobs survive its loss: --replicas, --checkpoint.",
 )  # fmt: skip
 drain_timeout = setting(
     "--drain-timeout", type=click.FloatRange(min=0), default=DRAIN_TIMEOUT_S, metavar="SECONDS",
-    help="How long workers may take after SIGTERM to complete what they do (zmqps.drain_on).",
+    help="How long workers may take after SIGTERM to finish their step (zmqps.drain_on).",
 )  # fmt: skip
 handover_timeout = setting(
     "--handover-timeout", type=click.FloatRange(min=0), default=60.0, metavar="SECONDS",
-    help="How long it may take after SIGTERM to hand over what it has to other servers; 0: not at all.",
+    help="How long it may take after SIGTERM to hand its shards over to other servers; 0: it does not.",
 )  # fmt: skip
 insecure = setting(
-    "--insecure", is_flag=True, help="Allow binding beyond this host without keys: anybody there may do everything."
+    "--insecure", is_flag=True, help="Allow binding beyond this host without keys: any process there can do anything."
 )
 keys = setting(
     "--keys", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
-    help="The directory of keys that `zmqps keys create` has made; by default, none: nothing is encrypted.",
+    help="Directory of keys, made by `zmqps keys create`; by default, none: nothing is encrypted.",
 )  # fmt: skip
 io_threads = setting(
     "--io-threads", type=click.IntRange(1, 64), default=2,
-    help="How many threads of a server read and write sockets, and encrypt with keys.",
+    help="Threads of a server that read and write sockets and, with keys, encrypt.",
 )  # fmt: skip
 journal = setting(
     "--journal", shared=False, type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
-    help="Keep a journal there: started again with it at its address, the coordinator goes on; by default, none.",
+    help="Directory for the coordinator's journal; a restarted coordinator resumes from it. By default, none.",
 )  # fmt: skip
 page = setting(
     "--page", shared=False, is_flag=False, flag_value=PAGE, metavar="[HOST:PORT]",
-    help=f"Show the cluster in browsers: by default at {PAGE}, where other hosts do not reach it; port 0 takes a free "
+    help=f"Show the cluster in browsers, by default at {PAGE}, for this host only; port 0 takes a free "
     "one. Needs the extra `watch`.",
 )  # fmt: skip
 patience = setting(
     "--patience", type=click.FloatRange(min=0), default=600.0,
-    help="Seconds that members wait for a coordinator with a journal that is away.",
+    help="Seconds that members wait for a journaled coordinator to come back.",
 )  # fmt: skip
 metrics = setting(
     "--metrics", shared=False, metavar="ADDRESS",
-    help="Answer Prometheus there: HOST:PORT, or a port of this host alone; 0 takes a free one.",
+    help="Serve Prometheus metrics at HOST:PORT, or at a PORT for this host only; 0 takes a free one.",
 )  # fmt: skip
 metrics_token = setting(
     "--metrics-token", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-    help="The file with what scrapers must show (Authorization: Bearer …); by default nothing, and loopback alone.",
+    help="File with the token that scrapers must send (Authorization: Bearer …); by default none, and loopback only.",
 )  # fmt: skip
 advertise = setting(
     "--advertise", shared=False, metavar="HOST[:PORT]",
-    help="What others are told to connect to, where that is not the address it listens at.",
+    help="Advertised address, if it differs from the listen address.",
 )  # fmt: skip
 interface = setting(
     "--interface", metavar="NAME",
-    help="The network interface to listen on, say eth1, and whose address others are told.",
+    help="Network interface to listen on and to advertise, such as eth1.",
 )  # fmt: skip
 ports = setting(
     "--ports", metavar="FIRST-LAST",
-    help="Servers take the first free port of these, say 5571-5580; by default any. For firewalls.",
+    help="Servers take the first free port of these, such as 5571-5580; by default any. For firewalls.",
 )  # fmt: skip
 kernels = setting(
-    "--kernels", type=click.Choice(("numba", "numpy")), default="numba", help="What servers compute with."
+    "--kernels", type=click.Choice(("numba", "numpy")), default="numba", help="The kernels that servers compute with."
 )
 memory = setting(
     "--memory", type=Size(), metavar="SIZE",
-    help="The most that the shards of all jobs may take on a server, say 8GB; by default what is free on its host.",
+    help="Memory for the shards of all jobs on a server, such as 8GB; by default, what is free on its host.",
 )  # fmt: skip
 device = setting(
     "--device", default="cpu", metavar="cpu|cuda|cuda:N|auto",
-    help="Where servers hold and update their shards; auto: on a GPU if one works.",
+    help="Device that holds and updates shards; auto: a GPU if one works.",
 )  # fmt: skip
 job_secret = setting(
     "--job-secret", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-    help="The file with what everybody has to know who joins or ends a job, 16 bytes or more; by default, nothing.",
+    help="File with a shared secret (at least 16 bytes) required to join or end a job; by default, none.",
 )  # fmt: skip
 apply_threads = setting(
-    "--apply-threads", type=click.IntRange(1, 64), default=1, help="How many threads update one slice on a server."
+    "--apply-threads", type=click.IntRange(1, 64), default=1, help="Threads that update one slice on a server."
 )
 directory = setting(
     "--directory", type=click.Path(file_okay=False, path_type=Path), default=Path(),
     help="Where runs/ and .zmqps/ are.",
 )  # fmt: skip
-#: Given by what starts a cluster on this host: nobody else's server takes a place.
+#: Set by the commands that start a cluster on this host: no other server takes a place.
 own_servers = click.option("--own-servers", is_flag=True, hidden=True, allow_from_autoenv=False)
 parent_fd = click.option("--parent-fd", type=int, hidden=True, allow_from_autoenv=False)
 

@@ -40,7 +40,7 @@ def status_view(status: Facts) -> RenderableType:
     parts += [Text(f"• job {name!r}: {run['lost']}", "red") for name, run in status["jobs"].items() if run.get("lost")]
     for name, run in status["jobs"].items():
         if run["state"] == "training" and run.get("idle"):
-            parts.append(Text(f"• job {name!r}: nobody waits for {run['idle']}", "dim"))
+            parts.append(Text(f"• job {name!r}: no node waits for {run['idle']}", "dim"))
     parts += [Text(f"• not shown: {text}", "yellow") for text in status.get("left_out", ())]
     if status["jobs"] or status["ended"]:
         parts.append(jobs_table(status["jobs"], status["ended"]))
@@ -138,7 +138,7 @@ def doctor_table(rows: Sequence[Row]) -> Table:
 
 
 def health_table(found: Facts) -> Table:
-    """Return how soon each node has answered, who has not in red and first."""
+    """Return how soon each node answered; those that did not come first, in red."""
     table = _table("health", "node", "job", "name", "host", ">there and back", ">loop late", "last sign of life")
     for node in found["nodes"]:
         answered = node["state"] == "answered"
@@ -151,7 +151,7 @@ def health_table(found: Facts) -> Table:
 
 
 def keys_table(entries: Sequence[Entry], now: float) -> Table:
-    """Return whom nodes let in, and who was revoked."""
+    """Return the keys that nodes accept, and those revoked."""
     table = _table("keys", "name", "role", "key", "made", "opens")
     for entry in entries:
         refusal = entry.refusal(now)
@@ -222,8 +222,8 @@ def _nodes(status: Facts) -> Table:
 
 def _who(member: Facts) -> list[str]:
     endpoint = member["endpoint"].partition(" ")[0]  # what follows are other ways, for those on the same host
-    who = f"{member['role']} {member['rank']}", member["job"], member["name"], member["host"], str(member["pid"])
-    return [*who, endpoint, str(member["counters"].get("device", ""))]
+    named = f"{member['role']} {member['rank']}", member["job"], member["name"], member["host"], str(member["pid"])
+    return [*named, endpoint, str(member["counters"].get("device", ""))]
 
 
 def _traffic(status: Facts) -> Table:

@@ -48,9 +48,9 @@ def top(
 ) -> int:
     """Watch the cluster live in the terminal.
 
-    It shows jobs, nodes, who is slow and who is waited for. Keys: enter for all that is known of a node, l its log, s
-    what its threads are doing, h a health check of all, j and v for the next job and value, ? for help, q to quit. It
-    asks once a second, and goes on when a coordinator that was away is back. Needs the extra `watch`.
+    It shows jobs, nodes, stragglers and waits. Keys: enter for all that is known of a node, l its log, s
+    its threads' stacks, h a health check of all, j and v for the next job and value, ? for help, q to quit. It
+    refreshes once a second, and resumes when a lost coordinator is back. Needs the extra `watch`.
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise click.UsageError(

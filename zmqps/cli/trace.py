@@ -29,17 +29,19 @@ class OrPath(click.Group):
         return super().parse_args(ctx, args)
 
 
-job_option = setting("--job", shared=False, default=None, help="Whose workers; without: those of all jobs.")
+job_option = setting(
+    "--job", shared=False, default=None, help="Trace only this job's workers; by default, those of all jobs."
+)
 seconds_option = setting(
     "--seconds", shared=False, type=click.FloatRange(min=0, max=600, min_open=True), default=10.0,
-    help="For how long nodes record; they end by themselves.",
+    help="How long nodes record; they stop by themselves.",
 )  # fmt: skip
 steps_option = setting(
     "--steps", shared=False, type=click.IntRange(0), default=0,
-    help="Or until each worker has pushed so often, if that is sooner.",
+    help="Or until each worker has pushed this many times, if that is sooner.",
 )  # fmt: skip
 size_option = setting(
-    "--megabytes", shared=False, type=click.IntRange(1, 64), default=8, help="Of memory that each node records into."
+    "--megabytes", shared=False, type=click.IntRange(1, 64), default=8, help="Size of each node's trace buffer."
 )
 output_option = setting(
     "--output", "-o", type=click.Path(path_type=Path), shared=False,
@@ -47,7 +49,7 @@ output_option = setting(
 )  # fmt: skip
 skip_option = setting(
     "--skip", type=click.IntRange(min=0), default=None, shared=False,
-    help="First steps of each worker, not counted: 3 of a directory, else none.",
+    help="Leave out this many first steps of each worker; by default 3 for a directory, else none.",
 )  # fmt: skip
 
 
@@ -160,7 +162,7 @@ def show(recorded: Path, output: Path | None, skip: int | None, push: int | None
 
 @trace.command()
 @click.argument("recorded", type=click.Path(path_type=Path))
-@setting("--otlp", required=True, shared=False, help="Where to: the URL of a collector, say http://localhost:4318.")
+@setting("--otlp", required=True, shared=False, help="URL of the collector, such as http://localhost:4318.")
 def export(recorded: Path, otlp: str) -> int:
     """Send the pushes of a trace to a collector of OpenTelemetry.
 

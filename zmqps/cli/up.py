@@ -70,7 +70,7 @@ DOWN_S = 20.0
 def up(**told: Any) -> int:
     """Start a coordinator, servers and workers on this host.
 
-    The workers run COMMAND; without it there are none.
+    The workers run COMMAND; without it, no workers are started.
 
     \b
     zmqps up --servers 2                                  until Ctrl-C
@@ -218,7 +218,7 @@ def _report(writer: int, state: State) -> None:
 @click.command()
 @setting(
     "--coordinator", shared=False,
-    help="End the cluster of the coordinator at this endpoint, also on another host: its user may, or who has a node's "
+    help="End the cluster of the coordinator at this endpoint, also on another host; needs its user, a node's "
     "key or the job secret.",
     show_default="the cluster that was started here",
 )  # fmt: skip

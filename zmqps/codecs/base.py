@@ -1,7 +1,7 @@
 """What a codec is: an array to one blob of bytes and back, with its options as plain numbers.
 
-A blob is little-endian and delimits itself: whoever knows how many values of which dtype are in it can
-tell where it ends. It may come from anybody, so decoding checks every length, count and index before it
+A blob is little-endian and delimits itself: its end follows from the number and dtype of the values in
+it. Its source is not trusted, so decoding checks every length, count and index before it
 uses it.
 """
 

@@ -1,4 +1,4 @@
-"""From a codec's text in a message header to the codec, strictly: the text may come from anybody."""
+"""From a codec's text in a message header to the codec, strictly: the text's source is not trusted."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionEnded:
-    """A connection has ended, whoever ended it; also where something could not be sent over it."""
+    """A connection has ended, at either end; also if a message could not be sent over it."""
 
     member: int
 
@@ -34,7 +34,7 @@ class RoundPushed:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Values have come, and were asked for at a step, -1 for values that serve nobody; or they have not."""
+    """Values have arrived, or failed to; they were requested at a step, -1 for values that no worker can use."""
 
     number: int
     step: int
@@ -69,7 +69,7 @@ class CloseConnection:
 class PushRound:
     """Add up what members have brought to a step, push it, and end the leader's step; answered by `RoundPushed`.
 
-    Leave out whom `Pushing`, which was said to each right before, could not be sent to: it does it again elsewhere.
+    Leave out workers to which `Pushing`, sent right before, could not be delivered: they push again elsewhere.
     """
 
     step: int

@@ -1,11 +1,11 @@
-"""The leader of a host group: who is in it, whose gradients make a round, and who waits for whom.
+"""The leader of a host group: its members, the contributors of a round, and the waits between them.
 
 The members are workers of one job on one host, each of them a member of the cluster, too. Their gradients of a step
 make a *round*: they are added on the host, pushed once, by the leader, and count for all of them.
 
 A round waits for each member that lives, is not away, and has not gone on to a later step: no longer, then, than the
 job itself would wait for it. One that is silent for the heartbeat timeout is dropped, with the words of an eviction.
-What does not fit, because somebody comes late, its step is over, or the leader itself is elsewhere, is not combined:
+A gradient that does not fit, because its worker is late, its step is over, or the leader is elsewhere, is not combined:
 the member is told to push `Alone`, which costs bytes and changes nothing else.
 """
 
@@ -46,7 +46,7 @@ from zmqps.errors import counted, listed
 
 #: Processes of one host that train one job; more are refused, and train as they would without a group.
 MAX_MEMBERS = 1024
-#: Seconds that a round waits before its members are told for whom.
+#: Seconds that a round waits before its members learn what for.
 TELL_S = 1.0
 MOST_NAMED = 4
 
@@ -88,7 +88,7 @@ class GroupMachine:
         self._interval, self._timeout = interval, timeout
         self._brought: dict[int, dict[int, HostGradients]] = {}  # by step, by member
         self._pushing: PushRound | None = None
-        self._answers: dict[int, HostGradients] = {}  # who gets the answer of the push under way
+        self._answers: dict[int, HostGradients] = {}  # the members that get the answer of the push in flight
         self._now = now
         self._beat_due = now + interval
         self._tell_due: float | None = None
@@ -117,7 +117,7 @@ class GroupMachine:
         return self._beat_due if self._tell_due is None else min(self._beat_due, self._tell_due)
 
     def on_deadline(self, now: float) -> list[HostAction]:
-        """Say that the leader lives, drop who does not, tell who waits for whom."""
+        """Send the leader's sign of life, drop lost members, tell waiting members what they wait for."""
         self._now = now
         actions: list[HostAction] = []
         if now >= self._beat_due:

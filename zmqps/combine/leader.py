@@ -157,7 +157,7 @@ class Leader:
     def _accept(self, selector: selectors.BaseSelector) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError:  # whoever it was has gone
+        except OSError:  # the peer has gone
             return
         try:
             meeting.check_peer_user(connection)

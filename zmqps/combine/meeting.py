@@ -24,7 +24,7 @@ from zmqps.net.system.host import host_tag
 
 #: Connections that may wait to be accepted.
 BACKLOG = 256
-#: Seconds between looks whether nobody else is choosing; choosing takes microseconds.
+#: Seconds between attempts to take the election's lock; an election takes microseconds.
 LOOK_S = 0.005
 #: The longest path of a socket that Linux takes.
 MOST_PATH_BYTES = 107
@@ -38,7 +38,7 @@ class Met:
     Attributes
     ----------
     connection
-        To whoever listens, maybe this process itself.
+        The connection to the listener, maybe this process itself.
     listener
         None: another process listens.
     file
@@ -51,7 +51,7 @@ class Met:
 
 
 def path_of(*facts: str) -> Path:
-    """Return the path at which those meet who agree on some facts."""
+    """Return the socket path shared by processes that agree on some facts."""
     path = directory() / host_tag(*facts)
     if len(os.fsencode(path)) > MOST_PATH_BYTES:
         raise ConfigurationError(
@@ -61,7 +61,7 @@ def path_of(*facts: str) -> Path:
 
 
 def directory() -> Path:
-    """Return the directory of sockets, which nobody else can read or write.
+    """Return the directory of sockets, which no other user can read or write.
 
     Raises
     ------
@@ -81,7 +81,7 @@ def directory() -> Path:
 
 
 def meet(path: Path, timeout: float, *, stale: int | None = None) -> Met:
-    """Connect to whoever listens at a path, or listen there.
+    """Connect to the listener at a path, or listen there.
 
     Parameters
     ----------
@@ -90,12 +90,12 @@ def meet(path: Path, timeout: float, *, stale: int | None = None) -> Met:
     timeout
         Seconds to wait for others that are choosing.
     stale
-        The file of one that does not answer any more: whoever still listens there is not connected to.
+        The socket file of a dead listener: it is not connected to.
 
     Raises
     ------
     DeadlineError
-        Somebody has been choosing for as long.
+        Another process has held the election's lock for as long.
     ConfigurationError
         Another user listens there.
     """
@@ -147,7 +147,7 @@ def _connect(path: Path) -> socket.socket | None:
         return None
     except BlockingIOError:  # more wait there than may: it does not accept
         connection.close()
-        raise ConfigurationError(f"whoever listens at {path} takes no more connections; is it stopped?") from None
+        raise ConfigurationError(f"the listener at {path} takes no more connections; is it stopped?") from None
     except BaseException:
         connection.close()
         raise

@@ -44,7 +44,7 @@ class Membership:
     met
         With the connection.
     title
-        Who this is.
+        This process's identity.
     pid
         Its process.
     step
@@ -93,7 +93,7 @@ class Membership:
                     continue
                 return None
             if answer is None:
-                self._answers.put(None)  # for the next who asks
+                self._answers.put(None)  # for the next caller
                 raise LeaderGoneError(pushing=self._pushing)
             if isinstance(answer, HostWaiting):
                 self.waiting = answer.text

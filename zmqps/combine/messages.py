@@ -48,7 +48,7 @@ class HostGradients(HostMessage):
 
     ``counts`` says how many examples they are the sum of, as runs of parameters: first, one past the last, count. A
     parameter that is in none has no gradient. ``examples`` is the worker's weight in the step's mean; 0: it skips
-    it, and with ``for_all`` nobody's gradient of it is applied. ``codec`` is empty where the job's is meant.
+    it, and with ``for_all`` no gradient of it is applied. ``codec`` is empty where the job's is meant.
     """
 
     kind: ClassVar[int] = 2
@@ -116,7 +116,7 @@ class Joined(HostMessage):
 
 @dataclass(frozen=True, slots=True)
 class Pushing(HostMessage):
-    """Your gradients of a step leave this host now: until the answer nobody knows whether they count."""
+    """The gradients of a step leave this host now: until the answer it is unknown whether they count."""
 
     kind: ClassVar[int] = 17
     step: int
@@ -161,7 +161,7 @@ class HostValues(HostMessage):
 
 @dataclass(frozen=True, slots=True)
 class HostWaiting(HostMessage):
-    """Whom your round waits for."""
+    """The workers that the round waits for."""
 
     kind: ClassVar[int] = 22
     text: str

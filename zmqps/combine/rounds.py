@@ -1,4 +1,4 @@
-"""The rounds of a host group: what is pushed for its workers, by whoever leads it, or by one of them alone."""
+"""The rounds of a host group: what is pushed for its workers, by the leader, or by one of them alone."""
 
 from __future__ import annotations
 
@@ -91,13 +91,13 @@ def push_sums(
 ) -> None:
     """Push the mean of what was brought, as often as it counts, and end the worker's own step.
 
-    A parameter's mean is over those who brought it. So parameters that count equally often go together, as parts of
+    A parameter's mean is over its contributors. So parameters that count equally often go together, as parts of
     one step.
 
     Parameters
     ----------
     worker
-        Who pushes.
+        The worker that pushes.
     brought
         Sums over examples.
     advance
@@ -105,7 +105,7 @@ def push_sums(
     ends_at
         When to give up, by the worker's time.
     sums
-        Memory for the means; None: that of the one who brought something.
+        Memory for the means; None: that of the only contributor.
     """
     requests = worker._requests
     assert requests is not None
@@ -156,7 +156,7 @@ def check_combines(job: JobSpec) -> None:
         )
     if job.deterministic:
         raise ConfigurationError(
-            "combine='host' adds the gradients of a host before those of others, whoever is there: deterministic "
+            "combine='host' sums the gradients of a host before those of others: deterministic "
             "training adds them in the order of ranks; leave out one of them"
         )
     if job.counts_steps:

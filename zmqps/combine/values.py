@@ -1,4 +1,4 @@
-"""Values that a host reads once: who wants them, which are there, and whose memory may be written again."""
+"""Values that a host reads once: the members that want them, the versions present, and the memory free for reuse."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class ValueShelf:
     Parameters
     ----------
     exact
-        Whether values of a step never change: those read at it serve everybody, as often as they like. Otherwise
-        whoever has read them wants newer ones.
+        Whether values of a step never change: those read at it serve every member, any number of times. Otherwise
+        a member that has read them needs newer ones.
     """
 
     def __init__(self, *, exact: bool) -> None:
@@ -105,7 +105,7 @@ class ValueShelf:
             copy.readers.discard(member)
 
     def outdate(self) -> None:
-        """What is there serves nobody any more, nor what is on its way."""
+        """No member may use the present values any more, nor those in flight."""
         for copy in self._copies.values():
             copy.step = -1
         for member in self._seen:
@@ -128,7 +128,7 @@ class ValueShelf:
     def _fetch(self, readers: dict[int, WaitingReader], step: int) -> list[HostAction]:
         busy = {copy.place for copy in self._copies.values() if copy.readers}
         free = [place for place in range(NUM_PLACES) if place not in busy]
-        if not free:  # members that are slow still read all there is: nobody waits for them
+        if not free:  # slow members still read all of them: do not wait
             return [Tell(member, Alone(reads=True)) for member in readers]
         oldest = min(free, key=lambda place: self._copies[place].number if place in self._copies else 0)
         if self._exact:  # later ones are not there before each reader has brought its gradients
@@ -141,7 +141,7 @@ class ValueShelf:
         return [FetchValues(self._number, oldest, step)]
 
     def validate(self) -> None:
-        """Assert that nobody waits for nothing, and nothing is written that somebody reads."""
+        """Assert that every wait has its cause, and that no memory is written while a member reads it."""
         assert self._fetching is not None or not self._readers
         assert self._fetching is None or not self._fetching.readers
         assert len(self._copies) <= NUM_PLACES

@@ -45,7 +45,7 @@ class Work:
         return future
 
     def end(self) -> None:
-        """Begin nothing more; what has not begun fails with `ClosedError`. Waits for nobody."""
+        """Begin nothing more; what has not begun fails with `ClosedError`. Does not wait."""
         self._ended = True
         while True:
             try:
@@ -69,4 +69,4 @@ def _work(items: queue.SimpleQueue[Item | None]) -> None:
             else:
                 future.set_result(result)
                 del result
-        del item, future, work  # which may keep a worker that nobody refers to any more
+        del item, future, work  # which may keep alive a worker without other references

@@ -35,8 +35,8 @@ def judge(findings: Findings) -> Iterator[Row]:
     workers = sum(host.workers for host in findings.hosts)
     if model is None or not servers or not workers:
         return
-    who = f"{counted(workers, 'worker')} and {counted(servers, 'server')}"
-    title = f"{TITLES.get(model.name, model.name)} with {who}"
+    nodes = f"{counted(workers, 'worker')} and {counted(servers, 'server')}"
+    title = f"{TITLES.get(model.name, model.name)} with {nodes}"
     if len(findings.hosts) == 1:
         most = max(model.nbytes, workers * model.nbytes / servers)
         times = f"{span(most / GIGABIT)} a step at 1 Gbit/s, {span(most / GIGABIT / 10)} at 10"

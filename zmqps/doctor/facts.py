@@ -90,7 +90,7 @@ class HostFacts:
     keys
         The directory of keys and its files; empty where there is none.
     code
-        What there is of what a launch runs; as if there were nothing, where nobody has asked.
+        What there is of what a launch runs; as if there were nothing, where they were not requested.
     """
 
     hostname: str
@@ -122,7 +122,7 @@ class Clock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Port:
-    """A port that was bound on a host; 0 stands for any free one. ``owner``: who has it already, empty if nobody."""
+    """A port that was bound on a host; 0 stands for any free one. ``owner``: its present owner, or empty."""
 
     host: str
     port: int
@@ -136,7 +136,7 @@ class Reach:
     Attributes
     ----------
     source, target, port
-        Who connects to whom; port 0 stands for any free one.
+        The pairs to connect; port 0 means any free one.
     problem
         Empty if it works; else ``refused``, ``silent``, ``no route``, ``unresolved``, ``stranger`` (something else
         answers there) or what the system says.

@@ -28,7 +28,7 @@ from zmqps.nodes.host import available_nbytes
 
 PACKAGES = ("pyzmq", "numpy", "msgpack", "numba")
 SHARED_MEMORY = Path("/dev/shm")
-#: Seconds that names may take to be resolved, all together: a resolver that nobody answers takes 5 or more for each.
+#: Seconds that names may take to be resolved, all together: a resolver without an answer takes 5 or more for each.
 RESOLVE_S = 3.0
 #: … and rsync, to say which one it is.
 RSYNC_S = 5.0

@@ -1,4 +1,4 @@
-"""Whether keys can be used, are nobody else's, and are the same on all hosts with nodes."""
+"""Whether keys are usable, private, and the same on all hosts with nodes."""
 
 from __future__ import annotations
 

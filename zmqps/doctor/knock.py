@@ -1,6 +1,6 @@
-"""Whether one host reaches another by TCP: who listens, and who knocks.
+"""Whether one host reaches another by TCP: the listener and the prober.
 
-The one who knocks says a token and gets the token's hash back, so that it knows the listener for the one it meant:
+The prober sends a token and gets the token's hash back, which proves that it reached the right listener:
 a name can lead to another host, and loopback addresses always lead to one's own.
 """
 
@@ -20,7 +20,7 @@ from zmqps.net.connections import hang_up, receive
 TOKEN_NBYTES = 32
 #: Knocks that a listener answers at a time; one is over in a few round trips. For one more the oldest is hung up on.
 MAX_KNOCKS = 64
-#: Seconds that a listener has for somebody in all.
+#: Seconds that a listener spends on one connection in all.
 PATIENCE_S = 5.0
 ROUND_TRIPS = 8
 #: How often a listener looks whether it is to end.
@@ -30,7 +30,7 @@ NO_ROUTE = {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EADDRNOTAVAIL}
 
 
 class Listener:
-    """Listens on a port and answers whoever knows the token.
+    """Listens on a port and answers probes with the token.
 
     Parameters
     ----------
@@ -39,7 +39,7 @@ class Listener:
     port
         Which port; 0 for any.
     token
-        What the ones who knock say.
+        The token that probes carry.
 
     Raises
     ------
@@ -74,7 +74,7 @@ class Listener:
             while not self._ended.is_set():
                 try:
                     connection = self._socket.accept()[0]
-                except OSError:  # nobody came, or has gone again
+                except OSError:  # no probe came, or it has gone again
                     continue
                 if not self._room.acquire(blocking=False):
                     for oldest in list(self._answered)[:1]:  # a knock takes milliseconds

@@ -14,7 +14,7 @@ RESOLVE = "enter it in DNS or /etc/hosts, or write its address in the hosts file
 
 
 def judge(findings: Findings) -> Iterator[Row]:
-    """Yield rows on names, on ports, and on who reaches whom."""
+    """Yield rows on names, on ports, and on which host reaches which."""
     yield from _names(findings)
     yield from _ports(findings)
 
@@ -39,7 +39,7 @@ def is_loopback(address: str) -> bool:
 
 
 def _names(findings: Findings) -> Iterator[Row]:
-    """Yield what is wrong with names; a name that nobody has to resolve is only warned of."""
+    """Yield what is wrong with names; a name that no host has to resolve only gives a warning."""
     names = [host.name for host in findings.hosts if not is_address(host.name) and host.name != "localhost"]
     if not names or len(findings.facts) < 2:
         return

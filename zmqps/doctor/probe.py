@@ -87,7 +87,7 @@ class Probe:
         self._open.clear()
 
     def _listen(self, host: str, ports: Sequence[int], token: bytes) -> list[dict[str, Any]]:
-        """Listen on ports; return for each which it became, or who has it."""
+        """Listen on ports; return the port bound for each, or its present owner."""
         if len(ports) > MAX_PORTS + 1:
             raise ValueError(f"{len(ports)} ports are too many to look at at once")
         answers = []
@@ -149,7 +149,7 @@ def serve(commands: BinaryIO, answers: BinaryIO, version: str) -> None:
             answers.write(f"{MARK}{json.dumps(answer)}\n".encode())
             answers.flush()
     except BrokenPipeError:
-        pass  # whoever asked has gone
+        pass  # the client has gone
     finally:
         probe.close()
 

@@ -13,7 +13,7 @@ from zmqps.errors import counted, printable
 
 #: A node says something every second unless told otherwise; so much silence is no accident.
 SILENT_S = 3.0
-#: Rows about those who have gone; a long-lived cluster has seen many.
+#: Rows about members that have gone; a long-lived cluster has seen many.
 MAX_GONE = 5
 
 
@@ -86,8 +86,8 @@ def _members(status: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
 def _status(status: Mapping[str, Any]) -> Iterator[Row]:
     members, gone = _members(status, "members"), _members(status, "gone")
     num = {role: sum(member.get("role") == role for member in members) for role in ("server", "worker")}
-    who = f"{counted(num['server'], 'server')}, {counted(num['worker'], 'worker')}"
-    yield good("coordinator", "status", f"{status.get('state')}, {who}")
+    nodes = f"{counted(num['server'], 'server')}, {counted(num['worker'], 'worker')}"
+    yield good("coordinator", "status", f"{status.get('state')}, {nodes}")
     waiting = [str(text) for text in status.get("waiting") or ()]
     unreached = [(member, text) for member in members if (text := _unreached(member, waiting))]
     for member, text in unreached:

@@ -66,7 +66,7 @@ def _pair(findings: Findings, one: str, other: str) -> Row:
     found += f"; the interface can {num_bytes(wire)}/s" if wire else ""
     speeds = [rate.nbytes_per_s for rate in plain]
     if wire and min(speeds) < SLOW * wire:
-        advice = "see `ethtool` for what the two have negotiated, and who else uses the network"
+        advice = "see `ethtool` for what the two have negotiated, and what else uses the network"
         return warning(where, "bandwidth", found, advice)
     if max(speeds) > UNEVEN * min(speeds) and one != other:
         return warning(where, "bandwidth", found, "measure again; if it stays so, the duplex or a cable is the matter")

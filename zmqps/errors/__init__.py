@@ -3,44 +3,44 @@
 ::
 
     PSError
-    ├── ConfigurationError (ValueError)      a flag, variable or option that cannot be used
+    ├── ConfigurationError (ValueError)      an invalid flag, variable or option
     │   ├── UnsafeFileError                  a file or directory that another user may have put there
-    │   ├── JournalError                     a coordinator's journal from which it cannot go on; says what to do
+    │   ├── JournalError                     a coordinator cannot resume from its journal; says what to do
     │   ├── ProgramMissingError              ssh or rsync is not installed, or too old; says where
-    │   ├── UnresolvedNameError              a host's name that stands for no address
-    │   └── UnreachableAddressError          a server tells others an address by which they cannot reach it
-    ├── AddressInUseError (OSError)          the port is taken, and by whom
-    ├── DeposedError (ConnectionError)       a copy of a shard that does not answer for it; another one does, or will
-    ├── DrainError (RuntimeError)            a server that was to go has something that no other can take
-    ├── ScaleError (RuntimeError)            jobs cannot lie on so many servers
-    ├── DeadlineError (TimeoutError)         a wait ended; says who was awaited and since when
+    │   ├── UnresolvedNameError              a host's name that does not resolve
+    │   └── UnreachableAddressError          a server advertises an address that others cannot reach
+    ├── AddressInUseError (OSError)          the port is in use; names the process
+    ├── DeposedError (ConnectionError)       a replica that no longer leads its shard; another one does, or will
+    ├── DrainError (RuntimeError)            a server cannot be drained: no other server can take its shards
+    ├── ScaleError (RuntimeError)            the jobs cannot be placed on that many servers
+    ├── DeadlineError (TimeoutError)         a timeout; names the node awaited, and since when
     ├── ClosedError (RuntimeError)           the worker was closed or has finished
-    │   └── ForkedError                      it belongs to the process that this one was forked from
+    │   └── ForkedError                      the worker belongs to the parent of this forked process
     ├── PeerLostError (ConnectionError)      a node vanished; names it and its last sign of life
     ├── UnusableHostError (ConnectionError)  a host that ssh does not reach, or that cannot run this zmqps
-    ├── CoordinatorRestartedError (ConnectionError)  another coordinator answers at the address of the one it had joined
-    ├── HostLeaderLostError (ConnectionError)  the worker that pushes for its host ended while it did
-    ├── JournalBehindError (RuntimeError)    servers have steps of which the coordinator's journal knows nothing
-    ├── EvictedError (ConnectionError)       the others went on without this node
+    ├── CoordinatorRestartedError (ConnectionError)  a new coordinator answers at the old one's address
+    ├── HostLeaderLostError (ConnectionError)  the worker that pushes for its host ended during a push
+    ├── JournalBehindError (RuntimeError)    servers have steps that the coordinator's journal lacks
+    ├── EvictedError (ConnectionError)       the job went on without this node
     ├── ShutdownError (ConnectionError)      the cluster is ending
-    ├── NodeFailedError (RuntimeError)       a process started here ended; says how, and its last lines
+    ├── NodeFailedError (RuntimeError)       a process started here ended; has its exit and last lines
     ├── InternalError (RuntimeError)         a defect of zmqps; says in which node
-    ├── IdentityError (PermissionError)      a node cannot prove that it is who it says; says what to do
+    ├── IdentityError (PermissionError)      a node cannot prove its identity; says what to do
     │   └── WrongPeerError                   another process listens where a server should
-    ├── KeyRefusedError (PermissionError)    a node lets this process in with no key, or not with this one
+    ├── KeyRefusedError (PermissionError)    a node refuses this process's key, or requires one
     ├── ProtocolError (ValueError)           the bytes are not what docs/protocol.md says
     │   ├── ProtocolVersionError             the two ends speak different versions
     │   ├── LimitError                       a size beyond what the receiver accepts
     │   ├── NotJoinedError                   a request before the handshake
     │   ├── StaleEpochError                  addressed to an older placement of the shards
     │   ├── SliceRangeError (IndexError)     no such slice, or a range that cuts a parameter
-    │   └── LedgerError                      a sequence number the ledger can no longer judge
+    │   └── LedgerError                      a sequence number too old for the ledger
     ├── JobError (RuntimeError)              the job cannot be started, or is not started yet
-    │   ├── AmbiguousNodeError               a name that means several nodes; says how each is named
-    │   ├── JobEndedError                    the job has ended; says how, and how to begin anew
+    │   ├── AmbiguousNodeError               a name that several nodes have; says how to name each
+    │   ├── JobEndedError                    the job has ended; says how, and how to begin a new one
     │   ├── JobMemoryError (MemoryError)     a server lacks the memory for its shard; says what is needed and free
     │   └── ShardBrokenError                 an update of a shard failed half way: its values are lost
-    ├── JobMismatchError (ValueError)        this worker trains something else than the job
+    ├── JobMismatchError (ValueError)        this worker's model differs from the job's
     ├── UnknownParameterError (KeyError)     no parameter of that name
     ├── ShapeError (ValueError)              an array of the wrong shape
     ├── DtypeError (TypeError)               an array of a dtype that cannot be trained
@@ -48,16 +48,16 @@
     ├── OptimizerError (ValueError)          no such optimizer, schedule or option
     ├── ServerMemoryError (MemoryError)      a server lacked the memory for a request; it may be tried again
     ├── TableFullError                       a sparse table has no room for new rows; says how many it has
-    ├── VersionError (LookupError)           a version that is not kept any more
+    ├── VersionError (LookupError)           a version that is no longer retained
     ├── DeviceError (RuntimeError)           no such GPU, or it failed; says what to install or to name
     │   └── DeviceMemoryError (MemoryError)  the GPU is too small; says what is needed and what is free
-    ├── CheckpointFailedError (RuntimeError)  a checkpoint could not be made; training goes on
-    ├── CheckpointTooSoonError (RuntimeError)  workers ask for checkpoints too often; says when for the next
-    └── CheckpointError (RuntimeError)       a checkpoint that cannot be used; says why, and which older one is good
-        ├── CheckpointNotFoundError (LookupError)  there is none, or none that is whole
-        ├── CheckpointForeignError           a directory that is no checkpoint of zmqps
+    ├── CheckpointFailedError (RuntimeError)  a checkpoint could not be written; training goes on
+    ├── CheckpointTooSoonError (RuntimeError)  workers ask for checkpoints too often; says when to ask next
+    └── CheckpointError (RuntimeError)       an unusable checkpoint; says why, and which older one is good
+        ├── CheckpointNotFoundError (LookupError)  there is no complete checkpoint
+        ├── CheckpointForeignError           a directory that is not a zmqps checkpoint
         ├── CheckpointFormatError            written by a newer zmqps
-        ├── CheckpointCorruptError           a file is missing, cut short or changed
+        ├── CheckpointCorruptError           a file is missing, truncated or changed
         ├── CheckpointMismatchError          of another model or optimizer than asked for
         └── CheckpointStorageError (OSError)  the disk is full, read-only or fails
 

@@ -25,8 +25,8 @@ class PSError(Exception):
 
     What to do next
     ---------------
-    - The text is all there is to say: do what it asks for.
-    - A node of a newer zmqps has maybe sent an error that this one does not know: then `zmqps explain` there has more.
+    - Do what the text says.
+    - A newer zmqps may have sent an error that this one does not know: run `zmqps explain` there.
     """
 
     code: ClassVar[int] = 1

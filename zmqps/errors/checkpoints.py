@@ -132,7 +132,7 @@ class CheckpointTooSoonError(PSError, RuntimeError):
     What to do next
     ---------------
     - Ask again after `seconds`, or save less often. `--checkpoint-every` saves without being asked.
-    - `zmqps checkpoint`, by who runs the cluster, is not bound by this.
+    - The command `zmqps checkpoint` is not limited.
     """
 
     code = 78

@@ -8,7 +8,7 @@ from zmqps.errors.base import PSError
 class ConfigurationError(PSError, ValueError):
     """A flag, environment variable, file entry or option that cannot be used.
 
-    Nothing has been started or changed: it was looked at first.
+    It was checked first: nothing has been started or changed.
 
     What to do next
     ---------------
@@ -21,15 +21,15 @@ class ConfigurationError(PSError, ValueError):
 
 
 class UnsafeFileError(ConfigurationError):
-    """A file or directory that this process must not write to, or believe: another user may have put it there.
+    """A file or directory that this process must not write to or trust: another user may have put it there.
 
-    Whoever may write to a directory can put a link or a file there before a command runs, so such files are neither
-    read nor written.
+    A user with write access to a directory can put a link or a file there before a command runs, so such files are
+    neither read nor written.
 
     What to do next
     ---------------
     - Do what the text says: remove what is there, `chmod` it, or name another directory with `--directory`.
-    - If you have not put it there, find out who has before you go on.
+    - If you did not put it there, find out which user did before you go on.
     """
 
     code = 13
@@ -40,14 +40,14 @@ class UnsafeFileError(ConfigurationError):
 
 
 class UnresolvedNameError(ConfigurationError):
-    """A host's name stands for no address, at the moment or at all.
+    """A host's name does not resolve, now or at all.
 
     What to do next
     ---------------
-    - Look for a slip in the name, and whether `getent hosts NAME` knows it on the host that the text names.
+    - Check the spelling, and run `getent hosts NAME` on the host that the text names.
     - If the host is only being set up, as in Kubernetes, start again in a moment; nodes with `--patience` wait by
       themselves.
-    - Write the address in the place of the name.
+    - Write the address instead of the name.
     """
 
     code = 15
@@ -58,11 +58,11 @@ class UnresolvedNameError(ConfigurationError):
 
 
 class UnreachableAddressError(ConfigurationError):
-    """A server tells others an address by which they cannot reach it.
+    """A server advertises an address that others cannot reach.
 
     What to do next
     ---------------
-    - Name an address of the server that the others reach: `zmqps server --advertise HOST`, or the network with
+    - Give an address of the server that the others can reach: `zmqps server --advertise HOST`, or the network with
       `--interface`.
     - `zmqps doctor` shows which host reaches which, and by which address.
     """
@@ -76,11 +76,11 @@ class UnreachableAddressError(ConfigurationError):
 
 
 class AddressInUseError(PSError, OSError):
-    """The endpoint cannot be bound because somebody holds its port.
+    """The endpoint cannot be bound because its port is in use.
 
     What to do next
     ---------------
-    - End the process that the text names, if it is a cluster of before: `zmqps down` where it was started by `zmqps
+    - End the process that the text names, if it is an earlier cluster: `zmqps down` where it was started by `zmqps
       up`.
     - Or choose another port, or 0 for a free one, which is then logged.
     """

@@ -6,11 +6,11 @@ from zmqps.errors.base import PSError
 
 
 class DeposedError(PSError, ConnectionError):
-    """This copy of a shard does not answer for it: another one does, or will as soon as the coordinator says so.
+    """This replica does not lead its shard: another one does, or will as soon as the coordinator says so.
 
     What to do next
     ---------------
-    - Nothing, as a rule: workers wait for the coordinator to say who answers now. If a script gets it, connect again.
+    - Usually nothing: workers wait until the coordinator names the new leader. If a script gets it, connect again.
     """
 
     code = 80
@@ -23,13 +23,13 @@ class DeposedError(PSError, ConnectionError):
 
 
 class DrainError(PSError, RuntimeError):
-    """A server that was to go has something that no other can take, so it stays; nothing has changed.
+    """A server cannot be drained, because no other server can take what it has. It stays; nothing has changed.
 
     What to do next
     ---------------
-    - Do what the text says: mostly there has to be room on another server first. Start one (`zmqps server`), then drain
+    - Do what the text says: usually another server needs room first. Start one (`zmqps server`), then drain
       again.
-    - `zmqps status` shows what lies where.
+    - `zmqps status` shows where each shard is.
     """
 
     code = 81
@@ -40,11 +40,11 @@ class DrainError(PSError, RuntimeError):
 
 
 class ScaleError(PSError, RuntimeError):
-    """Jobs cannot lie on so many servers; training goes on, on those that there are.
+    """The jobs cannot be placed on that many servers; training goes on with the present ones.
 
     What to do next
     ---------------
-    - Do what the text says: start as many servers as there are to be, with room, then `zmqps scale --servers N` again.
+    - Do what the text says: start enough servers with enough room, then run `zmqps scale --servers N` again.
     """
 
     code = 82

@@ -63,7 +63,7 @@ class UnusableHostError(PSError, ConnectionError):
 
     @classmethod
     def of(cls, host: str, login: str, said: Sequence[str], how: str, *, reached: bool) -> Self:
-        """Return the error of a host whose ssh has ended.
+        """Return the error of a host that ssh could not reach or stay on.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""Errors of a coordinator's journal: from what it cannot go on, and what to do instead."""
+"""Errors of a coordinator's journal: why it cannot resume, and what to do instead."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from zmqps.errors.configuration import ConfigurationError
 
 
 class JournalError(ConfigurationError):
-    """A coordinator cannot go on from the journal that it was told to keep, and has not begun another one.
+    """A coordinator cannot resume from its journal, and has not begun another one.
 
     What to do next
     ---------------
     - Do what the text says. A journal belongs to one cluster, one host's disk and one user.
-    - To begin anew without it, give the coordinator another directory, and the jobs a checkpoint: `--restore`.
+    - To begin again without it, give the coordinator another directory, and the jobs a checkpoint: `--restore`.
     """
 
     code = 85
@@ -23,19 +23,18 @@ class JournalError(ConfigurationError):
 
 
 class JournalBehindError(PSError, RuntimeError):
-    """Servers have steps of which the coordinator's journal knows nothing: its host lost what was written last.
+    """Servers have steps that the coordinator's journal lacks: its host lost the last writes.
 
     What to do next
     ---------------
-    - Begin the job again, from a checkpoint if there is one: what its servers have cannot be told from what they should
-      have.
-    - Keep the journal on a disk that does not lose what it has confirmed; a cache that forgets at a loss of power does.
+    - Begin the job again, from a checkpoint if there is one: the servers' values cannot be trusted.
+    - Keep the journal on a disk that keeps what it has confirmed, also through a power failure.
     """
 
     code = 86
     text = (
-        "the coordinator's journal is behind: {server} has {theirs} steps of job {job!r}, the journal {ours}, so who "
-        "had a part in the others is not known; begin the job again, from a checkpoint if there is one"
+        "the coordinator's journal is behind: {server} has {theirs} steps of job {job!r}, the journal {ours}, so the "
+        "contributors of the others are not known; begin the job again, from a checkpoint if there is one"
     )
     server: str
     job: str

@@ -1,4 +1,4 @@
-"""Errors of nodes and the connections between them: who is late, gone, ended, broken, or not who it says."""
+"""Errors of nodes and their connections: a node is late, gone, ended or broken, or cannot prove its identity."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ class DeadlineError(PSError, TimeoutError):
 
     What to do next
     ---------------
-    - The text says who was awaited. `zmqps status` shows whether it is there and what it waits for, `zmqps logs --node
-      NAME` what it has said last.
+    - The text names the node that was awaited. `zmqps status` shows whether it is there and what it waits for,
+      `zmqps logs --node NAME` its last lines.
     - If the work just takes that long, give it more time: `timeout=` of the call, or of `zmqps.connect`.
-    - If nobody answers at all, `zmqps doctor` finds what keeps the hosts apart.
+    - If no node answers, `zmqps doctor` finds what keeps the hosts apart.
     - Go on with the next gradients rather than push the same again: they may count already, and would count twice.
     """
 
@@ -57,7 +57,7 @@ class ForkedError(ClosedError):
 
 
 class PeerLostError(PSError, ConnectionError):
-    """A node has ended, as whoever started it has seen, or gave no sign of life for longer than the heartbeat timeout.
+    """A node has ended, as its launcher reported, or gave no sign of life for longer than the heartbeat timeout.
 
     It was killed, has crashed, its host is down, or no network leads there; which of these cannot be seen from here.
 
@@ -78,9 +78,9 @@ class PeerLostError(PSError, ConnectionError):
 
 
 class HostLeaderLostError(PSError, ConnectionError):
-    """The worker that pushes for those of its host (``combine="host"``) ended while it did: the step may count or not.
+    """The worker that pushes for its host (``combine="host"``) ended during a push: the step may count or not.
 
-    Another one does it from the next call on.
+    Another worker of the host pushes from the next call on.
 
     What to do next
     ---------------
@@ -103,7 +103,7 @@ class CoordinatorRestartedError(PSError, ConnectionError):
     What to do next
     ---------------
     - Start the servers again, connect again, and `init` with values that you have saved.
-    - Give the coordinator a journal (`--journal DIR`): then it comes back with its members and jobs, and nobody has to.
+    - Give the coordinator a journal (`--journal DIR`): then it comes back with its members and jobs.
     """
 
     code = 14
@@ -116,7 +116,7 @@ class CoordinatorRestartedError(PSError, ConnectionError):
 class EvictedError(PSError, ConnectionError):
     """The coordinator presumed this node dead, and the others went on without it.
 
-    It was silent for longer than the heartbeat timeout, or a new life of it has its place.
+    It was silent for longer than the heartbeat timeout, or a restarted process has taken its rank.
 
     What to do next
     ---------------
@@ -133,7 +133,7 @@ class ShutdownError(PSError, ConnectionError):
 
     What to do next
     ---------------
-    - Nothing, if the cluster was to end. If not, the coordinator's last lines say who asked for it, or what was lost:
+    - Nothing, if the cluster was to end. If not, the coordinator's last lines say what asked for it, or what was lost:
       `zmqps logs coordinator -n 20`.
     """
 
@@ -164,7 +164,7 @@ class InternalError(PSError, RuntimeError):
     What to do next
     ---------------
     - Please report it, with the log of the node that the text names, which has the traceback.
-    - What was asked for may have been done or not. Begin the job again from a checkpoint if you cannot be sure that its
+    - The request may have been carried out or not. Begin the job again from a checkpoint if you cannot be sure that its
       values are what they should be.
     """
 
@@ -175,7 +175,7 @@ class InternalError(PSError, RuntimeError):
 
 
 class IdentityError(PSError, PermissionError):
-    """A node did not prove that it is who it says, or may ask for what it asks; nothing has changed.
+    """A node did not prove its identity, or asked for what its role may not do; nothing has changed.
 
     What to do next
     ---------------
@@ -183,7 +183,7 @@ class IdentityError(PSError, PermissionError):
       (docs/security.md).
     - If the text says that its role may not do that, connect in one that may: an observer (`observer=True`) pulls, logs
       and asks for the status, and nothing else; docs/security.md has the table.
-    - If you know nothing of such a process, somebody else is at the port: look where it came from in the log, and use
+    - If you do not know such a process, a stranger is at the port: the log says where it connected from; use
       keys.
     """
 
@@ -195,7 +195,7 @@ class WrongPeerError(IdentityError):
 
     What to do next
     ---------------
-    - Look what listens there (`ss -ltnp`): another cluster's server, or a port that somebody forwards.
+    - See what listens there (`ss -ltnp`): another cluster's server, or a forwarded port.
     - If the server has several addresses, tell it which one to advertise: `zmqps server --advertise HOST`.
     """
 
@@ -215,7 +215,7 @@ class KeyRefusedError(PSError, PermissionError):
     ---------------
     - Give this process a token or the directory of keys that belongs to this cluster: `zmqps keys token`, `ZMQPS_KEYS`,
       `connect(..., token=…)`.
-    - If it had worked before, the key may have been rotated or revoked: ask whoever runs the cluster for a new one.
+    - If it worked before, the key may have been rotated or revoked: ask the cluster's operator for a new one.
     """
 
     code = 18

@@ -10,10 +10,9 @@ class ProtocolError(PSError, ValueError):
 
     What to do next
     ---------------
-    - Look whether the address is that of a zmqps node, and not of another program.
-    - Look whether all hosts have the same version (`zmqps --version`), and whether something on the way changes what it
-      passes on.
-    - If both are so, it is a defect of zmqps: please report it with the line of the log.
+    - Check that the address is that of a zmqps node, not of another program.
+    - Check that all hosts have the same version (`zmqps --version`), and that no proxy between them changes the bytes.
+    - If both hold, it is a defect of zmqps: please report it with the line of the log.
     """
 
     code = 20
@@ -40,7 +39,7 @@ class LimitError(ProtocolError):
     ---------------
     - Ask for less in one call: fewer or shorter names, smaller tensors, fewer ids. docs/protocol.md has the limits and
       their reasons.
-    - A size that you have never asked for means that something else than zmqps is at the other end.
+    - A size that you never asked for means that the other end is not zmqps.
     """
 
     code = 22
@@ -51,7 +50,7 @@ class LimitError(ProtocolError):
 
 
 class NotJoinedError(ProtocolError):
-    """A request from a peer that has not shaken hands, or whose handshake was forgotten.
+    """A request from a peer without a handshake, or after its handshake was forgotten.
 
     What to do next
     ---------------
@@ -64,11 +63,11 @@ class NotJoinedError(ProtocolError):
 class StaleEpochError(ProtocolError):
     """The message was addressed under an older placement of the shards.
 
-    It is no harm: shards have moved, and the sender is told where they are now and asks there.
+    This is harmless: shards have moved, and the sender learns where they are now and asks there.
 
     What to do next
     ---------------
-    - Nothing, as a rule: workers ask again by themselves. If a script gets it, connect again.
+    - Usually nothing: workers ask again by themselves. If a script gets it, connect again.
     """
 
     code = 24
@@ -82,8 +81,8 @@ class SliceRangeError(ProtocolError, IndexError):
 
     What to do next
     ---------------
-    - Look whether all workers define the same model, and connect again.
-    - If they do, please report it: it is a defect of zmqps, on one side or the other.
+    - Check that all workers define the same model, and connect again.
+    - If they do, please report it: it is a defect of zmqps.
     """
 
     code = 25
@@ -92,7 +91,7 @@ class SliceRangeError(ProtocolError, IndexError):
 class LedgerError(ProtocolError):
     """A sequence number so old that the ledger no longer knows whether it was applied.
 
-    It is not applied, for it may have been applied before.
+    The push is not applied, because it may have been applied before.
 
     What to do next
     ---------------

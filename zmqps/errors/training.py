@@ -10,9 +10,9 @@ class JobError(PSError, RuntimeError):
 
     What to do next
     ---------------
-    - The text says what is missing: mostly `worker.init(...)`, which has to come before `push` and `pull`, or a server
+    - The text says what is missing: usually `worker.init(...)`, which must come before `push` and `pull`, or a server
       or worker that is not there yet (`zmqps status`).
-    - If a part of the job is lost, begin it again, from a checkpoint if there is one (`--restore`,
+    - If part of the job is lost, begin it again, from a checkpoint if there is one (`--restore`,
       docs/checkpoints.md).
     """
 
@@ -20,7 +20,7 @@ class JobError(PSError, RuntimeError):
 
 
 class AmbiguousNodeError(JobError):
-    """A name means several nodes: what one calls itself is another's number, or several jobs have such a node.
+    """Several nodes have this name: one node's name is another's number, or several jobs have such a node.
 
     What to do next
     ---------------
@@ -37,7 +37,7 @@ class AmbiguousNodeError(JobError):
 
 
 class JobEndedError(JobError):
-    """The job this node was there for has ended.
+    """This node's job has ended.
 
     What to do next
     ---------------
@@ -57,7 +57,7 @@ class JobMemoryError(JobError, MemoryError):
     What to do next
     ---------------
     - Start more servers, so that each holds less, or allow more with `--memory`.
-    - End another job that nobody needs: `zmqps jobs`, `zmqps jobs end NAME`.
+    - End a job that is no longer needed: `zmqps jobs`, `zmqps jobs end NAME`.
     - An optimizer with fewer slots takes less: `sgd` has none, `adam` two copies of the parameters. So do fewer kept
       versions and `--replicas`.
     """
@@ -74,12 +74,12 @@ class JobMemoryError(JobError, MemoryError):
 
 
 class ShardBrokenError(JobError):
-    """An update of a shard failed after it had begun to write, and could not be taken back: its values are lost.
+    """An update of a shard failed after it had begun to write, and could not be undone: its values are lost.
 
     What to do next
     ---------------
     - Begin the job again, from values that you have saved.
-    - The server's log has the traceback. An optimizer of your own that raises is fixed by you; anything else please
+    - The server's log has the traceback. If your own optimizer raised, mend it; anything else please
       report.
     """
 
@@ -92,12 +92,12 @@ class ShardBrokenError(JobError):
 
 
 class TableFullError(PSError):
-    """A sparse table has no room for rows that are new; nothing has changed, and rows that are there can be trained.
+    """A sparse table has no room for new rows; nothing has changed, and present rows can still be trained.
 
     What to do next
     ---------------
     - Allow more with `capacity_nbytes=` of `zmqps.table`, or start more servers: `zmqps scale`.
-    - Let rows go that nobody needs: `expire_steps=`, `when_full="evict"`; or let fewer in, by admission
+    - Remove unused rows: `expire_steps=`, `when_full="evict"`; or admit fewer new ones
       (docs/sparse.md).
     """
 
@@ -118,7 +118,7 @@ class JobMismatchError(PSError, ValueError):
 
     What to do next
     ---------------
-    - Make them equal: the text says in what they differ, and which worker set it.
+    - Make them equal: the text says how they differ, and which worker set it.
     - If this worker is to train something else, give its job another name: `connect(..., job=...)`.
     - If the job is an old one, end it: `zmqps jobs end NAME`.
     """
@@ -151,12 +151,12 @@ class UnknownParameterError(PSError, KeyError):
 
 
 class ShapeError(PSError, ValueError):
-    """An array whose shape is not its parameter's.
+    """An array with another shape than its parameter.
 
     What to do next
     ---------------
     - Pass an array of the shape that the text names; a gradient has the shape of its parameter.
-    - A mean over the batch that was left out shows as one dimension more.
+    - One extra dimension usually means that the mean over the batch is missing.
     """
 
     code = 43
@@ -167,7 +167,7 @@ class ShapeError(PSError, ValueError):
 
 
 class DtypeError(PSError, TypeError):
-    """An array whose dtype cannot be trained, or not be converted without loss of meaning.
+    """An array of a dtype that cannot be trained, or not converted without loss.
 
     What to do next
     ---------------
@@ -207,7 +207,7 @@ class OptimizerError(PSError, ValueError):
 
     What to do next
     ---------------
-    - The text names what is not known or out of its range; docs/optimizers.md has all of them.
+    - The text names what is unknown or out of range; docs/optimizers.md lists all of them.
     - An optimizer of your own has to be installed on every server, under the entry point `zmqps.optimizers`.
     """
 
@@ -223,8 +223,8 @@ class ServerMemoryError(PSError, MemoryError):
     What to do next
     ---------------
     - Try the same call again in a moment.
-    - If it lasts, see what takes the memory (`zmqps status --json`: `spare_nbytes`, `stage_nbytes`), end what else runs
-      on that host, or start more servers.
+    - If it persists, see what takes the memory (`zmqps status --json`: `spare_nbytes`, `stage_nbytes`), end what else
+      runs on that host, or start more servers.
     - Where a push must not be applied twice, train in the synchronous mode, or push with `atomic=True` to one server.
     """
 
@@ -240,7 +240,7 @@ class ServerMemoryError(PSError, MemoryError):
 
 
 class VersionError(PSError, LookupError):
-    """Exactly this version was asked for, and it is not kept any more.
+    """The version asked for is no longer retained.
 
     What to do next
     ---------------

@@ -42,7 +42,7 @@ class Stream(Protocol):
         """Mark all that was given to the stream so far."""
 
     def wait(self, event: Event) -> None:
-        """Let all that is given from now on come after an event of another stream; blocks nobody."""
+        """Let all that is given from now on come after an event of another stream; does not block."""
 
     def use(self) -> None:
         """Make it the stream of this thread's array expressions."""

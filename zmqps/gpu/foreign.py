@@ -1,4 +1,4 @@
-"""Where somebody else's array lies, as DLPack or the CUDA array interface says.
+"""Where a foreign array lies, as DLPack or the CUDA array interface says.
 
 What another library computes is done in its own stream, maybe later. DLPack's producer is told the
 stream in which its array will be used, and lets that wait; an array with nothing but the CUDA array

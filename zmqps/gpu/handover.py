@@ -33,10 +33,10 @@ SMALL_NBYTES = 1 << 20
 
 
 class Pinned:
-    """Page-locked memory, used again once nobody refers to it.
+    """Page-locked memory, reused once it has no references.
 
     Locking pages costs more than the copy itself, so a training loop must find the memory of its
-    last step. Whoever holds an array of it, ZeroMQ included, holds the memory.
+    last step. An array of it, also one held by ZeroMQ, keeps the memory.
 
     Parameters
     ----------

@@ -1,6 +1,6 @@
-"""Which GPUs this host has, and who gets which.
+"""The GPUs of this host, and their assignment to processes.
 
-Asked without opening one: a process that has used CUDA cannot fork any more, and whoever starts the
+Asked without opening one: a process that has used CUDA cannot fork any more, and the one that starts the
 nodes of a cluster may have to.
 """
 

@@ -132,7 +132,7 @@ class _Slot:
 class _Blocks:
     """Page-locked blocks for values on their way out.
 
-    A block is lent as an array and free again when nobody refers to that any more, neither the message
+    A block is lent as an array and free again when nothing refers to that any more, neither the message
     nor the transport that may still be reading it.
     """
 
@@ -162,7 +162,7 @@ class _Blocks:
 
 
 class _Read:
-    """A copy out of an array. Whoever asks whether it is done will write there, and is put behind it."""
+    """A copy out of an array. A caller that asks whether it is done will write there, and is ordered behind it."""
 
     __slots__ = ("_compute", "_event")
 
@@ -221,7 +221,7 @@ class _Stretch:
 
 
 class _There:
-    """A piece that is on the device already, and stays there as long as somebody refers to it."""
+    """A piece that is on the device already, and stays there while it is referred to."""
 
     __slots__ = ("array", "dtype", "nbytes", "size")
 
@@ -396,7 +396,7 @@ class DeviceMemory:
             return Outgoing(payload, (), _Copied(event, parts))
         for slice_readers in readers:
             slice_readers.append(_Read(event, compute))
-        return Outgoing(payload, (), _Copied(event, parts))  # rows that were gathered are nobody else's
+        return Outgoing(payload, (), _Copied(event, parts))  # gathered rows have no other user
 
     def copied(self, array: Any) -> Array:
         """Return an array's values on this host, once all that was enqueued before has written them."""

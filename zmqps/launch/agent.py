@@ -1,4 +1,4 @@
-"""The far end of ``zmqps launch``: starts nodes and workers on its host, and ends them when nobody is there any more.
+"""The far end of ``zmqps launch``: starts nodes and workers on its host, and ends them when the launcher is gone.
 
 ``ssh HOST python -m zmqps agent`` runs it. It hears on standard input what to do and says on standard output
 what happens (`zmqps.launch.far`). When its input ends, when it has heard nothing for a while, or when it is asked to
@@ -60,7 +60,7 @@ from zmqps.trace import VARIABLE as TRACE
 #: Seconds without a word from the other end after which it is taken for gone; how often each says one in this time.
 SILENCE_S = 20.0
 WORDS = 5
-#: How long the output of an ended process may take to arrive; longer only where somebody else holds the pipe.
+#: How long the output of an ended process may take to arrive; longer only if another process holds the pipe.
 DRAIN_S = 1.0
 CHUNK_NBYTES = 64 << 10
 #: What numerical libraries ask how many threads to take: each worker gets its part of the cores.
@@ -186,7 +186,7 @@ class Agent:
         self._voice.say({"is": "ready", "address": address, "cores": num_cores()})
 
     def _renew(self, told: Message) -> None:
-        """Put keys that have changed in the place of those from the start; whoever uses them looks by itself."""
+        """Replace the keys from the start by changed ones; their users reload them by themselves."""
         write_files(self._folder, told["files"], again=True)
 
     def _start(self, told: Message) -> None:
@@ -251,7 +251,7 @@ class Agent:
                     await self._voice.flush()
             self._voice.say({"is": "fetched"})
         except ConnectionError:
-            pass  # nobody listens any more
+            pass  # the listener has gone
         except OSError as error:
             self._refuse(told, error)
 
@@ -292,7 +292,7 @@ class Agent:
                 data = await reader.read(CHUNK_NBYTES)
                 if said := lines.take(data):
                     self._voice.say({"is": "said", "name": name, "lines": said})
-                    await self._voice.flush()  # a launcher that does not read holds up whoever talks, as a pipe does
+                    await self._voice.flush()  # a launcher that does not read blocks the writer, as a pipe does
 
     async def _end(self) -> None:
         """End workers, coordinator and servers, in this order."""

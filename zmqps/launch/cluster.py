@@ -238,7 +238,7 @@ class LocalCluster(_Cluster):
     servers : int
         How many servers.
     workers : int, optional
-        How many workers a job expects that does not say; by default whoever comes.
+        How many workers a job expects unless `init` says so; by default any number.
     heartbeat_interval, heartbeat_timeout : float
         Seconds between signs of life, and of silence after which a node is lost.
     lease : float
@@ -270,11 +270,11 @@ class LocalCluster(_Cluster):
     restore_names : mapping of str to str, optional
         Name of a parameter in the job -> its name in the checkpoint, where they differ.
     fallback_timeout : float
-        Seconds that a job waits for a server where nobody has a shard of it any more, to go back to its last
+        If every copy of a shard is lost, seconds to wait for a server before the job goes back to its last
         checkpoint; 0: such a job fails.
     job_secret : path, optional
-        The file with what everybody has to know who joins or ends a job, 16 bytes or more; then it is given to
-        `zmqps.connect`, too. By default nobody has to know anything.
+        File with a shared secret (16 bytes or more) required to join or end a job; then give it to
+        `zmqps.connect`, too. By default there is none.
     keys : path, optional
         The directory with the cluster's keys (``zmqps keys create``), which `zmqps.connect` then needs, too. By default
         nothing is encrypted: only this host can reach the cluster.

@@ -18,7 +18,7 @@ from zmqps.launch.private import secrets_among
 
 #: Folders that no other host needs; beside them what git ignores, and virtual environments.
 NOT_COPIED = (".git", ".venv", "__pycache__", "runs", ".zmqps")
-#: Of these nobody asks where they are.
+#: These are not listed.
 UNNAMED = (".git", "__pycache__")
 #: Every virtual environment has this file.
 OF_VENV = "pyvenv.cfg"
@@ -53,7 +53,7 @@ class Code:
     by_git
         Whether what git ignores is left out.
     secrets
-        Files, and folders of them, that are not copied because nobody else is to know them.
+        Files and folders that are not copied because they are secret.
     """
 
     folder: Path

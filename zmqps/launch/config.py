@@ -46,7 +46,7 @@ class ClusterConfig:
     memory_nbytes
         The most that the shards of all jobs may take on a server; None: what is free.
     job_secret
-        The file with what everybody who joins has to know; None: nothing.
+        File with the secret required to join; None: no secret.
     keys
         The directory with the cluster's keys; None: it has none.
     io_threads
@@ -143,11 +143,11 @@ class ClusterConfig:
         """Say what becomes of the shards of a server that is started again."""
         if self.options.replicas:
             return "it gets copies of shards that are missing"
-        return "shards that nobody has go back to their last checkpoint"
+        return "lost shards go back to their last checkpoint"
 
     @property
     def is_local(self) -> bool:
-        """Whether nobody reaches the coordinator from other hosts, so that all its servers are started here."""
+        """Whether other hosts cannot reach the coordinator, so that all its servers are started here."""
         if self.interface:
             return False
         return not self.address.startswith("tcp://") or is_loopback(host_of(self.address))

@@ -43,7 +43,7 @@ def decode(line: bytes) -> Message:
 
 
 class Voice:
-    """Says messages; one that is not listened to is waited for, by whoever calls `flush`."""
+    """Writes messages; `flush` waits until they are read."""
 
     def __init__(self, writer: asyncio.StreamWriter) -> None:
         self._writer = writer
@@ -55,7 +55,7 @@ class Voice:
             self._writer.write(encode(message))
 
     async def flush(self) -> None:
-        """Wait until there is room for more; raise `ConnectionError` if nobody listens any more."""
+        """Wait until there is room for more; raise `ConnectionError` if the reader has gone."""
         async with self._turn:
             await self._writer.drain()
 
@@ -73,7 +73,7 @@ async def open_reader(file: Any) -> tuple[asyncio.StreamReader, asyncio.ReadTran
 
 
 async def open_voice(file: Any) -> Voice:
-    """Return who says things into a pipe or socket."""
+    """Return a writer of messages to a pipe or socket."""
     loop = asyncio.get_running_loop()
     transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, file)
     return Voice(asyncio.StreamWriter(transport, protocol, None, loop))

@@ -24,7 +24,7 @@ class Guard:
     Parameters
     ----------
     apart
-        Nobody's child: for a process whose children are killed by somebody else when it ends, as Ray does.
+        Detach from the parent: for a process whose children are killed when it ends, as Ray does.
     """
 
     def __init__(self, *, apart: bool = False) -> None:
@@ -49,7 +49,7 @@ class Guard:
 
     def _say(self, line: str) -> None:
         assert self._popen.stdin is not None
-        with contextlib.suppress(OSError):  # somebody has killed it
+        with contextlib.suppress(OSError):  # it was killed already
             os.write(self._popen.stdin.fileno(), line.encode() + b"\n")
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from zmqps.net.keyring import AUTHORIZED, CLUSTER_PUBLIC, CLUSTER_SECRET, versio
 FOR_NODES, FOR_WORKERS = "keys", "worker-keys"
 #: Between two looks at the keys here. Nodes look twice a second at what they got: a revoked key ends within a second.
 LOOK_S = 0.25
-#: In this order: a new key is in the list before somebody shows it.
+#: In this order: a new key is in the list before it is used.
 _OF_NODES = (AUTHORIZED, CLUSTER_PUBLIC, CLUSTER_SECRET, "node.key")
 _OF_WORKERS = (CLUSTER_PUBLIC, "worker.key")
 
@@ -94,7 +94,7 @@ async def changed(keys: Path, known: Version, *, has_nodes: bool) -> Version:
         now = version(keys, has_nodes=has_nodes)
         if now != known:
             return now
-        await asyncio.sleep(LOOK_S)  # a file tells nobody that it has changed
+        await asyncio.sleep(LOOK_S)  # a file does not announce its changes
 
 
 @contextlib.asynccontextmanager

@@ -34,7 +34,7 @@ class Host:
     Attributes
     ----------
     name, user, port
-        Whom ssh is to reach; ``name`` may be one that only ssh's configuration knows.
+        The host for ssh; ``name`` may be one that only ssh's configuration knows.
     slots
         How many workers it takes at most; None: any number.
     servers, workers
@@ -132,11 +132,11 @@ def read_hosts(text: str) -> list[Host]:
     return _checked(hosts, "-H")
 
 
-def _host(who: str, words: Sequence[str], where: str) -> Host:
-    user, _, name = who.rpartition("@")
+def _host(text: str, words: Sequence[str], where: str) -> Host:
+    user, _, name = text.rpartition("@")
     name = name.removeprefix("[").removesuffix("]")
-    if not _NAME.fullmatch(name) or (user and not _USER.fullmatch(user)) or who.startswith("@"):
-        raise _refused(f"{where}: {who!r:.100} is no host", "write HOST or USER@HOST")
+    if not _NAME.fullmatch(name) or (user and not _USER.fullmatch(user)) or text.startswith("@"):
+        raise _refused(f"{where}: {text!r:.100} is no host", "write HOST or USER@HOST")
     facts: dict[str, str | int | bool] = {}
     for word in words:
         key, equals, value = word.partition("=")
@@ -189,7 +189,7 @@ def _checked(hosts: Iterable[Host], where: str) -> list[Host]:
     return list(found.values())
 
 
-# --- who runs where ---------------------------------------------------------------------------
+# --- placement --------------------------------------------------------------------------------
 
 
 def spread(hosts: Sequence[Host], servers: int | None, workers: int | None, *, least_workers: int = 1) -> list[Place]:

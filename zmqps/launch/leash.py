@@ -24,7 +24,7 @@ def main() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:  # it ended before the leash was on
             sys.exit(NOT_FOUND)
-    if PROCESS in os.environ:  # whoever is in this process group ends with it
+    if PROCESS in os.environ:  # this process group ends with it
         os.environ[PROCESS] += f":{os.getpid()}"
     try:
         os.execvp(command[0], command)

@@ -33,7 +33,7 @@ class Nodes:
     def __init__(self, config: ClusterConfig, spawn: Callable[[str, Sequence[str]], Process]) -> None:
         self.address = ""
         self.processes: list[Process] = []
-        #: What those show who ask its coordinator.
+        #: The keys of clients of its coordinator.
         self.keys = load_node_keys(config.keys)
         self.job_secret = config.job_secret
         self._config = config

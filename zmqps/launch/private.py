@@ -1,6 +1,6 @@
 """Which files of a folder are secrets, and so no code: by their names, by where they lie, and by their modes.
 
-Whoever writes such a file rarely means it to be on each host of a cluster. One that is left out by mistake is named,
+Such a file is rarely meant for every host of a cluster. One that is left out by mistake is named,
 and its absence shows; one that is copied by mistake shows nowhere.
 """
 

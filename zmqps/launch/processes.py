@@ -93,7 +93,7 @@ class Process:
     ) -> None:
         self.name = name
         self.log = log
-        #: What shows the coordinator that whoever says how this process has ended has started it.
+        #: Proves to the coordinator that a report of this process's end comes from its supervisor.
         self.token = secrets.token_bytes(KEY_NBYTES)
         self.channel: socket.socket | None = None
         self._is_node = is_node
@@ -170,7 +170,7 @@ class Process:
                 await _readable(fd)
             finally:
                 os.close(fd)
-            self.kill()  # what it started and left running, while its number cannot be anybody else's yet
+            self.kill()  # its leftover children, while its pid cannot have been reused
             self._group_ended = True
         return self._reap()
 
@@ -185,7 +185,7 @@ class Process:
     def send_signal(self, number: signal.Signals) -> None:
         """Send it a signal unless it has ended."""
         if not self.ended:  # not Popen.send_signal, which might reap it before `exited` has seen it
-            with contextlib.suppress(ProcessLookupError):  # somebody else has reaped it
+            with contextlib.suppress(ProcessLookupError):  # another process has reaped it
                 os.kill(self.popen.pid, number)
 
     def kill(self) -> None:
@@ -259,7 +259,7 @@ async def gone(pid: int) -> None:
 def start_of(pid: int) -> int:
     """Return what tells a process of this user from others that had or will have its number; 0 if there is none.
 
-    That is when it started: in clock ticks since the host did, which nobody's setting of the clock changes, or where
+    That is when it started: in clock ticks since the host did, which no setting of the clock changes, or where
     that cannot be known in milliseconds since the epoch.
     """
     import psutil

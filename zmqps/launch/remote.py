@@ -105,7 +105,7 @@ class RemoteHost:
     Parameters
     ----------
     host
-        Whom to reach.
+        The host to reach.
     command
         What runs the agent.
     version
@@ -175,7 +175,7 @@ class RemoteHost:
             raise UnusableHostError(
                 host=self.name,
                 why=f"more than {MAX_PREAMBLE_LINES} lines came before an answer",
-                advice="let its login scripts print nothing where nobody is logged in",
+                advice="let its login scripts print nothing in sessions that are not interactive",
             )
         self._tasks += [asyncio.create_task(self._listen(reader)), asyncio.create_task(self._breathe())]
 
@@ -269,7 +269,7 @@ class RemoteHost:
             error = from_wire(int(message["code"]), str(message["text"]), dict(message["facts"]))
             announced = self._processes[message["name"]].announced
             announced.set_exception(error)
-            announced.exception()  # nobody may be waiting any more
+            announced.exception()  # no caller may be waiting any more
         elif kind == "ended":
             process = self._processes[message["name"]]
             if not process.code.done():

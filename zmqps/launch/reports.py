@@ -49,7 +49,7 @@ class Reports:
         keys
             Those of this cluster, of whatever role; None: it has none.
         then
-            Takes who is lost with it.
+            Takes the members lost with it.
         """
         if process.ended_whole and address:
             task = asyncio.create_task(_tell(process.token, describe_exit(code), address, keys, then))

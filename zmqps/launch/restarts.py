@@ -1,7 +1,7 @@
 """The lives of a worker that its supervisor starts again: how many there may be, when the next one begins, its token.
 
 All lives of one worker have a token in their environment, and a number. By these the coordinator lets a life take the
-place of the one before it at once, although nobody has noticed yet that that is gone.
+place of its predecessor at once, even before that one's loss is known.
 """
 
 from __future__ import annotations

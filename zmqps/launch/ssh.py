@@ -12,7 +12,7 @@ from pathlib import Path
 from zmqps.errors import ConfigurationError
 from zmqps.launch.hosts import Host
 
-#: Nobody is there to type a password; a host that does not answer is given up.
+#: Never ask for a password; give up a host that does not answer.
 OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "RemoteCommand=none")
 #: A host that falls silent, too: ssh asks so many times, one interval after the other, and ends an interval later.
 ALIVE_COUNT = 3

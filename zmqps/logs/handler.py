@@ -1,7 +1,7 @@
 """How a process logs: the handler of nodes, and that of workers under one of our supervisors.
 
-zmqps leaves the root logger of a user's process alone, and its own loggers as well: who trains says how to log. Only
-where a supervisor has started the worker, and nobody has said how to log, its warnings become lines that the supervisor
+zmqps leaves the root logger of a user's process alone, and its own loggers as well: the script decides how to log. Only
+where a supervisor has started the worker, and the script sets up no logging, warnings become lines that the supervisor
 reads back with their level, instead of the bare texts that Python writes then.
 """
 
@@ -167,7 +167,7 @@ def set_up_logging(node: str, *, level: str = "info", as_json: bool = False, str
     formatter = NodeFormatter(node, as_json=as_json, with_date=not stream.isatty())
     logging.basicConfig(level=level.upper(), handlers=[NodeHandler(stream, formatter)], force=True)
     logging.getLogger("numba").setLevel(max(logging.INFO, logging.getLogger().level))  # it would write how it compiles
-    logging.raiseExceptions = False  # whoever read the log may be gone before the node is
+    logging.raiseExceptions = False  # the log's reader may be gone before the node is
 
 
 class _Supervised(NodeHandler):

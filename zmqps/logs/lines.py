@@ -54,7 +54,7 @@ class Entry:
     level
         debug, info, warning, error or critical.
     node
-        Who says it, such as ``server-0``.
+        The node that logs it, such as ``server-0``.
     message
         What is said.
     fields
@@ -192,13 +192,13 @@ def read_message(line: str) -> str:
 
 
 def without_date(line: str) -> str:
-    """Return a text line with the time only, for a person who looks on."""
+    """Return a text line with the time only, for a terminal."""
     match = _LINE.match(line)
     return line[: match.start(2)] + line[match.start(2) + DATE_WIDTH :] if match else line
 
 
 def without_known(line: str) -> str:
-    """Return a text line without the fields whose values stand in its message, for a person who looks on."""
+    """Return a text line without the fields that its message already has, for a terminal."""
     match = _LINE.match(line)
     text, suffix = split_fields(line) if match else (line, "")
     if match is None or not suffix or len(text) < match.end():

@@ -1,4 +1,4 @@
-"""Log lines read back: what is said in them, and which of them somebody wants to see."""
+"""Log lines read back: their entries, and a filter on them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Reader:
     Parameters
     ----------
     node
-        Who is thought to say what stands before the first entry.
+        The node assumed for text before the first entry.
     """
 
     def __init__(self, node: str) -> None:

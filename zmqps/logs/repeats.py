@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 #: Within so many seconds after a fact was said first,
 WINDOW_S = 10.0
-#: … so often it is said, which lets through what nodes say every 5 s of whom they wait for. The rest is counted.
+#: … it is logged this often, which lets through the reports of waiting nodes every 5 s. The rest is counted.
 BURST = 3
 #: So many facts are remembered at a time; beyond that the oldest one makes way, and may be said again.
 MOST_FACTS = 1024
@@ -52,7 +52,7 @@ class Repeats(Generic[T]):
 
     @property
     def holds(self) -> bool:
-        """Whether something is held back that nobody was told of."""
+        """Whether repeats are held back that were not reported."""
         return bool(self._made_way) or any(window.held for window in self._windows.values())
 
     def admit(self, fact: Hashable, record: T, now: float) -> bool:

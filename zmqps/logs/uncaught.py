@@ -1,7 +1,7 @@
 """How a script's uncaught error is shown: without the frames of zmqps, and Ctrl-C in one line.
 
 What an error of zmqps says is in its text; where it was raised inside tells its user nothing. Errors of any other kind
-keep all their frames, for whoever looks into zmqps.
+keep all their frames, for debugging zmqps.
 """
 
 from __future__ import annotations

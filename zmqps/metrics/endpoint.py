@@ -29,7 +29,7 @@ INDEX = "zmqps\n/metrics       all figures; a coordinator has those of all nodes
 
 
 class Answers:
-    """What is answered to whom.
+    """The answers, by request.
 
     Parameters
     ----------
@@ -79,14 +79,14 @@ class Answers:
 
 @contextmanager
 def answering(place: MetricsPlace, ask: Callable[[], Measurements], role: str, log: logging.Logger) -> Iterator[str]:
-    """Answer scrapes until the end of the block; give where they are answered, nothing where nobody wants them.
+    """Answer scrapes until the end of the block; yield the address, or nothing if scrapes are off.
 
     Raises
     ------
     ConfigurationError
         The address is none, or cannot be had, or prometheus-client is not installed.
     AddressInUseError
-        Somebody has the port.
+        The port is in use.
     """
     place.check()
     if not place.address:
@@ -151,7 +151,7 @@ class Source:
 
 
 def _is_here(host: str) -> bool:
-    """Whether this is an address, or this host's name: no other can be made to lead here by whoever has that name."""
+    """Whether this is an address, or this host's name: the owner of another name could point it here."""
     return is_loopback(host) or ip_of(host) is not None
 
 

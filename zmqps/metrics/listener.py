@@ -1,4 +1,4 @@
-"""The HTTP server that answers scrapes, which is imported only where somebody wants it: it takes 20 ms."""
+"""The HTTP server that answers scrapes, which is imported only on demand: it takes 20 ms."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Answer = Callable[[str, dict[str, list[str]]], tuple[HTTPStatus, str, bytes]]
 HEADERS = ("Authorization", "Host", "Origin", "Accept")
 #: Seconds that a client has for its whole request, and for taking the whole answer, however it spends them.
 CLIENT_S = 5.0
-#: Connections at a time, a thread each. For one more the oldest is hung up on, so whoever asks slowly keeps nobody out.
+#: Connections at a time, a thread each. For one more the oldest is closed, so a slow client keeps no other out.
 MAX_CONNECTIONS = 64
-#: Answers that are made at a time: for one Prometheus, its double, and somebody with curl. Others wait for these.
+#: Answers that are made at a time: for one Prometheus, its double, and a user with curl. Others wait for these.
 MAX_AT_ONCE = 8
 #: Seconds until one that is hung up on has left its thread, which takes microseconds.
 LEAVE_S = 0.5
@@ -54,7 +54,7 @@ class Listener(ThreadingMixIn, HTTPServer):
         super().__init__((host, port), _Handler)
 
     def server_bind(self) -> None:
-        """Bind, and ask nobody for this host's name."""
+        """Bind, without resolving this host's name."""
         TCPServer.server_bind(self)
         self.server_name, self.server_port = self.server_address[0], int(self.server_address[1])  # type: ignore[assignment]
 

@@ -1,4 +1,4 @@
-"""Where a node answers scrapes, and whom."""
+"""Where a node answers scrapes, and with which token."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class MetricsPlace:
     insecure: bool = False
 
     def check(self) -> None:
-        """Raise `ConfigurationError` for what cannot be: no address, or one beyond this host that anybody may ask."""
+        """Raise `ConfigurationError` for an invalid address, or one beyond this host without a token."""
         if not isinstance(self.address, str):
             checks.refuse("metrics", "an address, HOST:PORT", self.address)
         secret = self.secret
@@ -41,8 +41,8 @@ class MetricsPlace:
         host, _ = self.host_and_port
         if not (is_loopback(host) or secret or self.insecure):
             raise ConfigurationError(
-                f"metrics at {self.address} can be read from other hosts, by anybody there; pass --metrics-token FILE, "
-                "bind to 127.0.0.1, or pass --insecure on a network where you trust everybody"
+                f"metrics at {self.address} can be read by any process on other hosts; pass --metrics-token FILE, "
+                "bind to 127.0.0.1, or pass --insecure on a network that you trust"
             )
 
     @property
@@ -67,7 +67,7 @@ class MetricsPlace:
 
     @property
     def is_open(self) -> bool:
-        """Whether it is this host alone that reaches it, and nobody has to show anything."""
+        """Whether only this host reaches it, and no token is required."""
         return is_loopback(self.host_and_port[0]) and not self.secret
 
 

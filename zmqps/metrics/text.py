@@ -25,7 +25,7 @@ def check_installed() -> None:
 
 
 class Collector:
-    """Asks a node for its figures whenever somebody scrapes it (a custom collector of `prometheus_client`)."""
+    """Asks a node for its figures at each scrape (a custom collector of `prometheus_client`)."""
 
     def __init__(self, ask: Callable[[], Measurements]) -> None:
         self._ask = ask

@@ -61,7 +61,7 @@ class ApplyThreads:
             except Exception as error:
                 errors.append(error)
             finally:
-                wait(futures)  # also after an error nobody may go on to write behind the caller's back
+                wait(futures)  # even after an error, no thread may write behind the caller's back
             errors += [found for future in futures if (found := future.exception()) is not None]
             for first in errors[:1]:
                 failed = len(errors) - (not begun)  # what could not be given to a thread is no block that failed

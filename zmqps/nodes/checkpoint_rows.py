@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from zmqps.core.server.tables.rows import Rows
     from zmqps.core.server.tables.table import RowTable
 
-#: Rows that a table takes in at a time: its server answers nobody meanwhile, and asks for memory in between.
+#: Rows that a table takes in at a time: its server answers no request meanwhile, and asks for memory in between.
 TAKEN_ROWS = 1 << 16
 
 

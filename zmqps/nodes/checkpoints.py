@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("zmqps.coordinator")
 
 KEEP = 3
-#: Whoever reads a checkpoint opens all that it builds upon; it is refused with 100 of them.
+#: A reader opens all checkpoints that one builds upon; it refuses 100 of them.
 MAX_FULL_EVERY = 50
 MAX_PATH_CHARS = 4096
 VIA = ("shared", "coordinator")
@@ -343,7 +343,7 @@ class CheckpointStore:
         if all(one.path != published for one in good):
             try:
                 look(self._storage, published)
-            except CheckpointCorruptError:  # somebody has removed what it builds upon
+            except CheckpointCorruptError:  # its base was removed
                 with naming_the_disk(published, "remove"):
                     remove_tree(self._storage, published, MANIFEST)
                 raise
@@ -359,7 +359,7 @@ class CheckpointStore:
             return None
         place = path.removeprefix(self._scheme)
         base = look(self._storage, place).manifest
-        if base.placement.to_wire() != placement.to_wire():  # nobody could read it
+        if base.placement.to_wire() != placement.to_wire():  # no reader could use it
             raise CheckpointMismatchError(path=place, what="its shards are cut otherwise", good="", advice="save all")
         return place.rpartition("/")[2], base.digest
 

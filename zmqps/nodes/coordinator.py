@@ -65,9 +65,9 @@ class CoordinatorConfig:
     insecure
         Allow binding beyond loopback.
     job_secret
-        The file with what everybody who joins has to know; None: nothing.
+        File with the secret required to join; None: no secret.
     keys
-        The directory with the keys of the cluster's nodes; None: nothing is encrypted, and anybody may connect.
+        The directory with the keys of the cluster's nodes; None: nothing is encrypted, and any process may connect.
     checkpoints
         Where jobs are saved, when, and what they begin from.
     own_servers
@@ -220,13 +220,13 @@ def _driver(
 
 
 def _identity(config: CoordinatorConfig, endpoint: str, secret: bytes, *, keyed: bool) -> Identity:
-    """Return who a new coordinator is; one that goes on from a journal is who has written that."""
+    """Return the identity of a new coordinator; one with a journal keeps the journal's."""
     identity = new_identity("coordinator", name=config.name, endpoint=endpoint, job_secret=secret, keyed=keyed)
     return replace(identity, end_key=new_end_key())
 
 
 def _feed(feeds: Feeds, event: Any) -> None:
-    """Hand what a script has logged to those who write it, with times that mean something elsewhere."""
+    """Hand what a script has logged to the sinks, with times that are valid on other hosts."""
     if isinstance(event, Logged) and feeds.feeds:
         ahead = time.time() - asyncio.get_running_loop().time()
         feeds.put(event.job, event.node, [(step, at + ahead, values) for at, step, values in event.entries])
@@ -254,7 +254,7 @@ def _store(config: CoordinatorConfig, identity: Identity, one: Checkpoint | None
 
 def _options(config: CoordinatorConfig) -> CoordinatorOptions:
     seconds, steps = cadence(config.checkpoints.every)
-    patience = config.options.patience if config.journal is not None else 0.0  # else nobody comes back
+    patience = config.options.patience if config.journal is not None else 0.0  # without a journal none comes back
     return replace(
         config.options, checkpoint_seconds=seconds, checkpoint_steps=steps, patience=patience,
         checkpoint_full_every=config.checkpoints.full_every, checkpoint_at_end=config.checkpoints.saves_at_end,

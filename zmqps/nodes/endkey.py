@@ -1,7 +1,7 @@
-"""Who may end the jobs of a cluster without a job secret: the user that runs its coordinator, on the same host.
+"""The right to end jobs of a cluster without a job secret: for the user that runs its coordinator, on the same host.
 
-The coordinator makes a key for the life of its cluster and keeps it in a file that nobody else can read; who wants to
-end a job proves that it has read the file. So does a server of a cluster that takes no others.
+The coordinator makes a key for the life of its cluster and keeps it in a file that no other user can read. To end a job
+a process proves that it has read the file. So does a server of a cluster that takes no others.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = logging.getLogger("zmqps.coordinator")
 
 
 def new_end_key() -> bytes:
-    """Return a key that nobody has had."""
+    """Return a new key."""
     return secrets.token_bytes(KEY_NBYTES)
 
 
@@ -118,7 +118,7 @@ def _begin(folder: Folder, name: str) -> IO[bytes]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            file.close()  # somebody takes it for left behind, and removes it
+            file.close()  # another process takes it for a leftover, and removes it
             continue
         except OSError as error:  # a file system without locks
             log.info("the file of the end key cannot be locked: %s", error)

@@ -1,7 +1,7 @@
-"""Files that commands write for themselves: never through a link, and never into what is somebody else's.
+"""Files that commands write for themselves: never through a link, and never into another user's files.
 
-Whoever may write to a directory can put a link or a file there before a command runs, maybe as root. So directories are
-held open and walked one by one, and a file is either new or proved to be this user's own.
+A user with write access to a directory can put a link or a file there before a command runs, maybe as root. So
+directories are held open and walked one by one, and a file is either new or proved to be this user's own.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Folder:
     Parameters
     ----------
     base
-        Where the user said; may be a link, and anybody's.
+        The path that the user gave; may be a link, and any user's.
     parts
         Names of directories below it, which must be this user's own to write to, and no links.
     make
@@ -76,16 +76,16 @@ class Folder:
     def _check_mode(self, *, own: bool) -> None:
         facts = os.fstat(self.fd)
         if facts.st_mode & stat.S_ISVTX:
-            return  # whoever may write to it may exchange their own files only
+            return  # its users may exchange their own files only
         if facts.st_mode & stat.S_IWOTH:
-            who, mode = "all users", "o-w"
+            users, mode = "all users", "o-w"
         elif own and facts.st_mode & stat.S_IWGRP and not _is_private(facts.st_gid):
-            who, mode = f"all users of group {facts.st_gid}", "g-w"
+            users, mode = f"all users of group {facts.st_gid}", "g-w"
         else:
             return
         raise UnsafeFileError(
             path=str(self.path),
-            why=f"{who} may exchange what is in it",
+            why=f"{users} may exchange what is in it",
             advice=f"chmod {mode}, or use another --directory",
         )
 
@@ -173,7 +173,7 @@ def open_own(path: str | Path, flags: int) -> int:
 
 
 def _is_private(gid: int) -> bool:
-    """Whether a group has this user alone, by the usual rule: it has its name, and nobody else was added."""
+    """Whether a group has this user alone, by the usual rule: it has its name, and no other member."""
     try:
         user, group = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(gid)
     except KeyError:

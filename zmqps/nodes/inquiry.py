@@ -68,7 +68,7 @@ async def inquire(
 
 
 async def ask(machine: RepeatedQuestion, operation: str, timeout: float, keys: Keys | None) -> None:
-    """Let somebody ask until it is answered; raise what it is refused with, or `DeadlineError`."""
+    """Repeat a request until it is answered; raise the refusal, or `DeadlineError`."""
     check_endpoint(machine.endpoint)
     try:
         async with asyncio.timeout(timeout):
@@ -82,7 +82,7 @@ async def ask(machine: RepeatedQuestion, operation: str, timeout: float, keys: K
 
 
 async def _run_long(machine: Inquiry, operation: str, timeout: float, keys: Keys | None) -> None:
-    """Ask for what may take long, once it is known that somebody is there to answer."""
+    """Send a request that may take long, once the coordinator has answered a first one."""
     await ask(Inquiry(machine.endpoint), operation, min(timeout, ANSWER_S), keys)
     await ask(machine, operation, timeout, keys)
 
@@ -114,7 +114,7 @@ def end_job(
         except DeadlineError as error:
             try:
                 jobs = ask_status(address, timeout=timeout, keys=keys)["jobs"]
-            except DeadlineError:  # nobody is there; it was not the status that somebody has asked for
+            except DeadlineError:  # no coordinator is there; the caller did not ask for the status
                 raise error from None
             if name in jobs and not _saves(jobs):  # one job is saved after the other
                 raise
@@ -273,12 +273,12 @@ def scale_servers(
 async def report_exit(
     address: str, token: bytes, how: str, *, timeout: float, keys: Keys | None = None
 ) -> Sequence[str]:
-    """Tell the coordinator at an address that the process with a token has ended; return who is lost with it.
+    """Tell the coordinator at an address that the process with a token has ended; return the members lost with it.
 
     Parameters
     ----------
     token
-        What its supervisor gave the process, and nobody else knows.
+        The secret that its supervisor gave the process.
     how
         How it ended, in words.
 
@@ -300,7 +300,7 @@ def ask_status(address: str, *, timeout: float = 5.0, keys: Keys | None = None) 
     DeadlineError
         No coordinator answered.
     KeyRefusedError
-        It does not take the keys, or this process has none and it takes nobody without.
+        It refuses the keys, or requires some and this process has none.
     ConfigurationError
         ``address`` is not an endpoint.
     """
@@ -308,7 +308,7 @@ def ask_status(address: str, *, timeout: float = 5.0, keys: Keys | None = None) 
 
 
 def ask_health(address: str, *, timeout: float = 5.0, keys: Keys | None = None) -> dict[str, Any]:
-    """Let every node of the cluster at an address answer; return how soon they have, and who has not.
+    """Let every node of the cluster at an address answer; return how soon each did, and which did not.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""The coordinator's journal on disk: what it keeps, by key, in SQLite; and who goes on from it.
+"""The coordinator's journal on disk: entries by key, in SQLite; and the identity that resumes from it.
 
 What is kept under a key takes the place of what was there, so a journal is as large as what its coordinator knows, not
 as long as its life. A transaction is there as a whole or not at all. It survives the end of the process, however that
@@ -42,7 +42,7 @@ BESIDE = ("-wal", "-shm", "-journal")
 APPLICATION, VERSION = 0x7A6D7073, 6
 #: First words of the keys whose records are on the disk before anything that follows is done.
 LASTING = ("identity", "cluster", "spec", "copies")
-#: Under this key is who the coordinator is; the machine uses others.
+#: The key of the coordinator's identity; the machine uses others.
 IDENTITY = "identity"
 #: Under this key is what was drawn for this journal alone.
 ITSELF = ""
@@ -108,9 +108,9 @@ class Journal:
     def _open(self) -> None:
         is_new = not self._found()
         if is_new:
-            self._mark.begin(None)  # from now on what is here is the rest of a journal that nobody has heard of
+            self._mark.begin(None)  # from now on the files here are leftovers of an unused journal
             self._remove()
-        os.close(self._folder.open(FILE, os.O_RDWR | os.O_CREAT))  # nobody else may read it, whatever the umask
+        os.close(self._folder.open(FILE, os.O_RDWR | os.O_CREAT))  # no other user may read it, whatever the umask
         with self._explained():
             self._connection = db = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False, timeout=0)
             db.execute("PRAGMA locking_mode=EXCLUSIVE")
@@ -321,7 +321,7 @@ def forget_journal(directory: Path) -> None:
 
 
 def resumed(journal: Journal, kept: Mapping[str, Any], identity: Identity, options: CoordinatorOptions) -> Identity:
-    """Return who a coordinator is: whoever has written its journal, or the one given, which is written then.
+    """Return a coordinator's identity: the one in its journal, or else the one given, which is then written.
 
     Raises
     ------

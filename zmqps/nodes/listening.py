@@ -131,7 +131,7 @@ class Place:
         Raises
         ------
         AddressInUseError
-            Somebody has the port, or all of them.
+            The port is in use, or all of them are.
         """
         if not self.ports or not endpoint.startswith("tcp://"):
             return bind(endpoint)

@@ -45,7 +45,7 @@ def check_page(address: str, *, insecure: bool) -> tuple[str, int]:
     Raises
     ------
     ConfigurationError
-        It is none; or it reaches beyond this host, and nobody has said that the network is trusted.
+        It is invalid; or other hosts reach it, and the network was not said to be trusted.
     """
     try:
         host, port = split(f"tcp://{address.removeprefix('http://').rstrip('/')}")
@@ -55,9 +55,9 @@ def check_page(address: str, *, insecure: bool) -> tuple[str, int]:
         ) from None
     if not is_loopback(host) and not insecure:
         raise ConfigurationError(
-            f"the page at {address} can be reached from other hosts, and nothing of it is encrypted: whoever listens "
+            f"the page at {address} can be reached from other hosts, and nothing of it is encrypted: any listener "
             "on the network sees its token. Keep it at 127.0.0.1 and come by `ssh -L`, or pass --insecure on a network "
-            "where you trust everybody"
+            "that you trust"
         )
     return host, port
 
@@ -74,9 +74,8 @@ def page(
 ) -> Iterator[None]:
     """Serve the page of the coordinator whose loop this thread runs; nothing, where ``address`` is empty.
 
-    Its token and port are those of the coordinator's life before this one, where there is a journal. Everybody needs
-    the token, but for a page on loopback of a cluster without keys: there who may look at the page may as well ask for
-    the status.
+    Its token and port are those of the coordinator's life before this one, where there is a journal. Every client needs
+    the token, except for a page on loopback of a cluster without keys: any process may ask for the status there.
     """
     if not address:
         yield
@@ -116,7 +115,7 @@ def read_page(directory: Path) -> Kept:
 
 
 def _as_before(host: str, port: int) -> Any:
-    """Return a socket at the port that browsers know; None if somebody has taken it."""
+    """Return a socket at the port that browsers know; None if it is taken."""
     try:
         return open_page(host, port)
     except AddressInUseError:

@@ -38,7 +38,7 @@ class RelayStorage:
         self._ended = threading.Event()
 
     def end(self) -> None:
-        """Nobody is answered any more: the server has ended."""
+        """The server has ended: no request is answered any more."""
         self._ended.set()
 
     def resolve(self, request: FileRequest, answer: FileAnswer) -> None:

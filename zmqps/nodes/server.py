@@ -75,7 +75,7 @@ MAX_IO_THREADS = 64
 KERNELS = ("numba", "numpy")
 #: A spot instance has a minute or two from its notice to its end.
 HANDOVER_TIMEOUT_S = 60.0
-#: Where no processor is idle, a shard that nobody waits for is made ready with rests so many times as long as the work.
+#: Where no processor is idle, a shard that is not awaited is prepared with pauses so many times as long as the work.
 REST = 3.0
 
 
@@ -167,7 +167,7 @@ class CompiledRules:
         self, spec: OptimizerSpec, config: ServerConfig, device: Device | None = None, workers: int = 1
     ) -> None:
         self._spec = spec
-        self._workers = workers  # who update each parameter in a step, each alone
+        self._workers = workers  # threads that each update whole parameters in a step
         self._kernels: Any = config.kernels
         self._device = device
         self._elementwise = device.elementwise if device is not None and device.compiles else None
@@ -358,7 +358,7 @@ async def _serve(config: ServerConfig, source: Source, log: logging.Logger, pare
         log.info("computing on %s", streams.device.name)
     keys = load_node_keys(config.keys)
     if config.kernels == "numba":
-        all_finite(np.zeros(1, np.float32), "numba")  # numba takes a second to be there: before anybody waits for it
+        all_finite(np.zeros(1, np.float32), "numba")  # numba takes a second to load: do it before any worker waits
     sockets = ZmqTransport(config.io_threads, keys=keys, role="server")
     transport = LaneTransport(sockets)
     try:
@@ -398,7 +398,7 @@ async def _serve(config: ServerConfig, source: Source, log: logging.Logger, pare
 
     sockets.largest_nbytes = largest_nbytes  # an atomic push is of a whole shard
     driver = Driver(*watch(machine, transport, identity), log, resolve=relay.resolve)
-    # what nobody needs costs time to refuse
+    # unneeded requests cost time to refuse
     driver.decode = partial(decode_but_assign, data_nbytes=lambda: largest_header)
     trace(machine.member, Switch(driver, identity, known=machine.clients.incarnation))
     relay.submit = partial(_submit, asyncio.get_running_loop(), driver)
@@ -412,7 +412,7 @@ async def _serve(config: ServerConfig, source: Source, log: logging.Logger, pare
 
 
 def _identity(config: ServerConfig, endpoint: str, *, keyed: bool) -> Identity:
-    """Return who a new server is."""
+    """Return a new server's identity."""
     secret = read_job_secret(config.job_secret)
     identity = new_identity("server", name=config.name, endpoint=endpoint, job_secret=secret, keyed=keyed)
     own_key = b"" if secret or keyed else server_key(config.coordinator)

@@ -57,7 +57,7 @@ def begin(
     nbytes
         Into so much memory of each node: the newest spans.
     job_secret, keys
-        As for `zmqps.nodes.inquiry.end_job`: who may end jobs may trace them.
+        As for `zmqps.nodes.inquiry.end_job`: the right to end jobs is needed to trace them.
 
     Raises
     ------
@@ -115,7 +115,7 @@ def record(
 
 
 async def _run(tracer: Tracer, operation: str, timeout: float, keys: Keys | None) -> None:
-    """Ask for what takes long, once it is known that somebody is there to answer."""
+    """Send a request that takes long, once the coordinator has answered a first one."""
     await ask(Inquiry(tracer.endpoint), operation, ANSWER_S, keys)
     await ask(tracer, operation, timeout, keys)
 

@@ -52,7 +52,7 @@ class Rule(ABC):
 
     Examples
     --------
-    A sign descent that somebody else's package provides:
+    A sign descent that another package provides:
 
     >>> @dataclass(frozen=True, kw_only=True)
     ... class SignDescent(Rule):

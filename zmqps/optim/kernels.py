@@ -384,7 +384,7 @@ def _compiled(
         parts[role] = inner(renamed(function, f"{role}_{equation.name}"))
     try:
         return compiled(renamed(loops.BY_SLOTS[num_slots], f"loop_{equation.name}", **parts), signature)
-    except numba.errors.NumbaError as error:  # only somebody's own optimizer: ours are tested
+    except numba.errors.NumbaError as error:  # only a user's own optimizer: ours are tested
         raise OptimizerError(
             f"numba cannot compile {equation.name}; write its equation with operators and functions of xp only "
             f"({type(error).__name__}: {error})"

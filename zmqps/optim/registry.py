@@ -58,7 +58,7 @@ def _load(name: str) -> object:
         )
     try:
         return registered[name].load()
-    except Exception as error:  # importing somebody's package can fail in any way
+    except Exception as error:  # importing another package can fail in any way
         raise OptimizerError(
             f"optimizer {name!r} is registered as {registered[name].value!r} but cannot be loaded "
             f"({type(error).__name__}: {error}); repair or remove its package on this node"

@@ -276,7 +276,7 @@ def _compiled(equation: RowEquation, num_slots: int, num_limits: int, num_scalar
     loop = row_loops.loop_row if equation.row_update is not None else row_loops.BY_SLOTS[num_slots]
     try:
         return compiled(renamed(loop, f"rows_{equation.name}", **parts), signature)
-    except numba.errors.NumbaError as error:  # only somebody's own optimizer: ours are tested
+    except numba.errors.NumbaError as error:  # only a user's own optimizer: ours are tested
         raise OptimizerError(
             f"numba cannot compile {equation.name}; write its equation with operators and functions of xp only "
             f"({type(error).__name__}: {error})"

@@ -24,7 +24,7 @@ ANSWER_S = 5.0
 #: No member has this name: of its series there are none.
 NOBODY = "-"
 WEEK_S = 604800.0
-#: After so long all that has happened is asked for: who asks for a span is told of no less.
+#: After so long the whole history is requested, so that a request for a span gets at least that span.
 QUIET_S = 0.8 * min(SPANS)
 
 Ask = Callable[[Watch], "Future[dict[str, Any]]"]
@@ -78,7 +78,7 @@ class Feed:
         self._ask = ask
         self._clock = clock
         self._sleep = sleep
-        self._turn = asyncio.Lock()  # in the order of those who wait, so nobody's span is forgotten
+        self._turn = asyncio.Lock()  # in the order of the waiting requests, so no span is forgotten
         self._due = 0.0
         self._told: dict[int, tuple[float, Told]] = {}  # by span; 0: without series
         self._kept = {span: Kept(span) for span in SPANS}

@@ -1,4 +1,4 @@
-"""Who may look at the page: who has its token, where it needs one; and never the script of another site.
+"""Access to the page: with its token, where it needs one; and never from a script of another site.
 
 Where it needs none, any program of this host may look, and the browser of its user as well, on behalf of any site that
 is open there. A site cannot read the answers, unless its name leads to this host (DNS rebinding); then the request

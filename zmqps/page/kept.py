@@ -36,7 +36,7 @@ class Kept:
         self.span = span
         self.every = SPANS[span]
         self._series: dict[Key, tuple[str, deque[tuple[float, str]]]] = {}  # what is told of it, and its points
-        self._asked_at = float("-inf")  # by the clock of whoever asks
+        self._asked_at = float("-inf")  # by the clock of the caller
         self._began = 0  # jobs: what their names had before is of others
 
     def question(self, now: float) -> Watch:

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from uvicorn import Server
 
 #: Connections at a time. A browser has up to six; each may hold one answer that it does not read, of 1 MB. For one more
-#: that is shut which has asked nothing for longest: whoever asks slowly keeps no browser out.
+#: that is shut which has asked nothing for longest: a slow client keeps no browser out.
 MAX_CONNECTIONS = 64
-#: Who has not sent a whole request for so long, or has read nothing of an answer, is shut, …
+#: A client that has not sent a whole request for so long, or has read nothing of an answer, is shut, …
 SILENT_S = 15.0
-#: … and who has not read the whole answer.
+#: … and one that has not read the whole answer.
 ANSWER_S = 60.0
-#: Between two looks at who is silent; browsers that ask every second are not noticed at all.
+#: Between two checks for silent clients; browsers that ask every second never count as silent.
 LOOK_S = 5.0
 #: A request without a body; browsers send some hundred bytes, and a cookie for each port of this host.
 MAX_REQUEST_NBYTES = 16 << 10
@@ -46,7 +46,7 @@ def open_page(host: str, port: int) -> socket.socket:
     Raises
     ------
     AddressInUseError
-        Somebody has it.
+        It is in use.
     ConfigurationError
         It is no address of this host, or what is needed for a page is not installed.
     """

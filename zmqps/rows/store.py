@@ -2,7 +2,7 @@
 
 Arrays are reserved at once and never move (`arena`). Ids are found by open addressing with linear probing; the index is
 replaced by a larger one little by little, with each call that inserts, so no call waits for all of it. Ids are looked
-for in a bounded number of places. Where that is not enough, which only happens if somebody has chosen the ids so, the
+for in a bounded number of places. Where that is not enough, which only happens with maliciously chosen ids, the
 index is built anew with another seed.
 """
 
@@ -418,7 +418,7 @@ class RowStore:
             self._old = None
 
     def _reseed(self) -> None:
-        """Build the index anew with another seed: somebody has chosen ids that lie together."""
+        """Rebuild the index with another seed, against ids chosen to collide."""
         self._taken += int(self._state[2])
         self._state[2] = 0
         rows = np.flatnonzero(self.live[: self.end])

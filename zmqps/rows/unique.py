@@ -1,4 +1,4 @@
-"""Ids that occur several times: found once, their gradients summed, their rows handed out to all who asked."""
+"""Ids that occur several times: found once, their gradients summed, their rows handed out to all requests."""
 
 from __future__ import annotations
 

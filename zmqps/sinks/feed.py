@@ -1,4 +1,4 @@
-"""The thread that feeds a sink: whatever that does, nobody waits for it."""
+"""The thread that feeds a sink: whatever the sink does, no node waits for it."""
 
 from __future__ import annotations
 

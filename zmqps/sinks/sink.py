@@ -1,4 +1,4 @@
-"""What takes the values that scripts log: a class of three methods, so that anybody can write one."""
+"""What takes the values that scripts log: a class of three methods, easy to write."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Protocol
 
 
 class Sink(Protocol):
-    """Takes values; all methods are called by one thread, which is nobody else's.
+    """Takes values; all methods are called by one thread of its own.
 
     What a method raises is logged, now and then, and what it was given is lost for this sink; others and the cluster go
     on. A method that takes long keeps only this sink behind, up to `zmqps.sinks.feed.MOST_NBYTES`.

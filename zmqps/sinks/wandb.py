@@ -10,7 +10,7 @@ from zmqps.sinks.runs import Runs
 
 
 class WeightsAndBiases:
-    """A project there; who it is for says its own configuration (``wandb login``, ``WANDB_…``).
+    """A project there; the account comes from its own configuration (``wandb login``, ``WANDB_…``).
 
     Parameters
     ----------

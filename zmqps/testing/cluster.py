@@ -16,7 +16,7 @@ from zmqps.testing.network import Network
 
 
 def token_of(incarnation: bytes) -> bytes:
-    """Return the token that a supervisor has given a node, and nobody else knows."""
+    """Return the secret token that a supervisor has given a node."""
     return incarnation[::-1]
 
 

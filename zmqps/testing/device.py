@@ -1,7 +1,7 @@
 """numpy in the role of a GPU: what runs on a `zmqps.gpu.device.Device` can be tested without one.
 
 It has a device's interface, a memory that can be made as small as a test needs, and it puts off every
-copy until somebody waits for it, so that a missing wait shows in the result.
+copy until it is waited for, so that a missing wait shows in the result.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from zmqps.errors import DeviceMemoryError
 from zmqps.gpu.device import Array, Device, Event, MemoryInfo, Stream
 
-#: DLPack's number for the stream everybody has, where there are no streams at all.
+#: DLPack's number for the default stream, where there are no streams at all.
 LEGACY_STREAM = 1
 
 
@@ -137,11 +137,11 @@ class HostDevice(Device):
         return np.empty(nbytes, np.uint8)
 
     def copy_in(self, source: np.ndarray[Any, Any], target: Array, stream: Stream) -> None:
-        """Put a copy off until somebody waits for it."""
+        """Put a copy off until it is waited for."""
         self._copy(source, target, stream)
 
     def copy_out(self, source: Array, target: np.ndarray[Any, Any], stream: Stream) -> None:
-        """Put a copy off until somebody waits for it."""
+        """Put a copy off until it is waited for."""
         self._copy(source, target, stream)
 
     def address(self, array: Array) -> int:

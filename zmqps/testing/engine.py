@@ -62,7 +62,7 @@ Program: TypeAlias = Generator[tuple[Operation, float] | float, Any, None]
 
 #: Lines of the trace that a failure shows.
 TRACE_LINES = 200
-#: How long it takes to find out why nobody answers.
+#: How long it takes to find out why there is no answer.
 LOOK_S = 1.0
 #: A machine whose deadline is due again and again at the same moment would spin forever.
 MOST_RINGS = 5
@@ -72,7 +72,7 @@ UP = Packet((), [], None)
 
 #: What nodes of some roles leave to be read aside.
 DECODERS: dict[str, Callable[[Sequence[Any]], Message]] = {"coordinator": decode_small, "server": decode_but_assign}
-#: Where nodes have keys: whose who shows, by role.
+#: Where nodes have keys: the key that each role shows.
 HOLDERS = {"server": KeyHolder("node", "node"), "worker": KeyHolder("worker", "worker")}
 
 
@@ -189,7 +189,7 @@ class Engine:
         """An operation of ``node`` is done."""
 
     def notified(self, node: Node, event: Any) -> None:
-        """A node tells its process something that nobody has asked for."""
+        """A node tells its process something unrequested."""
 
     # --- nodes ---------------------------------------------------------------------------------
 

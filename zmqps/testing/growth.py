@@ -43,7 +43,7 @@ class Row(NamedTuple):
 
 
 def measure(size: Size, seed: int, faults: Faults | None = None, *, validate: bool = True) -> Report:
-    """Run a cluster of this size once; without faults nobody is started again."""
+    """Run a cluster of this size once; without faults no node is started again."""
     options = CoordinatorOptions(servers=size.servers, workers=size.workers, once=True, slice_nbytes=size.slice_nbytes)
     simulation = Simulation(
         seed, size.servers, size.workers, faults or Faults(), _training(size, restart=faults is not None),

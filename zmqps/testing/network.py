@@ -78,7 +78,7 @@ class Faults:
     scale
         How often a second another number of servers is asked for.
     trace
-        How often a second somebody asks for a trace.
+        How often a second an operator asks for a trace.
     report
         Probability that the supervisor of a node that has ended tells the coordinator so.
     copying
@@ -139,7 +139,7 @@ class Packet:
 
     @classmethod
     def of(cls, frames: Sequence[Any], readers: Sequence[list[Reader]]) -> Packet:
-        """Return the packet of a message, registered with those who must know it is being read."""
+        """Return the packet of a message, registered with the nodes that must know it is being read."""
         reading = Reading() if readers else None
         if reading is not None:
             for watchers in readers:
@@ -172,7 +172,7 @@ class Connection:
     blocked_until: list[float] = field(default_factory=lambda: [0.0, 0.0])  # by receiver
     blocked_loses: bool = False
     last_arrival: list[float] = field(default_factory=lambda: [0.0, 0.0])  # by receiver
-    missed: bool = False  # the one who accepted it knows that it has ended, and has heard nothing since
+    missed: bool = False  # the accepting end knows that it has ended, and has heard nothing since
     missed_since: float | None = None  # the same of the one that opened it: since when, by its time
 
 

@@ -16,7 +16,7 @@ from zmqps.testing.jobs.training import Training
 #: Kinds in which shards move, and all that take longer.
 MOVES = "replicas", "drains", "scales"
 LASTING = *MOVES, "departures", "returned"
-#: Who waits for so long does not give up and try again what was lost: it has to come by itself.
+#: A request that waits for so long is not retried: lost messages have to come by themselves.
 PATIENT_S = 200.0
 
 #: `zmqps.testing.scenarios.Scenario`.

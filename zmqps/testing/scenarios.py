@@ -288,7 +288,7 @@ def _plain(found: dict[str, Scenario]) -> None:
 
 def _patient(found: dict[str, Scenario]) -> None:
     """Enter what must come by itself, and what must not be sent twice."""
-    # nobody gives up and tries again what was lost: it has to come by itself
+    # no request times out and is retried: lost messages have to come by themselves
     patient = {
         "async": lambda: AsyncTraining(steps=4, parameters=4, size=32, compute_s=0.2, timeout=200.0),
         "sync": _synchronous(timeout=200.0),

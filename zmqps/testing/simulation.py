@@ -492,7 +492,7 @@ class Simulation(SimulatedCluster):
             self.training.check_freed(self, receiver)
 
     def notified(self, node: Node, event: object) -> None:
-        """A node tells what nobody has asked for: a worker that its job has gone back, a coordinator what is logged."""
+        """A node reports something unrequested: a worker that its job has gone back, a coordinator what is logged."""
         if self._fallbacks is not None and isinstance(event, Rollback):
             self._fallbacks.notified(node, event)
         self.training.notified(self, node, event)

@@ -1,4 +1,4 @@
-"""Faults that come by themselves, as often as a scenario says: who dies, is stopped, or is cut off from whom."""
+"""Faults that come by themselves, as often as a scenario says: nodes die, are stopped, or are cut off from others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LOSES = 0.3
 #: For so much of the heartbeat timeout a coordinator may be stopped that is not to be given up.
 PATIENT = 0.6
 
-#: For how many heartbeat timeouts those are late who are to hear that a server is presumed lost.
+#: For how many heartbeat timeouts the news that a server is presumed lost may be late.
 VEILED = 0.9, 1.3
 
 
@@ -88,7 +88,7 @@ class Troubles:
             self._schedule(rate, do)
 
     def _choose(self, *roles: str) -> Node | None:
-        """Return some node that lives; None where there is none, or it is a server that nobody can do without."""
+        """Return some node that lives; None where there is none, or it is a server that is indispensable."""
         alive = [node for node in self._simulation.nodes.values() if node.alive and node.role in roles]
         node = self._rng.choice(alive) if alive else None
         return node if node is not None and self._may_miss(node) else None
@@ -133,7 +133,7 @@ class Troubles:
                 self._network.reset_all(node.name, simulation.now)
 
     def _longest(self, node: Node) -> float:
-        """Return how long a node may be stopped: where shards have copies nobody may give up the coordinator."""
+        """Return how long a node may be stopped: where shards have copies no member may lose the coordinator."""
         options = self._simulation.options
         if node.role != "coordinator" or self._losses is None or options.patience:
             return LONGEST_S
@@ -150,7 +150,7 @@ class Troubles:
         """Let a server be presumed lost when it cannot know that yet, nor some of the workers that talk to it."""
         losses, node = self._losses, self._choose("server")
         if node is None or losses is None or self._simulation.now < self._veiled_until:
-            return  # twice in a row everybody would lose the coordinator
+            return  # twice in a row all members would lose the coordinator
         late = self._simulation.options.heartbeat_timeout * self._rng.uniform(*VEILED)
         self._simulation.note(node.name, f"loses its heartbeats, and hears nothing of that for {late:.3f} s")
         losses.deafen(node, 2 * late)

@@ -34,7 +34,7 @@ v       draw the next of the logged values
 q       quit; in a window like this one: back
 
 Times of a step are the last second's mean. A worker is slow whose steps take
-1.5 times as long as the median of the others of its job, or who comes last to
+1.5 times as long as the median of the others of its job, or that comes last to
 step after step. A node is silent that has not been heard for 3 s."""
 
 
@@ -218,7 +218,7 @@ class Top(App[None]):
             lines += [(text, "bold yellow") for text in self._model.slow]
             lines += [(text, "bold red" if alarming else "") for text, alarming in self._model.waits]
             if not lines:
-                lines.append(("nobody is waited for", "dim"))
+                lines.append(("no node is awaited", "dim"))
         elif not lines:
             lines.append(("asking the coordinator …", "dim"))
         more = len(lines) - MOST_SENTENCES

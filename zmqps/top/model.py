@@ -17,7 +17,7 @@ from zmqps.top.words import number, seconds, sparkline, uptime
 
 #: A worker whose steps take so many times as long as the median of the others is called slow.
 SLOW = 1.5
-#: Whoever is waited for longer is shown in red; steps wait for a moment all the time.
+#: A longer wait is shown in red; steps wait for a moment all the time.
 LONG_WAIT_S = 3.0
 #: A node that has not been heard for so long is called silent; heartbeats come every second unless told otherwise.
 SILENT_S = 3.0
@@ -219,12 +219,12 @@ def _with_slow(view: Facts, nodes: Sequence[NodeRow]) -> list[NodeRow]:
 
 
 def _last(view: Facts) -> set[tuple[str, str]]:
-    """Return who comes last to step after step, by job and title, as the coordinator sees it."""
+    """Return the workers that arrive last in step after step, by job and title, as the coordinator sees it."""
     return {(job, str(_map(one).get("node"))) for job, one in _map(view.get("slowest")).items() if _map(one)}
 
 
 def _slow(view: Facts, nodes: Sequence[NodeRow]) -> list[str]:
-    """Return sentences: what the coordinator says about who comes last, and whose steps take longer here."""
+    """Return sentences: the stragglers that the coordinator reports, and the workers with longer steps."""
     found = [str(text) for one in _map(view.get("slowest")).values() if (text := _map(one).get("text"))]
     named = _last(view)
     for node in sorted(nodes, key=lambda node: -(node.slow_by or 0.0)):

@@ -1,4 +1,4 @@
-"""Asks for the view again and again, and goes on while nobody answers."""
+"""Polls the view, and goes on polling without an answer."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ def health_sentence(found: Mapping[str, Any]) -> str:
     silent = [f"{node['role']} {node['rank']} on {node['host']}" for node in nodes if node["state"] == "silent"]
     answered = [node for node in nodes if node["state"] == "answered"]
     if not nodes:
-        return "nobody but the coordinator is there"
+        return "only the coordinator is there"
     left_out = found.get("left_out", 0)
     all_ = f"all {counted(len(answered) + left_out, 'node')} answer" if len(answered) != 1 else "the one node answers"
     if silent:
@@ -83,5 +83,5 @@ def health_sentence(found: Mapping[str, Any]) -> str:
         return f"{listed(silent, MOST_NAMED)} {'does' if len(silent) == 1 else 'do'} not answer{others}"
     slowest = max(answered, key=lambda node: node["latency_s"], default=None)
     if slowest is None:
-        return "nobody is left"
+        return "no node is left"
     return f"{all_}, the slowest in {seconds(slowest['latency_s'])} ({slowest['role']} {slowest['rank']})"

@@ -1,6 +1,6 @@
 """Values that come into a model while it is used already: what reads a tensor waits for that tensor.
 
-A tensor whose values are on their way has a class of its own until they are there. PyTorch hands each of its functions
+A tensor whose values are in flight has its own class until they arrive. PyTorch hands each of its functions
 that is called with such a tensor to ``__torch_function__``, which waits, gives the tensor its own class back, and calls
 the function again. So it does not matter where a parameter is read: in its module, in another one, in a hook, by
 ``state_dict`` or ``deepcopy``. Hooks on modules wait for what they own before they run, for code that does not go
@@ -47,12 +47,12 @@ _ASK_FOR_CLASSES = torch.nn.MultiheadAttention, torch.nn.TransformerEncoder, tor
 #: What PyTorch calls them when it asks `__torch_function__`.
 _WITHOUT_VALUES = frozenset(_functions())
 
-#: Of each tensor whose values are on their way, by ``id``; its `Group` keeps the tensor alive.
+#: The group of each tensor whose values are in flight, by ``id``; its `Group` keeps the tensor alive.
 _AWAITED: dict[int, Arrivals] = {}
 
 
 class _Awaited:
-    """What the classes of tensors have in common whose values are on their way."""
+    """Base of the classes of tensors whose values are in flight."""
 
     @classmethod
     def __torch_function__(
@@ -74,11 +74,11 @@ class _Awaited:
 
 
 class _AwaitedParameter(_Awaited, torch.nn.Parameter):  # type: ignore[misc,unused-ignore]
-    """A parameter whose values are on their way."""
+    """A parameter whose values are in flight."""
 
 
 class _AwaitedBuffer(_Awaited, torch.Tensor):  # type: ignore[misc,unused-ignore]
-    """A buffer whose values are on their way."""
+    """A buffer whose values are in flight."""
 
 
 #: By the class of a tensor; one of another class is waited for at once.
@@ -108,7 +108,7 @@ class Group(NamedTuple):
 
 
 class Arrivals:
-    """The values of a model's tensors that are on their way.
+    """The values in flight of a model's tensors.
 
     Parameters
     ----------

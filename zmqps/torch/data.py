@@ -291,7 +291,7 @@ def _check_whole(loader: Any) -> None:
 
 
 def _copy_with(loader: Any, **changes: Any) -> Any:
-    """Return a loader like another one, but for some attributes; `DataLoader` lets nobody set them."""
+    """Return a loader like another one, but for some attributes; `DataLoader` does not allow setting them."""
     made = object.__new__(type(loader))  # not copy.copy, which would ask a subclass's __getattr__
     vars(made).update(vars(loader), _iterator=None, **changes)
     return made

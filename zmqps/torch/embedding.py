@@ -184,7 +184,7 @@ def tables(model: torch.nn.Module, worker: Worker, *, deferred: bool = False) ->
     worker : Worker
         Whose job is to have the tables.
     deferred : bool
-        For who pushes gradients itself: they are kept until ``take`` of each embedding returns them.
+        For a script that pushes gradients itself: they are kept until ``take`` of each embedding returns them.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""The model as the workers of a job have it, for whoever only looks at it."""
+"""The model as the workers of a job have it, read-only."""
 
 from __future__ import annotations
 

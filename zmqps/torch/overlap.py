@@ -81,7 +81,7 @@ class Overlap:
         self._sending.append(self._worker.push_async(gradients, step=False, timeout=self._timeout))
 
     def pushed(self, *, scaled: bool) -> set[str]:
-        """Return whose gradients are on their way; the step begins anew.
+        """Return the parameters whose gradients are in flight; begin a new step.
 
         Raises
         ------

@@ -48,7 +48,7 @@ class _Ids(NamedTuple):
 
     @classmethod
     def of(cls, ids: torch.Tensor) -> _Ids:
-        """Return ids in memory that nobody else writes to."""
+        """Return ids in memory that has no other writer."""
         if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
             raise ConfigurationError(f"ids are integers, not {ids.dtype}")
         flat = ids.detach().reshape(-1).to("cpu", torch.int64, copy=True).numpy()
@@ -285,7 +285,7 @@ class Rows(torch.nn.Module):  # type: ignore[misc,unused-ignore]
         return self._ids, gradient
 
     def _check_written(self) -> None:
-        """Raise where somebody has written to the rows since ``backward``: nothing becomes of that."""
+        """Raise if the rows were written since ``backward``: such writes would be lost."""
         if len(self.rows) and self.rows._version != self._version:
             raise ConfigurationError(
                 f"the rows of {self.name!r} were written to after backward, and they are on the servers: set them "
@@ -299,7 +299,7 @@ class Rows(torch.nn.Module):  # type: ignore[misc,unused-ignore]
         Raises
         ------
         ConfigurationError
-            Somebody has written to ``rows`` since ``backward``.
+            ``rows`` were written since ``backward``.
         """
         kept = self._kept()
         if kept is None:

@@ -60,7 +60,7 @@ class Bound:
     nbytes
         What a step moves, both ways.
     worker
-        Whose steps these are: of all the middle one by what it waits; of a straggler, who that is.
+        The worker of these steps: the median one by its waits, or the straggler.
     text
         All that in a sentence.
     """
@@ -215,7 +215,7 @@ def _bytes_of_windows(nbytes: Sequence[tuple[float, int]], windows: Sequence[Int
 
 
 def _taken(worker: Process, trace: Trace) -> tuple[dict[str, Intervals], dict[str, float], list[tuple[float, int]]]:
-    """Return when each thing was under way for a worker, one at a time; for whom it waited; and when it moved bytes."""
+    """Return when each thing was under way for a worker, one at a time; what it waited for; and when it moved bytes."""
     everything = followed(trace)
     prefix = _prefix(worker)
     own = [part for label, part in everything.items() if prefix is not None and label.startswith(f"{prefix}-")]
@@ -295,7 +295,7 @@ def _arrivals(everything: Mapping[str, Message]) -> dict[int, list[tuple[float, 
 
 
 def _last_before(arrivals: Sequence[tuple[float, str]], begin: float, end: float) -> str | None:
-    """Return the push that came last while somebody waited."""
+    """Return the push that came last while a worker waited."""
     at = bisect_left(arrivals, (end, "")) - 1
     return arrivals[at][1] if at >= 0 and arrivals[at][0] >= begin else None
 

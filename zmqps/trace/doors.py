@@ -1,4 +1,4 @@
-"""What is called behind a machine's door while it works: kernels, codecs and checks, noted while somebody records.
+"""What is called behind a machine's door while it works: kernels, codecs and checks, noted while a trace runs.
 
 A door is an attribute that holds what is called. While a recording goes on it holds what does the same and is noted;
 before and after, what it always held. So a process that records nothing runs no line more than without all this.
@@ -25,7 +25,7 @@ class Sink(Protocol):
 
 
 class Door:
-    """One attribute of an object, which nobody keeps alive for it."""
+    """One attribute of an object, held by a weak reference."""
 
     def __init__(self, owner: Any, attribute: str, make: Callable[[Any], Any]) -> None:
         self._owner = weakref.ref(owner)
@@ -63,7 +63,7 @@ class SwitchedCoding:
 
 
 class Doors:
-    """The doors of this process, and who records behind which machine: of two in one process, each its own."""
+    """The doors of this process, and the recorder behind each machine; two machines in one process have one each."""
 
     def __init__(self) -> None:
         self._doors: list[Door] = []
@@ -72,7 +72,7 @@ class Doors:
         self._lock = threading.Lock()
 
     def add(self, owner: Any, attribute: str, make: Callable[[Any], Any]) -> None:
-        """Have one more; it opens at once if somebody records."""
+        """Add a door; it opens at once if a trace runs."""
         door = Door(owner, attribute, make)
         with self._lock:
             self._doors = [known for known in self._doors if not known.is_gone]
@@ -111,14 +111,14 @@ class Doors:
             self.add(table, "kernel", partial(NotedKernel, self))
 
     def start(self, sink: Sink) -> None:
-        """Somebody records from now on."""
+        """A recorder begins."""
         with self._lock:
             self._sinks.append(sink)
             for door in self._doors:
                 door.open()
 
     def stop(self, sink: Sink) -> None:
-        """Somebody does no more."""
+        """A recorder ends."""
         with self._lock:
             self._sinks = [other for other in self._sinks if other is not sink]
             self._within = {thread: other for thread, other in self._within.items() if other is not sink}

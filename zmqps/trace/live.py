@@ -26,7 +26,7 @@ def assemble(nodes: Sequence[Mapping[str, Any]], data: Mapping[str, bytes | byte
     Raises
     ------
     ConfigurationError
-        Nobody has recorded anything.
+        No node has recorded anything.
     """
     found: list[tuple[Mapping[str, Any], Process]] = []
     notes, epoch_ns, own = [], 0, ""

@@ -35,7 +35,7 @@ def send(trace: Trace, endpoint: str, timeout: float = 10.0) -> int:
     Raises
     ------
     ConfigurationError
-        The packages are not installed, this is no such URL, or nobody takes them there.
+        The packages are not installed, the URL is invalid, or no collector accepts them there.
     """
     if not endpoint.startswith(("http://", "https://")):
         raise ConfigurationError(f"{endpoint!r:.200} is no URL of a collector; say http://HOST:4318")
@@ -50,7 +50,7 @@ def send(trace: Trace, endpoint: str, timeout: float = 10.0) -> int:
     finally:
         exporter.shutdown()
     if failed:
-        raise ConfigurationError(f"nobody takes spans at {url}: is a collector there, and does it take OTLP over HTTP?")
+        raise ConfigurationError(f"no collector accepts spans at {url}: is one there, and does it take OTLP over HTTP?")
     return number
 
 

@@ -75,7 +75,7 @@ class Recorder:
         self._append("[", {"name": "clock", "ph": "M", "pid": os.getpid(), "args": {"boot": boot()}})
 
     def name(self, title: str) -> None:
-        """Say who this process is; the first one counts."""
+        """Set this process's identity; the first call counts."""
         self._append("", {"name": "process_name", "ph": "M", "pid": os.getpid(), "args": {"name": title}})
 
     def span(self, name: str, role: str, begin: int, end: int, kind: str = "X", **facts: Any) -> None:
@@ -310,7 +310,7 @@ class WatchedTransport:
         self._transport.start(noted(self._recorder, "receive", self._role, deliver), delivered, noticed)
 
     def hand_to(self, deliver: Deliver) -> None:
-        """Deliver to somebody else from now on, where the transport can."""
+        """Deliver to another receiver from now on, where the transport can."""
         hand_to = getattr(self._transport, "hand_to", None)
         if hand_to is not None:
             hand_to(noted(self._recorder, "receive", self._role, deliver))

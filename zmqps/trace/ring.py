@@ -1,4 +1,4 @@
-"""Spans of a process in so many bytes and no more: the newest ones, as they travel to who asked for them.
+"""Spans of a process in so many bytes and no more: the newest ones, as they are sent to the client.
 
 What is read from a ring is `MAGIC`, the length of a head in JSON, the head, and one record a span, the oldest first.
 """

@@ -33,7 +33,7 @@ class Switch:
     driver
         Runs the node; all calls come from its thread.
     identity
-        Who that is.
+        The node's identity.
     operation_of
         Of a worker: which operation a request is a part of.
     known

@@ -88,7 +88,7 @@ def test_a_server_that_counts_one_thing_that_is_set_for_another(monkeypatch: Pat
         return original(machine, client, message)
 
     wrap(monkeypatch, ServerKernel, "push", push)
-    caught("async-values", "nobody has set")
+    caught("async-values", "no worker has set")
 
 
 def test_what_is_left_beside_stretches_that_are_taken() -> None:

@@ -65,7 +65,7 @@ def test_a_worker_that_takes_the_rows_of_one_message_for_those_of_another(monkey
 
 def test_a_server_that_reads_the_row_beside(monkeypatch: Patch) -> None:
     wrap(monkeypatch, RowTable, "read", lambda original, table, ids: original(table, np.roll(ids, 1)))
-    caught("async-rows-twisted", "gradients that nobody pushed")
+    caught("async-rows-twisted", "gradients that no worker pushed")
 
 
 def test_a_scan_that_leaves_out_a_row(monkeypatch: Patch) -> None:

@@ -406,7 +406,7 @@ def test_a_job_is_kept_for_its_lease_while_the_coordinator_is_awake(seed: int, m
         return None if (at := ends_at(self)) is None else real.due(self, at)
 
     monkeypatch.setattr(Occupancy, "ends_at", property(due))
-    assert "to which nobody has come for" in violated(visited(seed))
+    assert "without a worker" in violated(visited(seed))
 
 
 def late(policy: str, seed: int) -> Simulation:

@@ -52,7 +52,7 @@ def test_a_coordinator_that_calls_slow_who_has_gone(monkeypatch: Patch) -> None:
 
     original = Delays.slowest
     monkeypatch.setattr(Delays, "slowest", slowest)
-    caught("sync-probed-everything", "who has gone, is said to be slow", begin=22)
+    caught("sync-probed-everything", "which has gone, is said to be slow", begin=22)
 
 
 def test_a_coordinator_that_tells_more_of_what_happened_than_was_asked_for(monkeypatch: Patch) -> None:
@@ -109,7 +109,7 @@ def test_a_coordinator_that_is_back_counts_examinations_anew(monkeypatch: Patch)
 def test_a_coordinator_that_waits_for_ever_for_those_who_are_silent(monkeypatch: Patch) -> None:
     monkeypatch.setattr(Probes, "next_deadline", lambda self: None)
     monkeypatch.setattr(Probes, "on_deadline", lambda self, now: [])
-    caught("sync-probed-stops", "waits for those who do not answer")
+    caught("sync-probed-stops", "waits for nodes that do not answer")
 
 
 def test_a_coordinator_that_takes_any_answer_for_that_to_its_question(monkeypatch: Patch) -> None:
@@ -140,7 +140,7 @@ def test_a_coordinator_that_forgets_servers(monkeypatch: Patch) -> None:
             return original(self, peer, message, now)
 
     wrap(monkeypatch, Probes, "examine", only_workers)
-    caught("sync-probed-loss", "nobody looked whether")
+    caught("sync-probed-loss", "it was not checked whether")
 
 
 def test_a_member_that_does_not_answer_while_others_do(monkeypatch: Patch) -> None:

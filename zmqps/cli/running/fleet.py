@@ -116,7 +116,7 @@ class Fleet:
             except Exception as error:
                 text = str(error) if isinstance(error, PSError) else traceback.format_exc()
                 known = error.number if isinstance(error, PSError) else ""
-                self._log.say("error", text, shown=False, error=known)  # whoever catches it shows it
+                self._log.say("error", text, shown=False, error=known)  # its handler shows it
                 raise
             finally:
                 self._ending = True
@@ -164,7 +164,8 @@ class Fleet:
         beyond = sorted({address for address in self._addresses.values() if not is_loopback(address)})
         if beyond and self._keys is None:
             self._log.say(
-                "warning", f"nothing is encrypted, and who reaches {listed(beyond, MOST_NAMED)} can join (--insecure)"
+                "warning",
+                f"nothing is encrypted: any process that reaches {listed(beyond, MOST_NAMED)} can join (--insecure)",
             )
 
     @contextlib.contextmanager
@@ -366,10 +367,10 @@ class Fleet:
             return self._code
         well = len(workers) - len(self._drained)
         if self._drained:
-            who = f"{well} of {counted(len(workers), 'worker')} have ended well; {listed(self._drained, 8)} drained"
+            text = f"{well} of {counted(len(workers), 'worker')} have ended well; {listed(self._drained, 8)} drained"
         else:
-            who = f"all {well} workers have ended well" if well != 1 else "the worker has ended well"
-        self._log.say("info", who)
+            text = f"all {well} workers have ended well" if well != 1 else "the worker has ended well"
+        self._log.say("info", text)
         return exits.OK if well else exits.DRAINED
 
     async def _watch_worker(self, place: Place, index: int) -> None:

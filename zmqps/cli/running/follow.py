@@ -150,7 +150,7 @@ class Wakeup:
     folder
         Which.
     output
-        Whose reader may be gone, as that of ``zmqps logs -f | head``; None: nobody's.
+        The output to watch for a reader that has gone, as in ``zmqps logs -f | head``; None: not watched.
     """
 
     def __init__(self, folder: Folder, output: int | None) -> None:
@@ -168,7 +168,7 @@ class Wakeup:
         Raises
         ------
         BrokenPipeError
-            Nobody reads the output any more.
+            The output has no reader any more.
         """
         for fd, event in self._poll.poll(timeout * 1000):
             if fd == self._output and event & (select.POLLERR | select.POLLHUP):

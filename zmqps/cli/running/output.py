@@ -274,7 +274,7 @@ class Pump:
             self.close()
 
     def close(self) -> None:
-        """Stop, also when a process that nobody waits for still holds the other end."""
+        """Stop, even if a stray process still holds the other end."""
         if not self.ended.is_set():
             asyncio.get_running_loop().remove_reader(self._pipe.fileno())
             self._pipe.close()

@@ -1,6 +1,6 @@
 """Which cluster runs here: ``.zmqps/cluster.json``, locked by the supervisor as long as it lives.
 
-The lock is the kernel's, so a supervisor that was killed leaves a file that nobody takes for a
+The lock is the kernel's, so the file of a killed supervisor is not mistaken for a
 running cluster. The file is this user's own, or it is not believed, and the supervisor is known by its process id
 and by when it started.
 """
@@ -100,7 +100,7 @@ def state_path(directory: Path) -> Path:
 
 
 def read_state(directory: Path) -> State | None:
-    """Return the state, also of a cluster whose supervisor was killed; None if there is none.
+    """Return the state, even if the supervisor was killed; None if there is none.
 
     Raises
     ------
@@ -138,7 +138,7 @@ def state_in(file: BinaryIO) -> State:
             return State(**facts, running=running)
     except (ValueError, AttributeError, RecursionError):
         pass
-    # being written, or damaged; whoever holds the lock is running anyway
+    # being written, or damaged; the lock's holder is running anyway
     return State(pid=0, name="", address="", logs="", started="", running=running)
 
 
@@ -168,7 +168,7 @@ class Claim:
             if not _lock(self._fd, fcntl.LOCK_EX):
                 os.close(self._fd)
                 self._refuse_if_running()
-                continue  # somebody was just reading it
+                continue  # another process was just reading it
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(self._fd), path.lstat()):
                     return self

@@ -41,7 +41,7 @@ from zmqps.nodes.inquiry import inquire
 from zmqps.nodes.journal import FILE, forget_journal
 from zmqps.nodes.page import read_page
 
-#: How long the output of ended processes may take to arrive; longer only where somebody else holds the pipe.
+#: How long the output of ended processes may take to arrive; longer only if another process holds the pipe.
 DRAIN_S = 1.0
 #: How long the coordinator may take to say which workers were lost.
 STATUS_S = 3.0
@@ -115,7 +115,7 @@ class Supervisor:
         self._keys: dict[str, str] = {}  # where workers find what they show
         self._pumps: dict[str, Pump] = {}
         self._reports = Reports()
-        self._silent: list[str] = []  # members whose processes have ended well, and without a goodbye
+        self._silent: list[str] = []  # members that ended well, but without a goodbye
         self._node_watches: list[asyncio.Task[int]] = []
         self._a_node_failed = asyncio.Event()
         self._asked: signal.Signals | None = None
@@ -174,7 +174,7 @@ class Supervisor:
             except Exception as error:
                 text = str(error) if isinstance(error, PSError) else traceback.format_exc()
                 known = error.number if isinstance(error, PSError) else ""
-                self._log.say("error", text, shown=False, error=known)  # whoever catches it shows it
+                self._log.say("error", text, shown=False, error=known)  # its handler shows it
                 raise
             finally:
                 self._ending = True
@@ -200,7 +200,7 @@ class Supervisor:
             fails = asyncio.create_task(self._a_node_failed.wait())
             await asyncio.wait((fails, ended), return_when=asyncio.FIRST_COMPLETED)
             fails.cancel()
-            if self._a_node_failed.is_set():  # its shard is gone, nobody can go on
+            if self._a_node_failed.is_set():  # its shard is gone, no worker can go on
                 return exits.FAILED
             code = await ended
             await self._nodes.ended_by_themselves()
@@ -222,10 +222,10 @@ class Supervisor:
         drained = [f"worker-{index}" for index, code in enumerate(codes) if code == exits.DRAINED]
         again = [f"worker-{i} was restarted {counted(life.num, 'time')}" for i, life in self._lives.items() if life.num]
         well = len(codes) - len(drained)
-        who = "the worker has" if len(codes) == 1 else f"all {well} workers have"
-        who = f"{well} of {counted(len(codes), 'worker')} have" if drained else who
+        named = "the worker has" if len(codes) == 1 else f"all {well} workers have"
+        named = f"{well} of {counted(len(codes), 'worker')} have" if drained else named
         more = [*again, *([f"{listed(drained, 8)} drained"] if drained else [])]
-        self._verdict = ("info", "; ".join([f"{who} ended well", *more[:8]]))
+        self._verdict = ("info", "; ".join([f"{named} ended well", *more[:8]]))
         return exits.OK if well else exits.DRAINED
 
     async def _lost(self) -> str:
@@ -278,7 +278,7 @@ class Supervisor:
             life.begin()
 
     def _report(self, process: Process, code: int) -> None:
-        """Tell the coordinator that a process has ended; with one that ended well, who is lost has said no goodbye."""
+        """Tell the coordinator that a process has ended; if it ended well, its members left without a goodbye."""
         then = self._silent.extend if not code else lambda lost: None
         self._reports.tell(process, code, self._nodes.address, self._nodes.keys, then)
 

@@ -49,7 +49,7 @@ from zmqps.nodes.inquiry import inquire
 #: How often a task looks whether the others are still there.
 LOOK_S = 0.5
 DRAIN_S = 1.0
-#: The job that the tasks look on, of which nobody trains anything: what becomes of the user's jobs is theirs.
+#: The job that the tasks observe; no worker trains it. The user's jobs are left to the user.
 JOB = "zmqps-run"
 MOST_NAMED = 8
 NAME, DONE = "task-", "-done"
@@ -86,7 +86,7 @@ class TaskConfig:
     drain_timeout
         Seconds that workers have to end after SIGTERM.
     combine
-        Whose gradients are combined, as `zmqps.connect` takes it.
+        Which workers combine their gradients, as in `zmqps.connect`.
     """
 
     cluster: ClusterConfig
@@ -352,9 +352,9 @@ class Task:
             return exits.OK
         missing = [str(number) for number in range(self._config.size) if f"{NAME}{number}" not in self._seen]
         if late and missing:
-            who = listed(missing, MOST_NAMED)
+            absent = listed(missing, MOST_NAMED)
             self._log.say(
-                "error", f"of {self._config.size} tasks these have not come in {self._config.timeout:g} s: {who}"
+                "error", f"of {self._config.size} tasks these have not come in {self._config.timeout:g} s: {absent}"
             )
             return exits.COORDINATOR_LOST
         return None
@@ -400,5 +400,5 @@ class Task:
 
 
 def _code_of(error: PSError) -> int:
-    """Return the exit code of a task whose cluster has ended before its workers had."""
+    """Return the exit code of a task if its cluster ended before its workers."""
     return exits.WORKERS_FAILED if isinstance(error, ShutdownError) else exits.COORDINATOR_LOST

@@ -1,5 +1,5 @@
 "use strict";
-/* Asks what there is to see, each second, and shows it; says so when nobody answers, and asks on. */
+/* Asks what there is to see, each second, and shows it; says so without an answer, and asks on. */
 
 const SPANS = [[300, "5 min"], [3600, "1 h"], [86400, "1 day"], [604800, "1 week"]];
 /* A plot moves by a pixel in so many milliseconds, or less: more often it is not asked for. */

@@ -15,7 +15,7 @@ const LANES = [
 ];
 
 const Panels = {
-  /** Say for whom a step waits, and who is slow. */
+  /** Say what a step waits for, and which worker is slow. */
   headline(live) {
     const lines = [];
     const several = Object.keys(live.jobs).length > 1;
@@ -28,8 +28,8 @@ const Panels = {
       if (job.lost) lines.push(Words.el("p", "bad", `${of(name)}${job.lost}`));
       if (live.waits.some((wait) => wait.job === name)) continue;
       const at = job.steps && job.steps.step !== undefined ? `, step ${Words.number(job.steps.step)}` : "";
-      if (live.slowest[name]) lines.push(Words.el("p", "", `${of(name)}${job.state}${at}`)); // who is slow is said above
-      else lines.push(Words.el("p", job.state === "training" ? "good" : "", `${of(name)}${job.state}${at}: nobody is waited for`));
+      if (live.slowest[name]) lines.push(Words.el("p", "", `${of(name)}${job.state}${at}`)); // the slow worker is named above
+      else lines.push(Words.el("p", job.state === "training" ? "good" : "", `${of(name)}${job.state}${at}: no node is awaited`));
     }
     if (!Object.keys(live.jobs).length) lines.push(Words.el("p", "", "no job is being trained"));
     const told = new Set(live.waits.map((wait) => `job '${wait.job}': step waits for `));

@@ -96,7 +96,7 @@ class AsyncTraining(Training):
         )  # … is, by what is said
         self._marks_of: dict[int, tuple[PushTransfer, int]] = {}  # by id: what a push is marked with
         self._shards: dict[Placement, list[Any]] = {}  # by placement: of each parameter, which shard an element is of
-        # what was acknowledged when another copy of a shard, by its place, became leader; who reads at the one before
+        # what was acknowledged when another copy of a shard, by its place, became leader; reads at the one before
         self._before: dict[Place, Any] = {}
         self._behind: defaultdict[str, set[Place]] = defaultdict(set)
         # by id of a placement and number of a shard: the placement, and whose each element is
@@ -135,7 +135,7 @@ class AsyncTraining(Training):
             if done == self.steps:
                 break
         try:
-            yield EnterBarrier(0.0, barrier="end"), t + 2 * self._compute_s * self.steps  # who comes anew begins anew
+            yield EnterBarrier(0.0, barrier="end"), t + 2 * self._compute_s * self.steps  # a new worker begins again
         except PSError:
             pass
         yield Finish(0.0), t
@@ -204,7 +204,7 @@ class AsyncTraining(Training):
             values, owners = array.astype(np.int64), np.arange(array.size) % self.lives
             self._check_values(values, attempted[owners])
             due = seen[owners] & ~self._excused(life, attached.placement, number)[owners, np.arange(array.size)]
-            for place in self._behind[worker.name] & self._before.keys():  # else nobody has taken over
+            for place in self._behind[worker.name] & self._before.keys():  # else no copy has taken over
                 if place[:2] == (life, attached.placement.cuts):
                     its = self._shards[attached.placement][number] == place[2]
                     due[its] &= self._before[place][owners[its]]
@@ -219,7 +219,7 @@ class AsyncTraining(Training):
         return lost[shards[parameter]].T
 
     def watch(self, simulation: SimulatedCluster) -> None:
-        """Note who reads where a leader was deposed and does not know it: pushes are fenced there, reads are not."""
+        """Note reads at a deposed leader that does not know it: pushes are fenced there, reads are not."""
         simulation.on_send.append(partial(self._sent_by_copies, simulation))
         self.rows.watch(simulation)
 
@@ -260,11 +260,11 @@ class AsyncTraining(Training):
 
     def _check_values(self, values: Any, attempted: Any) -> None:
         if self._base == 1.0:
-            assert (values >= 0).all(), "nobody pushed such a gradient"
+            assert (values >= 0).all(), "no worker pushed such a gradient"
             assert (values <= attempted).all(), "a push was applied twice"
             return
         assert not (values & 0xAAAAAAAAAAAA).any(), f"a push was applied twice: {values}"
-        assert not (values & ~attempted).any(), f"a gradient nobody pushed was applied: {values}, {attempted}"
+        assert not (values & ~attempted).any(), f"a gradient that no worker pushed was applied: {values}, {attempted}"
 
     def check_freed(self, simulation: SimulatedCluster, server: Node) -> None:
         """Assert that every push that was acknowledged has been applied."""

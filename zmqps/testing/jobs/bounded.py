@@ -1,4 +1,4 @@
-"""Simulated training with bounded staleness: nobody reads further ahead of the slowest than allowed."""
+"""Simulated training with bounded staleness: no worker reads further ahead of the slowest than allowed."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class BoundedTraining(AsyncTraining):
         self._simulation = simulation
         self._begun: set[bytes] = set()
         self._clocks: dict[bytes, int] = defaultdict(int)
-        self._pausing: dict[bytes, set[int]] = defaultdict(set)  # requests for which nobody waits for a worker
+        self._pausing: dict[bytes, set[int]] = defaultdict(set)  # requests during which no step waits for the worker
         simulation.on_send.append(self._sent)
         simulation.on_receive.append(self._received)
 

@@ -105,7 +105,7 @@ class CodedTraining(Training):
         out = [np.empty(self.size, np.float32)]
         yield Exchange(pull=PullTransfer(cargoes=cargoes, target=Target(arrays=out))), t
         self._check_sum(simulation, out[0])
-        yield EnterBarrier(0.0, barrier="read"), t  # until then nobody lets go of what it has kept
+        yield EnterBarrier(0.0, barrier="read"), t  # until then no worker drops its residuals
         yield Finish(0.0), t
 
     def _kept(self, worker: Node) -> Array:
@@ -136,7 +136,7 @@ class CodedTraining(Training):
 
 
 def _is_sum(missing: Array, unsure: list[Array]) -> Array:
-    """Return for each element whether nothing is missing, some of the pushes apart that nobody knows about."""
+    """Return for each element whether nothing is missing, apart from some pushes of unknown outcome."""
     if not unsure:
         found: Array = abs(missing) < INEXACT
         return found

@@ -73,7 +73,7 @@ class CrowdedTraining(SyncTraining):
 
 @dataclass(kw_only=True)
 class OutrankedTraining(SyncTraining):
-    """Synchronous steps of workers before whom others have joined their job, who only idle.
+    """Synchronous steps of workers after idle members have joined their job.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ class OutrankedTraining(SyncTraining):
 
 
 def _start_idle(simulation: SimulatedCluster, name: str, role: str, job: str) -> None:
-    """Let somebody join a job, do nothing, and fall silent."""
+    """Let a member join a job, do nothing, and fall silent."""
     identity = Identity(
         role=role,
         incarnation=simulation.rng.randbytes(16),

@@ -130,7 +130,7 @@ class MarkedRows:
         Parameters
         ----------
         simulation, worker, attached
-            Who does.
+            The worker.
         push
             The number of the step.
         timeout
@@ -170,7 +170,7 @@ class MarkedRows:
             self._acknowledge(simulation, worker, number, touched, 4**push)
 
     def _scan(self, rng: Random, worker: Node, number: int, timeout: float, behind: set[Place]) -> Program:
-        """Read all rows of a shard as they lie; where shards are cut anew meanwhile, who does so has to begin anew."""
+        """Read all rows of a shard as they lie; where shards are cut anew meanwhile, the reader has to begin again."""
         placement, seen = _placement(worker), self._applied[life_of(worker)].copy()
         behind.clear()
         pull, target, shard = TableTransfers(placement, number, rng).scan()
@@ -233,7 +233,7 @@ class MarkedRows:
             self._named[receiver.name] = numbers_of(ids.tolist())
 
     def promoted(self, place: Place) -> None:
-        """Another copy of a shard becomes leader: who reads at the one before need not see what comes after that."""
+        """Another copy of a shard becomes leader: reads at the old one need not see what comes after that."""
         self._before.setdefault(place, self._applied[place[0]].copy())
 
     def _visible(self, worker: Node, due: Any, behind: set[Place]) -> Any:
@@ -264,7 +264,7 @@ class MarkedRows:
     @staticmethod
     def _check_marks(marks: Any, attempted: Any, spec: TableSpec) -> None:
         assert not (marks & 0xAAAAAAAAAAAA).any(), f"a push of rows of {spec.name} was applied twice: {marks}"
-        assert not (marks & ~attempted).any(), f"rows of {spec.name} have gradients that nobody pushed: {marks}"
+        assert not (marks & ~attempted).any(), f"rows of {spec.name} have gradients that no worker pushed: {marks}"
 
     def check(self, simulation: SimulatedCluster, server: Node, life: Life, epoch: int, shard: Shard) -> None:
         """Assert that a copy of a shard has rows there may be, each push once at most, and all that must be there."""

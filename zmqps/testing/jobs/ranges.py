@@ -82,7 +82,7 @@ class RangeWitness:
         self._said = []
 
     def _sent(self, sender: Node, receiver: str, message: Message) -> None:
-        """Assert that what is handed out is nobody else's, and not used yet."""
+        """Assert that a range handed out is no other worker's, and not used yet."""
         if not isinstance(message, Range):
             return
         worker = self._simulation.nodes[receiver]

@@ -130,7 +130,7 @@ class SettingTraining(Training):
             said = np.array([self._rows_said[life, owner] for owner in owners])
             done = np.array([self._rows_done[life, owner] for owner in owners])
             assert (values == values[:, :1]).all(), f"{who} has set a part of a row only: {values}"
-            assert (values[:, 0] <= said).all(), f"{who} has rows {values[:, 0]}, nobody has set more than {said}"
+            assert (values[:, 0] <= said).all(), f"{who} has rows {values[:, 0]}, no worker has set more than {said}"
             due = (shards == shard.index) & live
             assert (values[due, 0] >= done[due]).all(), f"{who} has rows {values[:, 0]}, which were set to {done}"
 
@@ -147,7 +147,7 @@ class SettingTraining(Training):
     def _check(self, life: Life, number: int, value: Array, node: Node, live: bool) -> None:
         found, said, done = set(value.tolist()), self._said[life, number], self._done[life, number]
         assert len(found) == 1, f"{node.name} has set a part of count{number} only: {sorted(found)}"
-        assert max(found) <= said, f"{node.name} has {max(found)} in count{number}, nobody has set more than {said}"
+        assert max(found) <= said, f"{node.name} has {max(found)} in count{number}, no worker has set more than {said}"
         assert not live or min(found) >= done, f"{node.name} has {min(found)} in count{number}, which was set to {done}"
 
     def may_wait(self, simulation: SimulatedCluster, error: DeadlineError) -> bool:

@@ -32,7 +32,7 @@ class SeveralJobs(Training):
     trainings
         One a job; each gets a name of its own.
     end_s
-        Simulated seconds at which somebody ends a job, in turn; its workers begin it anew.
+        Simulated seconds at which an operator ends a job, in turn; its workers begin it again.
     """
 
     slice_nbytes = 192
@@ -163,7 +163,7 @@ def _note(jobs: dict[tuple[bytes, int], str], sender: Node, message: Message) ->
 
 
 def _end(simulation: SimulatedCluster, name: str) -> None:
-    """Let an operator, who does not wait for the answer, end a job."""
+    """Let an operator end a job, without waiting for the answer."""
     coordinator = simulation.nodes.get("coordinator")
     if coordinator is not None and coordinator.alive:
         simulation.note("an operator", f"ends {name}")

@@ -182,7 +182,7 @@ class SyncTraining(Training):
         except DeadlineError:
             if failed < RETRIES:
                 raise
-            # else the others had finished before it came, and nobody comes any more
+            # else the others had finished before it came, and no more come
 
     def _set_rate(self, simulation: SimulatedCluster, worker: Node) -> Program:
         """Sometimes set the learning rate, or all numbers, which counts for nothing where this is not the chief."""

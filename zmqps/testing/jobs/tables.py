@@ -114,7 +114,7 @@ def beginnings(spec: TableSpec) -> Array:
 def numbers_of(ids: Iterable[int]) -> Array:
     """Return which of `IDS` some ids are; assert that they are among them."""
     found = list(ids)
-    assert NUMBERS.keys() >= set(found), f"there are rows of ids that nobody has named: {sorted(found)}"
+    assert NUMBERS.keys() >= set(found), f"there are rows of ids that no worker has named: {sorted(found)}"
     return np.array([NUMBERS[id_] for id_ in found], np.int64)
 
 

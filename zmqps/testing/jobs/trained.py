@@ -84,7 +84,7 @@ class RowReference:
         self._versions = [nothing(specs) if saved is None else saved]
 
     def step(self, brought: Iterable[tuple[RowGradient, int]], examples: int = 0) -> None:
-        """Apply the mean of some gradients, over all examples of those who pushed to the table; then what is set.
+        """Apply the mean of some gradients over the examples of all workers that pushed to the table; then what is set.
 
         With ``examples``, those of all workers, the mean is over these.
         """

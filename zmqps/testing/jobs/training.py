@@ -116,7 +116,7 @@ class Training:
         """Assert what must hold when all is over."""
 
     def notified(self, simulation: SimulatedCluster, node: Node, event: object) -> None:
-        """A node tells its process something that nobody has asked for."""
+        """A node tells its process something unrequested."""
 
     def saving(self, simulation: SimulatedCluster, path: str, life: Life) -> None:
         """A life of the job begins to be saved."""

@@ -1,4 +1,4 @@
-"""Strangers beside a training: they know what is public, say they are somebody else, and repeat what was said.
+"""Strangers beside a training: they know what is public, pose as other nodes, and repeat messages.
 
 What they know is what a status, a log or a server's answer shows anybody: incarnations, epochs, names and the numbers
 of requests. What they cannot know is what only two ends of a connection know: secrets, tickets and proofs. Where nodes
@@ -74,7 +74,7 @@ class Attackers:
         simulation.at(0.0, self._strike)
 
     def check(self, node: Node) -> None:
-        """Assert that whoever a node knows speaks over a connection of its own."""
+        """Assert that each member that a node knows speaks over its own connection."""
         machine = node.machine
         if isinstance(machine, CoordinatorMachine):
             known = {who: member.peer for who, member in machine.membership.members.items()}
@@ -91,8 +91,8 @@ class Attackers:
             assert opener.identity.incarnation == who, f"{node.name} takes {opener.name} for {who.hex()[:8]}"
 
     def check_end(self, *, nobody_lost: bool) -> None:
-        """Assert that they were there; and that all stayed who had no other reason to be lost."""
-        assert self.num_sent > CONNECTIONS, "nobody attacked"
+        """Assert that they attacked; and that all members stayed that had no other reason to be lost."""
+        assert self.num_sent > CONNECTIONS, "no attack was made"
         assert self._simulation.coordinator.ended.how(self._job) != ASKED, "strangers ended the job"
         if nobody_lost:
             gone = self._simulation.coordinator.membership.gone
@@ -175,16 +175,16 @@ class Attackers:
         return self._rng.choice((who.process, who.incarnation, self._rng.randbytes(KEY_NBYTES)))
 
     def _hello(self, target: Node, epoch: int, holder: KeyHolder | None) -> m.Message:
-        """Return what somebody else might say, but for what only that one knows."""
+        """Return a message that another node might send, without its secrets."""
         rng, there = self._rng, [node.identity for node in self._simulation.nodes.values()]
         roles: tuple[str, ...] = ("worker", "observer")
-        if isinstance(target.machine, CoordinatorMachine):  # who is no member there is anybody's to be
+        if isinstance(target.machine, CoordinatorMachine):  # any process may pose as a node that is not a member there
             there = [who for who in there if who.incarnation in target.machine.membership.members]
             roles = ("worker", "observer", "server")
         if not there:
             return m.Leave("closed")
         who = rng.choice(there)
-        if holder is not None:  # they know its secret; or are somebody new, in a role that their key does not allow
+        if holder is not None:  # they know its secret; or are new, in a role that their key does not allow
             beyond = [role for role in roles if role not in ALLOWS[holder.role]]
             if not beyond or rng.random() < 0.5:
                 return replace(who, job=who.job or self._job).hello(epoch=epoch)

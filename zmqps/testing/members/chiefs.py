@@ -1,4 +1,4 @@
-"""Listens to who is told to be the chief of its job: one at a time, and always one."""
+"""Watches which worker is told to be the chief of its job: one at a time, and always one."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from zmqps.testing.engine import Engine, Node
 
 
 class Chiefs:
-    """Asserts that a coordinator tells those, and no others, that are the first of those who count.
+    """Asserts that a coordinator tells only the first of the workers that count.
 
     Several may be lost in one event, after which a worker has been told more than once: the last counts.
     """
 
     def __init__(self, simulation: Engine) -> None:
         self._simulation = simulation
-        self._told: dict[str, bool] = {}  # in this event: who, and whether it is the chief
+        self._told: dict[str, bool] = {}  # in this event: the worker, and whether it is the chief
         simulation.on_send.append(self._sent)
 
     def _sent(self, sender: Node, receiver: str, message: Message) -> None:
@@ -41,4 +41,4 @@ class Chiefs:
         is_first = who in run.attendance and member.rank == min(ranks)
         assert is_first or not told, f"{receiver} is told to be the chief: the first has rank {min(ranks)}"
         may_wait = member.rank > 0 and run.num_missing > 0
-        assert told or not is_first or may_wait, f"nobody is told to be the chief: {receiver} should be"
+        assert told or not is_first or may_wait, f"no worker is told to be the chief: {receiver} should be"

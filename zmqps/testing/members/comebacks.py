@@ -131,7 +131,7 @@ class Comebacks:
         )
 
     def resolved(self, worker: Node, operation: Operation, value: object, *, may_be_lost: bool) -> None:
-        """Assert that nobody has lost the coordinator, and nobody is lost because it was away."""
+        """Assert that no member has lost the coordinator, and none is lost because it was away."""
         if self._simulation.nodes["coordinator"].exit is not None:
             return  # the cluster has ended with its job
         name = f"{worker.name}: {operation.title}"

@@ -14,12 +14,12 @@ from zmqps.testing.network import Connection
 if TYPE_CHECKING:
     from zmqps.testing.cluster import SimulatedCluster
 
-#: A server has forgotten who has gone so long after it can be told: it is told every second.
+#: A server has forgotten a gone member so long after it can hear of it: it is told every second.
 FORGETTING_S = 3.0
 
 
 class Departures:
-    """Who has gone, which servers were told, and which have confirmed it.
+    """The members that have gone, the servers told of it, and those that have confirmed it.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ class Departures:
         self._simulation = simulation
         self._loss = loss
         self._calm_s = calm_s
-        self._told: dict[str, dict[bytes, float]] = {}  # server -> who has gone -> when it was told first
+        self._told: dict[str, dict[bytes, float]] = {}  # server -> gone member -> when it was told first
         self._forgotten: set[tuple[str, bytes]] = set()
         self._begun: dict[bytes, int] = {}  # workers that train, and the epoch of their job
         self._reached: dict[bytes, int] = {}  # members that can reach the servers, and the epoch of their job
@@ -81,7 +81,7 @@ class Departures:
                 assert who in self._told.get(name, {}), f"{name} is not told of {departure.member.title} before a step"
 
     def check(self, server: Node) -> None:
-        """Assert that a server that has long been able to hear who has gone keeps nothing of it."""
+        """Assert that a server that could long have heard of a gone member keeps nothing of it."""
         machine, simulation = server.machine, self._simulation
         told = self._told.get(server.name)
         if told is None or not isinstance(machine, ServerKernel) or not simulation.coordinator_alive:

@@ -46,7 +46,7 @@ class Connection:
 
 @dataclass(eq=False, slots=True)
 class Group:
-    """A leader and those who have connected to it."""
+    """A leader and the workers connected to it."""
 
     leader: Process
     machine: GroupMachine

@@ -51,15 +51,15 @@ from zmqps.testing.members.sleepers import LATE_S, slept_s
 from zmqps.testing.network import Faults
 from zmqps.testing.simulation import Report, SimulationError
 
-#: Seconds between signs of life, and of silence after which nobody waits any more.
+#: Seconds between signs of life, and of silence after which no worker waits any more.
 INTERVAL, TIMEOUT = 0.5, 3.0
 #: Steps of each worker, and seconds that computing a gradient takes on average.
 STEPS, COMPUTE_S = 12, 0.3
 #: How often a step is followed by a barrier, in which no round waits, and how often a push fails.
 AWAY, FAILS = 0.1, 0.05
-#: After so many seconds nobody is stopped any more.
+#: After so many seconds no worker is stopped any more.
 CALM_S = 60.0
-#: After so many somebody hangs.
+#: After so many a worker hangs.
 LIMIT_S = 300.0
 
 Token = tuple[int, int]  # a worker and a step of its
@@ -91,14 +91,14 @@ class HostGroups:
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()
         self.processes = [Process(number=number) for number in range(workers)]
-        self._group: Group | None = None  # that is found by those who look
+        self._group: Group | None = None  # that looking workers find
         self.applied: Counter[Token] = Counter()
         self.acknowledged: set[Token] = set()
         self.pushes = 0
         self.version = 0
         self._arrived: dict[int, set[int]] = {}
         self._outside = 0  # steps that the other host's worker has completed
-        self._sleeping: deque[tuple[int, Callable[[], None]]] = deque()  # who waits for a version
+        self._sleeping: deque[tuple[int, Callable[[], None]]] = deque()  # the waiters for a version
         self.outcomes: Counter[str] = Counter()
         self._messages = 0
         self._trace: deque[str] = deque(maxlen=60)
@@ -118,7 +118,7 @@ class HostGroups:
         handled = 0
         try:
             while any(process.alive and process.steps < STEPS for process in self.processes):
-                assert self._events, "nobody does anything any more"
+                assert self._events, "no worker does anything any more"
                 self.now, _, event = heapq.heappop(self._events)
                 assert self.now < LIMIT_S, f"workers hang: {[(p.number, p.steps, p.doing) for p in self.processes]}"
                 event()
@@ -406,7 +406,7 @@ class HostGroups:
         self._commit()
 
     def _commit(self) -> None:
-        """Complete the step, if all who live have arrived."""
+        """Complete the step, if all live workers have arrived."""
         if self.mode != "sync":
             return
         for process in self.processes:

@@ -35,12 +35,12 @@ class NumberedSimulation(Simulation):
 
     def __init__(self, seed: int, servers: int, workers: int, *facts: Any, **options: Any) -> None:
         self.num_numbered = 0  # nodes that have joined with a number
-        self.doubted: set[bytes] = set()  # who came before its life before was missed
+        self.doubted: set[bytes] = set()  # nodes that came before their old process was missed
         self._numbers = {"server": servers, "worker": workers}
         self._last: dict[str, Node] = {}  # by role and number: the life that has been started last
         self._is_by_hand = False  # whether the next server is
-        self._excused: set[bytes] = set()  # who could not have its number
-        self._rivals: dict[bytes, MemberInfo | None] = {}  # who had it when a newcomer said Hello last
+        self._excused: set[bytes] = set()  # nodes that could not have their number
+        self._rivals: dict[bytes, MemberInfo | None] = {}  # its holder when a newcomer last said Hello
         super().__init__(seed, servers, workers, *facts, **options)
         self.on_receive.append(self._received)
 
@@ -112,7 +112,7 @@ class NumberedSimulation(Simulation):
 
 
 def _of_rank(machine: CoordinatorMachine, hello: Hello) -> MemberInfo | None:
-    """Return the member that has the number that somebody wishes."""
+    """Return the member that has the number that a node wishes."""
     members = machine.membership.members.values()
     job = "" if hello.role == "server" else hello.job
     return next((m for m in members if (m.role, m.job, m.rank) == (hello.role, job, hello.wish - 1)), None)

@@ -1,4 +1,4 @@
-"""A coordinator that dies for good, and what must become of those who wait for it, or begin to."""
+"""A coordinator that dies for good, and what must become of nodes that wait for it, or begin to."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 DIES_S = (5.0, 20.0)
 #: Within so many seconds a server may die, too: before it notices, and so without a word.
 SERVER_DIES_S = 12.0
-#: Beyond the heartbeat timeout somebody may wait for so long: to notice, and for servers that have ended themselves.
+#: Beyond the heartbeat timeout a node may wait for so long: to notice, and for servers that have ended themselves.
 MARGIN_S = 7.0
-#: What nobody waits for.
+#: Requests that are not awaited.
 FOREVER_S = 1000.0
 
 
 class Orphans:
-    """Kills the coordinator, sometimes a server after it, and asserts that nobody waits in vain for long.
+    """Kills the coordinator, sometimes a server after it, and asserts that no node waits in vain for long.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ class Orphans:
                 yield Exchange(pull=PullTransfer(cargoes=cargoes, target=Target(arrays=out), version=version))
 
     def check(self, worker: Node) -> None:
-        """Assert that nobody waits much longer than it takes to notice the death."""
+        """Assert that no node waits much longer than it takes to notice the death."""
         simulation, machine = self._simulation, worker.machine
         assert isinstance(machine, SessionKernel)
         if machine.member.lost:
@@ -92,7 +92,7 @@ class Orphans:
             assert unheard or waits_s <= MARGIN_S, f"{worker.name} waits for the dead: {operation.title}"
 
     def resolved(self, worker: Node, operation: Operation, value: object) -> None:
-        """Assert that who has waited is told for whom in vain; and at once, if that is known already."""
+        """Assert that a waiting node learns what it waited for in vain; and at once, if that is known already."""
         machine = worker.machine
         assert isinstance(machine, SessionKernel)
         if isinstance(value, PeerLostError):

@@ -1,4 +1,4 @@
-"""A node that nobody answers, or whose connection has ended: it must know why, and tell of a server it cannot reach."""
+"""A node without an answer, or whose connection has ended: it must know why, and tell of a server it cannot reach."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TOLD_S = 5.0
 
 
 def check_told(node: Node, now: float, since: float) -> None:
-    """Assert that a node knows why somebody does not answer it; it has just taken an event, and woke at ``since``."""
+    """Assert that a node knows why another does not answer it; it has just taken an event, and woke at ``since``."""
     machine = node.machine
     if not isinstance(machine, (SessionKernel, ServerKernel)):
         return

@@ -24,7 +24,7 @@ class Place:
 
 
 class Returns:
-    """Asserts that a worker that comes back has the rank and the place that it had, and that nobody else has them.
+    """Asserts that a worker that comes back has the rank and the place that it had, and that no other has them.
 
     Parameters
     ----------
@@ -37,9 +37,11 @@ class Returns:
         self.num_later = 0  # that came back to a rank that was free
         self._simulation = simulation
         self._before: tuple[bytes, Place | None, int | None] | None = (
-            None  # who joins, in whose place, or to which rank
+            None  # the joining member, the one it replaces, or the rank
         )
-        self._last: dict[int, tuple[Roster, dict[int, bytes]]] = {}  # who had each rank of a roster last, by claim
+        self._last: dict[
+            int, tuple[Roster, dict[int, bytes]]
+        ] = {}  # the last holder of each rank of a roster, by claim
         simulation.on_receive.append(self._received)
 
     def _received(self, receiver: Node, sender: str, message: Message) -> None:
@@ -58,7 +60,7 @@ class Returns:
         self._before = message.incarnation, self._place(machine, before) if before is not None else None, free
 
     def _free_rank(self, machine: CoordinatorMachine, hello: Hello) -> int | None:
-        """Return the rank that somebody had last, if nobody has had it since; of the job that is there now."""
+        """Return a worker's last rank, if no other has had it since; of the present job."""
         run = machine.runs.get(hello.job)
         if run is None or id(run.workers) not in self._last:
             return None

@@ -30,19 +30,19 @@ EPSILON_S = 1e-6
 NEWEST = 16
 
 
-#: From when until when somebody stood still, each time.
+#: The start and end of each suspension of a node.
 Stops = Sequence[tuple[float, float]]
 
 
 def slept_s(stops: Stops, own: Stops, since: float, until: float) -> float:
-    """Return for how long of a time somebody stood still while the one that judges it did not."""
+    """Return how long of a span a node was suspended while the one that judges it was not."""
     slept = [(max(begin, since), min(end, until)) for begin, end in stops]
     both = [(max(begin, b), min(end, e)) for begin, end in slept for b, e in own]
     return sum(max(0.0, end - begin) for begin, end in slept) - sum(max(0.0, end - begin) for begin, end in both)
 
 
 class Sleepers:
-    """Who stood still when, and asserts that nobody is given up for the sleep of the one that judges.
+    """The suspensions of nodes; asserts that no node is lost because the one that judges it slept.
 
     Parameters
     ----------
@@ -53,19 +53,19 @@ class Sleepers:
     """
 
     def __init__(self, simulation: SimulatedCluster, faults: Faults) -> None:
-        self.num_judged = 0  # how often somebody that lives was given up, rightly
+        self.num_judged = 0  # how often a live node was rightly presumed lost
         self._simulation = simulation
         others = faults.loss, faults.partition, faults.ways, faults.deaf, faults.veil, faults.departure
         self._asserts = not any(others)
         self._heard: dict[tuple[str, str], float] = {}  # when a node has heard another one last
         self._judged: set[tuple[str, bytes]] = set()
-        self._idle: dict[str, tuple[JobRun, float]] = {}  # of whose members nobody is there: since when
+        self._idle: dict[str, tuple[JobRun, float]] = {}  # jobs without members: since when
         simulation.on_receive.append(self._received)
 
     def _received(self, receiver: Node, sender: str, message: Message) -> None:
         if "coordinator" not in (receiver.name, sender):
             return
-        # a coordinator that has come back takes no message as a sign of life before its sender has said who it is
+        # a restarted coordinator takes no message as a sign of life before its sender has identified itself
         is_known = sender == "coordinator" or self._heard.get((receiver.name, sender), -1.0) >= receiver.started_at
         if is_known or isinstance(message, Hello):
             self._heard[receiver.name, sender] = self._simulation.now
@@ -95,7 +95,7 @@ class Sleepers:
             self._check_silent(node, coordinator, member.patience)
 
     def _check_leases(self, coordinator: Node, machine: CoordinatorMachine) -> None:
-        """Assert that a job that ends because nobody has come to it has waited while its coordinator was awake."""
+        """Assert that a job that ends for want of workers has waited while its coordinator was awake."""
         now = self._simulation.time_of(coordinator)
         for name, (run, since) in list(self._idle.items()):
             if machine.runs.get(name) is run:
@@ -104,7 +104,7 @@ class Sleepers:
             ended, waited_s = machine.ended.by_name.get(name), now - since
             if ended is not None and ended.at == now and ended.how.startswith("no worker for"):
                 lease_s = self._simulation.options.lease
-                text = f"job {name!r} has ended, to which nobody has come for {waited_s:.1f} s of {lease_s:g}"
+                text = f"job {name!r} has ended after {waited_s:.1f} s of {lease_s:g} without a worker"
                 assert waited_s >= lease_s - EPSILON_S, f"{text}: it is judged by the coordinator's sleep"
                 self.num_judged += 1
         for name, run in machine.runs.items():
@@ -125,10 +125,10 @@ class Sleepers:
         heard_at = self._heard.get((judge.name, other.name), 0.0)
         since = max(heard_at, judge.started_at)
         if not other.alive or other.started_at > since or self._simulation.network.cut_until > since:
-            return  # the one before it was heard, or this one has yet to say who it is; or nobody could be heard
+            return  # its predecessor was heard, or this one has yet to identify itself; or no node could be heard
         if isinstance(other.machine, (ServerKernel, SessionKernel)) and other.machine.member.lost:
             return  # it has given up its coordinator, which slept for that long, and says nothing to it any more
-        if heard_at < judge.started_at:  # by a coordinator that has come back: everybody has had the time to come back
+        if heard_at < judge.started_at:  # by a restarted coordinator: all members have had the time to come back
             timeout = max(timeout, RETURN_S)
         silent_s = slept_s(other.stops, judge.stops, since, self._simulation.now)
         own = [stop for stop in judge.stops if stop[1] > since]

@@ -1,4 +1,4 @@
-"""A coordinator that dies and is started again at its address, and what those are told who had joined the first one."""
+"""A coordinator that dies and is started again at its address, and what members of the first one learn."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MARGIN_S = 7.0
 
 
 class Successors:
-    """Kills the coordinator once, and asserts that who had joined it hears soon that the one there now is another.
+    """Kills the coordinator once, and asserts that its members soon learn that the present one is another.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class Successors:
             self._simulation.kill(nodes["coordinator"])
 
     def check(self, node: Node) -> None:
-        """Assert that nobody who had joined the first one waits for the second one for long."""
+        """Assert that no member of the first one waits long for the second one."""
         if not self._left_behind or not self._simulation.nodes["coordinator"].alive:
             return
         now = self._simulation.now
@@ -60,7 +60,7 @@ class Successors:
             assert waits_s <= MARGIN_S, f"{node.name} waits for another coordinator than its own: {operation.title}"
 
     def resolved(self, worker: Node, operation: Operation, value: object) -> None:
-        """Assert that who had joined the first one is told that there is another one now."""
+        """Assert that a member of the first one learns that there is another one now."""
         machine = worker.machine
         assert isinstance(machine, SessionKernel)
         told = not isinstance(value, NotJoinedError)

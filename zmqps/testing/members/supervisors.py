@@ -39,15 +39,17 @@ REPORTS = {
 
 
 class Reported(Simulation):
-    """A run in which the ends of nodes are told by those who have started them."""
+    """A run in which supervisors report the ends of their nodes."""
 
     def __init__(self, seed: int, *args: Any, **kwargs: Any) -> None:
         self.num_reports = 0  # that the coordinator has taken
-        self.num_lost = 0  # and who was lost by these
+        self.num_lost = 0  # and members lost by these
         self._own = Random(f"supervisors {seed}")
         self._ended: dict[bytes, object] = {}  # processes of whose end some coordinator has said that it knows
-        self._taken: tuple[bytes, set[bytes]] | None = None  # a process whose end is being told, and who is there
-        self._told_by: dict[str, bytes] = {}  # of which process somebody tells
+        self._taken: tuple[bytes, set[bytes]] | None = (
+            None  # a process whose end is being reported, and the members present
+        )
+        self._told_by: dict[str, bytes] = {}  # the processes reported
         super().__init__(seed, *args, **kwargs)
         self.on_receive.append(self._received)
         self.on_send.append(self._sent)
@@ -118,7 +120,7 @@ class Reported(Simulation):
 
 
 def reported_scenarios(found: Mapping[str, S]) -> Mapping[str, S]:
-    """Return scenarios in which the ends of nodes are told, made of those in which nobody tells them."""
+    """Return scenarios in which the ends of nodes are told, made of those without reports."""
     made: dict[str, S] = {}
     for mode in ("async", "ssp", "sync", "jobs"):
         for kind, faults in REPORTS.items():

@@ -41,7 +41,7 @@ class CopyWitness:
     def __init__(self, simulation: SimulatedCluster) -> None:
         self.num_compared = 0  # backups that had confirmed all
         self._simulation = simulation
-        # who has pushed what, by server, worker and request: its epoch and sequence number there
+        # the pushes, by server, worker and request: epoch and sequence number there
         self._pushed: dict[tuple[str, str, int], tuple[int, int]] = {}
         self._compared: dict[int, int] = {}  # by epoch of a backup: the record after which it was
         self._degraded_since: float | None = None  # although all servers are there
@@ -68,7 +68,7 @@ class CopyWitness:
         """Assert that every copy that could be asked for it tomorrow knows of a push."""
         who = worker.identity.incarnation
         if not worker.alive and who not in self._simulation.coordinator.membership.members:
-            return  # said again to somebody who has gone: a copy that has come since does not know who that was
+            return  # repeated to a member that has gone: a newer copy does not know that member
         for copy, node, tenant in self._siblings(server, epoch):
             shard = tenant.shard
             if shard is None or shard.steps is not None or not copy.whole:
@@ -177,7 +177,7 @@ class CopyWitness:
         """Assert that shards do not go without backups for long when all is well."""
         simulation = self._simulation
         coordinator, now = simulation.nodes["coordinator"], simulation.now
-        awake = simulation.time_of(coordinator)  # while it sleeps nobody is given copies
+        awake = simulation.time_of(coordinator)  # while it sleeps no server is given copies
         machine = simulation.coordinator
         alive = [node for node in simulation.servers if node.alive]
         there = {s.incarnation for s in machine.servers} == {node.identity.incarnation for node in alive}

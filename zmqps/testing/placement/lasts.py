@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from zmqps.testing.cluster import SimulatedCluster
 
 NEVER = float("-inf")
-#: Who asks a coordinator to end looks so much later whether it does, and asks the one that comes in its place.
+#: An operator that asks a coordinator to end checks so much later whether it does, and asks its successor.
 ASKS_AGAIN_S = 0.5
-#: How jobs end of which everybody has gone before.
+#: How jobs end whose members have all gone before.
 LEFT = (FINISHED, "no worker for", "left by its workers")
 
 
@@ -68,7 +68,7 @@ class LastSaves:
         self._failed_at: dict[str, float] = {}  # by job: when the coordinator has said last that it is not saved
         self._asked_at: dict[str, float] = {}  # by job, "" for all: when it was to end
         self._ending: Callable[[], None] = lambda: None
-        self._ends = False  # everybody is told that the cluster ends
+        self._ends = False  # all members learn that the cluster ends
         simulation.on_send.append(self._sent)
         simulation.on_receive.append(self._received)
         simulation.on_log.append(self._logged)
@@ -143,7 +143,7 @@ class LastSaves:
         }
 
     def _all_end(self, coordinator: Node) -> None:
-        """Assert the same where the coordinator tells everybody that the cluster ends."""
+        """Assert the same where the coordinator tells all members that the cluster ends."""
         self.check(coordinator)
         assert isinstance(coordinator.machine, CoordinatorMachine)
         if self.is_asked:

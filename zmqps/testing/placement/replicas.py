@@ -75,7 +75,7 @@ class LostServers:
             return False  # a job may begin on both
         servers = simulation.coordinator.servers
         if len(servers.staying) < len(servers) and not any(other.incarnation in there for other in servers.staying):
-            return False  # where nobody stays, those that were asked to go end at once with all that they have
+            return False  # where no server stays, drained ones end at once with all that they have
         for run in runs:
             copies = list(run.startup.copies)
             shards = {copy.shard for copy in copies if copy.server.incarnation == server.identity.incarnation}
@@ -93,7 +93,7 @@ class LostServers:
         return True
 
     def _is_absent(self, server: Node) -> bool:
-        """Whether somebody may not hear a server now."""
+        """Whether some node may not hear a server now."""
         return self._absent.get(server.name, 0.0) > self._simulation.now
 
     def _is_written(self) -> bool:
@@ -102,7 +102,7 @@ class LostServers:
         return {key_of(*key): as_kept(data) for key, data in found} == self._simulation.journals["coordinator"]
 
     def absent(self, server: Node, seconds: float) -> None:
-        """A server is not heard for so long, by somebody: it counts as lost until it can be back."""
+        """Some node does not hear a server for so long: it counts as lost until it can be back."""
         until = self._simulation.now + seconds + DOUBT * self._simulation.options.heartbeat_timeout
         self._absent[server.name] = max(self._absent.get(server.name, 0.0), until)
 

@@ -14,12 +14,12 @@ from zmqps.testing.network import Faults
 if TYPE_CHECKING:
     from zmqps.testing.cluster import SimulatedCluster
 
-#: Who asks, over a connection of its own; what it is answered goes nowhere, so it asks again.
+#: The operator, over a connection of its own; what it is answered goes nowhere, so it asks again.
 OPERATOR = b"operator"
 AGAIN_S = 1.0
 #: So many servers at most.
 MOST = 4
-#: Where nobody is lost it takes no longer: as long as several steps, for whoever makes a move waits for one to end.
+#: Where no node is lost it takes no longer: as long as several steps, because a move waits for one to end.
 LONGEST_S = 45.0
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 #: Seconds that a server may take to hand over what it has: more than any run takes.
 GRACE_S = 1e6
-#: Where nobody is lost it takes no longer; where messages are lost with their connections, a coordinator is away, or
+#: Where no node is lost it takes no longer; where messages are lost with their connections, a coordinator is away, or
 #: checkpoints are made one after the other, in which nothing moves.
 LONGEST_S, LONGEST_OF_ALL_S = 12.0, 60.0
 #: The same where shards are cut anew, which waits for a step to end before, and again after.

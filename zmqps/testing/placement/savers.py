@@ -1,4 +1,4 @@
-"""Simulated clusters that are saved while they train: who asks for checkpoints, what goes wrong, and what must hold."""
+"""Simulated clusters that are saved while they train: requests for checkpoints, what goes wrong, and what must hold."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MESSAGES = (Save, Saved, Unsave, Hold, Holding, GoOn, Checkpointed)
 ASKS = 0.04
 #: … and once the cluster is to end, as scripts do that hear of it: some wait behind the last checkpoint then.
 ASKS_AT_END = 0.5
-#: Those who ask wait for so long.
+#: Requests wait for so long.
 ASKED_S = 30.0
 #: Rounding of times.
 EPSILON_S = 1e-6
@@ -142,7 +142,7 @@ class Savers:
         self._training.check_saved(self._simulation, saved, self._lives[saved.path])
 
     def check(self, node: Node) -> None:
-        """Assert that nobody stays paused, and that no job ends unsaved."""
+        """Assert that no worker stays paused, and that no job ends unsaved."""
         if node.role == "coordinator":
             self._check_let_go()
             self.lasts.check(node)

@@ -173,7 +173,7 @@ class Disk:
             raise CheckpointStorageError(path=path, what="the simulated disk fails", good="", advice="try again")
 
     def serve(self, what: str, path: str, offset: int, nbytes: int, payload: Sequence[Buffer]) -> Served:
-        """Nobody has to ask: all have this disk."""
+        """No request is needed: all have this disk."""
         raise AssertionError("a server asks for files that it has")
 
     # --- what servers do ----------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Operators who look, while jobs are trained, how all nodes are, what the threads of one do, and who is waited for."""
+"""Operators that ask, while jobs are trained, for the health of all nodes, the threads of one, and the waits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 RATE, FIRST_S, NAMES_ONE = 1.2, 1.0, 0.4
 #: How many of the others watch, and for how many seconds they look back.
 WATCH, SPAN_S = 0.5, 5.0
-#: Of those who do so many know what shows that they may.
+#: So many of them have the proof that they may.
 KNOW = 0.7
 #: Rounding of times.
 EPSILON_S = 1e-6
@@ -58,18 +58,18 @@ class Operators:
         self._num_asked = 0
         self._may: dict[str, bool] = {}  # by operator
         self._taken: dict[str, tuple[object, float]] = {}  # by operator: which coordinator was asked, and when
-        self._there: dict[str, set[str]] = {}  # by operator: who was a member then
+        self._there: dict[str, set[str]] = {}  # by operator: the members at that time
         self._last = ""  # the operator whose question the coordinator deals with
         self._number_of: dict[str, int] = {}
         self._came: dict[tuple[object, int], dict[str, float]] = {}  # answers of members, by name and when
-        self._asked: set[tuple[object, str, int]] = set()  # by which coordinator, who, and what
-        self._owed: set[tuple[str, int]] = set()  # who has been asked, and has not answered
+        self._asked: set[tuple[object, str, int]] = set()  # coordinator, operator, and request
+        self._owed: set[tuple[str, int]] = set()  # nodes that were asked, and have not answered
         simulation.on_send.append(self._sent)
         simulation.on_receive.append(self._received)
         simulation.at(FIRST_S, self._ask)
 
     def check_end(self) -> None:
-        """Assert that nobody is left without an answer."""
+        """Assert that no operator is left without an answer."""
         simulation = self._simulation
         coordinator = simulation.nodes["coordinator"]
         for operator, (machine, began_at) in self._taken.items():
@@ -115,7 +115,7 @@ class Operators:
             self._owed.add((receiver.name, message.number))
 
     def _counts(self, coordinator: Node, name: str, number: int) -> bool:
-        """Return whether an answer is to what this life of the coordinator has asked, of somebody who is still there.
+        """Return whether an answer is to what this life of the coordinator has asked, of a node that is still there.
 
         A member that stood still answers what the life before has asked when it wakes up; numbers begin again.
         """
@@ -137,14 +137,14 @@ class Operators:
         elif isinstance(message, Error) and to in self._taken and sender.role == "coordinator":
             del self._taken[to]
             if message.code == IdentityError.code:
-                assert not self._may[to], "who may see the threads of a node is refused"
+                assert not self._may[to], "an operator that may see the threads of a node is refused"
                 self.num_refused += 1
 
     def _check(self, coordinator: Node, operator: str, findings: Mapping[str, Any]) -> None:
         simulation = self._simulation
         _, began_at = self._taken.pop(operator)
         over_at = max(began_at + PROBE_S + EPSILON_S, simulation.woke_at(coordinator))
-        assert simulation.time_of(coordinator) <= over_at, f"{operator} waits for those who do not answer"
+        assert simulation.time_of(coordinator) <= over_at, f"{operator} waits for nodes that do not answer"
         names = {(node.identity.name, node.identity.pid): node for node in simulation.nodes.values()}
         nodes = [(names[row["name"], row["pid"]], row) for row in findings["nodes"]]
         found = {node.name for node, _ in nodes}
@@ -154,7 +154,7 @@ class Operators:
             assert len(found) == 1
         else:
             left_out = self._there[operator] - found
-            assert not left_out, f"nobody looked whether {left_out} answer"
+            assert not left_out, f"it was not checked whether {left_out} answer"
         number = self._number_of.get(operator, 0)
         came = self._came.get((coordinator.machine, number), {})
         members = simulation.coordinator.membership.members

@@ -1,4 +1,4 @@
-"""What travels although nobody needs it: twice, though no connection has broken; or when nobody waits for it."""
+"""Messages that are not needed: sent twice, though no connection has broken; or when no request waits for them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Thrift:
         self.needed = self.sent = 0
         self._strict = strict
         self._seen: dict[tuple[str, str], set[tuple[type[Message], Any]]] = defaultdict(set)
-        # pulls that a server has, by the two incarnations and the request; True: it was told that nobody waits for it
+        # pulls that a server has, by the two incarnations and the request; True: it was told that the pull is withdrawn
         self._withdrawn: dict[tuple[bytes, bytes, int], bool] = {}
         self._nodes = simulation.nodes
         simulation.on_send.append(self._send)

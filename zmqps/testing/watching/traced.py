@@ -1,4 +1,4 @@
-"""Clusters of which somebody takes traces while they train, and what must hold of these."""
+"""Clusters that are traced while they train, and what must hold of the traces."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STEPS = 6
 RING_NBYTES = 1 << 20
 #: A node that is not stopped ends by itself so soon after its time.
 LATE_S = 0.1
-#: Where nothing is lost somebody has a trace so soon after its end; where connections break, this long.
+#: Where nothing is lost an operator has a trace so soon after its end; where connections break, this long.
 SOON_S, EVENTUALLY_S = 5.0, 40.0
 
 TRACES = {
@@ -89,7 +89,7 @@ class FakeRecorder:
 
 
 class Traced(Simulation):
-    """A run in which somebody asks for traces, some of which others end."""
+    """A run in which operators request traces, some of which others end."""
 
     def __init__(self, seed: int, *args: Any, **kwargs: Any) -> None:
         self.recorders: dict[bytes, FakeRecorder] = {}  # by incarnation
@@ -173,7 +173,7 @@ class Traced(Simulation):
         return -1.0 if any(worse) else f.loss
 
     def ended(self, node: Node) -> None:
-        """Look at what was fetched, by one who has that."""
+        """Check a fetched trace."""
         if not isinstance(node.machine, Tracer):
             return super().ended(node)
         tracer = node.machine

@@ -1,4 +1,4 @@
-"""What those are told who watch while jobs are trained: asserts that it is true."""
+"""The views of watchers while jobs are trained: asserts that they are true."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EPSILON_S = 0.002
 
 
 class Watchers:
-    """Listens to who has arrived at a step and who may go on, and compares a view with it.
+    """Tracks the workers that have arrived at a step and those that may go on, and compares a view with them.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class Watchers:
         self.num_slowest = 0
         self._simulation = simulation
         self._span = span
-        self._waiting: dict[str, object] = {}  # who has arrived and not been let go on, and at which coordinator
+        self._waiting: dict[str, object] = {}  # workers that have arrived and may not go on, and at which coordinator
         simulation.on_send.append(self._sent)
         simulation.on_receive.append(self._received)
 
@@ -54,18 +54,18 @@ class Watchers:
             run = machine.runs[wait["job"]]
             title = f"{wait['node']} of {wait['job']!r}"
             member = next((m for m in run.members.values() if f"{m.role} {m.rank}" == wait["node"]), None)
-            assert member is not None, f"{title}, who has gone, is said to be waited for"
+            assert member is not None, f"{title}, which has gone, is said to be awaited"
             has_come = self._waiting.get(names[member.incarnation]) is machine and run.mode == "sync"
             assert not has_come, f"{title} has come, and is said to be waited for"
             assert 0 <= wait["since_s"] <= now, f"{title} is said to be waited for since before the beginning"
-            assert wait["since_s"] == 0 or any(m is machine for m in self._waiting.values()), "nobody waits"
+            assert wait["since_s"] == 0 or any(m is machine for m in self._waiting.values()), "no worker waits"
             assert wait["step"] == run.steps.clock, f"step {wait['step']} is shown in place of {run.steps.clock}"
             assert wait["text"].startswith(f"step {wait['step']} waits "), f"other words are shown: {wait['text']}"
-            assert f" s for {wait['node']} on " in wait["text"], f"somebody else is named: {wait['text']}"
+            assert f" s for {wait['node']} on " in wait["text"], f"another node is named: {wait['text']}"
             self.num_waits += 1
         for job, slowest in view["slowest"].items():
             ranks = {f"{m.role} {m.rank}" for m in machine.runs[job].members.values()}
-            assert slowest["node"] in ranks, f"{slowest['node']} of {job!r}, who has gone, is said to be slow"
+            assert slowest["node"] in ranks, f"{slowest['node']} of {job!r}, which has gone, is said to be slow"
             self.num_slowest += 1
         for job in machine.runs:
             awaited = sum(member.reported.awaited_s for member in machine.runs[job].members.values())

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from zmqps.testing.placement.stores import SavedJob
 
 
-#: Nobody is late at a step sooner after the first one has arrived.
+#: No worker is late at a step sooner after the first one has arrived.
 LATE_S = 1.0
 #: Rounding of times.
 EPSILON_S = 1e-6
@@ -53,7 +53,7 @@ class Pushed(NamedTuple):
 
 
 class StepWitness:
-    """Who has pushed what, who has arrived, what is committed, and whether all that fits together.
+    """The pushes, arrivals and commits, and whether they fit together.
 
     Parameters
     ----------
@@ -97,7 +97,7 @@ class StepWitness:
         self._asked: dict[tuple[bytes, int], m.Arrive] = {}  # by incarnation and request
         # by incarnation, step, and how often that had gone back
         self._brought: dict[tuple[bytes, int, int], list[tuple[int, ...]]] = defaultdict(list)
-        self._skipped: set[tuple[bytes, int, int]] = set()  # who has arrived at a step with nothing, likewise
+        self._skipped: set[tuple[bytes, int, int]] = set()  # arrivals at a step without gradients, likewise
         # by coordinator, step, and how often that had gone back: when its first worker has arrived
         self._begun_at: dict[tuple[object, int, int], float] = {}
         self.rates: dict[Life, RateWitness] = defaultdict(RateWitness)
@@ -337,13 +337,13 @@ class StepWitness:
         assert joined >= self._expected, f"step {step} is committed when only {joined} workers had joined"
 
     def _check_patience(self, coordinator: Node, step: int, back: int) -> None:
-        """Assert that those have had their time who are late at a step: the coordinator was awake for so long."""
+        """Assert that workers late at a step have had their time: the coordinator was awake for so long."""
         if (began_at := self._begun_at.get((coordinator.machine, step, back))) is not None:
             waited_s = self._simulation.time_of(coordinator) - began_at
             assert waited_s >= LATE_S - EPSILON_S, f"step {step} has waited for the late for {waited_s:.1f} s only"
 
     def _lost_at_once(self) -> bool:
-        """Whether a step was decided and the last of its servers lost in one moment: nobody was told to apply it."""
+        """Whether a step was decided and the last of its servers lost in one moment: no server was told to apply it."""
         run = self._simulation.coordinator.runs.get(self._name)
         return self._simulation.many_go and run is not None and run.lost_shard is not None
 
