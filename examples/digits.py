@@ -67,9 +67,7 @@ def train(worker, args):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(
-        description="Train a digit classifier, together with all other runs of this script."
-    )
+    parser = argparse.ArgumentParser(description="Train a digit classifier, together with all other runs of this.")
     parser.add_argument("--coordinator", default=os.environ.get("ZMQPS_COORDINATOR", "tcp://127.0.0.1:5570"))
     parser.add_argument("--passes", type=int, default=30, help="passes over the training data")
     parser.add_argument("--batch", type=int, default=16, help="images per step")
