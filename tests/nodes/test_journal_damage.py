@@ -135,10 +135,15 @@ def test_an_older_copy_of_a_part_is_refused(written: Path, tmp_path: Path, numbe
     assert is_exact == (not changes or (names == (MARK,) and number == len(WRITES) - 2)), "as a kill may leave it"
 
 
-def test_one_whose_table_has_another_column_is_damaged(settled: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "change",
+    ["ALTER TABLE state RENAME COLUMN number TO numbes", "UPDATE state SET key = CAST(x'ff' || key AS TEXT)"],
+    ids=["another column", "keys that are not UTF-8"],
+)
+def test_one_whose_tables_are_not_as_they_were_made_is_damaged(settled: Path, tmp_path: Path, change: str) -> None:
     place = damaged(settled, tmp_path / "j")
-    with contextlib.closing(sqlite3.connect(place / FILE)) as db:
-        db.execute("ALTER TABLE state RENAME COLUMN number TO numbes")
+    with contextlib.closing(sqlite3.connect(place / FILE)) as db, db:
+        db.execute(change)
     assert not is_exact_or_refused(place)
 
 

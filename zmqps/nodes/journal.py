@@ -287,7 +287,8 @@ class Journal:
         try:
             yield
         except sqlite3.OperationalError as error:
-            if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR:  # its tables are others than ours
+            # its tables are others than ours; or, without a code, a text is none
+            if getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) == sqlite3.SQLITE_ERROR:
                 raise self._damaged(str(error)) from None
             advice = "see to the disk and the directory, and start the coordinator again"
             raise self._unusable(str(error), advice) from None
