@@ -63,14 +63,16 @@ def lead(me: Pusher, models: HostModels, met: meeting.Met, path: Path) -> Leader
         one = worker()
         flat = places[what.place].flat
         out = {p.name: flat[number].reshape(p.shape) for number, p in enumerate(job.parameters)}
-        step = what.step if job.mode == "async" else one._reads_at() or 0
+        step = one._reads_at() or 0 if job.mode == "ssp" else what.step
         pull = Pusher.pull_async(one, out=out)
-        if job.mode == "sync" and (one._reads_at() or 0) > what.step:
+        if job.mode != "sync":
+            return Fetched(what.number, step, pull.result().version)
+        if (one._reads_at() or 0) > step:
             # it may be of the step after, which is not over before the reader's push: the reader pulls by itself
             pull.cancel()
             return Fetched(what.number, -1)
         version = pull.result().version
-        return Fetched(what.number, version if job.mode == "sync" else step, version)
+        return Fetched(what.number, version, version)
 
     machine = GroupMachine(
         me._thread.machine.title, job.mode, me._reads_at() or 0, welcome.heartbeat_interval,
