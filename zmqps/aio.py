@@ -1,4 +1,4 @@
-"""The worker for programs that run an asyncio loop: the names of `zmqps.Worker`, to await.
+"""The worker for asyncio programs: the names of ``zmqps.Worker``, to await.
 
 ::
 

@@ -1,4 +1,4 @@
-"""What an option may be: a whole number, a number, a name, one of a few. One function a kind, one form of error.
+"""Checks of options: a whole number, a number, a name, one of a few. One function per kind, one form of error.
 
 Each returns the value in its plain form, or raises an error that names the option, says what is allowed,
 and what was given. The value may come from a script or a peer; nothing about it is trusted.

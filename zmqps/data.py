@@ -1,4 +1,4 @@
-"""Which examples a worker trains on: handed out by the coordinator as it asks, or split by rank.
+"""Which examples a worker trains on: handed out by the coordinator on request, or split by rank.
 
 ::
 

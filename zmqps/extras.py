@@ -1,4 +1,4 @@
-"""What installs an extra of zmqps that is missing: from where this zmqps came, be that a clone, a file or an index."""
+"""The command that installs a missing extra of zmqps: from a clone, a file or an index, wherever zmqps came from."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files that others may have made, or are to read: only plain ones are opened, and no more is read than is expected.
+"""Files that others may have made or may read: only plain files are opened, and reads are bounded.
 
 A user with write access to a directory can put anything under any name. Opening a FIFO blocks, a device has bytes
 without an end, a link leads to either, and a sparse file of a few blocks may have any length. So each

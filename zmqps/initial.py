@@ -1,4 +1,4 @@
-"""What rows of a sparse table begin with, for ``zmqps.table(..., initial=…)``.
+"""Initial values of rows of a sparse table, for ``zmqps.table(..., initial=…)``.
 
 A row's first values depend on nothing but the seed, the name of the table and the id, so every server computes the same
 ones, whenever it needs them, and a row that was never trained takes no memory.

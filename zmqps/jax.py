@@ -1,4 +1,4 @@
-"""JAX: pytrees in the place of dicts of arrays, and an optimizer that is an optax ``GradientTransformation``.
+"""JAX: pytrees instead of dicts of arrays, and an optimizer that is an optax ``GradientTransformation``.
 
 Needs the extra ``jax``. Parameters are called as their paths say: ``layers/0/w`` for ``params["layers"][0]["w"]``.
 All of this talks to servers, so it is called outside ``jax.jit``; what computes gradients may be inside.

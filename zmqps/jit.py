@@ -1,4 +1,4 @@
-"""The one way zmqps compiles a loop: for one signature, without the interpreter lock, kept on disk.
+"""The one way zmqps compiles a loop: for one signature, without the interpreter lock, cached on disk.
 
 Only modules named ``kernels`` use it, and `zmqps.optim.rows`. Numba is imported on the first call, so that
 importing zmqps stays quick and a process that never computes never pays for it. What loops may ask the processor for

@@ -1,4 +1,4 @@
-"""Keras 3: an optimizer for ``model.compile`` whose updates the servers compute, whatever backend computes gradients.
+"""Keras 3: an optimizer for ``model.compile`` whose updates the servers compute, with any backend.
 
 Needs the extra ``keras``, and a backend: PyTorch, JAX or TensorFlow. Parameters are called as Keras' paths say:
 ``sequential/dense/kernel``. What is not trained by gradients (moving statistics, seeds) stays with each worker.

@@ -1,4 +1,4 @@
-"""Local steps: a worker trains alone for a while, then tells the others what has changed.
+"""Local steps: a worker trains alone for a while, then sends the others its changes.
 
 Bytes move once in k steps instead of in each. The inner optimizer is the caller's own code, which
 changes ``params`` in place; what is pushed after k steps is an ordinary gradient to the servers, and

@@ -1,4 +1,4 @@
-"""Clusters that Ray places: actors in a placement group start the processes, watch them and start them again.
+"""Clusters placed by Ray: actors in a placement group start the processes, watch them and restart them.
 
 What is trained does not travel through Ray: workers talk to servers over zmqps's own connections.
 """

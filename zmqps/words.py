@@ -1,4 +1,4 @@
-"""Numbers, names and what others have said, as they stand in errors, logs and tables."""
+"""Numbers, names and text from other nodes, in the form that errors, logs and tables show."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The command line. Its modules import what runs a command inside the command: ``--help`` stays quick."""
+"""The command line. Its modules import the implementation inside each command, so that ``--help`` stays quick."""

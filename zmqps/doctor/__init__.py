@@ -1,1 +1,1 @@
-"""What may go wrong before a run, looked at on each host."""
+"""Problems that can be found before a run, by examining each host."""

@@ -1,1 +1,1 @@
-"""Log lines: written by nodes and workers, held back where they repeat, and read back by ``zmqps logs``."""
+"""Log lines: written by nodes and workers, held back when they repeat, and read by ``zmqps logs``."""

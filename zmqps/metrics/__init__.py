@@ -1,1 +1,1 @@
-"""Figures for Prometheus: nodes answer scrapes, from the plain numbers that their machines count."""
+"""Figures for Prometheus: nodes answer scrapes from the plain numbers that their machines count."""

@@ -1,1 +1,1 @@
-"""Rows of sparse tables: how they are found, kept, and begun; no messages, no optimizer."""
+"""Rows of sparse tables: how they are found, stored and initialized; no messages, no optimizer."""

@@ -1,1 +1,1 @@
-"""Where a coordinator writes what scripts log: JSON lines, TensorBoard's files, MLflow, W&B, or what you name."""
+"""Where a coordinator writes what scripts log: JSON lines, TensorBoard's files, MLflow, W&B, or a custom sink."""

@@ -1,4 +1,4 @@
-"""Tools for testing what is built on zmqps: a simulator of whole clusters, and numpy in the role of a GPU."""
+"""Tools for testing code built on zmqps: a simulator of whole clusters, and numpy in the role of a GPU."""
 
 from zmqps.testing.device import HostDevice
 from zmqps.testing.engine import Node, Program

@@ -1,1 +1,1 @@
-"""The coordinator's machine: who is there, what is trained, who may go on and who waits for whom."""
+"""The coordinator's machine: membership, jobs, and which members may proceed or must wait."""

@@ -1,1 +1,1 @@
-"""What is trained and where it lies: the job, its parameters in the flat key space, its data sets."""
+"""What is trained and where it is stored: the job, its parameters in the flat key space, its data sets."""

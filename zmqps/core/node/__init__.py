@@ -1,1 +1,1 @@
-"""What every machine needs whatever its role: joining, asking for the status, a limit on log lines."""
+"""What every machine needs in any role: joining, asking for the status, a limit on log lines."""

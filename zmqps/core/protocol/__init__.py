@@ -1,1 +1,1 @@
-"""What the machines say to each other, and how it looks on the wire."""
+"""The machines' messages, and their form on the wire."""

@@ -1,4 +1,4 @@
-"""What a server does about stale gradients: one policy a file, chosen by the job's ``treatment``.
+"""What a server does about stale gradients: one policy per file, chosen by the job's ``treatment``.
 
 A gradient is *stale* when the values it was computed from have changed since: by others' updates and
 by earlier pushes of its own worker. The staleness of a slice's gradient is the number of those

@@ -1,4 +1,4 @@
-"""Who may go on when: one policy a file, chosen by the job's ``staleness``.
+"""Which workers may proceed when: one policy per file, chosen by the job's ``staleness``.
 
 A worker that has completed a step *arrives*; the policy says when it may *proceed* to its next
 read, and, in the synchronous mode, when a step is committed and by whose gradients. Policies know
