@@ -118,7 +118,7 @@ def test_a_worker_has_one_ledger() -> None:
 def test_of_who_has_gone_nothing_is_kept() -> None:
     one = tenant()
     for who, request in ((WORKER, 1), (WORKER, 2), (OTHER, 1)):
-        one.parked.add(who, Pull(request, 1, 9, 0, "raw", ((0, 0, ()),)), [(0, 9)])
+        one.parked.add(who, Pull(request, 1, 9, 0, "raw", ((0, 0, ()),)), 1, [(0, 9)])
     one.ledgers[WORKER]
     one.ledgers[OTHER]
     one.forget(WORKER)

@@ -416,12 +416,12 @@ class ServerKernel:
             request = fullest.newest(heaviest)
             fullest.remove(heaviest, request)
             actions += self.refuse(self.clients.by_incarnation[heaviest].peer, request, full)
-        parked.add(who, message, awaits, self.now)
+        parked.add(who, message, nbytes, awaits, self.now)
         return actions
 
     @property
     def _parked_nbytes(self) -> int:
-        return sum(tenant.parked.nbytes for tenant in self.tenants.values())
+        return sum([tenant.parked.nbytes for tenant in self.tenants.values()])
 
     def unpark(self, tenant: Tenant, versions: Iterable[Awaited]) -> list[Action]:
         """Answer the pulls that have waited for slices to be at these versions, unless they lack others."""
@@ -435,7 +435,7 @@ class ServerKernel:
                     if part.is_available(message):
                         actions.append(self._pulled(client, tenant, shard, message))
                     else:
-                        tenant.parked.add(who, message, part.awaited(message), self.now)
+                        tenant.parked.add(who, message, nbytes_of(message), part.awaited(message), self.now)
                 except (MemoryError, PSError) as error:
                     actions += self.failed(client.peer, message, error)
         return actions
