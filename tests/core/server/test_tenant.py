@@ -112,7 +112,7 @@ def test_a_worker_has_one_ledger() -> None:
     ledger = one.ledgers[WORKER]
     ledger.record(1, ((1,), (0,)))
     assert one.ledgers[WORKER] is ledger
-    assert one.ledgers[OTHER].recall(1) is None
+    assert one.ledgers[OTHER].look_up(1) is None
 
 
 def test_of_who_has_gone_nothing_is_kept() -> None:

@@ -345,12 +345,12 @@ class ServerKernel:
     def push(self, client: Client, message: AnyPush) -> list[Action]:
         """Check a push, see whether it is known, apply it, and answer."""
         tenant = self.tenant_of(message.epoch, client)
-        shard = _guarded(tenant, message)
+        shard = shard_for(tenant, message)
         ledger = tenant.ledgers[client.hello.incarnation]
-        result = ledger.recall(message.seq)
+        result = ledger.look_up(message.seq)
         if result is None:
             note = partial(ledger.record, message.seq)
-            result = shard.applies[type(message)](message, client, message.payload, note, self.now)
+            result = shard.takes[type(message)](message, client, message.payload, note, self.now)
             tenant.counts["pushes"] += 1
             for buffer in message.payload:
                 tenant.counts["pushed_nbytes"] += memoryview(buffer).nbytes
@@ -377,7 +377,7 @@ class ServerKernel:
         try:
             if isinstance(message, PULLS):
                 return self._read(client, tenant, message)
-            result = tenant.ledgers[client.hello.incarnation].recall(message.seq)
+            result = tenant.ledgers[client.hello.incarnation].look_up(message.seq)
             assert result is not None
             return self._answer(client, tenant, tenant.ready(), message, result)
         except (MemoryError, PSError) as error:
@@ -516,7 +516,7 @@ class ServerKernel:
         return actions
 
 
-def _guarded(tenant: Tenant, message: AnyPush) -> Shard:
+def shard_for(tenant: Tenant, message: AnyPush) -> Shard:
     """Return the shard of a push; raise `PSError` where it is not ready, or is asked for what there is not."""
     shard = tenant.shard
     if shard is None or not shard.came.loaded or shard.dense.updates.broken is not None:

@@ -33,6 +33,8 @@ class DeferredPull(NamedTuple):
 class DeferredPulls:
     """The pulls of a job that wait.
 
+    No time ends the wait: the worker withdraws its pull at its own deadline (`Withdraw`), and so does its end.
+
     A pull waits for one slice that lacks its version, until that has it; then perhaps for another one. One of exactly
     a version waits for whatever happens to its slices. So an update looks only at those that wait for what it has just
     made, however many others wait for something else.

@@ -355,6 +355,8 @@ class CoordinatorKernel(Generic[Run]):
         return [*actions, *self.jobs.end_if_over(run, now)]
 
     # --- members that go -------------------------------------------------------------------------
+    #
+    # Silence: `lose`, `give_up`, `part`. A goodbye: `_leave`, `_depart`, `part`. All end in the job's `depart`.
 
     def lose(self, member: MemberInfo, now: float) -> list[Action]:
         """A member is lost: it was silent for too long, or its process has ended."""
