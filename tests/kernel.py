@@ -1,6 +1,7 @@
 """The kernel of the core: what one reads to understand training. Everything else of the core extends it.
 
-A module of the kernel imports no extension. `python -m tests.kernel` prints which still do, and the lines of each room.
+A module of the kernel imports no extension. `python -m tests.kernel` prints which do, the modules of the kernel, and
+the lines of each and of each room.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ EXTENSIONS = (
     "job/recut.py",
     "job/shuffle.py",
     "job/tables.py",
+    "node/asking.py",
+    "node/clock.py",
     "node/histogram.py",
     "node/inquiry.py",
     "node/measured.py",
@@ -42,6 +45,7 @@ EXTENSIONS = (
     "protocol/messages/saving.py",
     "protocol/messages/tracing.py",
     "protocol/messages/watching.py",
+    "protocol/parcel.py",
     "server/dense/recut.py",
     "server/dense/snapshot.py",
     "server/dense/stale.py",
@@ -106,8 +110,10 @@ def lines(room: str = "") -> int:
 
 
 def main() -> None:
-    """Print what is still to be parted, and how large the kernel is."""
+    """Print what of the kernel imports an extension, what the kernel is, and how large."""
     print(*arrows(), sep="\n")
+    for path in kernel():
+        print(f"{path.removeprefix('zmqps/core/'):44} {lines(path.removeprefix('zmqps/core/')):6,}")
     for room in ("coordinator", "server", "worker", "protocol", "job", "node", ""):
         print(f"{room or 'all':12} {lines(room):6,}")
 

@@ -160,9 +160,9 @@ class Waiting(DeferredPulls):
 
     num_pulls = 0
 
-    def add(self, who: bytes, pull: Pull, awaits: Sequence[tuple[int, int]]) -> None:
+    def add(self, who: bytes, pull: Pull, nbytes: int, awaits: Sequence[tuple[int, int]], now: float = 0.0) -> None:
         self.num_pulls += 1
-        super().add(who, pull, awaits)
+        super().add(who, pull, nbytes, awaits, now)
 
 
 def be_there_twice(endpoint: str, greeting: Hello, seeds: list[Message], count: int, seed: int) -> None:

@@ -260,7 +260,7 @@ def test_a_coordinator_that_counts_what_a_worker_brought_in_part(monkeypatch: Pa
 
 def test_a_coordinator_that_counts_gradients_of_another_step(monkeypatch: Patch) -> None:
     def arrive(original: Any, policy: Synchronous, worker: bytes, step: int, *rest: Any, **flags: Any) -> None:
-        original(policy, worker, policy.now, *rest, **flags)
+        original(policy, worker, policy.clock, *rest, **flags)
 
     wrap(monkeypatch, Synchronous, "arrive", arrive)
     caught("sync-backup", "of a worker that arrived with")
@@ -425,7 +425,7 @@ def test_a_worker_that_counts_values_it_has_asked_for_early_though_it_goes_on_at
         transfers.ahead = None
         return []
 
-    wrap(monkeypatch, Transfers, "recall", recall)
+    wrap(monkeypatch, Transfers, "take_back_ahead", recall)
     caught("sync-together-backup", "and has read version", begin=6)
 
 
@@ -436,7 +436,7 @@ def test_a_worker_that_takes_an_early_pull_back_and_leaves_it_with_the_servers(m
             transfers.drop(pull)
         return []
 
-    wrap(monkeypatch, Transfers, "recall", recall)
+    wrap(monkeypatch, Transfers, "take_back_ahead", recall)
     caught("sync-together-several", "PullTransfer) and transfer.done")
 
 
@@ -556,7 +556,7 @@ def test_a_coordinator_that_forgets_when_a_part_of_it_is_due(monkeypatch: Patch,
 
 
 def test_a_coordinator_that_ends_a_job_before_its_last_step_is_applied(monkeypatch: Patch) -> None:
-    monkeypatch.setattr(Commits, "settled", True)
+    monkeypatch.setattr(Commits, "all_confirmed", True)
     caught("jobs-ended", "steps", begin=107)
 
 
@@ -786,7 +786,7 @@ def test_a_worker_that_does_not_say_again_what_was_lost_with_a_connection(monkey
         return list(original(link, *rest))
 
     wrap(monkeypatch, Link, "on_welcome", on_welcome)
-    monkeypatch.setattr(Link, "_doubt", lambda *rest, **options: None)  # nor when it asks the server
+    monkeypatch.setattr(Link, "_resend_unanswered", lambda *rest, **options: None)  # nor when it asks the server
     monkeypatch.setattr(Link, "validate", lambda link: None)
     caught("async-breaks", "waits although all is well")
 

@@ -41,14 +41,14 @@ def test_it_imports_no_io_library() -> None:
 
 
 def test_it_sees_a_push_that_is_applied_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Ledger, "recall", lambda self, seq: None)
+    monkeypatch.setattr(Ledger, "look_up", lambda self, seq: None)
     monkeypatch.setattr(Ledger, "record", lambda self, seq, result: None)
     with pytest.raises(SimulationError, match="applied twice"):
         Simulation(1, faults=Faults(duplication=0.3)).run()
 
 
 def test_it_sees_a_push_that_is_acknowledged_and_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Ledger, "recall", lambda self, seq: ((1,), (0,)) if seq == 3 else self.results.get(seq))
+    monkeypatch.setattr(Ledger, "look_up", lambda self, seq: ((1,), (0,)) if seq == 3 else self.results.get(seq))
     with pytest.raises(SimulationError, match=r"is missing|does not see"):
         Simulation(1).run()
 

@@ -49,7 +49,7 @@ KEPT = {
     "LeaderProgress": "unconfirmed",
     "Heir": "behind is_coming",
     "Numbers": "latest before",
-    "Synchronous": "now dropped _workers _left_out",
+    "Synchronous": "clock dropped _workers _left_out",
     "DataSets": "by_name _saved",
     "DataSet": "spec owner named_by lasts here data_pass taken num_done num_returned _next _returned",
 }
@@ -105,7 +105,7 @@ NOT_KEPT = {
     "Commits": "torn retry_due _replicated",
     "LeaderProgress": "copy squares",
     "Pauses": "suspended holding closed",
-    "Synchronous": "aggregate on_straggler pending clock _num_live _open _late",
+    "Synchronous": "aggregate on_straggler pending lateness _num_live _open _late",
     "DataSets": "_of _members _counts _pause _resume",
     "DataSet": "waiting",
     "Barriers": "by_name _members _awaited _of _pause _resume",

@@ -10,7 +10,19 @@ from hypothesis import strategies as st
 
 from tests.core.strategies import almost, comparable, messages, mutated
 from zmqps.core.protocol import wire
-from zmqps.core.protocol.messages import Ack, Load, Message, Pull, Push, PushRows, Values
+from zmqps.core.protocol.messages import (
+    Ack,
+    Arrive,
+    Commit,
+    Committed,
+    Load,
+    Message,
+    Proceed,
+    Pull,
+    Push,
+    PushRows,
+    Values,
+)
 from zmqps.core.protocol.wire import IN_EVERY_STEP, decode, encode
 from zmqps.errors import ProtocolError
 
@@ -52,6 +64,10 @@ def test_what_is_refused_is_refused_in_the_same_words(frames: list[bytes]) -> No
         Load(1, 2, ((0, 0, ()),), (b"1234",)),
         Ack(1, (2, 3), (0, 0)),
         Values(1, "raw", (2,), (0,), (b"1234",)),
+        Arrive(1, 2, (3, 4), 5, 0),
+        Commit(1, 2, ((b"a" * 16, (3,)), (b"b" * 16, (4, 5)))),
+        Committed(1, 2),
+        Proceed(1, 2, 1),
     ],
     ids=lambda message: type(message).__name__,
 )

@@ -32,7 +32,7 @@ class AnyOrder(RuleBasedStateMachine):
     @rule(seq=st.integers(0, 40) | st.sampled_from([(1 << 64) - 1, 1 << 40]))
     def push(self, seq: int) -> None:
         try:
-            result = self.ledger.recall(seq)
+            result = self.ledger.look_up(seq)
         except LedgerError:
             assert seq == 0 or seq <= self.ledger.floor, "only what is old is refused"
             return
@@ -77,7 +77,7 @@ class HonestWorker(RuleBasedStateMachine):
         if not self.unacknowledged:
             return
         seq = list(self.unacknowledged)[choice % len(self.unacknowledged)]
-        if self.ledger.recall(seq) is None:
+        if self.ledger.look_up(seq) is None:
             assert seq not in self.applied
             self.ledger.record(seq, ((), ()))
             self.applied.add(seq)
@@ -106,24 +106,24 @@ def test_what_left_the_window_is_refused_and_not_applied() -> None:
     for seq in range(1, PUSH_WINDOW + 2):
         book.record(seq, ((), ()))
     with pytest.raises(LedgerError, match="push 1 is older"):
-        book.recall(1)
-    assert book.recall(2) == ((), ())
+        book.look_up(1)
+    assert book.look_up(2) == ((), ())
     assert len(book.results) == PUSH_WINDOW
 
 
 def test_a_push_has_its_place_before_it_is_applied() -> None:
     book = Ledger()
-    assert book.recall(1) is None
+    assert book.look_up(1) is None
     assert list(book.results) == [1], "so that it takes no memory to remember it"
-    assert book.recall(1) is None, "it was not applied: it may come again"
+    assert book.look_up(1) is None, "it was not applied: it may come again"
     book.record(1, ((4,), (0,)))
-    assert book.recall(1) == ((4,), (0,))
+    assert book.look_up(1) == ((4,), (0,))
 
 
 def test_pushes_that_fail_take_no_more_than_the_window() -> None:
     book = Ledger()
     for seq in range(1, 3 * PUSH_WINDOW):
-        assert book.recall(seq) is None
+        assert book.look_up(seq) is None
     book.validate()
     assert len(book.results) == PUSH_WINDOW
 
@@ -132,17 +132,17 @@ def test_what_is_below_all_of_a_full_window_is_applied_and_not_remembered() -> N
     book = Ledger()
     for seq in range(2, PUSH_WINDOW + 2):
         book.record(seq, ((), ()))
-    assert book.recall(1) is None
+    assert book.look_up(1) is None
     book.record(1, ((), ()))
     book.validate()
     with pytest.raises(LedgerError):
-        book.recall(1)
+        book.look_up(1)
     assert len(book.results) == PUSH_WINDOW
 
 
 def test_sequence_numbers_start_at_one() -> None:
     with pytest.raises(LedgerError):
-        Ledger().recall(0)
+        Ledger().look_up(0)
 
 
 # --- who has gone is never forgotten, however many they are, and memory does not grow ----------------

@@ -35,7 +35,8 @@ class AnyOrder(RuleBasedStateMachine):
     )  # fmt: skip
     def waits(self, who: bytes, request: int, parts: object, awaits: list[tuple[int, int]]) -> None:
         message = pull(request, parts)
-        self.parked.add(who, message, awaits)
+        self.parked.remove(who, request)
+        self.parked.add(who, message, nbytes_of(message), awaits)
         self.model.pop((who, request), None)
         self.model[who, request] = message, awaits
 

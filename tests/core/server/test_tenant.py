@@ -112,13 +112,13 @@ def test_a_worker_has_one_ledger() -> None:
     ledger = one.ledgers[WORKER]
     ledger.record(1, ((1,), (0,)))
     assert one.ledgers[WORKER] is ledger
-    assert one.ledgers[OTHER].recall(1) is None
+    assert one.ledgers[OTHER].look_up(1) is None
 
 
 def test_of_who_has_gone_nothing_is_kept() -> None:
     one = tenant()
     for who, request in ((WORKER, 1), (WORKER, 2), (OTHER, 1)):
-        one.parked.add(who, Pull(request, 1, 9, 0, "raw", ((0, 0, ()),)), [(0, 9)])
+        one.parked.add(who, Pull(request, 1, 9, 0, "raw", ((0, 0, ()),)), 1, [(0, 9)])
     one.ledgers[WORKER]
     one.ledgers[OTHER]
     one.forget(WORKER)

@@ -74,7 +74,7 @@ def test_a_server_that_sets_again_what_was_set_before(monkeypatch: Patch) -> Non
         setting[:] = [True] if message.terms and message.terms[0] == SET else []
         return original(machine, client, message)
 
-    wrap(monkeypatch, Ledger, "recall", recall)
+    wrap(monkeypatch, Ledger, "look_up", recall)
     monkeypatch.setattr(Ledger, "record", lambda self, seq, result: self.results.update({seq: result}))
     wrap(monkeypatch, ServerKernel, "push", push)
     caught("async-values", "which was set to")

@@ -37,7 +37,7 @@ def test_one_shard_that_is_loaded_from_another_checkpoint_than_the_others(monkey
 
 
 def test_a_server_that_does_not_take_the_ledger_of_the_checkpoint(monkeypatch: Patch) -> None:
-    wrap(monkeypatch, Ledgers, "recall", lambda original, self, ledgers: original(self, ledgers and {}))
+    wrap(monkeypatch, Ledgers, "restore", lambda original, self, ledgers: original(self, ledgers and {}))
     caught("async-falls", "pushes are lost", begin=4)
 
 
@@ -47,7 +47,7 @@ def test_a_server_that_takes_pushes_for_applied_that_came_after_the_checkpoint(m
         for found in list(ledgers.values())[:1] if plain else []:
             found.results.update({seq: ((1,), (0,)) for seq in range(found.floor + 1, found.floor + 60)})
 
-    wrap(monkeypatch, Ledgers, "recall", recall)
+    wrap(monkeypatch, Ledgers, "restore", recall)
     caught("async-falls", "an acknowledged push is missing")
 
 

@@ -142,7 +142,7 @@ def test_workers_that_are_not_told_where_a_shard_is_now(monkeypatch: Patch) -> N
 
 def test_a_worker_that_does_not_send_again_what_was_turned_away(monkeypatch: Patch) -> None:
     def drops(original, self, number, now):  # type: ignore[no-untyped-def]
-        self.answered(number, now)
+        self.free(number, now)
 
     lose(monkeypatch, Moved, often=0.7)
     wrap(monkeypatch, Link, "wait_for_move", drops)

@@ -162,19 +162,20 @@ class TouchedJobs(Generic[Run]):
 
     def note(self) -> list[Run]:
         """Return those that are touched; take note of what of them moves, or is too much."""
-        runs = [self._runs[name] for name in self.names]
-        for name, run in zip(self.names, runs, strict=True):
-            copies = run.startup.copies
+        runs = []
+        for name in self.names:
+            runs.append(run := self._runs[name])
             if bool(run.moving) != (name in self.moving):
                 self.moving ^= {name}
-            if self._seen.get(name) != copies.revision:
-                self._seen[name] = copies.revision
+            if self._seen.get(name) != (revision := run.startup.copies.revision):
+                self._seen[name] = revision
                 if run.has_spare != (name in self.spare):
                     self.spare ^= {name}
         return runs
 
     def settle(self) -> None:
         """The event is over."""
+        self.note()
         for name in self.names:
             self._touched[self._timers[name].number] = self._timers[name]  # once more: it may have been asked since
         self.names.clear()

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from zmqps.core.coordinator.journal import Plain
 from zmqps.core.coordinator.kernel.machine import CoordinatorKernel
-from zmqps.core.coordinator.members.membership import SILENT_BEATS, MemberInfo
+from zmqps.core.coordinator.members.membership import MemberInfo
 from zmqps.core.coordinator.options import CoordinatorOptions
 from zmqps.core.coordinator.placement.drains import Drains
 from zmqps.core.coordinator.placement.resumption import Resumption
@@ -37,7 +37,7 @@ from zmqps.core.coordinator.watching.status import (
 )
 from zmqps.core.coordinator.watching.traces import Traces
 from zmqps.core.coordinator.watching.watching import Watching
-from zmqps.core.node.member import Identity
+from zmqps.core.node.member import SILENT_BEATS, Identity
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action, Peer, Returned, Send
 from zmqps.core.protocol.messages.membership import DepartureCause

@@ -22,8 +22,8 @@ GOODBYE_RETRY_S = 0.5
 MAX_GOODBYES = 4
 #: How often a node that waits says for whom.
 REMINDER_INTERVAL_S = 5.0
-#: After so many heartbeats without an answer a coordinator that may be away for longer is called so.
-AWAY_BEATS = 2.5
+#: After so many heartbeats that have not come a node is called silent; it is lost only after its timeout.
+SILENT_BEATS = 2.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -436,7 +436,7 @@ class Member:
         if self.silence(now) > self.patience:
             self.standing = Standing.LOST
             self.handshake.due = self._beat_due = None
-        elif self.may_return and self.silence(now) > AWAY_BEATS * interval_s:
+        elif self.may_return and self.silence(now) > SILENT_BEATS * interval_s:
             return [beat, *self._say_away(now)]
         return [beat]
 

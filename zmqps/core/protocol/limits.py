@@ -15,6 +15,8 @@ MAX_ALL_BACKLOGS_NBYTES = 64 * WINDOW_NBYTES
 #: Steps whose gradients may wait at a server at the same time: the one being collected, and the next, whose first
 #: gradients can overtake the commit on another connection. The coordinator lets nobody begin one beyond them.
 OPEN_STEPS = 2
+#: The name of a process's life, which it draws when it starts.
+INCARNATION_NBYTES = 16
 #: Of any text in a message.
 MAX_TEXT_CHARS = 4096
 #: An error has a handful of facts; of one that names hundreds of nodes the rest is cut off.

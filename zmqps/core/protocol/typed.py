@@ -13,11 +13,12 @@ from msgspec import Meta, Raw
 from msgspec.msgpack import Decoder, Encoder
 
 from zmqps.core.protocol.fields import Part
-from zmqps.core.protocol.limits import MAX_TEXT_CHARS
+from zmqps.core.protocol.limits import INCARNATION_NBYTES, MAX_TEXT_CHARS
 
 _U8: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 8) - 1)]
 _U32: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 32) - 1)]
 _U64: TypeAlias = Annotated[int, Meta(ge=0)]  # msgpack has none that are larger
+_INCARNATION: TypeAlias = Annotated[bytes, Meta(min_length=INCARNATION_NBYTES, max_length=INCARNATION_NBYTES)]
 
 #: Annotation -> what is read in its place. Of terms only that there are none, as in most jobs.
 TYPES: dict[str, Any] = {
@@ -26,6 +27,7 @@ TYPES: dict[str, Any] = {
     "U64": _U64,
     "Text": Annotated[str, Meta(max_length=MAX_TEXT_CHARS)],
     "Versions": tuple[_U64, ...],
+    "Contributors": tuple[tuple[_INCARNATION, tuple[_U64, ...]], ...],
     "Parts": tuple[tuple[_U32, _U64, tuple[_U32, ...]], ...],
     "Terms": tuple[()],
 }

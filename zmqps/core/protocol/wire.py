@@ -25,7 +25,13 @@ import msgpack  # type: ignore[import-untyped]
 import numpy as np
 
 from zmqps.core.protocol import messages as m
-from zmqps.core.protocol.limits import MAX_BLOB_NBYTES, MAX_FACT_CHARS, MAX_FACTS, MAX_TEXT_CHARS
+from zmqps.core.protocol.limits import (
+    INCARNATION_NBYTES,
+    MAX_BLOB_NBYTES,
+    MAX_FACT_CHARS,
+    MAX_FACTS,
+    MAX_TEXT_CHARS,
+)
 from zmqps.core.protocol.security.keys import KEY_NBYTES
 from zmqps.core.protocol.terms import MOST_NUMBERS, SET, SET_TO_MEAN, are_sets
 from zmqps.core.protocol.typed import are_ordered, pack, reader
@@ -109,8 +115,8 @@ def _seconds(value: Any) -> Any:
 
 
 def _incarnation(value: Any) -> Any:
-    if type(value) is not bytes or len(value) != 16:
-        raise ProtocolError(f"{_show(value)} is not an incarnation of 16 bytes")
+    if type(value) is not bytes or len(value) != INCARNATION_NBYTES:
+        raise ProtocolError(f"{_show(value)} is not an incarnation of {INCARNATION_NBYTES} bytes")
     return value
 
 
@@ -278,8 +284,10 @@ def _getter(names: tuple[str, ...]) -> Callable[[m.Message], tuple[Any, ...]]:
     return lambda message: tuple([_cut(getattr(message, n)) if n == "text" else getattr(message, n) for n in names])
 
 
-#: What workers and servers say to each other all the time.
-IN_EVERY_STEP = (m.Ack, m.Load, m.Pull, m.PullRows, m.Push, m.PushRows, m.Values)
+#: What nodes say to each other in every step, and parts of a model as it is loaded.
+IN_EVERY_STEP = (
+    m.Ack, m.Arrive, m.Commit, m.Committed, m.Load, m.Proceed, m.Pull, m.PullRows, m.Push, m.PushRows, m.Values,
+)  # fmt: skip
 SCHEMAS = {cls: _schema(cls) for cls in m.BY_KIND.values()}
 
 #: Of those: kind -> class, what reads its header, where its parts are in it (0: it has none), whether it has a payload.

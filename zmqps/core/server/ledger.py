@@ -31,7 +31,7 @@ class Ledger:
         self.floor = 0
         self.results: OrderedDict[int, Result | None] = OrderedDict()
 
-    def recall(self, seq: int) -> Result | None:
+    def look_up(self, seq: int) -> Result | None:
         """Return the result of an applied push, None for a new one, which has its place from now on.
 
         Raises
@@ -140,7 +140,7 @@ class Ledgers(dict[bytes, Ledger]):
         """Return them as plain data: who has pushed what, so that nothing is applied twice."""
         return {who.hex(): ledger.to_plain() for who, ledger in self.items()}
 
-    def recall(self, plain: Mapping[str, Any] | None) -> None:
+    def restore(self, plain: Mapping[str, Any] | None) -> None:
         """Take what a checkpoint knows of workers' pushes, where they go on with it; None: it is none of theirs."""
         if plain is not None:
             self.inherited = self.recalled = True

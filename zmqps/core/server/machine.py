@@ -345,12 +345,12 @@ class ServerKernel:
     def push(self, client: Client, message: AnyPush) -> list[Action]:
         """Check a push, see whether it is known, apply it, and answer."""
         tenant = self.tenant_of(message.epoch, client)
-        shard = _guarded(tenant, message)
+        shard = shard_for(tenant, message)
         ledger = tenant.ledgers[client.hello.incarnation]
-        result = ledger.recall(message.seq)
+        result = ledger.look_up(message.seq)
         if result is None:
             note = partial(ledger.record, message.seq)
-            result = shard.applies[type(message)](message, client, message.payload, note, self.now)
+            result = shard.takes[type(message)](message, client, message.payload, note, self.now)
             tenant.counts["pushes"] += 1
             for buffer in message.payload:
                 tenant.counts["pushed_nbytes"] += memoryview(buffer).nbytes
@@ -377,7 +377,7 @@ class ServerKernel:
         try:
             if isinstance(message, PULLS):
                 return self._read(client, tenant, message)
-            result = tenant.ledgers[client.hello.incarnation].recall(message.seq)
+            result = tenant.ledgers[client.hello.incarnation].look_up(message.seq)
             assert result is not None
             return self._answer(client, tenant, tenant.ready(), message, result)
         except (MemoryError, PSError) as error:
@@ -416,12 +416,12 @@ class ServerKernel:
             request = fullest.newest(heaviest)
             fullest.remove(heaviest, request)
             actions += self.refuse(self.clients.by_incarnation[heaviest].peer, request, full)
-        parked.add(who, message, awaits, self.now)
+        parked.add(who, message, nbytes, awaits, self.now)
         return actions
 
     @property
     def _parked_nbytes(self) -> int:
-        return sum(tenant.parked.nbytes for tenant in self.tenants.values())
+        return sum([tenant.parked.nbytes for tenant in self.tenants.values()])
 
     def unpark(self, tenant: Tenant, versions: Iterable[Awaited]) -> list[Action]:
         """Answer the pulls that have waited for slices to be at these versions, unless they lack others."""
@@ -435,7 +435,7 @@ class ServerKernel:
                     if part.is_available(message):
                         actions.append(self._pulled(client, tenant, shard, message))
                     else:
-                        tenant.parked.add(who, message, part.awaited(message), self.now)
+                        tenant.parked.add(who, message, nbytes_of(message), part.awaited(message), self.now)
                 except (MemoryError, PSError) as error:
                     actions += self.failed(client.peer, message, error)
         return actions
@@ -516,7 +516,7 @@ class ServerKernel:
         return actions
 
 
-def _guarded(tenant: Tenant, message: AnyPush) -> Shard:
+def shard_for(tenant: Tenant, message: AnyPush) -> Shard:
     """Return the shard of a push; raise `PSError` where it is not ready, or is asked for what there is not."""
     shard = tenant.shard
     if shard is None or not shard.came.loaded or shard.dense.updates.broken is not None:

@@ -57,7 +57,7 @@ class Orders:
             actions += self._host.refuse(COORDINATOR, assign.epoch, error)
         else:
             shard = tenant.shard = built.shard
-            tenant.ledgers.recall(built.ledgers)
+            tenant.ledgers.restore(built.ledgers)
             actions += self._hooked(self._host.hooks.built, tenant, now)
             text = f"job {assign.name!r}: shard {shard.index} of {shard.placement.num_shards}, "
             text += f"{shard.placement.nbytes(shard.index) / 1e6:.1f} MB in {counted(len(shard.slices), 'slice')}"

@@ -33,6 +33,8 @@ class DeferredPull(NamedTuple):
 class DeferredPulls:
     """The pulls of a job that wait.
 
+    No time ends the wait: the worker withdraws its pull at its own deadline (`Withdraw`), and so does its end.
+
     A pull waits for one slice that lacks its version, until that has it; then perhaps for another one. One of exactly
     a version waits for whatever happens to its slices. So an update looks only at those that wait for what it has just
     made, however many others wait for something else.
@@ -65,10 +67,9 @@ class DeferredPulls:
         """Return for how long the pull has waited that has waited longest; a client's come in their order."""
         return max([now - next(iter(held.values())).at for held in self._of.values()], default=0.0)
 
-    def add(self, who: bytes, pull: AnyPull, awaits: Sequence[Awaited], now: float = 0.0) -> None:
-        """A pull waits for any of these; one of the same request takes the place of the one before."""
-        self.remove(who, pull.request)
-        held = DeferredPull(pull, nbytes_of(pull), awaits, now)
+    def add(self, who: bytes, pull: AnyPull, nbytes: int, awaits: Sequence[Awaited], now: float = 0.0) -> None:
+        """A pull of so many bytes waits for any of these; none of this client's with its request waits already."""
+        held = DeferredPull(pull, nbytes, awaits, now)
         self._of.setdefault(who, {})[pull.request] = held
         self._count(who, held.nbytes)
         for awaited in awaits:
@@ -140,5 +141,5 @@ class DeferredPulls:
 
 def nbytes_of(pull: AnyPull) -> int:
     """Return about how much memory a pull takes while it waits."""
-    ids = sum(memoryview(buffer).nbytes for buffer in getattr(pull, "payload", ()))
-    return 1024 + ids + sum(512 + 40 * len(ranges) for _, _, ranges in pull.parts)
+    ids = sum([memoryview(buffer).nbytes for buffer in getattr(pull, "payload", ())])
+    return 1024 + ids + sum([512 + 40 * len(ranges) for _, _, ranges in pull.parts])

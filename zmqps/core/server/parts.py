@@ -84,7 +84,7 @@ class ShardPart(Protocol):
     # --- messages ------------------------------------------------------------------------------
 
     @property
-    def applies(self) -> Mapping[type[Message], Apply]:
+    def takes(self) -> Mapping[type[Message], Apply]:
         """What is done with each kind of push that it takes."""
 
     @property

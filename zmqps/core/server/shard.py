@@ -71,11 +71,11 @@ class Shard:
         self.others = tuple(others)
         # those with something in them: one that has nothing only says so
         self.parts: tuple[ShardPart, ...] = (self.dense, *[part for part in others if part.members])
-        self.applies = ByKind[Apply]()  # what is done with each kind of push
+        self.takes = ByKind[Apply]()  # what is done with each kind of push
         self.part_of = ByKind[ShardPart]()  # the part that each kind of push or pull is about
         for each in (self.dense, *others):
-            self.applies.update(each.applies)
-            self.part_of.update(dict.fromkeys((*each.applies, *each.pulls), each))
+            self.takes.update(each.takes)
+            self.part_of.update(dict.fromkeys((*each.takes, *each.pulls), each))
 
     @property
     def slices(self) -> Sequence[SliceState]:

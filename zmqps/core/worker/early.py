@@ -35,7 +35,7 @@ class Early:
 
     def attached(self, attached: Attached, placement: Mapping[str, Any]) -> None:
         """The job is another one."""
-        listen(self._session.transfers.hooks.waiting, self.begin, wanted=attached.job.mode == "sync")
+        listen(self._session.transfers.hooks.arrived, self.begin, wanted=attached.job.mode == "sync")
 
     def begin(self, now: float) -> list[Action]:
         """Ask for what waits for our arrival's answer, if it can be asked for now."""
@@ -44,7 +44,7 @@ class Early:
         first = next(iter(pace.held))
         if pace.arrive is None or pace.paused is not None or pace.arrive.request == self._tried:
             return []
-        if not isinstance(first, Exchange) or first.pull is None or (first.push is not None and not first.push.done):
+        if not isinstance(first, Exchange) or first.pull is None or not first.awaits_values:
             return []
         cargoes = next(filter(None, first.pull.cargoes), ())
         if not cargoes or isinstance(cargoes[0], RowCargo) or first.pull.exact or first.pull.target.missing is not None:

@@ -45,8 +45,8 @@ class TransferHooks:
     starting: list[Callable[[AnyTransfer], None]] = field(default_factory=list)
     #: All servers have a push.
     pushed: list[Callable[[PushTransfer, Operation, float], None]] = field(default_factory=list)
-    #: Operations wait for the answer to the arrival.
-    waiting: list[Turn] = field(default_factory=list)
+    #: The worker has arrived, and operations wait for the answer to that.
+    arrived: list[Turn] = field(default_factory=list)
     #: That has come.
     proceeded: list[Callable[[float], None]] = field(default_factory=list)
     #: Whether the coordinator will say more of what a server says of no request in particular.

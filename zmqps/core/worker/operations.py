@@ -159,11 +159,17 @@ class Exchange(Operation):
     """Exchange arrays with the servers: a push, a pull, or both.
 
     A push with a pull is a push_pull. In the asynchronous mode that is one round trip: the push is answered with
-    values, which go where the pull wants them. In the others the pull follows when the step is over.
+    values, which go where the pull wants them. In the others the pull follows when the step is over; synchronous it may
+    leave with the arrival (`zmqps.core.worker.early`), and counts only with the answer to that.
     """
 
     push: PushTransfer | None = None
     pull: PullTransfer | None = None
+
+    @property
+    def awaits_values(self) -> bool:
+        """Whether there is only the pull left to do."""
+        return self.pull is not None and (self.push is None or self.push.done)
 
     @property
     def title(self) -> str:  # type: ignore[override]

@@ -94,9 +94,9 @@ class Transfers:
                 actions += self.begin(pace.held.popitem(last=False)[0], now)
             else:
                 break
-        if self.hooks.waiting and pace.held and pace.gate is Gate.ARRIVED and self.ahead is None:
-            for waiting in self.hooks.waiting:
-                actions += waiting(now)
+        if self.hooks.arrived and pace.held and pace.gate is Gate.ARRIVED and self.ahead is None:
+            for arrived in self.hooks.arrived:
+                actions += arrived(now)
         return actions if pace.paused is None else [*actions, *self._say_paused(now)]
 
     def pause(self, message: m.Hold, now: float) -> list[Action]:
@@ -166,7 +166,7 @@ class Transfers:
         if isinstance(operation, Advance):
             return actions if pace.close(operation) else actions + self._host.resolve(operation, None)
         push, pull = operation.push, operation.pull
-        if push is None or push.done:
+        if push is None or push.done:  # as `awaits_values`, without a call
             assert pull is not None
             if (begun := operation.transfer) is not None:  # ahead of this
                 return actions if begun.remaining else actions + self._complete(begun)
@@ -198,11 +198,11 @@ class Transfers:
         for proceeded in self.hooks.proceeded:
             proceeded(now)
         if self.ahead is not None and pace.version != after:  # it reads another version
-            actions += self.recall(now)
+            actions += self.take_back_ahead(now)
         self.ahead = None
         return actions
 
-    def recall(self, now: float) -> list[Action]:
+    def take_back_ahead(self, now: float) -> list[Action]:
         """Take back the pull that is ahead, as if it had not been sent; its operation waits on."""
         pull, self.ahead = self.ahead, None
         if pull is None:
@@ -307,7 +307,7 @@ class Transfers:
             for pushed in self.hooks.pushed:
                 pushed(transfer, operation, self._host.now)
             if operation.pull is not None and transfer.target is None:
-                self.pace.held[operation] = None  # now for the values after it
+                self.pace.held[operation] = None  # it awaits its values now
                 return []
         return self._host.resolve(operation, None)
 
@@ -428,12 +428,12 @@ class Transfers:
                 f"{link.server.title} lacks the memory for {error.what} ({error.why}); asking again for {SHORT_S:g} s"
             )
             return [Log("warning", text, error=error.number)] if is_news else []
-        request = link.answered(message.request, now)
+        request = link.free(message.request, now)
         actions = link.pump(now)
         if request is not None and request.seq:
             link.void(request.seq)
         if request is not None and request.transfer is self.ahead:
-            actions += self.recall(now)  # it is told so again when its turn has come
+            actions += self.take_back_ahead(now)  # it is told so again when its turn has come
         elif request is not None and not request.transfer.done:
             actions += self._host.resolve(self.under_way[request.transfer], error)
         return actions

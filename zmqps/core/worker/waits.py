@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from zmqps.core.node.member import REMINDER_INTERVAL_S, Member
+from zmqps.core.node.member import REMINDER_INTERVAL_S, SILENT_BEATS, Member
 from zmqps.core.protocol.events import Action, Log
 from zmqps.core.worker.host import SessionHost
 from zmqps.core.worker.operations import Advance, Exchange, Finish, Join, Operation
@@ -13,8 +13,6 @@ from zmqps.core.worker.transfer import PullTransfer
 from zmqps.core.worker.transfers import Transfers
 from zmqps.errors import DeadlineError, PSError
 
-#: After so many heartbeats without an answer an error at a deadline tells of the coordinator's silence.
-SILENT_BEATS = 2.5
 #: A server that has what it is asked for answers sooner, also if it has to be asked again; any other one has ended
 #: itself, or waits for a commit that nobody sends.
 PATIENCE_S = 4.0

@@ -21,6 +21,6 @@ def test_whoever_arrives_goes_on_at_once_however_far_ahead_it_is() -> None:
 def test_a_job_that_goes_on_from_a_checkpoint_begins_at_its_clock() -> None:
     policy = Asynchronous()
     policy.begin_at(7)
-    assert policy.now == 0
+    assert policy.clock == 0
     assert policy.join(b"w" * 16) == 0
     policy.validate()

@@ -47,7 +47,7 @@ def test_a_step_is_committed_when_every_live_worker_has_arrived() -> None:
     decision = arrive(policy, B, 0)
     assert contributors(decision) == {A, B}
     assert {(r.worker, r.version, r.counted) for r in decision.granted} == {(A, 1, True), (B, 1, True)}
-    assert policy.now == 1
+    assert policy.clock == 1
 
 
 def test_a_worker_that_dies_before_it_arrived_is_left_out() -> None:
@@ -171,7 +171,7 @@ def test_a_step_that_all_skip_is_over_with_nothing_in_it() -> None:
     policy.arrive(A, 0, (), 0.0)
     policy.arrive(B, 0, (), 0.0)
     assert contributors(decide(policy)) == set()
-    assert policy.now == 1
+    assert policy.clock == 1
 
 
 def test_one_that_has_skipped_the_step_and_leaves_ends_none() -> None:
@@ -261,7 +261,7 @@ def test_steps_are_committed_in_order_and_nobody_is_held_for_ever(
 def test_a_job_that_goes_on_from_a_checkpoint_begins_at_its_clock() -> None:
     policy = Synchronous()
     policy.begin_at(7)
-    assert policy.now == 7
+    assert policy.clock == 7
     assert policy.join(b"w" * 16) == 7
     policy.validate()
 

@@ -122,4 +122,4 @@ def test_it_decides_what_a_look_at_everybody_would(
         policy.validate()
         assert set(policy.awaited()) == set(simple.awaited())
         assert policy.arrived() == set(simple.brought)
-        assert policy.now == simple.step
+        assert policy.clock == simple.step

@@ -120,6 +120,6 @@ def test_no_released_worker_is_further_ahead_than_the_bound(bound: int, events: 
 def test_a_job_that_goes_on_from_a_checkpoint_begins_at_its_clock() -> None:
     policy = Bounded(2)
     policy.begin_at(7)
-    assert policy.now == 7
+    assert policy.clock == 7
     assert policy.join(b"w" * 16) == 7
     policy.validate()

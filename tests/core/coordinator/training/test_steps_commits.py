@@ -41,7 +41,7 @@ def test_the_leaders_are_asked_before_a_step_is_applied() -> None:
     assert commits.measured(1, 7, 4.0) is None
     assert commits.measured(1, 7, 4.0) is None, "the same server has answered twice"
     assert commits.measured(2, 7, 5.0) == 9.0
-    commits.settle((0.25, 0.5))
+    commits.set_terms((0.25, 0.5))
     assert not commits.measuring
     [[first], [second]] = unconfirmed(commits)
     assert (first.measure, first.terms, second.terms) == (0, (0.25, 0.5), (0.25, 0.5))
@@ -77,7 +77,7 @@ def test_a_step_that_nobody_can_measure_any_more_is_dropped() -> None:
 def test_a_coordinator_that_comes_back_asks_again() -> None:
     commits = started()
     add(commits, 6, (0.5, 0.1))
-    commits.confirmed(2, 7)
+    commits.confirmed_before(2, 7)
     add(commits, 7, (1.0, 0.2), measure=True)
     again = started()
     again.restore(commits.dump(), 1.0)

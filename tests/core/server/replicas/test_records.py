@@ -37,9 +37,9 @@ def test_a_ledger_is_the_same_there(pushes: dict[int, list[tuple[int, int]]], fl
     ledger.floor = floor
     for seq, parts in pushes.items():
         if seq > floor:
-            ledger.recall(seq)
+            ledger.look_up(seq)
             ledger.record(seq, (tuple(v for v, _ in parts), tuple(s for _, s in parts)))
-    ledger.recall(4090)  # one that was refused: nothing is remembered of it
+    ledger.look_up(4090)  # one that was refused: nothing is remembered of it
     for record in ledgers_of({WHO: ledger}):
         assert record.message.origin == WHO
         remember(other, record.message.payload)
@@ -50,7 +50,7 @@ def test_a_ledger_is_the_same_there(pushes: dict[int, list[tuple[int, int]]], fl
 def test_a_long_ledger_goes_in_parts() -> None:
     ledger = Ledger()
     for seq in range(1, 2 * LEDGER_PUSHES + 2):
-        ledger.recall(seq)
+        ledger.look_up(seq)
         ledger.record(seq, ((seq,), (0,)))
     records = list(ledgers_of({WHO: ledger}))
     assert len(records) == 3

@@ -393,7 +393,7 @@ def test_a_push_is_never_so_old_that_the_ledger_has_forgotten_it(first: str) -> 
     for _ in range(PUSH_WINDOW + 10):
         for push in sent(actions, Push):
             if push is not oldest:
-                connection.link.answered(push.request, 0.0)
+                connection.link.free(push.request, 0.0)
         _, actions = connection.transfer("push")
     assert actions == []
     assert connection.link.next_seq - oldest.seq <= PUSH_WINDOW
@@ -523,7 +523,7 @@ def test_a_pull_does_not_wait_behind_the_pushes_of_other_slices() -> None:
     leaves: list[Push | Pull] = []
     while connection.link.in_flight:
         number = next(iter(connection.link.in_flight))
-        connection.link.answered(number, 0.0)
+        connection.link.free(number, 0.0)
         leaves += messages(connection.link.pump(0.0))
         connection.link.validate()
     order = [(type(m).__name__, m.parts[0][0]) for m in leaves]

@@ -11,8 +11,8 @@ from zmqps.core.coordinator.consistency.base import Decision, Grant, Policy
 class Asynchronous(Policy):
     """Every worker goes on at once; ``staleness=None``.
 
-    Updates are applied on arrival, so a worker that arrives has nothing to wait for (Dean et al.,
-    Large Scale Distributed Deep Networks, 2012).
+    Updates are applied on arrival, so a worker that arrives has nothing to wait for (Dean et al., Large Scale
+    Distributed Deep Networks, 2012). Our workers send no `Arrive` in this mode; one of another make may.
     """
 
     mode = "async"
@@ -27,7 +27,7 @@ class Asynchronous(Policy):
         return 0
 
     @property
-    def now(self) -> int:
+    def clock(self) -> int:
         return 0
 
     def pause(self, worker: bytes) -> None:

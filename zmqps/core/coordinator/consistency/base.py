@@ -58,7 +58,8 @@ class Policy(ABC):
     ``missing`` is how many workers are expected and have not yet joined for the first time.
     """
 
-    #: As shown in logs and status: async, ssp or sync.
+    #: async, ssp or sync, as logs and the status show it. Where it is sync steps are committed, and arrivals journaled:
+    #: a policy of common steps has that mode.
     mode: str
     #: False: nobody has arrived, so that `decide` would decide nothing, and there is no deadline.
     pending = True
@@ -76,7 +77,7 @@ class Policy(ABC):
 
     @property
     @abstractmethod
-    def now(self) -> int:
+    def clock(self) -> int:
         """The clock that a worker would begin with."""
 
     @abstractmethod

@@ -104,13 +104,13 @@ class Synchronous(Policy):
     """
 
     mode = "sync"
-    now: int = 0  # the open step
+    clock: int = 0  # the open step
 
     def __init__(self, aggregate: int | None = None, on_straggler: str = "wait") -> None:
         self.aggregate = aggregate
         self.on_straggler = on_straggler
         self.pending = False
-        self.clock = ArrivalClock()
+        self.lateness = ArrivalClock()
         self.dropped = 0
         self._left_out: int | None = None  # the last step of which nobody's gradient was applied
         self._workers: dict[bytes, StepWorker] = {}
@@ -119,11 +119,11 @@ class Synchronous(Policy):
         self._late: list[Grant] = []
 
     def begin_at(self, clock: int) -> None:
-        self.now = clock
+        self.clock = clock
 
     def go_back(self, clock: int) -> None:
         """The next step is this one, and nobody has brought anything to it."""
-        self.now, self._left_out, self.pending = clock, None, False
+        self.clock, self._left_out, self.pending = clock, None, False
         self._late.clear()
         self._begin_step()
 
@@ -136,7 +136,7 @@ class Synchronous(Policy):
             self._open.num_absent += one.arrival is None
             if one.waits:
                 self._open.ready[worker] = None
-        return self.now
+        return self.clock
 
     def pause(self, worker: bytes) -> None:
         """A worker brings nothing for a while; what it has brought stays, and its answer is still due."""
@@ -166,10 +166,10 @@ class Synchronous(Policy):
     ) -> None:  # fmt: skip
         """A worker brings a gradient, or none; of a step that is over it is dropped, and the worker told."""
         self.pending = True
-        if step != self.now:
+        if step != self.clock:
             # without any it has skipped the step, or waits once more for one to which it had brought its gradient
             self.dropped += bool(attempts)
-            self._late.append(Grant(worker, self.now, not attempts, step == self._left_out))
+            self._late.append(Grant(worker, self.clock, not attempts, step == self._left_out))
             return
         opened, one = self._open, self._workers.setdefault(worker, StepWorker())
         if opened.first_at is None:
@@ -194,11 +194,11 @@ class Synchronous(Policy):
     def dump(self) -> list[Any]:
         """Return the step, how many it has dropped so far, what workers have brought to it, and which was left out."""
         arrivals = [[who, list(a.attempts), a.count, a.examples, a.leaves_out] for who, a in self._arrivals()]
-        return [self.now, self.dropped, arrivals, self._left_out]
+        return [self.clock, self.dropped, arrivals, self._left_out]
 
     def restore(self, kept: Sequence[Any], now: float) -> None:
         """Go on with the step that was kept, and what was brought to it; who waits for its end arrives again."""
-        self.now, self.dropped, arrivals, self._left_out = kept
+        self.clock, self.dropped, arrivals, self._left_out = kept
         for worker, attempts, count, examples, leaves_out in arrivals:
             one = self._workers.setdefault(worker, StepWorker())
             one.arrival = Arrival(tuple(attempts), count, examples, leaves_out)
@@ -234,12 +234,12 @@ class Synchronous(Policy):
                 contributors.append((worker, one.arrival.attempts))
                 left_out |= one.arrival.leaves_out
                 examples = min(examples + one.arrival.examples, MAX_COUNT)
-        commitment = Commitment(self.now, tuple(contributors), examples, left_out)
-        self._left_out = self.now if left_out else self._left_out
+        commitment = Commitment(self.clock, tuple(contributors), examples, left_out)
+        self._left_out = self.clock if left_out else self._left_out
         if self.on_straggler != "wait" and self._open.first_at is not None:
-            self.clock.observe(now - self._open.first_at, late=overdue)
-        self.now += 1
-        granted = [Grant(who, self.now, True, left_out) for who, one in self._workers.items() if one.waits]
+            self.lateness.observe(now - self._open.first_at, late=overdue)
+        self.clock += 1
+        granted = [Grant(who, self.clock, True, left_out) for who, one in self._workers.items() if one.waits]
         self._begin_step()
         return Decision((*late, *granted), commitment)
 
@@ -270,7 +270,7 @@ class Synchronous(Policy):
         granted = list(islice(self._open.ready, max(0, needed)))
         for worker in granted:
             self._stop_waiting(worker, self._workers[worker])
-        return [Grant(worker, self.now, True) for worker in granted]
+        return [Grant(worker, self.clock, True) for worker in granted]
 
     def _arrivals(self) -> list[tuple[bytes, Arrival]]:
         return [(worker, one.arrival) for worker, one in self._workers.items() if one.arrival is not None]
@@ -303,9 +303,9 @@ class Synchronous(Policy):
         opened = self._open
         if self.aggregate is not None:
             needed = counted(self.aggregate, "gradient")
-            return f"step {self.now} has {opened.num_gradients} of the {needed} it aggregates"
+            return f"step {self.clock} has {opened.num_gradients} of the {needed} it aggregates"
         absent, brought = opened.num_absent, sum(bool(arrival.count) for _, arrival in self._arrivals())
-        text = f"step {self.now} has the gradients of {counted(brought, 'worker')}"
+        text = f"step {self.clock} has the gradients of {counted(brought, 'worker')}"
         text += f", {absent} live worker{' is' if absent == 1 else 's are'} awaited" if absent else ""
         return text + (", and waits for all" if missing else "")
 
@@ -315,17 +315,17 @@ class Synchronous(Policy):
             return None
         if self.on_straggler == "continue" and not self._open.num_gradients:
             return None  # there is nothing to go on with
-        patience = self.clock.patience
+        patience = self.lateness.patience
         return None if patience is None else self._open.patient_from + patience
 
     def status(self) -> dict[str, object]:
         return {
-            "step": self.now,
+            "step": self.clock,
             "arrived": self._open.num_arrived,
             "aggregate": self.aggregate,
             "dropped": self.dropped,
             "on_straggler": self.on_straggler,
-            "patience_s": self.clock.patience,
+            "patience_s": self.lateness.patience,
         }
 
     def validate(self) -> None:

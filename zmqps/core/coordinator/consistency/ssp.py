@@ -52,7 +52,7 @@ class Bounded(Policy):
         return self.clocks[worker]
 
     @property
-    def now(self) -> int:
+    def clock(self) -> int:
         return self.slowest
 
     def pause(self, worker: bytes) -> None:

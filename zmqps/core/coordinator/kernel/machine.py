@@ -227,8 +227,6 @@ class CoordinatorKernel(Generic[Run]):
             actions += self.jobs.look(now)
         if self.cluster_end.asked is not None:
             actions += self.cluster_end.look(now)
-        if actions:
-            self.touched.note()
         self.touched.settle()
         return actions
 
@@ -250,6 +248,8 @@ class CoordinatorKernel(Generic[Run]):
         return [*self.changes.records(self._dump), *actions] if self.changes.keys else actions
 
     def _handle(self, event: NetworkEvent | Stop | Returned, now: float) -> list[Action]:
+        if isinstance(event, Received):
+            return self._receive(event, self.membership.find(event.peer), now)
         if isinstance(event, Stop):
             return self.cluster_end.begin(Exit(exits.OK, event.reason), now)
         if isinstance(event, Returned):
@@ -262,9 +262,7 @@ class CoordinatorKernel(Generic[Run]):
         if isinstance(event, Unreachable):  # its key was revoked
             told = Send(event.peer, m.Error.of(0, event.error))
             return [] if member is None else [told, *self.give_up(member, now, DepartureCause.REVOKED)]
-        if not isinstance(event, Received):
-            return []  # who is disconnected may come back; whether a member is lost is for its heartbeats to say
-        return self._receive(event, member, now)
+        return []  # who is disconnected may come back; whether a member is lost is for its heartbeats to say
 
     def _receive(self, event: Received, member: MemberInfo | None, now: float) -> list[Action]:
         try:
@@ -357,6 +355,8 @@ class CoordinatorKernel(Generic[Run]):
         return [*actions, *self.jobs.end_if_over(run, now)]
 
     # --- members that go -------------------------------------------------------------------------
+    #
+    # Silence: `lose`, `give_up`, `part`. A goodbye: `_leave`, `_depart`, `part`. All end in the job's `depart`.
 
     def lose(self, member: MemberInfo, now: float) -> list[Action]:
         """A member is lost: it was silent for too long, or its process has ended."""

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from zmqps.core.coordinator.journal import OF_A_JOB, DirtyKeys, KeptDict, KeptRecord
 from zmqps.core.coordinator.kernel.story import Story
-from zmqps.core.coordinator.members.membership import SILENT_BEATS, Fleet, MemberInfo, Roster
+from zmqps.core.coordinator.members.membership import Fleet, MemberInfo, Roster
 from zmqps.core.coordinator.members.places import Occupancy, PlaceRequest, Places
 from zmqps.core.coordinator.members.reach import check_in_reach
 from zmqps.core.coordinator.options import CoordinatorOptions
@@ -22,6 +22,7 @@ from zmqps.core.coordinator.placement.startup import Beginning, Startup
 from zmqps.core.coordinator.training.barrier import Barriers
 from zmqps.core.coordinator.training.steps import Numbers, Steps
 from zmqps.core.coordinator.training.waits import Waiter, Waiters
+from zmqps.core.node.member import SILENT_BEATS
 from zmqps.core.protocol import messages as m
 from zmqps.core.protocol.events import Action, Log, Send
 from zmqps.core.protocol.messages.membership import DepartureCause
@@ -136,7 +137,7 @@ class JobKernel(KeptRecord):
     def finished(self) -> bool:
         """Whether nobody is there any more and all is done: nobody who is lost is to be started again, either."""
         done = not self.members and self.attendance.num_finished > 0 and not self.num_missing
-        return done and self.is_whole and self.steps.commits.settled and not self.losses.to_return
+        return done and self.is_whole and self.steps.commits.all_confirmed and not self.losses.to_return
 
     @property
     def vacant(self) -> bool:
@@ -295,7 +296,7 @@ class JobKernel(KeptRecord):
         return actions
 
     def arrive(self, member: MemberInfo, message: m.Arrive, now: float) -> list[Action]:
-        """A worker has completed a step."""
+        """A worker has completed a step: that is noted; `settle` commits it, and answers."""
         if self.lost_shard is not None:  # no step can be applied to the whole model any more
             raise self.lost_shard.again()
         if (self.startup.held or self.not_followed) and self._is_moot(member):

@@ -29,8 +29,6 @@ from zmqps.core.protocol.security.roles import KeyHolder, check_same, shut_out
 from zmqps.errors import EvictedError, IdentityError, LimitError, ProtocolError, PSError
 
 MAX_MEMBERS = 4096
-#: After so many heartbeats that have not come a member is taken for silent.
-SILENT_BEATS = 2.5
 #: A member has a handful of requests at the coordinator at a time; this many answers are remembered. None is large: the
 #: description of a job is one object for all its members.
 MAX_ANSWERED = 32

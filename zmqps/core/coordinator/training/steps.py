@@ -257,7 +257,10 @@ class Heir:
 
 
 class Commits:
-    """The steps that were committed, and which leaders have yet to say that they have them."""
+    """The steps that were committed, and which leaders have yet to say that they have them.
+
+    `heirs` and `torn` are about leaders that were lost: without backups they stay empty.
+    """
 
     def __init__(self, *, replicated: bool = False) -> None:
         self.leaders: dict[int, LeaderProgress] = {}  # those that are told of commits, by epoch
@@ -320,22 +323,22 @@ class Commits:
         found = {one.copy.shard: one.squares for one in self.leaders.values() if one.squares is not None}
         return sum(found[shard] for shard in sorted(found)) if len(found) == len(self.leaders) else None
 
-    def settle(self, terms: Rates) -> None:
+    def set_terms(self, terms: Rates) -> None:
         """The last step is to be applied on these terms."""
         self.measuring = False
         for leader in self.leaders.values():
             if leader.unconfirmed and leader.unconfirmed[-1].measure:
                 leader.unconfirmed[-1] = replace(leader.unconfirmed[-1], terms=terms, measure=0)
 
-    def confirmed(self, epoch: int, before: int) -> None:
+    def confirmed_before(self, epoch: int, before: int) -> None:
         """A leader has all steps before this one."""
         if (leader := self.leaders.get(epoch)) is not None:
             leader.unconfirmed = [commit for commit in leader.unconfirmed if commit.step >= before]
-        if self.settled:
+        if self.all_confirmed:
             self.retry_due = None
 
     @property
-    def settled(self) -> bool:
+    def all_confirmed(self) -> bool:
         """Whether every leader has said that it has all steps."""
         return not any(leader.unconfirmed for leader in self.leaders.values())
 
@@ -371,7 +374,7 @@ class Commits:
 
     def moved(self, copy: Replica, step: int, here: Container[bytes]) -> None:
         """An heir has taken over with so many steps; it is torn if it lacks one that somebody who has gone was in."""
-        self.confirmed(copy.epoch, step)
+        self.confirmed_before(copy.epoch, step)
         if (heir := self.heirs.get(copy.shard)) is not None:
             heir.is_coming = False
             self._end(copy.shard)
@@ -436,7 +439,7 @@ class Commits:
                 self.leaders[epoch].unconfirmed = [replace(commits[step], epoch=epoch) for step in steps]
         self.heirs = {shard: Heir(set(behind), shard in kept["moving"]) for shard, behind in kept["moved"]}
         self.measuring = any(leader.unconfirmed[-1].measure for leader in self.leaders.values() if leader.unconfirmed)
-        self.retry_due = None if self.settled else now + COMMIT_RETRY_S
+        self.retry_due = None if self.all_confirmed else now + COMMIT_RETRY_S
 
 
 def commit_of(entry: Sequence[Any]) -> Commit:
@@ -550,7 +553,7 @@ class Steps:
     @property
     def clock(self) -> int:
         """Synchronous: the steps that are committed; bounded: the slowest worker's clock; else 0."""
-        return 0 if self.policy is None else self.policy.now
+        return 0 if self.policy is None else self.policy.clock
 
     # --- the journal, and a coordinator that was away ------------------------------------------
 
@@ -604,9 +607,9 @@ class Steps:
         who = member.incarnation
         before = self.trainees.get(who)
         if who not in self._attendance:  # nobody waits for it before it counts
-            self.trainees[who] = Trainee(rank=member.rank, phase=TraineePhase.INFORMED, clock=self.policy.now)
+            self.trainees[who] = Trainee(rank=member.rank, phase=TraineePhase.INFORMED, clock=self.policy.clock)
             self.keep()
-            return self.policy.now
+            return self.policy.clock
         informed = before is not None and before.phase is TraineePhase.INFORMED
         trainee, clock = self.trainees.begin(who, member.rank), self.policy.join(who)
         if informed and self.policy.mode != "sync":  # there it learns the step with its answer
@@ -615,6 +618,7 @@ class Steps:
         return clock
 
     def leave(self, member: MemberInfo) -> None:
+        """A worker has gone: no step waits for it, and what it has brought counts only if it had arrived."""
         who = member.incarnation
         if self.commits.leave(who) and self.policy is not None:
             self.policy.retract(who)
@@ -636,7 +640,7 @@ class Steps:
         if self.policy is None or trainee is None:
             return 0
         if reason not in trainee.paused_for:  # as far as is known: it may have been when this coordinator went away
-            return self.policy.now if trainee.unheard else 0
+            return self.policy.clock if trainee.unheard else 0
         trainee.paused_for.remove(reason)
         if trainee.paused_for:
             return 0
@@ -690,7 +694,7 @@ class Steps:
         if policy.mode == "sync":
             changed = bool(decision.commitment or decision.granted or decision.failed)
         else:  # who comes new begins at the slowest clock: it must not be an earlier one when this coordinator is back
-            changed = policy.now != self.kept.clock
+            changed = policy.clock != self.kept.clock
         if changed:
             self.keep()
         return actions
@@ -765,7 +769,7 @@ class Steps:
         total = self.commits.measured(message.epoch, message.step, message.squares)
         if total is None or self._rule.clip_norm is None:
             return []
-        self.commits.settle(self._terms(message.step, scale_to(self._rule.clip_norm, total)))
+        self.commits.set_terms(self._terms(message.step, scale_to(self._rule.clip_norm, total)))
         self.keep()
         return self.commits.say_again()
 
@@ -776,7 +780,7 @@ class Steps:
 
     def confirmed(self, epoch: int, step: int) -> list[Action]:
         """A server has applied a step to its copy of a shard, and so have its backups."""
-        self.commits.confirmed(epoch, step + 1)
+        self.commits.confirmed_before(epoch, step + 1)
         return self._proceed()
 
     def lose(self, epoch: int) -> None:
@@ -823,12 +827,12 @@ class Steps:
     @property
     def is_held(self) -> bool:
         """Whether those wait for the next step who had a part in the last one, which is over everywhere."""
-        return bool(self._granted) and self.commits.settled and not self._blocked
+        return bool(self._granted) and self.commits.all_confirmed and not self._blocked
 
     @property
     def is_between(self) -> bool:
         """Whether one step is over everywhere, and nobody that had a part in it has begun the next."""
-        return self.is_held or (not self.trainees.waiting and self.commits.settled and not self._blocked)
+        return self.is_held or (not self.trainees.waiting and self.commits.all_confirmed and not self._blocked)
 
     # --- time, and what others may look at -----------------------------------------------------
 
@@ -849,7 +853,7 @@ class Steps:
         """Say whom those who have arrived wait for, and why; ``late``: for these."""
         if self.policy is None or not self.trainees.waiting:
             return ""
-        pauses, is_over = self.pauses, bool(self._granted) and self.commits.settled
+        pauses, is_over = self.pauses, bool(self._granted) and self.commits.all_confirmed
         if pauses.suspended or pauses.closed or (pauses.holding and is_over):
             return pauses.suspended or "shards to move to other servers"
         if self.commits.measuring:
@@ -882,6 +886,6 @@ class Steps:
     def validate(self) -> None:
         self.trainees.validate(self._members, self._attendance.here)
         assert all(heir.behind <= set(self._members) for heir in self.commits.heirs.values())
-        assert self.commits.settled or self.commits.retry_due is not None
+        assert self.commits.all_confirmed or self.commits.retry_due is not None
         if self.policy is not None:
             self.policy.validate()

@@ -59,11 +59,6 @@ class Contribution(NamedTuple):
     sort: float = GRADIENT  # or `SET`, or `SET_TO_MEAN`
     stays: bool = False  # what is another process's is left alone there until the step is over
 
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return sum(stop - start for start, stop in self.bounds)
-
 
 class Brought:
     """What one push brought to one slice: gradients of its elements within some bounds, or values, packed."""
@@ -78,7 +73,7 @@ class Brought:
         self.sort = part.sort
         self.whole = buffer.size == part.slice.size
         self._starts = [start for start, _ in part.bounds]
-        self._origins = [0, *accumulate(stop - start for start, stop in part.bounds)]
+        self._origins = list(accumulate([stop - start for start, stop in part.bounds], initial=0))
 
     def between(self, start: int, stop: int) -> Array | None:
         """Return the gradients of elements ``[start, stop)`` if all of them were brought."""
@@ -126,19 +121,22 @@ class Stage:
             This push has brought one of the slices before.
         """
         slices = self._steps.get(step, {}).get(push, {})
-        if any(part.slice.index in slices for part in parts):
-            raise ProtocolError("a push has one message for each slice")
-        nbytes = PART_NBYTES * max(1, len(parts)) + sum(piece.nbytes for part in parts for piece in part.pieces)
         before = self._used.get(step, Counter[bytes]())[push[0]]
-        got = before + nbytes
+        got, sets = before + PART_NBYTES * max(1, len(parts)), False
+        for part in parts:
+            if part.slice.index in slices:
+                raise ProtocolError("a push has one message for each slice")
+            for piece in part.pieces:
+                got += piece.nbytes
+            sets = sets or part.sort != GRADIENT
         if got > self._limit:
             raise LimitError(what="bytes of one worker's gradients of a step", got=got, limit=self._limit)
-        brought = self._keep([part for part in parts if part.pieces], examples)
+        brought = self._keep(parts, examples)
         used, kept = self._used.setdefault(step, Counter()), self._steps.setdefault(step, {}).setdefault(push, {})
         try:
             kept.update(brought)
             used[push[0]] = got
-            if any(part.sort != GRADIENT for part in parts):
+            if sets:
                 self._setting.add(step)
             note()
         except BaseException:
@@ -153,11 +151,13 @@ class Stage:
         brought: dict[int, Brought] = {}
         try:
             for part in parts:
+                if not part.pieces:
+                    continue
                 if (lent := _lent(part)) is not None:
                     brought[part.slice.index] = Brought(part, lent, examples, lent=True)
                     continue
-                key = part.size, part.pieces[0].dtype
-                if part.size == part.slice.size and self._spares.get(key):
+                key = sum([stop - start for start, stop in part.bounds]), part.pieces[0].dtype
+                if key[0] == part.slice.size and self._spares.get(key):
                     taken.append((key, self._spares[key].pop()))
                     buffer = taken[-1][1][0]
                 else:

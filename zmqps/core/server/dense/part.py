@@ -116,7 +116,7 @@ class DensePart:
     # --- messages ------------------------------------------------------------------------------
 
     @property
-    def applies(self) -> Mapping[type[Message], Apply]:
+    def takes(self) -> Mapping[type[Message], Apply]:
         return {Push: self.apply if self.steps is None else self.gather}
 
     pulls = (Pull,)
@@ -176,7 +176,7 @@ class DensePart:
         """A worker has been sent the current values of some slices, which nobody remembers."""
 
     def forget(self, incarnation: bytes) -> None:
-        """A worker has gone, of which nothing is remembered."""
+        """A worker has gone. Its gradients stay in the `Stage` until their step is closed: it may have arrived."""
 
     # --- values --------------------------------------------------------------------------------
 

@@ -82,7 +82,7 @@ class Backup:
         if not len(record.versions) == len(record.staleness) == len(record.parts):
             raise ProtocolError("a push has a version and a staleness for each part")
         ledger = self._ledgers[record.origin]
-        if ledger.recall(record.seq) is not None:
+        if ledger.look_up(record.seq) is not None:
             raise ProtocolError(f"push {record.seq} has been applied before")
         theirs: Result = tuple(record.versions), tuple(record.staleness)
         note = partial(self._note, ledger, record, theirs)

@@ -100,7 +100,7 @@ class Stream:
         for part, news in parts:
             self._news.append(news)
             if shard.steps is None:  # else what a commit applies is forwarded
-                shard.applies.update({kind: partial(_forwarded, news.entrust, do) for kind, do in part.applies.items()})
+                shard.takes.update({kind: partial(_forwarded, news.entrust, do) for kind, do in part.takes.items()})
         for follower in self.followers.values():
             self._fill(follower, shard)
 
@@ -133,7 +133,7 @@ class Stream:
             news.stop()
         if self._shard is not None:
             for part in self._shard.parts:
-                self._shard.applies.update(part.applies)
+                self._shard.takes.update(part.takes)
 
     # --- what the shard does -------------------------------------------------------------------
 

@@ -131,7 +131,7 @@ class Rows:
     # --- messages ------------------------------------------------------------------------------
 
     @property
-    def applies(self) -> Mapping[type[Message], Apply]:
+    def takes(self) -> Mapping[type[Message], Apply]:
         return {PushRows: self.apply if self._steps is None else self.gather}
 
     pulls = (PullRows, ScanRows)

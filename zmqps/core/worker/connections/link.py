@@ -429,11 +429,11 @@ class Link:
         self.probe.heard_at = now
         if self.resends.all:
             self.resends.all = False
-            self._doubt(self.probe.num_sent, everything=True)
+            self._resend_unanswered(self.probe.num_sent, everything=True)
             self._rest(now)
         return self.pump(now)
 
-    def _doubt(self, num_sent: int, *, everything: bool = False) -> None:
+    def _resend_unanswered(self, num_sent: int, *, everything: bool = False) -> None:
         """Note to be sent again what the server has not answered of so many first messages: it has had them all."""
         for number, request in list(self.in_flight.items()):
             push, doubted = request.transfer, request.delay is not None and request.delay.doubted
@@ -456,7 +456,7 @@ class Link:
         """Take an answer; return its transfer if that is still of interest, and may be complete."""
         request = self.in_flight.get(message.request)
         if request is None or request.transfer.done:
-            self.answered(message.request, now)
+            self.free(message.request, now)
             return None
         if self._note_overtaken(request, now):
             return None
@@ -471,7 +471,7 @@ class Link:
         elif target is not None:
             raise ProtocolError(f"{self.server.title} answered a {transfer.kind} without values")
         # not before: what cannot be used fails with the rest of the link
-        self.answered(message.request, now, nbytes)
+        self.free(message.request, now, nbytes)
         if isinstance(transfer, PushTransfer):
             transfer.staleness = max(transfer.staleness, max(message.staleness, default=0))
         transfer.remaining -= 1
@@ -539,11 +539,11 @@ class Link:
         assert request.delay is not None
         request.delay.retry_at = None
         if request.transfer.done:
-            self.answered(request.number, now)
+            self.free(request.number, now)
             return []
         return [self._again(request)]
 
-    def answered(self, number: int, now: float, nbytes: int = 0) -> Request | None:
+    def free(self, number: int, now: float, nbytes: int = 0) -> Request | None:
         """Take a request out of flight, whose answer brought so many bytes; None if it was answered before."""
         self.probe.heard_at = now
         request = self.in_flight.take(number)
@@ -551,7 +551,7 @@ class Link:
             if self.wire.since is not None:
                 self.wire.answered(now, (request.sent_nbytes, nbytes, request.nbytes), is_last=not self.in_flight)
         elif num_sent := self.probe.answered(number):
-            self._doubt(num_sent)
+            self._resend_unanswered(num_sent)
             if self.in_flight:
                 return None  # the silence goes on
         self._rest(now)

@@ -63,7 +63,7 @@ class SessionRecuts:
             return [confirmed]
         placement = Placement.from_wire(KeySpace.of(attached.job), message.placement)
         before = self._links.by_shard
-        recalled = session.transfers.recall(now)
+        recalled = session.transfers.take_back_ahead(now)
         actions = self._links.connect(placement, message.placement, now)
         self._revision = message.revision
         listen(session.transfers.hooks.starting, self.adapt)  # transfers may be planned for other shards from now on

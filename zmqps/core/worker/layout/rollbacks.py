@@ -175,7 +175,7 @@ class Rollbacks:
         host, pace, transfers = self._session, self._pace, self._session.transfers
         listen(transfers.hooks.dropping, self.drops)
         listen(transfers.hooks.starting, self._reads)
-        recalled = transfers.recall(now)
+        recalled = transfers.take_back_ahead(now)
         under_way, ends = list(transfers.under_way.items()), list[Operation]()
         complete = isinstance(pace.step.closing, Advance)  # whether a whole step's gradients are dropped
         for link in host.links.by_shard:
