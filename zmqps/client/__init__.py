@@ -1,1 +1,1 @@
-"""The worker behind `zmqps.Worker`: its arrays, its requests, and the background thread that carries them."""
+"""The worker behind `zmqps.Worker`: its arrays, its requests, and its background thread."""

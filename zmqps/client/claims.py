@@ -1,4 +1,4 @@
-"""Which model a worker's job trains: one, for two would share their values without a word."""
+"""Which model a worker's job trains: only one, because two would silently share their values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def claim(worker: Any, model: object) -> None:
     ----------
     worker : Worker
     model : object
-        The model, or what represents it: compared by identity, and not kept alive. Claimed again, nothing changes.
+        The model, or an object that represents it: compared by identity, and not kept alive. Repeating is harmless.
 
     Raises
     ------
@@ -38,7 +38,7 @@ def claim(worker: Any, model: object) -> None:
 
 @contextmanager
 def claimed(worker: Any, model: object) -> Iterator[None]:
-    """Claim a model while its job is begun; where that fails, the job is free for another model, as it was before.
+    """Claim a model while its job is started; if that fails, the job is free for another model again.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ def claimed(worker: Any, model: object) -> Iterator[None]:
 
 
 def release(worker: Any, model: object) -> None:
-    """Let the job train another model; nothing happens where it does not train this one."""
+    """Release the job for another model; a model that it does not train changes nothing."""
     held = _MODELS.get(worker)
     if held is not None and held() is model:
         del _MODELS[worker]

@@ -1,7 +1,7 @@
 """The worker's place in the cluster: a `SessionMachine` on a background thread, from joining to the end.
 
-A training loop computes for seconds without coming back to any event loop. So transfers and heartbeats run on one
-background thread with a loop of its own; the methods here hand it an operation and wait for its future, or return it.
+A training loop computes for seconds without returning to an event loop. So transfers and heartbeats run on a background
+thread with its own loop. The methods here pass it an operation and wait for its future, or return it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from zmqps.net.system.stacks import answer_signal
 from zmqps.net.zeromq import ZmqTransport
 from zmqps.trace.record import around, watched_coding
 
-#: Seconds that a call waits by default, at least; and so many heartbeat timeouts, after which what is lost is named.
+#: The least default wait of a call, in seconds, and in heartbeat timeouts, after which lost nodes are named.
 DEFAULT_TIMEOUT = 60.0
 LOSSES_PER_TIMEOUT = 2.0
 MAX_IO_THREADS = 64
@@ -88,7 +88,7 @@ class Connection:
         checks.flag("observer", observer)
         timeout = checks.seconds("timeout", timeout)
         self._timeout = timeout
-        self._default_timeout = max(timeout, DEFAULT_TIMEOUT)  # until it is known after what time others are lost
+        self._default_timeout = max(timeout, DEFAULT_TIMEOUT)  # until the timeout of lost nodes is known
         self._job_name = job
         self._role = "observer" if observer else "worker"
         self._life = find_life(os.environ)
@@ -96,14 +96,14 @@ class Connection:
         self._transport = transport
         self._job_secret = read_job_secret(job_secret)
         if self._keys is not None:
-            self._keys.pair(self._role)  # or it says here that they are for others
+            self._keys.pair(self._role)  # raises if the keys are for another role
         self._io_threads = checks.whole("io_threads", io_threads, 1, MAX_IO_THREADS)
         if name is not None:
             self._close_namesakes(timeout)
         self._arenas = Arenas()  # memory that servers on this host may read
         self._notebook = Notebook()  # what the script logs, in all lives
         self._closed = False
-        self._listeners: list[Callable[[Any], object]] = []  # who hears of rollbacks, in all lives
+        self._listeners: list[Callable[[Any], object]] = []  # callbacks for rollbacks, in all lives
         self._lives = threading.RLock()  # no new life begins once it is closed, maybe by a signal handler
         self._used: dict[str, tuple[int, int]] = {}  # data set -> pass and range used last
         self._scraped = scraped(self, metrics, pinned)
@@ -116,9 +116,9 @@ class Connection:
             raise
 
     def _close_namesakes(self, timeout: float) -> None:
-        """Close what this process has connected under the same name, as a notebook does that runs a cell again.
+        """Close this process's earlier connection under the same name, such as when a notebook cell runs again.
 
-        The earlier one may still be referred to, by the notebook or a traceback, and others would wait for it.
+        The notebook or a traceback may still refer to the earlier one, and other workers would wait for it.
         """
         mine = (self.address, self._job_name, self._role, self._name)
         for other in list(_open):
@@ -128,7 +128,7 @@ class Connection:
                 other.close(timeout=timeout)
 
     def _find_address(self) -> str:
-        """Return where the coordinator is, as keys or this process's environment have it."""
+        """Return the coordinator's address from the keys or this process's environment."""
         if self._keys is not None and self._keys.address:
             return self._keys.address
         address, source = find_address(os.environ, socket.getfqdn)
@@ -144,7 +144,7 @@ class Connection:
         check, coding = around("check", "worker", are_finite), watched_coding(in_two_threads())
         lanes: list[LaneTransport] = []  # once it is made
         machine = SessionMachine(identity, self.address, check, coding, self._notebook)
-        transport, arenas = self._transport, self._arenas  # nothing of the thread refers to this worker
+        transport, arenas = self._transport, self._arenas  # the thread must not refer to this worker
         keys, role, io_threads = self._keys, self._role, self._io_threads
 
         def make_transport() -> LaneTransport:
@@ -155,7 +155,7 @@ class Connection:
             answer_signal(self._life.log or f"worker-{self._life.index}")
         thread = SessionThread(machine, make_transport, self._listeners, self._scraped.held(arenas, lanes))
         self._scraped.follow(thread)
-        # a worker that nobody refers to any more leaves, as a notebook's does when its cell is run again
+        # a worker without references leaves, such as in a notebook whose cell runs again
         weakref.finalize(self, thread.let_go).atexit = False
         return thread
 
@@ -163,25 +163,25 @@ class Connection:
     def _lanes(self) -> LaneTransport | None:
         return cast("LaneTransport | None", self._thread.transport)
 
-    # --- who ----------------------------------------------------------------------------------
+    # --- identity -----------------------------------------------------------------------------
 
     @property
     def rank(self) -> int:
-        """This worker's 0-based index: its number where a launcher has started it (``ZMQPS_WORKER_INDEX``).
+        """This worker's 0-based index: its number if a launcher has started it (``ZMQPS_WORKER_INDEX``).
 
-        Without a launcher it is the lowest free one, or the one that it had before. Where a number of workers is
-        expected `init` may change it to one below that, so that strangers take none from those who train.
+        Otherwise it is the lowest free rank, or the previous one. If a number of workers is expected, `init` may change
+        it to one below that number, so that strangers take no rank from the training workers.
         """
         return self._thread.machine.member.rank
 
     @property
     def is_chief(self) -> bool:
-        """Whether this worker is to do what only one does: save files, print, evaluate.
+        """Whether this worker does what only one worker should do: save files, print, evaluate.
 
-        There is always one, as soon as all workers that the job expects have called `init`: the one with the lowest
-        rank, which is 0 at first. When it is lost or leaves, the coordinator names the next one, and says so in the
-        status; a worker that is started again and takes rank 0 is it again. What a worker has not been told yet it
-        does not know: at a change there may be none, or two, for a moment.
+        Once all expected workers of the job have called `init`, there is always one: the worker with the lowest rank,
+        which is 0 at first. When it is lost or leaves, the coordinator names the next one and shows it in the status. A
+        restarted worker that gets rank 0 back is the chief again. Workers are informed one after the other, so during a
+        change there may be none or two for a moment.
         """
         return self._thread.machine.member.cluster.is_chief
 
@@ -192,27 +192,26 @@ class Connection:
 
     @property
     def num_workers(self) -> int:
-        """How many workers the job counts on: as many as it expects, or those here now."""
+        """How many workers the job counts on: the expected number, or the present one."""
         return self._thread.machine.member.cluster.num_workers
 
-    # --- the others ---------------------------------------------------------------------------
+    # --- other workers ------------------------------------------------------------------------
 
     def barrier(self, name: str, *, timeout: float | None = None) -> None:
         """Wait until every worker of the job has entered the barrier of this name.
 
-        Workers that have finished are not waited for. No step of the synchronous or bounded mode
-        waits for a worker that is in a barrier: the others complete their steps without it, and it goes
-        on at the step they have reached. So workers may take different numbers of steps between
-        two barriers. What was pushed before should be done by then (``push`` has returned).
+        Workers that have finished are not waited for. No step of synchronous or bounded mode waits for a worker in a
+        barrier: the others complete their steps without it, and it continues at the step they have reached. So workers
+        may take different numbers of steps between two barriers. Complete pushes first (``push`` has returned).
 
         By default ``timeout`` is as `connect` says, at least 60 s.
 
         Raises
         ------
         DeadlineError
-            Names those who are awaited; this worker is no longer in the barrier.
+            Names the awaited workers; this worker is no longer in the barrier.
         PeerLostError
-            One of the awaited vanished.
+            One of the awaited workers is lost.
         """
         refuse_in_callback()
         self.barrier_async(name, timeout=timeout).result()
@@ -233,25 +232,25 @@ class Connection:
         name: str = "data",
         timeout: float | None = None,
     ) -> Iterator[DataRange]:
-        """Yield ranges of a data set's examples, which the coordinator hands out to all workers as they ask.
+        """Yield ranges of a data set's examples, which the coordinator hands out to all workers on request.
 
-        So fast workers take more. A range counts as used when the loop asks for the next one, or when
-        the worker finishes; what a worker has that dies, is evicted or closes is handed out again. When
-        no range of a pass is left, a worker waits until the others have used theirs, so in each
-        pass every example is used by one worker, once. Nobody's steps wait for it meanwhile.
+        So fast workers take more. A range counts as used when the loop asks for the next one, or when the worker
+        finishes. The range of a worker that dies, is evicted or closes is handed out again. When no range of a pass is
+        left, a worker waits until the others have used theirs, so in each pass every example is used by one worker,
+        once. No step waits for this worker meanwhile.
 
         Parameters
         ----------
         num_examples : int
-            How many examples there are; the coordinator never sees them.
+            The number of examples; the coordinator never sees them.
         range_size : int
-            How many make a range: a few batches, because another worker repeats the range of one that dies.
+            Examples per range: a few batches, because another worker repeats the range of a dead one.
         passes : int
             How often every example is used.
         shuffle_seed : int, optional
             Permute all examples, differently in each pass; by default they come in their order.
         name : str
-            Of the data set. Workers that name the same share its ranges; one that is used up stays so.
+            Of the data set. Workers with the same name share its ranges; a used-up data set stays used up.
         timeout : float, optional
             Seconds to wait for each range; by default as `connect` says, at least 60.
 
@@ -264,7 +263,7 @@ class Connection:
         Raises
         ------
         JobMismatchError
-            Another worker has described the data set otherwise.
+            Another worker has described the data set differently.
         DeadlineError
             Names the workers whose ranges were awaited.
         """
@@ -274,12 +273,12 @@ class Connection:
         return self._each_range(data, timeout)
 
     def shards(self, num_examples: int, shard_size: int, **options: Any) -> Iterator[DataRange]:
-        """`ranges`, by its old name; the next release is without it."""
+        """Deprecated alias of `ranges`; the next release removes it."""
         warnings.warn("worker.shards is now worker.ranges", DeprecationWarning, stacklevel=2)
         return self.ranges(num_examples, shard_size, **options)
 
     def _each_range(self, data: DataSpec, timeout: float | None) -> Iterator[DataRange]:
-        """Yield range after range; each one counts as used when the next one is asked for."""
+        """Yield ranges; each one counts as used when the next one is requested."""
         taken: DataRange | None = None
         while True:
             refuse_in_callback()
@@ -291,7 +290,7 @@ class Connection:
     def take_async(
         self, data: DataSpec, used: DataRange | None = None, *, timeout: float | None = None
     ) -> Future[DataRange | None]:
-        """Say which range was used and ask for the next; one step of `ranges`. None: there is no more."""
+        """Report the used range and request the next; one step of `ranges`. None: all passes are done."""
         if used is not None:
             self._used[data.name] = (used.data_pass, used.number)
         take = TakeRange(0.0, data=data, used=self._used.get(data.name))
@@ -307,17 +306,17 @@ class Connection:
         return self._submit(AskStatus(0.0), timeout, dict)
 
     def statistics(self) -> Statistics:
-        """Return what this worker has done so far; a frozen copy, also after `close`. Not in a callback of a future."""
+        """Return a frozen copy of this worker's counts so far, also after `close`. Not in a callback of a future."""
         return self._thread.ask(self._thread.machine.statistics)
 
     # --- the end ------------------------------------------------------------------------------
 
     def finish(self, *, timeout: float | None = None) -> None:
-        """Complete what is under way, tell the others that this worker is done, and close.
+        """Complete pending operations, inform the others that this worker is done, and close.
 
-        In the synchronous mode the last push counts in its step, which this does not wait for: pull
-        first to see the result. When the last worker of a job has left, and one has
-        finished, the job ends and its memory is freed; the cluster goes on.
+        In synchronous mode the last push counts in its step, but this does not wait for it: pull first to see the
+        result. When the last worker of a job has left, and one has finished, the job ends and its memory is freed. The
+        cluster continues.
 
         Parameters
         ----------
@@ -327,7 +326,7 @@ class Connection:
         Raises
         ------
         DeadlineError
-            Names what was not completed; the worker is closed anyway.
+            Names the operations that did not complete; the worker is closed anyway.
         """
         refuse_in_callback()
         try:
@@ -341,15 +340,15 @@ class Connection:
 
     @property
     def draining(self) -> bool:
-        """Whether this process was asked to go, by a signal of `zmqps.drain_on`: `drain` where a step is done."""
+        """Whether a signal of `zmqps.drain_on` has asked this process to leave: call `drain` at the end of a step."""
         return is_draining()
 
     def drain(self, *, timeout: float | None = None) -> NoReturn:
-        """Complete what is under way, say goodbye as one that was asked to go, close, and end the program.
+        """Complete pending operations, leave as drained, close, and end the program.
 
-        As `finish`, but the job is not taken for done: it waits for workers that go on with it, as long as
-        ``--lease`` says. Nobody is told of a loss. The range of data that this worker has, of which it may have used a
-        part, is handed out again. Started again under the same name, it gets its rank back where that is free.
+        Like `finish`, but the job is not done: it waits ``--lease`` seconds for workers that continue it. No loss is
+        reported. The worker's current range of data, of which it may have used a part, is handed out again. A restarted
+        worker of the same name gets its rank back if that is free.
 
         Parameters
         ----------
@@ -359,10 +358,10 @@ class Connection:
         Raises
         ------
         SystemExit
-            Always, with the exit code 75, unless another error comes first: what started this program knows by
-            it that the worker went in order, before it was done.
+            Always, with the exit code 75, unless another error comes first. The supervisor knows by it that the worker
+            left in order, before it was done.
         DeadlineError
-            Names what was not completed; the worker is closed anyway.
+            Names the operations that did not complete; the worker is closed anyway.
         """
         refuse_in_callback()
         try:
@@ -376,11 +375,11 @@ class Connection:
         return self._submit(Finish(0.0, reason=DepartureCause.DRAINED), timeout)
 
     def _rejoin(self, timeout: float) -> float:
-        """End this life and join as a new incarnation; return how many seconds are left."""
+        """End this life and join as a new incarnation; return the remaining seconds."""
         refuse_in_callback()
         timeout = checks.seconds("a timeout", timeout)
         before = self._thread
-        if (lost := before.machine.links.lost_server) is not None:  # there is nothing to come back to
+        if (lost := before.machine.links.lost_server) is not None:  # there is no job to rejoin
             raise lost.again()
         self._stop(before, "rejoin", timeout)
         with self._lives:
@@ -396,11 +395,11 @@ class Connection:
         return max(began_at + timeout - self._thread.time(), 0.001)
 
     def close(self, *, timeout: float | None = None) -> None:
-        """Leave the cluster and release everything; what is under way fails with `ClosedError`.
+        """Leave the cluster and release everything; pending operations fail with `ClosedError`.
 
-        When this returns nothing of the worker is open: no socket, no thread, no shared memory but what
-        its arrays still refer to. And the coordinator knows, unless it has not answered the goodbye within a second.
-        Any thread may close it, and more than one; a signal handler may, too.
+        When this returns nothing of the worker is open: no socket, no thread, no shared memory except what its arrays
+        still refer to. The coordinator knows, unless it has not answered the goodbye within a second. Any thread, even
+        several at once, and a signal handler may close it.
 
         Parameters
         ----------
@@ -410,12 +409,11 @@ class Connection:
         Raises
         ------
         DeadlineError
-            The background thread is held up, by a callback of a future that does not return.
-            The worker ends as soon as that does.
+            A callback of a future does not return and blocks the background thread. The worker ends when it returns.
         ConfigurationError
-            This is a callback of a future, which runs on the thread that is to end.
+            This is a callback of a future, which runs on the thread that must end.
         ForkedError
-            The worker is the parent process's.
+            The worker belongs to the parent process.
         """
         self.refuse_in_fork()
         refuse_in_callback()
@@ -465,11 +463,11 @@ class Connection:
             self.close()
 
     def refuse_in_fork(self) -> None:
-        """Raise `ForkedError` in a forked child of the process that has connected."""
+        """Raise `ForkedError` in a forked child of the connected process."""
         self._thread.refuse_in_fork()
 
     def _disown(self) -> None:
-        """Forget, in a forked child, what only the parent may use."""
+        """Discard, in a forked child, the state that belongs to the parent."""
         self._lives = threading.RLock()  # another thread of the parent may have held it
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""Whether this process was asked to go: by a signal that its program has said to mean that, and by no other one."""
+"""Whether this process was asked to leave, by a signal that its program has chosen for that."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _asked = threading.Event()
 
 
 def drain_on(*signals: int) -> None:
-    """Let a signal ask the workers of this process to go in order, instead of ending it at once.
+    """Make a signal ask this process's workers to leave in order, instead of ending the process at once.
 
-    From then on `Worker.draining` is true. The training loop looks at that where a step is done, and calls
-    `Worker.drain`. A second signal of the same number does what the first one would have done without this.
+    From then on the signal sets `Worker.draining`. The training loop checks it at the end of a step, and calls
+    `Worker.drain`. A second signal of the same number has its original effect.
 
     Parameters
     ----------
     *signals : int
-        By default SIGTERM, which supervisors, schedulers and hosts that are about to be taken away send. One that is
-        ignored stays so, as SIGHUP under ``nohup``.
+        By default SIGTERM, which supervisors, schedulers and hosts about to be removed send. An ignored signal stays
+        ignored, as SIGHUP under ``nohup``.
 
     Raises
     ------
@@ -57,5 +57,5 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
 
 
 def is_draining() -> bool:
-    """Whether this process was asked to go."""
+    """Whether this process was asked to leave."""
     return _asked.is_set()

@@ -1,4 +1,4 @@
-"""Gradients computed where servers on this host read them."""
+"""Gradients computed in memory that servers on this host read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class GradientBuffers:
     empty
         Allocates a table: ``empty(size, dtype)``.
     part
-        Leaves to servers what such a table holds: what is written to it later they do not see.
+        Releases such a table to the servers: they do not see what is written to it later.
 
     Attributes
     ----------
@@ -52,17 +52,17 @@ class GradientBuffers:
         self.arrays = {parameters[n].name: array.reshape(parameters[n].shape) for n, array in self.flat.items()}
 
     def part(self) -> None:
-        """Leave what the tables hold to servers that read it; from now on the arrays are this process's own."""
+        """Release the tables to the servers that read them; from now on the arrays belong to this process only."""
         self.shared = False
         for table in self.tables:
             self._part(table)
 
     def are(self, grads: Mapping[str, Any]) -> bool:
-        """Whether these arrays are what is pushed: all of them, and the same objects."""
+        """Whether exactly these arrays are pushed: all of them, and the same objects."""
         return len(grads) == len(self.arrays) and all(grads.get(name) is array for name, array in self.arrays.items())
 
     def hold(self, flat: Sequence[Array | None]) -> bool:
-        """Whether flat arrays, by parameter, are all of this memory, however they were made."""
+        """Whether flat arrays, by parameter, are all in this memory, however they were made."""
         return all(
             (array := flat[number]) is not None
             and array.dtype == own.dtype

@@ -1,4 +1,4 @@
-"""Futures of what a worker does with several operations, or with none."""
+"""Futures that combine several operations, or none."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 
 class Joint(Future[Any]):
-    """The future of some operations together, with the result of the first; it cannot be withdrawn.
+    """The joint future of several operations, with the result of the first; it cannot be withdrawn.
 
     Parameters
     ----------
     parts
-        Their futures, which nobody else has; one at least.
+        Their futures, not shared with other code; at least one.
     """
 
     def __init__(self, parts: Sequence[Future[Any]]) -> None:
@@ -36,7 +36,7 @@ class Joint(Future[Any]):
 
     def _wait(self, timeout: float | None) -> None:
         for part in self._parts:
-            part.exception(timeout)  # it knows where nothing may wait for it
+            part.exception(timeout)  # it raises where waiting is not allowed
 
     def _ended(self, part: Future[Any]) -> None:
         with self._counting:
@@ -51,7 +51,7 @@ class Joint(Future[Any]):
 
 
 def done(value: Any = None) -> Future[Any]:
-    """Return a future of what is there already."""
+    """Return a future with a result that is already there."""
     future = Future[Any]()
     future.set_result(value)
     return future

@@ -1,4 +1,4 @@
-"""Which worker of its launcher this process is, and which life of it, where workers that fail are started again."""
+"""Which worker of its launcher this process is, and which life of it, if failed workers are restarted."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ class Life:
     Attributes
     ----------
     token
-        What all lives of this worker know, and nobody else; empty where it is not started again.
+        A secret shared by all lives of this worker; empty if it is not restarted.
     number
-        How many there were before.
+        The number of earlier lives.
     index
-        The worker's number, as its launcher counts; None: nobody has started it as one of several.
+        The worker's number from its launcher; None: it was not started as one of several.
     log
-        What its launcher calls the log of what it says; empty where there is none.
+        The launcher's name for this worker's log; empty without one.
     """
 
     token: bytes = field(default=b"", repr=False)
@@ -36,9 +36,9 @@ class Life:
     log: str = ""
 
     def name(self, role: str) -> str | None:
-        """Return what it is called where its user does not say: the same in each life; None: as any other process.
+        """Return the default name: the same in each life; None: as for any other process.
 
-        A worker is called as its log is.
+        A worker has the name of its log.
         """
         if self.index is None:
             return None
@@ -46,17 +46,17 @@ class Life:
         return self.log if self.log.partition("@")[0] == own else own
 
     def wish(self, role: str) -> int | None:
-        """Return the number that it is to have; None: any."""
+        """Return the requested rank; None: any."""
         return self.index if role == "worker" else None
 
 
 def find_life(environ: Mapping[str, str]) -> Life:
-    """Return what a supervisor has put into the environment.
+    """Return the life that a supervisor has put into the environment.
 
     Raises
     ------
     ConfigurationError
-        It is no token, or no number.
+        A token or a number is malformed.
     """
     text, number = environ.get(TOKEN_VARIABLE, ""), environ.get(LIFE_VARIABLE, "") or "0"
     told = environ.get(INDEX_VARIABLE, "")

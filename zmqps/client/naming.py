@@ -1,4 +1,4 @@
-"""Names of parameters, as a script says them: those that there are, and the nearest to one that there is not."""
+"""Names of parameters in a script: the known ones, and the nearest match for an unknown one."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from zmqps.errors import OptimizerError, UnknownParameterError, listed
 from zmqps.optim import OptimizerSpec, make_kernel, unused
 from zmqps.optim.registry import BUILTIN
 
-#: How many of the names that there are an error tells.
+#: How many known names an error lists.
 MOST_TOLD = 8
 
 
 def check_names(names: Iterable[str], index: Mapping[str, int]) -> list[int]:
-    """Return the parameters' numbers; raise `UnknownParameterError` with the nearest name there is."""
+    """Return the parameters' numbers; raise `UnknownParameterError` with the nearest known name."""
     numbers = []
     for name in names:
         number = index.get(name) if isinstance(name, str) else None
@@ -28,8 +28,8 @@ def check_names(names: Iterable[str], index: Mapping[str, int]) -> list[int]:
 
 
 def check_groups(optimizer: OptimizerSpec, names: Sequence[str]) -> None:
-    """Raise `OptimizerError` if a group is meant for parameters that there are not, or the rule is not for any."""
-    if names and optimizer.name in BUILTIN:  # others may be known to servers alone
+    """Raise `OptimizerError` if a group names unknown parameters, or the rule suits none."""
+    if names and optimizer.name in BUILTIN:  # other rules may be installed only on the servers
         make_kernel(optimizer.rules(names)[0][0])
     if (found := unused(optimizer.groups, names)) is None:
         return

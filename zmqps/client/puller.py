@@ -1,4 +1,4 @@
-"""Pulling a job's parameters: what workers and observers have in common, on top of their `Connection`."""
+"""Pulling a job's parameters: what workers and observers share, on top of `Connection`."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from zmqps.gpu.handover import Handover
 
 
 class Puller(Connection):
-    """A member of a cluster that takes the job as it is and pulls; `Pusher` adds what changes it."""
+    """A member that uses the job as it is and pulls; `Pusher` adds what changes it."""
 
     _requests: Requests | None = None
     _restored: Restored | None = None
@@ -50,10 +50,10 @@ class Puller(Connection):
     ) -> None:
         register_where_used()
         self._handover = handover = Handover()
-        self._buffers: GradientBuffers | None = None  # outlive a life in the cluster
+        self._buffers: GradientBuffers | None = None  # kept across lives in the cluster
         self._trained: JobSpec | None = None  # likewise: a later life trains the same job, or none
-        self._named = False  # it is one that this worker has named: a later life names it, too, to count
-        self._caches = RowCaches()  # of sparse tables; outlive a life, but for what they hold
+        self._named = False  # this worker has named the job: a later life names it, too, to count
+        self._caches = RowCaches()  # of sparse tables; kept across lives, but without their contents
         super().__init__(
             address,
             job=job,
@@ -87,26 +87,26 @@ class Puller(Connection):
 
     @property
     def restored(self) -> Restored | None:
-        """The checkpoint that the job has begun from, with what was saved beside it; None: it began with new values."""
+        """The checkpoint that the job started from, with the state saved in it; None: it began with new values."""
         return self._restored
 
     def on_rollback(self, callback: Callable[[Rollback], object]) -> None:
-        """Let a function be called whenever the job goes back to a checkpoint, because a part of it was lost.
+        """Register a callback for whenever the job goes back to a checkpoint, because a part of it was lost.
 
-        It runs on the background thread, as callbacks of futures do, before any values are returned that have gone
-        back; so only methods that do not block may be called in it. A training loop that goes by `Params.version` needs
-        none. What the function raises is logged.
+        It runs on the background thread, like callbacks of futures, before any rolled-back values are returned, so it
+        may call only methods that do not block. A training loop that uses `Params.version` needs none. Errors of the
+        callback are logged.
 
         Parameters
         ----------
         callback : callable
-            Called with a `Rollback`: the version, how much is lost, and the state that was saved with the checkpoint.
+            Called with a `Rollback`: the version, how much is lost, and the state saved in the checkpoint.
         """
         call = checks.function("callback", callback)
         self._listeners.append(lambda event: call(event) if isinstance(event, Rollback) else None)
 
     def statistics(self) -> Statistics:
-        """Return what this worker has done so far; a frozen copy, also after `close`. Not in a callback of a future."""
+        """Return a frozen copy of this worker's counts so far, also after `close`. Not in a callback of a future."""
         shared, borrowed = self._arenas.nbytes, self._lanes.borrowed_nbytes if self._lanes else 0
         pinned = self._handover.pinned_nbytes
         return replace(super().statistics(), pinned_bytes=pinned, shared_bytes=shared, borrowed_bytes=borrowed)
@@ -123,7 +123,7 @@ class Puller(Connection):
         me = weakref.ref(self)
 
         def reads_in_place() -> bool:
-            worker = me()  # no circle, which would keep a worker that nobody refers to
+            worker = me()  # no cycle, which would keep a worker without references alive
             return worker is not None and worker._reads_in_place()
 
         def attach(value: Attached) -> None:
@@ -144,7 +144,7 @@ class Puller(Connection):
         return self._submit(init, timeout, attach)
 
     def _job(self, timeout: float | None) -> Requests:
-        """Return the job; an observer, or a worker that did not call `init`, takes it as it is."""
+        """Return the job; an observer, or a worker that did not call `init`, uses it as it is."""
         if self._requests is None:
             refuse_in_callback()
             self._attach(StartJob(0.0), timeout).result()
@@ -152,32 +152,31 @@ class Puller(Connection):
             if self._trained is not None and self._requests.job != self._trained:
                 found, self._requests = self._requests.job, None
                 found.check_same(self._trained, "the worker that began it anew")
-            if self._named:  # only now: before, it would have begun a job that has ended
+            if self._named:  # only now: before, it would have started an ended job again
                 self._attach(StartJob(0.0, job=self._trained), timeout).result()
         assert self._requests is not None
         return self._requests
 
     def table(self, name: str, *, cache: CacheOptions | None = None, timeout: float | None = None) -> Table:
-        """Return the way to a sparse table of the job.
+        """Return the handle of a sparse table of the job.
 
         Parameters
         ----------
         name : str
-            As ``init(tables={name: …})`` has it.
+            As in ``init(tables={name: …})``.
         cache : CacheOptions, optional
-            From `zmqps.row_cache`: how many rows this worker keeps, and for how long it reads them again. It is the
-            worker's: all that this method returns for the table uses it from then on. By default as it was; at first
-            there is none.
+            From `zmqps.row_cache`: how many rows this worker keeps, and for how long it reads them again. It belongs to
+            the worker: all handles of the table use it from then on. By default unchanged; at first there is none.
         timeout : float, optional
-            Seconds to ask for the job, where `init` was not called.
+            Seconds to ask for the job, if `init` was not called.
 
         Raises
         ------
         UnknownParameterError
             The job has no such table.
         ConfigurationError
-            The cache does not go with the job: it is synchronous, or bounded by less; or deferred gradients could not
-            be seen.
+            The cache does not suit the job: the job is synchronous, or has a smaller bound; or deferred gradients would
+            not be visible.
         """
         job = self._job(timeout)
         requests = job.table(name)
@@ -189,20 +188,20 @@ class Puller(Connection):
         return Table(self, name)
 
     def _reads_at(self) -> int | None:
-        """Return the clock of a read that is asked for now, after all that was submitted; None: it ends no steps."""
+        """Return the clock of a read requested now, after all submitted operations; None: this member ends no steps."""
         if not self._named:
             return None
         return self._thread.ask(lambda: self._thread.machine.transfers.pace.reads_at)
 
     def _send_kept(self, timeout: float | None = None) -> list[Future[Any]]:
-        """Begin to send the gradients that caches keep."""
+        """Start to send the gradients that caches keep."""
         requests = self._requests
         if requests is None or not self._caches:
             return []
         return [cache.flush(Call(self, requests.table(name), timeout)) for name, cache in self._caches.items()]
 
     def finish(self, *, timeout: float | None = None) -> None:
-        """See `Connection.finish`; gradients that caches of tables keep are sent before."""
+        """See `Connection.finish`; it first sends the gradients that caches of tables keep."""
         refuse_in_callback()
         try:
             for sent in self._send_kept(timeout):
@@ -221,7 +220,7 @@ class Puller(Connection):
         return super().drain_async(timeout=timeout)
 
     def close(self, *, timeout: float | None = None) -> None:
-        """See `Connection.close`; gradients that caches of tables keep have two seconds to be applied before."""
+        """See `Connection.close`; gradients that caches of tables keep first have two seconds to be applied."""
         if self._caches and not in_callback():  # there it is refused
             requests = self._requests
             for name, cache in self._caches.items():
@@ -244,39 +243,37 @@ class Puller(Connection):
         Parameters
         ----------
         names : str or iterable of str, optional
-            Which; by default those in ``out``, or all. They come in the order given here, as far as each
-            server can say: those of one slice come together.
+            Which; by default those in ``out``, or all. They arrive in the order given here, as far as each server can
+            order them: those of one slice arrive together.
         out : mapping of str to array, optional
-            Arrays to put the values into, in place, converted to their dtype. They may be on GPUs.
+            Arrays for the values, written in place, converted to their dtype. They may be on GPUs.
         at_least, exact : int, optional
-            Wait for this version or a later one; or read this very one (synchronous mode, where it
-            must be retained).
+            Wait for this version or a later one; or read exactly this version (synchronous mode, where it must be
+            retained).
         codec : Codec or str, optional
-            How the values travel: ``raw``, ``bf16``, ``fp16`` or ``int8``; by default the job's.
+            The codec of the values: ``raw``, ``bf16``, ``fp16`` or ``int8``; by default the job's.
         copy : bool
-            False: return read-only arrays, which are views of a server's own memory where that is on this
-            host, in reach (``docs/lane.md``), and holds the parameter in one piece. A
-            view stays as it is until garbage-collected: the server puts later updates elsewhere, for which
-            it keeps up to two more copies of its values. So let go of the last values
-            before, or soon after, the next ones come. It stays valid memory after `close`, and when the server
-            ends. From a server elsewhere a parameter that came whole in one message, and is at least a sixteenth of
-            it, is a view of that message, which it keeps in this process's memory. Others are copies. Not together
-            with ``out``.
+            False: return read-only arrays. They are views of a server's own memory if that is on this host, in reach
+            (``docs/lane.md``), and holds the parameter in one piece. A view does not change until garbage-collected:
+            the server writes later updates elsewhere, and keeps up to two more copies of its values for that. So drop
+            the last values before, or soon after, the next ones arrive. A view is valid memory after `close`, and after
+            the server ends. From other servers a parameter that arrived complete in one message, and is at least a
+            sixteenth of it, is a view of that message, which stays in this process's memory. Others are copies. Not
+            together with ``out``.
         timeout : float, optional
             Seconds; by default as `connect` says, at least 60.
 
         Returns
         -------
         Params
-            A dict of ``out``'s arrays, or of new ones in the dtype the servers keep, with the
-            ``version`` they are of. In synchronous mode all values are of that version. Otherwise
-            a value may hold another worker's update in one slice and not yet in the next, and the
-            version is the oldest of the slices'.
+            A dict of ``out``'s arrays, or of new ones in the servers' dtype, with their ``version``. In synchronous
+            mode all values have that version. Otherwise a value may contain another worker's update in one slice and
+            not yet in the next, and the version is the lowest of the slices'.
 
         Raises
         ------
         UnknownParameterError, ShapeError, DtypeError, DeviceError
-            Nothing was asked for.
+            Nothing was requested.
         DeadlineError, PeerLostError
             ``out`` may hold some new values and some old ones.
         """
@@ -309,32 +306,32 @@ class Puller(Connection):
         codec: str | Codec | None = None,
         timeout: float | None = None,
     ) -> Iterator[tuple[str, Any]]:
-        """Ask for parameters at once and hand out each as soon as it is there, in the order of ``names``.
+        """Request parameters at once and yield each as soon as it arrives, in the order of ``names``.
 
-        So a forward pass can begin with the first layer while the last ones are on their way. It is still one
-        pull, begun by this call, not by the first step of the loop.
+        So a forward pass can begin with the first layer while the last ones are in flight. It is one pull, started by
+        this call, not by the first step of the loop.
 
         Parameters
         ----------
         names
             As for `pull`; by default the order of the job.
         out : mapping of str to ndarray, optional
-            Contiguous arrays to put the values into; by default new ones.
+            Contiguous arrays for the values; by default new ones.
         at_least, codec, timeout
-            As for `pull`; the timeout is that of the whole.
+            As for `pull`; the timeout is for all of it.
 
         Returns
         -------
         iterator of (str, ndarray)
-            In synchronous mode all are of one version: that of the worker's step. Where the others may
-            go on without this worker (backup workers), keep it readable with ``init(retain=n)``.
+            In synchronous mode all have one version: that of the worker's step. If the others may continue without this
+            worker (backup workers), keep it readable with ``init(retain=n)``.
 
         Raises
         ------
         UnknownParameterError, ShapeError, DtypeError, ConfigurationError
-            At once; nothing was asked for.
+            At once; nothing was requested.
         DeadlineError, PeerLostError, VersionError
-            By the iterator, where the value is missing; what it has handed out before is right.
+            By the iterator, for a missing value; those yielded before are right.
         """
         refuse_in_callback()
         futures = self.pull_each_async(names, out=out, at_least=at_least, codec=codec, timeout=timeout)

@@ -1,4 +1,4 @@
-"""Pushing gradients, where a worker's steps end, and with which numbers they are applied, on top of `Puller`."""
+"""Pushing gradients, the ends of a worker's steps, and hyperparameters, on top of `Puller`."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from zmqps.optim import Hyperparameters, OptimizerSpec
 
 
 class Pusher(Puller):
-    """A member of a cluster that brings gradients to its job; `zmqps.Worker` adds what begins and saves that."""
+    """A member that contributes gradients to its job; `zmqps.Worker` adds starting and saving it."""
 
-    _settable: tuple[JobSpec, Hyperparameters] | None = None  # the job for which numbers were set last, and what can be
+    _settable: tuple[JobSpec, Hyperparameters] | None = None  # the job whose numbers were set last, and what can be set
 
     def push(
         self,
@@ -40,35 +40,34 @@ class Pusher(Puller):
         Parameters
         ----------
         grads : mapping of str to array
-            Gradients of some or all parameters; None: nothing for this one in this step. They are not copied
-            where they are contiguous, and not even sent where they are `gradient_buffers` and the server is on
-            this host. Those on a GPU are copied to this host, after what their library still computes, before
-            this returns; in ``bf16``, ``fp16``, ``int8`` and ``topk`` they are encoded before that.
+            Gradients of some or all parameters; None: no gradient in this step. Contiguous ones are not copied.
+            `gradient_buffers` are not even sent to a server on this host. Those on a GPU are copied to this host before
+            this returns, after pending work of their library; for ``bf16``, ``fp16``, ``int8`` and ``topk`` they are
+            encoded first.
         timeout : float, optional
             Seconds; by default as `connect` says, at least 60.
         atomic : bool
-            Apply all of it on a shard at once, so that no other worker's update of that shard comes
-            in between. Otherwise slices (4 MiB unless ``--slice-size`` says otherwise) are atomic. Over
-            several shards nothing is promised.
+            Apply all of it on a shard at once, so that no other worker's update of that shard comes in between.
+            Otherwise slices (4 MiB by default, see ``--slice-size``) are atomic. There is no guarantee across shards.
         examples : int
-            Synchronous: how often these gradients count in the step's mean, usually the size of
-            the batch they are the mean of. Each parameter's mean is over the workers that pushed it, or over all
-            of the step where the job has ``mean="workers"``; what nobody pushed in a step is not updated.
-            The parts of one batch are given the same number, which counts once.
+            Synchronous: the weight of these gradients in the step's mean, usually the size of the batch they are the
+            mean of. Each parameter's mean is over the workers that pushed it, or over all of the step if the job has
+            ``mean="workers"``; a parameter without a push in a step is not updated. Give the parts of one batch the
+            same number, which counts once.
         codec : Codec or str, optional
-            How the gradients travel; by default the job's.
+            The codec of the gradients; by default the job's.
         step : bool, optional
-            Not asynchronous: whether this ends the worker's step. By default it does where no parameter is left out
-            but frozen ones (``optim.group(..., frozen=True)``). With False more pushes of the same step can follow;
-            with True it ends whatever is in it, which may be nothing.
+            Not asynchronous: whether this ends the worker's step. By default it does if only frozen parameters
+            (``optim.group(..., frozen=True)``) are left out. With False more pushes of the same step can follow; with
+            True it ends the step whatever is in it, even nothing.
 
         Raises
         ------
         UnknownParameterError, ShapeError, DtypeError, NonFiniteGradientError, DeviceError
             Nothing was sent.
         DeadlineError, PeerLostError
-            The push may have been applied in part; what was is never applied twice. Some of it may
-            still be on its way: leave the arrays as they are, or what arrives may be neither.
+            The push may have been applied in part; no part is ever applied twice. Parts may still be in flight: do not
+            modify the arrays, or mixed values may arrive.
         """
         refuse_in_callback()
         push, _ = (self._requests or self._job(timeout)).push(grads, examples, codec, atomic=atomic, step=step)
@@ -113,7 +112,7 @@ class Pusher(Puller):
             params: Params = self._complete(Exchange(push=push, pull=pull), timeout, result)
             return params
         except BaseException as error:
-            if lent is not None:  # servers may be yet to read them, and the caller may write there from now on
+            if lent is not None:  # servers may still read them, and the caller may write there from now on
                 try:
                     lent.part()
                 except OSError as why:
@@ -138,19 +137,19 @@ class Pusher(Puller):
         return self._submit(Exchange(push=push, pull=pull), timeout, result)
 
     def set(self, values: Mapping[str, Any], *, step: bool = False, timeout: float | None = None) -> None:
-        """Write parameters or buffers as they are, past the optimizer; return when every shard has them.
+        """Write parameters or buffers directly, without the optimizer; return when every shard has them.
 
-        Each shard takes all of it at once. In the synchronous mode it is a part of this worker's step, as a push is:
-        the version that the step makes is the first with it, on all shards; until then pulls get the old values.
-        What is set in a step is not trained in it; of several workers that set one thing in a step that with the lowest
-        rank counts, so all may run the same script. In the other modes the next pull reads it. The optimizer's slots
-        and step counts stay as they are.
+        Each shard takes all of it at once. In synchronous mode it is a part of this worker's step, like a push: the
+        version that the step makes is the first with it, on all shards; until then pulls return the old values. A value
+        set in a step is not trained in it. If several workers set a value in a step, that of the lowest rank counts, so
+        all may run the same script. In the other modes the next pull returns it. The optimizer's slots and step counts
+        do not change.
 
         Parameters
         ----------
         values : mapping of str to array
-            By name, in the shapes of `init`; of any dtype that converts without becoming another kind of number.
-            A buffer may hold NaN and infinity. They are sent as they are, whatever the job's codecs.
+            By name, in the shapes of `init`; of any dtype that converts without becoming another kind of number. A
+            buffer may hold NaN and infinity. They are sent raw, whatever the job's codecs.
         step : bool
             Not asynchronous: whether this ends the worker's step. By default a push does, or `advance`.
         timeout : float, optional
@@ -174,17 +173,17 @@ class Pusher(Puller):
     def average(
         self, values: Mapping[str, Any], *, examples: int = 1, step: bool = False, timeout: float | None = None
     ) -> None:
-        """Set parameters or buffers to the mean of what the workers say in a step, as statistics of BatchNorm.
+        """Set parameters or buffers to the mean of the workers' values in a step, such as BatchNorm statistics.
 
-        As `set`, for the synchronous mode, whose workers share their steps: the mean is over those who bring values for
-        a name to the step. Where somebody sets that in the same step, it is what was set.
+        Like `set`, but only in synchronous mode, whose workers share their steps. The mean is over the workers that
+        give values for a name in the step. If a worker sets it in the same step, the set value counts.
 
         Parameters
         ----------
         values, step, timeout
             As for `set`; of a floating dtype.
         examples : int
-            How often these values count in the mean.
+            The weight of these values in the mean.
 
         Raises
         ------
@@ -212,23 +211,22 @@ class Pusher(Puller):
         Buffers have none.
 
         Compute gradients into them (``np.multiply(…, out=buffers["w"])``, or tensors made by
-        ``torch.from_numpy(buffers["w"])``) and push them: all at once, as the dict that this
-        returns or one like it, or some. Servers on this host apply them from there, nothing is copied;
-        to others they travel as any arrays do. A program that cannot compute in place gains nothing.
+        ``torch.from_numpy(buffers["w"])``) and push them: all at once, as the returned dict or one like it, or some.
+        Servers on this host apply them from there, without a copy; to others they travel like any arrays. A program
+        that cannot compute in place gains nothing.
 
         Parameters
         ----------
         timeout : float, optional
-            Seconds to ask for the job, where `init` was not called.
+            Seconds to ask for the job, if `init` was not called.
 
         Returns
         -------
         dict of str to array
-            Zeros at first, in the shape of each parameter and the dtype that servers keep (float32 or
-            float64). The same arrays at each call, also after `rejoin` if the job is the same. They are
-            plain memory of this process, valid as long as they are referred to, and count in
-            ``statistics().shared_bytes`` where they are shared. As with any array, leave them alone
-            from a push until it is done.
+            Initially zeros, in the shape of each parameter and the dtype that servers keep (float32 or float64). The
+            same arrays at each call, also after `rejoin` if the job is the same. They are plain memory of this process,
+            valid as long as they are referred to, and count in ``statistics().shared_bytes`` if they are shared. As
+            with any array, do not modify them from a push until it is done.
         """
         self._buffers = self._job(timeout).gradient_buffers()
         return dict(self._buffers.arrays)
@@ -236,17 +234,17 @@ class Pusher(Puller):
     def advance(self, *, timeout: float | None = None) -> None:
         """End this worker's step: of several partial pushes, or of none.
 
-        A push that leaves out no parameter but frozen ones does so by itself: after that, this ends the next step.
-        A worker that holds only some of the layers calls this after having pushed theirs: each parameter's mean is
-        over the workers that pushed it. With nothing pushed it is `skip`; but where the job has ``mean="workers"``, the
-        worker counts in the mean with one example, or with those of ``push({}, step=True, examples=…)``. Nothing
-        happens in asynchronous mode.
+        A push that leaves out only frozen parameters does so by itself; after that, this ends the next step. A worker
+        that holds only some of the layers calls this after pushing them: each parameter's mean is over the workers that
+        pushed it. With nothing pushed it is `skip`; but if the job has ``mean="workers"``, the worker counts in the
+        mean with one example, or with those of ``push({}, step=True, examples=…)``. It does nothing in asynchronous
+        mode.
 
         Parameters
         ----------
         timeout : float, optional
             Seconds; by default as `connect` says, at least 60. The next transfer waits for the end of the step, this
-            only for that of the step before it.
+            call only for the end of the previous step.
 
         Raises
         ------
@@ -261,13 +259,13 @@ class Pusher(Puller):
         return self._end_step(Advance(0.0), timeout)
 
     def skip(self, *, for_all: bool = False, timeout: float | None = None) -> None:
-        """Say that nothing comes from this worker in this step: the others go on without its gradient.
+        """Declare that this worker contributes nothing to this step: the others continue without its gradient.
 
-        For a batch that is empty, or a gradient that is not finite. In the synchronous mode the mean is over those who
-        contributed, and what was pushed in this step in part does not count. If all skip a step, nothing is updated in
+        Use it for an empty batch, or a gradient that is not finite. In synchronous mode the mean is over the
+        contributors, and a partial push of this step does not count. If all workers skip a step, nothing is updated in
         it, and the version is one higher. With ``replicas_to_aggregate`` a step still needs that many gradients: while
-        too few are on their way, this worker is let go to bring another one. In the bounded mode the worker's clock
-        goes on. Nothing happens in asynchronous mode.
+        too few are in flight, this worker is released to contribute another one. In bounded mode the worker's clock
+        advances. It does nothing in asynchronous mode.
 
         With ``for_all`` the step's gradients of all workers are discarded, as DDP with a GradScaler does when one
         worker has a gradient that is not finite. The step ends as usual, once all have arrived, and the version rises
@@ -303,7 +301,7 @@ class Pusher(Puller):
         if self._role == "observer":
             raise ConfigurationError("an observer is not waited for, so it has no steps to end")
         if self._requests is None:
-            self._job(timeout)  # whose mode says whether there are steps
+            self._job(timeout)  # its mode says whether there are steps
         self._send_kept(timeout)
         return self._submit(advance, timeout)
 
@@ -330,11 +328,11 @@ class Pusher(Puller):
         ----------
         values : mapping of str to float
             By the names of `zmqps.optim`: ``learning_rate``, ``weight_decay``, and each number of the optimizer, such
-            as ``momentum`` or ``b1``. They are for the parameters in no group, and for groups that have no number of
-            their own of that name.
+            as ``momentum`` or ``b1``. They apply to the parameters in no group, and to groups that do not have their
+            own number of that name.
         groups : sequence of mapping, optional
-            Likewise of the optimizer's groups, in their order; None leaves one as it is. Groups that began with the
-            same numbers may part.
+            Likewise of the optimizer's groups, in their order; None leaves one unchanged. Groups that started with the
+            same numbers may diverge.
         timeout : float, optional
             Seconds; by default as `connect` says, at least 60.
 
@@ -342,13 +340,14 @@ class Pusher(Puller):
         -------
         bool
             Whether these numbers are in force now. For a worker that is not the chief: only if the chief has set the
-            same.
+            same ones.
 
         Raises
         ------
         OptimizerError
-            A number is out of its range, or not one of the optimizer's; or it decides which state is kept or what that
-            begins with, such as the first ``momentum`` of `zmqps.optim.rmsprop`; or there are not as many as groups.
+            A number is out of its range, or not one of the optimizer's; or it decides which state is kept or its
+            initial value, such as the first ``momentum`` of `zmqps.optim.rmsprop`; or their number differs from that of
+            groups.
         ConfigurationError
             This is an observer, or more than 4,096 numbers would travel with each update.
         DeadlineError
@@ -382,23 +381,23 @@ class Pusher(Puller):
     def set_learning_rate(
         self, learning_rate: float, *, groups: Sequence[float | None] | None = None, timeout: float | None = None
     ) -> bool:
-        """Set the job's learning rate: `set_hyperparameters` with that alone.
+        """Set the job's learning rate: `set_hyperparameters` with only that.
 
         Other numbers set before return to those of `init`.
 
         Parameters
         ----------
         learning_rate : float
-            Of the parameters that are in no group with a learning rate of its own.
+            Of the parameters that are in no group with its own learning rate.
         groups : sequence of float, optional
-            The learning rates of the optimizer's groups, in their order; None leaves one as it is.
+            The learning rates of the optimizer's groups, in their order; None leaves one unchanged.
         timeout : float, optional
             Seconds; by default as `connect` says, at least 60.
 
         Returns
         -------
         bool
-            As `set_hyperparameters`, and so are errors.
+            As `set_hyperparameters`, as are the errors.
         """
         refuse_in_callback()
         return self.set_learning_rate_async(learning_rate, groups=groups, timeout=timeout).result()
@@ -407,7 +406,7 @@ class Pusher(Puller):
         self, learning_rate: float, *, groups: Sequence[float | None] | None = None, timeout: float | None = None
     ) -> Future[bool]:
         """`set_learning_rate`, as a future."""
-        each: Any = groups  # what is no sequence is refused where it is looked into
+        each: Any = groups  # anything but a sequence is refused where it is read
         if isinstance(groups, Sequence):
             each = [None if rate is None else {"learning_rate": rate} for rate in groups]
         return self.set_hyperparameters_async({"learning_rate": learning_rate}, groups=each, timeout=timeout)

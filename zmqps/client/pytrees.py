@@ -1,4 +1,4 @@
-"""Makes what a pull returns a pytree of JAX, where a program uses that."""
+"""Makes the result of a pull a pytree of JAX, if a program uses JAX."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _registered = False
 
 
 def register() -> None:
-    """Let ``jax.tree.map`` and the like look into `Params`; done again it does nothing."""
+    """Make ``jax.tree.map`` and the like accept `Params`; repeating is harmless."""
     global _registered
     if not _registered:
         _registered = True
@@ -22,7 +22,7 @@ def register() -> None:
 
 
 def register_where_used() -> None:
-    """`register`, if the program has imported JAX: who does not use it need not have it."""
+    """`register`, if the program has imported JAX: others need not have it."""
     if not _registered and "jax" in sys.modules:
         register()
 

@@ -1,4 +1,4 @@
-"""What the user's arrays become: transfers of the job a worker trains."""
+"""Turns the user's arrays into transfers of the job a worker trains."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from zmqps.trace.record import watched_coding
 #: Bytes that one message refers to, where both sides read the other's memory: much where nothing is
 #: copied, so there is nothing to overlap; less where values are copied out while later slices are updated.
 NOTHING_COPIED_NBYTES, VALUES_COPIED_NBYTES = 32 << 20, 4 << 20
-#: Distinct subsets of the parameters whose message plan is kept.
+#: Distinct subsets of the parameters whose message plan is cached.
 MAX_PLANS = 64
-#: More updates than a parameter will ever see, and still what a message can carry.
+#: More updates than a parameter will ever have, and still small enough for a message.
 MAX_VERSION = (1 << 63) - 1
 
 
 class Params(dict[str, Any]):
-    """Parameter values by name, and the version they are of.
+    """Parameter values by name, and their version.
 
     Attributes
     ----------
     version : int
-        Synchronous: how many steps they have absorbed. Otherwise the fewest updates that any of
-        their slices had absorbed.
+        Synchronous: how many steps they have absorbed. Otherwise the lowest number of updates that any of their
+        slices has absorbed.
     """
 
     def __init__(self, arrays: Mapping[str, Any], version: int = 0) -> None:
@@ -64,15 +64,15 @@ class Requests:
     attached
         The job and its placement.
     handover
-        The way to arrays on GPUs.
+        Transfers to and from arrays on GPUs.
     empty
-        Allocates what servers may read in place: ``empty(size, dtype)``.
+        Allocates memory that servers may read in place: ``empty(size, dtype)``.
     in_place
         Whether servers and this process read each other's memory.
     buffers
-        Those of the job before, which go on if it is the same.
+        Those of the previous job, kept if the job is the same.
     part
-        Leaves to servers what an array holds, which was made by ``empty``: what is written to it later they do not see.
+        Releases an array made by ``empty`` to the servers: they do not see what is written to it later.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Requests:
         self._layout = [(p.name, *places[number], p.shape) for number, p in enumerate(self.job.parameters)]
         self._handover = handover
         self._clip_norm = None if self.job.mode == "sync" else self.job.clip_norm  # there servers measure the mean
-        #: Without those that the optimizer leaves alone: a step does not wait for their gradients.
+        #: Without frozen ones: a step does not wait for their gradients.
         self._trained = frozenset(self._index[name] for name in trained(self.job.optimizer, self._index))
         self._set_only = self.job.buffers
         self._trained -= self._set_only
@@ -112,16 +112,16 @@ class Requests:
     def lie(self, placement: Placement) -> None:
         """Plan transfers for other shards from now on; also from the background thread."""
         plans: dict[tuple[int, ...] | frozenset[int] | None, tuple[tuple[Cargo, ...], ...]] = {}
-        self._planned = placement, plans  # together, for what is planned meanwhile
+        self._planned = placement, plans  # both at once, for concurrent plans
         self._tables_of_rows: dict[str, RowRequests] = {}
 
     def table(self, name: str) -> RowRequests:
-        """Return what makes transfers of a sparse table.
+        """Return the transfers of a sparse table.
 
         Raises
         ------
         UnknownParameterError
-            There is none of this name.
+            There is no table of this name.
         """
         if name not in self._tables_of_rows:
             [number] = check_names([name], {table.name: i for i, table in enumerate(self.job.tables)})
@@ -132,7 +132,7 @@ class Requests:
 
     @property
     def _joins(self) -> bool:
-        """Whether small gradients may be joined: each is not measured alone, and none may lie where servers read it."""
+        """Whether small gradients may be joined: none is measured separately, and none is where servers read it."""
         return self._clip_norm is None and self.buffers is None
 
     def gradient_buffers(self) -> GradientBuffers:
@@ -152,7 +152,7 @@ class Requests:
         *,
         each: bool = False,
     ) -> tuple[PullTransfer, Result]:
-        """Return the transfer of `zmqps.Worker.pull`, and what makes its result."""
+        """Return the transfer of `zmqps.Worker.pull`, and the function that makes its result."""
         if at_least is not None and exact is not None:
             raise ConfigurationError("a pull takes at_least or exact, not both")
         version = checks.whole("at_least", at_least, 0, MAX_VERSION, optional=True)
@@ -183,7 +183,7 @@ class Requests:
         at_least: int | None,
         codec: str | Codec | None,
     ) -> tuple[PullTransfer, dict[int, Any]]:
-        """Return the transfer of `zmqps.Worker.pull_each`, and its arrays by parameter number, in the order wanted."""
+        """Return the transfer of `zmqps.Worker.pull_each`, and its arrays by parameter number, in the wanted order."""
         parameters, wanted = self.job.parameters, _several(names)
         if out is None:
             numbers = range(len(parameters)) if wanted is None else check_names(wanted, self._index)
@@ -207,12 +207,12 @@ class Requests:
         atomic: bool = False,
         step: bool | None = None,
     ) -> tuple[PushTransfer, bool]:
-        """Return the transfer of `zmqps.Worker.push`, and whether it has a gradient of all that are named."""
+        """Return the transfer of `zmqps.Worker.push`, and whether every named parameter has a gradient."""
         if step is not None:
             checks.flag("step", step)
         if atomic is not False:
             checks.flag("atomic", atomic)
-        if type(examples) is not int or not 1 <= examples <= MAX_COUNT:  # else there is nothing to say, in each step
+        if type(examples) is not int or not 1 <= examples <= MAX_COUNT:  # inline: this runs in each step
             examples = checks.whole("examples", examples, 1, MAX_COUNT)
         small: list[Array] | None = None
         own = self.buffers is not None and isinstance(grads, Mapping) and self.buffers.are(grads)
@@ -238,7 +238,7 @@ class Requests:
         lacking = () if len(named) == len(flat) else self._trained.difference(named)
         whole, complete = not lacking if step is None else step, len(named) == len(arrays)
         push = PushTransfer(cargoes=cargoes, source=source, examples=examples, atomic=atomic, whole=whole)
-        if not whole and (step is None or self.job.mode != "async"):  # else it is said to be meant
+        if not whole and (step is None or self.job.mode != "async"):  # else it is intentional
             push.lacking, push.expected = lacking, len(self._trained)
         port = self._encoder.port_for(source.codec, arrays) if plain is None and self._clip_norm is None else None
         if port is not None:
@@ -290,7 +290,7 @@ class Requests:
         copy: bool = True,
         step: bool | None = None,
     ) -> tuple[PushTransfer, PullTransfer, Result]:
-        """Return the transfers of `zmqps.Worker.push_pull`, and what makes its result."""
+        """Return the transfers of `zmqps.Worker.push_pull`, and the function that makes its result."""
         if out is not None:
             checks.mapping("out", out, "names to arrays")
             checks.mapping("gradients", grads, "names to arrays")
@@ -304,10 +304,10 @@ class Requests:
         return push, PullTransfer(cargoes=push.cargoes if complete else self._plan(numbers), target=target), result
 
     def lend(self, push: PushTransfer, pull: PullTransfer) -> GradientBuffers | None:
-        """Let servers read the gradients of a push_pull where they lie until its step is over, if it waits for that.
+        """Let servers read the gradients of a push_pull in place until its step is over, if it waits for that.
 
-        Return the buffers that they lie in, which are to be parted with if it fails (`GradientBuffers.part`); or None.
-        Where a step needs more gradients than there are workers, values may come before it is over.
+        Return the buffers they are in, to release if it fails (`GradientBuffers.part`); or None. If a step needs more
+        gradients than there are workers, values may arrive before it is over.
         """
         job = self.job
         waits = push.whole and pull.cargoes is push.cargoes and job.mode == "sync" and job.aggregate is None
@@ -320,7 +320,7 @@ class Requests:
             raise ConfigurationError(f"{name!r} is a buffer, which has no gradient: worker.set or worker.average it")
 
     def gradients(self, grads: Mapping[str, Any]) -> tuple[dict[int, Array], frozenset[int]]:
-        """Return gradients by parameter number, flat and on this host, and which a step still lacks beside them."""
+        """Return gradients by parameter number, flat and on this host, and which others a step still lacks."""
         nothing, some = _without_none(grads)
         arrays = look(some, self.job.parameters, self._index, self._handover)
         named = {*arrays, *check_names(nothing, self._index)}
@@ -330,7 +330,7 @@ class Requests:
     def receive(
         self, names: str | Iterable[str] | None, out: Mapping[str, Any] | None, copy: bool
     ) -> tuple[dict[int, Array], Callable[[int], Params]]:
-        """Return where values by parameter number go, flat, and what makes the caller's dict of them, and a version."""
+        """Return the flat targets of values by parameter number, and what makes the caller's dict and a version."""
         pull, result = self.pull(names, out, None, None, None)
         if not copy and not checks.flag("copy", copy) and out is not None:
             raise ConfigurationError("copy=False returns values where they lie; with out= they are copied there")
@@ -359,7 +359,7 @@ class Requests:
         *,
         each: bool = False,
     ) -> tuple[Target, Result]:
-        """Return where values go, and what makes the caller's dict of them; ``each``: they are there as they come."""
+        """Return the targets of values, and what makes the caller's dict; ``each``: filled as values arrive."""
         if copy is not True and not checks.flag("copy", copy) and out is not None:
             raise ConfigurationError("copy=False returns values where they lie; with out= they are copied there")
         parameters = self.job.parameters
@@ -399,7 +399,7 @@ class Requests:
         return target, look
 
     def _plan(self, numbers: list[int] | None, *, ordered: bool = False) -> tuple[tuple[Cargo, ...], ...]:
-        """Return the messages that move some parameters, if wanted in the order in which they are named."""
+        """Return the messages that move some parameters, on request in the order of their names."""
         if numbers is not None and ordered:
             key: tuple[int, ...] | frozenset[int] | None = tuple(dict.fromkeys(numbers))
         else:
@@ -415,7 +415,7 @@ class Requests:
 
 
 def _without_none(grads: Mapping[str, Any]) -> tuple[list[str], Mapping[str, Any]]:
-    """Return whose gradient is None, and the others."""
+    """Return the names whose gradient is None, and the others."""
     checks.mapping("gradients", grads, "name -> array")
     nothing = [name for name, grad in grads.items() if grad is None]
     return nothing, {name: grad for name, grad in grads.items() if grad is not None} if nothing else grads
@@ -427,6 +427,6 @@ def _several(names: str | Iterable[str] | None) -> list[str] | None:
     try:
         if not isinstance(names, bytes):
             return list(names)
-    except TypeError:  # nothing to go through; an array without dimensions only looks like it
+    except TypeError:  # it cannot be iterated; an array without dimensions only looks like it
         pass
     raise ConfigurationError(f"names must be a name or several names, not {checks.shown(names):.60}")

@@ -1,4 +1,4 @@
-"""A worker answers Prometheus: on a thread of its own, for as long as the worker is open."""
+"""A worker serves metrics for Prometheus, on a separate thread, as long as it is open."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ class Member(Protocol):
 
     @property
     def job(self) -> str:
-        """The name of the job it is there for."""
+        """The name of its job."""
 
     _role: str
 
 
 class Scraped:
-    """Answers scrapes with what a worker has counted in its present life.
+    """Answers scrapes with a worker's counts of its present life.
 
     Parameters
     ----------
     place
-        Where; empty: nowhere.
+        The address; empty: none.
     role, job
         The worker's.
     pinned
@@ -46,10 +46,10 @@ class Scraped:
 
     Attributes
     ----------
-    address
+    The address of the metrics; empty: none.
         Where metrics are found; empty: nowhere.
     thread
-        Who counts; a later life has another one.
+        The counting thread; a later life has another one.
     """
 
     def __init__(self, place: MetricsPlace, role: str, job: str, pinned: Callable[[], int] = int) -> None:
@@ -60,7 +60,7 @@ class Scraped:
         self.address = self._stack.enter_context(answering(place, self._measure, role, log))
 
     def follow(self, thread: SessionThread) -> None:
-        """Show what this one counts from now on; whoever is not referred to any more is not kept by it."""
+        """Show this one's counts from now on; it is not kept alive by this."""
         self.thread = weakref.ref(thread)
 
     def _measure(self) -> Measurements:
@@ -76,8 +76,8 @@ class Scraped:
         return Measurements([counted] if member.joined else [])
 
     def held(self, arenas: Arenas, lanes: Sequence[LaneTransport]) -> Callable[[], dict[str, int]]:
-        """Return what tells the memory that others read or lend, and what of it is page-locked for GPUs."""
-        pinned = self._pinned  # it keeps nothing else
+        """Return a function that reports memory that others read or lend, and the part of it page-locked for GPUs."""
+        pinned = self._pinned  # it must keep nothing else alive
 
         def told() -> dict[str, int]:
             borrowed = lanes[0].borrowed_nbytes if lanes else 0
@@ -86,12 +86,12 @@ class Scraped:
         return told
 
     def close(self) -> None:
-        """Answer no more; once more is no harm."""
+        """Stop answering; repeating is harmless."""
         self._stack.close()
 
 
 def scraped(member: Member, address: str, pinned: Callable[[], int]) -> Scraped:
-    """Return what answers scrapes of a member at an address until that is closed, or nobody refers to it any more."""
+    """Return an object that answers scrapes of a member at an address until it is closed or garbage-collected."""
     place = MetricsPlace(address, os.environ.get(TOKEN_VARIABLE) or None)
     answers = Scraped(place, member._role, member.job, pinned)
     weakref.finalize(member, answers.close).atexit = False

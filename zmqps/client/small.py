@@ -1,4 +1,4 @@
-"""Many small tensors as the flat tables they lie in: looked at, joined and handed out all at once.
+"""Many small tensors as the flat tables they are in: checked, joined and distributed all at once.
 
 A call for each tensor costs the interpreter more than its bytes cost the memory. So here each step over all tensors is
 one call that loops in C.
@@ -19,20 +19,20 @@ from zmqps.core.job.keyspace import Table
 from zmqps.core.job.spec import Parameter
 from zmqps.core.protocol.arrays import Array
 
-#: Joining copies every byte once more. Up to this mean size that is cheaper than what is saved (by estimate, the calls
-#: for a tensor take as long as a copy of about 20 KB), and with fewer tensors there is little to save.
+#: Joining copies every byte once more. Up to this mean size that is cheaper than the calls it saves (an estimate: the
+#: calls for a tensor take as long as a copy of about 20 KB); with fewer tensors there is little to save.
 SMALL_NBYTES, MANY = 8 << 10, 64
 
 
 class Landing(NamedTuple):
-    """Flat tables that values come into, and a view of them for each parameter."""
+    """Flat tables that receive values, with a view of them for each parameter."""
 
     tables: list[Array]
     views: list[Array]
 
 
 class SmallTensors:
-    """The tensors of a job that has many and small ones, as `of` says.
+    """The tensors of a job with many small ones, as decided by `of`.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class SmallTensors:
         Their tables.
     """
 
-    #: Landings that are kept: of one transfer, and of another that was begun before its end.
+    #: Cached landings: of one transfer, and of another that began before its end.
     KEPT = 2
 
     def __init__(self, parameters: Sequence[Parameter], tables: Sequence[Table]) -> None:
@@ -53,7 +53,7 @@ class SmallTensors:
 
     @classmethod
     def of(cls, parameters: Sequence[Parameter], tables: Sequence[Table]) -> SmallTensors | None:
-        """Return those of a job; None if it has buffers, or fewer or larger tensors."""
+        """Return them for a job; None if it has buffers, or fewer or larger tensors."""
         if len(parameters) < MANY or any(parameter.buffer for parameter in parameters):
             return None
         if sum(table.nbytes for table in tables) > len(parameters) * SMALL_NBYTES:
@@ -61,7 +61,7 @@ class SmallTensors:
         return cls(parameters, tables)
 
     def plain(self, values: Mapping[str, Any]) -> list[Array] | None:
-        """Return the arrays if there is one of each parameter, in their order, that can be used as it is; else None."""
+        """Return the arrays if there is exactly one usable array per parameter, in their order; else None."""
         if type(values) is not dict or tuple(values) != self._names:
             return None
         arrays = list(values.values())
@@ -70,7 +70,7 @@ class SmallTensors:
         return arrays if list(map(attrgetter("shape"), arrays)) == self._shapes else None
 
     def join(self, arrays: Sequence[Array]) -> list[Array]:
-        """Return a copy of plain arrays as tables; what is too large for a table's dtype becomes infinite."""
+        """Return a copy of plain arrays as tables; values too large for a table's dtype become infinite."""
         return [self._join(table, [arrays[number] for number in table.parameters]) for table in self._tables]
 
     def _join(self, table: Table, arrays: Sequence[Array]) -> Array:
@@ -85,7 +85,7 @@ class SmallTensors:
             return np.concatenate(arrays, axis=None, out=joined, casting="unsafe")
 
     def landing(self) -> Landing:
-        """Return tables that nobody else uses until they are delivered."""
+        """Return tables that are not used otherwise until they are delivered."""
         try:
             return self._free.pop()
         except IndexError:
@@ -98,12 +98,12 @@ class SmallTensors:
         return Landing(tables, views)
 
     def deliver(self, landing: Landing, arrays: Sequence[Array]) -> None:
-        """Put the values that came into the caller's arrays, converted to their dtype; the landing is free again."""
+        """Copy the received values into the caller's arrays, converted to their dtype; free the landing."""
         put: Any = setitem
         deque(map(put, arrays, repeat(...), landing.views), maxlen=0)
         self._free.append(landing)
 
 
 def are_writeable(arrays: Sequence[Array]) -> bool:
-    """Whether values can be put into all of these."""
+    """Whether values can be written to all of these."""
     return all([flags.writeable for flags in map(attrgetter("flags"), arrays)])

@@ -1,4 +1,4 @@
-"""Whatever a user calls an array, as flat numpy arrays and back; those on GPUs by way of a `Handover`."""
+"""Any kind of user array, as flat numpy arrays and back; those on GPUs by way of a `Handover`."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ from zmqps.optim.kernels import finite_loop
 K = TypeVar("K")
 T = TypeVar("T")
 
-#: What nearly all arrays are of; to ask a dtype for its name takes longer than everything else here.
+#: The common dtypes; asking a dtype for its name takes longer than everything else here.
 NATIVE_DTYPES = frozenset(np.dtype(name) for name in STORAGE_DTYPES if name != "bfloat16")
-#: Whether gradients are finite is asked of a whole push before any of it is sent. Below this size one thread is done
-#: sooner than another wakes.
+#: A whole push is checked for NaN and infinity before any of it is sent. Below this size one thread finishes before
+#: another wakes.
 SMALL_NBYTES = 4 << 20
 BLOCK_NBYTES = 1 << 20
-#: Arrays below this are looked at together: a copy is cheaper than a call for each.
+#: Smaller arrays are checked together: a copy is cheaper than a call for each.
 JOIN_NBYTES = 64 << 10
 #: Of this host. A view may be larger: it has an element for many places.
 MEMORY_NBYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def as_array(name: str, value: Any, known: Mapping[str, str] = STORAGE_DTYPES) -> Array:
-    """Return a value in this host's memory as a numpy array, without a copy where it can be had.
+    """Return a value in this host's memory as a numpy array, without a copy if possible.
 
     Anything with ``__array__``, DLPack or the buffer protocol will do; a bfloat16 tensor of PyTorch,
     which numpy cannot hold, is converted to float32.
@@ -59,14 +59,14 @@ def as_array(name: str, value: Any, known: Mapping[str, str] = STORAGE_DTYPES) -
             array = np.from_dlpack(value)
         else:
             array = np.asarray(value)
-    except Exception as error:  # whatever the object's own conversion raises: it is not an array we can use
+    except Exception as error:  # whatever the object's own conversion raises: the array is unusable
         expected = f"an array or something that converts to one ({error})"
         raise DtypeError(name=name, got=type(value).__name__, expected=expected) from error
     return _known(name, array, known)
 
 
 def on_host(name: str, value: Any, handover: Handover, known: Mapping[str, str] = STORAGE_DTYPES) -> Array:
-    """Return a value as an array of this host, wherever it lies; errors as `as_array`'s."""
+    """Return a value as an array of this host, wherever it is; errors as of `as_array`."""
     if type(value) is np.ndarray and value.dtype.name in known:
         return value
     seen = _seen({name: value}, handover, {name: known})
@@ -93,7 +93,7 @@ def describe(
 def look(
     grads: Mapping[str, Any], parameters: tuple[Parameter, ...], index: Mapping[str, int], handover: Handover
 ) -> Mapping[int, Array | Remote]:
-    """Return gradients, or values, by parameter number, as arrays where they lie."""
+    """Return gradients, or values, by parameter number, as arrays in place."""
     checks.mapping("gradients", grads, "name -> array")
     _check_flat("gradients", grads)
     numbers = check_names(grads, index)
@@ -109,7 +109,7 @@ def plain_ones(
 ) -> dict[int, Array] | None:
     """Return arrays by parameter number if each of them can be used as it is, else None.
 
-    That is what a training loop hands over in nearly every step: one check for each array.
+    This is the case in nearly every step of a training loop: one check for each array.
     """
     plain: dict[int, Array] = {}
     if type(values) is not dict and not isinstance(values, Mapping):
@@ -146,7 +146,7 @@ def _flat(key: object, array: Array) -> Array:
 
 
 def _check_memory(key: object, shape: Sequence[int], nbytes: int) -> None:
-    """Refuse a copy that no process of this host could hold, before it is begun."""
+    """Refuse a copy too large for any process of this host, before it begins."""
     if nbytes > MEMORY_NBYTES:
         raise ConfigurationError(
             f"the array {key!r:.80} of shape {tuple(shape)} takes {nbytes:,} bytes as values of its own, and this host "
@@ -155,7 +155,7 @@ def _check_memory(key: object, shape: Sequence[int], nbytes: int) -> None:
 
 
 class Destination:
-    """The caller's arrays that values are put into.
+    """The caller's arrays that receive values.
 
     Arrays that are not contiguous, on a GPU, or of PyTorch's bfloat16, get their values at `deliver`, through a
     buffer.
@@ -223,7 +223,7 @@ class Destination:
 def _seen(
     values: Mapping[str, Any], handover: Handover, known: Mapping[str, Mapping[str, str]]
 ) -> dict[str, Array | Remote]:
-    """Return each value as an array where it lies, of a dtype that is ``known`` of its name, or of a floating one."""
+    """Return each value as an array in place, of a dtype ``known`` by name, or of a floating one."""
     values = {name: _plain(name, value) for name, value in values.items()}
     remotes = handover.adopt(values)
     for name, remote in remotes.items():
@@ -242,12 +242,12 @@ def _known(name: str, array: T, known: Mapping[str, str]) -> T:
 
 
 def _detached(value: Any) -> Any:
-    """Return a PyTorch tensor that requires grad, which nobody but PyTorch may look into, as one that does not."""
+    """Return a PyTorch tensor that requires grad, which only PyTorch may read, as one that does not."""
     return value.detach() if hasattr(value, "detach") else value
 
 
 def _plain(name: str, value: Any) -> Any:
-    """Return a value as something that arrays can be made of: no gradients, no bfloat16 of PyTorch."""
+    """Return a value in a form that arrays can be made of: no gradients, no bfloat16 of PyTorch."""
     if isinstance(value, np.ndarray):
         return value
     value = _detached(value)
@@ -263,7 +263,7 @@ def _is_torch_bfloat16(value: Any) -> bool:
 
 
 def _is_ready(array: Array) -> bool:
-    """Whether values can be put right into an array."""
+    """Whether values can be written directly to an array."""
     flags = array.flags
     return bool(flags.writeable and flags.c_contiguous)
 
@@ -284,7 +284,7 @@ def _in_place(value: Any, array: Array) -> bool:
 
 
 class Tables:
-    """Flat tables for pulls without ``out``, used again once nobody refers to their arrays.
+    """Flat tables for pulls without ``out``, reused once their arrays are not referred to any more.
 
     A fresh buffer of 100 MB costs more page faults than the transfer itself, so a training loop
     that drops the last pull's arrays gets their memory back in the next.
@@ -299,7 +299,7 @@ class Tables:
         self._free: dict[tuple[int, np.dtype[Any]], deque[Array]] = {}
 
     def take(self, shapes: tuple[tuple[int, np.dtype[Any]], ...]) -> list[Array]:
-        """Return flat arrays of these sizes and dtypes that nobody else refers to."""
+        """Return flat arrays of these sizes and dtypes that are not in use."""
         tables = []
         for size, dtype in shapes:
             if size * dtype.itemsize < self.SMALL_NBYTES:
@@ -315,7 +315,7 @@ class Tables:
 
 
 class _Lease:
-    """Owns the memory of a table as long as it is lent, and gives the table back when it is no longer referred to.
+    """Owns the memory of a lent table, and returns the table when it is no longer referred to.
 
     numpy lets every view of an array refer to the object that owns its memory, whichever view it was made from;
     so this goes with the last of them. That may be in any thread, which a deque allows.
@@ -333,7 +333,7 @@ class _Lease:
 
 
 def _check_flat(what: str, values: Mapping[str, Any]) -> None:
-    """Refuse a mapping of mappings, as models of some libraries come, and say how to name what is in there."""
+    """Refuse nested mappings, as in models of some libraries, and say how to name their entries."""
     for name, value in values.items():
         if isinstance(value, Mapping):
             path: list[str] = [str(name)]
@@ -355,7 +355,7 @@ def _check_shape(array: Array | Remote, parameter: Parameter) -> None:
 def are_finite(arrays: Sequence[Array]) -> bool:
     """Return whether no element is NaN or infinite.
 
-    Nothing else of the push can be done meanwhile, so two threads look.
+    Nothing else of the push can be done meanwhile, so two threads check.
 
     Parameters
     ----------
@@ -375,13 +375,13 @@ def are_finite(arrays: Sequence[Array]) -> bool:
 
 
 def warm_up() -> None:
-    """Compile what `are_finite` runs."""
+    """Compile the loop of `are_finite`."""
     for dtype in (np.float32, np.float64):
         are_finite([np.empty(0, dtype)])
 
 
 def _joined(arrays: Sequence[Array]) -> list[Array]:
-    """Return the same elements with small arrays in one: a copy is cheaper than a call for each."""
+    """Return the same elements with small arrays joined: a copy is cheaper than a call for each."""
     joined = [array for array in arrays if array.nbytes >= JOIN_NBYTES]
     small = [array for array in arrays if array.nbytes < JOIN_NBYTES]
     return joined + ([np.concatenate(small)] if len(small) > 1 else small)

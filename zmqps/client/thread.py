@@ -1,4 +1,4 @@
-"""A session on a background thread, with futures at its door."""
+"""A session on a background thread, with futures as its interface."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 #: Seconds that a question about the session waits for the background thread.
 ASK_S = 60.0
-#: Seconds that a cancel waits for it, which may be called in a user's asyncio loop.
+#: Seconds that a cancel waits for it; it may be called in a user's asyncio loop.
 CANCEL_S = 1.0
 HELD_UP = "the worker's background thread; does a callback of a future not return?"
 
@@ -54,12 +54,12 @@ def in_callback() -> bool:
 
 
 def refuse_in_callback() -> None:
-    """Raise an error in a callback of a future: what waits there keeps a worker's thread from what it is waiting for.
+    """Raise an error in a callback of a future: waiting there would block the worker's thread that it waits for.
 
     Raises
     ------
     ConfigurationError
-        This is the background thread of a worker, be it another one.
+        This is the background thread of this or another worker.
     """
     if get_ident() in running:
         raise ConfigurationError(
@@ -69,7 +69,7 @@ def refuse_in_callback() -> None:
 
 
 class Outcome:
-    """What becomes of an operation whose caller runs the loop until it is there: a future that nobody else sees."""
+    """The result of an operation whose caller runs the loop until it is there: a future that is not shared."""
 
     __slots__ = ("_error", "_value", "done")
 
@@ -97,7 +97,7 @@ class Outcome:
 
 @dataclass(slots=True, eq=False)
 class Submitted:
-    """What an operation's future is resolved with; runs on the background thread."""
+    """How an operation's future is resolved; runs on the background thread."""
 
     future: Future[Any] | Outcome
     operation: Operation | None = None  # None: a question
@@ -108,15 +108,15 @@ class Submitted:
 class Answer(Future[Any]):
     """The future of an operation.
 
-    It refuses to be waited for where that would stop it from ever being resolved. Cancelling it withdraws
-    the operation; that of one parameter of a pull, the whole pull.
+    Waiting for it is refused where that would prevent its resolution. Cancelling it withdraws the operation; for one
+    parameter of a pull, the whole pull.
 
     Parameters
     ----------
     session
-        Whose thread resolves it.
+        The session whose thread resolves it.
     withdraw
-        Withdraws its operation, if that is possible.
+        Withdraws its operation, if possible.
     """
 
     def __init__(self, session: SessionThread, withdraw: Callable[[Answer], None]) -> None:
@@ -136,11 +136,11 @@ class Answer(Future[Any]):
         return super().exception(timeout)
 
     def cancel(self) -> bool:
-        """Withdraw the operation; return whether it was: nothing of it is read or written any more.
+        """Withdraw the operation; return whether it was: then none of its arrays is read or written any more.
 
-        A pull can be withdrawn, and a push of which nothing has been sent yet. Anything else goes on to its end,
-        and so does the future. What it takes to withdraw is done by the worker's thread; if that is
-        held up for longer than a second, it is done later.
+        A pull can be withdrawn, and a push of which nothing has been sent yet. Any other operation completes, and so
+        does the future. The worker's thread withdraws it; if that thread is blocked for longer than a second, it does
+        so later.
         """
         self._session.refuse_in_fork()
         if not self.done():
@@ -168,9 +168,9 @@ class SessionThread:
     make_transport
         Called in the thread.
     listeners
-        Called in the thread with what the session notifies of.
+        Called in the thread with the session's notifications.
     more
-        Called in the thread: what heartbeats tell besides what the session and its driver count.
+        Called in the thread: additional counters for heartbeats.
     """
 
     def __init__(
@@ -190,7 +190,7 @@ class SessionThread:
         self._driver: Driver | None = None
         self._ready = threading.Event()
         self._pending: dict[Future[Any] | Outcome, Submitted] = {}
-        self._calls: deque[Callable[[], object]] = deque()  # to be made in the loop, in rounds that each take all
+        self._calls: deque[Callable[[], object]] = deque()  # to be called in the loop, in rounds that take all
         self._rounds = count(1)
         self._round_asked, self._round_begun = 0, 0
         self._ended = False
@@ -240,17 +240,17 @@ class SessionThread:
         await self._driver.run()
 
     def time(self) -> float:
-        """Return the time of what carries this node's messages; any thread may ask."""
+        """Return the time from this node's transport; any thread may ask."""
         assert self._loop is not None
         return self._loop.time()
 
     def submit(self, operation: Operation, timeout: float, result: Callable[[Any], Any] | None = None) -> Future[Any]:
-        """Hand an operation to the session; its future fails at the timeout at the latest."""
+        """Pass an operation to the session; its future fails at the timeout at the latest."""
         entry = Submitted(Answer(self, self._withdraw), operation, result or (lambda value: value))
         return self._submit(operation, timeout, entry)
 
     def complete(self, operation: Operation, timeout: float, result: Callable[[Any], Any] | None = None) -> Any:
-        """Hand an operation to the session, and return its result; this thread may run the loop meanwhile."""
+        """Pass an operation to the session, and return its result; this thread may run the loop meanwhile."""
         outcome = Outcome()
         entry = Submitted(outcome, operation, result or (lambda value: value))
         begin = self._beginning(operation, timeout, entry)
@@ -261,7 +261,7 @@ class SessionThread:
                 begin()
 
             if self._turns.take(enter, lambda: outcome.done, lambda: bool(self._pending)):
-                if not outcome.done:  # the session has ended, and says so to all that wait
+                if not outcome.done:  # the session has ended, and all waiting calls fail
                     self._thread.join()
                 return outcome.result()
         entry.future = answer = Answer(self, self._withdraw)
@@ -270,7 +270,7 @@ class SessionThread:
         return answer.result()
 
     def submit_each(self, operation: Operation, timeout: float, values: Mapping[int, Any]) -> dict[int, Future[Any]]:
-        """Hand over a pull whose parameters are waited for one by one: return for each a future of its value."""
+        """Pass a pull whose parameters are awaited one by one: return a future for each value."""
 
         def withdraw(part: Future[Any]) -> None:
             if (unfinished := pull()) is not None:
@@ -290,7 +290,7 @@ class SessionThread:
                     part.withdrawn()
                 elif error is not None and not part.done():
                     part.set_exception(error)
-            landed(tuple(parts))  # those without elements, of which nothing ever comes
+            landed(tuple(parts))  # parameters without elements, of which nothing ever arrives
 
         whole = Answer(self, self._withdraw)
         pull = weakref.ref(whole)  # which refers to the parts
@@ -298,7 +298,7 @@ class SessionThread:
         return dict(parts)
 
     def _withdraw(self, future: Future[Any]) -> None:
-        """Withdraw the operation of a future, if that is possible, and wait until it is clear."""
+        """Withdraw the operation of a future, if possible, and wait for the outcome."""
         handled = threading.Event()
 
         def withdraw() -> None:
@@ -321,8 +321,8 @@ class SessionThread:
         return entry.future
 
     def _beginning(self, operation: Operation, timeout: float, entry: Submitted) -> Callable[[], None]:
-        """Return what begins an operation in the loop."""
-        if type(timeout) is not float or not timeout > 0.0:  # else there is nothing to say, in each step
+        """Return a function that starts an operation in the loop."""
+        if type(timeout) is not float or not timeout > 0.0:  # checked inline, because this runs in each step
             timeout = checks.seconds("a timeout", timeout)
         operation.future = entry
 
@@ -335,10 +335,10 @@ class SessionThread:
         return begin
 
     def _register(self, entry: Submitted, call: Callable[[], None]) -> None:
-        """Note whose future is to be resolved, and run something on the background thread to that end.
+        """Register a future to be resolved, and run something on the background thread for it.
 
-        Without a lock, which a signal handler that closes the worker would wait for with the one who holds it. Each
-        entry is taken out once, by whoever resolves it; what comes after the end is taken out here.
+        It takes no lock, because a signal handler that closes the worker would wait for it together with its holder.
+        Each entry is removed once, by the code that resolves it; entries after the end are removed here.
         """
         self._pending[entry.future] = entry
         try:
@@ -350,11 +350,11 @@ class SessionThread:
                 raise
 
     def counted(self) -> dict[str, Any]:
-        """Return all that a heartbeat would tell now; on the thread only, see `ask`."""
+        """Return the counters of a heartbeat now; only on the thread, see `ask`."""
         return {**(self._driver.facts() if self._driver is not None else {}), **self.machine.counters()}
 
     def ask(self, question: Callable[[], T], operation: str = "statistics", timeout: float = ASK_S) -> T:
-        """Return what a question about the session returns; it is asked on the thread as long as that runs."""
+        """Return the answer to a question about the session; it is asked on the thread as long as that runs."""
         self.refuse_in_fork()
         refuse_in_callback()
         if self._ended:
@@ -379,19 +379,17 @@ class SessionThread:
             if self._ended:
                 raise ClosedError("the worker is closed")
             self._calls.append(call)
-            if self._round_asked <= self._round_begun:  # else one is about to begin, and takes this along
+            if self._round_asked <= self._round_begun:  # else one is about to begin, and includes this
                 number = next(self._rounds)
                 self._loop.call_soon_threadsafe(self._make_calls, number)
-                self._round_asked = (
-                    number  # not before: a handler of signals that comes in between must not count on it
-                )
+                self._round_asked = number  # not before: a signal handler in between must not count on it
             if self._turns is not None and self._turns.resting and (entry is None or entry.future in self._pending):
                 self._turns.wake()
         except RuntimeError:  # the loop is closed, and the thread about to end
             raise ClosedError("the worker is closed") from None
 
     def _make_calls(self, number: int) -> None:
-        self._round_begun = max(self._round_begun, number)  # before any is taken: what comes now asks for another round
+        self._round_begun = max(self._round_begun, number)  # before any is taken: later ones ask for another round
         try:
             for _ in range(len(self._calls)):
                 self._calls.popleft()()
@@ -414,7 +412,7 @@ class SessionThread:
         entry = operation.future
         if entry is None:
             return  # an operation of the session's own
-        operation.future = None  # whose result may refer to the operation: no circle that keeps its arrays
+        operation.future = None  # its result may refer to the operation: no cycle that keeps its arrays
         self._settle(entry, value)
 
     def _settle(self, entry: Submitted, value: Any) -> None:
@@ -438,7 +436,7 @@ class SessionThread:
             entry.future.set_exception(error)
 
     def _fail(self, error: InternalError) -> None:
-        """Fail all that waits, now and later: the session has met a defect, and nothing can be said of its state."""
+        """Fail all waiting operations, now and later: the session has met a defect, and its state is unknown."""
         self._defect = error
         self._fail_pending(lambda: error)
 
@@ -448,10 +446,10 @@ class SessionThread:
                 future.set_exception(error())
 
     def let_go(self) -> None:
-        """End the thread of a worker that was dropped without a close; what is under way has `FAREWELL_S` to complete.
+        """End the thread of a worker dropped without a close; pending operations have `FAREWELL_S` to complete.
 
-        The main thread waits until the coordinator knows, so that whoever connects in its place does not meet the
-        dropped one. Any other thread must not wait for what it may be holding up, nor must an asyncio loop.
+        The main thread waits until the coordinator knows, so that a worker that connects next does not meet the dropped
+        one. Any other thread must not wait, because it may hold what the worker needs; nor must an asyncio loop.
         """
         if self._loop is None or self._ended or self.forked:
             return
@@ -459,10 +457,10 @@ class SessionThread:
             finished = self.submit(Finish(0.0, reason=DepartureCause.CLOSED), FAREWELL_S)
             finished.add_done_callback(lambda _: self._ask_to_stop())
             if threading.current_thread() is threading.main_thread() and asyncio._get_running_loop() is None:
-                self._thread.join(2 * FAREWELL_S)  # for what is under way, then for the goodbye's answer
+                self._thread.join(2 * FAREWELL_S)  # for pending operations, then for the goodbye's answer
 
     def stop(self, timeout: float) -> bool:
-        """End the thread: whatever waits gets `ClosedError`, the coordinator a goodbye, for whose answer this waits.
+        """End the thread: waiting calls get `ClosedError`, the coordinator a goodbye, for whose answer this waits.
 
         Returns
         -------
@@ -473,7 +471,7 @@ class SessionThread:
         refuse_in_callback()
         self._ask_to_stop()
         if not Deadline(min(FAREWELL_S, timeout) / 2).wait(self._has_ended):
-            self._ask_to_stop()  # once more, which waits for no answer
+            self._ask_to_stop()  # once more, without waiting for an answer
             return Deadline(timeout).wait(self._has_ended)
         return True
 
@@ -488,7 +486,7 @@ class SessionThread:
     # --- forks --------------------------------------------------------------------------------
 
     def refuse_in_fork(self) -> None:
-        """Raise an error in a forked child: the thread is its parent's, and so are its sockets and shared memory.
+        """Raise an error in a forked child: the thread belongs to its parent, and so do its sockets and shared memory.
 
         Raises
         ------

@@ -1,8 +1,8 @@
-"""Whose turn it is to run a worker's loop: its background thread's, or that of a caller who waits anyway.
+"""Which thread runs a worker's loop: its background thread, or a caller that waits anyway.
 
-A call that blocks costs two changes of threads where the background thread does what it asks for: one to hand it over,
-one to be told. So after a blocking call, if nothing else is under way, that thread rests for a moment, and a caller who
-comes meanwhile runs the loop itself until it has its answer. If nobody comes, the background thread goes on.
+A blocking call costs two switches of threads if the background thread does the work: one to pass it on, one to be
+woken. So after a blocking call, if nothing else is pending, that thread rests for a moment, and a caller that comes
+meanwhile runs the loop itself until it has its answer. Otherwise the background thread continues.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from typing import Any
 
 from zmqps.errors import ConfigurationError, InternalError, PSError
 
-#: So long the background thread rests: a loop of small calls comes back sooner, and whatever else is due can wait.
+#: How long the background thread rests: a loop of small calls returns sooner, and other deadlines can wait.
 REST_S = 2e-3
-#: And so long at most once a caller is done who has run the loop for long.
+#: And how long at most after a caller that has run the loop for long.
 MOST_REST_S = 0.1
 
-#: Whose handlers raise exceptions in programs that interrupt what takes too long, or are asked to end.
+#: Signals whose handlers raise exceptions, in programs that interrupt long work or are asked to end.
 SIGNALS = [
     int(getattr(signal, name))
     for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT", "SIGALRM", "SIGVTALRM", "SIGPROF", "SIGUSR1", "SIGUSR2")
     if hasattr(signal, name)
 ]
 
-try:  # without their conversions to members of enumerations, which take ten times as long
+try:  # without their conversions to enumeration members, which take ten times as long
     import _signal as handlers  # type: ignore[import-not-found]
 except ImportError:
     handlers = signal
 
-#: The numbers of background threads, and of those that run a loop: there callbacks of futures run, which must not wait.
+#: Background threads, and threads that run a loop: callbacks of futures run there, which must not wait.
 running: set[int] = set()
 
 
@@ -49,7 +49,7 @@ class Turns:
     Attributes
     ----------
     holder
-        The number of the thread that has run it last.
+        The last thread that has run it.
     resting
         Whether the background thread rests, or is about to.
     """
@@ -59,14 +59,14 @@ class Turns:
         self._loop = loop
         self._turn = threading.Lock()  # held by the thread that runs the loop
         self.resting = False
-        self._wanted = threading.Event()  # the background thread has to go on
-        self._used_at = 0.0  # by a caller, at last
+        self._wanted = threading.Event()  # the background thread must continue
+        self._used_at = 0.0  # by a caller, most recently
         self._is_over: Callable[[], bool] = lambda: False
 
     # --- the background thread ----------------------------------------------------------------
 
     def serve(self, is_over: Callable[[], bool]) -> None:
-        """Run the loop until it is over, but for the turns that others take."""
+        """Run the loop until it ends, except for the turns of other threads."""
         self._is_over = is_over
         while not is_over():
             with self._turn:
@@ -75,10 +75,10 @@ class Turns:
                 self._rest()
 
     def _rest(self) -> None:
-        """Wait until nobody has come for a while, or what is under way cannot wait."""
+        """Wait until no caller has come for a while, or pending work cannot wait."""
         pause = REST_S
         while not self._wanted.wait(pause):
-            if self._turn.locked():  # somebody waits for what may take long
+            if self._turn.locked():  # a caller waits for something that may take long
                 pause = min(2 * pause, max(REST_S, MOST_REST_S))
             elif time.monotonic() >= self._used_at + REST_S:
                 break
@@ -88,33 +88,33 @@ class Turns:
         self._wanted.clear()
 
     def pause(self) -> None:
-        """Let the background thread rest once the loop has done what is to be done; called in the loop."""
-        self.resting = True  # before anybody hears that there is nothing to wait for
+        """Let the background thread rest once the loop has no more work; called in the loop."""
+        self.resting = True  # before any thread learns that there is nothing to wait for
         self._loop.stop()
 
     def stop(self) -> None:
-        """What a caller runs the loop for is done; called in the loop."""
+        """The caller's operation is done; called in the loop."""
         self._loop.stop()
 
     def wake(self) -> None:
-        """Let the background thread go on, which rests: somebody has given it something to do."""
+        """Wake the resting background thread: there is work for it."""
         self._wanted.set()
 
     # --- callers ------------------------------------------------------------------------------
 
     def take(self, begin: Callable[[], None], is_done: Callable[[], bool], is_left: Callable[[], bool]) -> bool:
-        """Run the loop in this thread until something is done; return False where it is not its turn.
+        """Run the loop in this thread until something is done; return False if it is not its turn.
 
-        Handlers of signals wait until the loop has stopped: what they raise would leave a machine half changed.
+        Signal handlers wait until the loop has stopped: their exceptions would leave a machine half changed.
 
         Parameters
         ----------
         begin
-            Called before; it may do what is done in the loop.
+            Called first; it may do what is done in the loop.
         is_done
-            Asked whenever the loop has stopped.
+            Checked whenever the loop has stopped.
         is_left
-            Whether there is more to do afterwards, which the background thread then goes on with.
+            Whether there is more to do afterwards, with which the background thread then continues.
         """
         if not self.resting or asyncio._get_running_loop() is not None:
             return False
@@ -133,7 +133,7 @@ class Turns:
                         if callable(handler := handlers.getsignal(number)):
                             before.append((number, handler))
                             handlers.signal(number, note)
-                    # whoever rests is about to let go of it
+                    # a resting thread is about to release it
                     taken = taken or self._turn.acquire(blocking=False) or self._turn.acquire(timeout=REST_S)
                     if taken and not has_begun:
                         has_begun, self.holder = True, me
@@ -170,7 +170,7 @@ class Turns:
 
 
 def not_started(cause: Exception) -> PSError:
-    """Return the error of a background thread that could not begin, or go on."""
+    """Return the error of a background thread that could not start, or continue."""
     if isinstance(cause, PSError):
         return cause
     if isinstance(cause, NoThreadError):
@@ -183,11 +183,11 @@ def not_started(cause: Exception) -> PSError:
 
 
 class NoThreadError(RuntimeError):
-    """What runs as a thread shares the one of somebody's asyncio loop."""
+    """Code that normally runs on a thread shares the thread of an asyncio loop."""
 
 
 def check_own_thread() -> None:
-    """Raise `NoThreadError` where somebody's loop runs in what should be a thread of our own."""
+    """Raise `NoThreadError` if an asyncio loop of the user runs where our own thread is required."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,1 +1,1 @@
-"""Sparse tables as a script uses them: rows, caches, copies that follow, files."""
+"""Sparse tables in a script: rows, caches, copies that follow, files."""

@@ -1,4 +1,4 @@
-"""What a user says of a cache of rows, whether that goes with the job, and what the cache tells of itself."""
+"""The options of a cache of rows, whether they suit the job, and the cache's statistics."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from zmqps.optim.schedules import Schedule
 
 MAX_ROWS = 1 << 31
 MAX_STALENESS = 1 << 31
-#: Where nothing else is said, and the mode sets no bound.
+#: Used if the user names none and the mode sets no bound.
 STALENESS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class CacheOptions:
-    """How a worker keeps rows of a table; made by `row_cache`, named by `zmqps.Worker.table`."""
+    """How a worker keeps rows of a table; made by `row_cache`, passed to `zmqps.Worker.table`."""
 
     rows: int
     staleness: int | None
@@ -34,7 +34,7 @@ class CacheOptions:
         Raises
         ------
         ConfigurationError
-            These options do not go with the job, or the table.
+            These options do not suit the job, or the table.
         """
         if job.mode == "sync":
             raise ConfigurationError(
@@ -67,26 +67,26 @@ class CacheOptions:
 def row_cache(rows: int, *, staleness: int | None = None, defer: bool = False, read_own: bool = True) -> CacheOptions:
     """Describe a worker's cache of hot rows, for ``worker.table("items", cache=zmqps.row_cache(100_000))``.
 
-    It is this worker's own: others may have another one, or none. Not in the synchronous mode, where each step reads
-    what the last one made.
+    It belongs to this worker: others may have another one, or none. Not in synchronous mode, where each step reads the
+    result of the last one.
 
     Parameters
     ----------
     rows : int
-        How many there are at most; those that were read once make way first. 0: none any more.
+        The most rows to keep; rows that were read once are evicted first. 0: end the cache.
     staleness : int, optional
         For how many clocks a row may be read again. Asynchronous: a clock is a push of this worker to the table, or a
         pull without a push since the one before; by default 8. Bounded: a clock is a step of this worker; by default,
-        and at most, what the job's ``staleness`` is, whose promise holds.
+        and at most, the job's ``staleness``, whose guarantee holds.
     defer : bool
-        Asynchronous: gradients of rows that are kept, and were read again, are added up here, and sent when the first
-        of them is ``staleness`` clocks old, when the row makes way, or by `Table.flush`. Servers apply the sum as one
+        Asynchronous: gradients of cached rows that were read again are summed here. They are sent when the first of
+        them is ``staleness`` clocks old, when the row is evicted, or by `Table.flush`. Servers apply the sum as one
         gradient. A worker that dies loses what it has not sent.
     read_own : bool
-        Whether this worker reads its own pushes at once. Where the optimizer is plain ``sgd``, the worker applies them
-        to its copies. Otherwise only servers know what they make of a row: what was pushed is asked for anew, and
-        ``defer`` is refused. With False a row may lack what this worker has pushed in the last ``staleness`` clocks, as
-        it may lack what others have.
+        Whether this worker reads its own pushes at once. With plain ``sgd`` the worker applies them to its copies.
+        Otherwise only servers can compute the new row: a pushed row is fetched again, and ``defer`` is refused. With
+        False a row may lack what this worker has pushed in the last ``staleness`` clocks, as it may lack what others
+        have.
 
     Returns
     -------
@@ -111,17 +111,17 @@ class CacheStatistics:
     Attributes
     ----------
     rows : int
-        That there are.
+        The cached rows.
     bytes : int
-        Of memory that they take, with their index.
+        Memory that they take, with their index.
     hits, misses : int
-        Ids whose row was there, and ids that were asked for; of those that occur often in a call each counts once.
+        Ids whose row was cached, and ids that were requested; repeated ids of a call count once.
     evicted : int
-        Rows that made way for others.
+        Rows evicted for others.
     deferred, sent : int
         Gradients of a row that were not sent at once, and sums of these that were sent.
     bytes_saved : int
-        What did not travel for it: ids and rows, as raw. In a codec it is less.
+        Bytes that were not sent because of the cache: ids and rows, as raw. With a codec it is less.
     """
 
     rows: int = 0
@@ -135,7 +135,7 @@ class CacheStatistics:
 
 
 def rate_of(job: JobSpec, spec: TableSpec) -> float | None:
-    """Return what a worker can multiply a gradient with to know what it changes; None: only servers know that."""
+    """Return the factor from a gradient to its change of a row; None: only servers can compute it."""
     counts: Any = spec.step_counts
     rule = kernel_of_table(spec.optimizer, spec.name, spec.dim, "numpy", counts).rule
     rate = rule.learning_rate

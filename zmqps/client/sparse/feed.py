@@ -1,4 +1,4 @@
-"""Following a sparse table: what has changed since the last time, for whoever keeps a copy of it elsewhere."""
+"""Following a sparse table: what has changed since the last poll, for a copy of it elsewhere."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ _NO_IDS = np.empty(0, np.int64)
 
 
 class Changes(NamedTuple):
-    """A part of what a poll finds, to be applied in the order of its fields.
+    """A part of a poll's result, to be applied in the order of its fields.
 
     Attributes
     ----------
     reset : bool
-        Forget all that came before: everything comes again.
+        Forget everything before: all rows are sent again.
     gone : int64 array ``(n,)``
-        Ids that have no row any more; some may never have come.
+        Ids whose rows were removed; some may never have been sent.
     ids : int64 array ``(m,)``
-        Different ids,
-    rows : float32 array ``(m, dim)``
-        and their rows.
+        Distinct ids.
+        rows : float32 array ``(m, dim)``
+            Their rows.
     """
 
     reset: bool
@@ -44,18 +44,18 @@ class Changes(NamedTuple):
 
 
 class Feed:
-    """What changes in a sparse table; made by `zmqps.Table.changes`.
+    """The changes of a sparse table; made by `zmqps.Table.changes`.
 
     Each poll goes through the shards, one after the other. After it, a copy that has applied all of it has each update
-    up to `version`, and some of those that were made meanwhile; the next poll brings the rest. Where nothing changes
-    during a poll, the copy equals the table.
+    up to `version`, and some of those made meanwhile; the next poll brings the rest. If nothing changes during a poll,
+    the copy equals the table.
 
     Parameters
     ----------
     requests
-        Returns what makes transfers of the table: ``requests(timeout)``.
+        Returns the transfers of the table: ``requests(timeout)``.
     exchange
-        Begins one: ``exchange(operation, timeout)``.
+        Starts one: ``exchange(operation, timeout)``.
     since, most
         As for `zmqps.Table.changes`.
     """
@@ -72,13 +72,13 @@ class Feed:
         self._exchange = exchange
         self._most = checks.whole("most", most, 1, 1 << 32)
         self._cursors = _cursors(since)  # by the buckets of a shard
-        self._anew = not self._cursors  # all rows are to come, or are coming
+        self._anew = not self._cursors  # all rows are to be sent, or are being sent
 
     @property
     def cursor(self) -> list[list[int]]:
-        """How far the copy is after a poll that was gone through to its end; plain numbers.
+        """The state of the copy after a poll that was read to its end; plain numbers.
 
-        To be kept with the copy, and to go on from by ``table.changes(since=cursor)``. Empty while all rows come.
+        Save it with the copy, and continue from it by ``table.changes(since=cursor)``. Empty while all rows are sent.
         """
         return [] if self._anew else [[*buckets, *cursor] for buckets, cursor in self._cursors.items()]
 
@@ -89,7 +89,7 @@ class Feed:
         return 0 if self._anew else min([cursor[at] for cursor in self._cursors.values()], default=0)
 
     def skip(self, *, timeout: float | None = None) -> None:
-        """Leave out what is there, and what has changed up to now."""
+        """Leave out the present rows, and all changes so far."""
         refuse_in_callback()
         requests = self._requests(timeout)
         self._cursors = {
@@ -99,11 +99,11 @@ class Feed:
         self._anew = False
 
     def poll(self, *, timeout: float | None = None) -> Iterator[Changes]:
-        """Yield what has changed since the last poll, in parts; nothing where nothing has.
+        """Yield what has changed since the last poll, in parts; nothing if nothing has.
 
-        The first one yields all rows, unless `Table.changes` was told otherwise. One that was not gone through to its
-        end is repeated by the next. So is all, with a reset, where a shard cannot say what has changed: it lies
-        elsewhere now, has gone back to a checkpoint, or more rows have gone since than it remembers.
+        The first poll yields all rows, unless `Table.changes` was called without them. A poll that was not read to its
+        end is repeated by the next. All is repeated, with a reset, if a shard does not know what has changed: it is on
+        another server, has gone back to a checkpoint, or more rows were removed than it remembers.
 
         Parameters
         ----------
@@ -113,22 +113,22 @@ class Feed:
         Yields
         ------
         Changes
-            Nobody else's arrays.
+            Its arrays are not shared.
 
         Raises
         ------
         DeadlineError, PeerLostError
-            The next poll goes on where this one began.
+            The next poll continues where this one began.
         """
         while not (yield from self._pass(timeout)):
             self._anew = True
 
     def __iter__(self) -> Iterator[Changes]:
-        """Go through one poll."""
+        """Run one poll."""
         return self.poll()
 
     def _pass(self, timeout: float | None) -> Generator[Changes, None, bool]:
-        """Go through all shards; return whether what came is to be relied on."""
+        """Go through all shards; return whether the result is reliable."""
         requests = self._requests(timeout)
         parts = _buckets(requests)
         if self._anew or self._cursors.keys() != set(parts):
@@ -141,13 +141,13 @@ class Feed:
             if found is None or self._requests(timeout) is not requests:
                 return False
             cursors[buckets] = found
-        self._cursors, self._anew = cursors, False  # not before: what was not taken to its end comes again
+        self._cursors, self._anew = cursors, False  # not before: a poll that was not read to its end is repeated
         return True
 
     def _shard(
         self, requests: RowRequests, number: int, since: tuple[int, ...], timeout: float | None
     ) -> Generator[Changes, None, tuple[int, ...] | None]:
-        """Yield what a shard has since a cursor; return the next one, or None where it does not know."""
+        """Yield a shard's changes since a cursor; return the next cursor, or None if it does not know."""
         begun: tuple[int, ...] | None = None
         start, anew = 0, since == _NOWHERE
         while True:
@@ -172,17 +172,17 @@ class Feed:
         return target
 
 
-#: The cursor of somebody who has nothing yet: of no copy of any shard.
+#: The cursor of a new follower: of no copy of any shard.
 _NOWHERE = (0,) * len(CURSOR)
 
 
 def _buckets(requests: RowRequests) -> list[tuple[int, int]]:
-    """Return which buckets each shard has."""
+    """Return the buckets of each shard."""
     return [(slice_.start, slice_.stop) for slice_ in requests.parts.slices]
 
 
 def _cursors(plain: Sequence[Sequence[int]]) -> dict[tuple[int, int], tuple[int, ...]]:
-    """Return what `Feed.cursor` has returned."""
+    """Return the cursors in a value of `Feed.cursor`."""
     found = {}
     try:
         for row in plain:

@@ -1,7 +1,7 @@
-"""A worker's own copies of hot rows of a table, which it reads again for some clocks, and gradients that it keeps.
+"""A worker's own copies of hot rows of a table, which it reads again for some clocks, and its deferred gradients.
 
-After HET (Miao et al., VLDB 2022). Which rows stay, and until when they may be read, is the matter of
-`zmqps.rows.cache`; here is what that means for pulls and pushes.
+After HET (Miao et al., VLDB 2022). `zmqps.rows.cache` decides which rows stay, and until when they may be read; this
+module applies that to pulls and pushes.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("zmqps.worker")
 
-#: Seconds that a close waits for a cache that is in use, and for what that keeps to be applied.
+#: Seconds that a close waits for a cache in use, and for its deferred gradients to be applied.
 FAREWELL_S = 2.0
 
 AnyCodec = str | Codec | None
 
 
 class Member(Protocol):
-    """What a cache needs of the member of the cluster that it belongs to."""
+    """What a cache requires of its member of the cluster."""
 
     def _submit(
         self, operation: Operation, timeout: float | None, result: Callable[[Any], Any] | None = ...
@@ -52,11 +52,11 @@ class Member(Protocol):
         """Begin an operation."""
 
     def _reads_at(self) -> int | None:
-        """Return the clock of a read that is asked for now; None: it ends no steps."""
+        """Return the clock of a read requested now; None: it ends no steps."""
 
 
 class Call(NamedTuple):
-    """What a call of a table is made with."""
+    """The options of a call of a table."""
 
     member: Member
     requests: RowRequests
@@ -66,7 +66,7 @@ class Call(NamedTuple):
     step: bool | None = None
 
     def push(self, kept: Kept) -> PushTransfer:
-        """Return the transfer of gradients of different rows."""
+        """Return the transfer of gradients of distinct rows."""
         return self.requests.push(kept.ids, kept.sums, self.examples, self.codec, self.step)
 
     def submit(self, exchange: Exchange, result: Callable[[Any], Any] | None = None) -> Future[Any]:
@@ -75,35 +75,35 @@ class Call(NamedTuple):
 
 
 class Write(NamedTuple):
-    """What of a push is to be sent; ``push`` is that, if it is all there was, and nothing else."""
+    """The part of a push to be sent; ``push`` is that part, if it is all, and nothing else."""
 
     sent: Kept
     push: PushTransfer | None
 
 
 class Read(NamedTuple):
-    """Which rows are to be asked for, and what makes the result of a pull of them, and of its transfer."""
+    """The rows to request, and the functions that make the result of a pull of them, and of its transfer."""
 
     missing: Array
     result: Callable[[Array | None, PullTransfer | None], Any]
 
 
 class RowCache:
-    """Pulls and pushes of a table, of which this worker answers some itself.
+    """Pulls and pushes of a table, some of which this worker answers itself.
 
-    The background thread never waits for it: what has come is put into a queue, for the next call to take.
+    The background thread never waits for it: arrivals are queued for the next call.
 
     Parameters
     ----------
     options
-        What the user wants.
+        What the user requests.
     job, spec
         The job, and the table.
 
     Raises
     ------
     ConfigurationError
-        The options do not go with the job.
+        The options do not suit the job.
     """
 
     def __init__(self, options: CacheOptions, job: JobSpec, spec: TableSpec) -> None:
@@ -112,12 +112,12 @@ class RowCache:
         self._staleness = options.bound(job, spec)
         self._rate = rate_of(job, spec)
         self._is_bounded, self._bound = job.mode == "ssp", job.staleness or 0
-        self._by_steps = False  # its clock is that of steps
+        self._by_steps = False  # its clock counts steps
         self._lock = threading.Lock()
         self._arrived: deque[tuple[Reservation, Array, int]] = deque()
-        self._is_stale = False  # the job has gone back, or lies elsewhere
-        self._applied: list[tuple[Future[Any], Array]] = []  # pushes under way whose effect is in copies, and their ids
-        self._sending: list[Future[Any]] = []  # pushes of what was kept, which no caller waits for
+        self._is_stale = False  # the job has gone back, or is placed elsewhere
+        self._applied: list[tuple[Future[Any], Array]] = []  # pending pushes already applied to copies, and their ids
+        self._sending: list[Future[Any]] = []  # pushes of deferred gradients, which no caller waits for
         self._counts = Counter[str]()
         self._now, self._has_pulled = 0, False
         self._is_closed = self._ended = False
@@ -127,10 +127,10 @@ class RowCache:
         seed = seed_of("cache", self._spec.name)
         return Cache(self.options.rows, self._spec.dim, keeps=self.options.defer, seed=seed)
 
-    # --- what a table asks for -----------------------------------------------------------------
+    # --- operations of a table -----------------------------------------------------------------
 
     def pull(self, call: Call, ids: Any, out: Any) -> Future[Any]:
-        """Begin `zmqps.Table.pull`. With a codec of its own all rows come from the servers."""
+        """Start `zmqps.Table.pull`. With its own codec all rows come from the servers."""
         if self._asks_for_all(call.codec):
             pull, result = call.requests.pull(ids, out, call.codec)
             with self._lock:
@@ -146,14 +146,14 @@ class RowCache:
             return self._exchange(call, None, self._read(call, wanted, now))
 
     def push(self, call: Call, ids: Any, grads: Any) -> Future[Any]:
-        """Begin `zmqps.Table.push`."""
+        """Start `zmqps.Table.push`."""
         push = call.requests.push(ids, grads, call.examples, call.codec, call.step)
         with self._lock:
             self._absorb()
             return self._exchange(call, self._write(call, push, self._clock(pushes=True)), None)
 
     def push_pull(self, call: Call, ids: Any, grads: Any, next_ids: Any, out: Any, pull_codec: AnyCodec) -> Future[Any]:
-        """Begin `zmqps.Table.push_pull`: what is to be sent and asked for goes in one round trip."""
+        """Start `zmqps.Table.push_pull`: pushes and requests travel in one round trip."""
         push = call.requests.push(ids, grads, call.examples, call.codec, call.step)
         if self._asks_for_all(pull_codec):
             pull, result = call.requests.pull(next_ids, out, pull_codec)
@@ -170,7 +170,7 @@ class RowCache:
             return self._exchange(call, self._write(call, push, now), self._read(call, wanted, now))
 
     def load(self, call: Call, ids: Any, values: Any) -> Future[Any]:
-        """Begin `zmqps.Table.load`, after what is kept: this was pushed before."""
+        """Start `zmqps.Table.load`, after the deferred gradients, which were pushed before."""
         push = call.requests.load(ids, values, bool(call.step))
         with self._lock:
             self._absorb()
@@ -181,12 +181,12 @@ class RowCache:
             return call.submit(Exchange(push=push))
 
     def end(self) -> None:
-        """Defer nothing more: another cache, or none, takes its place."""
+        """Stop deferring: another cache, or none, replaces this one."""
         with self._lock:
             self._ended = True
 
     def flush(self, call: Call) -> Future[Any]:
-        """Send what is kept; the future fails if any of it, or of what was sent since the last flush, has failed."""
+        """Send the deferred gradients; the future fails if any, also of those sent since the last flush, has failed."""
         with self._lock:
             self._absorb()
             self._send(call, self._cache.take_all())
@@ -194,7 +194,7 @@ class RowCache:
         return Joint(sending) if sending else done()
 
     def statistics(self) -> CacheStatistics:
-        """Return what it holds and has saved."""
+        """Return its contents and savings."""
         with self._lock:
             counts, cache = self._counts, self._cache
             saved = counts["hits"] + counts["deferred"] - counts["sent"] - cache.num_kept
@@ -206,14 +206,14 @@ class RowCache:
                 **{name: counts[name] for name in ("hits", "misses", "deferred", "sent")},
             )
 
-    # --- what becomes of copies ----------------------------------------------------------------
+    # --- validity of copies --------------------------------------------------------------------
 
     def outdate(self) -> None:
-        """Let no copy be read any more; also from the background thread."""
+        """Invalidate all copies; also from the background thread."""
         self._is_stale = True
 
     def forget(self) -> int:
-        """Forget all, as a worker does that begins a new life; return of how many rows it has lost gradients."""
+        """Forget everything at the beginning of a new life; return the number of rows whose gradients are lost."""
         with self._lock:
             lost = self._cache.num_kept
             self._cache = self._new()
@@ -223,8 +223,8 @@ class RowCache:
         return lost
 
     def leave(self, call: Call | None) -> None:
-        """Send what is kept, and wait for that a little; then answer nothing any more."""
-        if not self._lock.acquire(timeout=FAREWELL_S):  # a signal handler, say, that has interrupted a call
+        """Send the deferred gradients and wait a little for them; then stop answering."""
+        if not self._lock.acquire(timeout=FAREWELL_S):  # a signal handler may have interrupted a call
             log.warning("the cache of %r is in use: what it keeps is lost", self._spec.name)
             return
         has_some = self._cache.num_kept > 0 or bool(self._sending)
@@ -240,11 +240,11 @@ class RowCache:
         self._is_closed = True
 
     def _asks_for_all(self, codec: AnyCodec) -> bool:
-        """Whether all rows come from the servers; in a callback nobody can ask for the clock of a step."""
+        """Whether all rows come from the servers; in a callback the clock of a step cannot be requested."""
         return codec is not None or (self._is_bounded and in_callback())
 
     def _clock(self, step: int | None = None, *, pulls: bool = False, pushes: bool = False) -> int:
-        """Return the clock of a call; without steps it goes on with pushes, and pulls but the first after one."""
+        """Return the clock of a call; without steps it counts pushes, and every pull but the first after one."""
         if pulls and self._by_steps != (step is not None):  # it has become one that ends steps
             self._by_steps = step is not None
             self._cache.drop_all()
@@ -256,7 +256,7 @@ class RowCache:
         return self._now
 
     def _absorb(self) -> None:
-        """Take note of what has happened since the last call."""
+        """Process what has happened since the last call."""
         while self._arrived:
             self._cache.fill(*self._arrived.popleft())
         if self._is_stale:
@@ -274,7 +274,7 @@ class RowCache:
         self._sending = [*failed[:1], *(future for future in self._sending if not future.done())]
 
     def _read(self, call: Call, wanted: tuple[Grouped, Array, Callable[[], Any]], now: int) -> Read:
-        """Look for rows; those that lack get a place, before which goes what was kept of what makes way for them."""
+        """Look up rows; missing ones get a place, after the deferred gradients of the rows evicted for them."""
         grouped, array, deliver = wanted
         values = np.empty((grouped.size, self._spec.dim), np.float32)
         lacking, places = self._cache.read(grouped.ids, now, values)
@@ -290,7 +290,7 @@ class RowCache:
         def result(rows: Array | None, pull: PullTransfer | None) -> Any:
             if rows is not None and pull is not None and reservation is not None:
                 values[lacking] = rows
-                # a worker may be further ahead than these rows are sure to have been
+                # a worker may be ahead of the clock that these rows are known to have
                 until = latest if bound is None else min(latest, pull.slowest + bound)
                 arrived.append((reservation, rows, until))
             spread(values, 0, grouped.inverse, array)
@@ -299,7 +299,7 @@ class RowCache:
         return Read(missing, result)
 
     def _write(self, call: Call, push: PushTransfer, now: int) -> Write:
-        """Let copies have what is pushed, or be read no more; keep what is deferred, and take what is due."""
+        """Apply a push to copies, or invalidate them; keep deferred gradients, and take those that are due."""
         assert isinstance(push.source, RowSource)
         sent = Kept(pushed_ids(push), push.source.rows)
         if push.source.nonfinite:  # it will be refused
@@ -329,10 +329,10 @@ class RowCache:
             return Write(Kept(ids, sums), None)
         return Write(sent, push)
 
-    # --- what travels --------------------------------------------------------------------------
+    # --- messages ------------------------------------------------------------------------------
 
     def _exchange(self, call: Call, write: Write | None, read: Read | None) -> Future[Any]:
-        """Begin what cannot be answered here."""
+        """Start the transfers that cannot be answered here."""
         sends = write is not None and (write.push is not None or write.sent.ids.size > 0)
         push, pull, receive = None if write is None or not sends else write.push, None, None
         if write is not None and sends and push is None:
@@ -358,7 +358,7 @@ class RowCache:
         return Joint([future]) if write is not None and write.push is None else future
 
     def _send(self, call: Call, kept: Kept) -> None:
-        """Push what was kept, for which no caller waits."""
+        """Push deferred gradients, for which no caller waits."""
         if kept.ids.size:
             own = Call(call.member, call.requests, call.timeout)
             future = own.submit(Exchange(push=own.push(kept)))
@@ -372,13 +372,13 @@ class RowCache:
             log.warning("gradients that the cache of %r kept were not applied: %s", self._spec.name, error)
 
     def _watch(self, future: Future[Any], ids: Array) -> None:
-        """Note that copies have what a push brings, for as long as it may fail."""
+        """Note that copies include a push, for as long as it may fail."""
         if self._rate is not None and self.options.read_own:
             self._applied.append((future, ids))
 
 
 def pushed_ids(push: PushTransfer) -> Array:
-    """Return the ids that a push brings gradients of, in the order of these."""
+    """Return the ids with gradients in a push, in the order of these."""
     assert isinstance(push.source, RowSource)
     ids = np.empty(len(push.source.rows), np.int64)
     for row in push.cargoes:
@@ -392,12 +392,12 @@ class RowCaches(dict[str, RowCache]):
     """The caches of one member, by the name of the table."""
 
     def choose(self, name: str, options: CacheOptions, job: JobSpec, call: Call) -> None:
-        """Have a cache of a table, or none any more.
+        """Set or remove the cache of a table.
 
         Raises
         ------
         ConfigurationError
-            The options do not go with the job.
+            The options do not suit the job.
         """
         old = self.get(name)
         if old is not None and old.options == options:
@@ -411,12 +411,12 @@ class RowCaches(dict[str, RowCache]):
             self[name] = new
 
     def outdate(self) -> None:
-        """Let no copy be read any more; also from the background thread."""
+        """Invalidate all copies; also from the background thread."""
         for cache in tuple(self.values()):
             cache.outdate()
 
     def forget(self) -> None:
-        """Forget all that caches keep."""
+        """Forget everything that caches keep."""
         for name, cache in self.items():
             if lost := cache.forget():
                 log.warning("gradients of %d rows of %r that were not sent are lost", lost, name)

@@ -1,4 +1,4 @@
-"""What ids and rows of the user become: transfers of one sparse table."""
+"""Turns the user's ids and rows into transfers of one sparse table."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from zmqps.errors import ConfigurationError, DtypeError, ShapeError
 from zmqps.gpu.handover import Handover
 from zmqps.rows.unique import Different, Grouped, summed
 
-#: What ids may be of; those of unsigned 64 bits are taken as the signed ones of the same bits.
+#: Accepted dtypes of ids; unsigned 64-bit ids are taken as the signed ones of the same bits.
 ID_DTYPES = {name: "int64" for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")}
 _INT64 = np.dtype(np.int64)
 
@@ -33,13 +33,13 @@ class RowRequests:
     Parameters
     ----------
     job, placement
-        The job, and where it lies.
+        The job, and its placement.
     number
         Of the table, among the job's.
     handover
-        The way to arrays on GPUs.
+        Transfers to and from arrays on GPUs.
     ends_steps
-        Whether a push that says nothing about it ends the worker's step: there is nothing else to push.
+        Whether a push without the option ends the worker's step: there is nothing else to push.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class RowRequests:
         self._ends_steps = ends_steps
 
     def pull(self, ids: Any, out: Any, codec: str | Codec | None) -> tuple[PullTransfer, Callable[[Any], Any]]:
-        """Return the transfer of `zmqps.Table.pull`, and what makes its result."""
+        """Return the transfer of `zmqps.Table.pull`, and the function that makes its result."""
         flat, shape = self._ids(ids)
         asked = self.parts.different(flat)
         parts = self.parts.part_of_bucket(asked.size)
@@ -61,9 +61,9 @@ class RowRequests:
         return PullTransfer(cargoes=self.parts.cargoes(parts, None, wanted), target=target), result
 
     def look(self, ids: Any, out: Any) -> tuple[Grouped, Array, Callable[[], Any]]:
-        """Return what ids differ, where the rows of all of them go, and what makes the caller's array of that.
+        """Return the distinct ids, the target of all their rows, and the function that makes the caller's array.
 
-        For who has some of them without asking.
+        For a caller that has some of them already.
         """
         flat, shape = self._ids(ids)
         asked = self.parts.different(flat)
@@ -91,7 +91,7 @@ class RowRequests:
         pull_codec: str | Codec | None,
         step: bool | None,
     ) -> tuple[PushTransfer, PullTransfer, Callable[[Any], Any]]:
-        """Return the transfers of `zmqps.Table.push_pull`, and what makes its result."""
+        """Return the transfers of `zmqps.Table.push_pull`, and the function that makes its result."""
         flat, _, rows = self._rows(ids, grads, "gradients")
         others, shape = self._ids(next_ids)
         brought, asked = self.parts.different(flat), self.parts.different(others)
@@ -99,7 +99,7 @@ class RowRequests:
         push, pushed = self._push(brought, rows, parts, examples, codec, step)
         wanted = self.parts.group(asked, parts)
         target, result = self._receive(wanted, shape, out, pull_codec)
-        if self._job.mode == "async":  # one round trip: each message brings gradients, and asks for rows after them
+        if self._job.mode == "async":  # one round trip: each message has gradients, and requests the rows after them
             push.cargoes = self.parts.cargoes(parts, pushed, wanted)
             return push, PullTransfer(cargoes=push.cargoes, target=target), result
         push.cargoes = self.parts.cargoes(parts, pushed, None, everywhere=self._job.mode == "sync")
@@ -113,7 +113,7 @@ class RowRequests:
         parts = self.parts.part_of_bucket(brought.size)
         grouped = self.parts.group(brought, parts)
         own = np.empty((grouped.size, self.spec.dim), np.float32)
-        own[grouped.inverse] = rows  # of an id that is named twice the last one
+        own[grouped.inverse] = rows  # of a repeated id the last one
         if self._job.nonfinite == "reject" and not are_finite([own.reshape(-1)]):
             name = self.spec.nonfinite(grouped.ids, own)[0]
             raise ConfigurationError(f"the value of {name} contains NaN or infinity")
@@ -123,11 +123,11 @@ class RowRequests:
 
     @property
     def num_parts(self) -> int:
-        """On how many shards a part of the table lies."""
+        """The number of shards with a part of the table."""
         return len(self.parts.slices)
 
     def scan(self, shard: int, start: int, most: int, since: tuple[int, ...] = ()) -> tuple[PullTransfer, ScanTarget]:
-        """Return the transfer that asks one shard, by its number among those parts, for rows as they lie."""
+        """Return the transfer that reads rows of one shard in storage order; shards are numbered by their parts."""
         target = ScanTarget(start=start, most=most, dim=self.spec.dim, since=since)
         return PullTransfer(cargoes=self.parts.whole(self.parts.slices[shard]), target=target), target
 
@@ -162,7 +162,7 @@ class RowRequests:
     def _receive(
         self, wanted: Grouped, shape: tuple[int, ...], out: Any, codec: str | Codec | None
     ) -> tuple[RowTarget, Callable[[Any], Any]]:
-        """Return where rows go, and what makes the caller's array of them."""
+        """Return the target of rows, and the function that makes the caller's array."""
         text = self._job.pull_codec if codec is None else check_codec(codec, pulls=True)
         size, dim = wanted.inverse.size, self.spec.dim
         shape = (*shape, dim)
@@ -197,7 +197,7 @@ class RowRequests:
                     ids = ids.astype(np.int64)
             array = on_host(f"ids for {self.spec.name}", ids, self._handover, ID_DTYPES)
             array = array.view(_INT64) if array.dtype == np.uint64 else array.astype(_INT64, copy=False)
-        return np.require(array, requirements=["C", "A", "W"]).reshape(-1), array.shape  # as compiled code takes it
+        return np.require(array, requirements=["C", "A", "W"]).reshape(-1), array.shape  # as compiled code requires
 
     def _rows(self, ids: Any, values: Any, what: str) -> tuple[Array, tuple[int, ...], Array]:
         """Return ids, their shape, and a float32 row for each."""

@@ -1,4 +1,4 @@
-"""Sparse tables as a training script sees them: what a job's tables are, and a worker's way to one of them."""
+"""Sparse tables in a training script: the options of a job's tables, and a worker's handle of one."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Array = np.ndarray[Any, np.dtype[Any]]
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """A table of a job that is to be; made by `table`, named by `zmqps.Worker.init`."""
+    """A table of a job to be started; made by `table`, named by `zmqps.Worker.init`."""
 
     options: Mapping[str, Any]
 
@@ -42,7 +42,7 @@ class TableOptions:
         checks.name("a table's name", name)
         spec = TableSpec(name=name, **self.options)
         counts: Any = spec.step_counts
-        kernel_of_table(spec.optimizer, name, spec.dim, "numpy", counts)  # is there such a rule?
+        kernel_of_table(spec.optimizer, name, spec.dim, "numpy", counts)  # raises if there is no such rule
         return spec
 
 
@@ -62,25 +62,25 @@ def table(
 ) -> TableOptions:
     """Describe a sparse table, for ``worker.init(..., tables={"items": zmqps.table(64, …)})``.
 
-    It has a row of float32 for each 64-bit id that was ever pushed. Nothing is kept for an id that was not; who reads
-    it gets what its row would begin with.
+    It has a row of float32 for each 64-bit id that was ever pushed. Other ids take no memory; reading one returns its
+    initial value.
 
     Parameters
     ----------
     dim : int
         Elements of a row, 1 to 4,096.
     optimizer : OptimizerSpec
-        From `zmqps.optim`: applied to the rows that a push names, and to no others.
+        From `zmqps.optim`: applied only to the rows that a push names.
     initial : Initial, optional
-        What rows begin with, from `zmqps.initial`; by default zeros.
+        Initial values of rows, from `zmqps.initial`; by default zeros.
     capacity_nbytes : int, optional
-        What all its rows may take, with slots and index, over all servers. It is reserved when the job begins. By
-        default as much as the servers' hosts have, which is asked for as the table grows.
+        The most bytes of all its rows, with slots and index, over all servers. They are reserved when the job begins.
+        By default all memory of the servers' hosts, allocated as the table grows.
     when_full : {"refuse", "evict"}
-        Whether new rows are refused then (`TableFullError`), or rows that were changed least recently make way.
+        Whether new rows are then refused (`TableFullError`), or the rows changed least recently are evicted.
     admit : int
-        From which touch by a push on an id gets a row; what is pushed before does nothing. Touches are counted in a
-        sketch, which may count too many, never too few.
+        The number of touches by a push after which an id gets a row; earlier pushes have no effect. A sketch counts
+        touches; it may count too many, never too few.
     expire_steps : int, optional
         After how many pushes to the table (synchronous: steps) without one that names it a row is removed.
     expire_seconds : float, optional
@@ -114,7 +114,7 @@ def table(
         "lazy_decay": lazy_decay,
     }
     found = TableOptions(options)
-    found.named("table")  # what cannot be is said here, where it is written
+    found.named("table")  # so errors are raised where the user wrote the options
     return found
 
 
@@ -129,7 +129,7 @@ def specs_of(tables: Mapping[str, TableOptions] | None) -> tuple[TableSpec, ...]
 
 
 class Member(Protocol):
-    """What a table needs of the member of the cluster that it belongs to."""
+    """What a table requires of its member of the cluster."""
 
     @property
     def job(self) -> str:
@@ -137,10 +137,10 @@ class Member(Protocol):
 
     @property
     def _caches(self) -> Mapping[str, RowCache]:
-        """Return those of its tables that have one, by name."""
+        """Return the caches of its tables that have one, by name."""
 
     def _reads_at(self) -> int | None:
-        """Return the clock of a read that is asked for now; None: it ends no steps."""
+        """Return the clock of a read requested now; None: it ends no steps."""
 
     def _job(self, timeout: float | None) -> Requests:
         """Return the job."""
@@ -155,8 +155,8 @@ class Table(WholeTable):
     """A sparse table of the job; made by `zmqps.Worker.table`.
 
     Ids are signed 64-bit integers in any shape; unsigned ones are taken by their bits. Methods that end in ``_async``
-    return a future at once. Arrays that were handed over are read, or written, until that is done. For what happens on
-    a timeout or a loss see `zmqps.Worker`; for rows that a worker keeps, `zmqps.row_cache`.
+    return a future at once; until it is done their arrays are read or written. For timeouts and losses see
+    `zmqps.Worker`; for cached rows, `zmqps.row_cache`.
     """
 
     def __init__(self, member: Member, name: str) -> None:
@@ -176,21 +176,21 @@ class Table(WholeTable):
         ids : array of int64
             Of any shape; an id may occur often.
         out : array, optional
-            To put the rows into, ``ids.shape + (dim,)``, of any floating dtype; it may be on a GPU.
+            For the rows, ``ids.shape + (dim,)``, of any floating dtype; it may be on a GPU.
         codec : Codec or str, optional
-            How the rows travel; by default the job's ``pull_codec``.
+            The codec of the rows; by default the job's ``pull_codec``.
         timeout : float, optional
             Seconds; by default as `connect` says, at least 60.
 
         Returns
         -------
         float32 array ``ids.shape + (dim,)``
-            Or ``out``. Of an id that has no row what its row would begin with; reading makes none.
+            Or ``out``. For an id without a row its initial value; reading creates none.
 
         Raises
         ------
         ShapeError, DtypeError
-            Nothing was asked for.
+            Nothing was requested.
         DeadlineError, PeerLostError
             ``out`` may hold some of the rows.
         """
@@ -207,7 +207,7 @@ class Table(WholeTable):
         return self._member._submit(Exchange(pull=pull), timeout, result)
 
     def rows(self, ids: Any, *, timeout: float | None = None) -> Array:
-        """Return rows as they are on the servers, in full precision whatever the job's codec; none is made by it.
+        """Return rows as they are on the servers, in full precision whatever the job's codec; it creates none.
 
         Parameters
         ----------
@@ -231,25 +231,24 @@ class Table(WholeTable):
         step: bool | None = None,
         timeout: float | None = None,
     ) -> None:
-        """Send gradients of some rows; return when every shard has applied them, or has them for the step.
+        """Send gradients of some rows; return when every shard has applied them, or keeps them for the step.
 
         Parameters
         ----------
         ids : array of int64
-            Of any shape. An id that occurs several times has the sum of its gradients. Rows that are not named do not
-            change.
+            Of any shape. An id that occurs several times gets the sum of its gradients. Other rows do not change.
         grads : array ``ids.shape + (dim,)``
             Of any floating dtype.
         examples : int
-            Synchronous: how often these gradients count. A row's gradient in a step is the sum over the workers of
-            examples times gradient, divided by the examples of all who pushed to the table, whether they named the row
+            Synchronous: the weight of these gradients. A row's gradient in a step is the sum over the workers of
+            examples times gradient, divided by the examples of all that pushed to the table, whether they named the row
             or not: as with one large batch.
         codec : Codec or str, optional
-            How the gradients travel: raw, bf16, fp16 or int8; by default the job's, if it is one of these, else raw.
+            The codec of the gradients: raw, bf16, fp16 or int8; by default the job's, if it is one of these, else raw.
         step : bool, optional
-            Not asynchronous: whether this ends the worker's step. By default it does where the job trains nothing but
-            this table; beside parameters, or other tables, push to the tables first: the last push, of all parameters,
-            or `Worker.advance` ends it.
+            Not asynchronous: whether this ends the worker's step. By default it does if the job trains only this table.
+            With parameters, or other tables, push to the tables first: the last push, of all parameters, or
+            `Worker.advance` ends it.
         timeout : float, optional
             Seconds; by default as `connect` says, at least 60.
 
@@ -260,7 +259,7 @@ class Table(WholeTable):
         TableFullError
             There is no room for new rows on one of the servers; other messages of this push may have been applied.
         DeadlineError, PeerLostError
-            The push may have been applied in part; what was is never applied twice.
+            The push may have been applied in part; no part is ever applied twice.
         """
         refuse_in_callback()
         self.push_async(ids, grads, examples=examples, codec=codec, step=step, timeout=timeout).result()
@@ -296,8 +295,8 @@ class Table(WholeTable):
     ) -> Any:
         """Send the gradients of this batch and return the rows of the next one, in one round trip.
 
-        As `push`, then `pull`: the rows are those after this push. Where it does not end a step that others take part
-        in, they are those of the last step that is over.
+        Like `push`, then `pull`: the rows include this push. If it does not end a step in which other workers take
+        part, they are those of the last completed step.
 
         Parameters
         ----------
@@ -340,15 +339,15 @@ class Table(WholeTable):
         return self._member._submit(Exchange(push=push, pull=pull), timeout, result)
 
     def load(self, ids: Any, values: Any, *, step: bool = False, timeout: float | None = None) -> None:
-        """Set rows to values, past the optimizer; those that are not there are made.
+        """Set rows to values, without the optimizer; missing ones are created.
 
-        Slots and counts of the optimizer stay as they are. In the synchronous mode it is a part of this worker's step,
-        as `Worker.set` is; of several workers that set a row in a step that with the lowest rank counts.
+        Slots and counts of the optimizer do not change. In synchronous mode it is a part of this worker's step, like
+        `Worker.set`; if several workers set a row in a step, the value of the lowest rank counts.
 
         Parameters
         ----------
         ids : array of int64
-            Of any shape; of one that occurs several times the last counts. For millions of rows call it several times.
+            Of any shape; of a repeated id the last value counts. For millions of rows call it several times.
         values : array ``ids.shape + (dim,)``
             Of any floating dtype.
         step : bool
@@ -374,10 +373,10 @@ class Table(WholeTable):
         return self._member._submit(Exchange(push=push), timeout)
 
     def flush(self, *, timeout: float | None = None) -> None:
-        """Send the gradients that this worker's cache of the table keeps; return when servers have applied them.
+        """Send the gradients deferred by this worker's cache of the table; return when servers have applied them.
 
-        Without a cache, or one that defers none, there are none. Errors are those of `push`, also of gradients that
-        were sent since the last flush.
+        Without a cache, or with one that defers none, there are none. Errors are those of `push`, also of gradients
+        sent since the last flush.
         """
         refuse_in_callback()
         self.flush_async(timeout=timeout).result()
@@ -388,7 +387,7 @@ class Table(WholeTable):
         return done() if cache is None else cache.flush(self._call(timeout))
 
     def cache_statistics(self) -> CacheStatistics:
-        """Return what this worker's cache of the table holds, and what it has saved; without one, zeros."""
+        """Return the contents and savings of this worker's cache of the table; without one, zeros."""
         cache = self._member._caches.get(self.name)
         return CacheStatistics() if cache is None else cache.statistics()
 

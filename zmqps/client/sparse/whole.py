@@ -1,4 +1,4 @@
-"""A sparse table as a whole: followed as it changes, written into a file, and read from one."""
+"""A sparse table as a whole: followed as it changes, exported to a file, and loaded from one."""
 
 from __future__ import annotations
 
@@ -22,32 +22,32 @@ if TYPE_CHECKING:
 
     from zmqps.client.sparse.rows import RowRequests
 
-#: Rows that are asked for at a time, by default.
+#: Rows requested at a time, by default.
 CHUNK_ROWS = 65536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableStatistics:
-    """What a table holds, and what became of its ids, over all servers since each of them has it.
+    """The contents of a table, and counts of its ids, over all servers since each of them has it.
 
     Attributes
     ----------
     rows : int
-        That there are.
+        The existing rows.
     bytes : int
-        That they take, with slots and index.
+        Bytes that they take, with slots and index.
     hits, misses : int
         Ids read that had a row, and that had none.
     new : int
-        Rows made.
+        Rows created.
     refused : int
-        Rows that were not made because there was no room for them.
+        Rows not created for want of room.
     expired : int
-        Rows that were not touched for so long that they were removed.
+        Rows removed because they were not touched for too long.
     evicted : int
-        Rows that made way for others.
+        Rows evicted for others.
     waiting : int
-        Touches of rows that were not admitted then.
+        Touches of rows not yet admitted then.
     """
 
     rows: int = 0
@@ -62,7 +62,7 @@ class TableStatistics:
 
 
 class WholeTable:
-    """What is done with all rows of a `zmqps.Table`."""
+    """Operations on all rows of a `zmqps.Table`."""
 
     name: str
 
@@ -83,29 +83,29 @@ class WholeTable:
         raise NotImplementedError
 
     def statistics(self, *, timeout: float | None = None) -> TableStatistics:
-        """Ask the servers what the table holds, and what became of its ids."""
+        """Ask the servers for the contents of the table, and the counts of its ids."""
         self.flush(timeout=timeout)
         while True:
             requests = self._requests(timeout)
             asked = [requests.scan(number, 0, 0) for number in range(requests.num_parts)]
             for future in [self._exchange(Exchange(pull=pull), timeout) for pull, _ in asked]:
                 future.result()
-            if self._requests(timeout) is requests:  # else shards were cut anew meanwhile
+            if self._requests(timeout) is requests:  # else shards were divided again meanwhile
                 break
         found = {"bytes" if name == "nbytes" else name: name for name in COUNTED}
         return TableStatistics(**{name: sum(target.counters[of] for _, target in asked) for name, of in found.items()})
 
     def __len__(self) -> int:
-        """Return how many rows there are on the servers."""
+        """Return the number of rows on the servers."""
         return self.statistics().rows
 
     def chunks(self, most: int = CHUNK_ROWS, *, timeout: float | None = None) -> Iterator[tuple[Array, Array]]:
-        """Go through all rows, one shard after the other.
+        """Iterate over all rows, one shard after the other.
 
         Parameters
         ----------
         most : int
-            How many rows come at a time, at most; fewer where they would take more than 64 MiB.
+            The most rows at a time; fewer if they would take more than 64 MiB.
         timeout : float, optional
             Seconds, for each chunk.
 
@@ -113,9 +113,9 @@ class WholeTable:
         ------
         ids : int64 array ``(n,)``
         rows : float32 array ``(n, dim)``
-            As they are when the chunk is read. While the table is trained, each row that was there at the beginning and
-            stays comes at least once; rows that come or go meanwhile may be missed. Where servers come or go meanwhile
-            (`zmqps scale`), all come again.
+            As they are when the chunk is read. During training, each row that exists from the beginning to the end
+            comes at least once; rows that are created or removed meanwhile may be missed. If servers are added or
+            removed meanwhile (`zmqps scale`), all are repeated.
         """
         most = checks.whole("most", most, 1, 1 << 32)
         self.flush(timeout=timeout)
@@ -141,7 +141,7 @@ class WholeTable:
         return True
 
     def __iter__(self) -> Iterator[tuple[Array, Array]]:
-        """Go through all rows by `chunks`."""
+        """Iterate over all rows by `chunks`."""
         return self.chunks()
 
     def changes(
@@ -152,21 +152,21 @@ class WholeTable:
         most: int = CHUNK_ROWS,
         timeout: float | None = None,
     ) -> Feed:
-        """Follow the table: return what yields, with each poll, the rows that have changed, and which have gone.
+        """Follow the table: return a feed whose polls yield the rows that have changed, and the ids of removed ones.
 
-        Servers keep nothing for it but the ids of rows that have gone, for 10 minutes after the last poll, and at most
-        a million on each.
+        For it servers keep only the ids of removed rows, for 10 minutes after the last poll, and at most a million on
+        each.
 
         Parameters
-        ----------
+        `Feed.cursor` of an earlier feed whose copy exists: continue from it.
         since : list, optional
             `Feed.cursor` of an earlier feed, whose copy is there: go on from it.
         initial : bool
-            False: leave out what is there now.
+            False: leave out the present rows.
         most : int
             As for `chunks`.
         timeout : float, optional
-            Seconds; without ``initial`` servers are asked where they are.
+            Seconds; without ``initial`` servers are asked for their present state.
 
         Returns
         -------
@@ -175,7 +175,7 @@ class WholeTable:
         Raises
         ------
         ConfigurationError
-            That is no cursor.
+            ``since`` is not a cursor.
         """
         feed = Feed(self._requests, self._exchange, since=since, most=most)
         if not checks.flag("initial", initial):
@@ -191,29 +191,29 @@ class WholeTable:
         most: int = CHUNK_ROWS,
         timeout: float | None = None,
     ) -> int:
-        """Write all rows into one file, as they come: there is never more than one chunk of them here.
+        """Write all rows into one file, as they arrive: there is never more than one chunk of them here.
 
         A Parquet or Arrow file has columns ``id``, int64, and ``values``, a fixed-size list of float32, with a row
         group or record batch for each chunk; they need pyarrow (the extra ``arrow``). A safetensors file has
         ``<table>.ids`` and ``<table>.values``. In the metadata are table, dim, job, version and the version of zmqps.
 
-        The table may be trained meanwhile. Every update up to the version is in the file, and perhaps later ones. Each
-        row that was there at the beginning and stays is there once. One that makes way for others or expires, and is
-        made again before the end, may be there twice: the later one last, which `load_file` takes. For a file of one
-        moment export a checkpoint (``zmqps checkpoint export``).
+        The table may be trained meanwhile. The file has every update up to the version, and perhaps later ones. Each
+        row that exists from the beginning to the end is there once. A row that is evicted or expires, and is created
+        again before the end, may be there twice: the later one last, which `load_file` takes. For a file of one moment
+        export a checkpoint (``zmqps checkpoint export``).
 
         Parameters
         ----------
         path : str or path
-            Of the new file. Nobody sees it before it is whole, and nothing is left of one that was not completed; but
-            a process that is killed leaves a file whose name ends with ``.tmp``.
+            Of the new file. It is not visible before it is complete, and nothing is left of an incomplete one; but a
+            killed process leaves a file whose name ends with ``.tmp``.
         format : str, optional
-            ``"parquet"``, ``"arrow"`` or ``"safetensors"``; by default as the name ends: .parquet, .arrow, .feather or
+            ``"parquet"``, ``"arrow"`` or ``"safetensors"``; by default from the suffix: .parquet, .arrow, .feather or
             .safetensors.
         replace : bool
-            Whether there may be such a file already.
+            Whether an existing file may be replaced.
         most : int
-            Rows of a chunk, at most; fewer where they would take more than 64 MiB.
+            The most rows in a chunk; fewer if they would take more than 64 MiB.
         timeout : float, optional
             Seconds, for each chunk; by default as `connect` says, at least 60.
 
@@ -225,7 +225,7 @@ class WholeTable:
         Raises
         ------
         ConfigurationError
-            There is such a file already, the format is not known, or pyarrow is not installed.
+            The file exists, the format is unknown, or pyarrow is not installed.
         CheckpointStorageError
             The disk is full or read-only, or fails.
         DeadlineError, PeerLostError
@@ -233,9 +233,9 @@ class WholeTable:
         """
         refuse_in_callback()
         with TableFile(path, format=format, replace=replace) as file:
-            self.flush(timeout=timeout)  # what this worker's cache keeps
+            self.flush(timeout=timeout)  # deferred gradients of this worker's cache
             for part in self.changes(most=most).poll(timeout=timeout):
-                if part.reset:  # at the beginning, and where a shard has gone back to a checkpoint meanwhile
+                if part.reset:  # at the beginning, and if a shard has gone back to a checkpoint meanwhile
                     version = self.changes(initial=False, timeout=timeout).version
                     dim = self._requests(timeout).spec.dim
                     file.begin(TableFacts(self.name, dim, self._job_name, version, installed_version()))
@@ -252,38 +252,38 @@ class WholeTable:
         step: bool = False,
         timeout: float | None = None,
     ) -> int:
-        """Set rows to those of a file, some at a time, as `zmqps.Table.load` does.
+        """Set rows to those of a file, in chunks, as `zmqps.Table.load` does.
 
         Parameters
         ----------
         path : str or path
-            Of a file as `export` writes, or one like it: ids may be of any integer type, values also lists without a
-            fixed size. In a safetensors file the table may have another name if it is the only one.
+            Of a file as `export` writes, or similar: ids may be of any integer type, values also lists without a fixed
+            size. In a safetensors file the table may have another name if it is the only one.
         format : str, optional
             As for `export`.
         most : int
-            How many rows are read and sent at a time.
+            Rows read and sent at a time.
         step : bool
-            Not asynchronous: whether each of these ends a step of this worker. What one worker brings to a step of the
-            synchronous mode is limited to 1 GiB on each server.
+            Not asynchronous: whether each chunk ends a step of this worker. In synchronous mode a worker's contribution
+            to a step is limited to 1 GiB on each server.
         timeout : float, optional
-            Seconds, for each time; by default as `connect` says, at least 60.
+            Seconds, for each chunk; by default as `connect` says, at least 60.
 
         Returns
         -------
         int
-            How many rows there were.
+            The number of rows.
 
         Raises
         ------
         ConfigurationError
             There is no such file, or it has no such columns or arrays; or pyarrow is not installed.
         DtypeError, ShapeError
-            They are not those of this table.
+            They do not fit this table.
         CheckpointCorruptError
-            It is not of that format, or cut short; rows before that may have been set.
+            It is not of that format, or cut short; earlier rows may have been set.
         TableFullError, DeadlineError, PeerLostError
-            As for `zmqps.Table.push`; the rows before that have been set.
+            As for `zmqps.Table.push`; earlier rows have been set.
         """
         refuse_in_callback()
         most = checks.whole("most", most, 1, 1 << 32)
