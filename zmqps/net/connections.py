@@ -1,4 +1,4 @@
-"""What the kernel tells of connections and of descriptors, by the number that ZeroMQ has for them."""
+"""What the kernel knows of connections and descriptors, by ZeroMQ's descriptor number."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from typing import NamedTuple
 
 from zmqps.core.protocol.endpoints import ip_of, is_loopback
 
-#: With no more descriptors than these left, or an eighth of those there may be, they are scarce.
+#: Descriptors are scarce if fewer than this are left, or an eighth of the limit.
 RESERVE = 32
-#: ZeroMQ greets whoever connects, in a thread that does nothing else.
+#: ZeroMQ greets new connections in a thread that does nothing else.
 HEAR_S = 0.1
-#: An address of no family: who "connects" to it ends a connection at once (connect(2)).
+#: An address of no family: "connecting" to it ends a connection at once (connect(2)).
 _NOBODY = bytes(16)
-#: A connection that is closed is forgotten by the kernel, too, and what it had not sent.
+#: The kernel also forgets a closed connection, and its unsent data.
 _AT_ONCE = struct.pack("ii", 1, 0)
 _libc = ctypes.CDLL(None)
-# in Linux's `struct tcp_info`: how often the same was sent again, in vain; milliseconds since something was confirmed
+# in Linux's `struct tcp_info`: retransmissions without success; milliseconds since the last confirmation
 _REPEATS = struct.Struct("=2xBB52xI")
 _BYTES_CONFIRMED = struct.Struct("=120xQ")
 _BYTES_RECEIVED = struct.Struct("=128xQ")
@@ -57,15 +57,15 @@ class Address(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """What has come over the connection of a peer that was welcomed, and when a message of it was last seen."""
+    """What has arrived over a welcomed peer's connection, and when a message of it was last seen."""
 
     address: Credentials | Address
     heard_at_nbytes: int = 0  # or when it was doubted
-    doubted: bool = False  # it has sent as much as a message has, and none was looked for since
+    doubted: bool = False  # it has sent as much as a message has, without being checked since
 
 
 def address_of(connection: socket.socket, *, ours: bool = False) -> Credentials | Address:
-    """Return who is at the other end of a connection, or, over TCP, at this one."""
+    """Return the other end of a connection, or, over TCP, of this end."""
     if connection.family == socket.AF_UNIX:
         packed = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         return Credentials(*_CREDENTIALS.unpack(packed))
@@ -74,50 +74,50 @@ def address_of(connection: socket.socket, *, ours: bool = False) -> Credentials 
 
 
 def origin_of(descriptor: int) -> str | None:
-    """Return the address of the host at the other end; empty if that is this one, None if the connection has ended."""
+    """Return the address of the host at the other end; empty for this host, None if the connection has ended."""
     with contextlib.suppress(OSError, ValueError), borrowed(descriptor) as connection:
         if connection.family == socket.AF_UNIX:
             return ""
         ours, theirs = connection.getsockname()[0], connection.getpeername()[0]
-        # whoever reaches this host by one of its own addresses is on it, and comes from that address
+        # a peer that reaches this host by one of its addresses is on it, and comes from that address
         return "" if ours == theirs or is_loopback(theirs) else _plain(theirs)
     return None
 
 
 def _plain(host: str) -> str:
-    """Return an address as others write it: of IPv4 without the dress that it wears at a socket of IPv6."""
+    """Return an address in its usual form: IPv4 without the mapping of IPv6 sockets."""
     return str(ip_of(host) or host)
 
 
 def end_now(connection: socket.socket) -> None:
-    """End a connection, and with it what the kernel has received and ZeroMQ has not read: up to megabytes."""
+    """End a connection, and discard what the kernel has received and ZeroMQ has not read: up to megabytes."""
     if connection.family == socket.AF_UNIX or _libc.connect(connection.fileno(), _NOBODY, len(_NOBODY)):
         connection.shutdown(socket.SHUT_RDWR)
 
 
 def received(descriptor: int) -> int:
-    """Return the bytes that have come over a connection; 0 where the system does not count them."""
+    """Return the bytes received over a connection; 0 if the system does not count them."""
     return _told(descriptor, _BYTES_RECEIVED)[0]
 
 
 def confirmed(descriptor: int) -> int:
-    """Return the bytes sent over a connection that the other host has confirmed; 0 where the system does not tell."""
+    """Return the sent bytes of a connection that the other host has confirmed; 0 if the system does not count them."""
     return _told(descriptor, _BYTES_CONFIRMED)[0]
 
 
 def silence(descriptor: int) -> tuple[float, int]:
-    """Return for how many seconds the other host has confirmed nothing, and how often it was asked to since then.
+    """Return the seconds since the other host's last confirmation, and the retransmissions since then.
 
-    A host confirms what comes whether its processes read it or not. Zeros where the system does not tell.
+    A host confirms data whether its processes read it or not. Zeros if the system does not know.
     """
     sent_again, asked_for_room, silent_ms = _told(descriptor, _REPEATS)
     return silent_ms / 1000, max(sent_again, asked_for_room)
 
 
 def _told(descriptor: int, facts: struct.Struct) -> tuple[int, ...]:
-    """Return what Linux tells of a TCP connection; zeros of any other, and of one that has ended meanwhile."""
+    """Return Linux's facts of a TCP connection; zeros for any other, and for one that has ended meanwhile."""
     buffer = ctypes.create_string_buffer(facts.size)
-    if sys.platform == "linux":  # not by a socket of Python, whose making costs more: this is asked of thousands
+    if sys.platform == "linux":  # not by a Python socket, which costs more: this runs for thousands
         size = ctypes.c_uint(facts.size)
         if _libc.getsockopt(descriptor, socket.IPPROTO_TCP, socket.TCP_INFO, buffer, ctypes.byref(size)):
             buffer = ctypes.create_string_buffer(facts.size)
@@ -125,7 +125,7 @@ def _told(descriptor: int, facts: struct.Struct) -> tuple[int, ...]:
 
 
 def waiting(descriptor: int) -> int:
-    """Return how many of these bytes nobody has read yet."""
+    """Return how many of these bytes are unread."""
     buffer = bytearray(4)
     try:
         fcntl.ioctl(descriptor, termios.FIONREAD, buffer)
@@ -135,21 +135,21 @@ def waiting(descriptor: int) -> int:
 
 
 def hang_up(connection: socket.socket) -> None:
-    """End a connection at once, whatever was not sent; who waits for it, in any thread, wakes up. It is still open."""
+    """End a connection at once, with unsent data; waiting threads wake up. The descriptor stays open."""
     with contextlib.suppress(OSError):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
         connection.shutdown(socket.SHUT_RDWR)
 
 
 def receive(connection: socket.socket, nbytes: int, ends_at: float) -> bytes:
-    """Return so many bytes; however slowly they come, no later than ``ends_at`` of the monotonic clock.
+    """Return exactly this many bytes, before ``ends_at`` of the monotonic clock.
 
     Raises
     ------
     TimeoutError
-        They did not come in time.
+        They did not arrive in time.
     ConnectionResetError
-        The other end has hung up.
+        The other end has closed.
     """
     data = b""
     while len(data) < nbytes:
@@ -165,10 +165,10 @@ def receive(connection: socket.socket, nbytes: int, ends_at: float) -> bytes:
 
 
 def leave_quietly(probe: socket.socket) -> None:
-    """Hear a node's first byte before a connection is closed on which nothing was said; blocks for `HEAR_S` at most.
+    """Read a node's first byte before closing a silent connection; blocks for `HEAR_S` at most.
 
-    What else it says stays unread, so its ZeroMQ finds the connection reset. After an ordinary end it might take this
-    one for a peer that shows no key.
+    The rest stays unread, so its ZeroMQ finds the connection reset. After an ordinary end it might take this one for a
+    peer without a key.
     """
     probe.settimeout(HEAR_S)
     with contextlib.suppress(OSError):
@@ -177,7 +177,7 @@ def leave_quietly(probe: socket.socket) -> None:
 
 @contextlib.contextmanager
 def borrowed(descriptor: int) -> Iterator[socket.socket]:
-    """Make a descriptor a socket that leaves it open."""
+    """Wrap a descriptor in a socket that does not close it."""
     connection = socket.socket(fileno=descriptor)
     try:
         yield connection
@@ -191,7 +191,7 @@ def are_scarce(any_descriptor: int) -> bool | None:
     if limit == resource.RLIM_INFINITY:
         return False
     try:
-        lowest = os.dup(any_descriptor)  # all below are taken
+        lowest = os.dup(any_descriptor)  # all below are in use
     except OSError:
         return True
     os.close(lowest)

@@ -1,8 +1,8 @@
-"""CURVE: what encrypts connections, and who may open them (ZeroMQ's ZAP).
+"""CURVE: the encryption of connections, and which keys may open them (ZeroMQ's ZAP).
 
-Without a handler libzmq lets in *any* key, so a node with keys always has one, in a thread of its own: a handshake does
-not wait for a shard that computes. The same thread looks twice a second whether the list of keys has changed. libzmq
-goes on serving a connection whose key was revoked meanwhile, so `Gate` also says which peers may speak no more.
+Without a handler libzmq accepts *any* key, so a node with keys always has one, in a separate thread: a handshake does
+not wait for a shard that computes. The same thread checks twice a second whether the list of keys has changed. libzmq
+keeps a connection whose key was revoked meanwhile, so `Gate` also says which peers are no longer allowed.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from zmqps.core.protocol.security.roles import KeyHolder
 from zmqps.errors import ConfigurationError, PSError
 from zmqps.net.keyring import Entry, Keys, Pair, read_entries, version_of
 
-#: Between two looks at the list of keys, in seconds: a revoked one is refused within a second.
+#: Seconds between two checks of the list of keys: a revoked one is refused within a second.
 WATCH_S = 0.5
-#: After so long a list that could not be read is tried again, changed or not: descriptors may have been short.
+#: After this many seconds an unreadable list is read again, changed or not: descriptors may have been short.
 AGAIN_S = 5.0
-#: A connection whose key was revoked lasts so much longer, for its end to be told.
+#: A connection whose key was revoked is kept this much longer, to send its end.
 LAST_WORD_S = 0.1
-#: After so long somebody who has taken the name of another connection has been shut.
+#: After this many seconds a peer that took another connection's name has been shut.
 CONTESTED_S, TAKEN = 1.0, "somebody else has taken its name"
-#: By this ZeroMQ knows that a socket wants its handler asked, and refuses everybody where there is none.
+#: The ZAP domain: ZeroMQ asks the socket's handler, and refuses all connections without one.
 DOMAIN = b"zmqps"
 _ZAP = "inproc://zeromq.zap.01"
 _POLLIN = int(zmq.POLLIN)
@@ -40,7 +40,7 @@ log = logging.getLogger("zmqps.keys")
 
 
 def check_curve() -> None:
-    """Raise `ConfigurationError` where ZeroMQ was built without encryption."""
+    """Raise `ConfigurationError` if ZeroMQ was built without encryption."""
     if not zmq.has("curve"):
         raise ConfigurationError(
             "this pyzmq was built without CURVE (libsodium), so it can use no keys; install the wheel that its project "
@@ -56,12 +56,12 @@ def new_pair() -> Pair:
 
 
 def secure_dealer(dealer: zmq.Socket[bytes], keys: Keys, role: str) -> None:
-    """Let a socket show a pair of keys, and talk to the nodes of this cluster only; before it connects.
+    """Make a socket show a pair of keys, and connect only to nodes of this cluster; before it connects.
 
     Raises
     ------
     ConfigurationError
-        These keys are for others, or damaged.
+        These keys are for another role, or damaged.
     """
     check_curve()
     pair = keys.pair(role)
@@ -74,7 +74,7 @@ def secure_dealer(dealer: zmq.Socket[bytes], keys: Keys, role: str) -> None:
 
 
 def answer_with_pair(router: zmq.Socket[bytes], secret: str) -> bytes:
-    """Encrypt with keys made of a secret that both ends know; return the key that the other one has to show."""
+    """Encrypt with keys derived from a shared secret; return the key that the other end must show."""
     check_curve()
     router.setsockopt(zmq.CURVE_SERVER, 1)
     router.setsockopt(zmq.CURVE_SECRETKEY, _made_of(secret, b"answering").secret.encode())
@@ -84,7 +84,7 @@ def answer_with_pair(router: zmq.Socket[bytes], secret: str) -> bytes:
 
 
 def ask_with_pair(dealer: zmq.Socket[bytes], secret: str) -> None:
-    """Encrypt with keys made of a secret, and talk to nobody who does not know it."""
+    """Encrypt with keys derived from a secret, and connect only to a peer that knows it."""
     check_curve()
     pair = _made_of(secret, b"asking")
     dealer.setsockopt(zmq.CURVE_SERVERKEY, _made_of(secret, b"answering").public.encode())
@@ -98,18 +98,18 @@ def _made_of(secret: str, end: bytes) -> Pair:
 
 
 class Gate:
-    """Who may connect to a socket, and whose key each of those who have connected has shown.
+    """Which peers may connect to a socket, and the key that each of them has shown.
 
-    All but `_run` and what it calls is for the thread of the socket.
+    All except `_run` and what it calls is for the thread of the socket.
 
     Parameters
     ----------
     context
-        The socket's; it has one gate.
+        The socket's context; it has one gate.
     keys
         A node's.
     changed
-        Called in the gate's thread when keys open nothing any more that did before: ask for `outdated`.
+        Called in the gate's thread when keys are no longer valid: call `outdated` then.
     """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], keys: Keys, changed: Callable[[], None]) -> None:
@@ -118,12 +118,12 @@ class Gate:
         self._keys = keys
         self._changed = changed
         self._entries: Mapping[str, Entry] = {}  # by public key; replaced as a whole
-        self._version: tuple[int, ...] = ()  # of the file
+        self._version: tuple[int, ...] = ()  # of the file; a change is noticed by it
         self._due = 0.0
-        self._again_at, self._trouble = math.inf, ""  # when to read a list again that could not be read, and why not
+        self._again_at, self._trouble = math.inf, ""  # when to retry an unreadable list, and why it was
         self._throttle = Throttle("connections that were refused")
-        self._keys_of: dict[Peer, str] = {}  # of those who were welcomed
-        self._speaker: tuple[Peer, str] = b"", ""  # whose message is being delivered
+        self._keys_of: dict[Peer, str] = {}  # of welcomed peers
+        self._speaker: tuple[Peer, str] = b"", ""  # the sender of the message being delivered
         self._read()
         self._valid = self._valid_now()
         self._zap = context.socket(zmq.REP)
@@ -132,7 +132,7 @@ class Gate:
         threading.Thread(target=self._run, name="zmqps-gate", daemon=True).start()
 
     def secure(self, router: zmq.Socket[bytes]) -> None:
-        """Let nobody into a socket without a key of this cluster; before it is bound."""
+        """Make a socket accept only keys of this cluster; before it is bound."""
         try:
             router.setsockopt(zmq.CURVE_SECRETKEY, self._keys.secret.encode())
             router.setsockopt(zmq.CURVE_SERVER, 1)
@@ -141,10 +141,10 @@ class Gate:
         except zmq.ZMQError as error:
             raise ConfigurationError(f"the keys of {self._keys.source} are damaged: {error}") from None
 
-    # --- who speaks, in the thread of the socket --------------------------------------------------
+    # --- identities, in the thread of the socket --------------------------------------------------
 
     def passes(self, peer: Peer, name: zmq.Frame) -> bool:
-        """Whether a message with this first frame is of the peer that it says: one that has joined keeps its key."""
+        """Whether a message with this first frame is from the peer it names: a member keeps its key."""
         try:
             public = str(name.get("User-Id"))
         except zmq.ZMQError:
@@ -159,34 +159,34 @@ class Gate:
         if before is not None:
             old = self._entries.get(before)
             if old is None or old.holder != entry.holder:
-                return False  # it has taken the name of somebody else's connection
+                return False  # it has taken the name of another connection
             self._keys_of[peer] = public  # its key was rotated
         self._speaker = peer, public
         return True
 
     def bind(self, peer: Peer) -> None:
-        """A peer is welcomed: from now on it has the key with which it has said Hello."""
+        """Welcome a peer: from now on it has the key of its Hello."""
         if self._speaker[0] == peer:
             self._keys_of.setdefault(peer, self._speaker[1])
 
     def knows(self, peer: Peer) -> bool:
-        """Whether a peer has joined with a key that it still has."""
+        """Whether a peer has joined with a key that is still valid."""
         return peer in self._keys_of
 
     def forget(self, peer: Peer) -> None:
-        """A peer will not come back under its name."""
+        """Forget a peer that will not come back under its name."""
         self._keys_of.pop(peer, None)
 
     def holder(self, peer: Peer) -> KeyHolder | None:
-        """Return whose key the peer has shown whose message is being delivered."""
+        """Return the key of the sender of the message being delivered."""
         public = self._speaker[1] if self._speaker[0] == peer else self._keys_of.get(peer, "")
         entry = self._entries.get(public)
         return None if entry is None else entry.holder
 
     def outdated(self) -> list[tuple[Peer, str, str, bool]]:
-        """Return the peers whose keys open nothing any more, for whom, why, and whether they may come with a newer one.
+        """Return peers with invalid keys, their role, the reason, and whether they may come back with a newer key.
 
-        Those who may not are forgotten here.
+        Peers that may not are forgotten here.
         """
         now, entries = time.time(), self._entries
         renewed = {entry.holder for entry in entries.values() if not entry.refusal(now)}
@@ -216,10 +216,10 @@ class Gate:
             self._zap.close(0)
 
     def _answer(self, request: list[bytes]) -> None:
-        """Tell ZeroMQ whether somebody may come in, and the log of who may not."""
+        """Answer ZeroMQ whether a peer may connect, and log refusals."""
         version, number, domain, address, _, mechanism, *credentials = request
         public = z85.encode(credentials[0]).decode() if mechanism == b"CURVE" and len(credentials[0]) == 32 else ""
-        if version_of(self._path) != self._version:  # made or revoked just now
+        if version_of(self._path) != self._version:  # a key was just made or revoked
             self._look()
         entry = self._entries.get(public)
         known = entry is not None and domain == DOMAIN
@@ -233,13 +233,13 @@ class Gate:
         self._zap.send_multipart([version, number, *status, b"" if why else public.encode(), b""])
 
     def _look(self) -> None:
-        """Read the list again if it has changed; tell of keys that open nothing any more."""
+        """Read the list again if it has changed; report keys that are no longer valid."""
         now, before = time.monotonic(), self._valid
         self._due = now + WATCH_S
         try:
             if now >= self._again_at or version_of(self._path) != self._version:
                 self._read()
-        except (PSError, OSError, MemoryError) as error:  # the keys that were known go on to open, and others do not
+        except (PSError, OSError, MemoryError) as error:  # the known keys stay valid, and others are refused
             trouble = f"the list of keys is as it was before: {str(error) or type(error).__name__}"
             line = self._throttle.admit(trouble, now) if trouble != self._trouble else None
             if line is not None:

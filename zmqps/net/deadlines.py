@@ -1,4 +1,4 @@
-"""How long a thread that blocks goes on waiting: by its own time, which stands still while the process does."""
+"""Timeouts of a blocking thread, by its own time, which stops while the process is stopped."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ T = TypeVar("T")
 
 
 class Deadline:
-    """What a loop's timeouts are to coroutines, for a thread without a loop: it waits in pieces.
+    """Like a loop's timeouts for coroutines, for a thread without a loop: it waits in pieces.
 
-    A process that is stopped for longer than a timeout has waited for one piece of it, and hears the answer that came
+    A process that is stopped for longer than a timeout loses one piece of it, and still receives an answer that arrived
     meanwhile.
 
     Parameters
@@ -34,14 +34,14 @@ class Deadline:
         return self._clock.now(time.monotonic()) >= self._ends_at
 
     def wait_s(self, most: float = LOOK_S) -> float:
-        """Return for how many seconds to wait now, ``most`` of them at most; 0.0 if the time is over."""
+        """Return the seconds to wait now, at most ``most``; 0.0 if the time is over."""
         real = time.monotonic()
         wait_s = min(max(0.0, self._ends_at - self._clock.now(real)), most)
         self._clock.look(real, wait_s)
         return wait_s
 
     def wait(self, blocks: Callable[[float], T]) -> T:
-        """Return what ``blocks(seconds)`` returns, once that is true or the time is over."""
+        """Return the result of ``blocks(seconds)``, once that is true or the time is over."""
         while True:
             wait_s = self.wait_s()
             value = blocks(wait_s)

@@ -1,10 +1,9 @@
-"""The connections that this node opens: one DEALER for each, and what becomes of it.
+"""The connections that this node opens: one DEALER for each, and their state.
 
-A connection comes back by itself when it breaks. That it is broken TCP finds out late, and that the network has
-healed even later: after a cut of a minute it tries again once in a minute. So a connection over which nothing is
-confirmed any more is ended here after `SILENCE_S`, and a new one is asked for every second, which is there as soon as
-the network is. What decides is what the other *host* confirms: a slow connection or a busy process is none that is
-broken.
+A broken connection comes back by itself. But TCP notices a break late, and a healed network even later: after a cut of
+a minute it retries once a minute. So a connection over which nothing is confirmed is closed here after `SILENCE_S`, and
+a new one is tried every second, which succeeds as soon as the network is back. The criterion is what the other *host*
+confirms: a slow connection or a busy process is not broken.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from zmqps.net.transport import Noticed
 
 #: Random bytes of a routing id.
 ROUTING_NBYTES = 16
-#: Between two attempts to connect, in milliseconds: at first, and at most.
+#: Milliseconds between two attempts to connect: at first, and at most.
 RECONNECT_MS, MAX_RECONNECT_MS = 50, 200
-#: An attempt is given up after so long: TCP asks twice in this time, then ever more rarely.
+#: An attempt is given up after this time: TCP tries twice in it, then ever more rarely.
 CONNECT_MS = 2000
-#: A connection is ended when the other host has confirmed nothing for so long, however often it was sent.
+#: A connection is closed when the other host has confirmed nothing for this time, whatever was retransmitted.
 SILENCE_S = 3.0
 MIN_REPEATS = 4
-#: Between two looks at the connections.
+#: Seconds between two checks of the connections.
 LOOK_S = 0.25
 
 _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
@@ -54,18 +53,18 @@ class Dealer:
     context
         Of the socket.
     peer
-        What the connection is called.
+        The name of the connection.
     endpoint
-        Where to. With a name in the place of an address it is connected once `Dialer` has looked that up.
+        The other end. With a name instead of an address it is connected once `Dialer` has resolved it.
     role, keys
-        Whose key it shows; None: it shows none.
+        The role whose key it shows; None: without a key.
     identity
-        By which the other end knows this one already.
+        The routing id by which the other end already knows this one.
 
     Raises
     ------
     ConfigurationError
-        The endpoint is invalid, or the keys are for others.
+        The endpoint is invalid, or the keys are for another role.
     """
 
     def __init__(
@@ -88,7 +87,7 @@ class Dealer:
         self.monitor.connect(address)
         self._up = False
         self._descriptor = -1
-        self._address: Credentials | Address | None = None  # by which the connection of the descriptor is recognised
+        self._address: Credentials | Address | None = None  # which identifies the descriptor's connection
         try:
             if not has_name(endpoint):
                 self.dial(endpoint)
@@ -102,7 +101,7 @@ class Dealer:
         return self._up
 
     def dial(self, endpoint: str, before: str = "") -> None:
-        """Connect, to what a name stands for now in the place of what it stood for before."""
+        """Connect to the present address of the name, instead of the earlier one."""
         if before:
             with contextlib.suppress(zmq.ZMQError):
                 self.socket.disconnect(before)
@@ -110,7 +109,7 @@ class Dealer:
         self.socket.connect(endpoint)
 
     def settle(self, noticed: Noticed) -> None:
-        """Take what the monitor tells."""
+        """Process an event of the monitor."""
         while not self.monitor.closed and int(self.monitor.getsockopt(_EVENTS)) & _POLLIN:
             event: Any = recv_monitor_message(self.monitor)
             kind = int(event["event"])
@@ -121,7 +120,7 @@ class Dealer:
             elif kind == _UP:
                 self._up = True
                 self.refusals.succeeded()
-                self.socket.getsockopt(_EVENTS)  # ZeroMQ may not have looked yet: nothing could be sent
+                self.socket.getsockopt(_EVENTS)  # ZeroMQ may not have checked yet: nothing could be sent
                 noticed(Connected(self.peer))
             elif kind == _GONE:
                 self._descriptor = -1
@@ -137,7 +136,7 @@ class Dealer:
             self._descriptor = -1  # it has ended meanwhile
 
     def look(self) -> None:
-        """End the connection if the other host does not confirm anything any more."""
+        """End the connection if the other host does not confirm any more."""
         if self._descriptor < 0:
             return
         silent_s, repeats = silence(self._descriptor)
@@ -160,22 +159,22 @@ class Dealer:
 def new_dealer(
     context: zmq.Context[zmq.Socket[bytes]], role: str, keys: Keys | None = None, identity: Any = b""
 ) -> zmq.Socket[bytes]:
-    """Return a socket that is not connected yet; with keys it shows a role's, and talks to nodes of their cluster only.
+    """Return an unconnected socket; with keys it shows a role's, and connects only to nodes of their cluster.
 
     Raises
     ------
     ConfigurationError
-        The keys are for others, or damaged.
+        The keys are for another role, or damaged.
     """
     dealer = context.socket(zmq.DEALER)
-    # nobody can know it, and so take this connection over; nor are two the same, which would starve each other
+    # not guessable, so no peer can take over this connection; and unique, or two would starve each other
     dealer.setsockopt(zmq.IDENTITY, identity or b"z" + secrets.token_bytes(ROUTING_NBYTES))
-    dealer.setsockopt(zmq.IMMEDIATE, 1)  # nothing queues up for a peer that is not there
-    dealer.setsockopt(zmq.PROBE_ROUTER, 1)  # an empty message tells who has come back
+    dealer.setsockopt(zmq.IMMEDIATE, 1)  # nothing is queued for an absent peer
+    dealer.setsockopt(zmq.PROBE_ROUTER, 1)  # an empty message identifies a returning peer
     dealer.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
     dealer.setsockopt(zmq.RECONNECT_IVL_MAX, MAX_RECONNECT_MS)
     dealer.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_MS)
-    dealer.setsockopt(zmq.SNDHWM, 2 * PUSH_WINDOW)  # or what a worker may have in flight is dropped on a slow link
+    dealer.setsockopt(zmq.SNDHWM, 2 * PUSH_WINDOW)  # or a worker's messages in flight are dropped on a slow link
     keep_alive(dealer, idle_s=1, interval_s=1, times=3)
     limit_frames(dealer)
     if keys is not None:
@@ -195,7 +194,7 @@ class Dealers:
     context
         Of their sockets.
     role, keys
-        Whose key they show; None: they show none.
+        The role whose key they show; None: without a key.
     added, removed
         Called with the peer and its socket after that was made, and before it is closed.
     """
@@ -219,13 +218,13 @@ class Dealers:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop, noticed: Noticed, touched: Callable[[], None]) -> None:
-        """Begin to tell what becomes of connections, and when what was done to one may have swallowed an edge."""
+        """Start to report connections, and when an action may have swallowed an edge."""
         self._loop, self._noticed, self._touched = loop, noticed, touched
         for dealer in self._dealers.values():
             self._watch(dealer)
 
     def open(self, peer: Peer, endpoint: str, identity: Any = b"") -> None:
-        """Open a connection in the background; one to the same peer is closed. Raises as `Dealer` does."""
+        """Open a connection in the background; an earlier one to this peer is closed. Raises as `Dealer` does."""
         self.hang_up(peer)
         dealer = self._dealers[peer] = Dealer(self._context, peer, endpoint, self._role, self._keys, identity)
         self.sockets[peer] = dealer.socket
@@ -236,7 +235,7 @@ class Dealers:
     def _watch(self, dealer: Dealer) -> None:
         assert self._loop is not None
         self._loop.add_reader(dealer.monitor.FD, self._settle, dealer)
-        self._loop.call_soon(self._settle, dealer)  # what was told before is not announced
+        self._loop.call_soon(self._settle, dealer)  # events before this are not announced
         if has_name(dealer.endpoint):
             dial = partial(self._dial, dealer)
             self._dialers[dealer.peer] = Dialer(dealer.endpoint, self._loop, lambda: dealer.is_up, dial)
@@ -244,7 +243,7 @@ class Dealers:
             self._timer = self._loop.call_later(LOOK_S, self._look)
 
     def _settle(self, dealer: Dealer) -> None:
-        """Take what a monitor tells; one that was refused for good tries again with newer keys, or is closed."""
+        """Process an event of a monitor; a refused connection retries with newer keys, or is closed."""
         if self._dealers.get(dealer.peer) is not dealer:
             return
         was_up = dealer.is_up
@@ -255,14 +254,14 @@ class Dealers:
         if error is None:
             return
         if keys is not None and (renewed := keys.renewed()) != keys:
-            self._keys = renewed  # somebody has rotated them
+            self._keys = renewed  # the keys were rotated
             self.open(dealer.peer, dealer.endpoint, dealer.socket.getsockopt(zmq.IDENTITY))
             return
         self.hang_up(dealer.peer)
         self._noticed(Unreachable(dealer.peer, error))
 
     def hang_up(self, peer: Peer) -> None:
-        """Close a connection, if there is one of this name."""
+        """Close a connection, if one has this name."""
         if (dealer := self._dealers.pop(peer, None)) is not None:
             del self.sockets[peer]
             self._removed(peer, dealer.socket)

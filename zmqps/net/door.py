@@ -1,12 +1,12 @@
-"""The door of a ROUTER: what connections may cost that have not said yet who they are.
+"""The door of a ROUTER: what connections may cost before they are welcomed.
 
-ZeroMQ takes whatever a connection sends and keeps it until a message is whole. So the door keeps a
-list of *strangers*, connections on which nobody has been welcomed yet, and shuts those that take
-longer, send more or are more than they may: `PATIENCE_S`, `ALLOWANCE_NBYTES`, `max_strangers`. It
-learns of connections from the socket's monitor, of their bytes from the kernel.
+ZeroMQ reads whatever a connection sends and keeps it until a message is complete. So the door has a list of
+*strangers*, connections without a welcomed peer, and shuts those that take longer, send more or are more than allowed:
+`PATIENCE_S`, `ALLOWANCE_NBYTES`, `max_strangers`. It learns of connections from the socket's monitor, of their bytes
+from the kernel.
 
-A thread does this, because a node may be busy with one update for longer than a stranger needs to
-send a gigabyte. It wakes for events, and while there are strangers every few milliseconds.
+A separate thread does this, because a node may be busy with one update for longer than a stranger needs to send a
+gigabyte. It wakes for events, and every few milliseconds while there are strangers.
 """
 
 from __future__ import annotations
@@ -45,35 +45,36 @@ from zmqps.net.refusals import RefusalLog
 from zmqps.net.sockets import free_in_io_threads
 from zmqps.net.system.memory import give_back_freed_memory, keep_freed_memory, let_freed_memory_go
 
-#: From the connection to the Hello, or from one request to the next of somebody who does not join.
+#: Seconds from the connection to the Hello, or between two requests of a client that does not join.
 PATIENCE_S = 10.0
-#: What a stranger may send at first, and so much more a second: a Hello is a few hundred bytes.
+#: What a stranger may send at first, and per second after that: a Hello is a few hundred bytes.
 ALLOWANCE_NBYTES = 16 << 10
 ALLOWANCE_NBYTES_S = 2 << 10
-#: It may be a known peer that has come back, whose first message a busy node has not looked at yet: until then it,
-#: and twice as much all together, may send what a worker has outstanding.
+#: It may be a returning peer whose first message a busy node has not read yet: until then it may send what a worker has
+#: in flight, and all of them together twice as much.
 MAX_UNREAD_NBYTES = 2 * WINDOW_NBYTES
-#: A message of a stranger counts as so many bytes more, for what it makes us do.
+#: The bytes that each message of a stranger counts in addition, for the work it causes.
 MESSAGE_NBYTES = 256
-#: Strangers at a time; where few descriptors may be open, a quarter of those. The one who came first has to go.
+#: Strangers at a time; a quarter of the descriptor limit if that is less. The oldest is shut.
 MAX_STRANGERS = 4096
-#: Peers who were welcomed, whose connection broke, and who need not say Hello again.
+#: Welcomed peers whose connection broke, and that need not send Hello again.
 MAX_RETURNING = 8192
-#: Between two looks at what strangers have sent, in seconds; longer if there are many of them.
+#: Seconds between two checks of strangers' bytes; longer if there are many.
 LOOK_S = 0.005
-#: The same for what those have sent who were welcomed.
+#: The same for welcomed peers.
 LOOK_KNOWN_S = 0.1
-#: What has come so long before, ZeroMQ has read and handed on, and a loop that was asked to look has seen.
+#: Data older than this has been read by ZeroMQ and seen by a loop that was asked to check.
 SUSPECT_S = 0.05
-#: Seconds after the end of a connection what it has left is given back to the system; twice, ZeroMQ is late with some.
+#: Seconds after the end of a connection until its memory is returned to the system; twice, because ZeroMQ is late with
+#: some.
 TIDY_S, TIDY_TIMES = 1.0, 2
-#: So long malloc keeps nothing of what is freed meanwhile.
+#: Seconds during which malloc keeps nothing of what is freed meanwhile.
 LET_GO_S = 0.2
-#: Nothing is heard of who has sent too many messages for so long.
+#: Seconds during which a sender of too many messages is ignored.
 DEAF_S = 1.0
-#: Of a connection of which ZeroMQ has read so much it has handed on the first messages.
+#: Bytes read by ZeroMQ after which the first messages of a connection have been delivered.
 HANDED_ON_NBYTES = 128 << 10
-#: Between two lines of a kind in the log.
+#: Seconds between two log lines of a kind.
 LOG_S = 10.0
 
 TOO_MUCH = "it sent more than a Hello"
@@ -87,43 +88,43 @@ T = TypeVar("T")
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class Stranger:
-    """A connection on which nobody was welcomed yet."""
+    """A connection without a welcomed peer."""
 
-    address: Credentials | Address  # by which it is recognised
+    address: Credentials | Address  # which identifies it
     since: float
-    due: float  # when its patience is over
+    due: float  # its deadline
     num_messages: int = 0
-    suspect_since: float | None = None  # it has sent more, if it is a stranger still: its messages are looked at first
+    suspect_since: float | None = None  # it has sent too much if it is still a stranger: its messages are read first
 
     def allowed(self, now: float) -> float:
         """Return how many bytes it may have sent."""
         return ALLOWANCE_NBYTES + ALLOWANCE_NBYTES_S * (now - self.since) - MESSAGE_NBYTES * self.num_messages
 
     def is_suspect(self, now: float) -> bool:
-        """Whether its messages, once all that has come was taken, can be no excuse any more."""
+        """Whether its messages can be no excuse any more once all arrivals were processed."""
         return self.suspect_since is not None and now >= self.suspect_since + SUSPECT_S
 
 
 class Door:
     """Watches the connections that a ROUTER accepts.
 
-    A connection is named by its descriptor, which ZeroMQ has opened and closes: the number may be
-    another one's at any time, so nothing is done to it before it was compared with its address.
+    A connection is identified by its descriptor, which ZeroMQ opens and closes. The number may be reused at any time,
+    so each action first compares its address.
 
     Parameters
     ----------
     router
         The socket, before it is bound.
     gone
-        Called when the connection of a peer that was welcomed has ended, as a rule in the door's thread.
+        Called when a welcomed peer's connection has ended, usually in the door's thread.
     ask
-        Called in the door's thread to have the messages taken that are there, and then `judge` called.
+        Called in the door's thread to have pending messages taken, and then `judge` called.
     doubt
-        Called in the door's thread to have `trust` called at the next message of a peer that was welcomed.
+        Called in the door's thread to have `trust` called at the next message of a welcomed peer.
     scarce
-        Called in the door's thread when descriptors begin to run short, with True, and when they do no more.
+        Called in the door's thread with True when descriptors become scarce, and with False afterwards.
     keyed
-        Whether who comes in has to show a key.
+        Whether connections must show a key.
     """
 
     def __init__(
@@ -138,7 +139,7 @@ class Door:
     ) -> None:
         self.counters = {"connections_shut": 0, "accepts_failed": 0}
         self.max_strangers = _max_strangers()
-        self.max_unread_nbytes = MAX_UNREAD_NBYTES  # of a peer that was welcomed
+        self.max_unread_nbytes = MAX_UNREAD_NBYTES  # of a welcomed peer
         self._gone = gone
         self._ask = ask
         self._doubt = doubt
@@ -147,44 +148,44 @@ class Door:
         self._refusals = RefusalLog(keyed=keyed)
         self._router = router
         self._lock = threading.RLock()
-        self._strangers: dict[int, Stranger] = {}  # by descriptor, in the order they came
-        self._peers: dict[int, Peer] = {}  # by descriptor: those who were welcomed
+        self._strangers: dict[int, Stranger] = {}  # by descriptor, in order of arrival
+        self._peers: dict[int, Peer] = {}  # by descriptor: the welcomed ones
         self._descriptors: dict[Peer, int] = {}
         self._accounts: dict[int, Account] = {}  # of those
-        self._look_at = self._next_look = 0.0  # at those again, and at strangers, by whoever else asks for it
-        self._shut_here: set[int] = set()  # connections that were ended here, until the number is another one's
-        self._deaf_to: dict[tuple[Peer, int], float] = {}  # who has sent too many messages, until when
-        self._early: set[int] = set()  # welcomed before the monitor has told of them
+        self._look_at = self._next_look = 0.0  # the next checks of peers, and of strangers on request
+        self._shut_here: set[int] = set()  # connections closed here, until the number is reused
+        self._deaf_to: dict[tuple[Peer, int], float] = {}  # senders of too many messages, until when
+        self._early: set[int] = set()  # welcomed before the monitor's event
         self._logged: dict[str, float] = {}
-        # descriptors for the time when there are no more: one to look at a connection, one that is let go
+        # spare descriptors for when there are no more: one to examine a connection, one to accept and close
         self._null = os.open(os.devnull, os.O_RDWR)
         self._held = os.dup(self._null)
         self._spare: int | None = os.dup(self._null)
-        self._refusing = False  # what is accepted was accepted with the spare descriptor
+        self._refusing = False  # the spare descriptor is in use for an accept
         address = f"inproc://zmqps-door-{id(self)}"
         router.monitor(address, _ACCEPTED | _FAILED | _GONE | _BROKEN_OFF | _WRONG)
         self._monitor: zmq.Socket[bytes] = router.context.socket(zmq.PAIR)
         self._monitor.setsockopt(zmq.LINGER, 0)
         self._monitor.connect(address)
         self._wake_read, self._wake_write = os.pipe()
-        #: Whether the transport throws away what somebody has sent: it cannot tell who the others are meanwhile.
+        #: Whether the transport discards an oversized message: it cannot identify other senders meanwhile.
         self.behind = False
         self._closing = False
         self._tidy_due: float | None = None
         self._tidy_left = 0
         self._letting_go = False
-        self._resting = False  # the thread, for longer than it may while there are strangers
-        self._clock = AwakeClock(time.monotonic())  # of the thread: nobody is late because it stood still
+        self._resting = False  # the thread waits for longer than it may while there are strangers
+        self._clock = AwakeClock(time.monotonic())  # of the thread: no stranger is late because the thread was stopped
         self._thread = threading.Thread(target=self._run, name="zmqps-door", daemon=True)
         self._thread.start()
 
-    # --- what the transport asks, in its own thread ---------------------------------------------
+    # --- called by the transport, in its own thread ---------------------------------------------
 
     def heard(self, peer: Peer, descriptor: int) -> bool:
-        """Take note of a message of a stranger; one that sends too many is shut.
+        """Count a message of a stranger; one that sends too many is shut.
 
-        False: it was shut before. What ZeroMQ had taken of it by then still comes, up to a thousand messages, when the
-        number of its descriptor may be another one's.
+        False: it was shut before. Messages that ZeroMQ had read by then still arrive, up to a thousand, when the number
+        of its descriptor may have been reused.
         """
         now = self._now()
         with self._lock:
@@ -203,9 +204,9 @@ class Door:
             return descriptor not in self._shut_here
 
     def admit(self, peer: Peer, descriptor: int) -> bool:
-        """A peer was welcomed on this connection, or has come back on it; False if the connection has ended already.
+        """Welcome a peer on this connection, or note its return; False if the connection has ended already.
 
-        -1: which one it is is not known.
+        -1: the connection is unknown.
         """
         with self._lock:
             self._settle()
@@ -229,7 +230,7 @@ class Door:
             return True
 
     def judge(self) -> None:
-        """All that has come was taken: who is a stranger still, and has sent too much, has to go."""
+        """All arrivals were processed: shut those that are still strangers and have sent too much."""
         with self._lock:
             self._settle()
             now = self._now()
@@ -237,7 +238,7 @@ class Door:
                 self._shut(descriptor, TOO_MUCH)
 
     def fall_behind(self) -> None:
-        """The transport throws away what somebody has sent: until it is done, whoever has sent too much has to go."""
+        """The transport discards an oversized message: until it is done, shut every stranger that has sent too much."""
         with self._lock:
             self.behind = True
             self._settle()
@@ -245,13 +246,13 @@ class Door:
                 self._look(self._now())
 
     def catch_up(self, *, behind: bool) -> None:
-        """One message has been thrown away; ``behind``: there is another one."""
+        """One message has been discarded; ``behind``: there is another one."""
         with self._lock:
             self.behind = behind
             self._tidy_soon()
 
     def trust(self, peer: Peer) -> None:
-        """A message of a peer that was doubted is here: so it does end them."""
+        """A message of a doubted peer has arrived: so it does end them."""
         with self._lock:
             descriptor = self._descriptors.get(peer, -1)
             account = self._accounts.get(descriptor)
@@ -264,19 +265,19 @@ class Door:
             return peer in self._descriptors
 
     def confirmed(self, peer: Peer) -> int:
-        """Return how many bytes the host of a peer has confirmed; 0 where that is not known."""
+        """Return how many bytes the host of a peer has confirmed; 0 if unknown."""
         with self._lock:
             return confirmed(self._descriptors.get(peer, -1))
 
     def shut(self, descriptor: int, why: str) -> None:
-        """End the connection of a stranger; ZeroMQ throws away what has not been delivered of it."""
+        """End the connection of a stranger; ZeroMQ discards its undelivered messages."""
         with self._lock:
             self._settle()
             if descriptor in self._strangers:
                 self._shut(descriptor, why)
 
     def expel(self, peer: Peer, why: str) -> None:
-        """End the connection of a peer that was welcomed."""
+        """End the connection of a welcomed peer."""
         with self._lock:
             self._settle()
             if peer in self._descriptors:
@@ -286,7 +287,7 @@ class Door:
         """Stop watching; call it before the socket is closed."""
         if self._closing:
             return
-        # the thread goes on to read meanwhile: ZeroMQ waits for room for its last events
+        # the thread continues to read meanwhile: ZeroMQ waits for room for its last events
         self._router.disable_monitor()
         self._closing = True
         os.write(self._wake_write, b"x")
@@ -316,10 +317,10 @@ class Door:
         return self._clock.now(time.monotonic())
 
     def _turn(self) -> float:
-        """Do what is due; return how long the thread may rest."""
+        """Do what is due; return how long the thread may wait."""
         with self._lock:
             begin = time.thread_time()
-            self._settle()  # before the first wait as well: ZeroMQ signals only to who has found nothing
+            self._settle()  # before the first wait, too: ZeroMQ only signals a reader that has found nothing
             self._look(self._now())
             self._tell(self._refusals.overdue(self._now()))
             self._resting = not self._strangers and not self._refusing
@@ -330,7 +331,7 @@ class Door:
         return wait
 
     def _tidy(self) -> None:
-        """Give back messages, and what was made of them: malloc would keep it."""
+        """Return memory of messages, and of objects made from them: malloc would keep it."""
         now = self._now()
         self._letting_go = not self._letting_go
         if self._letting_go:
@@ -348,19 +349,19 @@ class Door:
         self._tidy_due = self._tidy_due or self._now() + TIDY_S
 
     def _settle(self) -> None:
-        """Take the monitor's events."""
+        """Process the monitor's events."""
         while not self._closing and int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             event: Any = recv_monitor_message(self._monitor)
             try:
                 self._take(int(event["event"]), int(event["value"]))
-            except Exception:  # whatever it is: ZeroMQ stops for good when nobody takes its events
+            except Exception:  # any error: ZeroMQ stops for good if its events are not read
                 log.exception("internal error; please report it")
 
     def _take(self, kind: int, value: int) -> None:
         if kind == _ACCEPTED:
             self._accepted(value)
         elif kind == _GONE:
-            stranger = self._strangers.get(value)  # none if it had ended before it was looked at
+            stranger = self._strangers.get(value)  # none if it ended before it was examined
             self._tell(self._refusals.ended(None if stranger is None else stranger.address, self._now()))
             self._ended(value)
             self._tidy_soon()
@@ -373,14 +374,14 @@ class Door:
         if descriptor in self._early:
             self._early.discard(descriptor)
             return
-        self._ended(descriptor)  # of an earlier connection, which another one of the same peer had replaced
+        self._ended(descriptor)  # of an earlier connection, replaced by another one of the same peer
         self._shut_here.discard(descriptor)
         address = self._at(descriptor, address_of)
         if address is None:
             return  # it has ended meanwhile
         now = self._now()
         self._strangers[descriptor] = Stranger(address=address, since=now, due=now + PATIENCE_S)
-        if self._resting:  # another thread may have taken the event, and with it what would have woken this one
+        if self._resting:  # another thread may have taken the event that would have woken this one
             self._resting = False
             os.write(self._wake_write, b"x")
         if self._refusing:
@@ -404,7 +405,7 @@ class Door:
             del self._descriptors[peer]
 
     def _failed(self, number: int) -> None:
-        """Accept what waits, and refuse it: else ZeroMQ tries again at once, and forever."""
+        """Accept and close waiting connections: otherwise ZeroMQ retries at once, forever."""
         self.counters["accepts_failed"] += 1
         if number not in (errno.EMFILE, errno.ENFILE):
             self._say("accept", f"cannot accept a connection: {os.strerror(number)}")
@@ -416,7 +417,7 @@ class Door:
             self._spare = None
 
     def _look(self, now: float) -> None:
-        """Shut strangers that have taken too long or sent too much; see to the descriptors."""
+        """Shut strangers that are late or have sent too much; watch the descriptors."""
         begin = time.thread_time()
         scarce = are_scarce(self._null)
         if scarce is not None and scarce != self._scarce:
@@ -449,12 +450,12 @@ class Door:
             try:
                 self._spare = os.dup(self._null)
                 self._refusing = False
-            except OSError:  # somebody else had it
+            except OSError:  # another thread took it
                 if self._strangers:
                     self._shut(next(iter(self._strangers)), "there are no descriptors left")
 
     def _look_at_known(self) -> None:
-        """Shut peers that go on and on without an end of a message, all of which ZeroMQ would keep."""
+        """Shut peers with an endless message, all of which ZeroMQ would keep."""
         for descriptor, account in list(self._accounts.items()):
             nbytes = received(descriptor)
             if nbytes - account.heard_at_nbytes <= self.max_unread_nbytes:
@@ -479,9 +480,9 @@ class Door:
         self._at(descriptor, end)
 
     def _at(self, descriptor: int, do: Callable[[socket.socket], T]) -> T | None:
-        """Return what a function says of a connection; None if it has ended, and the number is no socket any more."""
+        """Return a function's result for a connection; None if it has ended, and the number is not its socket any more."""
         try:
-            os.dup2(descriptor, self._held, inheritable=False)  # so that it stays the same one meanwhile
+            os.dup2(descriptor, self._held, inheritable=False)  # so that it stays the same connection meanwhile
             with borrowed(self._held) as connection:
                 return do(connection)
         except OSError:
@@ -494,7 +495,7 @@ class Door:
             log.warning("%s", line)
 
     def _say(self, kind: str, text: str) -> None:
-        """Log a line, if there was none of its kind just now."""
+        """Log a line, unless one of its kind was logged just now."""
         now = self._now()
         if now >= self._logged.get(kind, 0.0) + LOG_S:
             self._logged[kind] = now

@@ -1,7 +1,7 @@
-"""How many bytes a second one connection carries through ZeroMQ, plain or encrypted: a receiver, and who sends to it.
+"""The rate of one connection through ZeroMQ, plain or encrypted: a receiver and its sender.
 
-The sender has hardly ever more on the way than has arrived already, so a slow connection does not take much longer
-than a quick one.
+The sender hardly ever has more in flight than has arrived already, so a slow connection does not take much longer than
+a fast one.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from zmqps.net.sockets import bind_socket
 
 #: One message: small at first, for a slow connection; then as large as zmqps's own.
 MIN_CHUNK_NBYTES, MAX_CHUNK_NBYTES = 16 << 10, 1 << 20
-#: On the way from the start: 10 Mbit/s carry it in 0.2 s.
+#: In flight at the start: 10 Mbit/s carry it in 0.2 s.
 FIRST_WINDOW_NBYTES = 256 << 10
 #: What encryption adds to a message, and more.
 OVERHEAD_NBYTES = 1024
-#: On the way at most: what keeps 10 Gbit/s busy over 10 ms.
+#: In flight at most: keeps 10 Gbit/s busy over 10 ms.
 MAX_WINDOW_NBYTES = 16 << 20
-#: Who sends more is not ours.
+#: A peer that sends more is not a gauge.
 MAX_RECEIVED_NBYTES = 1 << 30
-#: How often a receiver looks whether it is to end.
+#: How often a receiver checks whether to stop.
 TICK_S = 0.05
 
 
@@ -36,23 +36,23 @@ def library() -> tuple[str, bool]:
 
 
 class Receiver:
-    """Takes what the one sender who knows the token sends, and tells it of each piece.
+    """Receives from the one sender with the token, and acknowledges each piece.
 
     Parameters
     ----------
     host
-        What to bind: an address as it stands in an endpoint, ``*`` for all.
+        The address to bind, as in an endpoint; ``*`` for all.
     port
-        Which port; 0 for any.
+        The port; 0 for any.
     token
-        What a sender says first; others are not answered.
+        The sender's first message; others are not answered.
     encrypted
-        Whether to speak CURVE; `key` is then what a sender needs.
+        Whether to use CURVE; a sender then needs `key`.
 
     Raises
     ------
     AddressInUseError
-        Somebody has the port.
+        The port is in use.
     """
 
     def __init__(self, host: str, port: int, token: bytes, *, encrypted: bool) -> None:
@@ -103,18 +103,18 @@ class Receiver:
 
 
 def send(endpoint: str, token: bytes, *, key: str, seconds: float, nbytes: int, timeout: float) -> float:
-    """Send to a `Receiver` for a while; return how many bytes a second arrived.
+    """Send to a `Receiver` for a while; return the bytes per second that arrived.
 
     Parameters
     ----------
     endpoint, token
-        Where it is, and what it wants to hear first.
+        Its endpoint and its token.
     key
         Its public key; empty to send in plain text.
     seconds, nbytes
-        When to end, whichever comes first. It takes twice as long at most.
+        When to end, whichever comes first. It takes at most twice as long.
     timeout
-        Seconds to wait for the next sign of life.
+        Seconds to wait for the next answer.
 
     Raises
     ------
@@ -135,7 +135,7 @@ def send(endpoint: str, token: bytes, *, key: str, seconds: float, nbytes: int, 
 
 
 def _rate(socket: zmq.Socket[bytes], endpoint: str, seconds: float, nbytes: int, timeout: float) -> float:
-    """Return the rate of the second half: in the first one the window was small."""
+    """Return the rate of the second half: in the first half the window was small."""
     data = memoryview(bytes(MAX_CHUNK_NBYTES))
     begun = time.perf_counter()
     half: tuple[float, int] | None = None
@@ -159,7 +159,7 @@ def _rate(socket: zmq.Socket[bytes], endpoint: str, seconds: float, nbytes: int,
 
 
 def _answers(socket: zmq.Socket[bytes], endpoint: str, timeout: float) -> int:
-    """Wait for an answer; return how many there are."""
+    """Wait for an answer; return the number of answers."""
     if not socket.poll(int(1000 * timeout)):
         raise DeadlineError(operation="doctor", seconds=timeout, waiting_for=f"an answer of the probe at {endpoint}")
     number = 0

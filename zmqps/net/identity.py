@@ -1,4 +1,4 @@
-"""What every process of a cluster has in common: an identity, an endpoint it may bind."""
+"""What all processes of a cluster share: an identity, an endpoint to bind."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from zmqps.core.protocol.security.keys import KEY_NBYTES, process_of
 from zmqps.errors import ConfigurationError, UnsafeFileError
 from zmqps.files import TEXT_NBYTES, read_file
 
-#: A job secret is to be guessed by nobody; one in hex is twice as long as the bytes that it is made of.
+#: A job secret must not be guessable; in hex it is twice as long as its bytes.
 MIN_SECRET_NBYTES = 16
 MAX_SECRET_NBYTES = 4096
-#: In the environment of a process that a supervisor has started: its token, and a worker's process group.
+#: Environment of a supervised process: its token, and a worker's process group.
 PROCESS = "ZMQPS_PROCESS"
 
 
@@ -37,8 +37,8 @@ def new_identity(
 ) -> Identity:
     """Return the identity of this life of this process.
 
-    ``job`` is what a worker or observer is there for, ``token`` and ``life`` those of one that is started again,
-    ``index`` the number that its launcher has given it.
+    ``job`` is the job of a worker or observer, ``token`` and ``life`` those of a restarted one, ``index`` the number
+    from its launcher.
     """
     host = socket.gethostname()
     return Identity(
@@ -60,10 +60,10 @@ def new_identity(
 
 
 def launched_process(environ: Mapping[str, str]) -> bytes:
-    """Return what names the process that a supervisor has started, if this one ends with it; else empty.
+    """Return the identifier of the process that a supervisor has started, if this one ends with it; else empty.
 
-    That is the case in its process group, which the supervisor kills when the process has ended: a worker's, which its
-    leash has named, or that of a node, which is the process itself.
+    That is so in its process group, which the supervisor kills when the process has ended: a worker's, which its leash
+    has named, or that of a node, which is the process itself.
     """
     found = re.fullmatch(rf"([0-9a-f]{{{2 * KEY_NBYTES}}})(?::([0-9]{{1,10}}))?", environ.get(PROCESS, ""))
     if found is None or os.getpgrp() != int(found[2] or os.getpid()):
@@ -77,12 +77,12 @@ def read_job_secret(path: str | os.PathLike[str] | None) -> bytes:
 
 
 def read_secret(path: str | os.PathLike[str] | None, option: str, what: str) -> bytes:
-    """Return what a file holds that nobody can guess, but for white space around it; nothing where there is no file.
+    """Return a file's secret, without surrounding white space; empty if there is no file.
 
     Raises
     ------
     ConfigurationError
-        The file cannot be read, or holds too little.
+        The file cannot be read, or is too short.
     """
     if path is None:
         return b""
@@ -103,7 +103,7 @@ def read_secret(path: str | os.PathLike[str] | None, option: str, what: str) -> 
 
 
 def check_bind(endpoint: str, *, insecure: bool, keyed: bool = False) -> None:
-    """Refuse to listen beyond this host without keys, unless told to: nothing would be encrypted or authenticated.
+    """Refuse to listen beyond this host without keys, unless allowed: nothing would be encrypted or authenticated.
 
     Raises
     ------

@@ -1,13 +1,13 @@
-"""Keys as they are kept: the files of a directory, and the token that is all a worker needs.
+"""Stored keys: the files of a directory, and the token that is all a worker needs.
 
-A cluster has one pair of keys that all its nodes show to whoever connects, and a pair for each who may connect. A
-directory holds what its owner has of them, each file for its owner's eyes only:
+A cluster has one pair of keys that all its nodes show to connecting peers, and a pair for each that may connect. A
+directory has its owner's part of them, readable only by the owner:
 
 ====================  ==================================================================================
-``cluster.pub``       the public key of the cluster's nodes, which everybody knows them by
-``cluster.key``       their secret: on hosts with nodes only
+``cluster.pub``       the public key of the cluster's nodes, which identifies them
+``cluster.key``       their secret: only on hosts with nodes
 ``<role>.key``        the pair that a process of this role shows: ``node``, ``worker``, ``observer``
-``authorized.toml``   whom nodes let in: names, roles and public keys; on hosts with nodes only
+``authorized.toml``   the keys that nodes accept: names, roles and public keys; only on hosts with nodes
 ====================  ==================================================================================
 """
 
@@ -32,10 +32,10 @@ from zmqps.errors import ConfigurationError, UnsafeFileError, printable
 from zmqps.files import open_plain
 
 CLUSTER_PUBLIC, CLUSTER_SECRET, AUTHORIZED = "cluster.pub", "cluster.key", "authorized.toml"
-#: Of `authorized.toml`; more members than that there cannot be at a time.
+#: Of `authorized.toml`; there cannot be more members at a time.
 MAX_ENTRIES = 8192
 MAX_FILE_NBYTES = 4 << 20
-#: Of a key's name, which stands in logs and tables.
+#: Of a key's name, which is shown in logs and tables.
 MAX_NAME_CHARS = 100
 TOKEN_MARK = "zmqps1_"
 MAX_TOKEN_CHARS = 2048
@@ -57,7 +57,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """Somebody whom nodes let in, or let in before; times are seconds of the clock (`time.time`)."""
+    """A key that nodes accept, or accepted before; times are seconds of the clock (`time.time`)."""
 
     name: str
     role: str
@@ -68,11 +68,11 @@ class Entry:
 
     @property
     def holder(self) -> KeyHolder:
-        """What machines decide by."""
+        """The part that machines use."""
         return KeyHolder(self.role, self.name)
 
     def refusal(self, now: float) -> str:
-        """Return why this key opens nothing at a time; empty: it does."""
+        """Return why this key is invalid at a time; empty: it is valid."""
         if self.revoked is not None:
             return f"{self.holder} was revoked at {moment(self.revoked)}"
         if self.expires is not None and now >= self.expires:
@@ -82,12 +82,12 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Keys:
-    """What a process has to show, and knows others by.
+    """The keys that a process shows, and by which it identifies others.
 
     Attributes
     ----------
     source
-        Where they come from, for errors.
+        Their source, for errors.
     cluster
         The public key of the cluster's nodes.
     secret
@@ -95,9 +95,9 @@ class Keys:
     pairs
         By role.
     directory
-        Where they are read again when they change; None: from a token.
+        The directory to reload them from when they change; None: from a token.
     address
-        The coordinator's endpoint, which a token tells.
+        The coordinator's endpoint, if a token has it.
     """
 
     source: str
@@ -109,14 +109,14 @@ class Keys:
 
     @classmethod
     def load(cls, directory: str | os.PathLike[str]) -> Keys:
-        """Return the keys that a directory holds.
+        """Return the keys in a directory.
 
         Raises
         ------
         ConfigurationError
-            There are none, or a file is not as `zmqps keys` writes it.
+            There are none, or a file is not in the form that `zmqps keys` writes.
         UnsafeFileError
-            Others may read a file, or have put it there.
+            Other users may read a file, or have put it there.
         """
         if not isinstance(directory, str | os.PathLike):
             checks.refuse("keys", "a path", directory)
@@ -138,7 +138,7 @@ class Keys:
 
     @classmethod
     def of_token(cls, token: str) -> Keys:
-        """Return what a token says; raise `ConfigurationError` for any other text."""
+        """Return the keys in a token; raise `ConfigurationError` for any other text."""
         advice = "; copy all of what zmqps keys token has printed"
         if not isinstance(token, str) or not token.strip().startswith(TOKEN_MARK) or len(token) > MAX_TOKEN_CHARS:
             raise ConfigurationError(f"that is not a token: one begins with {TOKEN_MARK}{advice}")
@@ -156,18 +156,18 @@ class Keys:
         return cls(source="the token", cluster=cluster, pairs={role: Pair(public, secret)}, address=address)
 
     def token(self, role: str, pair: Pair, address: str) -> str:
-        """Return the one string with all that somebody needs who is to join with a pair."""
+        """Return the token: one string with everything needed to join with a pair."""
         body = "\n".join((role, self.cluster, pair.public, pair.secret, address)).encode()
         digest = hashlib.sha256(body).digest()[:DIGEST_NBYTES]
         return TOKEN_MARK + base64.urlsafe_b64encode(body + digest).decode()
 
     def pair(self, role: str) -> Pair:
-        """Return what a server, worker or observer shows, or who asks the coordinator for something (``operator``).
+        """Return the pair of a server, worker, observer, or of a client of the coordinator (``operator``).
 
         Raises
         ------
         ConfigurationError
-            These keys are for others.
+            These keys are for another role.
         """
         fitting = [of for of, roles in ALLOWS.items() if role in roles][::-1] if role != "operator" else list(ALLOWS)
         for of in fitting:
@@ -177,7 +177,7 @@ class Keys:
         raise ConfigurationError(f"{self.source} is for {have}, whose key does not allow to be a {role}")
 
     def check_node(self) -> Path:
-        """Return the file that says whom a node lets in; raise `ConfigurationError` where these are no node's keys."""
+        """Return the file with the accepted keys; raise `ConfigurationError` if these are not a node's keys."""
         if not self.secret or self.directory is None:
             raise ConfigurationError(
                 f"{self.source} does not hold the keys of a node ({CLUSTER_SECRET}); a coordinator or server needs the "
@@ -186,7 +186,7 @@ class Keys:
         return self.directory / AUTHORIZED
 
     def renewed(self) -> Keys:
-        """Return the same keys as they are now: somebody may have rotated them meanwhile."""
+        """Return the present version of these keys, which may have been rotated meanwhile."""
         if self.directory is None:
             return self
         with contextlib.suppress(ConfigurationError):
@@ -195,7 +195,7 @@ class Keys:
 
 
 def find_keys(keys: str | os.PathLike[str] | None, token: str | None, environment: Mapping[str, str]) -> Keys | None:
-    """Return the keys that a process is told to use, by arguments or else by ``ZMQPS_TOKEN`` and ``ZMQPS_KEYS``.
+    """Return the keys of a process, from arguments or else from ``ZMQPS_TOKEN`` and ``ZMQPS_KEYS``.
 
     Raises
     ------
@@ -213,7 +213,7 @@ def find_keys(keys: str | os.PathLike[str] | None, token: str | None, environmen
 
 
 def load_node_keys(directory: str | os.PathLike[str] | None) -> Keys | None:
-    """Return the keys of a coordinator or server; None where it has none.
+    """Return the keys of a coordinator or server; None without keys.
 
     Raises
     ------
@@ -228,14 +228,14 @@ def load_node_keys(directory: str | os.PathLike[str] | None) -> Keys | None:
 
 
 def read_entries(path: Path) -> list[Entry]:
-    """Return whom nodes let in, or did.
+    """Return the keys that nodes accept, or accepted before.
 
     Raises
     ------
     ConfigurationError
-        The file is missing, or not as `zmqps keys` writes it.
+        The file is missing, or not in the form that `zmqps keys` writes.
     UnsafeFileError
-        Others may write to it.
+        Other users may write to it.
     """
     text = _read(path)
     if not text:
@@ -251,7 +251,7 @@ def read_entries(path: Path) -> list[Entry]:
 
 
 def moment(seconds: float) -> str:
-    """Return a time as files and people write it."""
+    """Return a time in the form of files and messages."""
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -286,9 +286,9 @@ def _key(text: str, path: Path) -> str:
 
 
 def _read(path: Path) -> str:
-    """Return what a file says that only its owner may read, this user or root; empty where there is none.
+    """Return the content of a file that only its owner may read, this user or root; empty if there is no file.
 
-    Links are followed, because a mounted secret of Kubernetes is one: what counts is the file that it leads to.
+    Links are followed, because a mounted secret of Kubernetes is one: the target of the link is checked.
     """
     try:
         fd = open_plain(path)
@@ -321,7 +321,7 @@ def _read(path: Path) -> str:
 
 
 def version_of(path: Path) -> tuple[int, ...]:
-    """Return what changes with a file, its owner and its rights; empty where it cannot be found."""
+    """Return a value that changes with a file, its owner and its mode; empty if it cannot be found."""
     try:
         facts = os.stat(path)
     except OSError:
@@ -330,5 +330,5 @@ def version_of(path: Path) -> tuple[int, ...]:
 
 
 def _shown(path: Path) -> str:
-    """Return a path as it may be logged and raised, whatever it is made of."""
+    """Return a path in a form for logs and errors, whatever characters it has."""
     return printable(str(path)[:200].encode(errors="backslashreplace").decode())

@@ -1,4 +1,4 @@
-"""The event loop of every node, whose time stands still while the node does; questions to a loop of another thread."""
+"""The event loop of every node, whose time stops while the node is stopped; questions to a loop of another thread."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ T = TypeVar("T")
 
 
 class AwakeSelector(selectors.DefaultSelector):
-    """Has a node's own time, of which it takes note before each wait, and often enough.
+    """Has a node's own time, which it updates before each wait, and often enough.
 
     Attributes
     ----------
     clock
-        That time's.
+        The clock of that time.
     real
-        The real time when somebody asked last: a loop does so in each turn, and to read the clock once more takes
-        longer than all the rest here.
+        The real time of the last reading: a loop reads it in each turn, and reading the clock again takes longer than
+        everything else here.
     """
 
     def __init__(self) -> None:
@@ -43,12 +43,12 @@ class AwakeSelector(selectors.DefaultSelector):
 
 
 class AwakeLoop(asyncio.SelectorEventLoop):
-    """An event loop with a node's own time (`zmqps.core.node.awake`): timers and timeouts go by it.
+    """An event loop with a node's own time (`zmqps.core.node.awake`) for timers and timeouts.
 
     Attributes
     ----------
     clock
-        That time.
+        The clock of that time.
     """
 
     def __init__(self) -> None:
@@ -63,18 +63,18 @@ class AwakeLoop(asyncio.SelectorEventLoop):
 
 
 def stood_still_s(loop: asyncio.AbstractEventLoop) -> float:
-    """Return for how many seconds a loop has stood still, in all."""
+    """Return for how many seconds a loop was stopped, in total."""
     return loop.clock.stood_s if isinstance(loop, AwakeLoop) else 0.0
 
 
 def look(loop: asyncio.AbstractEventLoop) -> None:
-    """Let a loop take note of the time now, so that what comes next is told apart from what was before."""
+    """Update a loop's time now, to separate what comes next from what was before."""
     if isinstance(loop, AwakeLoop):
         loop.clock.look(time.monotonic(), LOOK_S)
 
 
 def new_runner() -> asyncio.Runner:
-    """Return what runs coroutines in an `AwakeLoop`."""
+    """Return a runner of coroutines in an `AwakeLoop`."""
     return asyncio.Runner(loop_factory=AwakeLoop)
 
 
@@ -85,7 +85,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def ask_loop(loop: asyncio.AbstractEventLoop, question: Callable[[], T]) -> Future[T]:
-    """Let a loop answer a question when it has time; whoever does not wait any more cancels the future.
+    """Ask a loop a question, answered when it has time; to give up waiting, cancel the future.
 
     Raises
     ------
@@ -99,7 +99,7 @@ def ask_loop(loop: asyncio.AbstractEventLoop, question: Callable[[], T]) -> Futu
             return
         try:
             answer.set_result(question())
-        except Exception as error:  # whoever waits is told; the loop goes on
+        except Exception as error:  # the caller gets it; the loop continues
             answer.set_exception(error)
 
     loop.call_soon_threadsafe(run)

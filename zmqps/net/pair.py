@@ -1,11 +1,11 @@
-"""A connection between two processes that both block and share a secret: a ROUTER that binds, a DEALER that dials.
+"""A connection between two blocking processes that share a secret: a ROUTER that binds, a DEALER that connects.
 
-A stranger has two doors before it. ZeroMQ's own handshake asks for a word made of the secret (PLAIN) or, beyond this
-host, for a key made of it (CURVE, which also encrypts all that follows), so that one that does not know it gets no
-queue, and none of its messages is received. Then both ends prove to each other, as in `security.proof`, that they
-know the secret itself: the word alone, which a process that has taken the endpoint can learn, opens nothing. The ROUTER
-sends to the connection that has proved itself and to no other. A DEALER is connected once; after a break there is a new
-one, and a new proof, before anything is sent.
+A stranger must pass two doors. ZeroMQ's own handshake requires a word derived from the secret (PLAIN) or, beyond this
+host, a key derived from it (CURVE, which also encrypts all that follows). A peer without it gets no queue, and none of
+its messages is received. Then both ends prove to each other, as in `security.proof`, that they know the secret itself:
+the word alone, which a process that has taken the endpoint can learn, is not enough. The ROUTER sends only to the
+connection that has proved itself. A DEALER is connected once; after a break there is a new one, and a new proof, before
+anything is sent.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from zmqps.net.zeromq import readable
 
 log = logging.getLogger("zmqps.pipeline")
 
-#: A frame that is longer ends its connection. What a stranger may have half sent, in each of its connections, …
+#: A longer frame ends its connection. It bounds what a stranger may have half sent in each of its connections, …
 MAX_FRAME_NBYTES = 4 << 20
-#: … until this ends it. An honest end needs milliseconds, and more where its host has no processor to spare.
+#: … until this time ends it. An honest end needs milliseconds, and more if its host has no idle processor.
 HANDSHAKE_S = 10.0
-#: Connections past the first door and not yet past the second, a few KiB each; beyond, the oldest is forgotten.
+#: Connections between the first and the second door, a few KiB each; beyond this the oldest is forgotten.
 MAX_ASKING = 1024
-#: Between two attempts to connect, doubling from the first to the second.
+#: Seconds between two attempts to connect, doubling from the first to the second.
 RETRY_S, MAX_RETRY_S = 0.05, 1.0
-#: ZeroMQ never connects the same DEALER again, which would send to whoever has the endpoint by then.
+#: ZeroMQ never reconnects the same DEALER, which would send to whatever process has the endpoint by then.
 NEVER_MS = (1 << 31) - 1
 
-#: So many handshakes in a row that broke off: the other end has another key, made of another secret.
+#: After this many broken handshakes in a row the other end has another key, derived from another secret.
 MAX_REFUSED = 4
 
 _ZAP = "inproc://zeromq.zap.01"
@@ -64,7 +64,7 @@ class Pair(ABC):
     Attributes
     ----------
     endpoint
-        Where the ends meet, with the port that was got.
+        The common endpoint, with the bound port.
     peer
         The other end, once it has proved itself.
     """
@@ -74,13 +74,13 @@ class Pair(ABC):
         self.peer: Hello | None = None
         self._secret, self._hello, self._backlog = secret, hello, backlog
         self._context = zmq.Context(io_threads=1)
-        self._arrived: deque[list[Any]] = deque()  # of a connection that broke, or that was waited for
+        self._arrived: deque[list[Any]] = deque()  # of a broken connection, or waited for
         self._heard_at = time.monotonic()
         self._lost: PeerLostError | None = None
 
     @abstractmethod
     def send(self, frames: Sequence[Any], timeout: float) -> bool:
-        """Queue a copy of a message; False if there was nobody, or no room, for ``timeout`` seconds."""
+        """Queue a copy of a message; False if for ``timeout`` seconds no peer was there, or no room."""
 
     @abstractmethod
     def receive(self, timeout: float) -> list[Any] | None:
@@ -103,7 +103,7 @@ class Pair(ABC):
         return secrets.token_bytes(NONCE_NBYTES)
 
     def _admit(self, hello: Hello) -> None:
-        """Take who has proved itself; raise `PeerLostError`, from now on, if that is another one than before."""
+        """Accept a proven peer; raise `PeerLostError`, from now on, if it is another one than before."""
         if self.peer is not None and hello.incarnation != self.peer.incarnation:
             self._lost = PeerLostError(
                 role="worker",
@@ -130,7 +130,7 @@ class BoundPair(Pair):
 
     def __init__(self, endpoint: str, secret: str, hello: Hello, *, backlog: int) -> None:
         super().__init__(endpoint, secret, hello, backlog)
-        self._from = b""  # the routing id of the connection that has proved itself
+        self._from = b""  # the routing id of the proven connection
         self._reachable = False
         self._asking: dict[bytes, ProofResponder] = {}
         self._throttle = Throttle()
@@ -156,7 +156,7 @@ class BoundPair(Pair):
         threading.Thread(target=_keep_door, args=door, name="zmqps-door", daemon=True).start()
 
     def send(self, frames: Sequence[Any], timeout: float) -> bool:
-        """Queue a copy of a message; False if there was nobody, or no room, for ``timeout`` seconds."""
+        """Queue a copy of a message; False if for ``timeout`` seconds no peer was there, or no room."""
         deadline = Deadline(timeout)
         while True:
             self._check()
@@ -181,7 +181,7 @@ class BoundPair(Pair):
                 except zmq.ZMQError:
                     self._reachable = False
                     continue
-            except zmq.ZMQError:  # the connection broke: the other end has to prove itself again
+            except zmq.ZMQError:  # the connection broke: the other end must prove itself again
                 self._reachable = False
                 continue
             self._socket.send_multipart(frames)
@@ -204,7 +204,7 @@ class BoundPair(Pair):
         """Close it; what is queued gets ``linger`` seconds to leave."""
         self._socket.disable_monitor()
         self._socket.close(int(linger * 1000))
-        self._context.term()  # which ends the doorkeeper
+        self._context.term()  # which ends the doorkeeper thread
 
     def _next(self, deadline: Deadline) -> list[Any] | None:
         while not readable(self._socket):
@@ -214,7 +214,7 @@ class BoundPair(Pair):
         return [frame.buffer for frame in self._socket.recv_multipart(copy=False)]
 
     def _hear(self, frames: list[Any]) -> None:
-        """Take a message of a connection that has not proved itself; what is wrong with it is that one's affair."""
+        """Take a message of an unproven connection; errors in it concern only that connection."""
         who = bytes(frames[0])
         answering = self._asking.pop(who, None)
         try:
@@ -237,7 +237,7 @@ class BoundPair(Pair):
 
 
 class DialledPair(Pair):
-    """The end that connects, and does so again when the connection breaks.
+    """The end that connects, and reconnects when the connection breaks.
 
     Raises
     ------
@@ -248,11 +248,11 @@ class DialledPair(Pair):
     def __init__(self, endpoint: str, secret: str, hello: Hello, *, backlog: int) -> None:
         super().__init__(endpoint, secret, hello, backlog)
         self._proven = False
-        self._beyond = self._encrypted = False  # whether where the endpoint leads is another host, for all it is known
+        self._beyond = self._encrypted = False  # whether the endpoint leads to another host, as far as known
         self._num_refused = 0  # in a row
         self._retry_s = RETRY_S
-        self._retry_at = math.inf  # when a broken connection is given up for a new one
-        self._unnamed = False  # has said that the endpoint's name does not resolve
+        self._retry_at = math.inf  # when to replace a broken connection
+        self._unnamed = False  # has reported that the endpoint's name does not resolve
         try:
             self._dial()
         except BaseException:
@@ -260,11 +260,11 @@ class DialledPair(Pair):
             raise
 
     def send(self, frames: Sequence[Any], timeout: float) -> bool:
-        """Queue a copy of a message; False if there was nobody, or no room, for ``timeout`` seconds."""
+        """Queue a copy of a message; False if for ``timeout`` seconds no peer was there, or no room."""
         deadline = Deadline(timeout)
         self._check()
         while True:
-            # a DEALER takes messages for a connection that broke, so the monitor is asked first
+            # a DEALER takes messages for a broken connection, so the monitor is checked first
             if self._proven and not readable(self._monitor) and int(self._socket.getsockopt(_EVENTS)) & _POLLOUT:
                 self._socket.send_multipart(frames)
                 return True
@@ -311,7 +311,7 @@ class DialledPair(Pair):
             raise ConfigurationError(f"cannot connect to {self.endpoint!r}: {error}") from None
 
     def _find(self) -> str:
-        """Return the endpoint with an address in the place of a name; empty while that does not resolve."""
+        """Return the endpoint with an address instead of a name; empty while that does not resolve."""
         try:
             return find(self.endpoint)
         except ConfigurationError as error:
@@ -329,7 +329,7 @@ class DialledPair(Pair):
         return [frame.buffer for frame in self._socket.recv_multipart(copy=False)]
 
     def _step(self, deadline: Deadline, wanted: int) -> bool:
-        """Wait until something happens, and do what it asks for; False at the deadline."""
+        """Wait for an event, and process it; False at the deadline."""
         wait_s = deadline.wait_s()
         milliseconds = _milliseconds(min(wait_s, self._retry_at - time.monotonic()))
         ready = dict(zmq.zmq_poll([(self._socket, wanted), (self._monitor, _POLLIN)], milliseconds))
@@ -355,7 +355,7 @@ class DialledPair(Pair):
                 self._num_refused += 1
                 if self._num_refused >= MAX_REFUSED:
                     self._refuse()
-                if not self._beyond:  # the other end is bound to all interfaces, maybe
+                if not self._beyond:  # the other end may be bound to all interfaces
                     self._encrypted = not self._encrypted
             self._break_off()
 
@@ -367,14 +367,14 @@ class DialledPair(Pair):
         )
 
     def _break_off(self) -> None:
-        while self._proven and readable(self._socket):  # what came before the end still counts
+        while self._proven and readable(self._socket):  # messages before the end still count
             self._arrived.append(self._take())
         self._proven = False
         self._retry_at = time.monotonic() + self._retry_s
         self._retry_s = min(2 * self._retry_s, MAX_RETRY_S)
 
     def _hear(self, frames: list[Any]) -> None:
-        """Take what the other end proves itself with."""
+        """Process the other end's proof."""
         try:
             hello, proof = self._asking.second(frames)
         except ProtocolVersionError:
@@ -388,7 +388,7 @@ class DialledPair(Pair):
 
 
 def _goes_beyond(endpoint: str) -> bool:
-    """Whether an endpoint leads beyond this host: then all is encrypted, with keys made of the channel's secret."""
+    """Whether an endpoint is beyond this host: then all is encrypted, with keys derived from the channel's secret."""
     return endpoint.startswith("tcp://") and not is_loopback(split(endpoint)[0])
 
 
@@ -403,7 +403,7 @@ def _say(throttle: Throttle, text: str) -> None:
 
 
 def _keep_door(zap: zmq.Socket[bytes], monitor: zmq.Socket[bytes], word: bytes, endpoint: str) -> None:
-    """Answer ZeroMQ who may come in, and say that somebody else tried to, until the context ends."""
+    """Answer ZeroMQ's authentication requests, and report refused attempts, until the context ends."""
     throttle = Throttle()
     try:
         while True:

@@ -1,4 +1,4 @@
-"""Why nobody answers at an endpoint: what a plain connection there meets. ZeroMQ tries again and again in silence."""
+"""Why an endpoint does not answer: the result of a plain connection. ZeroMQ itself retries silently."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from zmqps.net.connections import leave_quietly
 from zmqps.net.routes import is_reachable_locally
 from zmqps.net.system.addresses import family_of, resolve, split
 
-#: All in all below three seconds: who asks has waited for two, and somebody wants to know within five.
+#: Less than three seconds in total: the caller has waited for two, and a report is due within five.
 RESOLVE_TIMEOUT = 1.5
 CONNECT_TIMEOUT = 1.0
-#: A name may stand for many addresses; these are tried.
+#: A name may have many addresses; this many are tried.
 MOST_ADDRESSES = 2
 
 
@@ -59,6 +59,6 @@ def _answer(address: str, port: int) -> str:
         if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EACCES, errno.EPERM):
             return f"there is no way to that host, or a firewall refuses it ({os.strerror(error.errno).lower()})"
         return str(error.strerror or error).lower()
-    if ours == theirs:  # a free port that the system has lent to this very connection
+    if ours == theirs:  # a free port that the system has given to this very connection
         return "nobody listens at that port"
     return "somebody takes connections there, but does not answer: it is busy, or it is no node of this cluster"

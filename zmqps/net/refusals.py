@@ -1,6 +1,6 @@
-"""Handshakes that fail for good: libzmq says so to the monitor of a socket, and to nobody else.
+"""Handshakes that fail for good: libzmq reports them only to the monitor of a socket.
 
-A DEALER that was refused is silent ever after, and one that cannot agree with the other end tries again for ever.
+A refused DEALER stays silent, and one that cannot agree with the other end retries forever.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from zmqps.errors import KeyRefusedError
 from zmqps.net.connections import Address, Credentials, receive
 from zmqps.net.keyring import Keys
 
-#: So many handshakes in a row that broke off tell that the other end has another key; one may be a node that ends.
+#: After this many broken handshakes in a row the other end has another key; one may be a node that is ending.
 MAX_BROKEN = 4
 _AUTH, _BROKEN = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH), int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
 _PROTOCOL = int(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
-#: What a monitor tells of handshakes that fail.
+#: The monitor's events for failed handshakes.
 FAILURES = _AUTH | _BROKEN | _PROTOCOL
 WRONG_KEY = int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC)
 PROBE_S = 0.5
 UNKNOWN_S = 0.5
-#: The first bytes of ZMTP's greeting, up to its version: that is enough for the other end to send all of its own.
+#: The first bytes of ZMTP's greeting, up to its version: enough to make the other end send all of its own.
 _GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00"
-#: Where the mechanism stands in it. What follows is left unread, which ends the connection as `leave_quietly` does.
+#: The position of the mechanism in it. The rest is left unread, which ends the connection as `leave_quietly` does.
 _MECHANISM = slice(12, 32)
 MISMATCH = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 
@@ -53,29 +53,29 @@ WHY = {(False, "CURVE"): NEEDS_A_KEY, (True, "NULL"): HAS_NO_KEYS, (True, "CURVE
 
 
 class RefusalLog:
-    """Lines of a node's log about those whose handshakes fail: one for a host in some seconds.
+    """Log lines about peers with failed handshakes: one per host in some seconds.
 
-    libzmq tells why, then which connection has ended; which may have been so short that nobody knows whose it was. Then
-    a line waits for another try of the same one.
+    libzmq reports the reason, then which connection has ended. It may have been too short to know its peer. Then a line
+    waits for that peer's next attempt.
 
     Parameters
     ----------
     keyed
-        Whether who comes in has to show a key.
+        Whether connections must show a key.
     """
 
     def __init__(self, *, keyed: bool) -> None:
         self._keyed = keyed
         self._throttle = Throttle("connections that were refused", most=1)
-        self._why = ""  # of the connection that ends next
-        self._unknown: tuple[str, float] | None = None  # why, and until when to wait for who
+        self._why = ""  # of the next connection to end
+        self._unknown: tuple[str, float] | None = None  # the reason, and until when to wait for the peer
 
     def failed(self, kind: int, value: int) -> None:
-        """A handshake has failed."""
+        """Process a failed handshake."""
         self._why = self._judge(kind, value)
 
     def ended(self, address: Credentials | Address | None, now: float) -> str | None:
-        """Return the line about a connection that has ended, if there is one."""
+        """Return the line about an ended connection, if any."""
         why, self._why = self._why, ""
         if not why:
             return None
@@ -86,7 +86,7 @@ class RefusalLog:
         return self._throttle.admit(f"refused a connection {address}: {why}", now, address[0])
 
     def overdue(self, now: float) -> str | None:
-        """Return the line about somebody of whom nothing more was heard."""
+        """Return the line about an unidentified peer that has not come back."""
         if self._unknown is None or now < self._unknown[1]:
             return None
         (why, _), self._unknown = self._unknown, None
@@ -94,7 +94,7 @@ class RefusalLog:
 
     def _judge(self, kind: int, value: int) -> str:
         if kind == _BROKEN and value == errno.ECONNRESET:
-            return ""  # it has left without hearing what a node says first: a probe, or a process that was killed
+            return ""  # it has left before a node's first message: a probe, or a killed process
         if not self._keyed:
             return "it has keys, and this node has none" if kind == _PROTOCOL and value == MISMATCH else ""
         if kind == _PROTOCOL and value == WRONG_KEY:
@@ -106,10 +106,10 @@ class RefusalLog:
 
 
 def mechanism_at(endpoint: str) -> str:
-    """Return how a node wants to be talked to by its greeting, ``CURVE`` or ``NULL``; blocks for a second at most.
+    """Return a node's mechanism from its greeting, ``CURVE`` or ``NULL``; blocks for a second at most.
 
-    Of two ends that do not agree, the one that is slower to read the other's greeting finds the connection closed, and
-    nothing else: so who has not read it is told here. Empty: it did not answer.
+    If two ends do not agree, the slower one to read the other's greeting only finds the connection closed. This
+    function reads the greeting for it. Empty: no answer.
     """
     scheme, _, place = endpoint.partition("://")
     try:
@@ -130,30 +130,30 @@ def _connected(place: str) -> socket.socket:
 
 
 class Refusals:
-    """What is to be made of a DEALER's handshakes that fail.
+    """The meaning of a DEALER's failed handshakes.
 
     Parameters
     ----------
     endpoint, role
-        Of what and by whom, for the error.
+        The endpoint and the role, for the error.
     keys
-        What it shows, and knows the other end by.
+        The keys it shows, and by which it identifies the other end.
     """
 
     def __init__(self, endpoint: str, role: str, keys: Keys | None) -> None:
         self.keys = keys
         self._endpoint, self._role = endpoint, role
         self._num_broken = 0
-        # whether it may be about keys that handshakes break off: to be found out by `mechanism_at`
+        # whether keys may be why handshakes break off: `mechanism_at` finds out
         self._doubtful = False
         self._found: KeyRefusedError | None = None
 
     def succeeded(self) -> None:
-        """A handshake has come to its end."""
+        """A handshake has succeeded."""
         self._num_broken = 0
 
     def failed(self, kind: int, value: int) -> None:
-        """A handshake has failed, by what the monitor tells."""
+        """A handshake has failed, as the monitor reports."""
         if kind == _AUTH:
             self._refused(NOT_KNOWN)
         elif kind == _PROTOCOL and value == MISMATCH:
@@ -163,7 +163,7 @@ class Refusals:
             self._doubtful = self._num_broken == (1 if self.keys is None else MAX_BROKEN)
 
     def take(self, again: Callable[[], None]) -> KeyRefusedError | None:
-        """Return what is wrong for good, or call ``again`` once it is found out.
+        """Return the permanent error, or call ``again`` once it is known.
 
         Runs in the thread of an asyncio loop.
         """

@@ -1,8 +1,8 @@
-"""Which of the endpoints a server advertises to take, and whether it is on this host.
+"""Which of a server's advertised endpoints to use, and whether it is on this host.
 
-A server advertises its endpoints separated by spaces: the one it was told to bind, and one in
-Linux's abstract socket namespace (``ipc://@…``), which leaves no file behind. That one can be
-reached from this host only, so whoever can connect to it is on this host.
+A server advertises its endpoints separated by spaces: the one it was configured to bind, and one in Linux's abstract
+socket namespace (``ipc://@…``), which leaves no file behind. That one can only be reached from this host, so a peer
+that can connect to it is on this host.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from zmqps.errors import ConfigurationError
 from zmqps.net.connections import leave_quietly
 
 TRANSPORTS = ("auto", "tcp", "ipc", "shm")
-#: Who may have fewer open does without ipc.
+#: Below this descriptor limit ipc is not used.
 MIN_DESCRIPTORS = 512
 
 
@@ -63,14 +63,14 @@ def choose(advertised: str, transport: str) -> Route:
     endpoint = remote if transport == "tcp" else local or remote
     if endpoint is None:
         raise ConfigurationError(f"the server at {advertised} cannot be reached from this host")
-    # asked for, it is offered even where the sockets of one host do not see each other
+    # on request it is offered even if the sockets of one host do not see each other
     return Route(endpoint, transport == "shm" or (transport == "auto" and endpoint == local))
 
 
 def is_reachable_locally(endpoint: str) -> bool:
-    """Whether this is an ``ipc://`` endpoint that somebody listens at who serves this user.
+    """Whether an ``ipc://`` endpoint has a listener that serves this user.
 
-    A node's door shuts whoever is neither of the node's user nor root; they are served by TCP.
+    A node's door shuts peers that are neither of the node's user nor root; they are served by TCP.
     """
     scheme, _, path = endpoint.partition("://")
     if scheme != "ipc":
@@ -80,7 +80,7 @@ def is_reachable_locally(endpoint: str) -> bool:
         try:
             probe.connect("\0" + path[1:] if path.startswith("@") else path)
         except BlockingIOError:
-            pass  # a queue of others is before us
+            pass  # others are queued before us
         except (OSError, ValueError):
             return False
         else:
@@ -90,7 +90,7 @@ def is_reachable_locally(endpoint: str) -> bool:
 
 
 def _listener(connected: socket.socket) -> int:
-    """Return the user of whoever listens at the other end, this one where the system does not tell."""
+    """Return the user of the listener at the other end, this one if the system does not know."""
     option = getattr(socket, "SO_PEERCRED", None)
     if option is None:
         return os.geteuid()
@@ -100,10 +100,10 @@ def _listener(connected: socket.socket) -> int:
 
 
 def new_local_endpoint() -> str:
-    """Return an ipc endpoint to bind beside a TCP one.
+    """Return an ipc endpoint to bind in addition to a TCP one.
 
-    Nothing where the system has none without files, or few descriptors: libzmq 4.3.5 ends the process when it has none
-    left to accept a connection over ipc with, while over TCP it says so.
+    Nothing if the system has none without files, or few descriptors: libzmq 4.3.5 ends the process if it has none left
+    to accept a connection over ipc, while over TCP it reports it.
     """
     if sys.platform != "linux":
         return ""

@@ -1,4 +1,4 @@
-"""Sockets of ZeroMQ before and beside messages: their limits, where they are bound, which connection a frame is of."""
+"""Sockets of ZeroMQ apart from messages: their limits, their endpoints, and the connection of a frame."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from zmqps.errors import AddressInUseError, ConfigurationError
 from zmqps.net.system.addresses import places, split, usable_addresses
 from zmqps.net.system.ports import owner_of
 
-#: The connection of a host that has confirmed nothing for so many seconds ends; who has opened it comes back sooner.
+#: A connection whose host has confirmed nothing for this many seconds ends; its opener reconnects sooner.
 DEAD_S = 60.0
-#: When so much is freed at once glibc looks whether a thread's memory can shrink (FASTBIN_CONSOLIDATION_THRESHOLD).
+#: When this much is freed at once glibc checks whether a thread's memory can shrink (FASTBIN_CONSOLIDATION_THRESHOLD).
 _LOOK_NBYTES = 64 << 10
 #: How long the message to an I/O thread may take, in milliseconds.
 _VISIT_MS = 100
@@ -28,7 +28,7 @@ def limit_frames(socket: zmq.Socket[bytes], arrays: bool = True) -> None:
 
 
 def keep_alive(socket: zmq.Socket[bytes], *, idle_s: int, interval_s: int, times: int) -> None:
-    """Let the kernel ask the other host over a quiet connection; without an answer to so many questions it ends."""
+    """Make the kernel probe an idle connection's host; it ends after this many unanswered probes."""
     socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, idle_s)
     socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, interval_s)
@@ -36,21 +36,21 @@ def keep_alive(socket: zmq.Socket[bytes], *, idle_s: int, interval_s: int, times
 
 
 def speak_to(socket: zmq.Socket[bytes], endpoint: str) -> None:
-    """Let a socket speak what the next endpoint it binds or connects to takes: IPv6, where that is an address of it."""
+    """Enable IPv6 on a socket if the next endpoint to bind or connect has an IPv6 address."""
     socket.setsockopt(zmq.IPV6, int(endpoint.startswith("tcp://[")))
 
 
 def bind_socket(socket: zmq.Socket[bytes], endpoint: str) -> str:
-    """Bind and return the endpoint, in which a port is not 0 any more, and a host no name.
+    """Bind and return the endpoint, with the port instead of 0 and an address instead of a name.
 
     ``tcp://[::]:5570`` takes IPv4, too.
 
     Raises
     ------
     AddressInUseError
-        Somebody has the port.
+        The port is in use.
     ConfigurationError
-        The endpoint is none, or not of this host.
+        The endpoint is invalid, or not of this host.
     """
     reason = ""
     try:
@@ -72,7 +72,7 @@ def bind_socket(socket: zmq.Socket[bytes], endpoint: str) -> str:
 
 
 def _instead(place: str, number: int | None) -> str:
-    """Say which addresses this host has, where somebody has asked for another one."""
+    """Name this host's addresses, if another host's was requested."""
     if number != zmq.EADDRNOTAVAIL:
         return ""
     ours = ", ".join(usable_addresses()) or "none but loopback"
@@ -80,7 +80,7 @@ def _instead(place: str, number: int | None) -> str:
 
 
 def descriptor_of(frame: zmq.Frame) -> int:
-    """Return which connection a frame came from; -1 for peers of ZMTP 1 and 2, whose frames do not tell."""
+    """Return the connection of a frame; -1 for peers of ZMTP 1 and 2, whose frames do not have it."""
     try:
         return int(frame.get(zmq.SRCFD))
     except zmq.ZMQError:
@@ -88,7 +88,7 @@ def descriptor_of(frame: zmq.Frame) -> int:
 
 
 def new_router(context: zmq.Context[zmq.Socket[bytes]], *, patience_s: float, arrays: bool) -> zmq.Socket[bytes]:
-    """Return a socket that others may connect to, before it is bound.
+    """Return a socket for incoming connections, before it is bound.
 
     Parameters
     ----------
@@ -97,10 +97,10 @@ def new_router(context: zmq.Context[zmq.Socket[bytes]], *, patience_s: float, ar
     patience_s
         Seconds for a handshake.
     arrays
-        Whether those who connect send arrays; else frames are limited to a header's size.
+        Whether connecting peers send arrays; else frames are limited to a header's size.
     """
     router = context.socket(zmq.ROUTER)
-    router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else what cannot be routed vanishes uncounted
+    router.setsockopt(zmq.ROUTER_MANDATORY, 1)  # else unroutable messages vanish uncounted
     router.setsockopt(zmq.ROUTER_HANDOVER, 1)  # a reconnecting peer takes its old id over
     router.setsockopt(zmq.HANDSHAKE_IVL, int(1000 * patience_s))
     keep_alive(router, idle_s=10, interval_s=10, times=5)
@@ -110,14 +110,14 @@ def new_router(context: zmq.Context[zmq.Socket[bytes]], *, patience_s: float, ar
 
 
 class SideDoor:
-    """An endpoint over ipc, shut while descriptors run short: libzmq ends the process if it has none for who comes.
+    """An endpoint over ipc, closed while descriptors are scarce: libzmq ends the process if it has none to accept with.
 
     Parameters
     ----------
     router
-        The socket that is bound there.
+        The socket bound to it.
     endpoint
-        Where.
+        The endpoint.
     """
 
     def __init__(self, router: zmq.Socket[bytes], endpoint: str) -> None:
@@ -125,13 +125,13 @@ class SideDoor:
         self._is_shut = False
 
     def shut(self) -> None:
-        """Let nobody in."""
+        """Accept no connections."""
         if not self._is_shut:
             self._router.unbind(self._endpoint)
             self._is_shut = True
 
     def open(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Let them in again, as soon as ZeroMQ's thread has let go of the endpoint."""
+        """Accept connections again, as soon as ZeroMQ's thread has released the endpoint."""
         if self._is_shut and not self._router.closed:
             try:
                 bind_socket(self._router, self._endpoint)
@@ -143,8 +143,8 @@ class SideDoor:
 def free_in_io_threads(context: zmq.Context[zmq.Socket[bytes]]) -> None:
     """Free a message in the memory of each of ZeroMQ's I/O threads, so that it shrinks.
 
-    These threads allocate what is received. Malloc looks at the end of a thread's memory only when something large is
-    freed there, and where nobody sends any more nothing is. Call `memory.let_freed_memory_go` before.
+    These threads allocate received data. Malloc checks the end of a thread's memory only when something large is freed
+    there, and without traffic nothing is. Call `memory.let_freed_memory_go` before.
     """
     for number in range(int(context.get(zmq.IO_THREADS))):  # 64 at most, as many as an affinity has bits
         with contextlib.suppress(zmq.ZMQError), context.socket(zmq.PULL) as pull, context.socket(zmq.PUSH) as push:

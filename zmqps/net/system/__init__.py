@@ -1,1 +1,1 @@
-"""What a process asks of its host: addresses, ports, signals, memory, its children."""
+"""What a process needs of its host: addresses, ports, signals, memory, child processes."""

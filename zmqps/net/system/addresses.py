@@ -1,4 +1,4 @@
-"""Addresses of this host and of others: names that resolve, interfaces, the way to somebody, ports to choose from."""
+"""Addresses of this host and of others: names, interfaces, routes, ranges of ports."""
 
 from __future__ import annotations
 
@@ -40,27 +40,27 @@ __all__ = (
     "usable_addresses",
 )
 
-#: The system's resolver asks each of its servers for 5 seconds; whoever waits for it wants to hear before.
+#: The system's resolver asks each of its servers for 5 seconds; a caller wants an answer before.
 RESOLVE_TIMEOUT = 4.0
 LOOPBACK = "127.0.0.1"
-#: Documentation's own networks (RFC 5737, RFC 3849): nobody has them, so the way there is the default route.
+#: Networks for documentation (RFC 5737, RFC 3849): unassigned, so their route is the default route.
 FAR_AWAY = ("tcp://192.0.2.1:9", "tcp://[2001:db8::1]:9")
 
 
 def resolve(host: str, timeout: float = RESOLVE_TIMEOUT) -> list[str]:
-    """Return the addresses of a host, in the order the system prefers; an address is its own.
+    """Return the addresses of a host, in the system's order of preference; for an address itself.
 
     Parameters
     ----------
     host
         A name or an address, without brackets.
     timeout
-        Seconds to wait for the system's resolver, which may take tens of them.
+        Seconds to wait for the system's resolver, which may take tens of seconds.
 
     Raises
     ------
     UnresolvedNameError
-        It stands for none, or nobody knows in time.
+        It has no address, or the resolver has not answered in time.
     """
     if ip_of(host) is not None:
         return [host]
@@ -75,7 +75,7 @@ def resolve(host: str, timeout: float = RESOLVE_TIMEOUT) -> list[str]:
         else:
             found.extend(dict.fromkeys(str(answer[4][0]) for answer in answers))
 
-    asking = threading.Thread(target=ask, name="zmqps-resolve", daemon=True)  # nothing can interrupt the resolver
+    asking = threading.Thread(target=ask, name="zmqps-resolve", daemon=True)  # the resolver cannot be interrupted
     asking.start()
     asking.join(timeout)
     if found:
@@ -84,14 +84,14 @@ def resolve(host: str, timeout: float = RESOLVE_TIMEOUT) -> list[str]:
 
 
 def local_address_towards(endpoint: str, timeout: float = RESOLVE_TIMEOUT) -> str:
-    """Return the address of this host that the routing table takes on the way to an endpoint; sends nothing.
+    """Return this host's address on the route to an endpoint; sends nothing.
 
     Raises
     ------
     UnresolvedNameError
-        The endpoint's name stands for no address.
+        The endpoint's name has no address.
     ConfigurationError
-        There is no way to it.
+        There is no route to it.
     """
     if not endpoint.startswith("tcp://"):
         return LOOPBACK
@@ -112,11 +112,11 @@ def local_address_towards(endpoint: str, timeout: float = RESOLVE_TIMEOUT) -> st
 
 
 def outward_address() -> str:
-    """Return the address by which others most likely reach this host; a loopback one where it has no other."""
+    """Return the address by which others most likely reach this host; a loopback one without any other."""
     for endpoint in FAR_AWAY:
         with contextlib.suppress(ConfigurationError):
             return local_address_towards(endpoint)
-    usable = usable_addresses()  # no default route: a network by itself
+    usable = usable_addresses()  # no default route: an isolated network
     return usable[0] if usable else LOOPBACK
 
 
@@ -127,14 +127,14 @@ def usable_addresses() -> list[str]:
 
 
 def places(endpoint: str) -> list[str]:
-    """Return the endpoints that one to bind stands for, with addresses in the place of names, IPv4 first.
+    """Return the endpoints to bind for one, with addresses instead of names, IPv4 first.
 
     A name may be that of a network interface.
 
     Raises
     ------
     ConfigurationError
-        It is the name of nothing.
+        The name is unknown.
     """
     if not endpoint.startswith("tcp://"):
         return [endpoint]
@@ -146,7 +146,7 @@ def places(endpoint: str) -> list[str]:
 
 
 def ipv4_first(addresses: Sequence[str]) -> list[str]:
-    """Return addresses in their order, but those of IPv6 last: where a name has both, all nodes take the same."""
+    """Return addresses in order, but those of IPv6 last: if a name has both, all nodes use the same."""
     return sorted(addresses, key=lambda address: family_of(address) == socket.AF_INET6)
 
 
@@ -169,17 +169,17 @@ def address_of_interface(name: str, family: int = socket.AF_UNSPEC) -> str:
     name
         Of the interface, such as ``eth1``.
     family
-        ``socket.AF_INET`` or ``socket.AF_INET6``; by default IPv4 where the interface has it.
+        ``socket.AF_INET`` or ``socket.AF_INET6``; by default IPv4 if the interface has it.
 
     Raises
     ------
     ConfigurationError
-        This host has no such interface, or it has no such address; names those there are.
+        This host has no such interface, or it has no such address; names the existing ones.
     """
     known = interfaces()
     addresses = [a for a in known.get(name, ()) if family in (socket.AF_UNSPEC, family_of(a))]
     if addresses:
-        # a link-local one means nothing without the name of an interface of whoever uses it
+        # a link-local one means nothing without the name of the user's interface
         return next((a for a in addresses if not is_link_local(a)), addresses[0])
     there = ", ".join(f"{n} ({', '.join(known[n]) or 'no address'})" for n in sorted(known)) or "none"
     kind = {socket.AF_INET: "IPv4 ", socket.AF_INET6: "IPv6 "}.get(socket.AddressFamily(family), "")
@@ -193,6 +193,6 @@ def family_of(address: str) -> socket.AddressFamily:
 
 
 def is_link_local(host: str) -> bool:
-    """Whether an address is good on one cable only."""
+    """Whether an address is valid only on its link."""
     found = ip_of(host)
     return found is not None and found.is_link_local

@@ -1,4 +1,4 @@
-"""Where the coordinator is, as the environment of a training script says it."""
+"""The coordinator's address in the environment of a training script."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from zmqps.errors import ConfigurationError
 from zmqps.net.identity import check_peer
 from zmqps.net.system.tasks import DEFAULT_PORT, find
 
-#: What torchrun sets.
+#: Variables of torchrun.
 TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 
 
 def find_address(env: Mapping[str, str], fqdn: Callable[[], str] = str) -> tuple[str, str]:
-    """Return the coordinator's endpoint, and what in the environment says it.
+    """Return the coordinator's endpoint, and the variables that have it.
 
-    The most particular counts: what is meant for zmqps, then what torchrun, TensorFlow or ps-lite say, then what the
-    scheduler says that started all of them.
+    The most specific counts: variables for zmqps, then those of torchrun, TensorFlow or ps-lite, then those of the
+    scheduler that started them.
 
     Parameters
     ----------
     env
         The environment.
     fqdn
-        Returns this host's full name, by which pods of Kubernetes know each other; asks a name server.
+        Returns this host's full name, by which pods of Kubernetes address each other; asks a name server.
 
     Raises
     ------
     ConfigurationError
-        A variable is malformed, or none says where the coordinator is.
+        A variable is malformed, or none has the coordinator's address.
     """
     if address := env.get("ZMQPS_COORDINATOR"):
         return _checked(address, "ZMQPS_COORDINATOR", address), "ZMQPS_COORDINATOR"
@@ -58,7 +58,7 @@ def find_address(env: Mapping[str, str], fqdn: Callable[[], str] = str) -> tuple
 
 
 def _of_tensorflow(text: str) -> str:
-    """Return host and port of the chief; of the first worker where the cluster has no chief."""
+    """Return host and port of the chief; of the first worker if the cluster has no chief."""
     try:
         cluster = json.loads(text)["cluster"]
         first = (cluster.get("chief") or cluster["worker"])[0]

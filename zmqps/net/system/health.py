@@ -1,4 +1,4 @@
-"""How a process is: what it uses of its host, how late its loop is, and how long Python's collector stops it."""
+"""A process's health: its use of the host, the delay of its loop, and the pauses of Python's collector."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ PAGE_NBYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Health:
-    """What a heartbeat tells of its process."""
+    """What a heartbeat reports of its process."""
 
     def __init__(self) -> None:
-        self._lag_s = 0.0  # the most since it was told last
+        self._lag_s = 0.0  # the maximum since the last report
         self._lags_s = 0.0
         self._collections = 0
         self._collecting_s = 0.0
-        self._longest_s = 0.0  # since it was told last
+        self._longest_s = 0.0  # since the last report
         self._began = 0.0
 
     def start(self) -> None:
-        """Begin to time the collector."""
+        """Start to time the collector."""
         gc.callbacks.append(self._collected)
 
     def stop(self) -> None:
-        """Time nothing any more."""
+        """Stop timing it."""
         if self._collected in gc.callbacks:
             gc.callbacks.remove(self._collected)
 
     def late(self, seconds: float) -> None:
-        """The loop rang so much later than it was to."""
+        """The loop's timer was late by this much."""
         self._lags_s += seconds
         if seconds > self._lag_s:
             self._lag_s = seconds
@@ -51,7 +51,7 @@ class Health:
         self._longest_s = max(self._longest_s, took)
 
     def facts(self) -> dict[str, Any]:
-        """Return the counters; the longest of something is since they were told."""
+        """Return the counters; maxima are since the last report."""
         return {
             "cpu_seconds": round(time.process_time(), 3),
             "rss_nbytes": resident_nbytes(),
@@ -63,7 +63,7 @@ class Health:
         }
 
     def told(self) -> None:
-        """A heartbeat has told them."""
+        """A heartbeat has reported them."""
         self._lag_s = self._longest_s = 0.0
 
 

@@ -1,7 +1,7 @@
-"""Names in the place of addresses: looked up aside, tried one address after the other, looked up again.
+"""Host names instead of addresses: resolved in the background, tried address by address, resolved again.
 
-libzmq would look a name up by itself: in the thread that carries all other messages, which stands still meanwhile; the
-first address only; and without a word where there is none.
+libzmq would resolve a name itself: in the thread that carries all other messages, which is blocked meanwhile; only the
+first address; and without an error if there is none.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from zmqps.errors import UnresolvedNameError
 from zmqps.net.connections import leave_quietly
 from zmqps.net.system.addresses import family_of, ipv4_first, resolve
 
-#: Between two looks whether a connection is there, and if not what its name stands for by now.
+#: Seconds between two checks whether a connection exists, and if not, of the name's present address.
 LOOK_S = 1.0
-#: One address of several is given so long to answer.
+#: How long one of several addresses may take to answer.
 ANSWER_TIMEOUT = 1.0
 
 
@@ -30,9 +30,9 @@ def has_name(endpoint: str) -> bool:
 
 
 def find(endpoint: str, before: str = "") -> str:
-    """Return the endpoint with an address in the place of its name: the first one that answers, else the first.
+    """Return the endpoint with an address instead of its name: the first one that answers, else the first.
 
-    ``before`` is what was found the last time: it comes first as long as the name stands for it.
+    ``before`` is the last result: it comes first as long as the name still has it.
 
     Raises
     ------
@@ -47,7 +47,7 @@ def find(endpoint: str, before: str = "") -> str:
 
 
 def answers(address: str, port: int, timeout: float = ANSWER_TIMEOUT) -> bool:
-    """Whether somebody listens at an address."""
+    """Whether an address has a listener."""
     with contextlib.suppress(OSError), socket.socket(family_of(address)) as probe:
         probe.settimeout(timeout)
         probe.connect((address, port))
@@ -57,18 +57,18 @@ def answers(address: str, port: int, timeout: float = ANSWER_TIMEOUT) -> bool:
 
 
 class Dialer:
-    """Connects to what a name stands for, and where that is not there to what it stands for later.
+    """Connects to the address of a name, and if that fails to its later addresses.
 
     Parameters
     ----------
     endpoint
-        With the name.
+        The endpoint with the name.
     loop
-        In whose thread the others are called.
+        The other functions are called in its thread.
     is_up
         Whether there is a connection.
     dial
-        Called with the endpoint to connect to, and the one that it was connected to before, if any.
+        Called with the endpoint to connect to, and the earlier one, if any.
     """
 
     def __init__(
@@ -80,14 +80,14 @@ class Dialer:
         find: Callable[[str, str], str] = find,
     ) -> None:
         self.endpoint = endpoint
-        self.found = ""  # what it is connected to
+        self.found = ""  # the connected endpoint
         self._loop, self._is_up, self._dial, self._find = loop, is_up, dial, find
         self._timer: asyncio.TimerHandle | None = None
         self._closed = False
         self._look()
 
     def close(self) -> None:
-        """Do not connect any more."""
+        """Stop connecting."""
         self._closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -97,7 +97,7 @@ class Dialer:
             return
         if self.found and self._is_up():
             self._again()
-        else:  # a thread of its own that nobody waits for: nothing can interrupt the resolver
+        else:  # a thread that is never joined: the resolver cannot be interrupted
             threading.Thread(target=self._search, name="zmqps-dial", daemon=True).start()
 
     def _again(self) -> None:
@@ -105,7 +105,7 @@ class Dialer:
 
     def _search(self) -> None:
         found = ""
-        with contextlib.suppress(UnresolvedNameError):  # who waits for it is told why: `zmqps.net.reach`
+        with contextlib.suppress(UnresolvedNameError):  # `zmqps.net.reach` reports the reason
             found = self._find(self.endpoint, self.found)
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._take, found)

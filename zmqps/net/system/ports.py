@@ -1,10 +1,10 @@
-"""Which process holds a TCP port, for the text of an error."""
+"""The process that holds a TCP port, for the text of an error."""
 
 from __future__ import annotations
 
 
 def owner_of(port: int) -> str:
-    """Return who listens on a port, as far as this user may know."""
+    """Return the listener on a port, as far as this user may know."""
     import psutil
 
     try:

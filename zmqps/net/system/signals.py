@@ -1,7 +1,7 @@
-"""What signals do in processes of ours: what the parent has ignored stays ignored, and what a script has set is called.
+"""Signals in our processes: a signal that the parent ignores stays ignored, and a script's handler is still called.
 
-``nohup`` starts a process with SIGHUP ignored, and a shell without job control what it starts in the background with
-SIGINT ignored. A handler of ours would undo that.
+``nohup`` starts a process with SIGHUP ignored, and a shell without job control starts background processes with SIGINT
+ignored. A handler of ours would undo that.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ Ask = Callable[[signal.Signals], object]
 
 
 def is_ignored(number: int) -> bool:
-    """Whether a signal is ignored, by what has started this process or by its script."""
+    """Whether a signal is ignored, by the parent or by the script."""
     return signal.getsignal(number) is signal.SIG_IGN
 
 
 @contextlib.contextmanager
 def answered(numbers: Iterable[signal.Signals], ask: Ask, *, from_parent: bool = False) -> Iterator[None]:
-    """Call ``ask`` in the running loop at signals; afterwards they do what they did before.
+    """Call ``ask`` in the running loop at signals; afterwards restore their handlers.
 
     Parameters
     ----------
     numbers
-        Which signals; those that are ignored stay so.
+        The signals; ignored ones stay ignored.
     ask
-        Called with the signal; after it the handler that a script had set.
+        Called with the signal; then the script's own handler is called.
     from_parent
-        A process of ours has started this one and ends it by these signals: they are answered even if ignored.
+        Our own parent process ends this one by these signals: they are handled even if ignored.
     """
     loop, before = asyncio.get_running_loop(), dict[signal.Signals, Any]()
 
@@ -58,7 +58,7 @@ def answered(numbers: Iterable[signal.Signals], ask: Ask, *, from_parent: bool =
 
 
 def _is_of_a_script(handler: Any) -> bool:
-    """Whether somebody has set a handler who wants to hear of the signal: neither Python nor `asyncio.run`."""
+    """Whether a handler was set for the signal by other code than Python or `asyncio.run`."""
     if not callable(handler) or handler is signal.default_int_handler:
         return False
     bound = handler.func if isinstance(handler, functools.partial) else handler

@@ -1,4 +1,4 @@
-"""What the threads of this process are doing, in lines; and a signal that says so where its loop does not answer."""
+"""The stacks of this process's threads, in lines; and a signal that prints them if its loop does not answer."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from typing import Any
 from zmqps.core.protocol.limits import MAX_TEXT_CHARS
 from zmqps.core.protocol.messages.watching import MAX_STACKS_NBYTES
 
-#: Frames of a thread that are shown, the innermost ones, and threads.
+#: Frames shown per thread, the innermost ones, and threads.
 MOST_FRAMES = 48
 MOST_THREADS = 64
-#: A line of code is as long as somebody has written it.
+#: Lines of code may have any length.
 MAX_LINE_CHARS = 160
-#: Seconds that other threads wait at most while it is looked where they are; it takes a millisecond or less.
+#: The longest that other threads wait during the sampling; it takes a millisecond or less.
 LOOK_S = 1.0
-#: What lets the interpreter say the same whatever its threads are busy with.
+#: Makes the interpreter print the same whatever its threads are doing.
 SIGNAL = "SIGUSR2"
 
 #: File, line and function.
@@ -33,9 +33,9 @@ _log = ""
 
 
 def threads() -> list[str]:
-    """Return what all threads are doing: for each its name, then its frames, the innermost first.
+    """Return the stacks of all threads: for each its name, then its frames, the innermost first.
 
-    Bounded to `zmqps.core.protocol.messages.watching.MAX_STACKS_NBYTES`. No value of a variable is in it.
+    Bounded to `zmqps.core.protocol.messages.watching.MAX_STACKS_NBYTES`. It contains no values of variables.
     """
     named = {thread.ident: thread for thread in threading.enumerate()}
     frames = _current()
@@ -51,10 +51,10 @@ def threads() -> list[str]:
 
 
 def _current() -> dict[int, list[Place]]:
-    """Return where all threads are: file, line and function of each call, the innermost first.
+    """Return the stacks of all threads: file, line and function of each call, the innermost first.
 
-    No other thread runs meanwhile: what is behind a frame cannot be followed while its function returns. So nothing is
-    read here from files.
+    No other thread runs meanwhile, because a frame cannot be followed while its function returns. So nothing is read
+    from files here.
     """
     interval = sys.getswitchinterval()
     sys.setswitchinterval(LOOK_S)
@@ -89,7 +89,7 @@ def _frames(places: Sequence[Place]) -> list[str]:
 
 
 def _short(path: str) -> str:
-    """Return the name of a file as modules are found: below the longest of the directories that are searched."""
+    """Return the name of a file relative to the longest of the directories on the search path."""
     places = [place for place in sys.path if place and path.startswith(f"{place.rstrip(os.sep)}{os.sep}")]
     return path[len(max(places, key=len).rstrip(os.sep)) + 1 :] if places else path
 
@@ -106,14 +106,14 @@ def _bounded(lines: list[str]) -> list[str]:
 
 
 def answer_signal(log: str = "") -> bool:
-    """Let this process write its stacks to standard error when it gets `SIGNAL`; return whether it does.
+    """Make this process write its stacks to standard error at `SIGNAL`; return whether it does.
 
-    Nothing is done where somebody else has a use for that signal, or there is no standard error to write to.
+    Nothing is done if the signal has another handler, or there is no standard error.
 
     Parameters
     ----------
     log
-        The name of the log that its standard error becomes, without its ending.
+        The name of the log of its standard error, without the suffix.
     """
     global _registered, _log
     _log = log
@@ -129,7 +129,7 @@ def answer_signal(log: str = "") -> bool:
 
 
 def facts() -> Mapping[str, Any]:
-    """Return what a heartbeat tells: the signal's number, as long as it is ours, and where the log is."""
+    """Return the counters for heartbeats: the signal's number, as long as it is ours, and the log."""
     number = getattr(signal, SIGNAL, None)
     ours = _registered and number is not None and signal.getsignal(number) is signal.SIG_DFL
     return {**({"stacks_signal": int(number)} if number and ours else {}), **({"log": _log} if _log else {})}

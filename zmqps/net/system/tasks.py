@@ -1,4 +1,4 @@
-"""Which of many equal tasks this one is, by the environment that its scheduler has made."""
+"""Which of many equal tasks this process is, from its scheduler's environment."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from itertools import islice
 from zmqps.errors import ConfigurationError
 
 DEFAULT_PORT = 5570
-#: Ports for jobs of Slurm, so that two jobs that share a host do not share one; below those that systems hand out.
+#: Ports for jobs of Slurm, so that two jobs on a host do not share one; below the system's ephemeral range.
 FIRST_PORT, NUM_PORTS = 15000, 10000
-#: The most hosts that a list of Slurm is searched for, and the most parts that a heterogeneous job of it can have.
+#: The most hosts searched in a Slurm list, and the most parts of a heterogeneous job.
 MOST_HOSTS, MOST_PARTS = 65536, 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rank:
-    """This task among all.
+    """This task among all tasks.
 
     Attributes
     ----------
     rank, size
-        Which of how many; None: not known.
+        Which of how many; None: unknown.
     host, port
-        Where rank 0 is; empty, and None: not known.
+        The host of rank 0 and its port; empty, and None: unknown.
     source
-        Who said so.
+        The launcher that said so.
     """
 
     rank: int | None = None
@@ -38,19 +38,19 @@ class Rank:
 
 
 def find(env: Mapping[str, str], fqdn: str = "") -> Rank:
-    """Return what the environment says; of several launchers the innermost is believed.
+    """Return the task in the environment; of several launchers the innermost counts.
 
     Parameters
     ----------
     env
         The environment.
     fqdn
-        This host's full name, by which a pod of Kubernetes knows that of the first one.
+        This host's full name, from which a pod of Kubernetes derives that of the first one.
 
     Raises
     ------
     ConfigurationError
-        A variable is no number, or this is no task of the job at all.
+        A variable is not a number, or this is not a task of the job.
     """
     if "OMPI_COMM_WORLD_RANK" in env:
         alone = env.get("OMPI_COMM_WORLD_LOCAL_SIZE") == env.get("OMPI_COMM_WORLD_SIZE")
@@ -61,7 +61,7 @@ def find(env: Mapping[str, str], fqdn: str = "") -> Rank:
     if "PMI_RANK" in env:
         return Rank(rank=_number(env, "PMI_RANK"), size=_number(env, "PMI_SIZE"), source="PMI")
     if "RANK" in env and "WORLD_SIZE" in env:
-        # torchrun's own store listens on MASTER_PORT; whoever else sets the variable has opened that port for us
+        # torchrun's own store listens on MASTER_PORT; other launchers that set it have opened that port for us
         taken = "TORCHELASTIC_RUN_ID" in env
         return Rank(
             rank=_number(env, "RANK"), size=_number(env, "WORLD_SIZE"), host=env.get("MASTER_ADDR", ""),
@@ -77,7 +77,7 @@ def find(env: Mapping[str, str], fqdn: str = "") -> Rank:
 
 def _slurm(env: Mapping[str, str]) -> Rank:
     step = env.get("SLURM_STEP_ID", env.get("SLURM_STEPID", ""))
-    if not step:  # the batch script itself, which has rank 0, too
+    if not step:  # the batch script itself, which also has rank 0
         raise ConfigurationError("Slurm runs this once only: start it with srun, `srun zmqps run …`")
     size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in env else "SLURM_NTASKS"
     nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or env.get("SLURM_NODELIST", "")
@@ -90,19 +90,19 @@ def _slurm(env: Mapping[str, str]) -> Rank:
 
 
 def _first_of_slurm(env: Mapping[str, str], nodes: str) -> str:
-    """Return the host of rank 0 of a step that runs on these nodes; empty: Slurm does not say."""
+    """Return the host of rank 0 of a step on these nodes; empty: Slurm does not name it."""
     if env.get("SLURM_DISTRIBUTION", "").startswith("arbitrary"):
         return ""
-    # The ranks of a heterogeneous job begin with its first part, while the nodes of its steps are sorted by name.
+    # Ranks of a heterogeneous job begin with its first part, while the nodes of its steps are sorted by name.
     for number in range(min(_number(env, "SLURM_HET_SIZE", optional=True), MOST_PARTS)):
         first = first_host(env.get(f"SLURM_JOB_NODELIST_HET_GROUP_{number}", ""))
-        if first and first in islice(hosts(nodes), MOST_HOSTS):  # else this step leaves that part out
+        if first and first in islice(hosts(nodes), MOST_HOSTS):  # else this step omits that part
             return first
     return first_host(nodes)
 
 
 def hosts(nodes: str) -> Iterator[str]:
-    """Yield the hosts of a list as Slurm writes it: ``n[01-03,7],m2`` are n01, n02, n03, n7 and m2."""
+    """Yield the hosts of a Slurm list: ``n[01-03,7],m2`` are n01, n02, n03, n7 and m2."""
     for entry in re.findall(r"(?:[^,\[]|\[[^\]]*\])+", nodes):
         yield from _hosts_of(entry)
 
@@ -119,14 +119,14 @@ def _hosts_of(entry: str) -> Iterator[str]:
 
 
 def first_host(nodes: str) -> str:
-    """Return the first host of a list as Slurm writes it: ``n[01-03,7],m2`` begins with n01."""
+    """Return the first host of a Slurm list: ``n[01-03,7],m2`` begins with n01."""
     first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", nodes)
     assert first is not None
     return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", first[0])
 
 
 def _first_pod(env: Mapping[str, str], fqdn: str, index: int) -> str:
-    """Return the name of the pod with index 0: those of a Job differ in the end of their first label alone."""
+    """Return the name of the pod with index 0: those of a Job differ only in the end of their first label."""
     if "JOBSET_NAME" in env and "REPLICATED_JOB_NAME" in env:
         return (
             f"{env['JOBSET_NAME']}-{env['REPLICATED_JOB_NAME']}-0-0.{env.get('JOBSET_SUBDOMAIN', env['JOBSET_NAME'])}"
